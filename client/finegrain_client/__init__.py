@@ -1,0 +1,1 @@
+"""What job masters install: ask for slots, run tasks in them, give them back."""

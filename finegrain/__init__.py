@@ -1,0 +1,1 @@
+"""Shared vocabulary: value types, cpusets, topology, errors; imports nothing of ours."""

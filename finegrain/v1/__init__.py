@@ -1,0 +1,1 @@
+"""Generated protocol code, written by `./dev protos`; never edited."""

@@ -1,0 +1,1 @@
+"""The `finegrain` command; the only package that may import all others, each lazily."""

@@ -1,0 +1,1 @@
+"""The resource manager: keeps the books of hosts, slots and requests."""

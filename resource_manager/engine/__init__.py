@@ -1,0 +1,1 @@
+"""The rules, pure: `step(state, event) -> effects`."""

@@ -1,0 +1,1 @@
+"""Durable state: one promise, SQLite and PostgreSQL."""

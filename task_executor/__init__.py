@@ -1,0 +1,1 @@
+"""The task executor: carves, enforces and reports the slots of one host."""

@@ -1,0 +1,1 @@
+"""The slot table and its arithmetic, pure."""

@@ -1,0 +1,1 @@
+"""The shell around the slot table: gRPC, heartbeats, settings."""
