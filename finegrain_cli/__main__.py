@@ -1,11 +1,11 @@
-"""Entry of the `finegrain` script: says what to install where the extra is missing, then hands over.
+"""Entry of the `finegrain` script: names the extra to install where it is missing, or hands over.
 
 Decides nothing else, so that plain `pip install finegrain` (the client alone) still answers
 `finegrain` with one clear line instead of a traceback.
 """
 
-from importlib.util import find_spec
 import sys
+from importlib.util import find_spec
 
 _NEEDED = ("typer", "rich", "pydantic_settings")
 _EXIT_USAGE = 2

