@@ -1,0 +1,214 @@
+"""The one tree of exceptions, and the one list of reasons.
+
+Every error that can cross a process boundary is a `FinegrainError`. Its class decides the gRPC
+status (the table stands in `finegrain/rpc/status.py`); its `reason` is a stable code for programs;
+its message tells a person what to do next. Never change or reuse the string of a reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+
+class Reason(StrEnum):
+    """Stable codes, sent as `ErrorInfo.reason` and as `ItemError.reason`."""
+
+    # Bad input.
+    INVALID_ARGUMENT = "INVALID_ARGUMENT"
+    MIXED_KNOWN_AND_UNKNOWN = "MIXED_KNOWN_AND_UNKNOWN"
+    MESSAGE_TOO_LARGE = "MESSAGE_TOO_LARGE"
+    # Unknown things.
+    JOB_UNKNOWN = "JOB_UNKNOWN"
+    ALLOCATION_UNKNOWN = "ALLOCATION_UNKNOWN"
+    EXECUTOR_UNKNOWN = "EXECUTOR_UNKNOWN"
+    TASK_UNKNOWN = "TASK_UNKNOWN"
+    # Conflicts.
+    ALREADY_EXISTS = "ALREADY_EXISTS"
+    INSTANCE_CONFLICT = "INSTANCE_CONFLICT"
+    # Wrong state, stale counters.
+    JOB_ENDED = "JOB_ENDED"
+    STALE_EPOCH = "STALE_EPOCH"
+    STALE_REGISTRATION = "STALE_REGISTRATION"
+    STALE_GENERATION = "STALE_GENERATION"
+    COMMAND_OUT_OF_ORDER = "COMMAND_OUT_OF_ORDER"
+    SLOT_NOT_READY = "SLOT_NOT_READY"
+    TASK_ENDED = "TASK_ENDED"
+    EXECUTOR_NOT_LOST = "EXECUTOR_NOT_LOST"
+    VERSION_MISMATCH = "VERSION_MISMATCH"
+    # Placement; per item, or why a request waits. Never the status of a whole call.
+    NOT_YET_CONSIDERED = "NOT_YET_CONSIDERED"
+    WAITING_CAPACITY = "WAITING_CAPACITY"
+    WAITING_FRAGMENTED = "WAITING_FRAGMENTED"
+    WAITING_LABELS = "WAITING_LABELS"
+    INFEASIBLE_NOW_OFFLINE = "INFEASIBLE_NOW_OFFLINE"
+    INFEASIBLE_NEVER = "INFEASIBLE_NEVER"
+    INSUFFICIENT_RESOURCES = "INSUFFICIENT_RESOURCES"
+    SLOT_LIMIT = "SLOT_LIMIT"
+    CARVE_FAILED = "CARVE_FAILED"
+    # Why a slot or a request ended.
+    EXECUTOR_LOST = "EXECUTOR_LOST"
+    EXECUTOR_DRAINED = "EXECUTOR_DRAINED"
+    SLOT_MISSING = "SLOT_MISSING"
+    SLOT_BROKEN = "SLOT_BROKEN"
+    OFFER_NOT_ACCEPTED = "OFFER_NOT_ACCEPTED"
+    ORPHANED = "ORPHANED"
+    JOB_OVER = "JOB_OVER"
+    LEASE_EXPIRED = "LEASE_EXPIRED"
+    TERMINATED = "TERMINATED"
+    ENDED = "ENDED"
+    # Tasks.
+    COMMAND_NOT_FOUND = "COMMAND_NOT_FOUND"
+    COMMAND_NOT_EXECUTABLE = "COMMAND_NOT_EXECUTABLE"
+    CWD_UNAVAILABLE = "CWD_UNAVAILABLE"
+    USER_NOT_ALLOWED = "USER_NOT_ALLOWED"
+    LIMIT_TOO_SMALL = "LIMIT_TOO_SMALL"
+    START_FAILED = "START_FAILED"
+    # Access.
+    TOKEN_MISSING = "TOKEN_MISSING"
+    TOKEN_WRONG = "TOKEN_WRONG"
+    CLUSTER_TOKEN_NEEDED = "CLUSTER_TOKEN_NEEDED"
+    JOB_SECRET_WRONG = "JOB_SECRET_WRONG"
+    # The service itself.
+    OVER_LIMIT = "OVER_LIMIT"
+    OUT_OF_RANGE = "OUT_OF_RANGE"
+    NOT_LEADER = "NOT_LEADER"
+    UNREACHABLE = "UNREACHABLE"
+    STORE_UNAVAILABLE = "STORE_UNAVAILABLE"
+    STORE_IN_USE = "STORE_IN_USE"
+    STORE_SCHEMA = "STORE_SCHEMA"
+    STORE_CORRUPT = "STORE_CORRUPT"
+    DISK_FULL = "DISK_FULL"
+    ADDRESS_IN_USE = "ADDRESS_IN_USE"
+    CONFIGURATION = "CONFIGURATION"
+    ILLEGAL_TRANSITION = "ILLEGAL_TRANSITION"
+    INVARIANT_BROKEN = "INVARIANT_BROKEN"
+    INTERNAL = "INTERNAL"
+
+
+class FinegrainError(Exception):
+    """Root of the tree.
+
+    `message` is one sentence for people with the field, the value and the way out; `details` holds
+    whatever varies in it, for programs (keys in lower_snake_case, values as text).
+    """
+
+    default_reason: Reason = Reason.INTERNAL
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        reason: Reason | None = None,
+        details: Mapping[str, object] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.reason: Reason = reason or self.default_reason
+        self.details: dict[str, str] = {key: str(value) for key, value in (details or {}).items()}
+
+
+class InvalidArgument(FinegrainError):
+    """Bad input: names the field, the value, and what was expected."""
+
+    default_reason = Reason.INVALID_ARGUMENT
+
+    def __init__(
+        self, field: str, value: object, expected: str, *, reason: Reason | None = None
+    ) -> None:
+        shown = _shorten(value)
+        super().__init__(
+            f"{field} is {shown}; expected {expected}",
+            reason=reason,
+            details={"field": field, "value": shown, "expected": expected},
+        )
+        self.field = field
+        self.expected = expected
+
+
+class NotFound(FinegrainError):
+    """Nothing of that id exists (any more)."""
+
+    default_reason = Reason.ALLOCATION_UNKNOWN
+
+
+class AlreadyExists(FinegrainError):
+    """The id exists with other content or another owner. Says no more than that."""
+
+    default_reason = Reason.ALREADY_EXISTS
+
+
+class FailedPrecondition(FinegrainError):
+    """The thing exists, but not in a state, or not in the incarnation, that allows this."""
+
+    default_reason = Reason.SLOT_NOT_READY
+
+
+class OutOfRange(FinegrainError):
+    """A position in a stream that is no longer kept."""
+
+    default_reason = Reason.OUT_OF_RANGE
+
+
+class Unauthenticated(FinegrainError):
+    """The caller has not shown who they are."""
+
+    default_reason = Reason.TOKEN_MISSING
+
+
+class PermissionDenied(FinegrainError):
+    """The caller is known and may not do this."""
+
+    default_reason = Reason.CLUSTER_TOKEN_NEEDED
+
+
+class ResourceExhausted(FinegrainError):
+    """Over a limit, or overloaded; retry after `retry_after_s` seconds where that is set."""
+
+    default_reason = Reason.OVER_LIMIT
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        reason: Reason | None = None,
+        details: Mapping[str, object] | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message, reason=reason, details=details)
+        self.retry_after_s = retry_after_s
+
+
+class Unavailable(FinegrainError):
+    """Not reachable, starting, or not the leader; worth retrying."""
+
+    default_reason = Reason.UNREACHABLE
+
+
+class StoreError(Unavailable):
+    """The database cannot be used: gone, locked, behind, ahead or corrupt."""
+
+    default_reason = Reason.STORE_UNAVAILABLE
+
+
+class ConfigurationError(FinegrainError):
+    """A daemon or command cannot start as configured."""
+
+    default_reason = Reason.CONFIGURATION
+
+
+class IllegalTransition(FinegrainError):
+    """A move that the state tables do not list: a bug, never a caller's mistake."""
+
+    default_reason = Reason.ILLEGAL_TRANSITION
+
+
+class InvariantBroken(FinegrainError):
+    """The books contradict themselves: a bug. The RM stops granting."""
+
+    default_reason = Reason.INVARIANT_BROKEN
+
+
+def _shorten(value: object, limit: int = 120) -> str:
+    text = repr(value) if isinstance(value, str) else str(value)
+    return text if len(text) <= limit else text[: limit - 3] + "..."

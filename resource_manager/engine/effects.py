@@ -1,0 +1,128 @@
+"""What `step` wants done, after the books are durable. Every effect may be repeated: it carries ids
+and numbers.
+
+Rows to store are not effects: `State.take_changes()` hands over what a batch touched, each row
+once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from resource_manager.engine.entities import ClusterEvent, Executor, Job, JobEvent, Request, Slot
+
+
+@dataclass(frozen=True, slots=True)
+class SlotOrder:
+    """One slot to carve: a frozen copy of the books at the time of the order."""
+
+    slot: Slot
+    job_secret_sha256: str
+    target_address: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SendAllocate:
+    """Order slots at an executor (TaskExecutorService.AllocateSlots) and answer with
+    CommandAnswered, -Refused or
+    -Undelivered."""
+
+    executor_id: str
+    address: str
+    registration_number: int
+    command_number: int
+    orders: tuple[SlotOrder, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SendFree:
+    """Take slots (id, generation, grace_ms) down at an executor (TaskExecutorService.FreeSlots);
+    likewise.
+    """
+
+    executor_id: str
+    address: str
+    registration_number: int
+    command_number: int
+    slots: tuple[tuple[str, int, int | None], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PublishJobEvent:
+    """Push an entry of a job's log to its watchers. It is stored with the batch."""
+
+    event: JobEvent
+
+
+@dataclass(frozen=True, slots=True)
+class PublishClusterEvent:
+    """Push an entry of the cluster's history to whoever waits for it.
+
+    It is stored with the batch.
+    """
+
+    event: ClusterEvent
+
+
+Effect = SendAllocate | SendFree | PublishJobEvent | PublishClusterEvent
+
+
+@dataclass(slots=True)
+class StepResult:
+    """What one event led to: the answer for whoever brought the event, and effects in order."""
+
+    answer: object = None
+    effects: list[Effect] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Changes:
+    """Rows that a batch touched, each once, as they are now. Stored in one transaction."""
+
+    jobs: list[Job] = field(default_factory=list)
+    requests: list[Request] = field(default_factory=list)
+    slots: list[Slot] = field(default_factory=list)
+    executors: list[Executor] = field(default_factory=list)
+    deleted_jobs: list[str] = field(default_factory=list)  # with their requests and events
+    deleted_slots: list[tuple[str, int]] = field(default_factory=list)
+    deleted_executors: list[str] = field(default_factory=list)
+    job_events: list[JobEvent] = field(default_factory=list)
+    cluster_events: list[ClusterEvent] = field(default_factory=list)
+    trimmed_job_events: list[tuple[str, int]] = field(
+        default_factory=list
+    )  # (job_id, up to and including)
+    trimmed_cluster_events: int | None = None  # up to and including
+    counters: dict[str, int] = field(
+        default_factory=dict
+    )  # "arrival_number", "cluster_sequence", ...
+
+    def __bool__(self) -> bool:
+        """True if there is anything to store."""
+        return any(
+            (
+                self.jobs,
+                self.requests,
+                self.slots,
+                self.executors,
+                self.deleted_jobs,
+                self.deleted_slots,
+                self.deleted_executors,
+                self.job_events,
+                self.cluster_events,
+                self.trimmed_job_events,
+                self.trimmed_cluster_events is not None,
+                self.counters,
+            )
+        )
+
+
+@dataclass(slots=True)
+class Snapshot:
+    """Everything durable, as the store hands it over at the start of an incarnation."""
+
+    rm_epoch: int
+    jobs: list[Job] = field(default_factory=list)
+    requests: list[Request] = field(default_factory=list)
+    slots: list[Slot] = field(default_factory=list)
+    executors: list[Executor] = field(default_factory=list)
+    counters: dict[str, int] = field(default_factory=dict)

@@ -1,0 +1,270 @@
+"""What the books hold: jobs, requests, slots, executors.
+
+Durable fields come first in each class; what stands under "runtime" is rebuilt after a restart and
+never stored. Times that end in `_time_ms` are wall-clock milliseconds since 1970 and are only ever
+shown; whatever a decision hangs on is `_at_ms`, monotonic milliseconds of the present incarnation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from finegrain.resources import Amounts, ResourceProfile
+
+
+@dataclass(frozen=True, slots=True)
+class Instant:
+    """One moment: monotonic for decisions, wall clock for people."""
+
+    monotonic_ms: int
+    time_ms: int
+
+
+class JobState(StrEnum):
+    """Where a job stands."""
+
+    ACTIVE = "ACTIVE"  # may ask for slots
+    ENDED = "ENDED"  # ids are kept for a while, nothing else
+
+
+class RequestState(StrEnum):
+    """Where a slot request stands; what each means stands in slots.proto."""
+
+    PENDING = "PENDING"
+    ALLOCATING = "ALLOCATING"
+    GRANTED = "GRANTED"
+    CANCELLED = "CANCELLED"
+    REJECTED = "REJECTED"
+    RELEASED = "RELEASED"
+    LOST = "LOST"
+
+
+class SlotState(StrEnum):
+    """Where a slot stands; capacity is booked in every one of these states."""
+
+    PENDING = "PENDING"  # ordered; the executor has not confirmed
+    ALLOCATED = "ALLOCATED"  # carved on its host
+    FREEING = "FREEING"  # to be taken down, or of an executor whose true state is unknown
+
+
+class ExecutorState(StrEnum):
+    """Where an executor stands."""
+
+    UNCONFIRMED = "UNCONFIRMED"  # in the books, not yet registered with this incarnation
+    ACTIVE = "ACTIVE"  # registered and reporting
+    LOST = "LOST"  # silent for longer than the lost timeout
+
+
+ENDED_REQUEST_STATES = frozenset(
+    {RequestState.CANCELLED, RequestState.REJECTED, RequestState.RELEASED, RequestState.LOST}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSpec:
+    """A slot request as a job master sent it, already validated. `required_labels` is sorted."""
+
+    allocation_id: str
+    profile: ResourceProfile | None  # None: unknown
+    cpu_limit_milli: int = 0
+    pids_max: int = 0
+    required_labels: tuple[tuple[str, str], ...] = ()
+    target_address: str = ""
+    allow_pending: bool = False
+    restart_on_loss: bool = False
+
+
+@dataclass(slots=True)
+class Job:
+    """A job and its lease."""
+
+    job_id: str
+    name: str
+    group: str
+    lease_ms: int | None  # None: detached
+    secret_sha256: str
+    request_id_sha256: str
+    arrival_number: int
+    create_time_ms: int
+    state: JobState = JobState.ACTIVE
+    end_reason: str = ""
+    end_time_ms: int | None = None
+    last_sequence: int = 0  # of its event log
+    trimmed_sequence: int = 0  # events up to this one are no longer kept
+    specified: bool | None = (
+        None  # whether its requests are specified or unknown (D9); None: none seen yet
+    )
+    witness_allocation_id: str = ""  # the first request, which settled `specified`
+    # runtime
+    lease_until_ms: int = 0
+    acknowledged_sequence: int = 0
+    allocation_ids: set[str] = field(default_factory=set)  # all kept, ended ones included
+
+
+@dataclass(slots=True)
+class Request:
+    """A slot request and where it stands."""
+
+    spec: RequestSpec
+    job_id: str
+    arrival_number: int
+    create_time_ms: int
+    state: RequestState = RequestState.PENDING
+    reason: str = ""
+    message: str = ""
+    generation: int = 0
+    end_time_ms: int | None = None
+
+    @property
+    def allocation_id(self) -> str:
+        """Identity of the request and of its slot."""
+        return self.spec.allocation_id
+
+
+@dataclass(slots=True)
+class Slot:
+    """A slot; its identity is (`allocation_id`, `generation`)."""
+
+    allocation_id: str
+    generation: int
+    job_id: str
+    executor_id: str
+    profile: ResourceProfile  # resolved: what it really consists of
+    cpu_limit_milli: int
+    pids_max: int
+    cpus: str = ""  # empty: the executor's shared pool
+    state: SlotState = SlotState.PENDING
+    allocated_time_ms: int | None = None
+    isolation: dict[str, object] | None = None  # as the executor reported it
+    # runtime
+    booked: Amounts = field(default_factory=dict)
+    placed_with_command: int = (
+        0  # command of the present registration that carries it; 0: an earlier one
+    )
+    grace_ms: int | None = None  # for the free that is to come
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """What an executor announced of itself. `labels` is sorted."""
+
+    executor_id: str
+    instance_id: str
+    address: str
+    total: Amounts
+    reserved: Amounts
+    default_profile: ResourceProfile
+    labels: tuple[tuple[str, str], ...] = ()
+    slots_max: int = 0
+    shared_cpus: str = ""
+    topology: dict[str, object] = field(default_factory=dict)  # HostTopology as JSON, opaque here
+    isolation: dict[str, object] = field(default_factory=dict)
+    boot_id: str = ""
+    protocol_version: str = ""
+    software_version: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What an executor's slots really use."""
+
+    cpu_milli: int = 0
+    memory_bytes: int = 0
+    tasks: int = 0
+
+
+NO_USAGE = Usage()
+
+
+@dataclass(slots=True)
+class Executor:
+    """An executor and what the RM believes of it."""
+
+    registration: Registration
+    registration_number: int
+    draining: bool = False
+    drain_reason: str = ""
+    drain_deadline_time_ms: int | None = None
+    first_seen_time_ms: int = 0
+    lost: bool = False  # durable part of `state`
+    # runtime
+    state: ExecutorState = ExecutorState.UNCONFIRMED
+    report_number: int = 0
+    report_at_ms: int = 0
+    report_time_ms: int = 0
+    reported_available: Amounts | None = None
+    used: Usage = NO_USAGE
+    command_number: int = 0
+    drain_deadline_at_ms: int | None = None
+
+    @property
+    def executor_id(self) -> str:
+        """Its name."""
+        return self.registration.executor_id
+
+
+@dataclass(frozen=True, slots=True)
+class ReportedSlot:
+    """One slot as an executor reports it."""
+
+    allocation_id: str
+    generation: int
+    job_id: str
+    profile: ResourceProfile
+    state: SlotState  # ALLOCATED or FREEING
+    cpu_limit_milli: int = 0
+    pids_max: int = 0
+    cpus: str = ""
+    isolation: dict[str, object] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EndedSlot:
+    """A slot that ended at its executor without an order."""
+
+    allocation_id: str
+    generation: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """One numbered state of an executor; see SlotReport in slots.proto."""
+
+    report_number: int
+    rm_epoch: int
+    command_number: int
+    unchanged: bool = False
+    base_report_number: int = 0
+    slots: tuple[ReportedSlot, ...] = ()
+    available: Amounts = field(default_factory=dict)
+    ended: tuple[EndedSlot, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class JobEvent:
+    """One entry of a job's event log. GRANTED is the slot offer and carries `slot`."""
+
+    job_id: str
+    sequence: int
+    time_ms: int
+    allocation_id: str
+    state: RequestState
+    reason: str = ""
+    message: str = ""
+    slot: dict[str, object] | None = None  # see resource_manager/engine/offers.py: slot_to_dict
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterEvent:
+    """One entry of the cluster's history."""
+
+    sequence: int
+    time_ms: int
+    kind: str
+    executor_id: str = ""
+    job_id: str = ""
+    allocation_id: str = ""
+    reason: str = ""
+    message: str = ""

@@ -1,0 +1,247 @@
+"""Everything that can happen to the books. Each event carries its moment; the engine has no clock
+of its own.
+
+What `step` answers for each event stands in its docstring; an event that is refused as a whole
+raises a `FinegrainError` and leaves the books untouched.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from resource_manager.engine.entities import (
+    NO_USAGE,
+    Instant,
+    Registration,
+    Report,
+    RequestSpec,
+    Usage,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ItemOutcome:
+    """What became of one item of a batch; `reason` empty: done."""
+
+    id: str
+    reason: str = ""
+    message: str = ""
+    details: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class JobRegistered:
+    """A job master makes its job known.
+
+    Answer: the `Job`. AlreadyExists for other content or another secret.
+    """
+
+    at: Instant
+    job_id: str
+    name: str
+    group: str
+    lease_ms: int | None
+    secret_sha256: str
+    request_id_sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobKeptAlive:
+    """A sign of life of a job master (call or open stream). Answer: the `Job`."""
+
+    at: Instant
+    job_id: str
+    acknowledged_sequence: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class JobEndRequested:
+    """A job is to end: by its master (ENDED) or an operator (TERMINATED). Answer: the `Job`."""
+
+    at: Instant
+    job_id: str
+    reason: str
+    grace_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestsSubmitted:
+    """Slot requests of one job. Answer: list[ItemOutcome] in the order sent."""
+
+    at: Instant
+    job_id: str
+    requests: tuple[RequestSpec, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestsCancelled:
+    """Requests are taken back; `job_id` None: by an operator. Answer: list[ItemOutcome]."""
+
+    at: Instant
+    job_id: str | None
+    allocation_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SlotsReleased:
+    """Slots (id, generation; 0: the current one) are given back. Pending requests among them are
+    cancelled.
+
+    `job_id` None: by an operator. Answer: list[ItemOutcome].
+    """
+
+    at: Instant
+    job_id: str | None
+    slots: tuple[tuple[str, int], ...]
+    grace_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorRegistered:
+    """An executor announces itself with its present slots. Answer: `RegistrationAnswer`."""
+
+    at: Instant
+    registration: Registration
+    report: Report
+
+
+@dataclass(frozen=True, slots=True)
+class RegistrationAnswer:
+    """What the executor is told: its number, and slots (id, generation) that nobody owns."""
+
+    registration_number: int
+    unowned: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SlotsReported:
+    """A numbered report, which is also the heartbeat. Answer: `ReportAnswer`."""
+
+    at: Instant
+    executor_id: str
+    instance_id: str
+    registration_number: int
+    report: Report
+    used: Usage = NO_USAGE
+
+
+@dataclass(frozen=True, slots=True)
+class ReportAnswer:
+    """What the executor is told; see ReportSlotsResponse."""
+
+    register_again: bool = False
+    send_full_report: bool = False
+    unowned: tuple[tuple[str, int], ...] = ()
+    acknowledged_report_number: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CommandAnswered:
+    """An executor answered the command in flight, item by item, with its true state.
+
+    Answer: None.
+    """
+
+    at: Instant
+    executor_id: str
+    registration_number: int
+    command_number: int
+    outcomes: tuple[ItemOutcome, ...]
+    report: Report
+
+
+@dataclass(frozen=True, slots=True)
+class CommandRefused:
+    """An executor refused the command in flight as a whole (stale epoch or registration, out of
+    order).
+
+    The RM then trusts nothing it believes of that executor until it registers again. Answer: None.
+    """
+
+    at: Instant
+    executor_id: str
+    registration_number: int
+    command_number: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CommandUndelivered:
+    """The outcome of the command in flight is unknown (deadline, connection lost).
+
+    It will be sent again. Answer: None.
+    """
+
+    at: Instant
+    executor_id: str
+    registration_number: int
+    command_number: int
+
+
+@dataclass(frozen=True, slots=True)
+class DrainRequested:
+    """No new slots on an executor; with a deadline the rest is taken away then.
+
+    Answer: the `Executor`.
+    """
+
+    at: Instant
+    executor_id: str
+    reason: str = ""
+    deadline_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class UndrainRequested:
+    """The executor takes new slots again. Answer: the `Executor`."""
+
+    at: Instant
+    executor_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetRequested:
+    """A lost executor is struck from the books. Answer: None."""
+
+    at: Instant
+    executor_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ticked:
+    """Time has passed: leases, lost executors, drain deadlines, retries of commands, retention.
+
+    Answer: None.
+    """
+
+    at: Instant
+
+
+@dataclass(frozen=True, slots=True)
+class Decide:
+    """The last event of every batch: place what waits, then order what was decided.
+
+    Answer: None.
+    """
+
+    at: Instant
+
+
+Event = (
+    JobRegistered
+    | JobKeptAlive
+    | JobEndRequested
+    | RequestsSubmitted
+    | RequestsCancelled
+    | SlotsReleased
+    | ExecutorRegistered
+    | SlotsReported
+    | CommandAnswered
+    | CommandRefused
+    | CommandUndelivered
+    | DrainRequested
+    | UndrainRequested
+    | ForgetRequested
+    | Ticked
+    | Decide
+)
