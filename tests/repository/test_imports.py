@@ -1,0 +1,45 @@
+"""Who may import whom; the arrows themselves stand in pyproject.toml."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.components import REPOSITORY
+
+HELPER = REPOSITORY / "task_executor/helper"
+HELPER_MODULES = [f"task_executor.helper.{path.stem}" for path in sorted(HELPER.glob("[!_]*.py"))]
+
+
+def test_the_import_arrows_hold() -> None:
+    program = Path(sys.executable).with_name("lint-imports")
+    ran = subprocess.run(
+        [program, "--no-cache"], cwd=REPOSITORY, capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+@pytest.mark.parametrize("module", HELPER_MODULES)
+def test_the_helper_loads_nothing_but_the_standard_library_and_our_own(module: str) -> None:
+    code = (
+        f"import {module}, sys\n"
+        "ours = {'finegrain', 'task_executor'}\n"
+        "tops = {name.partition('.')[0] for name in sys.modules}\n"
+        "print(*sorted(tops - ours - sys.stdlib_module_names - {'__main__', '__mp_main__'}))\n"
+        "print(*(name for name in sys.modules if name.startswith('finegrain.v1.')))\n"
+    )
+    # -S: without site-packages, whose start-up hooks may load modules of their own.
+    ran = subprocess.run(
+        [sys.executable, "-S", "-c", code],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ran.returncode, ran.stdout.split()) == (0, []), ran.stdout + ran.stderr
+
+
+def test_the_privileged_helper_stays_small_enough_to_review() -> None:
+    lines = sum(len(path.read_text().splitlines()) for path in HELPER.rglob("*.py"))
+    assert 0 < lines < 800

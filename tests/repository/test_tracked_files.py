@@ -1,0 +1,42 @@
+"""What stands in no tracked file: places that exist on one machine only, and package indexes."""
+
+import re
+import subprocess
+
+import pytest
+
+from tests.support.components import REPOSITORY
+
+FORBIDDEN = re.compile(
+    r"(?<![\w.-])/work/"
+    r"|(?<![\w-])--(?:extra-)?index-url\b"
+    r"|\bPIP_(?:EXTRA_)?INDEX_URL\b"
+    r"|https?://[^\s/]*(?:pypi|npmjs|pythonhosted)[^\s/]*/simple"
+    r"|registry\.npmjs\.org"
+)
+THIS_FILE = "tests/repository/test_tracked_files.py"
+
+
+def _tracked() -> list[str]:
+    listed = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=REPOSITORY, check=True, capture_output=True, text=True
+    )
+    return [name for name in listed.stdout.split("\0") if name and name != THIS_FILE]
+
+
+@pytest.mark.needs("git")
+def test_no_tracked_file_names_a_place_of_one_machine_or_a_package_index() -> None:
+    found = []
+    for name in _tracked():
+        path = REPOSITORY / name
+        if not path.is_file():
+            continue
+        text = path.read_text(errors="replace")
+        found += [f"{name}: {match[0]}" for match in FORBIDDEN.finditer(text)]
+    assert found == []
+
+
+def test_constraints_are_names_and_versions_only() -> None:
+    lines = (REPOSITORY / "constraints.txt").read_text().splitlines()
+    assert lines
+    assert [line for line in lines if not re.fullmatch(r"[A-Za-z0-9._-]+==[\w.]+", line)] == []
