@@ -1,0 +1,47 @@
+"""Everything the resource manager can be told.
+
+Filled by the command line; holds no defaults that read a host.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from finegrain.options import ListenOptions, LogOptions
+
+DEFAULT_ADDRESS = "127.0.0.1:7170"
+DEFAULT_METRICS_ADDRESS = "127.0.0.1:7171"
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceManagerOptions:
+    """Options of `finegrain rm serve`; docs/configuration.md lists them for people."""
+
+    state_dir: Path
+    database_url: str = ""  # empty: SQLite in the state directory
+    listen: ListenOptions = field(
+        default_factory=lambda: ListenOptions(
+            address=DEFAULT_ADDRESS, metrics_address=DEFAULT_METRICS_ADDRESS
+        )
+    )
+    log: LogOptions = field(default_factory=LogOptions)
+    cluster_token_file: Path | None = (
+        None  # None: cluster.token in the state directory, made at first start
+    )
+    user_token_file: Path | None = (
+        None  # None: user.token in the state directory, made at first start
+    )
+    user_token_group: str = ""  # group that may read user.token; empty: the RM's own
+    strategy: str = "pack"  # pack, spread
+    report_interval_ms: int = 3_000
+    lost_timeout_ms: int = 15_000
+    lease_default_ms: int = 30_000
+    cpu_milli_min: int = 10
+    memory_bytes_min: int = 4 * 1024 * 1024
+    job_requests_max: int = 1_000_000  # live requests of one job
+    job_events_max: int = 100_000
+    cluster_events_max: int = 1_000_000
+    cluster_events_age_ms: int = 7 * 24 * 3600 * 1000
+    ended_retention_ms: int = 24 * 3600 * 1000
+    database_lease_ms: int = 1_000  # PostgreSQL leadership
