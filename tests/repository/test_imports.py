@@ -9,7 +9,10 @@ import pytest
 from tests.support.components import REPOSITORY
 
 HELPER = REPOSITORY / "task_executor/helper"
-HELPER_MODULES = [f"task_executor.helper.{path.stem}" for path in sorted(HELPER.glob("[!_]*.py"))]
+HELPER_MODULES = [
+    ".".join(path.relative_to(REPOSITORY).with_suffix("").parts)
+    for path in sorted(HELPER.rglob("[!_]*.py"))
+]
 
 
 def test_the_import_arrows_hold() -> None:
