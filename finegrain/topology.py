@@ -1,0 +1,271 @@
+"""What a host is made of: the model that detection fills, the RM plans with and people look at.
+
+Decides the names and meaning of every part.  Refuses to know where the facts come from (that is
+detection) and what may be promised to slots (that is capacity planning).
+
+Everything is immutable.  Ids printed by kernels (core_id, physical_package_id, node ids) are
+labels: they repeat, have holes and may be -1.  Sets of CPUs are the truth; where one part refers
+to another, it uses the position in the tuple of that kind (``Core.package`` is an index into
+``HostTopology.packages``), except NUMA nodes, whose ids are unique and are what cpusets want.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from finegrain import topology_json
+from finegrain.cpuset import CpuSet, NodeSet
+
+
+class NodeKind(StrEnum):
+    """What a NUMA node offers, by its online CPUs and its memory."""
+
+    CPU_AND_MEMORY = "cpu+memory"
+    CPU_ONLY = "cpu-only"  # its CPUs use the memory of another node
+    MEMORY_ONLY = "memory-only"  # HBM, CXL, persistent or GPU memory, or all its CPUs are offline
+    EMPTY = "empty"
+    CPU_MEMORY_UNKNOWN = "cpu, memory unknown"  # the kernel prints no meminfo for the node
+    MEMORY_UNKNOWN = "memory unknown"
+
+
+class GpuHealth(StrEnum):
+    """Whether a GPU can be handed out."""
+
+    OK = "ok"
+    LOST = "lost"  # fallen off the bus: every query fails until the host is reset
+    UNKNOWN = "unknown"  # it answers, but not with its memory size, so nothing can be carved
+
+
+class PciKind(StrEnum):
+    """What a PCI function is, by its class and vendor."""
+
+    GPU = "gpu"
+    DISPLAY = "display"
+    ACCELERATOR = "accelerator"
+    COPROCESSOR = "coprocessor"
+    ETHERNET = "ethernet"
+    INFINIBAND = "infiniband"
+    NETWORK = "network"
+    NVME = "nvme"
+
+
+@dataclass(frozen=True, slots=True)
+class Core:
+    """One physical core: its online hardware threads.  How many they are differs per core."""
+
+    cpus: CpuSet
+    core_id: int | None  # label; repeats within a package on dies, clusters and s390
+    package: int  # index into HostTopology.packages
+    numa_node: int | None  # node id; None when no node lists these CPUs
+    l3_group: int | None  # index into HostTopology.l3_groups
+    kind: int | None  # index into HostTopology.cpu_kinds; None when all cores are alike
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """One socket, by the sibling maps of its CPUs."""
+
+    cpus: CpuSet
+    physical_package_id: int | None  # label; may be -1, shared or huge
+
+
+@dataclass(frozen=True, slots=True)
+class Die:
+    cpus: CpuSet
+    die_id: int  # label, unique at most within its package
+
+
+@dataclass(frozen=True, slots=True)
+class L3Group:
+    """CPUs that share one level 3 cache; independent of packages and NUMA nodes."""
+
+    cpus: CpuSet
+    size_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class CpuKind:
+    """One kind of core on a hybrid host.  Core counts of different kinds are not comparable."""
+
+    name: str  # "core" or "atom" where the kernel names them, else source and value
+    cpus: CpuSet
+    value: int | None  # higher is faster; comparable within one host only
+    source: str  # the file that tells the kinds apart, with N for the number
+
+
+@dataclass(frozen=True, slots=True)
+class HugePages:
+    """Huge pages of one size, set aside and so gone from normal memory."""
+
+    page_bytes: int
+    count: int
+
+    @property
+    def total_bytes(self) -> int:
+        return self.page_bytes * self.count
+
+
+@dataclass(frozen=True, slots=True)
+class NumaNode:
+    id: int
+    cpus: CpuSet  # online ones
+    memory_bytes: int | None  # MemTotal of the node, huge pages included; None: not told
+    hugepages: tuple[HugePages, ...]
+    distances: tuple[int, ...]  # as printed, one per online node in order of ids; () if absent
+    memory_allowed: bool  # whether the cpuset lets us use its memory; independent of its CPUs
+    kind: NodeKind
+    nearest_cpus: CpuSet  # of a node without CPUs: those that reach it best; empty if all alike
+
+    @property
+    def hugepages_bytes(self) -> int:
+        return sum(pages.total_bytes for pages in self.hugepages)
+
+    @property
+    def normal_memory_bytes(self) -> int | None:
+        """Memory without huge pages."""
+        if self.memory_bytes is None:
+            return None
+        return max(self.memory_bytes - self.hugepages_bytes, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class PciDevice:
+    """A GPU, accelerator, NIC or NVMe function on the PCI bus."""
+
+    bus_id: str  # domain:bus:device.function; the domain may have more than four digits
+    kind: PciKind
+    pci_class: str
+    vendor: str
+    device: str
+    numa_node: int | None  # best knowledge: own file, else local CPUs, else a bridge above
+    reported_numa_node: int | None  # the device's own file, -1 included
+    local_cpus: CpuSet | None  # the device's own file, online ones
+    is_virtual_function: bool  # SR-IOV: not a card of its own
+    net: tuple[str, ...] = ()
+    infiniband: tuple[str, ...] = ()
+    drm: tuple[str, ...] = ()
+    mic: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class MigInstance:
+    """A part of a GPU in MIG mode, schedulable by its own UUID."""
+
+    uuid: str
+    profile: str | None  # such as 1g.10gb
+    memory_bytes: int | None
+    multiprocessor_count: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU as its driver tells.  Key it by UUID: index, minor and bus order all differ."""
+
+    uuid: str
+    index: int
+    minor: int | None  # the N of /dev/nvidiaN
+    pci_bus_id: str | None
+    name: str
+    memory_bytes: int | None  # usable: without what driver and firmware keep
+    health: GpuHealth
+    mig_enabled: bool
+    mig_mode_pending: bool  # a change of the mode waits for a reset
+    mig_instances: tuple[MigInstance, ...]
+    cpus: CpuSet | None  # CPUs near the GPU, cut to online and to our own cpuset
+    numa_node: int | None  # node of those CPUs, by PCI; bind here
+    memory_numa_node: int | None  # node made of the GPU's own memory; never bind CPUs here
+
+    @property
+    def schedulable_as(self) -> str:
+        """``gpu`` (whole or in fractions), ``mig`` (by instance only), or ``nothing``."""
+        if self.health is not GpuHealth.OK:
+            return "nothing"
+        return "mig" if self.mig_enabled else "gpu"
+
+
+@dataclass(frozen=True, slots=True)
+class GpuLink:
+    """How two GPUs are joined, by UUID (the lower index first)."""
+
+    first_uuid: str
+    second_uuid: str
+    nvlink_count: int  # bonded NVLinks, direct or through a switch
+    via_switch: bool
+    common_ancestor: str | None  # nearest first: PIX, PXB, PHB, NODE, SYS; INTERNAL on one board
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the control groups above our process allow.  None: no limit, or none visible."""
+
+    cgroup_version: str | None = None  # v1, v2, hybrid, cpuset-fs
+    cpuset_path: str | None = None  # the group whose cpuset files were read
+    cpuset_cpus: CpuSet | None = None  # as written there; may name offline CPUs
+    cpuset_nodes: NodeSet | None = None
+    cpuset_directory: str | None = None  # where those files lie, relative to the root
+    memory_limit_bytes: int | None = None  # the smallest on the way to the root
+    memory_limit_file: str | None = None
+    cpu_quota_milli: int | None = None  # CPU *time* in thousandths of one CPU; smallest, as above
+    cpu_quota_file: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HostTopology:
+    """Everything detection found on one host."""
+
+    online: CpuSet
+    online_source: str  # file, or kind of files, that told
+    offline: CpuSet  # CPUs that exist and do not run
+    possible: CpuSet | None
+    present: CpuSet | None
+    allowed: CpuSet  # online CPUs that our process may use
+    isolated: CpuSet  # online, but the kernel does not balance load onto them
+    nohz_full: CpuSet
+    cores: tuple[Core, ...]
+    cores_known: bool  # False: the kernel does not tell, every CPU stands alone
+    packages: tuple[Package, ...]
+    packages_known: bool  # False: one package of all CPUs is assumed
+    dies: tuple[Die, ...]
+    clusters: tuple[CpuSet, ...]
+    books: tuple[CpuSet, ...]  # s390: align to books and drawers, a package can be one CPU
+    drawers: tuple[CpuSet, ...]
+    l3_groups: tuple[L3Group, ...]
+    cpu_kinds: tuple[CpuKind, ...]  # empty unless hybrid; fastest first
+    numa_nodes: tuple[NumaNode, ...]
+    numa_known: bool  # False: one node of all CPUs and all memory is assumed
+    memory_total_bytes: int | None  # MemTotal of the machine
+    hugepages: tuple[HugePages, ...]  # of the whole machine
+    limits: Limits
+    pci_devices: tuple[PciDevice, ...]
+    pci_known: bool  # False: no PCI bus
+    gpus: tuple[Gpu, ...] = ()
+    gpu_links: tuple[GpuLink, ...] = ()
+    gpu_absence_reason: str | None = None  # why GPUs are unknown; None when the driver answered
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def allowed_nodes(self) -> NodeSet:
+        """Nodes whose memory may be used; independent of where the allowed CPUs are."""
+        return CpuSet(node.id for node in self.numa_nodes if node.memory_allowed)
+
+    @property
+    def whole_cores(self) -> tuple[Core, ...]:
+        """Cores all of whose online threads are allowed."""
+        return tuple(core for core in self.cores if core.cpus <= self.allowed)
+
+    def node(self, node_id: int) -> NumaNode | None:
+        """The NUMA node with that id."""
+        return next((node for node in self.numa_nodes if node.id == node_id), None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON-able data: the field names above, CPU sets in the kernel's list notation."""
+        encoded: dict[str, Any] = topology_json.encode(self)
+        return encoded
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> "HostTopology":
+        """The inverse of to_dict.  Unknown keys are ignored and missing ones take their default.
+
+        Raises InvalidArgument that names the field when the data does not have this shape.
+        """
+        return topology_json.decode(cls, data)

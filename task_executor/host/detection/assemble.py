@@ -1,0 +1,117 @@
+"""Puts the parts of detection together: ``detect`` reads one machine, real or a directory.
+
+Decides the order (online first, every other map is cut to it) and what is allowed: online CPUs, cut
+to the effective cpuset and to the affinity of our process.  Never raises for what a machine holds:
+what cannot be read is unknown, and what contradicts itself leaves a warning.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from finegrain.cpuset import CpuSet, NodeSet
+from finegrain.topology import Core, CpuKind, HostTopology, Limits, NumaNode
+from task_executor.host.detection.control_groups import read_affinity, read_limits
+from task_executor.host.detection.cores import Layout, read_layout
+from task_executor.host.detection.cpus import CpuFacts, read_cpus
+from task_executor.host.detection.gpus import read_gpus
+from task_executor.host.detection.kinds import read_kinds
+from task_executor.host.detection.memory import read_hugepages, read_meminfo
+from task_executor.host.detection.numa import read_nodes, single_node
+from task_executor.host.detection.pci import read_pci
+from task_executor.host.detection.reader import TreeReader
+from task_executor.host.nvml import NvmlSource
+
+
+def detect(root: Path = Path("/"), nvml: NvmlSource | None = None) -> HostTopology:
+    """Everything that can be known about the machine whose files lie below ``root``.
+
+    ``nvml`` is asked for GPUs; without it, GPUs are unknown and only seen as PCI devices.  Re-read
+    before granting exclusive CPUs: CPUs, cpusets and huge pages change at run time.
+    """
+    reader = TreeReader(root)
+    cpus = read_cpus(reader)
+    limits = read_limits(reader)
+    allowed, allowed_nodes = _allowed(reader, cpus, limits)
+    meminfo = read_meminfo(reader, "proc/meminfo")
+    page_bytes = meminfo.get("Hugepagesize")
+    nodes = read_nodes(reader, cpus.online, allowed_nodes, page_bytes)
+    hugepages = read_hugepages(reader, "sys/kernel/mm/hugepages", meminfo, page_bytes)
+    memory_total_bytes = meminfo.get("MemTotal")
+    numa_known = bool(nodes)
+    if not nodes:
+        reader.warn("the kernel does not tell NUMA nodes: the host counts as one node")
+        nodes = (single_node(cpus.online, memory_total_bytes, hugepages),)
+    layout = read_layout(reader, cpus.online)
+    kinds = read_kinds(reader, cpus.online)
+    devices = read_pci(reader, cpus.online, nodes)
+    gpus = read_gpus(reader, nvml, devices or (), cpus.online, nodes)
+    return HostTopology(
+        online=cpus.online,
+        online_source=cpus.online_source,
+        offline=cpus.offline,
+        possible=cpus.possible,
+        present=cpus.present,
+        allowed=allowed,
+        isolated=cpus.isolated,
+        nohz_full=cpus.nohz_full,
+        cores=_cores(layout, kinds, nodes),
+        cores_known=layout.cores_known,
+        packages=layout.packages,
+        packages_known=layout.packages_known,
+        dies=layout.dies,
+        clusters=layout.clusters,
+        books=layout.books,
+        drawers=layout.drawers,
+        l3_groups=layout.l3_groups,
+        cpu_kinds=kinds,
+        numa_nodes=nodes,
+        numa_known=numa_known,
+        memory_total_bytes=memory_total_bytes,
+        hugepages=hugepages,
+        limits=limits,
+        pci_devices=devices or (),
+        pci_known=devices is not None,
+        gpus=gpus.gpus,
+        gpu_links=gpus.links,
+        gpu_absence_reason=gpus.absence_reason,
+        warnings=reader.warnings,
+    )
+
+
+def _allowed(reader: TreeReader, cpus: CpuFacts, limits: Limits) -> tuple[CpuSet, NodeSet | None]:
+    """Online CPUs we may use, and the memory nodes (None: no limit known)."""
+    affinity, affinity_nodes = read_affinity(reader)
+    allowed = cpus.online
+    if limits.cpuset_cpus is not None:
+        allowed = allowed & limits.cpuset_cpus
+    if affinity and not allowed <= affinity:
+        outside = allowed - affinity
+        reader.warn(f"CPUs {outside} are in our cpuset, but outside the affinity of our process")
+        allowed = allowed & affinity
+    nodes = affinity_nodes if limits.cpuset_nodes is None else limits.cpuset_nodes
+    return allowed, nodes or None
+
+
+def _cores(
+    layout: Layout, kinds: tuple[CpuKind, ...], nodes: tuple[NumaNode, ...]
+) -> tuple[Core, ...]:
+    packages = _index(package.cpus for package in layout.packages)
+    caches = _index(group.cpus for group in layout.l3_groups)
+    kind_of = _index(kind.cpus for kind in kinds)
+    node_of = {cpu: node.id for node in nodes for cpu in node.cpus}
+    return tuple(
+        Core(
+            cpus=core.cpus,
+            core_id=core.core_id,
+            package=packages[core.cpus.min()],
+            numa_node=node_of.get(core.cpus.min()),
+            l3_group=caches.get(core.cpus.min()),
+            kind=kind_of.get(core.cpus.min()),
+        )
+        for core in layout.cores
+    )
+
+
+def _index(sets: Iterable[CpuSet]) -> dict[int, int]:
+    """Position of the set that holds a CPU, by CPU."""
+    return {cpu: position for position, cpus in enumerate(sets) for cpu in cpus}

@@ -1,0 +1,212 @@
+"""What the control groups above our process allow: CPUs, memory nodes, memory and CPU time.
+
+Mounts are found in /proc/mounts, never by convention.  Three files name the group:
+/proc/self/cgroup has one path per controller (v1) or one for all (v2), /proc/self/cpuset the cpuset
+path only.  A cpuset comes from the first group on the way up that has cpuset files; memory and CPU
+time limits are the smallest on the way to the mount's root.  In a container of its own namespace
+the ancestors are invisible: then the real limit can be lower than anything readable here.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from finegrain.cpuset import CpuSet, NodeSet
+from finegrain.errors import InvalidArgument
+from finegrain.topology import Limits
+from task_executor.host.detection.reader import TreeReader
+
+_NO_LIMIT: Final = 1 << 62  # v1 prints 9223372036854771712, others the same in other page sizes
+_CPUSET_FILES: Final = {
+    # effective values are cut to the ancestors; the plain ones are only the wish
+    "v2": (("cpuset.cpus.effective",), ("cpuset.mems.effective",)),
+    "v1": (("cpuset.effective_cpus", "cpuset.cpus"), ("cpuset.effective_mems", "cpuset.mems")),
+    "noprefix": (("effective_cpus", "cpus"), ("effective_mems", "mems")),
+}
+_V1_QUOTA: Final = ("quota", "period")
+_ESCAPES: Final = (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Mount:
+    """One mounted hierarchy.  ``flavour`` selects the file names in it."""
+
+    directory: str  # relative to the root, without slashes at the ends
+    flavour: str  # v1, noprefix, v2
+    controllers: frozenset[str]
+
+
+def read_limits(reader: TreeReader) -> Limits:
+    mounts, version = _mounts(reader)
+    groups = _groups(reader)
+    cpuset = _cpuset(reader, mounts, groups)
+    memory_limit, memory_file = _memory_limit(reader, mounts, groups)
+    quota, quota_file = _cpu_quota(reader, mounts, groups)
+    return Limits(
+        cgroup_version=version,
+        cpuset_path=cpuset.path if cpuset else None,
+        cpuset_cpus=cpuset.cpus if cpuset else None,
+        cpuset_nodes=cpuset.nodes if cpuset else None,
+        cpuset_directory=cpuset.directory if cpuset else None,
+        memory_limit_bytes=memory_limit,
+        memory_limit_file=memory_file,
+        cpu_quota_milli=quota,
+        cpu_quota_file=quota_file,
+    )
+
+
+def read_affinity(reader: TreeReader) -> tuple[CpuSet | None, NodeSet | None]:
+    """CPUs and memory nodes that the kernel grants our process, by /proc/self/status.
+
+    Also shows what control group files cannot: an affinity set by the service manager, and a
+    cpuset outside our namespace.
+    """
+    found: dict[str, CpuSet] = {}
+    for line in reader.lines("proc/self/status"):
+        name, _, value = line.partition(":")
+        if name in {"Cpus_allowed_list", "Mems_allowed_list"}:
+            try:
+                found[name] = CpuSet.parse(value)
+            except InvalidArgument:
+                reader.warn(f"/proc/self/status: {name} is not a list, ignored")
+    return found.get("Cpus_allowed_list"), found.get("Mems_allowed_list")
+
+
+def _mounts(reader: TreeReader) -> tuple[list[_Mount], str | None]:
+    mounts = []
+    kinds = set()
+    for line in reader.lines("proc/mounts") or reader.lines("proc/self/mounts"):
+        words = line.split()
+        if len(words) < 4 or words[2] not in {"cgroup", "cgroup2", "cpuset"}:
+            continue
+        directory = words[1]
+        for escape, character in _ESCAPES:
+            directory = directory.replace(escape, character)
+        directory = directory.strip("/")
+        options = frozenset(words[3].split(","))
+        if words[2] == "cgroup2":
+            listed = (reader.text(f"{directory}/cgroup.controllers") or "").split()
+            mounts.append(_Mount(directory, "v2", frozenset(listed)))
+        elif words[2] == "cpuset":
+            mounts.append(_Mount(directory, "noprefix", frozenset({"cpuset"})))
+        else:
+            flavour = "noprefix" if "noprefix" in options else "v1"
+            mounts.append(_Mount(directory, flavour, options))
+        kinds.add(words[2])
+    version = {
+        frozenset({"cpuset"}): "cpuset-fs",
+        frozenset({"cgroup"}): "v1",
+        frozenset({"cgroup2"}): "v2",
+    }.get(frozenset(kinds), "hybrid" if "cgroup2" in kinds else "v1")
+    return mounts, version if kinds else None
+
+
+def _groups(reader: TreeReader) -> dict[str, str]:
+    """Path of our group by controller; key "" is the v2 hierarchy."""
+    groups = {}
+    cpuset = reader.text("proc/self/cpuset")
+    if cpuset:
+        groups["cpuset"] = cpuset
+    for line in reader.lines("proc/self/cgroup"):
+        parts = line.split(":", 2)
+        if len(parts) == 3:
+            for controller in parts[1].split(","):
+                groups[controller] = parts[2]
+    return groups
+
+
+def _hierarchy(
+    mounts: list[_Mount], groups: dict[str, str], controller: str
+) -> tuple[_Mount, str] | None:
+    """The mount that has the controller, and our group's path in it.  A controller is attached to
+    one hierarchy only; v1 is asked first because a v2 mount beside it may lack the controller."""
+    for mount in sorted(mounts, key=lambda mount: mount.flavour == "v2"):
+        if controller in mount.controllers:
+            path = groups.get("" if mount.flavour == "v2" else controller)
+            if path is None:
+                path = groups.get("cpuset") if controller == "cpuset" else None
+            return mount, path or "/"
+    return None
+
+
+def _ancestry(mount: _Mount, path: str) -> Iterator[tuple[str, str]]:
+    """Group path and directory, from the group itself to the mount's root."""
+    # A group outside our cgroup namespace is printed with "..": only the root is ours then.
+    names = [] if ".." in path.split("/") else [name for name in path.split("/") if name]
+    for length in range(len(names), -1, -1):
+        group = "/".join(names[:length])
+        yield f"/{group}", f"{mount.directory}/{group}".strip("/")
+
+
+@dataclass(frozen=True, slots=True)
+class _Cpuset:
+    path: str
+    directory: str
+    cpus: CpuSet
+    nodes: NodeSet | None
+
+
+def _cpuset(reader: TreeReader, mounts: list[_Mount], groups: dict[str, str]) -> _Cpuset | None:
+    hierarchy = _hierarchy(mounts, groups, "cpuset")
+    if hierarchy is None:
+        return None
+    mount, path = hierarchy
+    cpu_files, node_files = _CPUSET_FILES[mount.flavour]
+    for group, directory in _ancestry(mount, path):
+        cpus = _first_set(reader, directory, cpu_files)
+        # An empty set holds for a v1 group that nobody has filled yet: no task can be in it.
+        if cpus:
+            return _Cpuset(group, directory, cpus, _first_set(reader, directory, node_files))
+    return None
+
+
+def _first_set(reader: TreeReader, directory: str, files: tuple[str, ...]) -> CpuSet | None:
+    for file in files:
+        found = reader.cpu_list(f"{directory}/{file}")
+        if found:
+            return found
+    return None
+
+
+def _memory_limit(
+    reader: TreeReader, mounts: list[_Mount], groups: dict[str, str]
+) -> tuple[int | None, str | None]:
+    """Bytes and the file that sets them: the smallest of all ancestors."""
+    hierarchy = _hierarchy(mounts, groups, "memory")
+    smallest: tuple[int | None, str | None] = (None, None)
+    if hierarchy is None:
+        return smallest
+    mount, path = hierarchy
+    name = "memory.max" if mount.flavour == "v2" else "memory.limit_in_bytes"
+    for _, directory in _ancestry(mount, path):
+        file = f"{directory}/{name}"
+        limit = None if reader.text(file) == "max" else reader.integer(file)
+        if limit is None or not 0 <= limit < _NO_LIMIT:
+            continue
+        if smallest[0] is None or limit < smallest[0]:
+            smallest = (limit, file)
+    return smallest
+
+
+def _cpu_quota(
+    reader: TreeReader, mounts: list[_Mount], groups: dict[str, str]
+) -> tuple[int | None, str | None]:
+    """Thousandths of a CPU, rounded down, and the file: the smallest of all ancestors."""
+    hierarchy = _hierarchy(mounts, groups, "cpu")
+    smallest: tuple[int | None, str | None] = (None, None)
+    if hierarchy is None:
+        return smallest
+    mount, path = hierarchy
+    for _, directory in _ancestry(mount, path):
+        if mount.flavour == "v2":
+            file = f"{directory}/cpu.max"
+            words = (reader.text(file) or "").split()
+        else:
+            file = f"{directory}/cpu.cfs_quota_us"
+            words = [reader.text(f"{directory}/cpu.cfs_{each}_us") or "" for each in _V1_QUOTA]
+        if len(words) != 2 or not all(word.isdecimal() and len(word) < 19 for word in words):
+            continue  # "max" in v2 and -1 in v1: no quota
+        quota, period = int(words[0]), int(words[1])
+        if period > 0 and (smallest[0] is None or quota * 1000 // period < smallest[0]):
+            smallest = (quota * 1000 // period, file)
+    return smallest

@@ -1,0 +1,187 @@
+"""Which CPUs form a core, a package, a die, a cluster, and which share a level 3 cache.
+
+Sets come from sibling maps, never from ids: core_id repeats inside packages, package ids may be -1
+or shared.  The threads that a kernel reports as siblings are one core, also on AMD Bulldozer, where
+they are two cores of a module that share front end and floating point unit: for exclusive use the
+module is what must not be shared.  A level that the kernel does not tell falls back to the simplest
+shape (every CPU its own core, one package) and says so.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from finegrain.cpuset import EMPTY, CpuSet
+from finegrain.topology import Die, L3Group, Package
+from task_executor.host.detection.cpus import CPU
+from task_executor.host.detection.reader import TreeReader
+
+_UNITS: Final = {"K": 1024, "M": 1024**2, "G": 1024**3}
+
+
+@dataclass(frozen=True, slots=True)
+class CoreSet:
+    """A core before it is tied to packages, nodes and caches."""
+
+    cpus: CpuSet
+    core_id: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How the online CPUs are grouped.  Cores and packages partition them; caches may not cover
+    all of them."""
+
+    cores: tuple[CoreSet, ...]
+    cores_known: bool
+    packages: tuple[Package, ...]
+    packages_known: bool
+    dies: tuple[Die, ...]
+    clusters: tuple[CpuSet, ...]
+    books: tuple[CpuSet, ...]
+    drawers: tuple[CpuSet, ...]
+    l3_groups: tuple[L3Group, ...]
+
+
+def read_layout(reader: TreeReader, online: CpuSet) -> Layout:
+    core_maps = _maps(reader, online, "core_cpus", "thread_siblings")
+    cores = _partition(reader, core_maps, "core")
+    lone = online - _covered(cores)
+    if lone and online:
+        reader.warn(f"the kernel does not tell the cores of CPUs {lone}: each counts as a core")
+    cores += [CpuSet.of(cpu) for cpu in lone]
+    packages = _packages(reader, online)
+    unpacked = online - _covered(package.cpus for package in packages)
+    packages_known = bool(packages)
+    if unpacked:
+        reader.warn(f"the kernel does not tell the packages of CPUs {unpacked}: taken as one")
+        packages.append(Package(unpacked, None))
+    return Layout(
+        cores=tuple(
+            CoreSet(cpus, reader.integer(f"{CPU}/cpu{cpus.min()}/topology/core_id"))
+            for cpus in sorted(cores, key=CpuSet.min)
+        ),
+        cores_known=bool(core_maps),
+        packages=tuple(sorted(packages, key=lambda package: package.cpus.min())),
+        packages_known=packages_known,
+        dies=_dies(reader, online),
+        clusters=_distinct(_maps(reader, online, "cluster_cpus")),
+        books=_distinct(_maps(reader, online, "book_cpus", "book_siblings")),
+        drawers=_distinct(_maps(reader, online, "drawer_cpus", "drawer_siblings")),
+        l3_groups=_l3_groups(reader, online),
+    )
+
+
+def _maps(reader: TreeReader, online: CpuSet, *names: str) -> dict[int, CpuSet]:
+    """Per CPU its siblings at one level, cut to online.  Several names: new first, then old."""
+    found = {}
+    for cpu in online:
+        siblings = _siblings(reader, cpu, names) & online
+        if siblings:
+            # A map that leaves out its own CPU is wrong about at least that.
+            found[cpu] = siblings | CpuSet.of(cpu)
+    return found
+
+
+def _siblings(reader: TreeReader, cpu: int, names: Iterable[str]) -> CpuSet:
+    for name in names:
+        path = f"{CPU}/cpu{cpu}/topology/{name}"
+        siblings = reader.cpu_mask(path) or reader.cpu_list(f"{path}_list")
+        if siblings:
+            return siblings
+    return EMPTY
+
+
+def _partition(reader: TreeReader, maps: dict[int, CpuSet], what: str) -> list[CpuSet]:
+    """Sets that do not overlap.  Contradicting maps: the lowest CPU's map wins, with a warning."""
+    parts: list[CpuSet] = []
+    taken = EMPTY
+    for cpu, siblings in maps.items():
+        if cpu in taken:
+            continue
+        part = siblings - taken
+        if any(maps.get(other, siblings) != siblings for other in siblings):
+            reader.warn(f"sibling maps of one {what} contradict one another around CPU {cpu}")
+            agreeing = CpuSet(other for other in part if maps.get(other) == siblings)
+            part = agreeing | CpuSet.of(cpu)
+        parts.append(part)
+        taken |= part
+    return parts
+
+
+def _packages(reader: TreeReader, online: CpuSet) -> list[Package]:
+    maps = _maps(reader, online, "package_cpus", "core_siblings")
+    ids = {cpu: reader.integer(f"{CPU}/cpu{cpu}/topology/physical_package_id") for cpu in maps}
+    if _overlap(_distinct(maps)) and all(ids[cpu] is not None and ids[cpu] != -1 for cpu in maps):
+        reader.warn("package maps contradict one another: CPUs are grouped by physical_package_id")
+        numbers = sorted({number for number in ids.values() if number is not None})
+        return [
+            Package(CpuSet(cpu for cpu in maps if ids[cpu] == number), number) for number in numbers
+        ]
+    return [Package(cpus, ids[cpus.min()]) for cpus in _partition(reader, maps, "package")]
+
+
+def _dies(reader: TreeReader, online: CpuSet) -> tuple[Die, ...]:
+    dies = []
+    for cpus in _distinct(_maps(reader, online, "die_cpus")):
+        die_id = reader.integer(f"{CPU}/cpu{cpus.min()}/topology/die_id")
+        if die_id is not None and die_id >= 0:
+            dies.append(Die(cpus, die_id))
+    return tuple(dies)
+
+
+def _l3_groups(reader: TreeReader, online: CpuSet) -> tuple[L3Group, ...]:
+    groups: dict[CpuSet, L3Group] = {}
+    taken = EMPTY
+    for cpu in online:
+        for path in _caches(reader, cpu):
+            shared = reader.cpu_mask(f"{path}/shared_cpu_map")
+            if not shared:
+                shared = reader.cpu_list(f"{path}/shared_cpu_list")
+            # A zero map (ia64) means that the cache belongs to this CPU alone.
+            cpus = ((shared or EMPTY) & online) | CpuSet.of(cpu)
+            if cpus in groups:
+                continue
+            if not cpus.isdisjoint(taken):
+                reader.warn(f"level 3 cache maps contradict one another around CPU {cpu}")
+                cpus = cpus - taken
+            if cpu in cpus:
+                groups[cpus] = L3Group(cpus, _size(reader.text(f"{path}/size")))
+                taken |= cpus
+    return tuple(groups.values())
+
+
+def _caches(reader: TreeReader, cpu: int) -> Iterator[str]:
+    """Directories of the CPU's level 3 caches that hold data."""
+    base = f"{CPU}/cpu{cpu}/cache"
+    for index in reader.numbered(base, "index"):
+        path = f"{base}/index{index}"
+        if reader.text(f"{path}/level") == "3" and reader.text(f"{path}/type") != "Instruction":
+            yield path
+
+
+def _size(text: str | None) -> int | None:
+    """Bytes of a cache size such as 12288K."""
+    if not text or not text[:-1].isdecimal() or len(text) > 12:
+        return None
+    return int(text[:-1]) * _UNITS[text[-1]] if text[-1] in _UNITS else int(text)
+
+
+def _distinct(maps: dict[int, CpuSet]) -> tuple[CpuSet, ...]:
+    return tuple(dict.fromkeys(maps.values()))
+
+
+def _covered(sets: Iterable[CpuSet]) -> CpuSet:
+    covered = EMPTY
+    for each in sets:
+        covered |= each
+    return covered
+
+
+def _overlap(sets: Iterable[CpuSet]) -> bool:
+    seen = EMPTY
+    for each in sets:
+        if not each.isdisjoint(seen):
+            return True
+        seen |= each
+    return False

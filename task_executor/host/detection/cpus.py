@@ -1,0 +1,63 @@
+"""Which CPUs exist, run, and are set apart.
+
+Online is the base of everything else: every other map must be cut to it, because sibling, cache,
+node and PCI maps may name CPUs that are offline or do not exist.  Neither ``present``, ``possible``
+nor the highest number says how many CPUs run.  The ``offline`` file is not used at all: it also
+lists possible CPUs that do not exist.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from finegrain.cpuset import EMPTY, CpuSet
+from task_executor.host.detection.reader import TreeReader
+
+CPU: Final = "sys/devices/system/cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class CpuFacts:
+    """The CPU numbers of a host, by state."""
+
+    online: CpuSet
+    online_source: str
+    offline: CpuSet
+    possible: CpuSet | None
+    present: CpuSet | None
+    isolated: CpuSet
+    nohz_full: CpuSet
+
+
+def read_cpus(reader: TreeReader) -> CpuFacts:
+    directories = CpuSet(reader.numbered(CPU, "cpu"))
+    online, source = _online(reader, directories)
+    if not online:
+        reader.warn("no online CPU found in /sys or /proc")
+    present = reader.cpu_list(f"{CPU}/present")
+    existing = directories | (present or EMPTY)
+    return CpuFacts(
+        online=online,
+        online_source=source,
+        offline=existing - online,
+        possible=reader.cpu_list(f"{CPU}/possible"),
+        present=present,
+        isolated=(reader.cpu_list(f"{CPU}/isolated") or EMPTY) & online,
+        nohz_full=(reader.cpu_list(f"{CPU}/nohz_full") or EMPTY) & online,
+    )
+
+
+def _online(reader: TreeReader, directories: CpuSet) -> tuple[CpuSet, str]:
+    """The online CPUs and the source that told: the first of four that has an answer."""
+    listed = reader.cpu_list(f"{CPU}/online")
+    if listed:
+        return listed, f"{CPU}/online"
+    # A CPU without a flag cannot be taken offline (cpu0 on x86), so it is online.
+    flags = {cpu: reader.integer(f"{CPU}/cpu{cpu}/online") for cpu in directories}
+    flagged = CpuSet(cpu for cpu, flag in flags.items() if flag != 0)
+    if flagged:
+        told = any(flag is not None for flag in flags.values())
+        return flagged, f"{CPU}/cpuN/online" if told else f"{CPU}/cpuN"
+    names = (line.split(maxsplit=1)[0] for line in reader.lines("proc/stat") if line.strip())
+    tails = (name[3:] for name in names if name.startswith("cpu"))
+    running = CpuSet(int(tail) for tail in tails if tail.isdecimal() and len(tail) <= 5)
+    return running, "proc/stat"

@@ -1,0 +1,58 @@
+"""Joins what the GPU driver tells with what the PCI bus tells.
+
+The node of a GPU comes from its PCI device: the driver's CPU affinity is cut to the cpuset of the
+caller, so a GPU of the other socket can look as if it had none.  The driver's NUMA node id names
+the GPU's own memory on some hosts; it has no CPUs and is never taken as a place to run.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+from finegrain.cpuset import EMPTY, CpuSet
+from finegrain.topology import Gpu, NumaNode, PciDevice, PciKind
+from task_executor.host.detection.pci import node_of_cpus
+from task_executor.host.detection.reader import TreeReader
+from task_executor.host.nvml import GpuInventory, NvmlSource
+
+_NVIDIA = "0x10de"
+
+
+def read_gpus(
+    reader: TreeReader,
+    source: NvmlSource | None,
+    devices: Sequence[PciDevice],
+    online: CpuSet,
+    nodes: Sequence[NumaNode],
+) -> GpuInventory:
+    """The driver's GPUs with their NUMA node.  Warns of GPUs on the bus that cannot be offered."""
+    if source is None:
+        inventory = GpuInventory(absence_reason="GPUs were not looked for")
+    else:
+        inventory = source.read()
+    for warning in inventory.warnings:
+        reader.warn(warning)
+    cards = [each for each in devices if each.kind is PciKind.GPU and not each.is_virtual_function]
+    told = {gpu.pci_bus_id for gpu in inventory.gpus}
+    silent = [card.bus_id for card in cards if card.vendor == _NVIDIA and card.bus_id not in told]
+    if source is not None and silent:
+        reason = inventory.absence_reason or "the driver does not list them"
+        reader.warn(f"NVIDIA GPUs on the PCI bus are not offered ({', '.join(silent)}): {reason}")
+    by_bus_id = {card.bus_id: card for card in devices}
+    placed = (_placed(gpu, by_bus_id, online, nodes) for gpu in inventory.gpus)
+    return dataclasses.replace(inventory, gpus=tuple(placed))
+
+
+def _placed(
+    gpu: Gpu, cards: dict[str, PciDevice], online: CpuSet, nodes: Sequence[NumaNode]
+) -> Gpu:
+    card = cards.get(gpu.pci_bus_id) if gpu.pci_bus_id else None
+    cpus = (gpu.cpus or EMPTY) & online
+    node_id = None if card is None else card.numa_node
+    if node_id is None and cpus:
+        node_id = node_of_cpus(cpus, nodes)
+    # A node without CPUs is the GPU's own memory, or memory of something else.
+    if node_id is not None and not any(node.id == node_id and node.cpus for node in nodes):
+        node_id = None
+    if not cpus and card is not None:
+        cpus = card.local_cpus or EMPTY
+    return dataclasses.replace(gpu, cpus=cpus or None, numa_node=node_id)

@@ -1,0 +1,158 @@
+"""The NUMA nodes: CPUs, memory, huge pages, distances, and who is near to what.
+
+Node ids are labels with holes; the directories say which nodes exist, no mask file does.  Nodes are
+not packages and never derived from them.  Nodes without CPUs (HBM, persistent, CXL, GPU memory) and
+nodes without memory are legal.  Nodes that claim the same CPUs are a firmware error: then the host
+counts as one node, because no map of it can be trusted, but none of its memory is lost.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Final
+
+from finegrain.cpuset import EMPTY, CpuSet, NodeSet, union
+from finegrain.topology import HugePages, NodeKind, NumaNode
+from task_executor.host.detection.memory import read_hugepages, read_meminfo
+from task_executor.host.detection.reader import TreeReader
+
+NODE: Final = "sys/devices/system/node"
+
+
+def read_nodes(
+    reader: TreeReader,
+    online: CpuSet,
+    allowed_nodes: NodeSet | None,
+    default_page_bytes: int | None,
+) -> tuple[NumaNode, ...]:
+    """The nodes by ascending id; none when the kernel has no node directory.
+
+    ``allowed_nodes`` is what the cpuset says about memory, None if nothing limits it.
+    """
+    nodes = [
+        _read_node(reader, node_id, online, allowed_nodes, default_page_bytes)
+        for node_id in reader.numbered(NODE, "node")
+    ]
+    if len(union(node.cpus for node in nodes)) < sum(len(node.cpus) for node in nodes):
+        reader.warn(
+            "NUMA nodes overlap (a firmware error): the host counts as one node with the memory "
+            "of all"
+        )
+        return (merge(nodes, online),)
+    homeless = online - union(node.cpus for node in nodes)
+    if nodes and homeless:
+        reader.warn(f"CPUs {homeless} belong to no NUMA node")
+    by_id = {node.id: node for node in nodes}
+    return tuple(
+        node
+        if node.cpus
+        else dataclasses.replace(node, nearest_cpus=_nearest_cpus(reader, node, by_id))
+        for node in nodes
+    )
+
+
+def merge(nodes: Sequence[NumaNode], online: CpuSet) -> NumaNode:
+    """One node instead of several: all CPUs, the memory of those that may be used."""
+    usable = [node for node in nodes if node.memory_allowed] or list(nodes)
+    known = [node.memory_bytes for node in usable if node.memory_bytes is not None]
+    counts: dict[int, int] = {}
+    for node in usable:
+        for pages in node.hugepages:
+            counts[pages.page_bytes] = counts.get(pages.page_bytes, 0) + pages.count
+    memory_bytes = sum(known) if known else None
+    return NumaNode(
+        id=usable[0].id,
+        cpus=online,
+        memory_bytes=memory_bytes,
+        hugepages=tuple(HugePages(size, count) for size, count in sorted(counts.items())),
+        distances=(10,),
+        memory_allowed=True,
+        kind=_kind(online, memory_bytes),
+        nearest_cpus=EMPTY,
+    )
+
+
+def single_node(
+    online: CpuSet, memory_bytes: int | None, hugepages: tuple[HugePages, ...]
+) -> NumaNode:
+    """The node that stands for a host whose kernel knows no nodes."""
+    return NumaNode(
+        id=0,
+        cpus=online,
+        memory_bytes=memory_bytes,
+        hugepages=hugepages,
+        distances=(),
+        memory_allowed=True,
+        kind=_kind(online, memory_bytes),
+        nearest_cpus=EMPTY,
+    )
+
+
+def _read_node(
+    reader: TreeReader,
+    node_id: int,
+    online: CpuSet,
+    allowed_nodes: NodeSet | None,
+    default_page_bytes: int | None,
+) -> NumaNode:
+    path = f"{NODE}/node{node_id}"
+    cpus = _cpus(reader, path, online)
+    meminfo = read_meminfo(reader, f"{path}/meminfo")
+    memory_bytes = meminfo.get("MemTotal")
+    distances = (reader.text(f"{path}/distance") or "").split()
+    return NumaNode(
+        id=node_id,
+        cpus=cpus,
+        memory_bytes=memory_bytes,
+        hugepages=read_hugepages(reader, f"{path}/hugepages", meminfo, default_page_bytes),
+        distances=tuple(int(each) for each in distances if each.isdecimal() and len(each) < 9),
+        memory_allowed=allowed_nodes is None or node_id in allowed_nodes,
+        kind=_kind(cpus, memory_bytes),
+        nearest_cpus=EMPTY,
+    )
+
+
+def _cpus(reader: TreeReader, path: str, online: CpuSet) -> CpuSet:
+    mask = reader.cpu_mask(f"{path}/cpumap")
+    listed = reader.cpu_list(f"{path}/cpulist")
+    if mask is None:
+        return (listed or EMPTY) & online
+    if listed is not None and listed & online != mask & online:
+        reader.warn(f"/{path}: cpulist and cpumap differ, cpumap is taken")
+    return mask & online
+
+
+def _kind(cpus: CpuSet, memory_bytes: int | None) -> NodeKind:
+    if memory_bytes is None:
+        return NodeKind.CPU_MEMORY_UNKNOWN if cpus else NodeKind.MEMORY_UNKNOWN
+    if cpus:
+        return NodeKind.CPU_AND_MEMORY if memory_bytes else NodeKind.CPU_ONLY
+    return NodeKind.MEMORY_ONLY if memory_bytes else NodeKind.EMPTY
+
+
+def _nearest_cpus(reader: TreeReader, node: NumaNode, nodes: dict[int, NumaNode]) -> CpuSet:
+    """CPUs that reach a node without CPUs best: as firmware says, else by smallest distance.
+
+    access1 leaves out initiators that are not CPUs, so it is asked first.
+    """
+    for access in ("access1", "access0"):
+        names = reader.numbered(f"{NODE}/node{node.id}/{access}/initiators", "node")
+        cpus = union(nodes[each].cpus for each in names if each in nodes)
+        if cpus:
+            return cpus
+    with_cpus = [other for other in nodes.values() if other.cpus]
+    distances = {other.id: distance(node, other.id, list(nodes)) for other in with_cpus}
+    known = [each for each in distances.values() if each is not None]
+    if not known or min(known) == max(known):
+        return EMPTY
+    return union(other.cpus for other in with_cpus if distances[other.id] == min(known))
+
+
+def distance(node: NumaNode, to_id: int, node_ids: Sequence[int]) -> int | None:
+    """The node's distance to another: columns follow the ids of the online nodes.
+
+    None where the file is absent, or has another number of columns than there are nodes (offline
+    ones counted in): then no column can be attributed.
+    """
+    if len(node.distances) != len(node_ids) or to_id not in node_ids:
+        return None
+    return node.distances[node_ids.index(to_id)]

@@ -1,0 +1,128 @@
+"""GPUs, accelerators, NICs and NVMe on the PCI bus, and which NUMA node each is near to.
+
+The class alone misleads: VGA controllers hold both graphics of a board's management processor and
+GPUs, so vendor and driver decide.  A numa_node of -1 is common even on hosts with many nodes; it is
+never turned into 0.  The device's own CPU list answers if it is narrower than all CPUs, else a
+bridge above it; else the node stays unknown and the device counts without locality.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from finegrain.cpuset import CpuSet
+from finegrain.topology import NumaNode, PciDevice, PciKind
+from task_executor.host.detection.reader import TreeReader
+
+PCI: Final = "sys/bus/pci/devices"
+_BUS_ID: Final = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.ASCII)
+_GPU_VENDORS: Final = frozenset({"0x10de", "0x1002", "0x8086"})
+_KIND_BY_CLASS: Final = {
+    "0302": PciKind.GPU,
+    "0380": PciKind.GPU,
+    "0b40": PciKind.COPROCESSOR,
+    "0200": PciKind.ETHERNET,
+    "0207": PciKind.INFINIBAND,
+    "0280": PciKind.NETWORK,
+    "0108": PciKind.NVME,
+}
+_CARD: Final = re.compile(r"card\d+", re.ASCII)
+
+
+def read_pci(
+    reader: TreeReader, online: CpuSet, nodes: Sequence[NumaNode]
+) -> tuple[PciDevice, ...] | None:
+    """Devices in order of bus ids, or None when there is no PCI bus."""
+    if not reader.is_directory(PCI):
+        return None
+    nvidia = set(reader.names("proc/driver/nvidia/gpus"))
+    devices = []
+    for name in reader.names(PCI):
+        if _BUS_ID.fullmatch(name):
+            device = _read_device(reader, name, name in nvidia, online, nodes)
+            if device is not None:
+                devices.append(device)
+    return tuple(devices)
+
+
+def _read_device(
+    reader: TreeReader,
+    bus_id: str,
+    known_to_nvidia: bool,
+    online: CpuSet,
+    nodes: Sequence[NumaNode],
+) -> PciDevice | None:
+    path = f"{PCI}/{bus_id}"
+    pci_class = (reader.text(f"{path}/class") or "").lower()
+    vendor = (reader.text(f"{path}/vendor") or "").lower()
+    kind = _kind(pci_class, vendor, known_to_nvidia)
+    if kind is None:
+        return None
+    return PciDevice(
+        bus_id=bus_id,
+        kind=kind,
+        pci_class=pci_class,
+        vendor=vendor,
+        device=(reader.text(f"{path}/device") or "").lower(),
+        numa_node=_nearest_node(reader, path, online, nodes),
+        reported_numa_node=reader.integer(f"{path}/numa_node"),
+        local_cpus=_local_cpus(reader, path, online),
+        is_virtual_function=reader.exists(f"{path}/physfn"),
+        net=tuple(reader.names(f"{path}/net")),
+        infiniband=tuple(reader.names(f"{path}/infiniband")),
+        drm=tuple(name for name in reader.names(f"{path}/drm") if _CARD.fullmatch(name)),
+        mic=tuple(reader.names(f"{path}/mic")),
+    )
+
+
+def _kind(pci_class: str, vendor: str, known_to_nvidia: bool) -> PciKind | None:
+    code = pci_class.removeprefix("0x")[:4]
+    if code == "0300":
+        return PciKind.GPU if vendor in _GPU_VENDORS or known_to_nvidia else PciKind.DISPLAY
+    if code.startswith("12"):
+        return PciKind.ACCELERATOR
+    return _KIND_BY_CLASS.get(code)
+
+
+def _local_cpus(reader: TreeReader, path: str, online: CpuSet) -> CpuSet | None:
+    cpus = reader.cpu_list(f"{path}/local_cpulist")
+    if cpus is None:
+        cpus = reader.cpu_mask(f"{path}/local_cpus")
+    return None if cpus is None else cpus & online
+
+
+def _nearest_node(
+    reader: TreeReader, path: str, online: CpuSet, nodes: Sequence[NumaNode]
+) -> int | None:
+    """The id of the node the device hangs on, or None if nothing tells."""
+    if len(nodes) < 2:
+        return nodes[0].id if nodes else None
+    for place in _with_bridges(reader, path):
+        told = reader.integer(f"{place}/numa_node")
+        if told is not None and any(node.id == told for node in nodes):
+            return told
+        cpus = _local_cpus(reader, place, online)
+        if cpus and cpus != online:
+            node_id = node_of_cpus(cpus, nodes)
+            if node_id is not None:
+                return node_id
+    return None
+
+
+def node_of_cpus(cpus: CpuSet, nodes: Sequence[NumaNode]) -> int | None:
+    """The only node that has these CPUs, or None if they spread over several."""
+    holders = [node.id for node in nodes if not node.cpus.isdisjoint(cpus)]
+    return holders[0] if len(holders) == 1 else None
+
+
+def _with_bridges(reader: TreeReader, path: str) -> Iterator[str]:
+    """The device, then the bridges above it up to the host bridge."""
+    yield path
+    real = reader.resolved(path)
+    while real is not None and "/" in real:
+        real = real.rsplit("/", 1)[0]
+        if not _BUS_ID.fullmatch(real.rsplit("/", 1)[-1]):
+            if real.rsplit("/", 1)[-1].startswith("pci"):
+                yield real
+            return
+        yield real

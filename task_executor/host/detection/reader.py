@@ -1,0 +1,137 @@
+"""Reads the small files of /sys and /proc below a root directory.
+
+Decides what "cannot tell" means: a file that is absent, unreadable, too large or garbled reads as
+None, and garbled ones leave a warning.  Refuses to know what any file means.  All of detection
+goes through this class, so that a directory that looks like a machine is a machine.
+"""
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, TypeVar
+
+from finegrain.cpuset import CpuSet
+from finegrain.errors import InvalidArgument
+
+MAX_FILE_BYTES: Final = 4 * 1024 * 1024
+MAX_WARNINGS: Final = 100
+_DIGITS: Final = re.compile(r"[0-9]+")
+T = TypeVar("T")
+
+
+class TreeReader:
+    """Files below ``root`` by relative path.  No method raises for anything the tree holds."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = os.fspath(root)
+        self._warnings: dict[str, list[str]] = {}  # by message with numbers levelled
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What was strange, in the order found.  Messages that differ in numbers only (one file
+        of many CPUs) stand once, with the first as example."""
+        return tuple(
+            each[0] if len(each) == 1 else f"{each[0]} (and {len(each) - 1} more of this kind)"
+            for each in self._warnings.values()
+        )
+
+    def warn(self, message: str) -> None:
+        """Note something strange for the operator.  Beyond a limit, further kinds are dropped."""
+        kind = _DIGITS.sub("N", message)
+        if kind in self._warnings or len(self._warnings) < MAX_WARNINGS:
+            alike = self._warnings.setdefault(kind, [])
+            if message not in alike:
+                alike.append(message)
+
+    def text(self, path: str) -> str | None:
+        """The file's content without surrounding white space, or None."""
+        try:
+            with open(self._absolute(path), "rb", buffering=0) as file:
+                content = file.read(MAX_FILE_BYTES + 1)
+        except (OSError, ValueError):  # ValueError: a path with a null byte in it
+            return None
+        if content is None or len(content) > MAX_FILE_BYTES:
+            self.warn(f"/{path}: larger than {MAX_FILE_BYTES} bytes, ignored")
+            return None
+        return content.decode("utf-8", "replace").strip().strip("\0")
+
+    def lines(self, path: str) -> list[str]:
+        """The file's lines; none if it cannot be read."""
+        return (self.text(path) or "").splitlines()
+
+    def integer(self, path: str) -> int | None:
+        """A decimal number, negative ones included.  An empty file tells nothing."""
+        return self._parsed(path, _integer, "a number")
+
+    def hexadecimal(self, path: str) -> int | None:
+        """A number such as 0x00000000410fd870."""
+        return self._parsed(path, _hexadecimal, "a hexadecimal number")
+
+    def cpu_list(self, path: str) -> CpuSet | None:
+        """A set in list notation, such as 0-3,8."""
+        return self._parsed(path, CpuSet.parse, "a CPU list")
+
+    def cpu_mask(self, path: str) -> CpuSet | None:
+        """A set in mask notation, such as 00000001,000000ff."""
+        return self._parsed(path, CpuSet.parse_mask, "a CPU mask")
+
+    def exists(self, path: str) -> bool:
+        try:
+            return os.path.exists(self._absolute(path))  # noqa: PTH110 - hot path
+        except ValueError:
+            return False
+
+    def is_directory(self, path: str) -> bool:
+        try:
+            return os.path.isdir(self._absolute(path))  # noqa: PTH112 - hot path
+        except ValueError:
+            return False
+
+    def names(self, path: str) -> list[str]:
+        """Names in a directory, sorted; none if it cannot be read."""
+        try:
+            return sorted(os.listdir(self._absolute(path)))  # noqa: PTH208 - hot path
+        except (OSError, ValueError):
+            return []
+
+    def numbered(self, path: str, prefix: str) -> list[int]:
+        """The N of the directory's entries called ``prefix`` + N, ascending."""
+        tails = (name[len(prefix) :] for name in self.names(path) if name.startswith(prefix))
+        return sorted(int(tail) for tail in tails if _is_plain_number(tail))
+
+    def resolved(self, path: str) -> str | None:
+        """The path relative to the root with symbolic links followed, or None if it leaves it."""
+        try:
+            root = os.path.realpath(self._root)
+            real = os.path.realpath(self._absolute(path))
+        except (OSError, ValueError):
+            return None
+        relative = os.path.relpath(real, root)
+        return None if relative.startswith("..") else relative
+
+    def _absolute(self, path: str) -> str:
+        return f"{self._root}/{path}"
+
+    def _parsed(self, path: str, parse: Callable[[str], T | None], what: str) -> T | None:
+        text = self.text(path)
+        if text is None:
+            return None
+        try:
+            return parse(text)
+        except (InvalidArgument, ValueError):
+            self.warn(f"/{path}: {text[:40]!r} is not {what}, ignored")
+            return None
+
+
+def _integer(text: str) -> int | None:
+    return int(text[:32]) if text else None
+
+
+def _hexadecimal(text: str) -> int | None:
+    return int(text[:32], 16) if text else None
+
+
+def _is_plain_number(text: str) -> bool:
+    # CpuSet and node ids stop below 65536; longer names are not kernel numbers.
+    return text.isascii() and text.isdigit() and len(text) <= 5 and int(text) <= 65_535

@@ -1,0 +1,247 @@
+"""What NVIDIA's management library (NVML) tells about the GPUs of this host.
+
+Decides how every failure degrades: no library, no driver, a driver that does not match, a GPU that
+fell off the bus, a question that a GPU does not support.  None of them ends the daemon; they leave
+no or unknown GPU capacity and a reason.  Refuses to know NUMA nodes and cpusets: detection adds
+them.  ``nvidia-smi`` is not parsed, its tables are cut.
+
+A GPU is its UUID.  Index, minor number and PCI order differ from one another, and CUDA's order from
+all of them.
+"""
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, Final, Protocol
+
+from finegrain.cpuset import MAX_ID, CpuSet
+from finegrain.topology import Gpu, GpuHealth, GpuLink, MigInstance
+
+_AFFINITY_WORDS: Final = 128  # of 64 CPUs each: more than any kernel supports
+_NVLINKS_MAX: Final = 18
+_NVLINK_TO_SWITCH: Final = 2
+_ANCESTORS: Final = {0: "INTERNAL", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
+_MIG_PROFILE: Final = re.compile(r"MIG (\S+)\s*$", re.ASCII)
+_MIB: Final = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class GpuInventory:
+    """The GPUs at one moment, and how they are joined."""
+
+    gpus: tuple[Gpu, ...] = ()
+    links: tuple[GpuLink, ...] = ()
+    absence_reason: str | None = None  # why nothing is known; None when the driver answered
+    warnings: tuple[str, ...] = ()
+
+
+class NvmlSource(Protocol):
+    """Something that knows the GPUs of this host."""
+
+    def read(self) -> GpuInventory:
+        """The GPUs now.  Never raises; reads anew each time, because layouts change."""
+        ...
+
+
+class NoNvml:
+    """Says that GPUs are not looked for, for the reason given."""
+
+    def __init__(self, reason: str) -> None:
+        self._reason = reason
+
+    def read(self) -> GpuInventory:
+        return GpuInventory(absence_reason=self._reason)
+
+
+class PynvmlSource:
+    """GPUs through ``pynvml`` (the package nvidia-ml-py), loaded at the first read.
+
+    ``load`` imports the module; tests pass their own.
+    """
+
+    def __init__(self, load: Callable[[], ModuleType] | None = None) -> None:
+        self._load = load or _import_pynvml
+
+    def read(self) -> GpuInventory:
+        try:
+            nvml = self._load()
+        except ImportError:
+            return GpuInventory(
+                absence_reason="the Python package nvidia-ml-py is not installed: "
+                "install finegrain[nvidia] to offer NVIDIA GPUs"
+            )
+        try:
+            nvml.nvmlInit()
+        except Exception as error:  # ctypes and drivers raise what they like
+            return GpuInventory(absence_reason=f"NVML cannot be used: {_words(error)}")
+        try:
+            return _Session(nvml).inventory()
+        except Exception as error:  # as above
+            return GpuInventory(absence_reason=f"NVML failed: {_words(error)}")
+        finally:
+            with contextlib.suppress(Exception):
+                nvml.nvmlShutdown()
+
+
+def _import_pynvml() -> ModuleType:
+    import pynvml
+
+    module: ModuleType = pynvml
+    return module
+
+
+def _words(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+class _Session:
+    """One reading between nvmlInit and nvmlShutdown."""
+
+    def __init__(self, nvml: Any) -> None:
+        self._nvml = nvml
+        self._warnings: list[str] = []
+
+    def inventory(self) -> GpuInventory:
+        handles: dict[str, Any] = {}
+        gpus = []
+        for index in range(self._nvml.nvmlDeviceGetCount()):
+            handle = self._handle(index)
+            gpu = None if handle is None else self._gpu(index, handle)
+            if gpu is not None:
+                gpus.append(gpu)
+                handles[gpu.uuid] = handle
+        links = self._links(gpus, handles)
+        return GpuInventory(tuple(gpus), links, warnings=tuple(self._warnings))
+
+    def _handle(self, index: int) -> Any:
+        try:
+            return self._nvml.nvmlDeviceGetHandleByIndex(index)
+        except Exception as error:  # one bad GPU must not hide the others
+            self._warnings.append(f"GPU {index} cannot be opened and is left out: {_words(error)}")
+            return None
+
+    def _ask(self, name: str, *arguments: Any) -> Any:
+        """The answer to one question, or None where this GPU or driver has none."""
+        try:
+            return getattr(self._nvml, name)(*arguments)
+        except Exception:  # NVMLError of many kinds, AttributeError of old modules
+            return None
+
+    def _gpu(self, index: int, handle: Any) -> Gpu | None:
+        uuid = _text(self._ask("nvmlDeviceGetUUID", handle))
+        if not uuid:
+            self._warnings.append(f"GPU {index} does not tell its UUID and is left out")
+            return None
+        memory_bytes, health = self._memory(index, handle)
+        mode = self._ask("nvmlDeviceGetMigMode", handle) or (0, 0)
+        pci = self._ask("nvmlDeviceGetPciInfo", handle)
+        node = self._ask("nvmlDeviceGetNumaNodeId", handle)
+        return Gpu(
+            uuid=uuid,
+            index=index,
+            minor=self._ask("nvmlDeviceGetMinorNumber", handle),
+            pci_bus_id=_bus_id(pci),
+            name=_text(self._ask("nvmlDeviceGetName", handle)) or "unknown",
+            memory_bytes=memory_bytes,
+            health=health,
+            mig_enabled=mode[0] == 1,
+            mig_mode_pending=mode[0] != mode[1],
+            mig_instances=tuple(self._mig_instances(handle)) if mode[0] == 1 else (),
+            cpus=self._affinity(handle),
+            numa_node=None,
+            memory_numa_node=node if isinstance(node, int) and node >= 0 else None,
+        )
+
+    def _memory(self, index: int, handle: Any) -> tuple[int | None, GpuHealth]:
+        """Usable bytes; doubles as the question whether the GPU is alive."""
+        version = getattr(self._nvml, "nvmlMemory_v2", None)
+        info = self._ask("nvmlDeviceGetMemoryInfo", handle, version) if version else None
+        if info is not None:
+            return int(info.total) - int(info.reserved), GpuHealth.OK
+        try:
+            return int(self._nvml.nvmlDeviceGetMemoryInfo(handle).total), GpuHealth.OK
+        except Exception as error:  # what it is decides only the words
+            self._warnings.append(f"GPU {index} offers no capacity: {_words(error)}")
+            lost = type(error).__name__ in {"NVMLError_GpuIsLost", "NVMLError_ResetRequired"}
+            return None, GpuHealth.LOST if lost else GpuHealth.UNKNOWN
+
+    def _mig_instances(self, handle: Any) -> Iterator[MigInstance]:
+        for index in range(self._ask("nvmlDeviceGetMaxMigDeviceCount", handle) or 0):
+            mig = self._ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, index)
+            uuid = None if mig is None else _text(self._ask("nvmlDeviceGetUUID", mig))
+            if not uuid:
+                continue  # indexes have holes
+            profile = _MIG_PROFILE.search(_text(self._ask("nvmlDeviceGetName", mig)) or "")
+            attributes = self._ask("nvmlDeviceGetAttributes_v2", mig)
+            yield MigInstance(
+                uuid=uuid,
+                profile=profile.group(1) if profile else None,
+                memory_bytes=int(attributes.memorySizeMB) * _MIB if attributes else None,
+                multiprocessor_count=int(attributes.multiprocessorCount) if attributes else None,
+            )
+
+    def _affinity(self, handle: Any) -> CpuSet | None:
+        scope = getattr(self._nvml, "NVML_AFFINITY_SCOPE_NODE", 0)
+        words = self._ask("nvmlDeviceGetCpuAffinityWithinScope", handle, _AFFINITY_WORDS, scope)
+        if words is None:
+            return None
+        bits = sum(int(word) << (64 * position) for position, word in enumerate(words))
+        return CpuSet.from_bits(bits & ((1 << (MAX_ID + 1)) - 1))
+
+    def _links(self, gpus: list[Gpu], handles: dict[str, Any]) -> tuple[GpuLink, ...]:
+        joined = {gpu.uuid: self._nvlinks(handles[gpu.uuid]) for gpu in gpus}
+        links = []
+        for position, first in enumerate(gpus):
+            for second in gpus[position + 1 :]:
+                direct = joined[first.uuid].get(second.pci_bus_id, 0) if second.pci_bus_id else 0
+                # Behind switches every GPU reaches every other with all its links.
+                switched = min(joined[each.uuid].get(None, 0) for each in (first, second))
+                level = self._ask(
+                    "nvmlDeviceGetTopologyCommonAncestor",
+                    handles[first.uuid],
+                    handles[second.uuid],
+                )
+                links.append(
+                    GpuLink(
+                        first_uuid=first.uuid,
+                        second_uuid=second.uuid,
+                        nvlink_count=direct or switched,
+                        via_switch=not direct and switched > 0,
+                        common_ancestor=_ANCESTORS.get(level),
+                    )
+                )
+        return tuple(links)
+
+    def _nvlinks(self, handle: Any) -> dict[str | None, int]:
+        """Active links by PCI id of the GPU at the other end; None stands for switches."""
+        counts: dict[str | None, int] = {}
+        for link in range(_NVLINKS_MAX):
+            if self._ask("nvmlDeviceGetNvLinkState", handle, link) != 1:
+                continue
+            kind = self._ask("nvmlDeviceGetNvLinkRemoteDeviceType", handle, link)
+            if kind == _NVLINK_TO_SWITCH:
+                far: str | None = None
+            else:
+                far = _bus_id(self._ask("nvmlDeviceGetNvLinkRemotePciInfo", handle, link))
+                if far is None:
+                    continue
+            counts[far] = counts.get(far, 0) + 1
+        return counts
+
+
+def _text(value: Any) -> str | None:
+    """NVML bindings return bytes in some versions and text in others."""
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    return value if isinstance(value, str) else None
+
+
+def _bus_id(pci: Any) -> str | None:
+    """The bus id as the kernel writes it: NVML pads the domain to eight digits."""
+    text = _text(getattr(pci, "busId", None))
+    match = re.fullmatch(r"([0-9a-fA-F]+):([0-9a-fA-F:.]+)", text) if text else None
+    if match is None:
+        return None
+    return f"{int(match.group(1), 16):04x}:{match.group(2).lower()}"
