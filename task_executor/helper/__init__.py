@@ -1,0 +1,1 @@
+"""The privileged helper: cgroups and tasks, nothing else. Standard library only."""

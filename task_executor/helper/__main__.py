@@ -1,0 +1,185 @@
+"""`python -m task_executor.helper CONFIG`: the privileged process itself. CONFIG is JSON, or the path of a file of it.
+
+Comes up, detaches, and answers at its socket until it is told to stop; tasks live on without it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import gc
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from task_executor.helper.cgroups import choose_driver
+from task_executor.helper.cgroups.base import Kernel
+from task_executor.helper.child import become_subreaper, spare_from_oom
+from task_executor.helper.loop import Job, Loop
+from task_executor.helper.paths import boot_id, read_json, write_json
+from task_executor.helper.protocol import (
+    CONFIG,
+    HELPER_VERBS,
+    PROTOCOL_VERSION,
+    Fault,
+    check_fields,
+)
+from task_executor.helper.server import FrameServer, listen
+from task_executor.helper.slots import Slots, slot_name
+from task_executor.helper.tasks import Tasks
+
+EXIT_CONFIG, EXIT_IN_USE = 2, 3
+_PAGE = 400  # slots, and tasks, per answer: well inside one frame
+
+
+class Helper:
+    def __init__(self, config: dict[str, Any]) -> None:
+        self.config = config
+        state = Path(config["state_dir"])
+        known = read_json(state / "helper.json") or {}
+        base = known.get("base") if known.get("boot_id") == boot_id() else None
+        self.driver = choose_driver(config, Kernel(), base)
+        write_json(state / "helper.json", {"boot_id": boot_id(), "base": self.driver.base})
+        self.loop = Loop(_reap)
+        self.tasks = Tasks(
+            self.loop, config, self.driver, lambda event: self.server.broadcast(event)
+        )
+        self.slots = Slots(state, self.driver, self.tasks.shims_of)
+        listener = listen(Path(config["socket_path"]), config["front_uid"], config["front_gid"])
+        uids = {0, os.geteuid(), config["front_uid"]}
+        self.server = FrameServer(self.loop, listener, uids, HELPER_VERBS, self.handle)
+        self.tasks.adopt()
+        for name in self.slots.adopt():
+            self.loop.run(self.slots.destroy(name))
+
+    def handle(self, verb: str, args: dict[str, Any]) -> Any:
+        answer = getattr(self, verb)(args)  # a verb of the table, never a name from outside
+        return answer
+
+    def hello(self, _args: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "protocol_version": PROTOCOL_VERSION,
+            "executor_id": self.config["executor_id"],
+            "pid": os.getpid(),
+            "boot_id": boot_id(),
+            "uid": os.geteuid(),
+            "isolation": self.driver.report(),
+        }
+
+    def create_slot(self, args: dict[str, Any]) -> dict[str, Any]:
+        return self.slots.create(args)
+
+    def resize_slot(self, args: dict[str, Any]) -> dict[str, Any]:
+        return self.slots.resize(args)
+
+    def destroy_slot(self, args: dict[str, Any]) -> Job:
+        return self.slots.destroy(slot_name(args), args["grace_ms"] / 1000)
+
+    def start_task(self, args: dict[str, Any]) -> Job:
+        return self.tasks.start(args, self.slots.limits[self.slots.need(args)])
+
+    def signal_task(self, args: dict[str, Any]) -> Job:
+        return self.tasks.ask(args.pop("task_id"), "signal", args)
+
+    def kill_task(self, args: dict[str, Any]) -> Job:
+        return self.tasks.ask(args.pop("task_id"), "kill", args)
+
+    def write_input(self, args: dict[str, Any]) -> Job:
+        return self.tasks.ask(args.pop("task_id"), "input", args)
+
+    def forget_task(self, args: dict[str, Any]) -> Job:
+        return self.tasks.forget(args["task_id"])
+
+    def inspect(self, args: dict[str, Any]) -> dict[str, Any]:
+        slots, tasks, after = self._page(args["after"])
+        described = [
+            self.slots.limits[n] | {"destroying": n in self.slots.destroying} for n in slots
+        ]
+        return {
+            "slots": described,
+            "tasks": [self.tasks.known[t].describe() for t in tasks],
+            "after": after,
+        }
+
+    def usage(self, args: dict[str, Any]) -> dict[str, Any]:
+        slots, tasks, after = self._page(args["after"])
+        names = ("allocation_id", "generation")
+        of_slots = []
+        for name in slots:
+            identity = {key: self.slots.limits[name][key] for key in names}
+            of_slots.append(identity | self.driver.counters(self.driver.slot(name)))
+        running = [self.tasks.known[t] for t in tasks if not self.tasks.known[t].exit]
+        of_tasks = [{"task_id": t.id} | self.driver.counters(t.record["group"]) for t in running]
+        return {"slots": of_slots, "tasks": of_tasks, "after": after}
+
+    def _page(self, after: str) -> tuple[list[str], list[str], str]:
+        """Slots and tasks with names above `after`; and where the next page begins, '' at the end."""
+        both = sorted({*self.slots.limits, *self.tasks.known})
+        names = [name for name in both if name > after][:_PAGE]
+        slots = [name for name in names if name in self.slots.limits]
+        tasks = [name for name in names if name in self.tasks.known]
+        return slots, tasks, names[-1] if len(names) == _PAGE else ""
+
+    def stop(self, _args: dict[str, Any]) -> dict[str, Any]:
+        """Planned: the answer still goes out, tasks go on, empty groups are not left behind."""
+        self.loop.later(0.05, self._leave)
+        return {}
+
+    def _leave(self) -> None:
+        self.loop.running = False
+        Path(self.config["socket_path"]).unlink(missing_ok=True)
+        if not self.slots.limits and all(task.exit for task in self.tasks.known.values()):
+            next(self.driver.remove(self.driver.base), None)
+            for path in self.driver.base.values():
+                parent = path.rpartition("/")[0]
+                if not self.driver.kernel.children(parent):
+                    next(self.driver.remove({"": parent}), None)
+
+
+def _reap() -> None:
+    """Shims, and orphans of shims that were killed; their ends are noticed by pidfd."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        return
+
+
+def main(argument: str) -> int:
+    """Returns 0 in the process that was started once the socket answers; the helper goes on in a fork of it."""
+    try:
+        text = argument if argument.startswith("{") else Path(argument).read_text()
+        config = check_fields("configuration", json.loads(text), CONFIG)
+        state = Path(config["state_dir"])
+        state.mkdir(mode=0o750, parents=True, exist_ok=True)
+        lock = os.open(state / "helper.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        print(f"another helper holds {argument}", file=sys.stderr)
+        return EXIT_IN_USE
+    except (OSError, ValueError, Fault) as error:
+        print(f"helper: {error}", file=sys.stderr)
+        return EXIT_CONFIG
+    ready, up = os.pipe()
+    if os.fork():
+        os.close(up)
+        return 0 if os.read(ready, 1) else EXIT_CONFIG
+    os.setsid()
+    os.chdir("/")
+    become_subreaper()
+    spare_from_oom(-900)
+    for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
+        signal.signal(signum, signal.SIG_IGN)
+    helper = Helper(config)
+    os.write(up, b"1")
+    os.close(up)
+    gc.collect()
+    gc.freeze()
+    helper.loop.serve()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,215 @@
+"""What cgroup v1 and v2 have in common: a slot is a group, a task a child of it, shims a leaf beside the slots.
+
+Decides how groups are made, entered, emptied and removed. Refuses to know which words limit what (v1, v2), who may
+have a slot, and what runs in it. A group is a mapping from controller (v2: "unified") to directory.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from task_executor.helper.loop import Job
+from task_executor.helper.protocol import Fault, expand
+
+Group = dict[str, str]
+_CPU_LIST = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
+PERIOD_US = 100_000
+
+
+class Kernel:
+    """The only door to cgroup files and signals, so that tests can stand in for the kernel."""
+
+    def read(self, path: str) -> str:
+        return Path(path).read_text().strip()
+
+    def write(self, path: str, value: str) -> None:
+        with open(path, "w") as file:  # a zero-byte write would be a silent no-op
+            file.write(value or "\n")
+
+    def exists(self, path: str) -> bool:
+        return Path(path).exists()
+
+    def mkdir(self, path: str) -> None:
+        Path(path).mkdir(exist_ok=True)
+
+    def rmdir(self, path: str) -> None:
+        Path(path).rmdir()
+
+    def children(self, path: str) -> list[str]:
+        return [entry.path for entry in os.scandir(path) if entry.is_dir(follow_symlinks=False)]
+
+    def kill(self, pid: int, signum: int) -> None:
+        os.kill(pid, signum)
+
+
+def quota_us(limits: dict[str, Any]) -> int:
+    """Microseconds of cpu per period; -1 without a cap."""
+    milli = limits["cpu_limit_milli"] or limits["cpu_milli"]
+    return -1 if milli < 0 else int(milli) * PERIOD_US // 1000
+
+
+class Driver:
+    """A driver; by itself the one without cgroups ("none"), which knows tasks by descent from their shim."""
+
+    name = "none"
+    accounting: tuple[str, ...] = ()  # controllers in which a task has a group of its own
+
+    def __init__(self, kernel: Kernel, base: Group, reason: str = "", fix: str = "") -> None:
+        self.kernel, self.base, self.reason, self.fix = kernel, base, reason, fix
+
+    def report(self) -> dict[str, str]:
+        """What is really enforced, per dimension."""
+        return self._report(cpuset="affinity", kill="process tree")
+
+    def _report(self, **enforced: str) -> dict[str, str]:
+        nothing = dict.fromkeys(("cpu", "cpuset", "memory", "pids", "kill"), "none")
+        return nothing | enforced | {"driver": self.name, "reason": self.reason, "fix": self.fix}
+
+    def prepare(self) -> None:
+        """Make the base, `shims` and `slots`. OSError when this place cannot be used."""
+        for part in ("", "/shims", "/slots"):
+            self.make({name: path + part for name, path in self.base.items()})
+
+    def shims(self) -> Group:
+        return {name: f"{path}/shims" for name, path in self.base.items()}
+
+    def slot(self, name: str) -> Group:
+        return {controller: f"{path}/slots/{name}" for controller, path in self.base.items()}
+
+    def task(self, slot: Group, task_id: str) -> Group:
+        """The task's own groups; in the other hierarchies it is a member of the slot's group."""
+        own = {self.base[name] for name in self.accounting if name in self.base}
+        return {c: f"{path}/task-{task_id}" for c, path in slot.items() if self.base[c] in own}
+
+    def make(self, group: Group) -> None:
+        for path in dict.fromkeys(group.values()):
+            self.kernel.mkdir(path)
+            self.open_up(path)
+
+    def open_up(self, path: str) -> None:
+        """Make a new group usable (v1: cpuset filled; v2: controllers on for the children)."""
+
+    def enter(self, group: Group) -> None:
+        """Move the calling process. One write per hierarchy."""
+        for path in dict.fromkeys(group.values()):
+            self.kernel.write(f"{path}/cgroup.procs", "0")
+
+    def apply(self, group: Group, limits: dict[str, Any], old: dict[str, Any] | None) -> None:
+        """Write the limits and read each back. Raises Fault CARVE_FAILED for one that did not stick."""
+
+    def put(self, path: str, value: str) -> None:
+        try:
+            self.kernel.write(path, value)
+            read = self.kernel.read(path)
+            failure = "" if _same(value, read) else f"it reads {read!r}"
+        except OSError as error:
+            read, failure = "", error.strerror or str(error)
+        if failure:
+            message = f"{path}: wrote {value!r}, but {failure}"
+            raise Fault("CARVE_FAILED", message, file=path, wrote=value, read=read)
+
+    def counters(self, group: Group) -> dict[str, int]:
+        """memory_current_bytes, memory_peak_bytes, cpu_usec, pids, oom_kills: those that the kernel counts."""
+        return {}
+
+    def count(self, group: Group, controller: str, file: str, key: str = "") -> int | None:
+        """One number of a file, or of the line of it that begins with key. None if there is none."""
+        if controller not in group:
+            return None
+        try:
+            text = self.kernel.read(f"{group[controller]}/{file}")
+            found = dict(line.rpartition(" ")[::2] for line in text.splitlines())
+            return int(found[key])
+        except (OSError, KeyError, ValueError):
+            return None
+
+    def pids(self, group: Group, shims: Iterable[int]) -> set[int]:
+        """Live processes of a group and its children; without cgroups the descendants of the shims."""
+        return descendants(shims)
+
+    def kill(self, group: Group, shims: Iterable[int] = ()) -> Job:
+        """A job that ends when nothing of the group lives. Repeats: a fork may win one round."""
+        shims = list(shims)
+        while pids := self.pids(group, shims):
+            for pid in pids:
+                self.signal(pid, signal.SIGSTOP)  # so that what has been seen cannot fork any more
+            for pid in self.pids(group, shims) | pids:
+                self.signal(pid, signal.SIGKILL)
+            yield 0.005
+
+    def thaw(self, group: Group) -> None:
+        """Undo a freeze that a helper which was killed may have left behind."""
+
+    def signal(self, pid: int, signum: int) -> None:
+        try:
+            self.kernel.kill(pid, signum)
+        except (ProcessLookupError, PermissionError):
+            pass  # gone, or it became another user: the caller sees whether it is still there
+
+    def remove(self, group: Group) -> Job:
+        """A job that removes empty groups and their children; missing ones are fine. Retries while busy."""
+        for path in dict.fromkeys(group.values()):
+            while self._remove_tree(path):
+                yield 0.01
+
+    def _remove_tree(self, path: str) -> bool:
+        try:
+            for child in self.kernel.children(path):
+                if self._remove_tree(child):
+                    return True
+            self.kernel.rmdir(path)
+        except FileNotFoundError:
+            pass
+        except OSError:
+            return True
+        return False
+
+
+class CgroupDriver(Driver):
+    """What needs files: membership."""
+
+    def pids(self, group: Group, shims: Iterable[int]) -> set[int]:
+        found: set[int] = set()
+        paths = list(dict.fromkeys(group.values()))
+        while paths:
+            path = paths.pop()
+            try:
+                found.update(int(pid) for pid in self.kernel.read(f"{path}/cgroup.procs").split())
+                paths += self.kernel.children(path)
+            except OSError:
+                continue  # removed meanwhile
+        return found - {0}
+
+
+def _same(wrote: str, read: str) -> bool:
+    if _CPU_LIST.fullmatch(wrote) and _CPU_LIST.fullmatch(read):
+        return expand(wrote) == expand(read)
+    return wrote.split() == read.split()
+
+
+def descendants(roots: Iterable[int]) -> set[int]:
+    """All live (not zombie) processes below roots, by parent links; roots themselves left out."""
+    children: dict[int, list[int]] = {}
+    zombies = set()
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit():
+            try:
+                state, parent = (
+                    Path(f"/proc/{entry.name}/stat").read_text().rpartition(")")[2].split()[:2]
+                )
+            except OSError:
+                continue
+            children.setdefault(int(parent), []).append(int(entry.name))
+            zombies |= {int(entry.name)} if state in "ZX" else set()
+    found: set[int] = set()
+    pending = list(roots)
+    while pending:
+        below = children.get(pending.pop(), [])
+        found.update(below)
+        pending += below
+    return found - zombies

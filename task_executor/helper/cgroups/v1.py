@@ -1,0 +1,100 @@
+"""cgroup v1: one directory per controller, each below our own group there. Decides which words limit what."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterable
+from typing import Any
+
+from task_executor.helper.cgroups.base import PERIOD_US, CgroupDriver, Group, quota_us
+from task_executor.helper.loop import Job
+
+CONTROLLERS = ("cpu", "cpuacct", "cpuset", "memory", "freezer", "pids")
+_FREEZE_STEPS = 100  # of 5 ms; a process in uninterruptible sleep may never freeze
+
+
+class V1(CgroupDriver):
+    name = "v1"
+    accounting = ("memory", "cpuacct", "freezer", "pids")
+
+    def report(self) -> dict[str, str]:
+        words = {"cpu": "quota", "cpuset": "cgroup", "memory": "hard", "pids": "hard"}
+        enforced = {name: word for name, word in words.items() if name in self.base}
+        kill = "freezer" if "freezer" in self.base else "process tree"
+        return self._report(**{"cpuset": "affinity"} | enforced, kill=kill)
+
+    def open_up(self, path: str) -> None:
+        """An empty cpuset admits nobody (ENOSPC): every level starts with what its parent has."""
+        parent = path.rpartition("/")[0]
+        for file in ("cpuset.cpus", "cpuset.mems"):
+            if self.kernel.exists(f"{path}/{file}") and not self.kernel.read(f"{path}/{file}"):
+                self.put(f"{path}/{file}", self.kernel.read(f"{parent}/{file}"))
+        hierarchy = f"{path}/memory.use_hierarchy"
+        if self.kernel.exists(hierarchy) and self.kernel.read(hierarchy) == "0":
+            self.put(hierarchy, "1")
+
+    def apply(self, group: Group, limits: dict[str, Any], old: dict[str, Any] | None) -> None:
+        if cpu := group.get("cpu"):
+            self.put(f"{cpu}/cpu.cfs_period_us", str(PERIOD_US))
+            self.put(f"{cpu}/cpu.cfs_quota_us", str(quota_us(limits)))
+            self.put(
+                f"{cpu}/cpu.shares", str(max(2, min(262144, limits["cpu_milli"] * 1024 // 1000)))
+            )
+        if cpuset := group.get("cpuset"):
+            whole = self.base["cpuset"]
+            self.put(
+                f"{cpuset}/cpuset.cpus", limits["cpus"] or self.kernel.read(f"{whole}/cpuset.cpus")
+            )
+            self.put(
+                f"{cpuset}/cpuset.mems", limits["mems"] or self.kernel.read(f"{whole}/cpuset.mems")
+            )
+        if memory := group.get("memory"):
+            files = [f"{memory}/memory.limit_in_bytes", f"{memory}/memory.memsw.limit_in_bytes"]
+            if old and limits["memory_bytes"] > old["memory_bytes"]:
+                files.reverse()  # memory + swap may never be below memory, not even in between
+            for file in filter(self.kernel.exists, files):
+                self.put(file, str(limits["memory_bytes"]))
+        if pids := group.get("pids"):
+            self.put(f"{pids}/pids.max", str(limits["pids_max"] or "max"))
+
+    def counters(self, group: Group) -> dict[str, int]:
+        cpu_ns = self.count(group, "cpuacct", "cpuacct.usage")
+        found = {
+            "memory_current_bytes": self.count(group, "memory", "memory.usage_in_bytes"),
+            "memory_peak_bytes": self.count(group, "memory", "memory.max_usage_in_bytes"),
+            "cpu_usec": None if cpu_ns is None else cpu_ns // 1000,
+            "pids": self.count(group, "pids", "pids.current"),
+            "oom_kills": self.count(group, "memory", "memory.oom_control", "oom_kill"),
+        }
+        return {name: value for name, value in found.items() if value is not None}
+
+    def kill(self, group: Group, shims: Iterable[int] = ()) -> Job:
+        """Freeze, kill what is frozen, thaw; until empty and no zombie is charged any more."""
+        freezer = f"{group['freezer']}/freezer.state" if "freezer" in group else ""
+        while self.pids(group, ()):
+            if not freezer:
+                yield from super().kill(group)
+                continue
+            yield from self._frozen_kill(group, freezer)
+            yield 0.002
+        while self.count(group, "pids", "pids.current"):
+            yield 0.005
+
+    def _frozen_kill(self, group: Group, freezer: str) -> Job:
+        try:
+            self.kernel.write(freezer, "FROZEN")
+            for _ in range(_FREEZE_STEPS):
+                if self.kernel.read(freezer) == "FROZEN":
+                    break
+                yield 0.005
+                self.kernel.write(freezer, "FROZEN")
+            for pid in self.pids(group, ()):
+                self.signal(pid, signal.SIGKILL)
+        except FileNotFoundError:
+            return
+        finally:
+            self.thaw(group)
+
+    def thaw(self, group: Group) -> None:
+        if self.kernel.exists(f"{group.get('freezer')}/freezer.state"):
+            self.kernel.write(f"{group['freezer']}/freezer.state", "THAWED")

@@ -1,0 +1,119 @@
+"""cgroup v2: one tree. Processes live only in leaves (`daemon`, `shims`, one per task); inner nodes hold limits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from task_executor.helper.cgroups.base import PERIOD_US, CgroupDriver, Group, quota_us
+from task_executor.helper.loop import Job
+from task_executor.helper.protocol import Fault, expand
+
+CONTROLLERS = ("cpu", "cpuset", "memory", "pids")
+
+
+class V2(CgroupDriver):
+    name = "v2"
+    accounting = ("unified",)
+
+    def report(self) -> dict[str, str]:
+        words = {"cpu": "quota", "cpuset": "cgroup", "memory": "hard", "pids": "hard"}
+        has = self.kernel.read(f"{self.base['unified']}/cgroup.controllers").split()
+        enforced = {name: word for name, word in words.items() if name in has}
+        kill = (
+            "cgroup.kill"
+            if self.kernel.exists(f"{self.base['unified']}/cgroup.kill")
+            else "freezer"
+        )
+        return self._report(**{"cpuset": "affinity"} | enforced, kill=kill)
+
+    def open_up(self, path: str) -> None:
+        """Hand the controllers down, except into leaves; at a slot only what accounts for its tasks."""
+        leaf = path.rpartition("/")[2]
+        if leaf in ("shims", "daemon") or leaf.startswith("task-"):
+            return
+        is_slot = path.startswith(f"{self.base['unified']}/slots/")
+        wanted = ("memory", "pids") if is_slot else CONTROLLERS
+        on = set(self.kernel.read(f"{path}/cgroup.subtree_control").split())
+        for name in self.kernel.read(f"{path}/cgroup.controllers").split():
+            if name in wanted and name not in on:
+                self.kernel.write(f"{path}/cgroup.subtree_control", f"+{name}")
+
+    def apply(self, group: Group, limits: dict[str, Any], old: dict[str, Any] | None) -> None:
+        path = group["unified"]
+        has = self.kernel.read(f"{path}/cgroup.controllers").split()
+        if "cpu" in has:
+            quota = quota_us(limits)
+            self.put(f"{path}/cpu.max", f"{quota if quota >= 0 else 'max'} {PERIOD_US}")
+            self.put(f"{path}/cpu.weight", str(max(1, min(10000, limits["cpu_milli"] // 10))))
+        if "cpuset" in has:
+            self._bind(path, "cpus", limits["cpus"])
+            self._bind(path, "mems", limits["mems"])
+        if "memory" in has:
+            self._refuse_below_use(path, limits["memory_bytes"])
+            self.put(f"{path}/memory.max", str(limits["memory_bytes"]))
+            if self.kernel.exists(f"{path}/memory.swap.max"):
+                self.put(f"{path}/memory.swap.max", "0")
+        if "pids" in has:
+            self.put(f"{path}/pids.max", str(limits["pids_max"] or "max"))
+
+    def _bind(self, path: str, what: str, wanted: str) -> None:
+        """v2 takes any list and silently falls back to the parent's: what is effective must be inside."""
+        self.put(f"{path}/cpuset.{what}", wanted)
+        file = f"{path}/cpuset.{what}.effective"
+        effective = self.kernel.read(file)
+        if wanted and (not effective or not expand(effective) <= expand(wanted)):
+            message = f"{file}: wanted {wanted!r}, but {effective!r} is in effect"
+            raise Fault("CARVE_FAILED", message, file=file, wrote=wanted, read=effective)
+
+    def _refuse_below_use(self, path: str, memory_bytes: int) -> None:
+        """The kernel would reclaim what it can and then kill; only a page cache may have to go."""
+        parts = ("anon", "shmem", "unevictable", "slab_unreclaimable", "kernel_stack", "pagetables")
+        used = sum(self.count({"": path}, "", "memory.stat", part) or 0 for part in parts)
+        if used > memory_bytes:
+            message = f"memory.max of {memory_bytes} is below the {used} bytes in use"
+            raise Fault(
+                "CARVE_FAILED", message, file=f"{path}/memory.max", wrote=memory_bytes, read=used
+            )
+
+    def make_task(self, path: str) -> None:
+        """A task that is out of memory dies as a whole, its neighbours in the slot live."""
+        if self.kernel.exists(f"{path}/memory.oom.group"):
+            self.put(f"{path}/memory.oom.group", "1")
+
+    def make(self, group: Group) -> None:
+        super().make(group)
+        if group["unified"].rpartition("/")[2].startswith("task-"):
+            self.make_task(group["unified"])
+
+    def counters(self, group: Group) -> dict[str, int]:
+        found = {
+            "memory_current_bytes": self.count(group, "unified", "memory.current"),
+            "memory_peak_bytes": self.count(group, "unified", "memory.peak"),
+            "cpu_usec": self.count(group, "unified", "cpu.stat", "usage_usec"),
+            "pids": self.count(group, "unified", "pids.current"),
+            "oom_kills": self.count(group, "unified", "memory.events", "oom_kill"),
+        }
+        return {name: value for name, value in found.items() if value is not None}
+
+    def kill(self, group: Group, shims: Iterable[int] = ()) -> Job:
+        path = group["unified"]
+        if self.kernel.exists(f"{path}/cgroup.kill"):
+            while self.pids(group, ()):
+                self.kernel.write(f"{path}/cgroup.kill", "1")
+                yield 0.005
+        else:
+            yield from self._frozen_kill(group)
+        while self.count(group, "unified", "pids.current"):
+            yield 0.005
+
+    def _frozen_kill(self, group: Group) -> Job:
+        """Kernels before 5.14."""
+        freeze = f"{group['unified']}/cgroup.freeze"
+        if self.kernel.exists(freeze):
+            self.kernel.write(freeze, "1")
+        try:
+            yield from super().kill(group)
+        finally:
+            if self.kernel.exists(freeze):
+                self.kernel.write(freeze, "0")

@@ -1,0 +1,121 @@
+"""From fork to exec: what a task's process does to itself before the task's program runs.
+
+Decides the order: join the groups (before any user code), session, limits, privileges, directory, program.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import resource
+import signal
+from pathlib import Path
+from typing import Any, NoReturn
+
+from task_executor.helper.cgroups.base import Driver, Group
+from task_executor.helper.paths import blocked_directory
+from task_executor.helper.protocol import Fault, expand
+
+BEFORE_EXEC = b"fg-before-exec"  # the process name until the program's own replaces it
+_DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
+_PR_SET_NAME, _PR_CAPBSET_DROP, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 15, 24, 36, 38
+_prctl = ctypes.CDLL(None, use_errno=True).prctl  # resolved once, before any fork
+
+
+def become_subreaper() -> None:
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def default_signals() -> None:
+    signal.set_wakeup_fd(-1)
+    for signum in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        signal.signal(signum, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+
+
+def spare_from_oom(score: int) -> None:
+    """Best effort: only root may lower it. The host should lose a task rather than who watches over it."""
+    try:
+        Path("/proc/self/oom_score_adj").write_text(str(score))
+    except OSError:
+        return
+
+
+def become_task(
+    spec: dict[str, Any], driver: Driver, groups: Group, stdio: tuple[int, int, int], error_fd: int
+) -> NoReturn:
+    """Never returns: either the program runs, or the reason why not is written to error_fd as JSON."""
+    try:
+        _prctl(_PR_SET_NAME, BEFORE_EXEC, 0, 0, 0)
+        driver.enter(groups)
+        os.setsid()
+        default_signals()
+        spare_from_oom(0)
+        for number, fd in enumerate(stdio):
+            os.dup2(fd, number)
+        if spec["affinity"]:
+            os.sched_setaffinity(0, expand(spec["affinity"]))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        os.umask(0o022)
+        _drop_privileges(spec["uid"], spec["gid"])
+        _change_directory(spec["cwd"])
+        _execute(spec["argv"], spec["env"])
+    except Fault as fault:
+        error = fault
+    except BaseException as problem:
+        error = Fault("START_FAILED", f"{type(problem).__name__}: {problem}")
+    os.write(error_fd, json.dumps(error.as_dict()).encode()[:4096])
+    os._exit(127)
+
+
+def _drop_privileges(uid: int, gid: int) -> None:
+    """uid 0 (allowed only on request) keeps its capabilities; nobody gains new ones by exec."""
+    if os.geteuid() == 0:
+        capability = 0
+        while uid != 0 and _prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) == 0:
+            capability += 1
+        os.setgroups([])
+        os.setresgid(gid, gid, gid)
+        os.setresuid(uid, uid, uid)
+    if _prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
+        raise Fault("START_FAILED", "the kernel refused no_new_privs")
+
+
+def _change_directory(cwd: str) -> None:
+    try:
+        os.chdir(cwd)
+    except OSError as error:
+        blocked = blocked_directory(f"{cwd}/x")
+        why = f"user {os.getuid()} may not enter {blocked}" if blocked else error.strerror
+        raise Fault("CWD_UNAVAILABLE", f"cwd {cwd}: {why}", cwd=cwd, blocked=blocked) from None
+
+
+def _execute(argv: list[str], env: dict[str, str]) -> None:
+    """Like execvpe, with the task's PATH and as the task's user; says which directory was in the way."""
+    name, path, denied = argv[0], env.get("PATH", _DEFAULT_PATH), ""
+    candidates = [name] if "/" in name else [f"{part or '.'}/{name}" for part in path.split(":")]
+    for candidate in candidates:
+        try:
+            os.execve(candidate, argv, env)
+        except (FileNotFoundError, NotADirectoryError):
+            if not os.path.lexists(candidate):
+                continue
+            raise _not_executable(candidate, "its interpreter does not exist") from None
+        except PermissionError:
+            denied = denied or candidate
+        except OSError as error:
+            raise _not_executable(candidate, error.strerror or str(error)) from None
+    if denied:
+        blocked = blocked_directory(denied)
+        user = f"user {os.getuid()} may not"
+        raise _not_executable(
+            denied, f"{user} enter {blocked}" if blocked else f"{user} run it", blocked
+        )
+    where = "" if "/" in name else f" in PATH {path}"
+    raise Fault("COMMAND_NOT_FOUND", f"{name}: not found{where}", command=name, exit_code=127)
+
+
+def _not_executable(path: str, why: str, blocked: str | None = None) -> Fault:
+    message = f"{path}: {why}"
+    return Fault("COMMAND_NOT_EXECUTABLE", message, command=path, blocked=blocked, exit_code=126)

@@ -1,0 +1,100 @@
+"""Start the helper from the front, before grpc is imported, or find the one that already answers."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from task_executor.helper.protocol import decode, encode, frames
+from task_executor.helper.server import socket_address
+
+_ATTEMPTS, _PAUSE_S, _ANSWER_S = 20, 0.1, 5.0
+_ROOT = Path(__file__).resolve().parents[2]
+_PROGRAM = (
+    f"import sys; sys.path.insert(0, {str(_ROOT)!r});"
+    "from task_executor.helper.__main__ import main; sys.exit(main(sys.argv[1]))"
+)
+
+
+@dataclass(frozen=True)
+class HelperConfig:
+    """What the helper is told at its start. Paths are absolute.
+
+    `front_uid` may connect. Tasks run as `task_uid`/`task_gid` unless they name a number within the range; 0 only with
+    `allow_root_tasks`; without root everything runs as the helper's own user. `cgroup_parent`: the delegated group
+    ("/finegrain.slice/...") if it is not our own. `front_pid`: on v2 moved to a leaf together with the helper.
+    """
+
+    state_dir: str
+    socket_path: str
+    executor_id: str
+    front_uid: int
+    front_gid: int
+    cgroup_root: str = "/"
+    cgroup_parent: str | None = None
+    front_pid: int | None = None
+    isolation: str = "auto"
+    task_uid: int = 65534
+    task_gid: int = 65534
+    task_uid_min: int = 1
+    task_uid_max: int = 0
+    allow_root_tasks: bool = False
+    scratch_root: str | None = None
+
+
+class HelperNotStarted(RuntimeError):
+    """The helper did not come up; the message is what it said."""
+
+
+def start_helper(config: HelperConfig) -> int:
+    """The pid of a helper that answers at the socket: a live one is reused, else one is started, detached."""
+    said = ""
+    for _attempt in range(_ATTEMPTS):
+        if (hello := _hello(Path(config.socket_path))) is not None:
+            if hello["executor_id"] != config.executor_id:
+                raise HelperNotStarted(
+                    f"{config.socket_path} belongs to executor {hello['executor_id']}"
+                )
+            return int(hello["pid"])
+        log = Path(config.state_dir) / "helper.log"
+        log.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+        with log.open("ab") as output:
+            command = [
+                sys.executable,
+                "-I",
+                "-S",
+                "-X",
+                "utf8",
+                "-c",
+                _PROGRAM,
+                json.dumps(asdict(config)),
+            ]
+            subprocess.run(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, check=False
+            )
+        said = log.read_text(errors="replace")[-2000:]
+        time.sleep(_PAUSE_S if _attempt else 0)
+    raise HelperNotStarted(f"helper does not answer at {config.socket_path}: {said}")
+
+
+def _hello(path: Path) -> dict[str, Any] | None:
+    try:
+        with socket.socket(socket.AF_UNIX) as peer, socket_address(path) as address:
+            peer.settimeout(_ANSWER_S)
+            peer.connect(address)
+            peer.sendall(encode({"id": 1, "verb": "hello", "args": {}}))
+            inbox = bytearray()
+            while data := peer.recv(1 << 16):
+                inbox += data
+                for body in frames(inbox):
+                    result: dict[str, Any] = decode(body)["result"]
+                    return result
+    except OSError:
+        return None
+    return None

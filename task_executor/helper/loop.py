@@ -1,0 +1,110 @@
+"""One thread, one selector: descriptors, timers, dead children, and jobs.
+
+A job is a generator that yields how long it wants to wait: seconds, or a pair (descriptor, seconds) that also ends
+when the descriptor becomes readable. So a slow operation reads like a loop and blocks nobody.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import os
+import selectors
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Generator
+from typing import Any
+
+from task_executor.helper.protocol import Fault
+
+READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
+Job = Generator[float | tuple[int, float], None, Any]
+Done = Callable[[Any, Exception | None], None]
+
+
+def _report(_value: Any, error: Exception | None) -> None:
+    if error:
+        print("".join(traceback.format_exception(error)), file=sys.stderr, flush=True)  # noqa: T201
+
+
+def within(seconds: float, job: Job, too_late: Callable[[], Fault]) -> Job:
+    """The same job, ended by a Fault when it has taken too long."""
+    end = time.monotonic() + seconds
+    for step in job:
+        if time.monotonic() > end:
+            job.close()
+            raise too_late()
+        yield step
+
+
+class Loop:
+    """`on_child` is called after children may have died. One loop per process."""
+
+    def __init__(self, on_child: Callable[[], None]) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._timers: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+        self.running = True
+        wake_reader, wake_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(wake_writer, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # a handler, so that the wake-up is sent
+
+        def woken(_events: int) -> None:
+            os.read(wake_reader, 4096)
+            on_child()
+
+        self.watch(wake_reader, woken)
+
+    def watch(self, fd: int, callback: Callable[[int], None], events: int = READ) -> None:
+        if fd in self._selector.get_map():
+            self._selector.modify(fd, events, callback)
+        else:
+            self._selector.register(fd, events, callback)
+
+    def unwatch(self, fd: int) -> None:
+        if fd in self._selector.get_map():
+            self._selector.unregister(fd)
+
+    def later(self, seconds: float, callback: Callable[[], None]) -> None:
+        heapq.heappush(self._timers, (time.monotonic() + seconds, next(self._order), callback))
+
+    def run(self, job: Job, done: Done = _report) -> None:
+        """Run a job until it waits; `done(value, error)` is called once, at its end."""
+        try:
+            step = next(job)
+        except StopIteration as end:
+            return done(end.value, None)
+        except Exception as error:
+            return done(None, error)
+        fd, seconds = step if isinstance(step, tuple) else (-1, step)
+        waiting = [job]
+
+        def resume(_events: int = 0) -> None:
+            if waiting:
+                waiting.clear()
+                if fd >= 0:
+                    self.unwatch(fd)
+                self.run(job, done)
+
+        if fd >= 0:
+            self.watch(fd, resume)
+        return self.later(seconds, resume)
+
+    def serve(self) -> None:
+        """Run until `running` is cleared. A fault in a callback is reported and survived."""
+        while self.running:
+            wait = max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else None
+            for key, events in self._selector.select(wait):
+                if self._selector.get_map().get(key.fd) is key:  # not forgotten in this round
+                    self._guard(lambda key=key, events=events: key.data(events))  # type: ignore[misc]
+            while self._timers and self._timers[0][0] <= time.monotonic():
+                self._guard(heapq.heappop(self._timers)[2])
+
+    @staticmethod
+    def _guard(callback: Callable[[], None]) -> None:
+        try:
+            callback()
+        except Exception as error:
+            _report(None, error)

@@ -1,0 +1,236 @@
+"""Frames and requests on the helper's sockets, and the checks that every argument passes first.
+
+Decides what is well-formed: 4 bytes of length (big-endian), then that much JSON. Refuses to know what a verb does.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+PROTOCOL_VERSION = 1
+FRAME_BYTES_MAX = 1 << 20
+COMMAND_BYTES_MAX = 128 << 10  # argv and environment together
+CPU_NUMBER_MAX = 8191
+MEMORY_UNIT_BYTES = 65536  # one unit is at least one page everywhere, so the kernel never rounds
+ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_ENV_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_CPU_RANGE = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?")
+
+Check = Callable[[str, Any], Any]
+
+
+class Fault(Exception):  # noqa: N818 - it is also what a peer is told, not only an exception
+    """One refusal. `reason` is one of `finegrain.errors.Reason`; `details` are its variables."""
+
+    def __init__(self, reason: str, message: str, **details: Any) -> None:
+        super().__init__(message)
+        self.reason, self.message, self.details = reason, message, details
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"reason": self.reason, "message": self.message, "details": self.details}
+
+
+def _bad(field: str, value: Any, expected: str) -> Fault:
+    shown = repr(value)[:80]
+    message = f"{field} is {shown}; expected {expected}"
+    return Fault("INVALID_ARGUMENT", message, field=field, value=shown, expected=expected)
+
+
+def integer(low: int, high: int, unit: int = 1) -> Check:
+    def check(field: str, value: Any) -> int:
+        if type(value) is not int or not low <= value <= high or value % unit:
+            multiple = f", a multiple of {unit}" if unit > 1 else ""
+            raise _bad(field, value, f"an integer from {low} to {high}{multiple}")
+        return value
+
+    return check
+
+
+def flag(field: str, value: Any) -> bool:
+    if type(value) is not bool:
+        raise _bad(field, value, "true or false")
+    return value
+
+
+def text(field: str, value: Any) -> str:
+    if type(value) is not str or "\0" in value or _unencodable(value):
+        raise _bad(field, value, "valid Unicode text without NUL")
+    return value
+
+
+def absolute(field: str, value: Any) -> str:
+    if not text(field, value).startswith("/"):
+        raise _bad(field, value, "an absolute path")
+    return str(value)
+
+
+def _unencodable(value: str) -> bool:
+    return any("\ud800" <= character <= "\udfff" for character in value)
+
+
+def identifier(field: str, value: Any) -> str:
+    if type(value) is not str or not ID.fullmatch(value):
+        raise _bad(field, value, "1 to 128 of A-Z a-z 0-9 . _ - with a letter or digit first")
+    return value
+
+
+def cpu_list(field: str, value: Any) -> str:
+    """'' (not restricted) or a kernel list such as '0-3,8'."""
+    if type(value) is not str:
+        raise _bad(field, value, "a cpu list")
+    for part in value.split(",") if value else ():
+        match = _CPU_RANGE.fullmatch(part)
+        if not match or not int(match[1]) <= int(match[2] or match[1]) <= CPU_NUMBER_MAX:
+            raise _bad(field, value, f"a list such as 0-3,8 with numbers to {CPU_NUMBER_MAX}")
+    return value
+
+
+def expand(cpus: str) -> frozenset[int]:
+    """The numbers of a kernel list that has passed `cpu_list`."""
+    ends = [part.partition("-") for part in cpus.split(",") if part]
+    return frozenset(n for low, _, high in ends for n in range(int(low), int(high or low) + 1))
+
+
+def argv(field: str, value: Any) -> list[str]:
+    if type(value) is not list or not value or not all(type(item) is str for item in value):
+        raise _bad(field, value, "a list of text, program first")
+    checked = [text(field, item) for item in value]
+    if not checked[0] or sum(len(item.encode()) + 1 for item in checked) > COMMAND_BYTES_MAX:
+        raise _bad(field, value, f"a program and at most {COMMAND_BYTES_MAX} bytes in all")
+    return checked
+
+
+def environment(field: str, value: Any) -> dict[str, str]:
+    if type(value) is not dict:
+        raise _bad(field, type(value).__name__, "an object of names and text")
+    for key, item in value.items():  # a value may be a secret: it is never shown
+        if not _ENV_KEY.fullmatch(key):
+            raise _bad(field, key, "names of A-Z a-z 0-9 _ without a digit first")
+        if type(item) is not str or "\0" in item or _unencodable(item):
+            raise _bad(f"{field}[{key}]", "***", "valid Unicode text without NUL")
+    if sum(len(f"{key}={item}".encode()) + 1 for key, item in value.items()) > COMMAND_BYTES_MAX:
+        raise _bad(field, "too long", f"at most {COMMAND_BYTES_MAX} bytes in all")
+    return value
+
+
+class Field(NamedTuple):
+    check: Check
+    default: Any = ...  # ... means that the field is required; None that null is allowed
+
+
+Fields = Mapping[str, Field]
+_DAY_MS = 86_400_000
+_ALLOCATION = {"allocation_id": Field(identifier), "generation": Field(integer(1, 1 << 53))}
+_TASK = {"task_id": Field(identifier)}
+_LIMITS = _ALLOCATION | {
+    "cpu_milli": Field(integer(10, 10**8)),
+    "cpu_limit_milli": Field(integer(-1, 10**8), None),
+    "memory_bytes": Field(integer(MEMORY_UNIT_BYTES, 1 << 60, MEMORY_UNIT_BYTES)),
+    "cpus": Field(cpu_list, ""),
+    "mems": Field(cpu_list, ""),
+    "pids_max": Field(integer(1, 1 << 22), None),
+}
+_PAGE = {"after": Field(text, "")}
+_GRACE = {"grace_ms": Field(integer(0, _DAY_MS), 0)}
+_INPUT = {"offset": Field(integer(0, 1 << 60)), "data": Field(text, ""), "eof": Field(flag, False)}
+SIGNAL: dict[str, Field] = {"signum": Field(integer(1, 64))}
+HELPER_VERBS: Mapping[str, Fields] = {
+    "hello": {},
+    "create_slot": _LIMITS,
+    "resize_slot": _LIMITS,
+    "destroy_slot": _ALLOCATION | _GRACE,
+    "start_task": _TASK
+    | _ALLOCATION
+    | {
+        "argv": Field(argv),
+        "env": Field(environment),
+        "cwd": Field(absolute, None),
+        "uid": Field(integer(0, (1 << 32) - 2), None),
+        "gid": Field(integer(0, (1 << 32) - 2), None),
+        "stdin": Field(flag, False),
+        "log_limit_bytes": Field(integer(0, 1 << 50), 64 << 20),
+        "timeout_ms": Field(integer(1, 365 * _DAY_MS), None),
+    },
+    "signal_task": _TASK | SIGNAL,
+    "kill_task": _TASK | _GRACE,
+    "write_input": _TASK | _INPUT,
+    "inspect": _PAGE,
+    "usage": _PAGE,
+    "forget_task": _TASK,
+    "stop": {},
+}
+_USER = Field(integer(0, (1 << 32) - 2))
+CONFIG: Fields = {
+    "state_dir": Field(absolute),
+    "socket_path": Field(absolute),
+    "executor_id": Field(identifier),
+    "front_uid": _USER,
+    "front_gid": _USER,
+    "cgroup_root": Field(absolute, "/"),
+    "cgroup_parent": Field(absolute, None),
+    "front_pid": Field(integer(1, 1 << 22), None),
+    "isolation": Field(text, "auto"),
+    "task_uid": Field(_USER.check, 65534),
+    "task_gid": Field(_USER.check, 65534),
+    "task_uid_min": Field(_USER.check, 1),
+    "task_uid_max": Field(_USER.check, 0),
+    "allow_root_tasks": Field(flag, False),
+    "scratch_root": Field(absolute, None),
+}
+SHIM_VERBS: Mapping[str, Fields] = {"signal": SIGNAL, "kill": _GRACE, "input": _INPUT}
+
+
+def encode(message: Mapping[str, Any]) -> bytes:
+    body = json.dumps(message, separators=(",", ":")).encode()
+    if len(body) > FRAME_BYTES_MAX:
+        raise Fault("MESSAGE_TOO_LARGE", f"frame of {len(body)} bytes; at most {FRAME_BYTES_MAX}")
+    return len(body).to_bytes(4, "big") + body
+
+
+def frames(inbox: bytearray) -> Iterator[bytes]:
+    """Take the whole frames off `inbox`. Raises Fault on a length that no frame may have."""
+    while len(inbox) >= 4:
+        size = int.from_bytes(inbox[:4], "big")
+        if not 2 <= size <= FRAME_BYTES_MAX:
+            raise Fault("INVALID_ARGUMENT", f"frame of {size} bytes; expected 2 to 1 MiB")
+        if len(inbox) < 4 + size:
+            return
+        body = bytes(inbox[4 : 4 + size])
+        del inbox[: 4 + size]
+        yield body
+
+
+def decode(body: bytes) -> dict[str, Any]:
+    """The JSON object in a frame. Raises Fault for anything else, however deep or broken."""
+    try:
+        message = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise Fault("INVALID_ARGUMENT", f"frame is not JSON: {error}"[:200]) from None
+    if type(message) is not dict:
+        raise Fault("INVALID_ARGUMENT", "frame is not a JSON object")
+    return message
+
+
+def check_request(message: dict[str, Any], verbs: Mapping[str, Fields]) -> dict[str, Any]:
+    """The arguments of a request, checked and with defaults filled in. Raises Fault."""
+    verb, args = message.get("verb"), message.get("args", {})
+    if type(verb) is not str or verb not in verbs:
+        raise _bad("verb", verb, "one of " + ", ".join(verbs))
+    return check_fields(f"args of {verb}", args, verbs[verb])
+
+
+def check_fields(what: str, args: Any, fields: Fields) -> dict[str, Any]:
+    if type(args) is not dict or not fields.keys() >= args.keys():
+        unknown = sorted(args.keys() - fields.keys()) if type(args) is dict else args
+        raise _bad(what, unknown, "an object with " + ", ".join(fields))
+    checked = {}
+    for name, field in fields.items():
+        value = args.get(name, field.default)
+        if value is ...:
+            raise _bad(name, None, "a value")
+        is_default_null = value is None and field.default is None
+        checked[name] = None if is_default_null else field.check(name, value)
+    return checked

@@ -1,0 +1,155 @@
+"""A unix socket that speaks frames: used by the helper for the front, and by each shim for the helper.
+
+Decides who may speak (peer credentials) and that no peer, however wrong, stops the process. Refuses to know the verbs.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from task_executor.helper.loop import READ, WRITE, Loop
+from task_executor.helper.protocol import Fault, Fields, check_request, decode, encode, frames
+
+_CONNECTIONS_MAX = 8
+_OUTBOX_BYTES_MAX = 16 << 20  # a peer that does not read is dropped, not stored up for
+
+
+@contextmanager
+def socket_address(path: Path) -> Iterator[str]:
+    """A name for a socket that fits into the 107 bytes of sun_path, however deep it lies."""
+    directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{directory}/{path.name}"
+    finally:
+        os.close(directory)
+
+
+def listen(path: Path, uid: int, gid: int) -> socket.socket:
+    """A listening socket, 0600 and owned by uid before anybody can find it under its name."""
+    fresh = path.with_name(f"{path.name}.new")
+    fresh.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    umask = os.umask(0o177)
+    try:
+        with socket_address(fresh) as address:
+            listener.bind(address)
+    finally:
+        os.umask(umask)
+    listener.listen(16)
+    os.chown(fresh, uid, gid)
+    fresh.rename(path)
+    return listener
+
+
+class FrameServer:
+    """`handle(verb, args)` answers with a dict, or with a job that ends in one; both may raise Fault."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        listener: socket.socket,
+        uids: set[int],
+        verbs: Mapping[str, Fields],
+        handle: Callable[[str, dict[str, Any]], Any],
+    ) -> None:
+        self.loop, self.uids, self.verbs, self.handle = loop, uids, verbs, handle
+        self._listener = listener
+        self._connections: set[_Connection] = set()
+        loop.watch(listener.fileno(), self._accept)
+
+    def _accept(self, _events: int) -> None:
+        peer, _ = self._listener.accept()
+        peer.setblocking(False)
+        credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        _pid, uid, _gid = struct.unpack("3i", credentials)
+        if uid in self.uids and len(self._connections) < _CONNECTIONS_MAX:
+            self._connections.add(_Connection(self, peer))
+        else:
+            peer.close()
+
+    def broadcast(self, event: Mapping[str, Any]) -> None:
+        for connection in list(self._connections):
+            connection.send(event)
+
+    def drop(self, connection: _Connection) -> None:
+        self._connections.discard(connection)
+
+
+class _Connection:
+    def __init__(self, server: FrameServer, peer: socket.socket) -> None:
+        self._server, self._peer, self._fd = server, peer, peer.fileno()
+        self._inbox, self._outbox = bytearray(), bytearray()
+        self._open, self._closing = True, False
+        server.loop.watch(self._fd, self._ready)
+
+    def _ready(self, events: int) -> None:
+        try:
+            if events & WRITE and self._outbox:
+                del self._outbox[: self._peer.send(self._outbox)]
+            if events & READ and not self._closing:
+                self._receive()
+        except BlockingIOError:
+            pass
+        except OSError:
+            return self._close()
+        return self._settle()
+
+    def _receive(self) -> None:
+        data = self._peer.recv(1 << 18)
+        self._closing = not data
+        self._inbox += data
+        try:
+            for body in frames(self._inbox):
+                self._request(decode(body))
+        except Fault as fault:  # the stream cannot be trusted after this
+            self.send({"id": None, "ok": False, "error": fault.as_dict()})
+            self._closing = True
+
+    def _request(self, message: dict[str, Any]) -> None:
+        identity = message.get("id")
+
+        def done(value: Any, error: Exception | None) -> None:
+            if error is None:
+                return self.send({"id": identity, "ok": True, "result": value or {}})
+            if not isinstance(error, Fault):
+                error = Fault("INTERNAL", f"{type(error).__name__}: {error}"[:500])
+            return self.send({"id": identity, "ok": False, "error": error.as_dict()})
+
+        if type(identity) is not int or message.keys() - {"id", "verb", "args"}:
+            raise Fault("INVALID_ARGUMENT", "a request has an integer id, a verb and args")
+        try:
+            args = check_request(message, self._server.verbs)
+            answer = self._server.handle(message["verb"], args)
+        except Exception as error:
+            return done(None, error)
+        if isinstance(answer, Generator):
+            return self._server.loop.run(answer, done)
+        return done(answer, None)
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        if self._open:
+            try:
+                self._outbox += encode(message)
+            except Fault as fault:
+                refusal = {"id": message.get("id"), "ok": False, "error": fault.as_dict()}
+                self._outbox += encode(refusal)
+            self._settle()
+
+    def _settle(self) -> None:
+        if self._closing and not self._outbox or len(self._outbox) > _OUTBOX_BYTES_MAX:
+            return self._close()
+        wanted = (0 if self._closing else READ) | (WRITE if self._outbox else 0)
+        return self._server.loop.watch(self._fd, self._ready, wanted)
+
+    def _close(self) -> None:
+        if self._open:
+            self._open = False
+            self._server.loop.unwatch(self._fd)
+            self._peer.close()
+            self._server.drop(self)

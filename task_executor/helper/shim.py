@@ -1,0 +1,338 @@
+"""One process per task that outlives helper and front: a fork of the helper that starts, watches and buries the task.
+
+Decides when a task is over and what its exit record says. Refuses to know slots, other tasks and the front: whoever
+wants something asks at its control socket, whoever wants to know the end reads `exit.json`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any, NoReturn
+
+from task_executor.helper.cgroups.base import Driver, Group
+from task_executor.helper.child import (
+    BEFORE_EXEC,
+    become_subreaper,
+    become_task,
+    default_signals,
+)
+from task_executor.helper.loop import WRITE, Job, Loop, within
+from task_executor.helper.paths import boot_id, start_ticks, sync_directory, write_json
+from task_executor.helper.protocol import SHIM_VERBS, Fault
+from task_executor.helper.server import FrameServer, listen
+
+KILL_GRACE_S = 5.0  # between SIGTERM and SIGKILL when a task has timed out
+_INPUT_BYTES_MAX = 256 << 10
+_RECORD_BYTES = 4096  # reserved at the start, so that a full disk cannot lose an exit status
+_DRAIN_S, _REMOVE_S, _RETRIES = 2.0, 10.0, 60
+
+
+def run_shim(spec: dict[str, Any], directory: Path, driver: Driver, report_fd: int) -> NoReturn:
+    """The fork's whole life. Never returns into the helper's code."""
+    try:
+        os.setsid()
+        default_signals()
+        for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(signum, signal.SIG_IGN)
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+        for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
+            if int(name) != report_fd:
+                try:
+                    os.close(int(name))
+                except OSError:
+                    continue  # the descriptor of the listing itself
+        null = os.open("/dev/null", os.O_RDWR)
+        for number in range(3):
+            os.dup2(null, number)
+        become_subreaper()
+        driver.enter(driver.shims())
+        _Shim(spec, directory, driver, report_fd).live()
+    except BaseException as error:
+        exit_record = {"error": Fault("INTERNAL", f"shim: {error!r}"[:1000]).as_dict()}
+        if not (directory / "exit.json").exists():
+            write_json(directory / "exit.json", exit_record, 0o640)
+    finally:
+        os._exit(0)
+
+
+class _Log:
+    """The head of one stream, up to a limit; what comes after is counted, not kept."""
+
+    def __init__(self, path: Path, limit: int, gid: int) -> None:
+        self.kept = self.dropped = 0
+        self._limit = limit
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o640)
+        os.fchmod(self._file, 0o640)
+        os.fchown(self._file, -1, gid)
+
+    def add(self, data: bytes) -> None:
+        try:
+            written = os.write(self._file, data[: self._limit - self.kept])
+        except OSError:  # a full disk costs output, never the task
+            written = 0
+        self.kept += written
+        if written < len(data):
+            self.dropped, self._limit = self.dropped + len(data) - written, self.kept
+
+    def sync(self) -> None:
+        try:
+            os.fsync(self._file)
+        except OSError:
+            self.dropped = max(1, self.dropped)
+
+
+class _Shim:
+    def __init__(self, spec: dict[str, Any], directory: Path, driver: Driver, report: int) -> None:
+        self.spec, self.directory, self.driver, self.report_fd = spec, directory, driver, report
+        self.slot: Group = spec["slot"]
+        self.group = driver.task(self.slot, spec["task_id"])
+        self.loop = Loop(self._reap)
+        self.pid, self.status, self.timed_out, self.started = 0, -1, False, time.time()
+        self.used_usec, self.peak_bytes = 0, 0
+        self.inbox, self.received, self.input_fd, self.input_ends = bytearray(), 0, -1, False
+        gid, limit = spec["front_gid"], spec["log_limit_bytes"]
+        self.logs = {n: _Log(directory / f"{n}.log", limit, gid) for n in ("stdout", "stderr")}
+        self.reading: set[int] = set()
+
+    def live(self) -> None:
+        record = os.open(self.directory / "exit.json.new", os.O_WRONLY | os.O_CREAT, 0o640)
+        os.fchown(record, -1, self.spec["front_gid"])
+        os.write(record, b" " * _RECORD_BYTES)
+        os.fsync(record)
+        self._write_task()
+        control = listen(self.directory / "control", os.geteuid(), os.getegid())
+        FrameServer(self.loop, control, {0, os.geteuid()}, SHIM_VERBS, self._handle)
+        self.loop.run(self._life(record), self._ended)
+        self.loop.serve()
+
+    def _ended(self, _value: Any, error: Exception | None) -> None:
+        self.loop.running = False
+        if error:
+            raise error
+
+    def _write_task(self) -> None:
+        """Who we are, so that a later helper finds us. Values of the environment stay out of it."""
+        kept = {k: v for k, v in self.spec.items() if k not in ("env", "affinity", "front_gid")}
+        me = {"shim_pid": os.getpid(), "shim_start_ticks": start_ticks(os.getpid())}
+        task = {"pid": self.pid, "start_time_ticks": start_ticks(self.pid) if self.pid else 0}
+        extra = {"boot_id": boot_id(), "env_names": sorted(self.spec["env"]), "group": self.group}
+        write_json(self.directory / "task.json", kept | me | task | extra)
+
+    def _life(self, record: int) -> Job:
+        fault = None
+        try:
+            self.driver.make(self.group)
+            error_fd = self._fork()
+            yield from self._until_exec(error_fd)
+            self._write_task()
+            self._report({"pid": self.pid, "start_time_ticks": start_ticks(self.pid) or 0})
+            if self.spec["timeout_ms"]:
+                self.loop.later(self.spec["timeout_ms"] / 1000, self._time_is_up)
+            pidfd = os.pidfd_open(self.pid) if self.status < 0 else -1
+            while self.status < 0:
+                yield pidfd, 3600.0
+        except (Fault, OSError) as problem:
+            fault = problem if isinstance(problem, Fault) else Fault("START_FAILED", str(problem))
+        yield from self._bury(record, fault)
+
+    def _fork(self) -> int:
+        pipes = {name: os.pipe() for name in ("stdout", "stderr", "error")}
+        stdin, feed = os.pipe() if self.spec["stdin"] else (os.open("/dev/null", os.O_RDONLY), -1)
+        self.pid = os.fork()
+        if self.pid == 0:
+            stdio = (stdin, pipes["stdout"][1], pipes["stderr"][1])
+            groups = {**self.slot, **self.group}
+            become_task(self.spec, self.driver, groups, stdio, pipes["error"][1])
+        os.close(stdin)
+        for _reader, writer in pipes.values():
+            os.close(writer)
+        for name, log in self.logs.items():
+            self._collect(pipes[name][0], log)
+        if feed >= 0:
+            os.set_blocking(feed, False)
+            self.input_fd = feed
+        return pipes["error"][0]
+
+    def _collect(self, fd: int, log: _Log) -> None:
+        self.reading.add(fd)
+
+        def readable(_events: int) -> None:
+            data = os.read(fd, 1 << 16)
+            log.add(data)
+            if not data:
+                self.loop.unwatch(fd)
+                self.reading.discard(fd)
+                os.close(fd)
+
+        self.loop.watch(fd, readable)
+
+    def _until_exec(self, error_fd: int) -> Job:
+        """The pipe closes at exec, or at death before it; then the process still has its old name."""
+        yield error_fd, 3600.0
+        told = os.read(error_fd, 4096)
+        os.close(error_fd)
+        if told:
+            error = json.loads(told)
+            raise Fault(error["reason"], error["message"], **error["details"])
+        while self.status < 0 and self._name() == BEFORE_EXEC:
+            yield 0.001
+        if self.status >= 0 and self.died_before_exec:
+            if self.driver.counters(self.group).get("oom_kills"):
+                raise Fault(
+                    "LIMIT_TOO_SMALL",
+                    "out of memory before the program ran: limit too small to start",
+                )
+            raise Fault("START_FAILED", "killed before its program ran")
+
+    def _name(self) -> bytes:
+        try:
+            return Path(f"/proc/{self.pid}/comm").read_bytes().strip()
+        except OSError:
+            return b""
+
+    died_before_exec = False
+
+    def _reap(self) -> None:
+        """All that ends below us, orphans included; the task's own end decides."""
+        while True:
+            try:
+                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if ended is None:
+                return
+            if ended.si_pid == self.pid:
+                self.died_before_exec = self._name() == BEFORE_EXEC
+            _, status, usage = os.wait4(ended.si_pid, 0)
+            self.used_usec += round((usage.ru_utime + usage.ru_stime) * 1e6)
+            self.peak_bytes = max(self.peak_bytes, usage.ru_maxrss * 1024)
+            if ended.si_pid == self.pid:
+                self.status = status
+
+    def _time_is_up(self) -> None:
+        if self.status < 0:
+            self.timed_out = True
+            self._stop(KILL_GRACE_S)
+
+    def _stop(self, grace_s: float) -> None:
+        def kill() -> None:
+            if self.status < 0:
+                self.loop.run(self.driver.kill(self.group, [os.getpid()]))
+
+        if grace_s:
+            for pid in self.driver.pids(self.group, [os.getpid()]):
+                self.driver.signal(pid, signal.SIGTERM)
+        self.loop.later(grace_s, kill)
+
+    def _handle(self, verb: str, args: dict[str, Any]) -> dict[str, Any]:
+        if self.status >= 0 or not self.pid:
+            raise Fault("TASK_ENDED", f"task {self.spec['task_id']} does not run")
+        match verb:
+            case "signal":
+                os.killpg(
+                    self.pid, args["signum"]
+                )  # not reaped yet, so the number is still its own
+            case "kill":
+                self._stop(args["grace_ms"] / 1000)
+            case "input":
+                return self._take_input(args["offset"], args["data"].encode("latin-1"), args["eof"])
+        return {}
+
+    def _take_input(self, offset: int, data: bytes, eof: bool) -> dict[str, Any]:
+        """Takes what is new and fits; the caller repeats the rest. A closed stdin swallows everything."""
+        if not self.spec["stdin"]:
+            raise Fault("SLOT_NOT_READY", "the task was started without stdin")
+        if offset > self.received:
+            message = (
+                f"offset is {offset}; expected at most {self.received}, the bytes taken so far"
+            )
+            raise Fault("OUT_OF_RANGE", message, offset=offset, accepted=self.received)
+        new = data[self.received - offset :][: _INPUT_BYTES_MAX - len(self.inbox)]
+        if not self.input_ends:
+            self.received += len(new)
+            self.inbox += new
+            self.input_ends = eof and self.received >= offset + len(data)
+            self._feed()
+        return {"accepted_offset": self.received}
+
+    def _feed(self, _events: int = 0) -> None:
+        if self.input_fd < 0:
+            self.inbox.clear()
+            return
+        try:
+            while self.inbox:
+                del self.inbox[: os.write(self.input_fd, self.inbox)]
+        except BlockingIOError:
+            return self.loop.watch(self.input_fd, self._feed, WRITE)
+        except OSError:
+            self.inbox.clear()
+            self.input_ends = True
+        self.loop.unwatch(self.input_fd)
+        if self.input_ends:
+            os.close(self.input_fd)
+            self.input_fd = -1
+        return None
+
+    def _bury(self, record: int, fault: Fault | None) -> Job:
+        """What is left of the task dies with it; then the counters, the record, and the news."""
+        yield from self._attempt(self.driver.kill(self.group, [os.getpid()]))
+        self._reap()
+        end = time.monotonic() + _DRAIN_S
+        while self.reading and time.monotonic() < end:
+            yield 0.001
+        counters = self.driver.counters(self.group)
+        yield from self._attempt(self.driver.remove(self.group))
+        for log in self.logs.values():
+            log.sync()
+        body = json.dumps(self._exit_record(counters, fault)).encode().ljust(_RECORD_BYTES)
+        for attempt in range(_RETRIES):
+            try:
+                os.pwrite(record, body, 0)
+                os.fsync(record)
+                break
+            except OSError:
+                yield 1.0 if attempt else 0.1
+        (self.directory / "exit.json.new").rename(self.directory / "exit.json")
+        sync_directory(self.directory)
+        if fault:
+            self._report({"error": fault.as_dict()})
+
+    def _attempt(self, job: Job) -> Job:
+        """A group that does not go away keeps nobody from learning how the task ended."""
+        try:
+            yield from within(_REMOVE_S, job, lambda: Fault("INTERNAL", "group is still busy"))
+        except (Fault, OSError):
+            return
+
+    def _exit_record(self, counters: dict[str, int], fault: Fault | None) -> dict[str, Any]:
+        died = None if self.status < 0 else os.waitstatus_to_exitcode(self.status)
+        oom_kills = counters.get("oom_kills", 0)
+        return {
+            "exit_code": died if died is not None and died >= 0 else None,
+            "signal": -died if died is not None and died < 0 else None,
+            "oom_killed": oom_kills > 0 and died != 0,
+            "oom_kills": oom_kills,
+            "timed_out": self.timed_out,
+            "peak_memory_bytes": counters.get("memory_peak_bytes", self.peak_bytes),
+            "cpu_usec": counters.get("cpu_usec", self.used_usec),
+            "started_unix_ms": round(self.started * 1000),
+            "ended_unix_ms": round(time.time() * 1000),
+            "stdout_bytes": self.logs["stdout"].kept,
+            "stderr_bytes": self.logs["stderr"].kept,
+            "stdout_dropped_bytes": self.logs["stdout"].dropped,
+            "stderr_dropped_bytes": self.logs["stderr"].dropped,
+            "error": fault.as_dict() if fault else None,
+        }
+
+    def _report(self, message: dict[str, Any]) -> None:
+        if self.report_fd >= 0:
+            try:
+                os.write(self.report_fd, json.dumps(message).encode())
+            except OSError:
+                pass  # the helper is gone; a later one reads the files
+            os.close(self.report_fd)
+            self.report_fd = -1

@@ -1,0 +1,135 @@
+"""The slots of this executor: made, resized and destroyed, each with a record on disk of what was promised.
+
+Decides that a slot exists whole or not at all. Refuses to know who owns it and whether it fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from signal import SIGTERM
+from typing import Any
+
+from task_executor.helper.cgroups.base import Driver
+from task_executor.helper.loop import Job, within
+from task_executor.helper.paths import boot_id, read_json, sync_directory, write_json
+from task_executor.helper.protocol import Fault
+
+_DESTROY_S = 30.0
+
+
+class Slots:
+    """`shims_of(name)` gives the live shims of a slot's tasks."""
+
+    def __init__(self, state: Path, driver: Driver, shims_of: Callable[[str], list[int]]) -> None:
+        self.directory, self.driver, self.shims_of = state / "slots", driver, shims_of
+        self.directory.mkdir(mode=0o700, exist_ok=True)
+        self.limits: dict[str, dict[str, Any]] = {}
+        self.destroying: set[str] = set()
+
+    def adopt(self) -> list[str]:
+        """Take over what an earlier helper left. Returns the groups that no record names, to be destroyed."""
+        for path in self.directory.glob("*.json"):
+            record = read_json(path)
+            group = self.driver.slot(path.stem)
+            whole = all(self.driver.kernel.exists(directory) for directory in group.values())
+            if record and record["boot_id"] == boot_id() and whole:
+                self.limits[path.stem] = record["limits"]
+                self.driver.thaw(group)
+            else:
+                path.unlink()
+        found = set()
+        for directory in self.driver.slot("").values():
+            found |= {
+                p.rstrip("/").rpartition("/")[2] for p in self.driver.kernel.children(directory)
+            }
+        return sorted(found - self.limits.keys())
+
+    def need(self, args: dict[str, Any]) -> str:
+        name = slot_name(args)
+        if name not in self.limits:
+            raise Fault("ALLOCATION_UNKNOWN", f"no slot {name} on this executor", slot=name)
+        if name in self.destroying:
+            raise Fault("SLOT_NOT_READY", f"slot {name} is being destroyed", slot=name)
+        return name
+
+    def create(self, limits: dict[str, Any]) -> dict[str, Any]:
+        name = slot_name(limits)
+        if name in self.limits:
+            if self.limits[self.need(limits)] != limits:
+                raise Fault("ALREADY_EXISTS", f"slot {name} exists with other limits", slot=name)
+            return self.driver.report()
+        group = self.driver.slot(name)
+        try:
+            self.driver.make(group)
+            self.driver.apply(group, limits, None)
+            self._record(name, limits)
+        except (Fault, OSError) as error:
+            for _wait in range(3):  # nobody is in it, so removal needs no waiting
+                next(self.driver.remove(group), None)
+            if isinstance(error, Fault):
+                raise
+            raise Fault("CARVE_FAILED", f"{error}", file=str(error.filename)) from None
+        return self.driver.report()
+
+    def _record(self, name: str, limits: dict[str, Any]) -> None:
+        write_json(self.directory / f"{name}.json", {"boot_id": boot_id(), "limits": limits})
+        self.limits[name] = limits
+
+    def resize(self, limits: dict[str, Any]) -> dict[str, Any]:
+        """All new limits, or the old ones again."""
+        name = self.need(limits)
+        group, old = self.driver.slot(name), self.limits[name]
+        try:
+            self.driver.apply(group, limits, old)
+            self._record(name, limits)
+        except (Fault, OSError) as error:
+            self.driver.apply(group, old, limits)
+            raise error if isinstance(error, Fault) else Fault("CARVE_FAILED", str(error)) from None
+        return self.driver.report()
+
+    def destroy(self, name: str, grace_s: float = 0.0) -> Job:
+        """Ask, then kill until nothing lives, let the shims write what happened, then remove. Repeatable."""
+        while name in self.destroying:
+            yield 0.02
+        group = self.driver.slot(name)
+        self.destroying.add(name)
+        try:
+            if grace_s:
+                yield from self._ask_to_end(name, grace_s)
+            yield from within(_DESTROY_S, self._empty(name), lambda: self._not_empty(name))
+            (self.directory / f"{name}.json").unlink(missing_ok=True)
+            sync_directory(self.directory)
+            self.limits.pop(name, None)
+        finally:
+            self.destroying.discard(name)
+        return None
+
+    def _ask_to_end(self, name: str, grace_s: float) -> Job:
+        group = self.driver.slot(name)
+        for pid in self.driver.pids(group, self.shims_of(name)):
+            self.driver.signal(pid, SIGTERM)
+        while grace_s > 0 and self.driver.pids(group, self.shims_of(name)):
+            yield 0.02
+            grace_s -= 0.02
+
+    def _empty(self, name: str) -> Job:
+        group = self.driver.slot(name)
+        yield from self.driver.kill(group, self.shims_of(name))
+        while shims := self.shims_of(
+            name
+        ):  # one that was just starting puts its task in after the kill
+            yield 0.005
+            yield from self.driver.kill(group, shims)
+        yield from self.driver.kill(group)
+        yield from self.driver.remove(group)
+
+    def _not_empty(self, name: str) -> Fault:
+        left = sorted(self.driver.pids(self.driver.slot(name), self.shims_of(name)))
+        message = f"slot {name} is not empty after {_DESTROY_S:.0f} s; processes left: {left[:10]}"
+        return Fault("SLOT_NOT_READY", message, slot=name, pids=left[:10])
+
+
+def slot_name(args: dict[str, Any]) -> str:
+    """Safe as a directory name: the id has been checked, and the generation is a number."""
+    return f"{args['allocation_id']}.{args['generation']}"

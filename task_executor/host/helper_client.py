@@ -1,0 +1,308 @@
+"""The front's way to its helper: one unix socket, calls answered in any order, events as they come.
+
+Decides how long a call waits while the helper is away, and what may be repeated. Refuses to know what slots and tasks
+mean to the executor. All calls but `signal_task` and `stop` are idempotent and are sent again after a lost connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import AsyncIterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Self
+
+from finegrain import errors
+from finegrain.errors import FinegrainError, Reason
+from task_executor.helper.protocol import FRAME_BYTES_MAX, Fault, encode
+from task_executor.helper.server import socket_address
+from task_executor.host import helper_messages
+from task_executor.host.helper_messages import (
+    ExitRecord,
+    HelperEvent,
+    HelperInfo,
+    HelperState,
+    IsolationReport,
+    Reconnected,
+    SlotLimits,
+    SlotState,
+    SlotUsage,
+    TaskExited,
+    TaskOom,
+    TaskRecord,
+    TaskSpec,
+    TaskStarted,
+    TaskUsage,
+    Usage,
+)
+
+__all__ = [
+    "ExitRecord",
+    "HelperClient",
+    "HelperError",
+    "HelperEvent",
+    "HelperInfo",
+    "HelperState",
+    "HelperUnavailable",
+    "IsolationReport",
+    "Reconnected",
+    "SlotLimits",
+    "SlotState",
+    "SlotUsage",
+    "TaskExited",
+    "TaskOom",
+    "TaskRecord",
+    "TaskSpec",
+    "TaskStarted",
+    "TaskUsage",
+    "Usage",
+]
+
+GAP_S = 10.0  # how long a call waits for a helper that is away
+ANSWER_S = 90.0  # how long, beyond a grace, for one that is there: above every deadline of its own
+_BACKOFF_S_MIN, _BACKOFF_S_MAX = 0.05, 1.0
+_INPUT_CHUNK_BYTES = 128 << 10
+_EVENTS_MAX = 100_000
+
+_CLASSES: dict[str, type[FinegrainError]] = {
+    Reason.ALLOCATION_UNKNOWN: errors.NotFound,
+    Reason.TASK_UNKNOWN: errors.NotFound,
+    Reason.ALREADY_EXISTS: errors.AlreadyExists,
+    Reason.OUT_OF_RANGE: errors.OutOfRange,
+    Reason.USER_NOT_ALLOWED: errors.PermissionDenied,
+    Reason.OVER_LIMIT: errors.ResourceExhausted,
+    Reason.INTERNAL: FinegrainError,
+}
+
+
+class HelperError(errors.FailedPrecondition):
+    """The helper refused: `reason` says why, `details` hold its variables (file, wrote, read, blocked ...)."""
+
+
+class HelperUnavailable(errors.Unavailable):
+    """No helper answered at the socket within the deadline."""
+
+
+class HelperClient:
+    """One connection, kept up. Make it with `connect`, end it with `close`."""
+
+    def __init__(self, socket_path: Path) -> None:
+        self._path = socket_path
+        self._writer: asyncio.StreamWriter | None = None
+        self._connected = asyncio.Event()
+        self._calls: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._next_id = 0
+        self._events: asyncio.Queue[HelperEvent] = asyncio.Queue(_EVENTS_MAX)
+        self._keeper: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def connect(cls, socket_path: str | Path, deadline_s: float = GAP_S) -> Self:
+        """Raises HelperUnavailable if nobody answers within deadline_s."""
+        client = cls(Path(socket_path))
+        client._keeper = asyncio.create_task(client._keep_connected())
+        try:
+            await client._call("hello", {}, deadline_s=deadline_s)
+        except BaseException:
+            await client.close()
+            raise
+        return client
+
+    async def close(self) -> None:
+        """End the connection; helper and tasks go on."""
+        if self._keeper:
+            self._keeper.cancel()
+            await asyncio.gather(self._keeper, return_exceptions=True)
+            self._keeper = None
+
+    async def events(self) -> AsyncIterator[HelperEvent]:
+        """Task ends and reconnections, in order; one reader. Never ends by itself."""
+        while True:
+            yield await self._events.get()
+
+    async def hello(self) -> HelperInfo:
+        result = await self._call("hello", {})
+        return HelperInfo(**{**result, "isolation": IsolationReport(**result["isolation"])})
+
+    async def create_slot(self, limits: SlotLimits) -> IsolationReport:
+        """Raises CARVE_FAILED (details file, wrote, read) with nothing left behind; ALREADY_EXISTS."""
+        return IsolationReport(**await self._call("create_slot", asdict(limits)))
+
+    async def resize_slot(self, limits: SlotLimits) -> IsolationReport:
+        """All new limits, or the old ones and CARVE_FAILED."""
+        return IsolationReport(**await self._call("resize_slot", asdict(limits)))
+
+    async def destroy_slot(self, allocation_id: str, generation: int, grace_ms: int = 0) -> None:
+        """Returns when nothing of the slot lives and its groups are gone; an unknown slot is gone.
+
+        Raises SLOT_NOT_READY, naming processes, if something cannot be killed; it can be called again.
+        """
+        args = {"allocation_id": allocation_id, "generation": generation, "grace_ms": grace_ms}
+        await self._call("destroy_slot", args)
+
+    async def start_task(self, spec: TaskSpec) -> TaskStarted:
+        """Returns when the program runs. The same spec again is the same task.
+
+        Raises COMMAND_NOT_FOUND, COMMAND_NOT_EXECUTABLE, CWD_UNAVAILABLE, USER_NOT_ALLOWED, LIMIT_TOO_SMALL,
+        START_FAILED, ALLOCATION_UNKNOWN, SLOT_NOT_READY, ALREADY_EXISTS, INVALID_ARGUMENT; the task then never was.
+        """
+        args = asdict(spec) | {"argv": list(spec.argv), "env": dict(spec.env)}
+        return TaskStarted(**await self._call("start_task", args))
+
+    async def signal_task(self, task_id: str, signum: int) -> None:
+        """To the task's process group. Raises TASK_ENDED, TASK_UNKNOWN."""
+        await self._call("signal_task", {"task_id": task_id, "signum": signum}, repeat=False)
+
+    async def kill_task(self, task_id: str, grace_ms: int = 0) -> None:
+        """SIGTERM to all of the task, SIGKILL after the grace; returns at once, `TaskExited` follows."""
+        await self._call("kill_task", {"task_id": task_id, "grace_ms": grace_ms})
+
+    async def write_input(self, task_id: str, offset: int, data: bytes, eof: bool = False) -> int:
+        """Up to which offset the task's stdin has been taken; fewer than given means: try again a little later.
+
+        Offsets count from the start of stdin, so a repetition is harmless. eof holds once all of data is taken.
+        """
+        accepted, end = offset, offset + len(data)
+        while True:
+            chunk = data[accepted - offset :][:_INPUT_CHUNK_BYTES]
+            sent = accepted + len(chunk)
+            args = {"task_id": task_id, "offset": accepted, "data": chunk.decode("latin-1")}
+            result = await self._call("write_input", args | {"eof": eof and sent == end})
+            accepted = int(result["accepted_offset"])
+            if accepted != sent or sent == end:
+                return accepted
+
+    async def inspect(self) -> HelperState:
+        slots, tasks = await self._pages("inspect")
+        known = [helper_messages.task_record(task) for task in tasks]
+        return HelperState([helper_messages.slot_state(slot) for slot in slots], known)
+
+    async def usage(self) -> Usage:
+        slots, tasks = await self._pages("usage")
+        return Usage([SlotUsage(**slot) for slot in slots], [TaskUsage(**task) for task in tasks])
+
+    async def forget_task(self, task_id: str) -> None:
+        """Remove the ended task's directory and scratch. An unknown task is forgotten."""
+        await self._call("forget_task", {"task_id": task_id})
+
+    async def stop(self) -> None:
+        """End the helper, not the tasks."""
+        await self._call("stop", {}, repeat=False)
+
+    async def _pages(self, verb: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        slots, tasks, after = [], [], ""
+        while True:
+            page = await self._call(verb, {"after": after})
+            slots += page["slots"]
+            tasks += page["tasks"]
+            after = page["after"]
+            if not after:
+                return slots, tasks
+
+    async def _call(
+        self, verb: str, args: dict[str, Any], *, repeat: bool = True, deadline_s: float = GAP_S
+    ) -> dict[str, Any]:
+        """The deadline bounds the time without a helper, not the time that the helper takes."""
+        while True:
+            try:
+                async with asyncio.timeout(deadline_s):
+                    await self._connected.wait()
+                return await self._ask(verb, args)
+            except ConnectionError as error:
+                if not repeat:
+                    raise HelperUnavailable(
+                        f"the helper went away during {verb}; whether it was done is not known"
+                    ) from error
+            except TimeoutError:
+                message = f"no helper answers at {self._path} (waited {deadline_s:g} s for {verb})"
+                raise HelperUnavailable(message) from None
+
+    async def _ask(self, verb: str, args: dict[str, Any]) -> dict[str, Any]:
+        writer = self._writer
+        if writer is None:
+            raise ConnectionResetError("helper is away")
+        self._next_id += 1
+        number = self._next_id
+        answer = self._calls[number] = asyncio.get_running_loop().create_future()
+        try:
+            writer.write(_frame({"id": number, "verb": verb, "args": args}))
+            async with asyncio.timeout(ANSWER_S + args.get("grace_ms", 0) / 1000):
+                return await answer
+        except TimeoutError:
+            raise HelperUnavailable(f"the helper does not answer {verb}; is it stopped?") from None
+        finally:
+            self._calls.pop(number, None)
+
+    async def _keep_connected(self) -> None:
+        backoff_s, first = _BACKOFF_S_MIN, True
+        while True:
+            try:
+                with socket_address(self._path) as address:
+                    reader, writer = await asyncio.open_unix_connection(address)
+            except OSError:
+                await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))  # noqa: S311
+                backoff_s = min(backoff_s * 2, _BACKOFF_S_MAX)
+                continue
+            self._writer, backoff_s = writer, _BACKOFF_S_MIN
+            self._connected.set()
+            if not first:
+                self._publish(Reconnected())
+            first = False
+            try:
+                await self._read(reader)
+            finally:
+                self._lose(writer)
+            await asyncio.sleep(backoff_s)
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        while True:
+            try:
+                size = int.from_bytes(await reader.readexactly(4), "big")
+                if size > FRAME_BYTES_MAX:
+                    return
+                message = json.loads(await reader.readexactly(size))
+            except (asyncio.IncompleteReadError, OSError, ValueError):
+                return
+            if "event" in message:
+                self._publish(helper_messages.event(message))
+            elif (call := self._calls.get(message["id"])) and not call.done():
+                if message["ok"]:
+                    call.set_result(message["result"])
+                else:
+                    call.set_exception(_error(message["error"]))
+
+    def _publish(self, event: HelperEvent | None) -> None:
+        if event is None:
+            return
+        if self._events.full():  # nobody reads; a reconnection tells the next reader to look afresh
+            while not self._events.empty():
+                self._events.get_nowait()
+            event = Reconnected()
+        self._events.put_nowait(event)
+
+    def _lose(self, writer: asyncio.StreamWriter) -> None:
+        self._connected.clear()
+        self._writer = None
+        writer.close()
+        for call in self._calls.values():
+            if not call.done():
+                call.set_exception(ConnectionResetError("the helper went away"))
+
+
+def _frame(message: dict[str, Any]) -> bytes:
+    try:
+        return encode(message)
+    except Fault as fault:
+        expected = f"at most {FRAME_BYTES_MAX} bytes of JSON"
+        raise errors.InvalidArgument("request", fault.message, expected) from None
+
+
+def _error(content: dict[str, Any]) -> FinegrainError:
+    """The helper's refusal as one of our exceptions; an unknown reason counts as INTERNAL."""
+    name, message, details = content["reason"], content["message"], content["details"]
+    reason = Reason(name) if name in Reason.__members__ else Reason.INTERNAL
+    if reason is Reason.INVALID_ARGUMENT and "field" in details:
+        return errors.InvalidArgument(details["field"], details["value"], details["expected"])
+    kind = _CLASSES.get(reason, HelperError)
+    return kind(message, reason=reason, details=details)

@@ -1,0 +1,239 @@
+"""What the front and its helper say to each other, as types.
+
+Decides the shape of the front's side; the helper itself checks plain JSON (`task_executor/helper/protocol.py`), so
+that the privileged process imports nothing of this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class SlotLimits:
+    """The limits of one slot: one cgroup per (allocation_id, generation).
+
+    `cpu_limit_milli` is the hard cap: None caps at `cpu_milli`, -1 sets no cap (pinned slots). `memory_bytes` is a
+    multiple of 64 KiB. `cpus` and `mems` are kernel lists ("0-3,8"); "" leaves them unrestricted. `pids_max` None
+    sets no limit.
+    """
+
+    allocation_id: str
+    generation: int
+    cpu_milli: int
+    memory_bytes: int
+    cpu_limit_milli: int | None = None
+    cpus: str = ""
+    mems: str = ""
+    pids_max: int | None = None
+
+
+@dataclass(frozen=True)
+class TaskSpec:
+    """One task. Output is bounded by `log_limit_bytes` for each of stdout and stderr (the head is kept).
+
+    `cwd` None: a fresh scratch directory of the task. `uid`/`gid` None: the configured task user. `timeout_ms` None:
+    no limit. `env` is all that the task gets.
+    """
+
+    task_id: str
+    allocation_id: str
+    generation: int
+    argv: list[str]
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)  # values may be secrets
+    cwd: str | None = None
+    uid: int | None = None
+    gid: int | None = None
+    stdin: bool = False
+    log_limit_bytes: int = 64 << 20
+    timeout_ms: int | None = None
+
+
+@dataclass(frozen=True)
+class TaskStarted:
+    """The program runs (or has run already) as `pid`; start time in clock ticks since boot."""
+
+    pid: int
+    start_time_ticks: int
+
+
+@dataclass(frozen=True)
+class IsolationReport:
+    """What is really enforced, per dimension; `reason` and `fix` say why something is not, and the way out.
+
+    `cpu` quota|none, `cpuset` cgroup|affinity|none, `memory` hard|none, `pids` hard|none,
+    `kill` cgroup.kill|freezer|process tree, `driver` v1|v2|none.
+    """
+
+    driver: str
+    cpu: str
+    cpuset: str
+    memory: str
+    pids: str
+    kill: str
+    reason: str = ""
+    fix: str = ""
+
+    @property
+    def complete(self) -> bool:
+        """Whether every limit of a slot is enforced by the kernel."""
+        return (self.cpu, self.cpuset, self.memory, self.pids) == (
+            "quota",
+            "cgroup",
+            "hard",
+            "hard",
+        )
+
+
+@dataclass(frozen=True)
+class HelperInfo:
+    protocol_version: int
+    executor_id: str
+    pid: int
+    boot_id: str
+    uid: int
+    isolation: IsolationReport
+
+
+@dataclass(frozen=True)
+class TaskFault:
+    """Why a task has no ordinary end: a `finegrain.errors.Reason` and one sentence."""
+
+    reason: str
+    message: str
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ExitRecord:
+    """How a task ended; written and synced by its shim before anybody is told.
+
+    Exactly one of `exit_code`, `signal`, `error` is set. `oom_kills` counts processes of the task that the kernel
+    killed for memory; `oom_killed` says that it did not survive that. Peak memory is of the whole task where the
+    kernel counts it, else of its largest process. `*_dropped_bytes`: output beyond the log's limit.
+    """
+
+    exit_code: int | None = None
+    signal: int | None = None
+    oom_killed: bool = False
+    oom_kills: int = 0
+    timed_out: bool = False
+    peak_memory_bytes: int = 0
+    cpu_usec: int = 0
+    started_unix_ms: int = 0
+    ended_unix_ms: int = 0
+    stdout_bytes: int = 0
+    stderr_bytes: int = 0
+    stdout_dropped_bytes: int = 0
+    stderr_dropped_bytes: int = 0
+    error: TaskFault | None = None
+
+
+@dataclass(frozen=True)
+class TaskRecord:
+    """A task as the helper knows it. `state` running|exited; `pid` 0 while it is just starting."""
+
+    task_id: str
+    allocation_id: str
+    generation: int
+    state: str
+    pid: int
+    start_time_ticks: int
+    directory: Path
+    exit: ExitRecord | None
+
+
+@dataclass(frozen=True)
+class SlotState:
+    limits: SlotLimits
+    destroying: bool
+
+
+@dataclass(frozen=True)
+class HelperState:
+    """All slots and tasks that the helper has, from disk and cgroups: what a restarted front adopts."""
+
+    slots: list[SlotState]
+    tasks: list[TaskRecord]
+
+
+@dataclass(frozen=True)
+class SlotUsage:
+    """What the kernel counts now; None where it does not count (isolation none)."""
+
+    allocation_id: str
+    generation: int
+    memory_current_bytes: int | None = None
+    memory_peak_bytes: int | None = None
+    cpu_usec: int | None = None
+    pids: int | None = None
+    oom_kills: int | None = None
+
+
+@dataclass(frozen=True)
+class TaskUsage:
+    task_id: str
+    memory_current_bytes: int | None = None
+    memory_peak_bytes: int | None = None
+    cpu_usec: int | None = None
+    pids: int | None = None
+    oom_kills: int | None = None
+
+
+@dataclass(frozen=True)
+class Usage:
+    slots: list[SlotUsage]
+    tasks: list[TaskUsage]
+
+
+@dataclass(frozen=True)
+class TaskExited:
+    task_id: str
+    record: ExitRecord
+
+
+@dataclass(frozen=True)
+class TaskOom:
+    """The kernel killed something of this task for memory; comes before its `TaskExited`."""
+
+    task_id: str
+
+
+@dataclass(frozen=True)
+class Reconnected:
+    """Events may have been missed: ask `inspect()`."""
+
+
+HelperEvent = TaskExited | TaskOom | Reconnected
+
+
+def exit_record(content: Mapping[str, Any]) -> ExitRecord:
+    error = content.get("error")
+    fault = TaskFault(**error) if error else None
+    return ExitRecord(**{**content, "error": fault})
+
+
+def task_record(content: Mapping[str, Any]) -> TaskRecord:
+    end = content["exit"]
+    directory = Path(content["directory"])
+    known = {**content, "directory": directory, "exit": exit_record(end) if end else None}
+    return TaskRecord(**known)
+
+
+def slot_state(content: Mapping[str, Any]) -> SlotState:
+    limits = {name: value for name, value in content.items() if name != "destroying"}
+    return SlotState(SlotLimits(**limits), content["destroying"])
+
+
+def event(content: Mapping[str, Any]) -> HelperEvent | None:
+    """None for an event that this front does not know yet."""
+    match content.get("event"):
+        case "task_exited":
+            return TaskExited(content["task_id"], exit_record(content["record"]))
+        case "task_oom":
+            return TaskOom(content["task_id"])
+        case _:
+            return None
