@@ -1,0 +1,1 @@
+"""Calls between the processes: statuses, channels, tokens, wire forms, the guarded server."""

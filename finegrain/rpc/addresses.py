@@ -1,0 +1,66 @@
+"""Addresses as people write them: "host:port", IPv6 in brackets."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+
+from finegrain.errors import InvalidArgument
+
+_HOST_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,252}[A-Za-z0-9])?\.?")
+_EXPECTED = 'an address "host:port" such as 10.0.0.1:7170, host-a:7170 or [::1]:7170'
+
+
+def parse_address(text: str, field: str = "address") -> tuple[str, int]:
+    """Host (without brackets) and port (0 to 65,535; 0 makes sense for listening only).
+
+    Raises:
+        InvalidArgument: it is not of the form "host:port".
+    """
+    host, colon, port_text = text.rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    bare = host[1:-1] if bracketed else host
+    if not colon or not _is_host(bare, bracketed=bracketed):
+        raise InvalidArgument(field, text, _EXPECTED)
+    if not (port_text.isascii() and port_text.isdigit() and len(port_text) <= 5):
+        raise InvalidArgument(field, text, _EXPECTED)
+    if int(port_text) > 65_535:
+        raise InvalidArgument(field, text, "a port from 0 to 65535")
+    return bare, int(port_text)
+
+
+def check_dialable(text: str, field: str = "address") -> str:
+    """The address itself if one can connect to it.
+
+    Raises:
+        InvalidArgument: it is malformed, its port is 0, or its host stands for all interfaces.
+    """
+    host, port = parse_address(text, field)
+    if port == 0 or host in ("0.0.0.0", "::"):
+        raise InvalidArgument(field, text, "an address that others can connect to, not a wildcard")
+    return text
+
+
+def format_address(host: str, port: int) -> str:
+    """The inverse of `parse_address`."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_loopback(address: str) -> bool:
+    """True if only processes of this host can be meant by "host:port"."""
+    host, _ = parse_address(address)
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _is_host(host: str, *, bracketed: bool) -> bool:
+    if bracketed:
+        try:
+            return ipaddress.ip_address(host.partition("%")[0]).version == 6
+        except ValueError:
+            return False
+    return bool(_HOST_NAME.fullmatch(host))

@@ -1,0 +1,226 @@
+"""Errors on the wire: the one table from classes to gRPC statuses, and the way back.
+
+Decides the status, the details (google.rpc.Status with ErrorInfo, BadRequest, RetryInfo) and which
+class a status becomes again at the caller. Refuses to know any service.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, cast
+
+import grpc
+from google.protobuf.duration_pb2 import Duration
+from google.rpc import (  # type: ignore[import-untyped]
+    code_pb2,
+    error_details_pb2,
+    status_pb2,
+)
+
+from finegrain import errors
+from finegrain.errors import FinegrainError, InvalidArgument, Reason, ResourceExhausted, Unavailable
+from finegrain.v1 import slots_pb2
+
+DOMAIN = "finegrain"
+DETAILS_KEY = "grpc-status-details-bin"
+UNAVAILABLE_RETRY_S = 0.2
+"""Told to callers that get UNAVAILABLE; the client adds back-off and jitter of its own."""
+
+_TEXT_MAX = 800  # of a message: it travels twice in metadata, whose hard limit is 16 KiB
+_DETAIL_MAX = 200
+_DETAILS_MAX = 16
+
+STATUS_BY_CLASS: dict[type[FinegrainError], grpc.StatusCode] = {
+    errors.InvalidArgument: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.NotFound: grpc.StatusCode.NOT_FOUND,
+    errors.AlreadyExists: grpc.StatusCode.ALREADY_EXISTS,
+    errors.FailedPrecondition: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.OutOfRange: grpc.StatusCode.OUT_OF_RANGE,
+    errors.Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
+    errors.PermissionDenied: grpc.StatusCode.PERMISSION_DENIED,
+    errors.ResourceExhausted: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.Unavailable: grpc.StatusCode.UNAVAILABLE,
+    errors.StoreError: grpc.StatusCode.UNAVAILABLE,
+    errors.ConfigurationError: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.IllegalTransition: grpc.StatusCode.INTERNAL,
+    errors.InvariantBroken: grpc.StatusCode.INTERNAL,
+    errors.FinegrainError: grpc.StatusCode.INTERNAL,
+}
+"""Every class of the tree and its status; `finegrain.errors` says what each class means."""
+
+_CLASS_BY_STATUS: dict[grpc.StatusCode, type[FinegrainError]] = {
+    grpc.StatusCode.DEADLINE_EXCEEDED: errors.Unavailable,
+    grpc.StatusCode.UNIMPLEMENTED: errors.FailedPrecondition,
+}
+for _class, _status in STATUS_BY_CLASS.items():
+    _CLASS_BY_STATUS.setdefault(_status, _class)
+_CLASS_BY_STATUS[grpc.StatusCode.INTERNAL] = errors.FinegrainError
+
+_CLASS_BY_REASON: dict[Reason, type[FinegrainError]] = {
+    Reason.INVALID_ARGUMENT: errors.InvalidArgument,
+    Reason.MIXED_KNOWN_AND_UNKNOWN: errors.InvalidArgument,
+    Reason.MESSAGE_TOO_LARGE: errors.ResourceExhausted,
+    Reason.JOB_UNKNOWN: errors.NotFound,
+    Reason.ALLOCATION_UNKNOWN: errors.NotFound,
+    Reason.EXECUTOR_UNKNOWN: errors.NotFound,
+    Reason.TASK_UNKNOWN: errors.NotFound,
+    Reason.ALREADY_EXISTS: errors.AlreadyExists,
+    Reason.INSTANCE_CONFLICT: errors.AlreadyExists,
+    Reason.TOKEN_MISSING: errors.Unauthenticated,
+    Reason.TOKEN_WRONG: errors.Unauthenticated,
+    Reason.CLUSTER_TOKEN_NEEDED: errors.PermissionDenied,
+    Reason.JOB_SECRET_WRONG: errors.PermissionDenied,
+    Reason.OVER_LIMIT: errors.ResourceExhausted,
+    Reason.OUT_OF_RANGE: errors.OutOfRange,
+    Reason.NOT_LEADER: errors.Unavailable,
+    Reason.UNREACHABLE: errors.Unavailable,
+    Reason.STORE_UNAVAILABLE: errors.StoreError,
+    Reason.STORE_IN_USE: errors.StoreError,
+    Reason.STORE_SCHEMA: errors.StoreError,
+    Reason.STORE_CORRUPT: errors.StoreError,
+    Reason.DISK_FULL: errors.StoreError,
+    Reason.ADDRESS_IN_USE: errors.ConfigurationError,
+    Reason.CONFIGURATION: errors.ConfigurationError,
+    Reason.ILLEGAL_TRANSITION: errors.IllegalTransition,
+    Reason.INVARIANT_BROKEN: errors.InvariantBroken,
+    Reason.INTERNAL: errors.FinegrainError,
+}
+
+Metadata = tuple[tuple[str, str | bytes], ...]
+
+
+def status_code_of(error: FinegrainError) -> grpc.StatusCode:
+    """The status of an error by its nearest class in the table."""
+    return next(STATUS_BY_CLASS[base] for base in type(error).__mro__ if base in STATUS_BY_CLASS)
+
+
+def status_of(error: FinegrainError) -> tuple[grpc.StatusCode, str, Metadata]:
+    """What a server sends for an error: code, message, trailing metadata with the details."""
+    code = status_code_of(error)
+    message = _cut(error.message, _TEXT_MAX)
+    status = status_pb2.Status(code=code.value[0], message=message)
+    info = error_details_pb2.ErrorInfo(reason=error.reason.value, domain=DOMAIN)
+    for key, value in list(error.details.items())[:_DETAILS_MAX]:
+        info.metadata[key] = _cut(value, _DETAIL_MAX)
+    status.details.add().Pack(info)
+    if isinstance(error, InvalidArgument):
+        violation = error_details_pb2.BadRequest.FieldViolation(
+            field=_cut(error.field, _DETAIL_MAX), description=_cut(message, _DETAIL_MAX)
+        )
+        status.details.add().Pack(error_details_pb2.BadRequest(field_violations=[violation]))
+    if (retry_s := _retry_of(error)) is not None:
+        delay = Duration()
+        delay.FromMilliseconds(round(retry_s * 1000))
+        status.details.add().Pack(error_details_pb2.RetryInfo(retry_delay=delay))
+    return code, message, ((DETAILS_KEY, status.SerializeToString()),)
+
+
+def error_from_rpc(error: grpc.RpcError, address: str = "") -> FinegrainError:
+    """The error that a failed call stands for, of the same class as at the server.
+
+    Args:
+        error: from a blocking or an asyncio call.
+        address: whom the call was made to, named where nobody answered.
+    """
+    call = cast("grpc.Call", error)
+    code = call.code() if hasattr(error, "code") else grpc.StatusCode.UNKNOWN
+    text = (call.details() if hasattr(error, "details") else str(error)) or ""
+    status = _details_of(call.trailing_metadata() if hasattr(error, "trailing_metadata") else ())
+    info = _unpack(status, error_details_pb2.ErrorInfo)
+    if info is None or info.domain != DOMAIN:
+        return _bare(code, text, address)
+    retry = _unpack(status, error_details_pb2.RetryInfo)
+    retry_s = retry.retry_delay.ToMilliseconds() / 1000 if retry is not None else None
+    return _build(
+        _CLASS_BY_STATUS.get(code, FinegrainError), text, info.reason, info.metadata, retry_s
+    )
+
+
+def item_error(error: FinegrainError) -> slots_pb2.ItemError:
+    """The same error as the result of one item of a batch."""
+    return slots_pb2.ItemError(
+        reason=error.reason.value, message=error.message, details=error.details
+    )
+
+
+def error_from_item(item: slots_pb2.ItemError) -> FinegrainError:
+    """The error that an item's result stands for; the inverse of `item_error`."""
+    return _build(errors.FailedPrecondition, item.message, item.reason, item.details, None)
+
+
+def _build(
+    fallback: type[FinegrainError],
+    message: str,
+    reason_text: str,
+    details: Mapping[str, str],
+    retry_s: float | None,
+) -> FinegrainError:
+    """`fallback` is the class where the reason alone does not tell."""
+    reason = Reason(reason_text) if reason_text in Reason.__members__ else None
+    cls = _CLASS_BY_REASON.get(reason, fallback) if reason else fallback
+    kept = dict(details)
+    if reason is None and reason_text:
+        kept.setdefault("reason", reason_text)  # of a newer version
+    error: FinegrainError
+    if issubclass(cls, InvalidArgument):
+        error = InvalidArgument(kept.get("field", ""), "", kept.get("expected", ""))
+        error.message, error.args = message, (message,)
+        error.reason = reason or error.reason
+        error.details = kept
+    elif issubclass(cls, ResourceExhausted):
+        error = cls(message, reason=reason, details=kept, retry_after_s=retry_s)
+    else:
+        error = cls(message, reason=reason, details=kept)
+    return error
+
+
+def _bare(code: grpc.StatusCode, text: str, address: str) -> FinegrainError:
+    """An error that gRPC itself made: nobody of ours answered."""
+    where = address or "the server"
+    details = {"address": address} if address else {}
+    if code is grpc.StatusCode.UNAVAILABLE:
+        message = f"{where} cannot be reached ({text}); is it running, and is the address right?"
+        return Unavailable(message, details=details)
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return Unavailable(f"{where} did not answer in time ({text})", details=details)
+    if code is grpc.StatusCode.UNIMPLEMENTED:
+        return errors.FailedPrecondition(
+            f"{where} does not know this call ({text}); its version does not match ours",
+            reason=Reason.VERSION_MISMATCH,
+            details=details,
+        )
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        return ResourceExhausted(text, reason=Reason.MESSAGE_TOO_LARGE, details=details)
+    if code is grpc.StatusCode.CANCELLED:
+        return Unavailable(f"the call to {where} was cancelled ({text})", details=details)
+    return FinegrainError(f"{where} answered {code.name}: {text}", details=details)
+
+
+def _retry_of(error: FinegrainError) -> float | None:
+    if isinstance(error, ResourceExhausted):
+        return error.retry_after_s
+    return UNAVAILABLE_RETRY_S if isinstance(error, Unavailable) else None
+
+
+def _details_of(metadata: Iterable[Any] | None) -> status_pb2.Status:
+    status = status_pb2.Status(code=code_pb2.OK)
+    for key, value in metadata or ():
+        if key == DETAILS_KEY and isinstance(value, bytes):
+            try:
+                status.ParseFromString(value)
+            except ValueError:  # DecodeError: not ours
+                return status_pb2.Status()
+    return status
+
+
+def _unpack(status: status_pb2.Status, kind: type[Any]) -> Any:
+    for each in status.details:
+        if each.Is(kind.DESCRIPTOR):
+            found = kind()
+            each.Unpack(found)
+            return found
+    return None
+
+
+def _cut(text: str, longest: int) -> str:
+    return text if len(text) <= longest else text[: longest - 3] + "..."

@@ -1,0 +1,201 @@
+"""Between messages and the shared vocabulary, checked at the boundary.
+
+Decides what amounts, labels, times and durations on the wire mean and which are refused; `field` is
+always the path of the message in the request ("requests[3].profile"), so that the error names what
+to change. Hosts stand in `wire_topology.py` and are offered here, too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from finegrain.errors import InvalidArgument
+from finegrain.ids import LABEL_KEY_PATTERN, check_text
+from finegrain.resources import (
+    AMOUNT_MAX,
+    EXTENDED_PREFIX,
+    Amounts,
+    ResourceProfile,
+    extended_items,
+)
+from finegrain.rpc.wire_topology import (
+    isolation_from_proto,
+    isolation_to_proto,
+    topology_dict_to_proto,
+    topology_from_proto,
+    topology_to_proto,
+)
+from finegrain.v1 import resources_pb2
+
+__all__ = [
+    "amounts_from_proto",
+    "amounts_to_proto",
+    "check_amount",
+    "duration_ms_from_proto",
+    "duration_ms_to_proto",
+    "isolation_from_proto",
+    "isolation_to_proto",
+    "labels_from_proto",
+    "profile_from_proto",
+    "profile_to_proto",
+    "timestamp_ms_from_proto",
+    "timestamp_ms_to_proto",
+    "topology_dict_to_proto",
+    "topology_from_proto",
+    "topology_to_proto",
+]
+
+EXTENDED_NAME_PATTERN = re.compile(r"[a-z][a-z0-9_.-]{0,62}")
+EXTENDED_MAX = 64  # kinds of countable resources in one message
+LABELS_MAX = 64
+LABEL_VALUE_LENGTH_MAX = 128
+DURATION_MS_MAX = 10 * 366 * 24 * 3600 * 1000
+
+_PROFILE_FIELDS = (
+    "cpu_milli",
+    "task_heap_memory_bytes",
+    "task_off_heap_memory_bytes",
+    "managed_memory_bytes",
+    "network_memory_bytes",
+)
+_AMOUNT_FIELDS = (
+    "cpu_milli",
+    "memory_bytes",
+    "task_heap_memory_bytes",
+    "task_off_heap_memory_bytes",
+    "managed_memory_bytes",
+    "network_memory_bytes",
+)
+
+
+def check_amount(field: str, value: int) -> int:
+    """The value itself if it can be an amount.
+
+    Raises:
+        InvalidArgument: negative, or above `AMOUNT_MAX`.
+    """
+    if not 0 <= value <= AMOUNT_MAX:
+        raise InvalidArgument(field, value, f"an amount from 0 to {AMOUNT_MAX}")
+    return value
+
+
+def profile_from_proto(message: resources_pb2.ResourceProfile, field: str) -> ResourceProfile:
+    """A profile with every amount checked; minima are the RM's business.
+
+    Raises:
+        InvalidArgument: an amount is negative or too large, or a name malformed.
+    """
+    parts = {
+        name: check_amount(f"{field}.{name}", getattr(message, name)) for name in _PROFILE_FIELDS
+    }
+    extended = _extended_from_proto(message.extended, f"{field}.extended")
+    profile = ResourceProfile(**parts, extended=extended_items(extended))
+    if profile.memory_bytes > AMOUNT_MAX:
+        raise InvalidArgument(
+            f"{field}.*_memory_bytes", profile.memory_bytes, f"a sum of at most {AMOUNT_MAX}"
+        )
+    return profile
+
+
+def profile_to_proto(profile: ResourceProfile) -> resources_pb2.ResourceProfile:
+    """The inverse of `profile_from_proto`."""
+    return resources_pb2.ResourceProfile(
+        cpu_milli=profile.cpu_milli,
+        task_heap_memory_bytes=profile.task_heap_memory_bytes,
+        task_off_heap_memory_bytes=profile.task_off_heap_memory_bytes,
+        managed_memory_bytes=profile.managed_memory_bytes,
+        network_memory_bytes=profile.network_memory_bytes,
+        extended=dict(profile.extended),
+    )
+
+
+def amounts_from_proto(message: resources_pb2.ResourceAmounts, field: str) -> dict[str, int]:
+    """Amounts by dimension, without zeros.
+
+    Raises:
+        InvalidArgument: an amount is negative or too large, or a name malformed.
+    """
+    amounts = {
+        name: check_amount(f"{field}.{name}", getattr(message, name)) for name in _AMOUNT_FIELDS
+    }
+    for name, amount in _extended_from_proto(message.extended, f"{field}.extended").items():
+        amounts[EXTENDED_PREFIX + name] = amount
+    return {name: amount for name, amount in amounts.items() if amount}
+
+
+def amounts_to_proto(amounts: Amounts) -> resources_pb2.ResourceAmounts:
+    """The inverse of `amounts_from_proto`."""
+    message = resources_pb2.ResourceAmounts()
+    for name, amount in amounts.items():
+        if name.startswith(EXTENDED_PREFIX):
+            message.extended[name.removeprefix(EXTENDED_PREFIX)] = amount
+        else:
+            setattr(message, name, amount)
+    return message
+
+
+def labels_from_proto(labels: Mapping[str, str], field: str) -> tuple[tuple[str, str], ...]:
+    """Labels sorted by key.
+
+    Raises:
+        InvalidArgument: too many, a malformed key, or a value that is too long or not printable.
+    """
+    if len(labels) > LABELS_MAX:
+        raise InvalidArgument(field, f"{len(labels)} labels", f"at most {LABELS_MAX}")
+    for key, value in labels.items():
+        if not LABEL_KEY_PATTERN.fullmatch(key):
+            raise InvalidArgument(
+                f"{field} key", key, "1 to 63 characters out of A-Z a-z 0-9 . _ / -"
+            )
+        check_text(f"{field}[{key}]", value, longest=LABEL_VALUE_LENGTH_MAX, empty_ok=True)
+    return tuple(sorted(labels.items()))
+
+
+def timestamp_ms_to_proto(time_ms: int) -> Timestamp:
+    """A moment given in milliseconds since 1970."""
+    return Timestamp(seconds=time_ms // 1000, nanos=time_ms % 1000 * 1_000_000)
+
+
+def timestamp_ms_from_proto(message: Timestamp) -> int:
+    """Milliseconds since 1970."""
+    return message.seconds * 1000 + message.nanos // 1_000_000
+
+
+def duration_ms_to_proto(duration_ms: int) -> Duration:
+    """A duration of 0 or more milliseconds."""
+    return Duration(seconds=duration_ms // 1000, nanos=duration_ms % 1000 * 1_000_000)
+
+
+def duration_ms_from_proto(
+    message: Duration, field: str, *, smallest_ms: int = 0, largest_ms: int = DURATION_MS_MAX
+) -> int:
+    """Milliseconds, rounded up.
+
+    Raises:
+        InvalidArgument: outside of `smallest_ms` to `largest_ms`, or malformed.
+    """
+    duration_ms = message.seconds * 1000 - (-message.nanos // 1_000_000)
+    well_formed = abs(message.nanos) < 1_000_000_000
+    if not well_formed or not smallest_ms <= duration_ms <= largest_ms:
+        raise InvalidArgument(
+            field,
+            f"{duration_ms / 1000:g} s",
+            f"{smallest_ms / 1000:g} s to {largest_ms / 1000:g} s",
+        )
+    return duration_ms
+
+
+def _extended_from_proto(extended: Mapping[str, int], field: str) -> dict[str, int]:
+    if len(extended) > EXTENDED_MAX:
+        raise InvalidArgument(field, f"{len(extended)} names", f"at most {EXTENDED_MAX}")
+    for name, amount in extended.items():
+        if not EXTENDED_NAME_PATTERN.fullmatch(name):
+            raise InvalidArgument(
+                f"{field} key", name, "a name that matches [a-z][a-z0-9_.-]{0,62}"
+            )
+        check_amount(f"{field}[{name}]", amount)
+    return dict(extended)

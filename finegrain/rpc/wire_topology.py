@@ -1,0 +1,150 @@
+"""Hosts and what is enforced on them, between messages, the detector's model and stored data.
+
+Decides the wire form of `finegrain.topology.HostTopology`: what planning and people need, not all
+that detection found. The RM stores the message as JSON-able data (`topology_from_proto`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from google.protobuf.json_format import MessageToDict, ParseDict
+
+from finegrain.cpuset import CpuSet
+from finegrain.errors import InvalidArgument
+from finegrain.ids import check_text
+from finegrain.topology import Gpu, GpuHealth, HostTopology
+from finegrain.v1 import resources_pb2
+
+_TEXT_LENGTH_MAX = 1_000
+_NOTES_MAX = 100
+_CPU_LIST_LENGTH_MAX = 65_536
+
+
+def topology_to_proto(topology: HostTopology) -> resources_pb2.HostTopology:
+    """The wire form of what detection found."""
+    return resources_pb2.HostTopology(
+        online_cpus=str(topology.online),
+        allowed_cpus=str(topology.allowed),
+        isolated_cpus=str(topology.isolated),
+        cores=[
+            resources_pb2.Core(
+                cpus=str(core.cpus),
+                package_index=core.package,
+                numa_node_id=_known(core.numa_node),
+                l3_index=_known(core.l3_group),
+                kind="" if core.kind is None else topology.cpu_kinds[core.kind].name,
+            )
+            for core in topology.cores
+        ],
+        numa_nodes=[
+            resources_pb2.NumaNode(
+                numa_node_id=node.id,
+                cpus=str(node.cpus),
+                memory_bytes=node.normal_memory_bytes or 0,
+                distances=node.distances,
+            )
+            for node in topology.numa_nodes
+        ],
+        devices=[_gpu_to_proto(gpu) for gpu in topology.gpus],
+        memory_bytes=topology.memory_total_bytes or 0,
+        warnings=topology.warnings[:_NOTES_MAX],
+    )
+
+
+def topology_from_proto(message: resources_pb2.HostTopology, field: str) -> dict[str, object]:
+    """The checked message as JSON-able data; `topology_dict_to_proto` turns it back.
+
+    Raises:
+        InvalidArgument: a malformed cpu list, text with control characters, a negative amount.
+    """
+    for name in ("online_cpus", "allowed_cpus", "isolated_cpus"):
+        check_cpu_list(getattr(message, name), f"{field}.{name}")
+    for index, core in enumerate(message.cores):
+        check_cpu_list(core.cpus, f"{field}.cores[{index}].cpus")
+        _check_texts(core, ("kind",), f"{field}.cores[{index}]")
+    for index, node in enumerate(message.numa_nodes):
+        check_cpu_list(node.cpus, f"{field}.numa_nodes[{index}].cpus")
+        _check_not_negative(node.memory_bytes, f"{field}.numa_nodes[{index}].memory_bytes")
+    for index, device in enumerate(message.devices):
+        where = f"{field}.devices[{index}]"
+        texts = ("kind", "uuid", "pci_address", "model", "unavailable_reason")
+        _check_texts(device, texts, where)
+        check_cpu_list(device.local_cpus, f"{where}.local_cpus")
+        _check_not_negative(device.memory_bytes, f"{where}.memory_bytes")
+    _check_not_negative(message.memory_bytes, f"{field}.memory_bytes")
+    _check_lines(message.warnings, f"{field}.warnings")
+    return MessageToDict(message, preserving_proto_field_name=True)
+
+
+def topology_dict_to_proto(data: Mapping[str, object]) -> resources_pb2.HostTopology:
+    """Reads what `topology_from_proto` returned; fields of newer versions are ignored."""
+    return ParseDict(dict(data), resources_pb2.HostTopology(), ignore_unknown_fields=True)
+
+
+def isolation_to_proto(isolation: Mapping[str, object]) -> resources_pb2.IsolationReport:
+    """The message for {"cpu": ..., "cpuset": ..., ..., "notes": [...]}."""
+    return ParseDict(dict(isolation), resources_pb2.IsolationReport(), ignore_unknown_fields=True)
+
+
+def isolation_from_proto(message: resources_pb2.IsolationReport, field: str) -> dict[str, object]:
+    """The inverse of `isolation_to_proto`, without empty entries.
+
+    Raises:
+        InvalidArgument: a text is too long or holds control characters.
+    """
+    _check_texts(message, ("cpu", "cpuset", "memory", "pids", "kill", "driver"), field)
+    _check_lines(message.notes, f"{field}.notes")
+    return MessageToDict(message, preserving_proto_field_name=True)
+
+
+def check_cpu_list(text: str, field: str) -> str:
+    """The text itself if it is a cpu list of acceptable length (empty: no cpus).
+
+    Raises:
+        InvalidArgument: it is not.
+    """
+    if len(text) > _CPU_LIST_LENGTH_MAX:
+        raise InvalidArgument(
+            field, text, f"a cpu list of at most {_CPU_LIST_LENGTH_MAX} characters"
+        )
+    CpuSet.parse(text, field)
+    return text
+
+
+def _gpu_to_proto(gpu: Gpu) -> resources_pb2.Device:
+    return resources_pb2.Device(
+        kind="gpu",
+        uuid=gpu.uuid,
+        minor=_known(gpu.minor),
+        pci_address=gpu.pci_bus_id or "",
+        model=gpu.name,
+        memory_bytes=gpu.memory_bytes or 0,
+        numa_node_id=_known(gpu.numa_node),
+        local_cpus="" if gpu.cpus is None else str(gpu.cpus),
+        unavailable_reason="" if gpu.health is GpuHealth.OK else f"health: {gpu.health.value}",
+    )
+
+
+def _known(number: int | None) -> int:
+    return -1 if number is None else number
+
+
+def _check_texts(message: Any, names: tuple[str, ...], field: str) -> None:
+    for name in names:
+        check_text(
+            f"{field}.{name}", getattr(message, name), longest=_TEXT_LENGTH_MAX, empty_ok=True
+        )
+
+
+def _check_lines(lines: Any, field: str) -> None:
+    if len(lines) > _NOTES_MAX:
+        raise InvalidArgument(field, f"{len(lines)} lines", f"at most {_NOTES_MAX}")
+    for index, line in enumerate(lines):
+        check_text(f"{field}[{index}]", line, longest=_TEXT_LENGTH_MAX, empty_ok=True)
+
+
+def _check_not_negative(value: int, field: str) -> None:
+    if value < 0:
+        raise InvalidArgument(field, value, "0 or more")
