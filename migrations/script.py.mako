@@ -1,0 +1,17 @@
+"""${message}
+
+Forward only. Never edited once released.
+"""
+
+from alembic import op
+from sqlalchemy import Column
+
+revision = ${repr(up_revision)}
+down_revision = ${repr(down_revision)}
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    """${message}."""
+    ${upgrades if upgrades else "raise NotImplementedError"}

@@ -1,0 +1,145 @@
+"""Makes databases and brings them up to date.
+
+Decides that a database appears complete or not at all, and that an upgrade happens only while
+nobody leads, in one transaction, with a copy of the file kept where it is a file. Refuses to know
+what the migrations do.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sqlite3
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from sqlalchemy import Connection, insert
+
+from finegrain.errors import Reason, StoreError
+from resource_manager.storage import migrate, tables
+from resource_manager.storage.sqlite_errors import sqlite_errors
+from resource_manager.storage.sqlite_file import (
+    check_is_ours,
+    create_private,
+    locked,
+    os_errors,
+    put_in_place,
+    remove,
+    shm_of,
+    sqlite_engine,
+    temporary_name,
+    wal_of,
+)
+from resource_manager.storage.versions import check_not_ahead
+
+
+def fill(connection: Connection) -> None:
+    """The rows that every new database starts with."""
+    facts = {
+        "application": tables.APPLICATION,
+        "cluster_id": str(uuid.uuid4()),
+        "cluster_salt": secrets.token_hex(32),
+        "create_time_ms": str(time.time_ns() // 1_000_000),
+    }
+    connection.execute(insert(tables.meta), [{"key": k, "value": v} for k, v in facts.items()])
+    connection.execute(
+        insert(tables.leadership).values(id=1, holder="", rm_epoch=0, until_time_ms=0)
+    )
+
+
+def create_sqlite(path: Path) -> None:
+    """Make the database at `path`, unless somebody else has just done so.
+
+    Raises:
+        StoreError: the folder is not writable, the disk is full, or somebody is making it right
+            now.
+    """
+    with os_errors(path), locked(path, "finegrain making the database"):
+        if path.exists():
+            return
+        _refuse_orphaned_wal(path)
+        with _temporary(path) as temporary:
+            create_private(temporary)
+            with sqlite_errors(path), closing(sqlite3.connect(temporary)) as connection:
+                connection.execute(f"PRAGMA application_id = {tables.APPLICATION_ID}")
+                connection.execute("PRAGMA journal_mode = WAL")
+            _run_migrations(temporary, path, new=True)
+            put_in_place(temporary, path)
+
+
+def upgrade_sqlite(path: Path) -> int:
+    """Bring the database at `path` up to date; returns the version that it had.
+
+    A copy of the old one stays beside it as `<name>.before-<new version>`.
+
+    Raises:
+        StoreError: somebody leads (STORE_IN_USE), the schema is newer than this software
+            (STORE_SCHEMA), or the disk failed; the database is then as it was.
+    """
+    version = check_is_ours(path).schema_version
+    check_not_ahead(version, str(path))
+    if version == tables.SCHEMA_VERSION:
+        return version
+    with os_errors(path), locked(path, "finegrain db upgrade"):
+        version = check_is_ours(path).schema_version
+        if version < tables.SCHEMA_VERSION:
+            name = f"{path.name}.before-{migrate.revision_name(tables.SCHEMA_VERSION)}"
+            copy_sqlite(path, path.with_name(name))
+            _run_migrations(path, path, new=False)
+    return version
+
+
+def copy_sqlite(source: Path, target: Path) -> None:
+    """A complete copy as of one moment, durable under its name, while others read and write the
+    source.
+
+    Raises:
+        StoreError: either side failed; then there is no target, or still the old one.
+    """
+    with os_errors(target), _temporary(target) as temporary:
+        create_private(temporary)
+        with (
+            sqlite_errors(source),
+            closing(sqlite3.connect(f"{source.as_uri()}?mode=ro", uri=True)) as read,
+            closing(sqlite3.connect(temporary)) as write,
+        ):
+            read.backup(write)
+            # One file that can be carried away; opening it makes it a WAL database again.
+            write.execute("PRAGMA journal_mode = DELETE")
+        put_in_place(temporary, target)
+
+
+def _run_migrations(database: Path, shown: Path, *, new: bool) -> None:
+    engine = sqlite_engine(database, read_only=False, connections=1)
+    try:
+        with sqlite_errors(shown), engine.begin() as connection:
+            migrate.migrate(connection, tables.SCHEMA_VERSION)
+            if new:
+                fill(connection)
+    finally:
+        engine.dispose()
+
+
+@contextmanager
+def _temporary(path: Path) -> Iterator[Path]:
+    temporary = temporary_name(path)
+    try:
+        yield temporary
+    finally:
+        remove(temporary)
+
+
+def _refuse_orphaned_wal(path: Path) -> None:
+    """A log left beside a new database would be played into it."""
+    for orphan in (wal_of(path), shm_of(path)):
+        if os.path.lexists(orphan):
+            raise StoreError(
+                f"there is {orphan} but no {path}: the database was moved or deleted without its "
+                f"log, which may hold acknowledged requests; bring {path} back, or remove "
+                f"{orphan} to start with empty books",
+                reason=Reason.STORE_CORRUPT,
+                details={"path": path},
+            )

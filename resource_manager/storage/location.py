@@ -1,0 +1,67 @@
+"""Where a database is: the URL that operators write.
+
+Decides which URLs are understood. Refuses to know whether anything is there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from sqlalchemy import URL, make_url
+from sqlalchemy.exc import ArgumentError
+
+from finegrain.errors import ConfigurationError
+
+_EXPECTED = "expected sqlite:////absolute/path.db or postgresql://USER:PASSWORD@HOST:PORT/DATABASE"
+_POSTGRESQL = frozenset({"postgres", "postgresql", "postgresql+psycopg"})
+_SQLITE = frozenset({"sqlite", "sqlite+pysqlite"})
+
+
+@dataclass(frozen=True, slots=True)
+class DatabaseUrl:
+    """An understood URL; as text it hides the password."""
+
+    url: URL
+
+    @property
+    def is_sqlite(self) -> bool:
+        """True for a file, False for a server."""
+        return self.url.drivername == "sqlite"
+
+    @property
+    def path(self) -> Path:
+        """SQLite: the database file, absolute."""
+        return Path(self.url.database or "").absolute()
+
+    def __str__(self) -> str:
+        if self.is_sqlite:
+            return str(self.path)
+        return self.url.set(drivername="postgresql").render_as_string(hide_password=True)
+
+    @classmethod
+    def parse(cls, text: str) -> DatabaseUrl:
+        """Understand what an operator wrote.
+
+        Raises:
+            ConfigurationError: the text is not such a URL; passwords are not repeated in the
+                message.
+        """
+        try:
+            url = make_url(text)
+        except (ArgumentError, ValueError):
+            raise ConfigurationError(f"the database URL is not readable; {_EXPECTED}") from None
+        if url.drivername in _POSTGRESQL:
+            return cls(url.set(drivername="postgresql+psycopg"))
+        shown = url.render_as_string(hide_password=True)
+        if url.drivername not in _SQLITE:
+            raise ConfigurationError(f"database URL {shown}: unknown database; {_EXPECTED}")
+        if url.database in (None, "", ":memory:"):
+            raise ConfigurationError(
+                f"database URL {shown}: the books must outlive the process; {_EXPECTED}"
+            )
+        if url.query or url.host:
+            raise ConfigurationError(
+                f"database URL {shown}: a file takes neither host nor options; {_EXPECTED}"
+            )
+        return cls(url.set(drivername="sqlite"))

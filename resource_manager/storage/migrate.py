@@ -1,0 +1,75 @@
+"""Runs the migrations: from whatever version a database has to the one this software knows.
+
+Decides where the migration files are (in a wheel beside this package, in a checkout at the root)
+and that a run is one transaction. Refuses to know what the single migrations do.
+"""
+
+from __future__ import annotations
+
+import importlib.resources
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sqlalchemy import Connection, inspect, text
+
+from finegrain.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from alembic.config import Config
+
+
+def migrations_folder() -> Path:
+    """Where `env.py` and `versions/` are.
+
+    Raises:
+        ConfigurationError: this installation is incomplete.
+    """
+    package = Path(os.fspath(importlib.resources.files("resource_manager")))  # type: ignore[call-overload]
+    for folder in (package / "migrations", package.parent / "migrations"):
+        if (folder / "env.py").is_file():
+            return folder
+    raise ConfigurationError(f"no migrations beside {package}; install finegrain again")
+
+
+def _config(connection: Connection | None = None) -> Config:
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", str(migrations_folder()).replace("%", "%%"))
+    config.attributes["connection"] = connection
+    return config
+
+
+def steps(from_version: int) -> list[str]:
+    """What is to be done from this version on, oldest first: "0002 what it does"."""
+    from alembic.script import ScriptDirectory
+
+    script = ScriptDirectory.from_config(_config())
+    return [
+        f"{revision.revision} {revision.doc}"
+        for revision in reversed(list(script.walk_revisions()))
+        if int(revision.revision) > from_version
+    ]
+
+
+def migrate(connection: Connection, to_version: int) -> None:
+    """Bring the database up to a version inside the connection's transaction."""
+    from alembic import command
+
+    command.upgrade(_config(connection), revision_name(to_version))
+    if connection.dialect.name == "sqlite":
+        connection.exec_driver_sql(f"PRAGMA user_version = {int(to_version)}")
+
+
+def revision_name(version: int) -> str:
+    """How migration number `version` is called."""
+    return f"{version:04d}"
+
+
+def recorded_version(connection: Connection) -> int:
+    """The version a database says it has; 0: none."""
+    if not inspect(connection).has_table("alembic_version"):
+        return 0
+    found = connection.scalar(text("SELECT version_num FROM alembic_version"))
+    return int(found) if found and str(found).isdecimal() else 0

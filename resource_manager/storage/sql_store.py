@@ -1,0 +1,218 @@
+"""What both databases do alike: a batch into tables, tables into a snapshot, logs by position.
+
+Decides the order of writes within a transaction. Refuses to know how a transaction is fenced, how
+connections are made and what a driver's error means; each database says that for itself.
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection, Engine, Select, select, union_all
+
+from finegrain.errors import ConfigurationError, StoreError
+from resource_manager.engine.effects import Changes, Snapshot
+from resource_manager.engine.entities import ClusterEvent, JobEvent
+from resource_manager.storage import rows, tables
+from resource_manager.storage.location import DatabaseUrl
+from resource_manager.storage.rows import Codec
+from resource_manager.storage.statements import Statements
+from resource_manager.storage.store import NotLeader, Store
+
+T = TypeVar("T")
+
+
+class SqlStore(Store):
+    """A store on two engines: one that writes, one that only reads."""
+
+    def __init__(
+        self,
+        location: DatabaseUrl,
+        *,
+        writer: Engine | None,
+        reader: Engine,
+        statements: Statements,
+    ) -> None:
+        self.location = location
+        self._writer = writer
+        self._reader = reader
+        self._statements = statements
+        self._write_lock = threading.Lock()
+        self._holder = ""
+        self._rm_epoch = 0
+        self._closed = False
+
+    @abstractmethod
+    def _fence(self, connection: Connection) -> bool:
+        """Whether this store leads at its epoch; holds for the rest of the transaction."""
+
+    @abstractmethod
+    def _errors(self) -> AbstractContextManager[None]:
+        """Turns the driver's errors into ours."""
+
+    def _writer_engine(self) -> Engine:
+        if self._writer is None:
+            raise ConfigurationError(f"the database {self.location} was opened read-only")
+        return self._writer
+
+    @contextmanager
+    def _writing(self) -> Iterator[Connection]:
+        """One write transaction, not yet fenced."""
+        writer = self._writer_engine()
+        with self._write_lock:
+            self._must_be_open()
+            with self._errors(), writer.begin() as connection:
+                yield connection
+
+    @contextmanager
+    def _reading(self) -> Iterator[Connection]:
+        """One consistent view."""
+        self._must_be_open()
+        with self._errors(), self._reader.begin() as connection:
+            yield connection
+
+    def _must_be_open(self) -> None:
+        if self._closed:
+            raise StoreError(f"the database {self.location} was closed by this process")
+
+    def _not_leader(self) -> NotLeader:
+        return NotLeader(
+            f"this resource manager no longer leads at epoch {self._rm_epoch}: another has taken "
+            f"over the database {self.location}; stop this one",
+            details={"rm_epoch": self._rm_epoch, "holder": self._holder},
+        )
+
+    def commit(self, changes: Changes) -> None:
+        """See `Store.commit`."""
+        prepared = _PreparedChanges(changes)
+        with self._writing() as connection:
+            if not self._rm_epoch or not self._fence(connection):
+                raise self._not_leader()
+            prepared.apply(connection, self._statements)
+
+    def load(self) -> Snapshot:
+        """See `Store.load`."""
+        with self._reading() as connection:
+            return Snapshot(
+                rm_epoch=connection.scalar(select(tables.leadership.c.rm_epoch)) or 0,
+                jobs=_all(connection, rows.JOBS),
+                requests=_all(connection, rows.REQUESTS),
+                slots=_all(connection, rows.SLOTS),
+                executors=_all(connection, rows.EXECUTORS),
+                counters={row[0]: row[1] for row in connection.execute(_COUNTERS)},
+            )
+
+    def read_job_events(self, job_id: str, after_sequence: int, limit: int) -> list[JobEvent]:
+        """See `Store.read_job_events`."""
+        log = tables.job_events
+        query = (
+            select(log)
+            .where(log.c.job_id == job_id, log.c.sequence > after_sequence)
+            .order_by(log.c.sequence)
+            .limit(limit)
+        )
+        with self._reading() as connection:
+            return _decoded(connection, query, rows.JOB_EVENTS)
+
+    def read_cluster_events(
+        self, from_sequence: int, limit: int, subject_id: str = ""
+    ) -> list[ClusterEvent]:
+        """See `Store.read_cluster_events`."""
+        with self._reading() as connection:
+            query = _cluster_events(from_sequence, limit, subject_id)
+            found = _decoded(connection, query, rows.CLUSTER_EVENTS)
+        return found if from_sequence else found[::-1]
+
+    def meta(self, key: str) -> str | None:
+        """See `Store.meta`."""
+        with self._reading() as connection:
+            found = connection.scalar(select(tables.meta.c.value).where(tables.meta.c.key == key))
+        return None if found is None else str(found)
+
+
+class _PreparedChanges:
+    """A batch as rows: encoded before the transaction begins, so that it is short."""
+
+    def __init__(self, changes: Changes) -> None:
+        alive = {job.job_id for job in changes.jobs}
+        gone = set(changes.deleted_jobs) - alive
+        self._changes = changes
+        # Parents first: requests and events refer to jobs.
+        self._upserts = (
+            (tables.jobs, _encoded(rows.JOBS, changes.jobs)),
+            (
+                tables.requests,
+                _encoded(rows.REQUESTS, [r for r in changes.requests if r.job_id not in gone]),
+            ),
+            (tables.slots, _encoded(rows.SLOTS, changes.slots)),
+            (tables.executors, _encoded(rows.EXECUTORS, changes.executors)),
+            (
+                tables.job_events,
+                _encoded(rows.JOB_EVENTS, [e for e in changes.job_events if e.job_id not in gone]),
+            ),
+            (tables.cluster_events, _encoded(rows.CLUSTER_EVENTS, changes.cluster_events)),
+            (tables.counters, list(changes.counters.items())),
+        )
+
+    def apply(self, connection: Connection, statements: Statements) -> None:
+        """Deletions, rows, then what the logs no longer keep."""
+        changes = self._changes
+        jobs = [(job_id,) for job_id in changes.deleted_jobs]
+        executors = [(executor_id,) for executor_id in changes.deleted_executors]
+        statements.delete(connection, tables.jobs, ("job_id",), jobs)
+        statements.delete(
+            connection, tables.slots, ("allocation_id", "generation"), changes.deleted_slots
+        )
+        statements.delete(connection, tables.executors, ("executor_id",), executors)
+        for table, encoded in self._upserts:
+            statements.upsert(connection, table, encoded)
+        statements.trim(
+            connection, tables.job_events, "job_id", "sequence", changes.trimmed_job_events
+        )
+        if changes.trimmed_cluster_events is not None:
+            log = tables.cluster_events
+            connection.execute(log.delete().where(log.c.sequence <= changes.trimmed_cluster_events))
+
+
+_COUNTERS = select(tables.counters.c.name, tables.counters.c.value)
+
+
+def _encoded(codec: Codec[T], entities: Sequence[T]) -> list[rows.Row]:
+    encode = codec.encode
+    return [encode(entity) for entity in entities]
+
+
+def _decoded(connection: Connection, query: Select[Any], codec: Codec[T]) -> list[T]:
+    decode = codec.decode
+    return [decode(row) for row in connection.execute(query).all()]
+
+
+def _all(connection: Connection, codec: Codec[T]) -> list[T]:
+    return _decoded(connection, select(codec.table), codec)
+
+
+def _cluster_events(from_sequence: int, limit: int, subject_id: str) -> Select[Any]:
+    """Newest first where `from_sequence` is 0, else oldest first."""
+    log = tables.cluster_events
+
+    def part(*conditions: Any) -> Select[Any]:
+        query = select(log).where(*conditions).limit(limit)
+        if from_sequence:
+            return query.where(log.c.sequence >= from_sequence).order_by(log.c.sequence)
+        return query.order_by(log.c.sequence.desc())
+
+    if not subject_id:
+        return part()
+    # One ordered, limited walk per index; `<> ''` tells the planner that the partial index will do.
+    found = union_all(
+        *(
+            select(part(log.c[subject] == subject_id, log.c[subject] != "").subquery())
+            for subject in tables.CLUSTER_EVENT_SUBJECTS
+        )
+    ).subquery()
+    order = found.c.sequence if from_sequence else found.c.sequence.desc()
+    return select(found).distinct().order_by(order).limit(limit)

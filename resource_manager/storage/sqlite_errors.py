@@ -1,0 +1,101 @@
+"""What SQLite's errors mean to an operator.
+
+Decides class, reason and way out for each. Refuses to know what was being done.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from sqlalchemy.exc import DBAPIError
+
+from finegrain.errors import FinegrainError, InvariantBroken, Reason, StoreError
+
+_PRIMARY = 0xFF
+"""Extended result codes carry the primary one in their low byte."""
+
+
+@contextmanager
+def sqlite_errors(path: Path) -> Iterator[None]:
+    """Turns SQLite's errors about the database at `path` into ours."""
+    try:
+        yield
+    except DBAPIError as error:
+        raise translated(error.orig or error, path) from error
+    except (sqlite3.Error, OverflowError, UnicodeError) as error:
+        raise translated(error, path) from error
+
+
+def is_io_error(error: FinegrainError) -> bool:
+    """True if SQLite could not write or sync: what the kernel still holds of the file cannot be
+    trusted."""
+    return error.details.get("sqlite_error", "").startswith("SQLITE_IOERR")
+
+
+def translated(error: BaseException, path: Path) -> FinegrainError:
+    """The error to raise for one of the driver's."""
+    code = getattr(error, "sqlite_errorcode", None)
+    name = str(getattr(error, "sqlite_errorname", type(error).__name__))
+    details = {"path": path, "sqlite_error": name}
+    if isinstance(error, sqlite3.IntegrityError):
+        return InvariantBroken(
+            f"rows for {path} contradict each other ({error}); nothing was written", details=details
+        )
+    reason, message = _meaning(None if code is None else code & _PRIMARY, path)
+    return StoreError(f"{message} ({name}: {error})", reason=reason, details=details)
+
+
+def _meaning(primary: int | None, path: Path) -> tuple[Reason, str]:
+    match primary:
+        case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
+            return Reason.STORE_IN_USE, (
+                f"the database {path} is locked by another program; find it with "
+                f"`fuser {path}`, end it, try again"
+            )
+        case sqlite3.SQLITE_FULL:
+            return Reason.DISK_FULL, _disk_full(path)
+        case sqlite3.SQLITE_IOERR if _no_space(path):
+            return Reason.DISK_FULL, _disk_full(path)
+        case sqlite3.SQLITE_IOERR:
+            return Reason.STORE_UNAVAILABLE, (
+                f"the disk below {path} failed; look into the kernel log (`dmesg`), move the "
+                f"database to a sound disk or `finegrain db restore` a backup"
+            )
+        case sqlite3.SQLITE_CORRUPT:
+            return Reason.STORE_CORRUPT, (
+                f"the database {path} is damaged; `finegrain db restore` a backup"
+            )
+        case sqlite3.SQLITE_NOTADB:
+            return Reason.STORE_CORRUPT, not_a_database(path)
+        case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_CANTOPEN | sqlite3.SQLITE_PERM:
+            return Reason.STORE_UNAVAILABLE, (
+                f"the database {path} cannot be opened or written by uid {os.geteuid()}; the file "
+                f"and its folder must be readable and writable for the resource manager's user"
+            )
+    return Reason.STORE_UNAVAILABLE, f"the database {path} cannot be used"
+
+
+def not_a_database(path: Path) -> str:
+    """What to say about a file that SQLite does not recognise."""
+    return (
+        f"{path} is not an SQLite database, or its beginning is damaged; name another file, or "
+        f"`finegrain db restore` a backup"
+    )
+
+
+def _disk_full(path: Path) -> str:
+    return (
+        f"no space left for the database {path}; nothing of this transaction was stored; free "
+        f"space on the disk that holds {path.parent}"
+    )
+
+
+def _no_space(path: Path) -> bool:
+    try:
+        return os.statvfs(path.parent).f_bavail == 0
+    except OSError:
+        return False

@@ -1,0 +1,233 @@
+"""The store in an SQLite file: one process, no server.
+
+Decides that leading means holding the lock file, and when the write-ahead log is folded into the
+database. One connection writes and checkpoints; readers see the last commit.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from sqlalchemy import Connection, Engine, select, update
+
+from finegrain.errors import FinegrainError, Reason, StoreError
+from resource_manager.engine.effects import Changes
+from resource_manager.storage import tables
+from resource_manager.storage.creation import create_sqlite, upgrade_sqlite
+from resource_manager.storage.location import DatabaseUrl
+from resource_manager.storage.sql_store import SqlStore
+from resource_manager.storage.sqlite_errors import is_io_error, sqlite_errors
+from resource_manager.storage.sqlite_file import (
+    SAFE_SQLITE,
+    LockFile,
+    check_is_ours,
+    os_errors,
+    sqlite_engine,
+)
+from resource_manager.storage.statements import SqliteStatements
+from resource_manager.storage.versions import check_not_ahead, check_not_behind
+
+READERS = 2
+CHECKPOINT_COMMITS = 500
+"""`maintain` folds the WAL into the database after so many commits; `commit` itself, if nobody
+calls it, after ten times as many. A commit of one row is some five pages, so this is some 10
+MiB."""
+CHECKPOINT_ROWS = 20_000
+QUIET_S = 5.0
+"""Without a commit for so long, the WAL is cut to nothing, so that a backup of the file alone is
+current."""
+
+
+class SqliteStore(SqlStore):
+    """See the module. Made by `open_store`."""
+
+    def __init__(self, location: DatabaseUrl, *, writer: Engine | None, reader: Engine) -> None:
+        super().__init__(location, writer=writer, reader=reader, statements=SqliteStatements())
+        self._path: Path = location.path
+        self._lock = LockFile(self._path)
+        self._identity = self._path.stat()
+        self._broken: FinegrainError | None = None
+        self._commits = 0
+        self._rows = 0
+        self._last_commit_at_s = time.monotonic()
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        if self._broken is not None:
+            raise StoreError(
+                f"writing {self._path} failed before; start this process anew: {self._broken}",
+                reason=self._broken.reason,
+                details=self._broken.details,
+            )
+        with sqlite_errors(self._path):
+            yield
+
+    def lead(self, holder: str, *, above_epoch: int = 0, wait_s: float | None = None) -> int:  # noqa: ARG002
+        """See `Store.lead`. Never waits: the kernel ends a leadership with its process."""
+        self._writer_engine()
+        self._must_be_open()
+        self._lock.acquire(holder)
+        row = tables.leadership
+        with self._writing() as connection:
+            if self._rm_epoch and not self._fence(connection):
+                raise self._not_leader()
+            stored = connection.scalar(select(row.c.rm_epoch)) or 0
+            rm_epoch = max(stored, above_epoch) + 1
+            written = connection.execute(
+                update(row)
+                .where(row.c.id == 1, row.c.rm_epoch == stored)
+                .values(holder=holder, rm_epoch=rm_epoch)
+            )
+            if written.rowcount != 1:
+                raise StoreError(
+                    f"the database {self._path} is damaged: it has no leadership row; "
+                    f"`finegrain db restore` a backup",
+                    reason=Reason.STORE_CORRUPT,
+                )
+        self._holder, self._rm_epoch = holder, rm_epoch
+        return rm_epoch
+
+    def _fence(self, connection: Connection) -> bool:
+        # BEGIN IMMEDIATE holds the write lock, so what is read here stays true until the commit.
+        found = connection.exec_driver_sql(
+            "SELECT 1 FROM leadership WHERE id = 1 AND holder = ? AND rm_epoch = ?",
+            (self._holder, self._rm_epoch),
+        )
+        return found.first() is not None
+
+    def renew(self) -> None:
+        """See `Store.renew`. Looks whether lock file and database still are the ones under these
+        names."""
+        self._must_be_open()
+        try:
+            in_place = os.path.samestat(self._identity, self._path.stat())
+        except OSError:
+            in_place = False
+        if not self._rm_epoch or not self._lock.held or not in_place:
+            raise self._not_leader()
+
+    def commit(self, changes: Changes) -> None:
+        """See `Store.commit`."""
+        try:
+            super().commit(changes)
+        except StoreError as error:
+            # Pages that could not be synced may be marked clean: a second try would lie.
+            if is_io_error(error):
+                self._broken = error
+            raise
+        self._commits += 1
+        self._rows += len(changes.requests) + len(changes.slots) + len(changes.job_events)
+        self._last_commit_at_s = time.monotonic()
+        if self._commits >= 10 * CHECKPOINT_COMMITS or self._rows >= 10 * CHECKPOINT_ROWS:
+            self._checkpoint("PASSIVE")
+
+    def maintain(self) -> None:
+        """See `Store.maintain`. Folds the WAL into the database when it has grown, and cuts it when
+        it is quiet."""
+        if not self._commits or self._writer is None:
+            return
+        if time.monotonic() - self._last_commit_at_s >= QUIET_S:
+            self._checkpoint("TRUNCATE")
+        elif self._commits >= CHECKPOINT_COMMITS or self._rows >= CHECKPOINT_ROWS:
+            self._checkpoint("PASSIVE")
+
+    def _checkpoint(self, mode: str) -> None:
+        with self._write_lock, self._errors():
+            connection = self._writer_engine().raw_connection()
+            try:
+                cursor = connection.cursor()
+                # A reader may hold a TRUNCATE up; then the next quiet moment will do.
+                cursor.execute("PRAGMA busy_timeout = 50")
+                cursor.execute(f"PRAGMA wal_checkpoint({mode})")
+                cursor.fetchall()
+                cursor.execute("PRAGMA busy_timeout = 5000")
+            finally:
+                connection.close()
+        self._commits = self._rows = 0
+
+    def check(self) -> list[str]:
+        """See `Store.check`."""
+        return self.damage() + version_findings()
+
+    def damage(self) -> list[str]:
+        """What is broken in the file; empty: sound. Reads all of it."""
+        with self._reading() as connection:
+            found = connection.exec_driver_sql("PRAGMA quick_check(20)").scalars().all()
+            orphans = connection.exec_driver_sql("PRAGMA foreign_key_check").all()
+        findings = [f"{self._path} is damaged: {each}" for each in found if each != "ok"]
+        return findings + [
+            f"{self._path} is damaged: {each[0]} has a row without its {each[2]}"
+            for each in orphans[:20]
+        ]
+
+    def close(self) -> None:
+        """See `Store.close`."""
+        if self._closed:
+            return
+        with self._write_lock:
+            self._closed = True
+            # Readers first: the last connection to close folds the WAL into the database.
+            self._reader.dispose()
+            if self._writer is not None:
+                self._writer.dispose()
+            self._lock.release()
+
+
+def version_findings() -> list[str]:
+    """Says so if this SQLite is one of those that can damage a database under several writers."""
+    if sqlite3.sqlite_version_info >= SAFE_SQLITE:
+        return []
+    safe = ".".join(str(part) for part in SAFE_SQLITE)
+    found = (
+        f"SQLite {sqlite3.sqlite_version} is older than {safe}: two programs that checkpoint at "
+        f"once can damage the database; let nothing but finegrain write to it, or update SQLite"
+    )
+    return [found]
+
+
+def open_sqlite(
+    location: DatabaseUrl, *, create: bool, upgrade: bool, read_only: bool
+) -> SqliteStore:
+    """See `resource_manager.storage.store.open_store`."""
+    path = location.path
+    with os_errors(path):
+        exists = path.exists()
+    if not exists:
+        if not create or read_only:
+            raise StoreError(
+                f"there is no database at {path}; `finegrain db upgrade` makes one, and so does "
+                f"starting the resource manager",
+                details={"path": path},
+            )
+        create_sqlite(path)
+    version = check_is_ours(path).schema_version
+    check_not_ahead(version, str(path))
+    if upgrade and not read_only:
+        upgrade_sqlite(path)
+    else:
+        check_not_behind(version, str(path))
+    reader = sqlite_engine(path, read_only=True, connections=READERS)
+    writer = None if read_only else sqlite_engine(path, read_only=False, connections=1)
+    store = SqliteStore(location, writer=writer, reader=reader)
+    try:
+        _check_sound(store)
+    except BaseException:
+        store.close()
+        raise
+    return store
+
+
+def _check_sound(store: SqliteStore) -> None:
+    """Raises StoreError if the file is damaged."""
+    damage = store.damage()
+    if damage:
+        raise StoreError(
+            f"{damage[0]}; `finegrain db restore` a backup",
+            reason=Reason.STORE_CORRUPT,
+            details={"path": store.location.path, "damage": "; ".join(damage)},
+        )

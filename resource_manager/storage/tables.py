@@ -1,0 +1,214 @@
+"""The declared schema: which tables there are and what stands in each.
+
+Decides names, types, keys and indices, for SQLite and PostgreSQL alike. Refuses to know how rows
+are read or written (`rows.py`, `statements.py`) and how a database gets from one version to the
+next (`migrations/`).
+
+Free capacity is not here on purpose: it follows from totals and slots, and a second copy could only
+be wrong. Profiles, labels, amounts and topologies are JSON text: no query looks inside. Secrets are
+here as hashes only. Times ending in `_time_ms` are milliseconds since 1970.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Column,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    Table,
+    Text,
+    text,
+)
+
+SCHEMA_VERSION = 1
+"""Number of the last migration; the file `migrations/versions/000N_*.py` with this N must exist."""
+
+APPLICATION_ID = 0x4647524D
+"""Marks an SQLite file as ours (`PRAGMA application_id`): "FGRM"."""
+
+APPLICATION = "finegrain"
+"""Marks a database as ours on every server: the row `application` of `meta`."""
+
+metadata = MetaData(
+    naming_convention={
+        "pk": "pk_%(table_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_name)s",
+        "ix": "ix_%(table_name)s_%(column_0_name)s",
+        "ck": "ck_%(table_name)s_%(constraint_name)s",
+    }
+)
+
+# STRICT tables know INTEGER and TEXT only; SQLite's INTEGER has 64 bits.
+_NUMBER = BigInteger().with_variant(Integer(), "sqlite")
+_FLAG = Boolean().with_variant(Integer(), "sqlite")
+
+
+def _text(name: str, *arguments: Any, **options: Any) -> Column[Any]:
+    return Column(name, Text, *arguments, **{"nullable": False} | options)
+
+
+def _number(name: str, **options: Any) -> Column[Any]:
+    return Column(name, _NUMBER, **{"nullable": False} | options)
+
+
+def _flag(name: str, **options: Any) -> Column[Any]:
+    return Column(name, _FLAG, **{"nullable": False} | options)
+
+
+def _key_number(name: str) -> Column[Any]:
+    return Column(name, _NUMBER, primary_key=True, autoincrement=False)
+
+
+def _table(name: str, *items: Any, with_rowid: bool = False) -> Table:
+    """`with_rowid`: better for wide rows, which a key-ordered tree would spread thin."""
+    return Table(name, metadata, *items, sqlite_strict=True, sqlite_with_rowid=with_rowid)
+
+
+def _of_job() -> Column[Any]:
+    return _text("job_id", ForeignKey("jobs.job_id", ondelete="CASCADE"))
+
+
+meta = _table("meta", _text("key", primary_key=True), _text("value"))
+
+# One row, id 1: who leads, in which incarnation, and (PostgreSQL) until when by the database's
+# clock.
+leadership = _table(
+    "leadership",
+    _key_number("id"),
+    _text("holder"),
+    _number("rm_epoch"),
+    _number("until_time_ms"),
+    CheckConstraint("id = 1", name="one_row"),
+    with_rowid=True,
+)
+
+counters = _table("counters", _text("name", primary_key=True), _number("value"))
+
+jobs = _table(
+    "jobs",
+    _text("job_id", primary_key=True),
+    _text("name"),
+    _text("group_name"),
+    _number("lease_ms", nullable=True),
+    _text("secret_sha256"),
+    _text("request_id_sha256"),
+    _number("arrival_number"),
+    _number("create_time_ms"),
+    _text("state"),
+    _text("end_reason"),
+    _number("end_time_ms", nullable=True),
+    _number("last_sequence"),
+    _number("trimmed_sequence"),
+    _flag("specified", nullable=True),
+    _text("witness_allocation_id"),
+)
+
+requests = _table(
+    "requests",
+    _text("allocation_id", primary_key=True),
+    _of_job(),
+    _number("arrival_number"),
+    _number("create_time_ms"),
+    _text("state"),
+    _text("reason"),
+    _text("message"),
+    _number("generation"),
+    _number("end_time_ms", nullable=True),
+    _text("profile", nullable=True),
+    _number("cpu_limit_milli"),
+    _number("pids_max"),
+    _text("required_labels"),
+    _text("target_address"),
+    _flag("allow_pending"),
+    _flag("restart_on_loss"),
+)
+# Deleting a job looks for its requests.
+Index(None, requests.c.job_id)
+
+# No foreign keys: a slot whose taking down is not confirmed outlives its job, and its executor may
+# be forgotten.
+slots = _table(
+    "slots",
+    _text("allocation_id", primary_key=True),
+    _key_number("generation"),
+    _text("job_id"),
+    _text("executor_id"),
+    _text("profile"),
+    _number("cpu_limit_milli"),
+    _number("pids_max"),
+    _text("cpus"),
+    _text("state"),
+    _number("allocated_time_ms", nullable=True),
+    _text("isolation", nullable=True),
+)
+
+executors = _table(
+    "executors",
+    _text("executor_id", primary_key=True),
+    _text("instance_id"),
+    _text("address"),
+    _text("total"),
+    _text("reserved"),
+    _text("default_profile"),
+    _text("labels"),
+    _number("slots_max"),
+    _text("shared_cpus"),
+    _text("topology"),
+    _text("isolation"),
+    _text("boot_id"),
+    _text("protocol_version"),
+    _text("software_version"),
+    _number("registration_number"),
+    _flag("draining"),
+    _text("drain_reason"),
+    _number("drain_deadline_time_ms", nullable=True),
+    _number("first_seen_time_ms"),
+    _flag("lost"),
+    with_rowid=True,
+)
+
+job_events = _table(
+    "job_events",
+    _text("job_id", ForeignKey("jobs.job_id", ondelete="CASCADE"), primary_key=True),
+    _key_number("sequence"),
+    _number("time_ms"),
+    _text("allocation_id"),
+    _text("state"),
+    _text("reason"),
+    _text("message"),
+    _text("slot", nullable=True),
+)
+
+cluster_events = _table(
+    "cluster_events",
+    _key_number("sequence"),
+    _number("time_ms"),
+    _text("kind"),
+    _text("executor_id"),
+    _text("job_id"),
+    _text("allocation_id"),
+    _text("reason"),
+    _text("message"),
+    with_rowid=True,
+)
+
+CLUSTER_EVENT_SUBJECTS = ("executor_id", "job_id", "allocation_id")
+"""Columns of `cluster_events` that name what an event is about; empty where it is not."""
+
+# The history of one thing; most events name few things, so the indices leave the empty ones out.
+for _subject in CLUSTER_EVENT_SUBJECTS:
+    _named = text(f"{_subject} <> ''")
+    Index(
+        None,
+        cluster_events.c[_subject],
+        cluster_events.c.sequence,
+        sqlite_where=_named,
+        postgresql_where=_named,
+    )
