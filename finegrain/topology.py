@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import Any
 
 from finegrain import topology_json
-from finegrain.cpuset import CpuSet, NodeSet
+from finegrain.cpuset import EMPTY, CpuSet, NodeSet
 
 
 class NodeKind(StrEnum):
@@ -54,11 +54,11 @@ class Core:
     """One physical core: its online hardware threads.  How many they are differs per core."""
 
     cpus: CpuSet
-    core_id: int | None  # label; repeats within a package on dies, clusters and s390
-    package: int  # index into HostTopology.packages
-    numa_node: int | None  # node id; None when no node lists these CPUs
-    l3_group: int | None  # index into HostTopology.l3_groups
-    kind: int | None  # index into HostTopology.cpu_kinds; None when all cores are alike
+    core_id: int | None = None  # label; repeats within a package on dies, clusters and s390
+    package: int = 0  # index into HostTopology.packages
+    numa_node: int | None = None  # node id; None when no node lists these CPUs
+    l3_group: int | None = None  # index into HostTopology.l3_groups
+    kind: int | None = None  # index into HostTopology.cpu_kinds; None when all cores are alike
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +110,18 @@ class NumaNode:
     id: int
     cpus: CpuSet  # online ones
     memory_bytes: int | None  # MemTotal of the node, huge pages included; None: not told
-    hugepages: tuple[HugePages, ...]
-    distances: tuple[int, ...]  # as printed, one per online node in order of ids; () if absent
-    memory_allowed: bool  # whether the cpuset lets us use its memory; independent of its CPUs
-    kind: NodeKind
-    nearest_cpus: CpuSet  # of a node without CPUs: those that reach it best; empty if all alike
+    hugepages: tuple[HugePages, ...] = ()
+    distances: tuple[int, ...] = ()  # as printed, one per online node in order of ids; () if absent
+    memory_allowed: bool = True  # whether the cpuset lets us use its memory, wherever our CPUs are
+    nearest_cpus: CpuSet = EMPTY  # of a node without CPUs: those that reach it best; or none
+
+    @property
+    def kind(self) -> NodeKind:
+        if self.memory_bytes is None:
+            return NodeKind.CPU_MEMORY_UNKNOWN if self.cpus else NodeKind.MEMORY_UNKNOWN
+        if self.cpus:
+            return NodeKind.CPU_AND_MEMORY if self.memory_bytes else NodeKind.CPU_ONLY
+        return NodeKind.MEMORY_ONLY if self.memory_bytes else NodeKind.EMPTY
 
     @property
     def hugepages_bytes(self) -> int:
@@ -163,17 +170,17 @@ class Gpu:
 
     uuid: str
     index: int
-    minor: int | None  # the N of /dev/nvidiaN
-    pci_bus_id: str | None
-    name: str
-    memory_bytes: int | None  # usable: without what driver and firmware keep
-    health: GpuHealth
-    mig_enabled: bool
-    mig_mode_pending: bool  # a change of the mode waits for a reset
-    mig_instances: tuple[MigInstance, ...]
-    cpus: CpuSet | None  # CPUs near the GPU, cut to online and to our own cpuset
-    numa_node: int | None  # node of those CPUs, by PCI; bind here
-    memory_numa_node: int | None  # node made of the GPU's own memory; never bind CPUs here
+    minor: int | None = None  # the N of /dev/nvidiaN
+    pci_bus_id: str | None = None
+    name: str = "unknown"
+    memory_bytes: int | None = None  # usable: without what driver and firmware keep
+    health: GpuHealth = GpuHealth.OK
+    mig_enabled: bool = False
+    mig_mode_pending: bool = False  # a change of the mode waits for a reset
+    mig_instances: tuple[MigInstance, ...] = ()
+    cpus: CpuSet | None = None  # online CPUs near the GPU; the driver cuts them to our own cpuset
+    numa_node: int | None = None  # node of those CPUs, by PCI; bind here
+    memory_numa_node: int | None = None  # node made of the GPU's own memory; never bind CPUs here
 
     @property
     def schedulable_as(self) -> str:
@@ -214,30 +221,31 @@ class HostTopology:
     """Everything detection found on one host."""
 
     online: CpuSet
-    online_source: str  # file, or kind of files, that told
-    offline: CpuSet  # CPUs that exist and do not run
-    possible: CpuSet | None
-    present: CpuSet | None
     allowed: CpuSet  # online CPUs that our process may use
-    isolated: CpuSet  # online, but the kernel does not balance load onto them
-    nohz_full: CpuSet
-    cores: tuple[Core, ...]
-    cores_known: bool  # False: the kernel does not tell, every CPU stands alone
-    packages: tuple[Package, ...]
-    packages_known: bool  # False: one package of all CPUs is assumed
-    dies: tuple[Die, ...]
-    clusters: tuple[CpuSet, ...]
-    books: tuple[CpuSet, ...]  # s390: align to books and drawers, a package can be one CPU
-    drawers: tuple[CpuSet, ...]
-    l3_groups: tuple[L3Group, ...]
-    cpu_kinds: tuple[CpuKind, ...]  # empty unless hybrid; fastest first
+    cores: tuple[Core, ...]  # they partition the online CPUs
     numa_nodes: tuple[NumaNode, ...]
-    numa_known: bool  # False: one node of all CPUs and all memory is assumed
-    memory_total_bytes: int | None  # MemTotal of the machine
-    hugepages: tuple[HugePages, ...]  # of the whole machine
-    limits: Limits
-    pci_devices: tuple[PciDevice, ...]
-    pci_known: bool  # False: no PCI bus
+    packages: tuple[Package, ...] = ()
+    offline: CpuSet = EMPTY  # CPUs that exist and do not run
+    isolated: CpuSet = EMPTY  # online, but the kernel does not balance load onto them
+    nohz_full: CpuSet = EMPTY
+    possible: CpuSet | None = None
+    present: CpuSet | None = None
+    online_source: str = ""  # file, or kind of files, that told
+    cores_known: bool = True  # False: the kernel does not tell, every CPU stands alone
+    packages_known: bool = True  # False: one package of all CPUs is assumed
+    numa_known: bool = True  # False: one node of all CPUs and all memory is assumed
+    dies: tuple[Die, ...] = ()
+    clusters: tuple[CpuSet, ...] = ()
+    books: tuple[CpuSet, ...] = ()  # s390: align to books and drawers, a package can be one CPU
+    drawers: tuple[CpuSet, ...] = ()
+    l3_groups: tuple[L3Group, ...] = ()
+    cpu_kinds: tuple[CpuKind, ...] = ()  # empty unless hybrid; fastest first
+    memory_total_bytes: int | None = None  # MemTotal of the machine
+    node_memory_grows: bool = False  # nodes show less than the machine has, which is right
+    hugepages: tuple[HugePages, ...] = ()  # of the whole machine
+    limits: Limits = Limits()
+    pci_devices: tuple[PciDevice, ...] = ()
+    pci_known: bool = False  # False: no PCI bus
     gpus: tuple[Gpu, ...] = ()
     gpu_links: tuple[GpuLink, ...] = ()
     gpu_absence_reason: str | None = None  # why GPUs are unknown; None when the driver answered

@@ -16,7 +16,7 @@ from task_executor.host.detection.cpus import CpuFacts, read_cpus
 from task_executor.host.detection.gpus import read_gpus
 from task_executor.host.detection.kinds import read_kinds
 from task_executor.host.detection.memory import read_hugepages, read_meminfo
-from task_executor.host.detection.numa import read_nodes, single_node
+from task_executor.host.detection.numa import memory_grows, read_nodes
 from task_executor.host.detection.pci import read_pci
 from task_executor.host.detection.reader import TreeReader
 from task_executor.host.nvml import NvmlSource
@@ -40,7 +40,7 @@ def detect(root: Path = Path("/"), nvml: NvmlSource | None = None) -> HostTopolo
     numa_known = bool(nodes)
     if not nodes:
         reader.warn("the kernel does not tell NUMA nodes: the host counts as one node")
-        nodes = (single_node(cpus.online, memory_total_bytes, hugepages),)
+        nodes = (NumaNode(0, cpus.online, memory_total_bytes, hugepages),)
     layout = read_layout(reader, cpus.online)
     kinds = read_kinds(reader, cpus.online)
     devices = read_pci(reader, cpus.online, nodes)
@@ -67,6 +67,7 @@ def detect(root: Path = Path("/"), nvml: NvmlSource | None = None) -> HostTopolo
         numa_nodes=nodes,
         numa_known=numa_known,
         memory_total_bytes=memory_total_bytes,
+        node_memory_grows=memory_grows(reader, nodes, meminfo),
         hugepages=hugepages,
         limits=limits,
         pci_devices=devices or (),

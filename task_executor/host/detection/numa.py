@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from finegrain.cpuset import EMPTY, CpuSet, NodeSet, union
-from finegrain.topology import HugePages, NodeKind, NumaNode
+from finegrain.topology import HugePages, NumaNode
 from task_executor.host.detection.memory import read_hugepages, read_meminfo
 from task_executor.host.detection.reader import TreeReader
 
@@ -65,26 +65,30 @@ def merge(nodes: Sequence[NumaNode], online: CpuSet) -> NumaNode:
         memory_bytes=memory_bytes,
         hugepages=tuple(HugePages(size, count) for size, count in sorted(counts.items())),
         distances=(10,),
-        memory_allowed=True,
-        kind=_kind(online, memory_bytes),
-        nearest_cpus=EMPTY,
     )
 
 
-def single_node(
-    online: CpuSet, memory_bytes: int | None, hugepages: tuple[HugePages, ...]
-) -> NumaNode:
-    """The node that stands for a host whose kernel knows no nodes."""
-    return NumaNode(
-        id=0,
-        cpus=online,
-        memory_bytes=memory_bytes,
-        hugepages=hugepages,
-        distances=(),
-        memory_allowed=True,
-        kind=_kind(online, memory_bytes),
-        nearest_cpus=EMPTY,
+def memory_grows(reader: TreeReader, nodes: Sequence[NumaNode], meminfo: dict[str, int]) -> bool:
+    """Whether the nodes show less memory than the machine really has.
+
+    Guests whose memory is initialised or given back lazily grow the nodes' MemTotal as memory is
+    used, while /proc/meminfo shows all of it from the start.  It shows too when there is more
+    memory free than the nodes have at all.  On hosts of several nodes that alone is proof: there
+    the difference may as well be a node that was taken offline.
+    """
+    sizes = [node.memory_bytes for node in nodes if node.memory_bytes is not None]
+    machine, nodes_total = meminfo.get("MemTotal"), sum(sizes)
+    if machine is None or len(sizes) != len(nodes) or nodes_total * 8 >= machine * 7:
+        return False
+    possible = reader.cpu_list(f"{NODE}/possible")
+    alone = len(nodes) == 1 and possible is not None and len(possible) == 1
+    if not alone and meminfo.get("MemFree", 0) <= nodes_total:
+        return False
+    reader.warn(
+        f"NUMA nodes show {nodes_total >> 20} MiB of {machine >> 20} MiB: their memory grows with "
+        "use, the machine's total is taken"
     )
+    return True
 
 
 def _read_node(
@@ -106,8 +110,6 @@ def _read_node(
         hugepages=read_hugepages(reader, f"{path}/hugepages", meminfo, default_page_bytes),
         distances=tuple(int(each) for each in distances if each.isdecimal() and len(each) < 9),
         memory_allowed=allowed_nodes is None or node_id in allowed_nodes,
-        kind=_kind(cpus, memory_bytes),
-        nearest_cpus=EMPTY,
     )
 
 
@@ -119,14 +121,6 @@ def _cpus(reader: TreeReader, path: str, online: CpuSet) -> CpuSet:
     if listed is not None and listed & online != mask & online:
         reader.warn(f"/{path}: cpulist and cpumap differ, cpumap is taken")
     return mask & online
-
-
-def _kind(cpus: CpuSet, memory_bytes: int | None) -> NodeKind:
-    if memory_bytes is None:
-        return NodeKind.CPU_MEMORY_UNKNOWN if cpus else NodeKind.MEMORY_UNKNOWN
-    if cpus:
-        return NodeKind.CPU_AND_MEMORY if memory_bytes else NodeKind.CPU_ONLY
-    return NodeKind.MEMORY_ONLY if memory_bytes else NodeKind.EMPTY
 
 
 def _nearest_cpus(reader: TreeReader, node: NumaNode, nodes: dict[int, NumaNode]) -> CpuSet:

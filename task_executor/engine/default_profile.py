@@ -1,0 +1,97 @@
+"""What a request without stated resources gets on this executor: the default slot.
+
+Pure, and computed in one place where the executor starts.  Executors may differ: the same unknown
+request is larger on a larger host (clauses D6 to D8 of dynamic slot allocation, FLIP-56).  Refuses
+to know protocol and slot table.
+"""
+
+from dataclasses import dataclass
+from decimal import Decimal
+from fractions import Fraction
+from typing import Final
+
+from finegrain.errors import InvalidArgument
+from finegrain.resources import MEMORY_GRAIN_BYTES, MIB, round_down
+
+CPU_MILLI_MIN: Final = 10
+MEMORY_BYTES_MIN: Final = 4 * MIB
+
+
+@dataclass(frozen=True, slots=True)
+class DefaultSlot:
+    """Amounts of the default slot, rounded down so that what is booked never exceeds them."""
+
+    cpu_milli: int
+    memory_bytes: int  # a multiple of 64 KiB
+    deprecation_warning: str | None = None  # for the log and the operator, once at start
+
+
+def default_slot(
+    cpu_milli_total: int,
+    memory_bytes_total: int,
+    core_count: int,
+    *,
+    default_slot_fraction: Fraction | None = None,
+    number_of_slots: int | None = None,
+) -> DefaultSlot:
+    """The default slot: `default_slot_fraction` of the totals, else 1 / `number_of_slots`, else one
+    slot per physical core.
+
+    `number_of_slots` is deprecated; the result then carries a warning that names the new option.
+    Raises InvalidArgument for a fraction outside (0, 1], a count below 1, and a slot too small to
+    start anything (10 milli, 4 MiB).
+    """
+    warning = None
+    if number_of_slots is not None:
+        warning = _deprecation(number_of_slots, default_slot_fraction)
+    if default_slot_fraction is not None:
+        if not 0 < default_slot_fraction <= 1:
+            raise InvalidArgument(
+                "default_slot_fraction", default_slot_fraction, "more than 0 and at most 1"
+            )
+        fraction, origin = default_slot_fraction, "default_slot_fraction"
+    elif number_of_slots is not None:
+        fraction, origin = Fraction(1, number_of_slots), "number_of_slots"
+    else:
+        fraction, origin = Fraction(1, max(core_count, 1)), "the number of cores"
+    slot = DefaultSlot(
+        cpu_milli=int(cpu_milli_total * fraction),
+        memory_bytes=round_down(int(memory_bytes_total * fraction), MEMORY_GRAIN_BYTES),
+        deprecation_warning=warning,
+    )
+    if slot.cpu_milli < CPU_MILLI_MIN or slot.memory_bytes < MEMORY_BYTES_MIN:
+        raise InvalidArgument(
+            "default_slot_fraction",
+            f"{fraction} (from {origin})",
+            f"a fraction that gives at least {CPU_MILLI_MIN} milli and {MEMORY_BYTES_MIN} bytes of "
+            f"the {cpu_milli_total} milli and {memory_bytes_total} bytes here",
+        )
+    return slot
+
+
+def parse_fraction(
+    value: str | int | float | Decimal, field: str = "default_slot_fraction"
+) -> Fraction:
+    """An exact fraction from configuration: `0.1` is a tenth, `1/3` a third.
+
+    Raises InvalidArgument for anything that is not a number.
+    """
+    try:
+        # Through text, so that a float that was written 0.1 is a tenth and not its binary shadow.
+        return Fraction(str(value))
+    except (ValueError, ZeroDivisionError):
+        raise InvalidArgument(field, value, "a fraction such as 0.25 or 1/3") from None
+
+
+def _deprecation(number_of_slots: int, fraction: Fraction | None) -> str:
+    if number_of_slots < 1:
+        raise InvalidArgument("number_of_slots", number_of_slots, "1 or more")
+    if fraction is not None:
+        return (
+            f"number_of_slots is deprecated and ignored, because default_slot_fraction is set "
+            f"({fraction}); remove it"
+        )
+    return (
+        f"number_of_slots is deprecated: slots are carved to size. Set default_slot_fraction to "
+        f"1/{number_of_slots} for the same default slot"
+    )

@@ -1,0 +1,223 @@
+"""Plans what an executor may promise, from what the host has and what the operator wants.
+
+Pure.  The order is: what the kernel allows our process, minus isolated CPUs, minus the operator's
+reserve, or exactly the operator's share.  Memory is counted on the nodes (without huge pages),
+capped by the machine's total, then by the control group's limit, then the reserve is taken off.
+
+A *reserve* is what the operating system and our own daemons keep.  A *share* is an explicit part of
+a host that several executors divide; it is net, so no reserve is taken off it again.  Whatever
+contradicts the host or itself is refused with one error that names the option.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from finegrain.capacity import Capacity, NodeCapacity
+from finegrain.cpuset import EMPTY, CpuSet
+from finegrain.errors import InvalidArgument
+from finegrain.resources import GIB, MEMORY_GRAIN_BYTES, MIB, round_down
+from finegrain.topology import HostTopology
+from task_executor.host.node_memory import NodeMemory, node_memory
+
+RESERVE_PERCENT: Final = 5
+RESERVE_BYTES_MIN: Final = 256 * MIB
+RESERVE_BYTES_MAX: Final = 4 * GIB
+
+
+@dataclass(frozen=True, slots=True)
+class CapacityOptions:
+    """The operator's wishes; None means not given.
+
+    `reserved_*` are subtracted from what the host allows; `share_*` are used as they are.
+    """
+
+    reserved_cpus: CpuSet | None = None
+    reserved_memory_bytes: int | None = None
+    share_cpus: CpuSet | None = None
+    share_memory_bytes: int | None = None
+    use_isolated_cpus: bool = False
+
+
+def plan_capacity(topology: HostTopology, options: CapacityOptions | None = None) -> Capacity:
+    """The executor's capacity.
+
+    Raises InvalidArgument when the options contradict each other or the host, or when nothing is
+    left to offer.
+    """
+    options = options or CapacityOptions()
+    warnings: list[str] = []
+    cpus = _cpus(topology, options, warnings)
+    memory = node_memory(topology, warnings)
+    reserved_bytes, total_bytes = _memory(topology, options, memory, warnings)
+    reserved_cpus = (options.reserved_cpus or EMPTY) & topology.allowed
+    return Capacity(
+        cpus=cpus,
+        isolated_cpus=cpus & topology.isolated,
+        core_count=sum(1 for core in topology.cores if not core.cpus.isdisjoint(cpus)),
+        cpu_milli_total=_cpu_milli(topology, cpus, warnings),
+        memory_bytes_total=total_bytes,
+        nodes=_nodes(topology, cpus, memory, reserved_bytes, total_bytes),
+        reserved_cpus=reserved_cpus,
+        reserved_memory_bytes=reserved_bytes,
+        warnings=tuple(warnings),
+    )
+
+
+def default_reserve_bytes(usable_bytes: int) -> int:
+    """What is kept back without an explicit reserve: 5 %, at least 256 MiB, at most 4 GiB."""
+    reserve = usable_bytes * RESERVE_PERCENT // 100
+    return min(max(reserve, RESERVE_BYTES_MIN), RESERVE_BYTES_MAX)
+
+
+def _cpus(topology: HostTopology, options: CapacityOptions, warnings: list[str]) -> CpuSet:
+    if not topology.allowed:
+        raise InvalidArgument(
+            "allowed cpus",
+            str(topology.allowed),
+            "at least one online CPU in the cpuset of this process: none was found",
+        )
+    if options.share_cpus is not None:
+        return _share(topology, options, options.share_cpus)
+    if options.reserved_cpus is not None:
+        _check_reserve(topology, options.reserved_cpus, warnings)
+    cpus = topology.allowed - (options.reserved_cpus or EMPTY)
+    isolated = cpus & topology.isolated
+    if isolated and not options.use_isolated_cpus:
+        warnings.append(
+            f"CPUs {isolated} are isolated from the kernel's load balancing and are not offered; "
+            "set use_isolated_cpus to offer them to exclusive slots"
+        )
+        cpus -= isolated
+    if not cpus:
+        raise InvalidArgument(
+            "reserved_cpus",
+            str(options.reserved_cpus or EMPTY),
+            f"a set that leaves at least one of the usable CPUs {topology.allowed}"
+            + (f" (isolated: {isolated})" if isolated else ""),
+        )
+    return cpus
+
+
+def _share(topology: HostTopology, options: CapacityOptions, share: CpuSet) -> CpuSet:
+    def refuse(expected: str) -> InvalidArgument:
+        return InvalidArgument("share_cpus", str(share), expected)
+
+    if options.reserved_cpus:
+        raise InvalidArgument(
+            "reserved_cpus",
+            str(options.reserved_cpus),
+            "nothing beside share_cpus: a share is used as it is, leave reserved CPUs out of it",
+        )
+    if not share:
+        raise refuse(f"at least one of the usable CPUs {topology.allowed}")
+    if not share <= topology.online:
+        raise refuse(f"online CPUs only ({topology.online}): {share - topology.online} are not")
+    if not share <= topology.allowed:
+        outside = share - topology.allowed
+        raise refuse(f"CPUs of this process's cpuset ({topology.allowed}): {outside} are not")
+    isolated = share & topology.isolated
+    if isolated and not options.use_isolated_cpus:
+        raise refuse(f"no isolated CPUs ({isolated}), or use_isolated_cpus set with them")
+    return share
+
+
+def _check_reserve(topology: HostTopology, reserved: CpuSet, warnings: list[str]) -> None:
+    missing = reserved - topology.online - topology.offline
+    if missing:
+        raise InvalidArgument(
+            "reserved_cpus", str(reserved), f"CPUs of this host ({topology.online}), not {missing}"
+        )
+    without_effect = reserved - topology.allowed
+    if without_effect:
+        warnings.append(f"reserved CPUs {without_effect} are offline or not ours anyway")
+    for core in topology.cores:
+        if not core.cpus.isdisjoint(reserved) and not (core.cpus & topology.allowed) <= reserved:
+            warnings.append(
+                f"reserved_cpus {reserved} takes a part of core {core.cpus}: its other threads are "
+                "offered, but share the core with reserved ones"
+            )
+            break
+    for node in topology.numa_nodes:
+        ours = node.cpus & topology.allowed
+        if ours and ours <= reserved and len(topology.numa_nodes) > 1:
+            warnings.append(f"reserved_cpus {reserved} takes all CPUs of NUMA node {node.id}")
+
+
+def _cpu_milli(topology: HostTopology, cpus: CpuSet, warnings: list[str]) -> int:
+    cpu_milli = 1000 * len(cpus)
+    quota = topology.limits.cpu_quota_milli
+    if quota is None or quota >= cpu_milli:
+        return cpu_milli
+    warnings.append(
+        f"a CPU time quota of {quota} milli (/{topology.limits.cpu_quota_file}) limits {len(cpus)} "
+        "CPUs"
+    )
+    return quota
+
+
+def _memory(
+    topology: HostTopology, options: CapacityOptions, memory: NodeMemory, warnings: list[str]
+) -> tuple[int, int]:
+    """Reserved and total bytes."""
+    usable = memory.total_bytes
+    limit = topology.limits.memory_limit_bytes
+    if limit is not None and (usable is None or limit < usable):
+        warnings.append(
+            f"a memory limit of {limit} bytes (/{topology.limits.memory_limit_file}) is below the "
+            "host's memory"
+        )
+        usable = limit
+    if options.share_memory_bytes is not None:
+        return 0, _share_memory(options, options.share_memory_bytes, usable)
+    if usable is None:
+        warnings.append("the host does not tell its memory: none is offered; set share_memory")
+        return 0, 0
+    reserve = options.reserved_memory_bytes
+    if reserve is None:
+        reserve = default_reserve_bytes(usable)
+        if reserve * 2 > usable:
+            reserve = usable // 2
+            warnings.append(f"only {usable} bytes of memory: half of it is reserved")
+    if not 0 <= reserve < usable:
+        raise InvalidArgument(
+            "reserved_memory_bytes", reserve, f"0 or more, and less than the {usable} usable bytes"
+        )
+    return reserve, round_down(usable - reserve, MEMORY_GRAIN_BYTES)
+
+
+def _share_memory(options: CapacityOptions, share: int, usable: int | None) -> int:
+    if options.reserved_memory_bytes:
+        raise InvalidArgument(
+            "reserved_memory_bytes",
+            options.reserved_memory_bytes,
+            "nothing beside share_memory_bytes: a share is used as it is",
+        )
+    if share < MEMORY_GRAIN_BYTES or (usable is not None and share > usable):
+        at_most = "" if usable is None else f" and at most the {usable} usable bytes"
+        raise InvalidArgument("share_memory_bytes", share, f"at least 64 KiB{at_most}")
+    return round_down(share, MEMORY_GRAIN_BYTES)
+
+
+def _nodes(
+    topology: HostTopology, cpus: CpuSet, memory: NodeMemory, reserved_bytes: int, total_bytes: int
+) -> tuple[NodeCapacity, ...]:
+    """Per node its CPUs and memory; the reserve weighs on all default nodes by their size."""
+    together = sum(memory.default_bytes.values()) or 1
+    nodes = []
+    for node in topology.numa_nodes:
+        is_default = node.id in memory.default_bytes
+        if is_default:
+            own = memory.default_bytes[node.id]
+            offered = min(own - -(-reserved_bytes * own // together), total_bytes)
+        else:
+            offered = memory.other_bytes.get(node.id, 0)
+        nodes.append(
+            NodeCapacity(
+                id=node.id,
+                cpus=node.cpus & cpus,
+                memory_bytes=round_down(max(offered, 0), MEMORY_GRAIN_BYTES),
+                default_memory=is_default,
+                hugepages=node.hugepages if node.memory_allowed else (),
+            )
+        )
+    return tuple(nodes)

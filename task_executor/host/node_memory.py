@@ -1,0 +1,101 @@
+"""How much normal memory the nodes of a host offer, and which nodes serve slots by default.
+
+Pure.  Memory of nodes without CPUs is HBM, CXL, persistent or GPU memory: it is counted apart and
+never a slot's default, except where it is the nearest memory of CPUs that have none of their own.
+Huge pages are gone from normal memory.  No limit of a control group and no reserve is known here.
+"""
+
+from dataclasses import dataclass
+
+from finegrain.topology import HostTopology, NumaNode
+
+
+@dataclass(frozen=True, slots=True)
+class NodeMemory:
+    """Normal memory by node id, of nodes whose memory we may use.
+
+    `total_bytes` is that of all default nodes; None when the host does not tell.
+    """
+
+    default_bytes: dict[int, int]
+    other_bytes: dict[int, int]
+    total_bytes: int | None
+
+
+def node_memory(topology: HostTopology, warnings: list[str]) -> NodeMemory:
+    """What the nodes offer.  Appends to `warnings` what an operator should know."""
+    default_ids = _default_ids(topology, warnings)
+    known = {
+        node.id: node.normal_memory_bytes or 0
+        for node in topology.numa_nodes
+        if node.memory_allowed
+    }
+    default = {node_id: size for node_id, size in known.items() if node_id in default_ids}
+    other = {node_id: size for node_id, size in known.items() if node_id not in default_ids}
+    unknown = any(
+        node.memory_bytes is None for node in topology.numa_nodes if node.id in default_ids
+    )
+    together = None if unknown else sum(default.values())
+    machine = _machine_bytes(topology, default_ids)
+    if together is None or (topology.node_memory_grows and machine is not None):
+        total = machine
+    else:
+        total = together if machine is None else min(together, machine)
+    return NodeMemory(_fitted(default, total), other, total)
+
+
+def _machine_bytes(topology: HostTopology, default_ids: set[int]) -> int | None:
+    """The machine's total without huge pages and without nodes that are not offered.
+
+    It is below the sum of the nodes on old kernels, which count reserved pages in the nodes.  None
+    when it is unknown, or contradicts the nodes so much that nothing would be left.
+    """
+    if topology.memory_total_bytes is None:
+        return None
+    hugepages = sum(pages.total_bytes for pages in topology.hugepages)
+    hugepages = max(hugepages, sum(node.hugepages_bytes for node in topology.numa_nodes))
+    others = sum(
+        node.normal_memory_bytes or 0 for node in topology.numa_nodes if node.id not in default_ids
+    )
+    left = topology.memory_total_bytes - hugepages - others
+    return left if left > 0 else None
+
+
+def _fitted(sizes: dict[int, int], total: int | None) -> dict[int, int]:
+    """The nodes' sizes in proportion, so that they add up to the total (rounded down)."""
+    together = sum(sizes.values())
+    if total is None or total == together:
+        return sizes
+    if together == 0:
+        # Sizes are unknown.  On one node they are the total; on several nobody can say.
+        return {node_id: total if len(sizes) == 1 else 0 for node_id in sizes}
+    return {node_id: size * total // together for node_id, size in sizes.items()}
+
+
+def _default_ids(topology: HostTopology, warnings: list[str]) -> set[int]:
+    allowed = [node for node in topology.numa_nodes if node.memory_allowed]
+    default_ids = {node.id for node in allowed if node.cpus and node.memory_bytes != 0}
+    memory_only = [node for node in allowed if not node.cpus and node.memory_bytes]
+    for node in topology.numa_nodes:
+        if node.cpus and node.memory_bytes == 0 and memory_only:
+            default_ids |= _partners(topology, node, allowed)
+    if not default_ids and memory_only:
+        warnings.append("no memory near the CPUs may be used: that of nodes without CPUs is taken")
+        default_ids = {node.id for node in memory_only}
+    return default_ids
+
+
+def _partners(topology: HostTopology, lacking: NumaNode, allowed: list[NumaNode]) -> set[int]:
+    """Where the CPUs of a node without memory get theirs: the nearest nodes that have some.
+
+    Firmware's word (who reaches a node best) decides before distances do.
+    """
+    having = [node for node in allowed if node.memory_bytes]
+    near = [node for node in having if not node.nearest_cpus.isdisjoint(lacking.cpus)]
+    ids = [node.id for node in topology.numa_nodes]
+    if len(lacking.distances) != len(ids):
+        return {node.id for node in near}
+    distance = dict(zip(ids, lacking.distances, strict=True))
+    candidates = having if not near else near + [node for node in having if node.cpus]
+    closest = min((distance[node.id] for node in candidates), default=None)
+    return {node.id for node in candidates if distance[node.id] == closest}
