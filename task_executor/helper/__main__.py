@@ -1,4 +1,5 @@
-"""`python -m task_executor.helper CONFIG`: the privileged process itself. CONFIG is JSON, or the path of a file of it.
+"""`python -m task_executor.helper CONFIG`: the privileged process itself. CONFIG is JSON, or the
+path of a file of it.
 
 Comes up, detaches, and answers at its socket until it is told to stop; tasks live on without it.
 """
@@ -43,9 +44,7 @@ class Helper:
         self.driver = choose_driver(config, Kernel(), base)
         write_json(state / "helper.json", {"boot_id": boot_id(), "base": self.driver.base})
         self.loop = Loop(_reap)
-        self.tasks = Tasks(
-            self.loop, config, self.driver, lambda event: self.server.broadcast(event)
-        )
+        self.tasks = Tasks(self.loop, config, self.driver, self.tell)
         self.slots = Slots(state, self.driver, self.tasks.shims_of)
         listener = listen(Path(config["socket_path"]), config["front_uid"], config["front_gid"])
         uids = {0, os.geteuid(), config["front_uid"]}
@@ -54,9 +53,11 @@ class Helper:
         for name in self.slots.adopt():
             self.loop.run(self.slots.destroy(name))
 
+    def tell(self, event: dict[str, Any]) -> None:
+        self.server.broadcast(event)
+
     def handle(self, verb: str, args: dict[str, Any]) -> Any:
-        answer = getattr(self, verb)(args)  # a verb of the table, never a name from outside
-        return answer
+        return getattr(self, verb)(args)  # a verb of the table, never a name from outside
 
     def hello(self, _args: dict[str, Any]) -> dict[str, Any]:
         return {
@@ -115,7 +116,9 @@ class Helper:
         return {"slots": of_slots, "tasks": of_tasks, "after": after}
 
     def _page(self, after: str) -> tuple[list[str], list[str], str]:
-        """Slots and tasks with names above `after`; and where the next page begins, '' at the end."""
+        """Slots and tasks with names above `after`; and where the next page begins, '' at the
+        end.
+        """
         both = sorted({*self.slots.limits, *self.tasks.known})
         names = [name for name in both if name > after][:_PAGE]
         slots = [name for name in names if name in self.slots.limits]
@@ -148,7 +151,9 @@ def _reap() -> None:
 
 
 def main(argument: str) -> int:
-    """Returns 0 in the process that was started once the socket answers; the helper goes on in a fork of it."""
+    """Returns 0 in the process that was started once the socket answers; the helper goes on in a
+    fork of it.
+    """
     try:
         text = argument if argument.startswith("{") else Path(argument).read_text()
         config = check_fields("configuration", json.loads(text), CONFIG)
@@ -157,10 +162,10 @@ def main(argument: str) -> int:
         lock = os.open(state / "helper.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        print(f"another helper holds {argument}", file=sys.stderr)
+        sys.stderr.write(f"another helper holds {argument}\n")
         return EXIT_IN_USE
     except (OSError, ValueError, Fault) as error:
-        print(f"helper: {error}", file=sys.stderr)
+        sys.stderr.write(f"helper: {error}\n")
         return EXIT_CONFIG
     ready, up = os.pipe()
     if os.fork():

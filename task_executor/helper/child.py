@@ -1,6 +1,7 @@
 """From fork to exec: what a task's process does to itself before the task's program runs.
 
-Decides the order: join the groups (before any user code), session, limits, privileges, directory, program.
+Decides the order: join the groups (before any user code), session, limits, privileges, directory,
+program.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ def default_signals() -> None:
 
 
 def spare_from_oom(score: int) -> None:
-    """Best effort: only root may lower it. The host should lose a task rather than who watches over it."""
+    """Best effort: only root may lower it. The host should lose a task rather than who watches
+    over it.
+    """
     try:
         Path("/proc/self/oom_score_adj").write_text(str(score))
     except OSError:
@@ -45,7 +48,9 @@ def spare_from_oom(score: int) -> None:
 def become_task(
     spec: dict[str, Any], driver: Driver, groups: Group, stdio: tuple[int, int, int], error_fd: int
 ) -> NoReturn:
-    """Never returns: either the program runs, or the reason why not is written to error_fd as JSON."""
+    """Never returns: either the program runs, or the reason why not is written to error_fd as
+    JSON.
+    """
     try:
         _prctl(_PR_SET_NAME, BEFORE_EXEC, 0, 0, 0)
         driver.enter(groups)
@@ -92,12 +97,14 @@ def _change_directory(cwd: str) -> None:
 
 
 def _execute(argv: list[str], env: dict[str, str]) -> None:
-    """Like execvpe, with the task's PATH and as the task's user; says which directory was in the way."""
+    """Like execvpe, with the task's PATH and as the task's user; says which directory was in the
+    way.
+    """
     name, path, denied = argv[0], env.get("PATH", _DEFAULT_PATH), ""
     candidates = [name] if "/" in name else [f"{part or '.'}/{name}" for part in path.split(":")]
     for candidate in candidates:
         try:
-            os.execve(candidate, argv, env)
+            os.execve(candidate, argv, env)  # noqa: S606 - the point of it all
         except (FileNotFoundError, NotADirectoryError):
             if not os.path.lexists(candidate):
                 continue

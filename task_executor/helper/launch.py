@@ -1,4 +1,6 @@
-"""Start the helper from the front, before grpc is imported, or find the one that already answers."""
+"""Start the helper from the front, before grpc is imported, or find the one that already
+answers.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +28,10 @@ _PROGRAM = (
 class HelperConfig:
     """What the helper is told at its start. Paths are absolute.
 
-    `front_uid` may connect. Tasks run as `task_uid`/`task_gid` unless they name a number within the range; 0 only with
-    `allow_root_tasks`; without root everything runs as the helper's own user. `cgroup_parent`: the delegated group
-    ("/finegrain.slice/...") if it is not our own. `front_pid`: on v2 moved to a leaf together with the helper.
+    `front_uid` may connect. Tasks run as `task_uid`/`task_gid` unless they name a number within the
+    range; 0 only with `allow_root_tasks`; without root everything runs as the helper's own user.
+    `cgroup_parent`: the delegated group ("/finegrain.slice/...") if it is not our own. `front_pid`:
+    on v2 moved to a leaf together with the helper.
     """
 
     state_dir: str
@@ -53,7 +56,9 @@ class HelperNotStarted(RuntimeError):
 
 
 def start_helper(config: HelperConfig) -> int:
-    """The pid of a helper that answers at the socket: a live one is reused, else one is started, detached."""
+    """The pid of a helper that answers at the socket: a live one is reused, else one is started,
+    detached.
+    """
     said = ""
     for _attempt in range(_ATTEMPTS):
         if (hello := _hello(Path(config.socket_path))) is not None:

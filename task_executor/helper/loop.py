@@ -1,7 +1,8 @@
 """One thread, one selector: descriptors, timers, dead children, and jobs.
 
-A job is a generator that yields how long it wants to wait: seconds, or a pair (descriptor, seconds) that also ends
-when the descriptor becomes readable. So a slow operation reads like a loop and blocks nobody.
+A job is a generator that yields how long it wants to wait: seconds, or a pair (descriptor, seconds)
+that also ends when the descriptor becomes readable. So a slow operation reads like a loop and
+blocks nobody.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import itertools
 import os
 import selectors
 import signal
-import sys
 import time
 import traceback
 from collections.abc import Callable, Generator
@@ -26,7 +26,7 @@ Done = Callable[[Any, Exception | None], None]
 
 def _report(_value: Any, error: Exception | None) -> None:
     if error:
-        print("".join(traceback.format_exception(error)), file=sys.stderr, flush=True)  # noqa: T201
+        traceback.print_exception(error)
 
 
 def within(seconds: float, job: Job, too_late: Callable[[], Fault]) -> Job:

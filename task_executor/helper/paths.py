@@ -9,7 +9,9 @@ from typing import Any
 
 
 def write_json(path: Path, content: dict[str, Any], mode: int = 0o600) -> None:
-    """Replace a file durably: whoever reads sees the old or the new content, also after a power cut."""
+    """Replace a file durably: whoever reads sees the old or the new content, also after a power
+    cut.
+    """
     fresh = path.with_name(f"{path.name}.new")
     fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
     try:

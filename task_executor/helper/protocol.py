@@ -1,6 +1,7 @@
 """Frames and requests on the helper's sockets, and the checks that every argument passes first.
 
-Decides what is well-formed: 4 bytes of length (big-endian), then that much JSON. Refuses to know what a verb does.
+Decides what is well-formed: 4 bytes of length (big-endian), then that much JSON. Refuses to know
+what a verb does.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _CPU_RANGE = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?")
 Check = Callable[[str, Any], Any]
 
 
-class Fault(Exception):  # noqa: N818 - it is also what a peer is told, not only an exception
+class Fault(Exception):
     """One refusal. `reason` is one of `finegrain.errors.Reason`; `details` are its variables."""
 
     def __init__(self, reason: str, message: str, **details: Any) -> None:

@@ -1,6 +1,8 @@
-"""A unix socket that speaks frames: used by the helper for the front, and by each shim for the helper.
+"""A unix socket that speaks frames: used by the helper for the front, and by each shim for the
+helper.
 
-Decides who may speak (peer credentials) and that no peer, however wrong, stops the process. Refuses to know the verbs.
+Decides who may speak (peer credentials) and that no peer, however wrong, stops the process. Refuses
+to know the verbs.
 """
 
 from __future__ import annotations
@@ -48,7 +50,9 @@ def listen(path: Path, uid: int, gid: int) -> socket.socket:
 
 
 class FrameServer:
-    """`handle(verb, args)` answers with a dict, or with a job that ends in one; both may raise Fault."""
+    """`handle(verb, args)` answers with a dict, or with a job that ends in one; both may raise
+    Fault.
+    """
 
     def __init__(
         self,
@@ -142,7 +146,7 @@ class _Connection:
             self._settle()
 
     def _settle(self) -> None:
-        if self._closing and not self._outbox or len(self._outbox) > _OUTBOX_BYTES_MAX:
+        if (self._closing and not self._outbox) or len(self._outbox) > _OUTBOX_BYTES_MAX:
             return self._close()
         wanted = (0 if self._closing else READ) | (WRITE if self._outbox else 0)
         return self._server.loop.watch(self._fd, self._ready, wanted)

@@ -1,7 +1,9 @@
-"""One process per task that outlives helper and front: a fork of the helper that starts, watches and buries the task.
+"""One process per task that outlives helper and front: a fork of the helper that starts, watches
+and buries the task.
 
-Decides when a task is over and what its exit record says. Refuses to know slots, other tasks and the front: whoever
-wants something asks at its control socket, whoever wants to know the end reads `exit.json`.
+Decides when a task is over and what its exit record says. Refuses to know slots, other tasks and
+the front: whoever wants something asks at its control socket, whoever wants to know the end reads
+`exit.json`.
 """
 
 from __future__ import annotations
@@ -171,7 +173,9 @@ class _Shim:
         self.loop.watch(fd, readable)
 
     def _until_exec(self, error_fd: int) -> Job:
-        """The pipe closes at exec, or at death before it; then the process still has its old name."""
+        """The pipe closes at exec, or at death before it; then the process still has its old
+        name.
+        """
         yield error_fd, 3600.0
         told = os.read(error_fd, 4096)
         os.close(error_fd)
@@ -243,7 +247,9 @@ class _Shim:
         return {}
 
     def _take_input(self, offset: int, data: bytes, eof: bool) -> dict[str, Any]:
-        """Takes what is new and fits; the caller repeats the rest. A closed stdin swallows everything."""
+        """Takes what is new and fits; the caller repeats the rest. A closed stdin swallows
+        everything.
+        """
         if not self.spec["stdin"]:
             raise Fault("SLOT_NOT_READY", "the task was started without stdin")
         if offset > self.received:
@@ -262,7 +268,7 @@ class _Shim:
     def _feed(self, _events: int = 0) -> None:
         if self.input_fd < 0:
             self.inbox.clear()
-            return
+            return None
         try:
             while self.inbox:
                 del self.inbox[: os.write(self.input_fd, self.inbox)]

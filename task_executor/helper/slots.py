@@ -1,4 +1,5 @@
-"""The slots of this executor: made, resized and destroyed, each with a record on disk of what was promised.
+"""The slots of this executor: made, resized and destroyed, each with a record on disk of what was
+promised.
 
 Decides that a slot exists whole or not at all. Refuses to know who owns it and whether it fits.
 """
@@ -28,7 +29,10 @@ class Slots:
         self.destroying: set[str] = set()
 
     def adopt(self) -> list[str]:
-        """Take over what an earlier helper left. Returns the groups that no record names, to be destroyed."""
+        """Take over what an earlier helper left.
+
+        Returns the groups that no record names, to be destroyed.
+        """
         for path in self.directory.glob("*.json"):
             record = read_json(path)
             group = self.driver.slot(path.stem)
@@ -38,11 +42,8 @@ class Slots:
                 self.driver.thaw(group)
             else:
                 path.unlink()
-        found = set()
-        for directory in self.driver.slot("").values():
-            found |= {
-                p.rstrip("/").rpartition("/")[2] for p in self.driver.kernel.children(directory)
-            }
+        kernel, places = self.driver.kernel, self.driver.base.values()
+        found = {p.rpartition("/")[2] for base in places for p in kernel.children(f"{base}/slots")}
         return sorted(found - self.limits.keys())
 
     def need(self, args: dict[str, Any]) -> str:
@@ -89,10 +90,11 @@ class Slots:
         return self.driver.report()
 
     def destroy(self, name: str, grace_s: float = 0.0) -> Job:
-        """Ask, then kill until nothing lives, let the shims write what happened, then remove. Repeatable."""
+        """Ask, then kill until nothing lives, let the shims write what happened, then remove.
+        Repeatable.
+        """
         while name in self.destroying:
             yield 0.02
-        group = self.driver.slot(name)
         self.destroying.add(name)
         try:
             if grace_s:

@@ -1,6 +1,8 @@
-"""The tasks of this executor: their directories, their shims, and finding both again after a restart.
+"""The tasks of this executor: their directories, their shims, and finding both again after a
+restart.
 
-Decides who is still alive and which user a task may be. Refuses to know output and exit codes: the shim writes them.
+Decides who is still alive and which user a task may be. Refuses to know output and exit codes: the
+shim writes them.
 """
 
 from __future__ import annotations
@@ -77,7 +79,9 @@ class Tasks:
                 self._watch(task)
 
     def _watch(self, task: Task) -> None:
-        """A pidfd cannot be confused by a reused pid; the start time, read after, proves whom it is for."""
+        """A pidfd cannot be confused by a reused pid; the start time, read after, proves whom it
+        is for.
+        """
         shim = task.record["shim_pid"]
         try:
             fd = os.pidfd_open(shim)
@@ -196,7 +200,7 @@ class Tasks:
         if own != 0:
             uid, gid = own if uid is None else uid, os.getegid() if gid is None else gid
             if (uid, gid) != (own, os.getegid()):
-                message = f"uid {uid}, gid {gid}: this executor does not run as root, so tasks run as {own}"
+                message = f"uid {uid}, gid {gid}: without root, tasks run as uid {own} only"
                 raise Fault("USER_NOT_ALLOWED", message, uid=uid, gid=gid)
             return uid, gid
         config = self.config
@@ -206,11 +210,8 @@ class Tasks:
         ]
         for number, usual in chosen:
             in_range = config["task_uid_min"] <= number <= config["task_uid_max"]
-            if (
-                number == 0
-                and not config["allow_root_tasks"]
-                or number not in (0, usual)
-                and not in_range
+            if (number == 0 and not config["allow_root_tasks"]) or (
+                number not in (0, usual) and not in_range
             ):
                 message = f"tasks may not run as {number}; allowed: {usual} (task_user)"
                 message += ", 0 with allow_root_tasks" if number == 0 else ""
@@ -218,7 +219,9 @@ class Tasks:
         return chosen[0][0], chosen[1][0]
 
     def _make_scratch(self, uid: int, gid: int) -> str:
-        """Directly below the temporary directory, because another user must be able to get there."""
+        """Directly below the temporary directory, because another user must be able to get
+        there.
+        """
         path = tempfile.mkdtemp(prefix="finegrain-task-", dir=self.config["scratch_root"])
         if os.geteuid() == 0:
             os.chown(path, uid, gid)
@@ -231,7 +234,9 @@ class Tasks:
         return self.known[task_id]
 
     def ask(self, task_id: str, verb: str, args: dict[str, Any]) -> Job:
-        """One question to a task's shim, without waiting for it in any other way than a job does."""
+        """One question to a task's shim, without waiting for it in any other way than a job
+        does.
+        """
         task = self.need(task_id)
         gone = Fault("TASK_ENDED", f"task {task_id} does not run any more", task_id=task_id)
         if task.exit:
@@ -253,14 +258,16 @@ class Tasks:
                     "TASK_ENDED", f"task {task_id}: its shim does not answer: {error}"
                 ) from None
         answer = decode(whole[0])
-        if "error" in answer and answer["error"]:
+        if answer.get("error"):
             raise Fault(
                 answer["error"]["reason"], answer["error"]["message"], **answer["error"]["details"]
             )
         return answer["result"]
 
     def forget(self, task_id: str) -> Job:
-        """Remove all that is left of an ended task: scratch as the task's user, so that no link leads us astray."""
+        """Remove all that is left of an ended task: scratch as the task's user, so that no link
+        leads us astray.
+        """
         task = self.known.get(task_id)
         if not task:
             return
@@ -287,6 +294,6 @@ def _remove_as(uid: int, gid: int, path: str) -> None:
             os.setresgid(gid, gid, gid)
             os.setresuid(uid, uid, uid)
         script = 'chmod -R u+rwX "$1"; exec rm -rf -- "$1"'
-        os.execv("/bin/sh", ["sh", "-c", script, "sh", path])
+        os.execv("/bin/sh", ["sh", "-c", script, "sh", path])  # noqa: S606
     finally:
         os._exit(1)

@@ -1,7 +1,8 @@
 """The front's way to its helper: one unix socket, calls answered in any order, events as they come.
 
-Decides how long a call waits while the helper is away, and what may be repeated. Refuses to know what slots and tasks
-mean to the executor. All calls but `signal_task` and `stop` are idempotent and are sent again after a lost connection.
+Decides how long a call waits while the helper is away, and what may be repeated. Refuses to know
+what slots and tasks mean to the executor. All calls but `signal_task` and `stop` are idempotent and
+are sent again after a lost connection.
 """
 
 from __future__ import annotations
@@ -78,7 +79,9 @@ _CLASSES: dict[str, type[FinegrainError]] = {
 
 
 class HelperError(errors.FailedPrecondition):
-    """The helper refused: `reason` says why, `details` hold its variables (file, wrote, read, blocked ...)."""
+    """The helper refused: `reason` says why, `details` hold its variables (file, wrote, read,
+    blocked ...).
+    """
 
 
 class HelperUnavailable(errors.Unavailable):
@@ -126,7 +129,9 @@ class HelperClient:
         return HelperInfo(**{**result, "isolation": IsolationReport(**result["isolation"])})
 
     async def create_slot(self, limits: SlotLimits) -> IsolationReport:
-        """Raises CARVE_FAILED (details file, wrote, read) with nothing left behind; ALREADY_EXISTS."""
+        """Raises CARVE_FAILED (details file, wrote, read) with nothing left behind;
+        ALREADY_EXISTS.
+        """
         return IsolationReport(**await self._call("create_slot", asdict(limits)))
 
     async def resize_slot(self, limits: SlotLimits) -> IsolationReport:
@@ -136,7 +141,8 @@ class HelperClient:
     async def destroy_slot(self, allocation_id: str, generation: int, grace_ms: int = 0) -> None:
         """Returns when nothing of the slot lives and its groups are gone; an unknown slot is gone.
 
-        Raises SLOT_NOT_READY, naming processes, if something cannot be killed; it can be called again.
+        Raises SLOT_NOT_READY, naming processes, if something cannot be killed; it can be called
+        again.
         """
         args = {"allocation_id": allocation_id, "generation": generation, "grace_ms": grace_ms}
         await self._call("destroy_slot", args)
@@ -144,8 +150,9 @@ class HelperClient:
     async def start_task(self, spec: TaskSpec) -> TaskStarted:
         """Returns when the program runs. The same spec again is the same task.
 
-        Raises COMMAND_NOT_FOUND, COMMAND_NOT_EXECUTABLE, CWD_UNAVAILABLE, USER_NOT_ALLOWED, LIMIT_TOO_SMALL,
-        START_FAILED, ALLOCATION_UNKNOWN, SLOT_NOT_READY, ALREADY_EXISTS, INVALID_ARGUMENT; the task then never was.
+        Raises COMMAND_NOT_FOUND, COMMAND_NOT_EXECUTABLE, CWD_UNAVAILABLE, USER_NOT_ALLOWED,
+        LIMIT_TOO_SMALL, START_FAILED, ALLOCATION_UNKNOWN, SLOT_NOT_READY, ALREADY_EXISTS,
+        INVALID_ARGUMENT; the task then never was.
         """
         args = asdict(spec) | {"argv": list(spec.argv), "env": dict(spec.env)}
         return TaskStarted(**await self._call("start_task", args))
@@ -155,13 +162,17 @@ class HelperClient:
         await self._call("signal_task", {"task_id": task_id, "signum": signum}, repeat=False)
 
     async def kill_task(self, task_id: str, grace_ms: int = 0) -> None:
-        """SIGTERM to all of the task, SIGKILL after the grace; returns at once, `TaskExited` follows."""
+        """SIGTERM to all of the task, SIGKILL after the grace; returns at once, `TaskExited`
+        follows.
+        """
         await self._call("kill_task", {"task_id": task_id, "grace_ms": grace_ms})
 
     async def write_input(self, task_id: str, offset: int, data: bytes, eof: bool = False) -> int:
-        """Up to which offset the task's stdin has been taken; fewer than given means: try again a little later.
+        """Up to which offset the task's stdin has been taken; fewer than given means: try again a
+        little later.
 
-        Offsets count from the start of stdin, so a repetition is harmless. eof holds once all of data is taken.
+        Offsets count from the start of stdin, so a repetition is harmless. eof holds once all of
+        data is taken.
         """
         accepted, end = offset, offset + len(data)
         while True:
@@ -224,7 +235,8 @@ class HelperClient:
             raise ConnectionResetError("helper is away")
         self._next_id += 1
         number = self._next_id
-        answer = self._calls[number] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._calls[number] = answer
         try:
             writer.write(_frame({"id": number, "verb": verb, "args": args}))
             async with asyncio.timeout(ANSWER_S + args.get("grace_ms", 0) / 1000):

@@ -1,7 +1,7 @@
 """What the front and its helper say to each other, as types.
 
-Decides the shape of the front's side; the helper itself checks plain JSON (`task_executor/helper/protocol.py`), so
-that the privileged process imports nothing of this.
+Decides the shape of the front's side; the helper itself checks plain JSON
+(`task_executor/helper/protocol.py`), so that the privileged process imports nothing of this.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any
 class SlotLimits:
     """The limits of one slot: one cgroup per (allocation_id, generation).
 
-    `cpu_limit_milli` is the hard cap: None caps at `cpu_milli`, -1 sets no cap (pinned slots). `memory_bytes` is a
-    multiple of 64 KiB. `cpus` and `mems` are kernel lists ("0-3,8"); "" leaves them unrestricted. `pids_max` None
-    sets no limit.
+    `cpu_limit_milli` is the hard cap: None caps at `cpu_milli`, -1 sets no cap (pinned slots).
+    `memory_bytes` is a multiple of 64 KiB. `cpus` and `mems` are kernel lists ("0-3,8"); "" leaves
+    them unrestricted. `pids_max` None sets no limit.
     """
 
     allocation_id: str
@@ -33,10 +33,11 @@ class SlotLimits:
 
 @dataclass(frozen=True)
 class TaskSpec:
-    """One task. Output is bounded by `log_limit_bytes` for each of stdout and stderr (the head is kept).
+    """One task. Output is bounded by `log_limit_bytes` for each of stdout and stderr (the head is
+    kept).
 
-    `cwd` None: a fresh scratch directory of the task. `uid`/`gid` None: the configured task user. `timeout_ms` None:
-    no limit. `env` is all that the task gets.
+    `cwd` None: a fresh scratch directory of the task. `uid`/`gid` None: the configured task user.
+    `timeout_ms` None: no limit. `env` is all that the task gets.
     """
 
     task_id: str
@@ -62,10 +63,11 @@ class TaskStarted:
 
 @dataclass(frozen=True)
 class IsolationReport:
-    """What is really enforced, per dimension; `reason` and `fix` say why something is not, and the way out.
+    """What is really enforced, per dimension; `reason` and `fix` say why something is not, and the
+    way out.
 
-    `cpu` quota|none, `cpuset` cgroup|affinity|none, `memory` hard|none, `pids` hard|none,
-    `kill` cgroup.kill|freezer|process tree, `driver` v1|v2|none.
+    `cpu` quota|none, `cpuset` cgroup|affinity|none, `memory` hard|none, `pids` hard|none, `kill`
+    cgroup.kill|freezer|process tree, `driver` v1|v2|none.
     """
 
     driver: str
@@ -111,9 +113,10 @@ class TaskFault:
 class ExitRecord:
     """How a task ended; written and synced by its shim before anybody is told.
 
-    Exactly one of `exit_code`, `signal`, `error` is set. `oom_kills` counts processes of the task that the kernel
-    killed for memory; `oom_killed` says that it did not survive that. Peak memory is of the whole task where the
-    kernel counts it, else of its largest process. `*_dropped_bytes`: output beyond the log's limit.
+    Exactly one of `exit_code`, `signal`, `error` is set. `oom_kills` counts processes of the task
+    that the kernel killed for memory; `oom_killed` says that it did not survive that. Peak memory
+    is of the whole task where the kernel counts it, else of its largest process. `*_dropped_bytes`:
+    output beyond the log's limit.
     """
 
     exit_code: int | None = None
@@ -154,7 +157,9 @@ class SlotState:
 
 @dataclass(frozen=True)
 class HelperState:
-    """All slots and tasks that the helper has, from disk and cgroups: what a restarted front adopts."""
+    """All slots and tasks that the helper has, from disk and cgroups: what a restarted front
+    adopts.
+    """
 
     slots: list[SlotState]
     tasks: list[TaskRecord]

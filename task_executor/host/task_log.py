@@ -1,7 +1,8 @@
 """Read what a task has written so far, from the log files that its shim keeps.
 
-A log is the head of one stream, at most `log_limit_bytes` long; what came after is only counted, in `exit.json`. The
-file grows until the exit record is there. Tasks cannot write the directory, so no link can stand in for a log.
+A log is the head of one stream, at most `log_limit_bytes` long; what came after is only counted, in
+`exit.json`. The file grows until the exit record is there. Tasks cannot write the directory, so no
+link can stand in for a log.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ def log_path(task_dir: Path, stream: Stream) -> Path:
 
 
 def read_output(task_dir: Path, stream: Stream, offset: int, max_bytes: int) -> bytes:
-    """At most max_bytes from offset (both in bytes); empty at the present end, or if nothing is there yet.
+    """At most max_bytes from offset (both in bytes); empty at the present end, or if nothing is
+    there yet.
 
     Raises OSError when the file exists and cannot be read.
     """

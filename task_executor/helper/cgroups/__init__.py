@@ -1,4 +1,6 @@
-"""Choose a driver: v1 if controllers are mounted so, else v2, else none with the reason and the way out."""
+"""Choose a driver: v1 if controllers are mounted so, else v2, else none with the reason and the
+way out.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,10 @@ _FIX_NO_MOUNT = "mount a cgroup file system with cpu, cpuset, memory and pids co
 
 
 def choose_driver(config: dict[str, Any], kernel: Kernel, known: Group | None = None) -> Driver:
-    """A prepared driver. `known`: the base of an earlier helper in this boot, which holds our slots."""
+    """A prepared driver.
+
+    `known`: the base of an earlier helper in this boot, which holds our slots.
+    """
     if config["isolation"] == "none":
         fix = 'set isolation = "auto" to have limits enforced'
         return Driver(kernel, {}, "isolation is configured as none", fix)
@@ -69,7 +74,9 @@ def _unescape(field: str) -> str:
 
 
 def _leave_inner_node(own: str, front_pid: int | None, kernel: Kernel) -> None:
-    """v2: the group that holds our slots becomes an inner node, so we and the front leave it for a leaf."""
+    """v2: the group that holds our slots becomes an inner node, so we and the front leave it for
+    a leaf.
+    """
     here = kernel.read(f"{own}/cgroup.procs").split()
     for pid in {os.getpid(), front_pid} - {None}:
         if str(pid) in here and kernel.exists(f"{own}/cgroup.type"):  # the root group has no type

@@ -1,7 +1,9 @@
-"""What cgroup v1 and v2 have in common: a slot is a group, a task a child of it, shims a leaf beside the slots.
+"""What cgroup v1 and v2 have in common: a slot is a group, a task a child of it, shims a leaf
+beside the slots.
 
-Decides how groups are made, entered, emptied and removed. Refuses to know which words limit what (v1, v2), who may
-have a slot, and what runs in it. A group is a mapping from controller (v2: "unified") to directory.
+Decides how groups are made, entered, emptied and removed. Refuses to know which words limit what
+(v1, v2), who may have a slot, and what runs in it. A group is a mapping from controller (v2:
+"unified") to directory.
 """
 
 from __future__ import annotations
@@ -54,7 +56,9 @@ def quota_us(limits: dict[str, Any]) -> int:
 
 
 class Driver:
-    """A driver; by itself the one without cgroups ("none"), which knows tasks by descent from their shim."""
+    """A driver; by itself the one without cgroups ("none"), which knows tasks by descent from
+    their shim.
+    """
 
     name = "none"
     accounting: tuple[str, ...] = ()  # controllers in which a task has a group of its own
@@ -100,7 +104,10 @@ class Driver:
             self.kernel.write(f"{path}/cgroup.procs", "0")
 
     def apply(self, group: Group, limits: dict[str, Any], old: dict[str, Any] | None) -> None:
-        """Write the limits and read each back. Raises Fault CARVE_FAILED for one that did not stick."""
+        """Write the limits and read each back.
+
+        Raises Fault CARVE_FAILED for one that did not stick.
+        """
 
     def put(self, path: str, value: str) -> None:
         try:
@@ -113,12 +120,17 @@ class Driver:
             message = f"{path}: wrote {value!r}, but {failure}"
             raise Fault("CARVE_FAILED", message, file=path, wrote=value, read=read)
 
-    def counters(self, group: Group) -> dict[str, int]:
-        """memory_current_bytes, memory_peak_bytes, cpu_usec, pids, oom_kills: those that the kernel counts."""
+    def counters(self, _group: Group) -> dict[str, int]:
+        """memory_current_bytes, memory_peak_bytes, cpu_usec, pids, oom_kills: those that the
+        kernel counts.
+        """
         return {}
 
     def count(self, group: Group, controller: str, file: str, key: str = "") -> int | None:
-        """One number of a file, or of the line of it that begins with key. None if there is none."""
+        """One number of a file, or of the line of it that begins with key.
+
+        None if there is none.
+        """
         if controller not in group:
             return None
         try:
@@ -128,8 +140,10 @@ class Driver:
         except (OSError, KeyError, ValueError):
             return None
 
-    def pids(self, group: Group, shims: Iterable[int]) -> set[int]:
-        """Live processes of a group and its children; without cgroups the descendants of the shims."""
+    def pids(self, group: Group, shims: Iterable[int]) -> set[int]:  # noqa: ARG002
+        """Live processes of a group and its children; without cgroups the descendants of the
+        shims.
+        """
         return descendants(shims)
 
     def kill(self, group: Group, shims: Iterable[int] = ()) -> Job:
@@ -152,7 +166,9 @@ class Driver:
             pass  # gone, or it became another user: the caller sees whether it is still there
 
     def remove(self, group: Group) -> Job:
-        """A job that removes empty groups and their children; missing ones are fine. Retries while busy."""
+        """A job that removes empty groups and their children; missing ones are fine. Retries
+        while busy.
+        """
         for path in dict.fromkeys(group.values()):
             while self._remove_tree(path):
                 yield 0.01
@@ -173,7 +189,7 @@ class Driver:
 class CgroupDriver(Driver):
     """What needs files: membership."""
 
-    def pids(self, group: Group, shims: Iterable[int]) -> set[int]:
+    def pids(self, group: Group, shims: Iterable[int]) -> set[int]:  # noqa: ARG002
         found: set[int] = set()
         paths = list(dict.fromkeys(group.values()))
         while paths:

@@ -1,4 +1,7 @@
-"""cgroup v1: one directory per controller, each below our own group there. Decides which words limit what."""
+"""cgroup v1: one directory per controller, each below our own group there.
+
+Decides which words limit what.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +71,7 @@ class V1(CgroupDriver):
         }
         return {name: value for name, value in found.items() if value is not None}
 
-    def kill(self, group: Group, shims: Iterable[int] = ()) -> Job:
+    def kill(self, group: Group, _shims: Iterable[int] = ()) -> Job:
         """Freeze, kill what is frozen, thaw; until empty and no zombie is charged any more."""
         freezer = f"{group['freezer']}/freezer.state" if "freezer" in group else ""
         while self.pids(group, ()):

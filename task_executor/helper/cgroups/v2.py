@@ -1,4 +1,7 @@
-"""cgroup v2: one tree. Processes live only in leaves (`daemon`, `shims`, one per task); inner nodes hold limits."""
+"""cgroup v2: one tree.
+
+Processes live only in leaves (`daemon`, `shims`, one per task); inner nodes hold limits.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,9 @@ class V2(CgroupDriver):
         return self._report(**{"cpuset": "affinity"} | enforced, kill=kill)
 
     def open_up(self, path: str) -> None:
-        """Hand the controllers down, except into leaves; at a slot only what accounts for its tasks."""
+        """Hand the controllers down, except into leaves; at a slot only what accounts for its
+        tasks.
+        """
         leaf = path.rpartition("/")[2]
         if leaf in ("shims", "daemon") or leaf.startswith("task-"):
             return
@@ -39,7 +44,7 @@ class V2(CgroupDriver):
             if name in wanted and name not in on:
                 self.kernel.write(f"{path}/cgroup.subtree_control", f"+{name}")
 
-    def apply(self, group: Group, limits: dict[str, Any], old: dict[str, Any] | None) -> None:
+    def apply(self, group: Group, limits: dict[str, Any], _old: dict[str, Any] | None) -> None:
         path = group["unified"]
         has = self.kernel.read(f"{path}/cgroup.controllers").split()
         if "cpu" in has:
@@ -58,7 +63,9 @@ class V2(CgroupDriver):
             self.put(f"{path}/pids.max", str(limits["pids_max"] or "max"))
 
     def _bind(self, path: str, what: str, wanted: str) -> None:
-        """v2 takes any list and silently falls back to the parent's: what is effective must be inside."""
+        """v2 takes any list and silently falls back to the parent's: what is effective must be
+        inside.
+        """
         self.put(f"{path}/cpuset.{what}", wanted)
         file = f"{path}/cpuset.{what}.effective"
         effective = self.kernel.read(file)
@@ -96,7 +103,7 @@ class V2(CgroupDriver):
         }
         return {name: value for name, value in found.items() if value is not None}
 
-    def kill(self, group: Group, shims: Iterable[int] = ()) -> Job:
+    def kill(self, group: Group, _shims: Iterable[int] = ()) -> Job:
         path = group["unified"]
         if self.kernel.exists(f"{path}/cgroup.kill"):
             while self.pids(group, ()):

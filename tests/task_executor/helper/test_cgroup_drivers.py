@@ -1,0 +1,324 @@
+"""Both cgroup drivers, and the choice between them, against kernels that enforce the rules."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from task_executor.helper.cgroups import choose_driver
+from task_executor.helper.cgroups.base import Driver
+from task_executor.helper.loop import Job
+from task_executor.helper.protocol import Fault
+from task_executor.helper.slots import Slots
+from tests.task_executor.helper.fake_cgroups import FakeKernel, FakeV1, FakeV2
+
+SEPARATE = ("cpu", "cpuacct", "cpuset", "memory", "freezer", "pids")
+CO_MOUNTED = ("cpu,cpuacct", "cpuset", "memory", "freezer", "pids")
+MIB = 1 << 20
+
+
+def config(**changes: Any) -> dict[str, Any]:
+    usual = {"isolation": "auto", "cgroup_root": "/", "cgroup_parent": None}
+    return usual | {"executor_id": "host-a", "front_pid": 100} | changes
+
+
+def limits(**changes: Any) -> dict[str, Any]:
+    usual = {"allocation_id": "a", "generation": 1, "cpu_milli": 1500, "cpu_limit_milli": None}
+    return usual | {"memory_bytes": 64 * MIB, "cpus": "0-1", "mems": "0", "pids_max": 100} | changes
+
+
+def finish(job: Job) -> None:
+    for _step in job:
+        pass
+
+
+def slots_on(kernel: FakeKernel, state: Path, **changes: Any) -> Slots:
+    driver = choose_driver(config(**changes), kernel)
+    return Slots(state, driver, lambda _name: [])
+
+
+def start_in(slots: Slots, kernel: FakeKernel, task_id: str, pid: int) -> dict[str, str]:
+    """What a shim and its child do."""
+    group = slots.driver.task(slots.driver.slot("a.1"), task_id)
+    slots.driver.make(group)
+    kernel.me = pid
+    slots.driver.enter({**slots.driver.slot("a.1"), **group})
+    return group
+
+
+EVERY_KERNEL = [
+    pytest.param(lambda: FakeV2(), id="v2"),
+    pytest.param(lambda: FakeV2(kill=False), id="v2 before cgroup.kill"),
+    pytest.param(lambda: FakeV1(SEPARATE), id="v1"),
+    pytest.param(lambda: FakeV1(CO_MOUNTED), id="v1 with cpu and cpuacct together"),
+    pytest.param(lambda: FakeV1(("memory", "cpu")), id="v1 with two controllers only"),
+]
+
+
+@pytest.mark.parametrize("make_kernel", EVERY_KERNEL)
+def test_a_slot_with_two_tasks_is_made_killed_and_leaves_nothing(make_kernel: Any, tmp_path: Path) -> None:
+    kernel = make_kernel()
+    slots = slots_on(kernel, tmp_path)
+    before = set(kernel.members)
+    slots.create(limits())
+    for task_id, pid in (("t1", 1001), ("t2", 1002)):
+        start_in(slots, kernel, task_id, pid)
+    assert slots.driver.pids(slots.driver.slot("a.1"), []) == {1001, 1002}
+    finish(slots.destroy("a.1"))
+    assert set(kernel.members) == before
+    assert not {1001, 1002} & {pid for members in kernel.members.values() for pid in members}
+    assert not list((tmp_path / "slots").iterdir())
+
+
+@pytest.mark.parametrize("make_kernel", EVERY_KERNEL)
+def test_killing_one_task_spares_its_neighbour_in_the_slot(make_kernel: Any, tmp_path: Path) -> None:
+    kernel = make_kernel()
+    slots = slots_on(kernel, tmp_path)
+    slots.create(limits())
+    first = start_in(slots, kernel, "t1", 1001)
+    start_in(slots, kernel, "t2", 1002)
+    finish(slots.driver.kill(first))
+    finish(slots.driver.remove(first))
+    assert slots.driver.pids(slots.driver.slot("a.1"), []) == {1002}
+
+
+def test_v2_limits_as_the_kernel_holds_them(tmp_path: Path) -> None:
+    kernel = FakeV2()
+    report = slots_on(kernel, tmp_path).create(limits(cpu_limit_milli=2000))
+    group = f"{kernel.own}/finegrain/host-a/slots/a.1"
+    wanted = {"cpu.max": "200000 100000", "cpu.weight": "150", "cpuset.cpus": "0-1"}
+    wanted |= {"cpuset.mems": "0", "memory.max": str(64 * MIB), "memory.swap.max": "0"}
+    wanted |= {"pids.max": "100"}
+    assert {name: kernel.read(f"{group}/{name}") for name in wanted} == wanted
+    assert report["driver"] == "v2"
+    assert report["kill"] == "cgroup.kill"
+
+
+def test_v1_limits_as_the_kernel_holds_them(tmp_path: Path) -> None:
+    kernel = FakeV1(SEPARATE)
+    report = slots_on(kernel, tmp_path).create(limits())
+    wanted = {
+        "cpu/*/cpu.cfs_quota_us": "150000",
+        "cpu/*/cpu.shares": "1536",
+        "cpuset/*/cpuset.cpus": "0-1",
+        "memory/*/memory.limit_in_bytes": str(64 * MIB),
+        "memory/*/memory.memsw.limit_in_bytes": str(64 * MIB),
+        "pids/*/pids.max": "100",
+    }
+    place = "box/finegrain/host-a/slots/a.1"
+    found = {name: kernel.read(f"/sys/fs/cgroup/{name.replace('*', place)}") for name in wanted}
+    assert found == wanted
+    assert report["kill"] == "freezer"
+
+
+def test_a_pinned_slot_has_no_quota(tmp_path: Path) -> None:
+    kernel = FakeV2()
+    slots_on(kernel, tmp_path).create(limits(cpu_limit_milli=-1))
+    group = f"{kernel.own}/finegrain/host-a/slots/a.1"
+    assert kernel.read(f"{group}/cpu.max") == "max 100000"
+
+
+def test_an_empty_cpu_list_means_all_cpus_of_the_parent(tmp_path: Path) -> None:
+    kernel = FakeV1(SEPARATE)
+    slots_on(kernel, tmp_path).create(limits(cpus="", mems=""))
+    assert kernel.read("/sys/fs/cgroup/cpuset/box/finegrain/host-a/slots/a.1/cpuset.cpus") == "0-3"
+
+
+def test_on_v2_we_leave_the_delegated_group_for_a_leaf_and_inner_nodes_stay_empty(tmp_path: Path) -> None:
+    kernel = FakeV2()
+    kernel.members[kernel.own] = {100}  # the front; FakeV2 refuses controllers while it is there
+    slots = slots_on(kernel, tmp_path)
+    slots.create(limits())
+    start_in(slots, kernel, "t1", 1001)
+    inner = [p for p in kernel.members if kernel.files.get(f"{p}/cgroup.subtree_control")]
+    assert all(not kernel.members[path] for path in inner)
+    assert kernel.members[f"{kernel.own}/finegrain-daemon"] == {100}
+
+
+def test_on_v2_only_the_task_is_killed_as_a_whole_for_memory(tmp_path: Path) -> None:
+    kernel = FakeV2()
+    slots = slots_on(kernel, tmp_path)
+    slots.create(limits())
+    group = start_in(slots, kernel, "t1", 1001)["unified"]
+    assert kernel.read(f"{group}/memory.oom.group") == "1"
+    assert kernel.read(f"{group.rpartition('/')[0]}/memory.oom.group") == "0"
+
+
+LIMIT_FILES = ["cpu.max", "cpu.weight", "cpuset.cpus", "memory.max", "memory.swap.max", "pids.max"]
+
+
+@pytest.mark.parametrize("file", LIMIT_FILES)
+def test_a_limit_that_does_not_stick_fails_the_slot_and_leaves_nothing(file: str, tmp_path: Path) -> None:
+    kernel = FakeV2()
+    slots = slots_on(kernel, tmp_path)
+    before = set(kernel.members)
+    path = f"{kernel.own}/finegrain/host-a/slots/a.1/{file}"
+    kernel.ignore_writes.add(path)
+    with pytest.raises(Fault, match="CARVE_FAILED|wrote") as caught:
+        slots.create(limits())
+    assert caught.value.reason == "CARVE_FAILED"
+    assert caught.value.details.keys() >= {"file", "wrote", "read"}
+    assert caught.value.details["file"] == path
+    assert set(kernel.members) == before
+    assert slots.limits == {}
+
+
+def test_on_v2_a_cpu_that_is_not_there_is_noticed_though_the_kernel_takes_it(tmp_path: Path) -> None:
+    with pytest.raises(Fault, match=r"wanted '7', but '0-3' is in effect"):
+        slots_on(FakeV2(), tmp_path).create(limits(cpus="7"))
+
+
+def test_on_v1_a_quota_above_the_parents_names_the_file(tmp_path: Path) -> None:
+    kernel = FakeV1(SEPARATE)
+    slots = slots_on(kernel, tmp_path)
+    kernel.files["/sys/fs/cgroup/cpu/box/finegrain/host-a/slots/cpu.cfs_quota_us"] = "50000"
+    with pytest.raises(Fault, match=r"cpu.cfs_quota_us: wrote '150000', but EINVAL"):
+        slots.create(limits())
+
+
+@pytest.mark.parametrize("make_kernel", EVERY_KERNEL)
+def test_a_resize_up_and_down_again(make_kernel: Any, tmp_path: Path) -> None:
+    kernel = make_kernel()
+    slots = slots_on(kernel, tmp_path)
+    slots.create(limits())
+    start_in(slots, kernel, "t1", 1001)
+    for memory_bytes in (128 * MIB, 32 * MIB):
+        slots.resize(limits(memory_bytes=memory_bytes, cpus="2-3", cpu_milli=500))
+        assert slots.limits["a.1"]["memory_bytes"] == memory_bytes
+
+
+def test_a_resize_that_fails_half_way_brings_the_old_limits_back(tmp_path: Path) -> None:
+    kernel = FakeV2()
+    slots = slots_on(kernel, tmp_path)
+    slots.create(limits())
+    group = f"{kernel.own}/finegrain/host-a/slots/a.1"
+    with pytest.raises(Fault, match="cpuset"):
+        slots.resize(limits(cpu_milli=700, cpus="9"))
+    assert kernel.read(f"{group}/cpu.max") == "150000 100000"
+    assert kernel.read(f"{group}/cpuset.cpus") == "0-1"
+    assert slots.limits["a.1"] == limits()
+
+
+def test_on_v2_memory_in_use_is_not_cut_away(tmp_path: Path) -> None:
+    kernel = FakeV2()
+    slots = slots_on(kernel, tmp_path)
+    slots.create(limits())
+    stat = f"{kernel.own}/finegrain/host-a/slots/a.1/memory.stat"
+    kernel.files[stat] = f"anon {48 * MIB}\nfile {900 * MIB}"
+    with pytest.raises(Fault, match="below the"):
+        slots.resize(limits(memory_bytes=32 * MIB))
+    assert slots.resize(limits(memory_bytes=48 * MIB + 65536))["memory"] == "hard"
+
+
+def test_a_slot_waits_for_its_zombies(tmp_path: Path) -> None:
+    kernel = FakeV1(SEPARATE)
+    slots = slots_on(kernel, tmp_path)
+    slots.create(limits())
+    group = start_in(slots, kernel, "t1", 1001)
+    kernel.zombies[group["pids"]] = 2
+    job = slots.destroy("a.1")
+    for _step in range(20):
+        next(job)
+    assert "a.1" in slots.limits  # killed, but still charged: not gone
+    kernel.zombies.clear()
+    finish(job)
+    assert slots.limits == {}
+
+
+def test_what_cannot_be_killed_is_named_after_a_deadline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = FakeV1(SEPARATE)
+    slots = slots_on(kernel, tmp_path)
+    slots.create(limits())
+    start_in(slots, kernel, "t1", 1001)
+    monkeypatch.setattr("task_executor.helper.slots._DESTROY_S", 0.0)
+    monkeypatch.setattr(kernel, "kill", lambda pid, signum: None)
+    with pytest.raises(Fault, match=r"not empty after .* processes left: \[1001\]"):
+        finish(slots.destroy("a.1"))
+    assert "a.1" in slots.limits
+
+
+def test_a_slot_frozen_by_a_helper_that_was_killed_is_thawed(tmp_path: Path) -> None:
+    kernel = FakeV1(SEPARATE)
+    slots = slots_on(kernel, tmp_path)
+    slots.create(limits())
+    kernel.files["/sys/fs/cgroup/freezer/box/finegrain/host-a/slots/a.1/freezer.state"] = "FROZEN"
+    again = slots_on(kernel, tmp_path)
+    assert again.adopt() == []
+    assert again.limits == {"a.1": limits()}
+    state = kernel.read("/sys/fs/cgroup/freezer/box/finegrain/host-a/slots/a.1/freezer.state")
+    assert state == "THAWED"
+
+
+def test_a_group_that_no_record_names_is_reported_for_removal(tmp_path: Path) -> None:
+    kernel = FakeV2()
+    slots = slots_on(kernel, tmp_path)
+    slots.create(limits())
+    (tmp_path / "slots/a.1.json").unlink()
+    assert slots_on(kernel, tmp_path).adopt() == ["a.1"]
+
+
+def test_a_record_without_its_group_is_dropped(tmp_path: Path) -> None:
+    slots = slots_on(FakeV2(), tmp_path)
+    slots.create(limits())
+    after_reboot = slots_on(FakeV2(), tmp_path)
+    assert after_reboot.adopt() == []
+    assert after_reboot.limits == {}
+
+
+def busy(kernel: FakeV2) -> FakeV2:
+    kernel.members[kernel.own].add(4242)
+    return kernel
+
+
+def forbidden(kernel: FakeKernel) -> FakeKernel:
+    kernel.read_only = True
+    return kernel
+
+
+def unmounted() -> FakeKernel:
+    kernel = FakeV2()
+    kernel.files["/proc/self/mountinfo"] = "1 0 8:1 / / rw - ext4 /dev/sda rw"
+    return kernel
+
+
+UNUSABLE = [
+    pytest.param(forbidden(FakeV2()), {}, "EACCES", "Delegate=yes", id="v2 that is not delegated"),
+    pytest.param(busy(FakeV2()), {}, "EBUSY", "scope of its own", id="v2 shared with a stranger"),
+    pytest.param(forbidden(FakeV1(SEPARATE)), {}, "EACCES", "as root", id="v1 without root"),
+    pytest.param(unmounted(), {}, "no cgroup controllers", "mount", id="nothing mounted"),
+    pytest.param(FakeV2(), {"isolation": "none"}, "configured", "auto", id="switched off"),
+]
+
+
+@pytest.mark.parametrize(("kernel", "changes", "reason", "fix"), UNUSABLE)
+def test_what_cannot_be_enforced_is_said_with_the_way_out(
+    kernel: FakeKernel, changes: dict[str, Any], reason: str, fix: str
+) -> None:
+    report = choose_driver(config(**changes), kernel).report()
+    assert (report["driver"], report["memory"], report["cpu"]) == ("none", "none", "none")
+    assert reason in report["reason"]
+    assert fix in report["fix"]
+
+
+def test_v2_without_the_memory_controller_says_so() -> None:
+    report = choose_driver(config(), FakeV2(controllers="cpu pids")).report()
+    assert (report["cpu"], report["memory"], report["cpuset"]) == ("quota", "none", "affinity")
+
+
+def test_a_delegated_scope_is_used_instead_of_our_own_group(tmp_path: Path) -> None:
+    kernel = FakeV2()
+    kernel.mkdir("/sys/fs/cgroup/tasks.scope")
+    driver = choose_driver(config(cgroup_parent="/tasks.scope"), kernel)
+    assert driver.base == {"unified": "/sys/fs/cgroup/tasks.scope/finegrain/host-a"}
+    assert kernel.members[kernel.own] == {100}  # we stay where we are
+
+
+def test_two_executors_on_one_host_do_not_meet() -> None:
+    kernel = FakeV1(SEPARATE)
+    first: Driver = choose_driver(config(), kernel)
+    second: Driver = choose_driver(config(executor_id="host-b"), kernel)
+    assert not set(first.base.values()) & set(second.base.values())
