@@ -1,0 +1,99 @@
+"""Logs of the daemons: one event per line, JSON unless a person watches.
+
+Decides form and destination (standard error), and that values under names of secrets never appear.
+Libraries that log by the standard library come out the same way. Not for the client library: it
+needs structlog.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import MutableMapping
+from typing import Any
+
+import structlog
+
+from finegrain.errors import InvalidArgument
+from finegrain.options import LogOptions
+
+LEVELS = ("debug", "info", "warning", "error")
+FORMATS = ("auto", "json", "text")
+HIDDEN = "***"
+
+_SECRET_WORDS = ("token", "secret", "password", "authorization", "private_key")
+_HASHED_SUFFIX = "_sha256"
+
+
+def configure_logging(options: LogOptions) -> None:
+    """Sets up all logging of this process; may be called again.
+
+    Raises:
+        InvalidArgument: an unknown level or format.
+    """
+    if options.level not in LEVELS:
+        raise InvalidArgument("log.level", options.level, "one of " + ", ".join(LEVELS))
+    if options.format not in FORMATS:
+        raise InvalidArgument("log.format", options.format, "one of " + ", ".join(FORMATS))
+    shared: list[Any] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.add_logger_name,
+        structlog.stdlib.ExtraAdder(),
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.StackInfoRenderer(),
+        hide_secrets,
+    ]
+    structlog.configure(
+        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+        cache_logger_on_first_use=False,
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[
+                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                *_renderers(options.format),
+            ],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(options.level.upper())
+    for noisy in ("alembic", "asyncio", "grpc", "sqlalchemy"):
+        logging.getLogger(noisy).setLevel(max(logging.WARNING, root.level))
+
+
+def get_logger(name: str) -> structlog.stdlib.BoundLogger:
+    """A logger: `log.info("slot_granted", allocation_id=..., executor_id=...)`."""
+    logger: structlog.stdlib.BoundLogger = structlog.stdlib.get_logger(name)
+    return logger
+
+
+def hide_secrets(
+    _logger: object, _method: str, event: MutableMapping[str, Any]
+) -> MutableMapping[str, Any]:
+    """Replaces values whose name says that they are secret; hashes may be shown."""
+    for key in event:
+        lowered = key.lower()
+        if any(word in lowered for word in _SECRET_WORDS) and not lowered.endswith(_HASHED_SUFFIX):
+            event[key] = HIDDEN
+    return event
+
+
+def _renderers(form: str) -> list[Any]:
+    # Local variables of a traceback may hold secrets: they are never shown.
+    if form == "text" or (form == "auto" and sys.stderr.isatty()):
+        plain = structlog.dev.plain_traceback
+        return [
+            structlog.dev.ConsoleRenderer(
+                colors=sys.stderr.isatty(), exception_formatter=plain, sort_keys=False
+            )
+        ]
+    tracebacks = structlog.processors.ExceptionRenderer(
+        structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
+    )
+    return [tracebacks, structlog.processors.JSONRenderer(default=str)]

@@ -1,0 +1,145 @@
+"""The second, read-only port: metrics and health over plain HTTP.
+
+Serves GET and HEAD of /metrics (Prometheus text), /healthz (the process lives) and /readyz (it does
+its work). Takes no input beyond the path, so it needs no token; refuses to listen beyond loopback
+unless told so. One small server of our own: no thread, no framework.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+
+from finegrain.errors import ConfigurationError
+from finegrain.rpc.addresses import format_address, is_loopback, parse_address
+from finegrain.rpc.server import bind_error
+
+REQUEST_BYTES_MAX = 8 * 1024
+REQUEST_TIME_MAX_S = 5.0
+CONNECTIONS_MAX = 64
+
+
+class MetricsServer:
+    """Serves metrics and health.
+
+    Args:
+        address: "host:port"; port 0 lets the kernel choose.
+        registry: what /metrics shows.
+        health: what /readyz answers.
+        refresh: awaited before every /metrics.
+        insecure: may listen beyond loopback.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        registry: CollectorRegistry,
+        health: Callable[[], bool],
+        *,
+        refresh: Callable[[], Awaitable[None]] | None = None,
+        insecure: bool = False,
+    ) -> None:
+        self._host, self._port = parse_address(address, "listen.metrics_address")
+        if not insecure and not is_loopback(address):
+            raise ConfigurationError(
+                f"metrics on {address} beyond loopback would be open to everybody; use a loopback "
+                "address, or say --insecure if nobody else can reach it",
+                details={"address": address},
+            )
+        self._address = address
+        self._registry = registry
+        self._health = health
+        self._refresh = refresh
+        self._server: asyncio.Server | None = None
+        self._connections: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> str:
+        """Binds and serves; answers with the address, its port filled in.
+
+        Raises:
+            ConfigurationError: the address cannot be bound.
+        """
+        try:
+            self._server = await asyncio.start_server(
+                self._accept, self._host, self._port, limit=REQUEST_BYTES_MAX
+            )
+        except OSError as error:
+            raise bind_error(self._address, error.errno or 0) from None
+        bound: int = self._server.sockets[0].getsockname()[1]
+        return format_address(self._host, bound)
+
+    async def stop(self) -> None:
+        """Stops listening and drops open connections."""
+        if self._server is not None:
+            self._server.close()
+        for task in list(self._connections):
+            task.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        if task is None or len(self._connections) >= CONNECTIONS_MAX:
+            writer.close()
+            return
+        self._connections.add(task)
+        try:
+            with contextlib.suppress(OSError, TimeoutError, asyncio.IncompleteReadError):
+                async with asyncio.timeout(REQUEST_TIME_MAX_S):
+                    await self._serve(reader, writer)
+        finally:
+            self._connections.discard(task)
+            writer.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            head = await reader.readuntil(b"\r\n\r\n")
+        except asyncio.LimitOverrunError:
+            writer.write(_answer(431, "text/plain", b"request too large\n"))
+            return
+        lines = head.decode("latin-1").split("\r\n")
+        method, _, rest = lines[0].partition(" ")
+        path = rest.partition(" ")[0].partition("?")[0]
+        accept = next((line[7:].strip() for line in lines if line[:7].lower() == "accept:"), "")
+        answer = await self._answer(method, path, accept)
+        if method == "HEAD":
+            answer = answer[: answer.index(b"\r\n\r\n") + 4]
+        writer.write(answer)
+        await writer.drain()
+
+    async def _answer(self, method: str, path: str, accept: str) -> bytes:
+        if method not in ("GET", "HEAD"):
+            return _answer(405, "text/plain", b"read only\n")
+        if path == "/metrics":
+            if self._refresh is not None:
+                await self._refresh()
+            encode, content_type = choose_encoder(accept)
+            return _answer(200, content_type, encode(self._registry))
+        if path == "/healthz":
+            return _answer(200, "text/plain", b"ok\n")
+        if path == "/readyz":
+            ready = self._health()
+            return _answer(
+                200 if ready else 503, "text/plain", b"ok\n" if ready else b"not ready\n"
+            )
+        return _answer(404, "text/plain", b"there is /metrics, /healthz and /readyz\n")
+
+
+_PHRASES = {
+    200: "OK",
+    404: "Not Found",
+    405: "Method Not Allowed",
+    431: "Request Header Fields Too Large",
+    503: "Service Unavailable",
+}
+
+
+def _answer(status: int, content_type: str, body: bytes) -> bytes:
+    head = (
+        f"HTTP/1.1 {status} {_PHRASES[status]}\r\nContent-Type: {content_type}\r\n"
+        f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    )
+    return head.encode("ascii") + body

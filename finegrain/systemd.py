@@ -1,0 +1,31 @@
+"""Telling systemd how we are: the sd_notify protocol, one datagram per message.
+
+Without systemd (no NOTIFY_SOCKET) nothing happens.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+
+
+def notify(*lines: str) -> bool:
+    """Sends lines such as "READY=1" or "WATCHDOG=1"; True if somebody was there to be told."""
+    path = os.environ.get("NOTIFY_SOCKET", "")
+    if not path:
+        return False
+    target = "\0" + path[1:] if path.startswith("@") else path  # "@" means the abstract namespace
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
+            sender.sendto("\n".join(lines).encode(), target)
+    except OSError:
+        return False
+    return True
+
+
+def watchdog_interval_s() -> float | None:
+    """How often to send "WATCHDOG=1": half of what systemd allows; None: it does not watch us."""
+    usec = os.environ.get("WATCHDOG_USEC", "")
+    if not usec.isdigit() or os.environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
+        return None
+    return int(usec) / 2_000_000
