@@ -50,6 +50,8 @@ def _placed(
     node_id = None if card is None else card.numa_node
     if node_id is None and cpus:
         node_id = node_of_cpus(cpus, nodes)
+    if node_id is None and len(nodes) == 1:
+        node_id = nodes[0].id
     # A node without CPUs is the GPU's own memory, or memory of something else.
     if node_id is not None and not any(node.id == node_id and node.cpus for node in nodes):
         node_id = None

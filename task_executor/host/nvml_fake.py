@@ -1,0 +1,123 @@
+"""GPUs that are not there: an NVML source that plays a recorded or invented machine.
+
+Takes profiles of the schemas in `tests/data/gpu_topologies`: `gpu_topology/1` (a link matrix) and
+`gpu_listing/1` (a listing with MIG instances).  Decides nothing about real GPUs; what a record does
+not tell (UUIDs, memory) is filled in predictably, so that the same profile is the same machine.
+"""
+
+import json
+import re
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from finegrain.cpuset import CpuSet
+from finegrain.errors import InvalidArgument
+from finegrain.resources import GIB
+from finegrain.topology import Gpu, GpuLink, MigInstance
+from task_executor.host.nvml import GpuInventory
+
+_NAMESPACE: Final = uuid.UUID("8c0b5cf6-6f3c-4b52-9a53-1e0a4e6f2d11")
+_LANES: Final = re.compile(r"(?:NV|XGMI)(\d+)", re.ASCII)
+_GPU_LINE: Final = re.compile(r"GPU (\d+): (.+) \(UUID: (\S+)\)", re.ASCII)
+_MIG_LINE: Final = re.compile(r"\s+MIG (\S+)\s+Device\s+\d+: \(UUID: (\S+)\)", re.ASCII)
+_MIG_MEMORY: Final = re.compile(r"\.(\d+)gb", re.ASCII)
+
+
+class FakeNvml:
+    """Answers with what it was given; change `inventory` to let the machine change."""
+
+    def __init__(self, inventory: GpuInventory) -> None:
+        self.inventory = inventory
+
+    def read(self) -> GpuInventory:
+        return self.inventory
+
+    @classmethod
+    def from_file(cls, path: Path, memory_bytes: int = 80 * GIB) -> "FakeNvml":
+        """The machine of a profile file.  Raises InvalidArgument for an unknown schema."""
+        return cls(inventory_from_profile(json.loads(path.read_text()), memory_bytes))
+
+
+def inventory_from_profile(profile: Mapping[str, Any], memory_bytes: int) -> GpuInventory:
+    """The GPUs of a profile.  `memory_bytes` is what each has, where the profile does not tell."""
+    schema = profile.get("schema")
+    if schema == "gpu_topology/1":
+        return _from_matrix(profile, memory_bytes)
+    if schema == "gpu_listing/1":
+        return GpuInventory(gpus=_from_listing(profile["listing"], memory_bytes))
+    raise InvalidArgument("schema", schema, "gpu_topology/1 or gpu_listing/1")
+
+
+def _from_matrix(profile: Mapping[str, Any], memory_bytes: int) -> GpuInventory:
+    name = str(profile["name"])
+    gpus = tuple(
+        Gpu(
+            uuid=_made_up_uuid(name, told["index"]),
+            index=told["index"],
+            minor=told["index"],
+            pci_bus_id=told.get("pci_busid"),
+            name=profile.get("gpu_model") or "unknown",
+            memory_bytes=memory_bytes,
+            cpus=CpuSet.parse(told["cpu_affinity"]) if told.get("cpu_affinity") else None,
+            memory_numa_node=_node_id(told.get("gpu_numa_id")),
+        )
+        for told in profile["gpus"]
+    )
+    links = tuple(
+        _link(first, second, profile["matrix"][position][position + 1 + offset])
+        for position, first in enumerate(gpus)
+        for offset, second in enumerate(gpus[position + 1 :])
+    )
+    return GpuInventory(gpus, links)
+
+
+def _made_up_uuid(machine: str, index: int) -> str:
+    return f"GPU-{uuid.uuid5(_NAMESPACE, f'{machine}/{index}')}"
+
+
+def _link(first: Gpu, second: Gpu, link_class: str | None) -> GpuLink:
+    lanes = _LANES.fullmatch(link_class or "")
+    return GpuLink(
+        first_uuid=first.uuid,
+        second_uuid=second.uuid,
+        nvlink_count=int(lanes.group(1)) if lanes else 0,
+        via_switch=False,
+        common_ancestor=None if lanes else link_class,
+    )
+
+
+def _from_listing(lines: list[str], memory_bytes: int) -> tuple[Gpu, ...]:
+    """GPUs of `nvidia-smi -L`, each followed by its MIG instances."""
+    found: list[tuple[re.Match[str], list[MigInstance]]] = []
+    for line in lines:
+        gpu, mig = _GPU_LINE.match(line), _MIG_LINE.match(line)
+        if gpu is not None:
+            found.append((gpu, []))
+        elif mig is not None and found:
+            size = _MIG_MEMORY.search(mig.group(1))
+            found[-1][1].append(
+                MigInstance(
+                    uuid=mig.group(2),
+                    profile=mig.group(1),
+                    memory_bytes=int(size.group(1)) * GIB if size else None,
+                    multiprocessor_count=None,
+                )
+            )
+    return tuple(
+        Gpu(
+            uuid=gpu.group(3),
+            index=int(gpu.group(1)),
+            minor=int(gpu.group(1)),
+            name=gpu.group(2),
+            memory_bytes=memory_bytes,
+            mig_enabled=bool(instances),
+            mig_instances=tuple(instances),
+        )
+        for gpu, instances in found
+    )
+
+
+def _node_id(value: Any) -> int | None:
+    return int(value) if value is not None and str(value).isdecimal() else None
