@@ -61,12 +61,12 @@ def create_sqlite(path: Path) -> None:
         if path.exists():
             return
         _refuse_orphaned_wal(path)
-        with _temporary(path) as temporary:
+        with temporary_database(path) as temporary:
             create_private(temporary)
             with sqlite_errors(path), closing(sqlite3.connect(temporary)) as connection:
                 connection.execute(f"PRAGMA application_id = {tables.APPLICATION_ID}")
                 connection.execute("PRAGMA journal_mode = WAL")
-            _run_migrations(temporary, path, new=True)
+            run_migrations(temporary, path, new=True)
             put_in_place(temporary, path)
 
 
@@ -88,7 +88,7 @@ def upgrade_sqlite(path: Path) -> int:
         if version < tables.SCHEMA_VERSION:
             name = f"{path.name}.before-{migrate.revision_name(tables.SCHEMA_VERSION)}"
             copy_sqlite(path, path.with_name(name))
-            _run_migrations(path, path, new=False)
+            run_migrations(path, path)
     return version
 
 
@@ -99,7 +99,7 @@ def copy_sqlite(source: Path, target: Path) -> None:
     Raises:
         StoreError: either side failed; then there is no target, or still the old one.
     """
-    with os_errors(target), _temporary(target) as temporary:
+    with os_errors(target), temporary_database(target) as temporary:
         create_private(temporary)
         with (
             sqlite_errors(source),
@@ -112,7 +112,8 @@ def copy_sqlite(source: Path, target: Path) -> None:
         put_in_place(temporary, target)
 
 
-def _run_migrations(database: Path, shown: Path, *, new: bool) -> None:
+def run_migrations(database: Path, shown: Path, *, new: bool = False) -> None:
+    """Migrate the file `database` (nobody else has it open); errors speak of `shown`."""
     engine = sqlite_engine(database, read_only=False, connections=1)
     try:
         with sqlite_errors(shown), engine.begin() as connection:
@@ -124,7 +125,8 @@ def _run_migrations(database: Path, shown: Path, *, new: bool) -> None:
 
 
 @contextmanager
-def _temporary(path: Path) -> Iterator[Path]:
+def temporary_database(path: Path) -> Iterator[Path]:
+    """A name for a file in the making; what is left under it afterwards is removed."""
     temporary = temporary_name(path)
     try:
         yield temporary

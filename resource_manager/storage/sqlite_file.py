@@ -68,6 +68,8 @@ def sqlite_engine(path: Path, *, read_only: bool, connections: int) -> Engine:
             connection.execute(f"PRAGMA {setting}")
         if read_only:
             connection.execute("PRAGMA query_only = ON")
+        else:
+            _use_wal(connection, path)
 
     def begin_transaction(connection: Connection) -> None:
         connection.exec_driver_sql(begin)
@@ -75,6 +77,17 @@ def sqlite_engine(path: Path, *, read_only: bool, connections: int) -> Engine:
     event.listen(engine, "connect", configure)
     event.listen(engine, "begin", begin_transaction)
     return engine
+
+
+def _use_wal(connection: Any, path: Path) -> None:
+    # A file that came back from a backup by hand is in another mode.
+    mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
+    if mode != "wal":
+        raise StoreError(
+            f"the disk below {path} does not allow SQLite's write-ahead log (mode {mode}), as "
+            f"network disks do not; put the database on a local disk",
+            details={"path": path, "journal_mode": mode},
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,6 +76,8 @@ class SqliteStore(SqlStore):
         with self._writing() as connection:
             if self._rm_epoch and not self._fence(connection):
                 raise self._not_leader()
+            version = connection.exec_driver_sql("PRAGMA user_version").scalar()
+            check_not_ahead(int(version or 0), str(self._path))
             stored = connection.scalar(select(row.c.rm_epoch)) or 0
             rm_epoch = max(stored, above_epoch) + 1
             written = connection.execute(

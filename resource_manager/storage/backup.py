@@ -1,0 +1,158 @@
+"""Copies of an SQLite database, and putting one back.
+
+Decides that a copy is complete or absent, that what it replaces is kept, and that a restored
+database continues above every epoch that executors may have seen. Refuses to know PostgreSQL's own
+tools, which do this there.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from finegrain.errors import ConfigurationError, InvalidArgument, Reason, StoreError
+from resource_manager.storage.creation import copy_sqlite, run_migrations, temporary_database
+from resource_manager.storage.location import DatabaseUrl
+from resource_manager.storage.sqlite_errors import sqlite_errors
+from resource_manager.storage.sqlite_file import (
+    check_is_ours,
+    locked,
+    os_errors,
+    put_in_place,
+    shm_of,
+    sync_file,
+    wal_of,
+)
+from resource_manager.storage.versions import check_not_ahead
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What a restore did. `kept`: where the database that was replaced lies now; None: there was
+    none."""
+
+    rm_epoch: int
+    kept: Path | None
+
+
+def backup(url: str, path: Path) -> None:
+    """Write a complete copy of the database at `url` to `path`, while it is in use or not.
+
+    An older backup at `path` is replaced when the new one is complete.
+
+    Raises:
+        ConfigurationError: the database is not a file.
+        InvalidArgument: something that is not a backup lies at `path`.
+        StoreError: the database cannot be read, or the copy cannot be written.
+    """
+    source = _file(url, "pg_dump --format=custom")
+    path = path.absolute()
+    with os_errors(path):
+        if path.exists() and (not path.is_file() or _same(source, path) or not _is_ours(path)):
+            raise InvalidArgument("path", str(path), "a new file, or an older backup to replace")
+    check_is_ours(source)
+    copy_sqlite(source, path)
+
+
+def restore(url: str, path: Path, *, above_epoch: int) -> Restored:
+    """Put the backup at `path` in the place of the database at `url`.
+
+    The resource manager must be stopped. Its next epoch will be above `above_epoch` (the highest
+    that any executor reports), above that of the backup and above that of the replaced database, as
+    far as it is readable. What was acknowledged after the backup was made is not in it.
+
+    Raises:
+        ConfigurationError: the database is not a file.
+        InvalidArgument: `above_epoch` is negative.
+        StoreError: somebody leads (STORE_IN_USE), or the backup is damaged, newer than this
+            software or not ours; then nothing has changed.
+    """
+    target = _file(url, "pg_restore, then finegrain db raise-epoch")
+    path = path.absolute()
+    if above_epoch < 0:
+        raise InvalidArgument("above_epoch", above_epoch, "0, or the highest epoch reported")
+    with os_errors(target), locked(target, "finegrain db restore"):
+        check_not_ahead(check_is_ours(path).schema_version, str(path))
+        above_epoch = max(above_epoch, _epoch_if_readable(target))
+        with temporary_database(target) as fresh:
+            copy_sqlite(path, fresh)
+            _check_sound(fresh, path)
+            run_migrations(fresh, path)
+            rm_epoch = _raise_epoch(fresh, above_epoch)
+            kept = _set_aside(target)
+            put_in_place(fresh, target)
+    return Restored(rm_epoch, kept)
+
+
+def _file(url: str, tools: str) -> Path:
+    location = DatabaseUrl.parse(url)
+    if not location.is_sqlite:
+        raise ConfigurationError(f"{location} is on a server; use its own tools: {tools}")
+    return location.path
+
+
+def _same(one: Path, other: Path) -> bool:
+    return one.exists() and one.samefile(other)
+
+
+def _is_ours(path: Path) -> bool:
+    try:
+        check_is_ours(path)
+    except StoreError:
+        return False
+    return True
+
+
+def _check_sound(database: Path, shown: Path) -> None:
+    with sqlite_errors(shown), closing(sqlite3.connect(database)) as connection:
+        found = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
+    if found != "ok":
+        raise StoreError(
+            f"the backup {shown} is damaged ({found}); take another one",
+            reason=Reason.STORE_CORRUPT,
+            details={"path": shown},
+        )
+
+
+def _epoch_if_readable(database: Path) -> int:
+    """What the database to be replaced knows; it may be the damaged reason for the restore."""
+    try:
+        check_is_ours(database)
+        with closing(sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True)) as connection:
+            return int(connection.execute("SELECT max(rm_epoch) FROM leadership").fetchone()[0])
+    except (StoreError, sqlite3.Error, TypeError):
+        return 0
+
+
+def _raise_epoch(database: Path, above_epoch: int) -> int:
+    with sqlite_errors(database), closing(sqlite3.connect(database)) as connection:
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute("PRAGMA journal_mode = DELETE")
+        with connection:
+            connection.execute(
+                "UPDATE leadership SET holder = '', rm_epoch = max(rm_epoch, ?) + 1", (above_epoch,)
+            )
+        return int(connection.execute("SELECT rm_epoch FROM leadership").fetchone()[0])
+
+
+def _set_aside(database: Path) -> Path | None:
+    """Keep the old database under another name, log and all; the name itself stays in use until the
+    new one has it.
+
+    A log that stayed beside the new file would be played into it.
+    """
+    if not database.exists():
+        wal_of(database).unlink(missing_ok=True)
+        shm_of(database).unlink(missing_ok=True)
+        return None
+    kept = database.with_name(f"{database.name}.replaced-{time.time_ns() // 1_000_000}")
+    os.link(database, kept)
+    if wal_of(database).exists():
+        wal_of(database).replace(wal_of(kept))
+    shm_of(database).unlink(missing_ok=True)
+    sync_file(database.parent)
+    return kept

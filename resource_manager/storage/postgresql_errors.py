@@ -1,0 +1,84 @@
+"""What PostgreSQL's errors mean to an operator.
+
+Decides class, reason and way out for each. Refuses to know what was being done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from sqlalchemy.exc import DBAPIError, DisconnectionError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+
+from finegrain.errors import FinegrainError, InvariantBroken, Reason, StoreError
+from resource_manager.storage.location import DatabaseUrl
+
+# SQLSTATE classes and codes: PostgreSQL manual, appendix A.
+_CONTRADICTION = ("23", "21000")
+_DISK_FULL = ("53100",)
+_LOCKED = ("55P03", "55006", "40P01")
+_CORRUPT = ("XX001", "XX002")
+_NO_DATABASE = ("3D000",)
+_NOT_ALLOWED = ("42501",)
+_WRONG_PASSWORD = ("28",)
+_TOO_MANY = ("53300",)
+_READ_ONLY = ("25006",)
+
+
+@contextmanager
+def postgresql_errors(location: DatabaseUrl) -> Iterator[None]:
+    """Turns errors of psycopg about the database at `location` into ours."""
+    try:
+        yield
+    except DBAPIError as error:
+        raise translated(error.orig or error, location) from error
+    except (DisconnectionError, PoolTimeoutError, UnicodeError, ValueError) as error:
+        raise translated(error, location) from error
+
+
+def translated(error: BaseException, location: DatabaseUrl) -> FinegrainError:
+    """The error to raise for one of the driver's."""
+    state = str(getattr(error, "sqlstate", None) or "")
+    # Only the first line: the rest is context, and may quote rows.
+    told = next(iter(str(error).strip().splitlines()), type(error).__name__)
+    details = {"database": location, "sqlstate": state}
+    if state.startswith(_CONTRADICTION):
+        return InvariantBroken(
+            f"rows for {location} contradict each other ({told}); nothing was written",
+            details=details,
+        )
+    reason, advice = _meaning(state, str(error), location)
+    return StoreError(f"the database {location} {advice} ({told})", reason=reason, details=details)
+
+
+def _meaning(state: str, told: str, location: DatabaseUrl) -> tuple[Reason, str]:
+    if state.startswith(_DISK_FULL):
+        return Reason.DISK_FULL, "has no space left; free space on the server's disk"
+    if state.startswith(_LOCKED):
+        return Reason.STORE_IN_USE, (
+            "is locked by another session; find it in pg_stat_activity and end it"
+        )
+    if state.startswith(_CORRUPT):
+        return Reason.STORE_CORRUPT, "is damaged; restore it from a backup (pg_restore)"
+    if state.startswith(_READ_ONLY):
+        return Reason.STORE_UNAVAILABLE, "is read-only, perhaps a replica; name the primary"
+    if state.startswith(_TOO_MANY) or "too many clients" in told:
+        return Reason.STORE_UNAVAILABLE, (
+            "has no connection left; raise max_connections or end other sessions"
+        )
+    if state.startswith(_NOT_ALLOWED):
+        return Reason.STORE_UNAVAILABLE, (
+            f"does not let user {location.url.username} do this; make that user owner of the "
+            f"database"
+        )
+    if state.startswith(_NO_DATABASE) or ("does not exist" in told and "database" in told):
+        return Reason.STORE_UNAVAILABLE, f"is missing; make it: createdb {location.url.database}"
+    if state.startswith(_WRONG_PASSWORD) or "authentication failed" in told or "no pg_hba" in told:
+        return Reason.STORE_UNAVAILABLE, (
+            f"refuses user {location.url.username}; correct user or password in the database URL, "
+            f"or pg_hba.conf at the server"
+        )
+    return Reason.STORE_UNAVAILABLE, (
+        "cannot be reached or broke off; check that the server runs, and its host and port"
+    )

@@ -1,0 +1,185 @@
+"""A PostgreSQL database as found on a server: how it is reached, recognised, made and upgraded.
+
+Decides connection settings and the words of the lease in SQL. Refuses to know the books. All times
+are the database's own (`clock_timestamp()`): hosts' clocks differ, and a frozen host's clock lies.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, Engine, create_engine, inspect, select, text
+
+from finegrain.errors import ConfigurationError, Reason, StoreError
+from resource_manager.storage import migrate, tables
+from resource_manager.storage.creation import fill
+from resource_manager.storage.location import DatabaseUrl
+from resource_manager.storage.postgresql_errors import postgresql_errors
+from resource_manager.storage.tables import SCHEMA_VERSION
+from resource_manager.storage.versions import check_not_ahead, check_not_behind
+
+CONNECTIONS = 4  # writer, renewal, two readers
+CONNECT_TIMEOUT_S = 5
+SILENCE_MS = 10_000
+"""A server that acknowledges nothing for so long counts as gone."""
+
+POLL_S = 0.1
+LEASE_WAIT_MAX_S = 30.0
+
+NOW_MS = "(extract(epoch FROM clock_timestamp()) * 1000)::bigint"
+
+DURABLE = (
+    "set_config('synchronous_commit', CASE current_setting('synchronous_commit') "
+    "WHEN 'off' THEN 'on' ELSE current_setting('synchronous_commit') END, true)"
+)
+"""For this transaction only, so that it also holds behind a pooler that mixes sessions. Stronger
+settings of the server (remote_apply) stay."""
+
+_UPGRADE_LOCK = tables.APPLICATION_ID
+"""Key of the advisory lock under which schemas are made and changed; ends with the transaction."""
+
+
+def postgresql_engine(location: DatabaseUrl) -> Engine:
+    """An engine for this database; connects at first use.
+
+    Raises:
+        ConfigurationError: the driver is not installed.
+    """
+    try:
+        import psycopg  # noqa: F401
+    except ImportError as error:
+        raise ConfigurationError(
+            f"PostgreSQL needs the extra `postgres`: pip install 'finegrain[postgres]' ({error})"
+        ) from error
+    defaults: dict[str, object] = {
+        "application_name": "finegrain",
+        "connect_timeout": CONNECT_TIMEOUT_S,
+        "keepalives_idle": 5,
+        "keepalives_interval": 2,
+        "keepalives_count": 3,
+        "tcp_user_timeout": SILENCE_MS,
+        # Prepared statements belong to a session, which a pooler may swap between transactions.
+        "prepare_threshold": None,
+    }
+    given = {key: value for key, value in defaults.items() if key not in location.url.query}
+    return create_engine(
+        location.url, pool_size=CONNECTIONS, max_overflow=0, pool_timeout=30, connect_args=given
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """Who leads, and for how long still; not above 0: nobody, any more."""
+
+    holder: str
+    rm_epoch: int
+    remaining_ms: int
+
+
+def read_lease(connection: Connection, *, lock: bool = False) -> Lease:
+    """The lease as it stands.
+
+    Args:
+        connection: in a transaction.
+        lock: keep others from taking or renewing it until the transaction ends.
+    """
+    row = connection.execute(
+        text(
+            f"SELECT holder, rm_epoch, until_time_ms - {NOW_MS} FROM leadership WHERE id = 1"  # noqa: S608
+            + (" FOR UPDATE" if lock else "")
+        )
+    ).first()
+    if row is None:
+        raise StoreError(
+            "the database is damaged: it has no leadership row; restore it from a backup",
+            reason=Reason.STORE_CORRUPT,
+        )
+    return Lease(row[0], row[1], row[2])
+
+
+def in_use(location: DatabaseUrl, lease: Lease) -> StoreError:
+    """Somebody leads."""
+    return StoreError(
+        f"the database {location} is in use by {lease.holder} (epoch {lease.rm_epoch}, renewed for "
+        f"another {lease.remaining_ms} ms); stop that one first, or give this one a database of "
+        f"its own",
+        reason=Reason.STORE_IN_USE,
+        details={"holder": lease.holder, "rm_epoch": lease.rm_epoch},
+    )
+
+
+def version_of(connection: Connection, location: DatabaseUrl) -> int:
+    """Schema version of the database; 0: it is empty.
+
+    Raises:
+        StoreError: it is another program's.
+    """
+    names = set(inspect(connection).get_table_names())
+    if not names:
+        return 0
+    ours = "meta" in names and (
+        connection.scalar(select(tables.meta.c.value).where(tables.meta.c.key == "application"))
+        == tables.APPLICATION
+    )
+    if not ours:
+        raise StoreError(
+            f"the database {location} holds tables, but not those of finegrain; name an empty "
+            f"database, or make one: createdb finegrain",
+            reason=Reason.STORE_SCHEMA,
+            details={"database": location},
+        )
+    return migrate.recorded_version(connection)
+
+
+def prepare(engine: Engine, location: DatabaseUrl, *, create: bool, upgrade: bool) -> int:
+    """See that the schema is what this software knows; returns the version found (0: empty).
+
+    Raises:
+        StoreError: STORE_SCHEMA, or STORE_IN_USE where an upgrade is due and somebody leads.
+    """
+    with postgresql_errors(location):
+        with engine.begin() as connection:
+            version = version_of(connection, location)
+        check_not_ahead(version, str(location))
+        if version == SCHEMA_VERSION:
+            return version
+        if version == 0 and not create:
+            raise StoreError(
+                f"the database {location} is empty; `finegrain db upgrade` fills it, and so does "
+                f"starting the resource manager",
+                reason=Reason.STORE_SCHEMA,
+            )
+        if version and not upgrade:
+            check_not_behind(version, str(location))
+        give_up_at_s: float | None = None
+        while True:
+            remaining_ms = _try_upgrade(engine, location, give_up_at_s)
+            if remaining_ms <= 0:
+                return version
+            if give_up_at_s is None:
+                give_up_at_s = (
+                    time.monotonic() + min(remaining_ms / 1000, LEASE_WAIT_MAX_S) + POLL_S
+                )
+            time.sleep(POLL_S)
+
+
+def _try_upgrade(engine: Engine, location: DatabaseUrl, give_up_at_s: float | None) -> int:
+    """Upgrade if nobody leads; else returns for how many milliseconds the lease still runs."""
+    with engine.begin() as connection:
+        connection.execute(text(f"SELECT pg_advisory_xact_lock({_UPGRADE_LOCK})"))
+        connection.execute(text(f"SELECT {DURABLE}"))
+        version = version_of(connection, location)
+        check_not_ahead(version, str(location))
+        if version == SCHEMA_VERSION:
+            return 0
+        if version:
+            lease = read_lease(connection, lock=True)
+            if lease.remaining_ms > 0:
+                if give_up_at_s is not None and time.monotonic() >= give_up_at_s:
+                    raise in_use(location, lease)
+                return lease.remaining_ms
+        migrate.migrate(connection, SCHEMA_VERSION)
+        if not version:
+            fill(connection)
+        return 0

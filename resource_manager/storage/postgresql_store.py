@@ -1,0 +1,221 @@
+# ruff: noqa: S608  (only constants are put together, values travel as parameters)
+"""The store in PostgreSQL: several resource managers may want to lead; one does.
+
+Decides that leading means holding a lease row with an epoch, renewed by the database's clock, and
+that every write reads this row FOR SHARE: whoever takes over waits for writes under way, and later
+ones find another epoch. Session locks would not do: they vanish unnoticed behind a pooler.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from sqlalchemy import Connection, Engine, text
+from sqlalchemy.exc import SQLAlchemyError
+
+from finegrain.errors import InvalidArgument
+from resource_manager.storage import migrate
+from resource_manager.storage.location import DatabaseUrl
+from resource_manager.storage.postgresql_errors import postgresql_errors
+from resource_manager.storage.postgresql_server import (
+    DURABLE,
+    LEASE_WAIT_MAX_S,
+    NOW_MS,
+    POLL_S,
+    Lease,
+    in_use,
+    postgresql_engine,
+    prepare,
+    read_lease,
+    version_of,
+)
+from resource_manager.storage.sql_store import SqlStore
+from resource_manager.storage.statements import PostgresqlStatements
+from resource_manager.storage.tables import SCHEMA_VERSION
+from resource_manager.storage.versions import check_not_ahead
+
+LEASE_MS_MIN = 100
+
+IDLE_SHARE = 0.4
+"""A transaction in which the client is silent for this share of a lease is broken off: a frozen
+leader must not keep its successor waiting for the row. Measured with 400 ms of 1 s."""
+
+# `durable` is joined so that its setting is made; one statement, so that nothing idles in between.
+_TAKE = text(
+    f"""
+    WITH durable AS MATERIALIZED (SELECT {DURABLE})
+    UPDATE leadership SET holder = :holder, rm_epoch = greatest(rm_epoch, :above_epoch) + 1,
+        until_time_ms = {NOW_MS} + :lease_ms
+    FROM durable
+    WHERE id = 1 AND CASE WHEN :old_epoch = 0 THEN until_time_ms < {NOW_MS}
+            ELSE holder = :old_holder AND rm_epoch = :old_epoch END
+        AND (SELECT version_num FROM alembic_version) = :version
+    RETURNING rm_epoch
+    """
+)
+
+# Not durable on purpose: a renewal that a crash of the server forgets only ends the lease sooner.
+_RENEW = text(
+    f"""
+    WITH quick AS MATERIALIZED (SELECT set_config('synchronous_commit', 'off', true))
+    UPDATE leadership SET until_time_ms = {NOW_MS} + :lease_ms
+    FROM quick WHERE id = 1 AND holder = :holder AND rm_epoch = :rm_epoch
+    """
+)
+
+_GIVE_BACK = text(
+    """
+    UPDATE leadership SET until_time_ms = 0
+    WHERE id = 1 AND holder = :holder AND rm_epoch = :rm_epoch
+    """
+)
+
+_FENCE = f"""
+    SELECT {DURABLE}, set_config('idle_in_transaction_session_timeout', %s, true)
+    FROM leadership WHERE id = 1 AND holder = %s AND rm_epoch = %s FOR SHARE
+    """
+
+_RISKY_SETTINGS = {
+    "fsync": ("off", "a power cut can damage the database; set fsync = on"),
+    "full_page_writes": ("off", "a power cut can damage the database; set full_page_writes = on"),
+}
+
+
+class PostgresqlStore(SqlStore):
+    """See the module. Made by `open_store`."""
+
+    def __init__(
+        self, location: DatabaseUrl, engine: Engine, *, read_only: bool, lease_ms: int
+    ) -> None:
+        super().__init__(
+            location,
+            writer=None if read_only else engine,
+            reader=engine.execution_options(
+                isolation_level="REPEATABLE READ", postgresql_readonly=True
+            ),
+            statements=PostgresqlStatements(),
+        )
+        self._engine = engine
+        self._single = engine.execution_options(isolation_level="AUTOCOMMIT")
+        self._lease_ms = lease_ms
+        self._idle_ms = str(max(1, round(lease_ms * IDLE_SHARE)))
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        with postgresql_errors(self.location):
+            yield
+
+    def lead(self, holder: str, *, above_epoch: int = 0, wait_s: float | None = None) -> int:
+        """See `Store.lead`."""
+        self._writer_engine()
+        give_up_at_s = None if wait_s is None else time.monotonic() + wait_s
+        while True:
+            rm_epoch = self._take(holder, above_epoch)
+            if rm_epoch is not None:
+                self._holder, self._rm_epoch = holder, rm_epoch
+                return rm_epoch
+            if self._rm_epoch:
+                raise self._not_leader()
+            lease = self._lease()
+            if give_up_at_s is None:
+                runs_s = min(max(lease.remaining_ms, 0) / 1000, LEASE_WAIT_MAX_S)
+                give_up_at_s = time.monotonic() + runs_s + POLL_S
+            if time.monotonic() >= give_up_at_s:
+                raise in_use(self.location, lease)
+            time.sleep(POLL_S)
+
+    def _take(self, holder: str, above_epoch: int) -> int | None:
+        # A store that leads only raises its own epoch; it does not take over from others.
+        values = {
+            "holder": holder,
+            "above_epoch": above_epoch,
+            "lease_ms": self._lease_ms,
+            "old_holder": self._holder,
+            "old_epoch": self._rm_epoch,
+            "version": migrate.revision_name(SCHEMA_VERSION),
+        }
+        with self._write_lock:
+            self._must_be_open()
+            with self._errors(), self._single.connect() as connection:
+                found = connection.scalar(_TAKE, values)
+        return None if found is None else int(found)
+
+    def _lease(self) -> Lease:
+        with self._reading() as connection:
+            # Newer software may have upgraded the schema while this one waited for the lease.
+            check_not_ahead(version_of(connection, self.location), str(self.location))
+            return read_lease(connection)
+
+    def _fence(self, connection: Connection) -> bool:
+        found = connection.exec_driver_sql(_FENCE, (self._idle_ms, self._holder, self._rm_epoch))
+        return found.first() is not None
+
+    def renew(self) -> None:
+        """See `Store.renew`."""
+        self._must_be_open()
+        with self._errors(), self._single.connect() as connection:
+            renewed = connection.execute(_RENEW, self._me() | {"lease_ms": self._lease_ms})
+            if renewed.rowcount != 1:
+                raise self._not_leader()
+
+    def _me(self) -> dict[str, Any]:
+        return {"holder": self._holder, "rm_epoch": self._rm_epoch}
+
+    def maintain(self) -> None:
+        """See `Store.maintain`. The server keeps house by itself (autovacuum)."""
+
+    def check(self) -> list[str]:
+        """See `Store.check`."""
+        findings = []
+        with self._reading() as connection:
+            check_not_ahead(version_of(connection, self.location), str(self.location))
+            for name, (risky, advice) in _RISKY_SETTINGS.items():
+                if (
+                    connection.scalar(text("SELECT current_setting(:name)"), {"name": name})
+                    == risky
+                ):
+                    findings.append(f"PostgreSQL runs with {name} = {risky}: {advice}")
+            encoding = connection.scalar(text("SHOW server_encoding"))
+            if encoding != "UTF8":
+                findings.append(
+                    f"the database {self.location} is encoded in {encoding}; make it anew: "
+                    f"createdb --encoding UTF8 --template template0 ..."
+                )
+        return findings
+
+    def close(self) -> None:
+        """See `Store.close`."""
+        if self._closed:
+            return
+        with self._write_lock:
+            self._closed = True
+            if self._rm_epoch:
+                try:
+                    with self._single.connect() as connection:
+                        connection.execute(_GIVE_BACK, self._me())
+                except SQLAlchemyError:
+                    pass  # then the lease runs out by itself
+            self._engine.dispose()
+
+
+def open_postgresql(
+    location: DatabaseUrl, *, create: bool, upgrade: bool, read_only: bool, lease_ms: int
+) -> PostgresqlStore:
+    """See `resource_manager.storage.store.open_store`."""
+    if lease_ms < LEASE_MS_MIN:
+        raise InvalidArgument("lease_ms", lease_ms, f"at least {LEASE_MS_MIN}")
+    engine = postgresql_engine(location)
+    try:
+        prepare(
+            engine,
+            location,
+            create=create and not read_only,
+            upgrade=upgrade and not read_only,
+        )
+    except BaseException:
+        engine.dispose()
+        raise
+    return PostgresqlStore(location, engine, read_only=read_only, lease_ms=lease_ms)
