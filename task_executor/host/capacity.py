@@ -169,8 +169,12 @@ def _memory(
         usable = limit
     if options.share_memory_bytes is not None:
         return 0, _share_memory(options, options.share_memory_bytes, usable)
-    if usable is None:
-        warnings.append("the host does not tell its memory: none is offered; set share_memory")
+    if not usable:
+        warnings.append(
+            "the host does not tell its memory: none is offered; set share_memory_bytes"
+            if usable is None
+            else "no memory is left for us: none is offered"
+        )
         return 0, 0
     reserve = options.reserved_memory_bytes
     if reserve is None:

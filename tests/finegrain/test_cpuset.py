@@ -112,7 +112,7 @@ def test_sets_are_values() -> None:
     assert CpuSet.of(1) != {1}
     assert repr(CpuSet.of(1, 2, 5)) == "CpuSet('1-2,5')"
     with pytest.raises(AttributeError, match="immutable"):
-        CpuSet.of(1)._bits = 7  # type: ignore[misc]
+        CpuSet.of(1)._bits = 7
 
 
 @pytest.mark.parametrize("number", [-1, MAX_ID + 1])

@@ -7,6 +7,7 @@ module is what must not be shared.  A level that the kernel does not tell falls 
 shape (every CPU its own core, one package) and says so.
 """
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -16,7 +17,8 @@ from finegrain.topology import Die, L3Group, Package
 from task_executor.host.detection.cpus import CPU
 from task_executor.host.detection.reader import TreeReader
 
-_UNITS: Final = {"K": 1024, "M": 1024**2, "G": 1024**3}
+_SIZE: Final = re.compile(r"(\d{1,12})([KMG]?)", re.ASCII)
+_UNITS: Final = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3}
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,14 +113,21 @@ def _partition(reader: TreeReader, maps: dict[int, CpuSet], what: str) -> list[C
 
 def _packages(reader: TreeReader, online: CpuSet) -> list[Package]:
     maps = _maps(reader, online, "package_cpus", "core_siblings")
-    ids = {cpu: reader.integer(f"{CPU}/cpu{cpu}/topology/physical_package_id") for cpu in maps}
-    if _overlap(_distinct(maps)) and all(ids[cpu] is not None and ids[cpu] != -1 for cpu in maps):
-        reader.warn("package maps contradict one another: CPUs are grouped by physical_package_id")
-        numbers = sorted({number for number in ids.values() if number is not None})
-        return [
-            Package(CpuSet(cpu for cpu in maps if ids[cpu] == number), number) for number in numbers
-        ]
-    return [Package(cpus, ids[cpus.min()]) for cpus in _partition(reader, maps, "package")]
+
+    def label(cpu: int) -> int | None:
+        return reader.integer(f"{CPU}/cpu{cpu}/topology/physical_package_id")
+
+    if _overlap(_distinct(maps)):
+        labels = {cpu: label(cpu) for cpu in maps}
+        if None not in labels.values() and -1 not in labels.values():
+            reader.warn(
+                "package maps contradict one another: CPUs are grouped by physical_package_id"
+            )
+            return [
+                Package(CpuSet(cpu for cpu in maps if labels[cpu] == each), each)
+                for each in set(labels.values())
+            ]
+    return [Package(cpus, label(cpus.min())) for cpus in _partition(reader, maps, "package")]
 
 
 def _dies(reader: TreeReader, online: CpuSet) -> tuple[Die, ...]:
@@ -162,9 +171,8 @@ def _caches(reader: TreeReader, cpu: int) -> Iterator[str]:
 
 def _size(text: str | None) -> int | None:
     """Bytes of a cache size such as 12288K."""
-    if not text or not text[:-1].isdecimal() or len(text) > 12:
-        return None
-    return int(text[:-1]) * _UNITS[text[-1]] if text[-1] in _UNITS else int(text)
+    match = _SIZE.fullmatch(text or "")
+    return int(match.group(1)) * _UNITS[match.group(2)] if match else None
 
 
 def _distinct(maps: dict[int, CpuSet]) -> tuple[CpuSet, ...]:

@@ -98,7 +98,7 @@ class TreeReader:
     def numbered(self, path: str, prefix: str) -> list[int]:
         """The N of the directory's entries called ``prefix`` + N, ascending."""
         tails = (name[len(prefix) :] for name in self.names(path) if name.startswith(prefix))
-        return sorted(int(tail) for tail in tails if _is_plain_number(tail))
+        return sorted({int(tail) for tail in tails if _is_plain_number(tail)})
 
     def resolved(self, path: str) -> str | None:
         """The path relative to the root with symbolic links followed, or None if it leaves it."""
