@@ -100,6 +100,7 @@ class Job:
     lease_until_ms: int = 0
     acknowledged_sequence: int = 0
     allocation_ids: set[str] = field(default_factory=set)  # all kept, ended ones included
+    live_requests: int = 0  # those that have not ended
 
 
 @dataclass(slots=True)

@@ -1,0 +1,108 @@
+"""Which rows a batch touched. Knows dirtiness, not meaning."""
+
+from __future__ import annotations
+
+from resource_manager.engine.effects import Changes
+from resource_manager.engine.entities import ClusterEvent, Executor, Job, JobEvent, Request, Slot
+
+
+class ChangeTracker:
+    """Collects rows by identity until they are taken, so that each is stored once and as it is
+    then.
+    """
+
+    def __init__(self) -> None:
+        self._reset()
+
+    def _reset(self) -> None:
+        self._jobs: dict[str, Job] = {}
+        self._requests: dict[str, Request] = {}
+        self._slots: dict[tuple[str, int], Slot] = {}
+        self._executors: dict[str, Executor] = {}
+        self._deleted_jobs: dict[str, None] = {}
+        self._deleted_slots: dict[tuple[str, int], None] = {}
+        self._deleted_executors: dict[str, None] = {}
+        self._job_events: list[JobEvent] = []
+        self._cluster_events: list[ClusterEvent] = []
+        self._trimmed_job_events: dict[str, int] = {}
+        self._trimmed_cluster_events: int | None = None
+        self._counters: dict[str, int] = {}
+
+    def job(self, job: Job) -> None:
+        """The job is new or changed."""
+        self._jobs[job.job_id] = job
+
+    def request(self, request: Request) -> None:
+        """The request is new or changed."""
+        self._requests[request.spec.allocation_id] = request
+
+    def slot(self, slot: Slot) -> None:
+        """The slot is new or changed."""
+        self._slots[slot.allocation_id, slot.generation] = slot
+
+    def executor(self, executor: Executor) -> None:
+        """The executor is new or changed."""
+        executor_id = executor.registration.executor_id
+        self._executors[executor_id] = executor
+        self._deleted_executors.pop(executor_id, None)
+
+    def counter(self, name: str, value: int) -> None:
+        """A counter moved."""
+        self._counters[name] = value
+
+    def job_event(self, event: JobEvent) -> None:
+        """A new entry of a job's log."""
+        self._job_events.append(event)
+
+    def cluster_event(self, event: ClusterEvent) -> None:
+        """A new entry of the cluster's history."""
+        self._cluster_events.append(event)
+
+    def trim_job_events(self, job_id: str, sequence: int) -> None:
+        """Entries of a job's log up to this one are no longer kept."""
+        self._trimmed_job_events[job_id] = sequence
+
+    def trim_cluster_events(self, sequence: int) -> None:
+        """Entries of the cluster's history up to this one are no longer kept."""
+        self._trimmed_cluster_events = sequence
+
+    def delete_slot(self, slot: Slot) -> None:
+        """The slot is gone."""
+        key = (slot.allocation_id, slot.generation)
+        self._slots.pop(key, None)
+        self._deleted_slots[key] = None
+
+    def delete_executor(self, executor_id: str) -> None:
+        """The executor is gone; its slots were deleted one by one."""
+        self._executors.pop(executor_id, None)
+        self._deleted_executors[executor_id] = None
+
+    def delete_job(self, job: Job) -> None:
+        """The job is gone, with its requests and events."""
+        self._jobs.pop(job.job_id, None)
+        for allocation_id in job.allocation_ids:
+            self._requests.pop(allocation_id, None)
+        self._trimmed_job_events.pop(job.job_id, None)
+        self._job_events = [event for event in self._job_events if event.job_id != job.job_id]
+        self._deleted_jobs[job.job_id] = None
+
+    def take(self) -> Changes:
+        """Everything since the last call. Rows are the live objects: store them before the next
+        step.
+        """
+        changes = Changes(
+            jobs=list(self._jobs.values()),
+            requests=list(self._requests.values()),
+            slots=list(self._slots.values()),
+            executors=list(self._executors.values()),
+            deleted_jobs=list(self._deleted_jobs),
+            deleted_slots=list(self._deleted_slots),
+            deleted_executors=list(self._deleted_executors),
+            job_events=self._job_events,
+            cluster_events=self._cluster_events,
+            trimmed_job_events=list(self._trimmed_job_events.items()),
+            trimmed_cluster_events=self._trimmed_cluster_events,
+            counters=self._counters,
+        )
+        self._reset()
+        return changes

@@ -1,0 +1,235 @@
+"""Orders to executors: numbered, at most one in flight per executor, frees before allocations, many
+slots in each.
+
+Decides when what is sent, and what the answer means for the books. The order of a command and its
+answer does not matter to reports: a slot whose order is in flight is neither confirmed nor missed
+before the answer, unless a report shows it.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+
+from finegrain.errors import Reason
+from resource_manager.engine.effects import SendAllocate, SendFree, SlotOrder
+from resource_manager.engine.entities import Executor, ExecutorState, Slot, SlotState
+from resource_manager.engine.events import (
+    CommandAnswered,
+    CommandRefused,
+    CommandUndelivered,
+    ItemOutcome,
+)
+from resource_manager.engine.host import Command, Host, Refusal
+from resource_manager.engine.moves import requeue, vanish
+from resource_manager.engine.reports import settle, take_in
+from resource_manager.engine.timers import Timer
+from resource_manager.engine.turn import Turn
+
+_BACKOFF_DOUBLINGS_MAX = 16
+
+
+def dispatch(turn: Turn) -> None:
+    """Sends what is due to every executor that is not busy with a command."""
+    state = turn.state
+    executor_ids = sorted(state.outbox)
+    state.outbox.clear()
+    for executor_id in executor_ids:
+        host = state.hosts.get(executor_id)
+        if host is None or host.executor.state is not ExecutorState.ACTIVE:
+            continue  # whoever registers gets its orders anew
+        command = host.in_flight
+        if command is None:
+            _send_next(turn, host)
+        elif command.retry_at_ms is not None and command.retry_at_ms <= turn.now_ms:
+            command.retry_at_ms = None
+            turn.effects.append(command.effect)
+
+
+def _send_next(turn: Turn, host: Host) -> None:
+    most = turn.state.settings.command_items_max
+    executor = host.executor
+    if host.to_free and host.hold_frees_until_ms <= turn.now_ms:
+        keys = tuple(islice(host.to_free, most))
+        executor.command_number += 1
+        free = SendFree(
+            executor_id=host.host_id,
+            address=executor.registration.address,
+            registration_number=executor.registration_number,
+            command_number=executor.command_number,
+            slots=tuple((key[0], key[1], host.slots[key].grace_ms) for key in keys),
+        )
+        host.in_flight = Command(free, keys)
+        turn.effects.append(free)
+        for key in keys:
+            del host.to_free[key]
+    elif host.to_allocate:
+        keys = tuple(islice(host.to_allocate, most))
+        executor.command_number += 1
+        allocate = SendAllocate(
+            executor_id=host.host_id,
+            address=executor.registration.address,
+            registration_number=executor.registration_number,
+            command_number=executor.command_number,
+            orders=tuple(_order(turn, host.slots[key], executor) for key in keys),
+        )
+        host.in_flight = Command(allocate, keys)
+        turn.effects.append(allocate)
+        for key in keys:
+            del host.to_allocate[key]
+
+
+def _order(turn: Turn, slot: Slot, executor: Executor) -> SlotOrder:
+    slot.placed_with_command = executor.command_number
+    return SlotOrder(
+        slot=Slot(
+            allocation_id=slot.allocation_id,
+            generation=slot.generation,
+            job_id=slot.job_id,
+            executor_id=slot.executor_id,
+            profile=slot.profile,
+            cpu_limit_milli=slot.cpu_limit_milli,
+            pids_max=slot.pids_max,
+            cpus=slot.cpus,
+            state=slot.state,
+            booked=slot.booked,
+            placed_with_command=slot.placed_with_command,
+        ),
+        job_secret_sha256=turn.state.jobs[slot.job_id].secret_sha256,
+        target_address=turn.state.requests[slot.allocation_id].spec.target_address,
+    )
+
+
+def command_answered(turn: Turn, event: CommandAnswered) -> None:
+    """Takes in what became of each item, then the true state that came along."""
+    host = _host_of_command(turn, event)
+    if host is None or host.in_flight is None:
+        return
+    command = host.in_flight
+    refused: list[tuple[Slot, ItemOutcome]] = []
+    for key, outcome in zip(command.keys, event.outcomes, strict=False):
+        slot = host.slots.get(key)
+        if slot is None or not outcome.reason:
+            continue
+        if command.allocates:
+            refused.append((slot, outcome))
+        else:
+            _free_failed(turn, host, slot)
+    if not any(outcome.reason for outcome in event.outcomes):
+        host.frees_failed = 0 if not command.allocates else host.frees_failed
+    for slot, outcome in refused:
+        _refused(turn, slot, outcome)
+    host.in_flight = None
+    turn.state.outbox[host.host_id] = None
+    take_in(turn, host, event.report, at_least_command=event.command_number)
+    settle(turn, host)
+    for slot, outcome in refused:
+        _remember_refusal(turn, host, slot, outcome)
+
+
+def command_refused(turn: Turn, event: CommandRefused) -> None:
+    """The executor does not accept our numbers: nothing believed of it holds until it registers
+    again.
+    """
+    host = _host_of_command(turn, event)
+    if host is None:
+        return
+    host.in_flight = None
+    host.executor.state = ExecutorState.UNCONFIRMED
+    turn.state.touch(host)
+    turn.cluster_event(
+        "command_refused",
+        executor_id=host.host_id,
+        reason=event.reason,
+        message=f"command {event.command_number} was refused; waiting for a new registration",
+    )
+
+
+def command_undelivered(turn: Turn, event: CommandUndelivered) -> None:
+    """Nobody knows what became of the command: it is sent again, with the same number and
+    content.
+    """
+    host = _host_of_command(turn, event)
+    if host is None or host.in_flight is None:
+        return
+    settings = turn.state.settings
+    command = host.in_flight
+    delay = backoff_ms(
+        command.failures, settings.command_retry_min_ms, settings.command_retry_max_ms
+    )
+    command.failures += 1
+    command.retry_at_ms = turn.now_ms + delay
+    turn.state.timers.arm(Timer.COMMAND, host.host_id, command.retry_at_ms)
+
+
+def command_rang(turn: Turn, executor_id: str) -> None:
+    """A command may be sent (again)."""
+    turn.state.outbox[executor_id] = None
+
+
+def refusal_rang(turn: Turn, executor_id: str) -> None:
+    """The executor may be asked again for what it refused long enough ago."""
+    host = turn.state.hosts.get(executor_id)
+    if host is None:
+        return
+    if host.end_refusals(turn.now_ms):
+        turn.state.indexes.log_growth(host, turn.state.queue)
+    left = [refusal.until_ms for refusal in host.refusals.values() if refusal.active]
+    if left:
+        turn.state.timers.arm(Timer.REFUSAL, executor_id, min(left))
+
+
+def backoff_ms(failures: int, shortest_ms: int, longest_ms: int) -> int:
+    """Doubles with every failure, within bounds."""
+    return min(longest_ms, shortest_ms << min(failures, _BACKOFF_DOUBLINGS_MAX))
+
+
+def _host_of_command(
+    turn: Turn, event: CommandAnswered | CommandRefused | CommandUndelivered
+) -> Host | None:
+    """The host, if the event is about the command that is in flight there now."""
+    host = turn.state.hosts.get(event.executor_id)
+    if (
+        host is None
+        or host.in_flight is None
+        or host.executor.registration_number != event.registration_number
+        or host.in_flight.number != event.command_number
+    ):
+        return None
+    return host
+
+
+def _free_failed(turn: Turn, host: Host, slot: Slot) -> None:
+    settings = turn.state.settings
+    delay = backoff_ms(
+        host.frees_failed, settings.command_retry_min_ms, settings.command_retry_max_ms
+    )
+    host.frees_failed += 1
+    host.hold_frees_until_ms = turn.now_ms + delay
+    host.to_free[slot.allocation_id, slot.generation] = None
+    turn.state.timers.arm(Timer.COMMAND, host.host_id, host.hold_frees_until_ms)
+
+
+def _refused(turn: Turn, slot: Slot, outcome: ItemOutcome) -> None:
+    """The slot does not exist; its request goes back to its old place in line."""
+    if slot.state is SlotState.ALLOCATED:
+        return  # a report has shown it; the answer is about an older attempt
+    request = turn.state.request_of(slot)
+    if request is not None:
+        requeue(turn, request, slot, outcome.reason, outcome.message)
+    turn.slot_event("allocation_refused", slot, reason=outcome.reason, message=outcome.message)
+    vanish(turn, slot)
+
+
+def _remember_refusal(turn: Turn, host: Host, slot: Slot, outcome: ItemOutcome) -> None:
+    """Keeps the host from being chosen again for the same wish on the same knowledge."""
+    request = turn.state.requests.get(slot.allocation_id)
+    if request is None or outcome.reason == Reason.JOB_ENDED:
+        return
+    settings = turn.state.settings
+    key = (request.spec.profile, request.spec.required_labels)
+    before = host.refusals.get(key)
+    failures = before.failures if before is not None else 0
+    delay = backoff_ms(failures, settings.refusal_backoff_min_ms, settings.refusal_backoff_max_ms)
+    until_ms = turn.now_ms + delay
+    host.refusals[key] = Refusal(failures + 1, until_ms, host.state_seen())
+    turn.state.timers.arm(Timer.REFUSAL, host.host_id, until_ms)

@@ -1,0 +1,238 @@
+"""Executors: registered, lost, drained, forgotten. What their states mean for slots, `reports.py`
+decides.
+"""
+
+from __future__ import annotations
+
+from finegrain.errors import (
+    AlreadyExists,
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    Reason,
+)
+from resource_manager.engine.entities import (
+    Executor,
+    ExecutorState,
+    Registration,
+    Slot,
+    SlotState,
+)
+from resource_manager.engine.events import (
+    DrainRequested,
+    ExecutorRegistered,
+    ForgetRequested,
+    RegistrationAnswer,
+    UndrainRequested,
+)
+from resource_manager.engine.host import Host
+from resource_manager.engine.moves import free, key_of, lose, vanish
+from resource_manager.engine.reports import refuse_newer_epoch, take_in
+from resource_manager.engine.state import State
+from resource_manager.engine.timers import Timer
+from resource_manager.engine.turn import Turn
+
+
+def known_host(state: State, executor_id: str) -> Host:
+    """The books of an executor.
+
+    Raises:
+        NotFound: there is none of that id.
+    """
+    host = state.hosts.get(executor_id)
+    if host is None:
+        raise NotFound(
+            f"executor {executor_id} is not known",
+            reason=Reason.EXECUTOR_UNKNOWN,
+            details={"executor_id": executor_id},
+        )
+    return host
+
+
+def register_executor(turn: Turn, event: ExecutorRegistered) -> RegistrationAnswer:
+    """A new executor, or a known one that starts its conversation anew.
+
+    All orders that were under way are void. The state that comes along counts as newer than
+    everything: what it shows is there, what it lacks is not.
+
+    Raises:
+        AlreadyExists: another instance has this id and is not lost.
+        FailedPrecondition: the executor has seen a newer incarnation of the RM.
+        InvalidArgument: the state that comes along is not a full one.
+    """
+    state = turn.state
+    registration = event.registration
+    refuse_newer_epoch(state, event.report)
+    if event.report.unchanged or event.report.report_number < 1:
+        raise InvalidArgument(
+            "report",
+            f"number {event.report.report_number}, unchanged {event.report.unchanged}",
+            "a full state with number 1 or higher",
+        )
+    host = state.hosts.get(registration.executor_id)
+    if host is not None:
+        _refuse_other_instance(host, registration)
+    was_lost = host is not None and host.executor.lost
+    host = _adopt(turn, host, registration)
+    taken = take_in(turn, host, event.report, returning=was_lost)
+    for slot in list(host.slots.values()):
+        if slot.state is SlotState.FREEING:
+            host.to_free[key_of(slot)] = None
+            state.outbox[host.host_id] = None
+    state.changes.executor(host.executor)
+    turn.cluster_event(
+        "executor_returned" if was_lost else "executor_registered",
+        executor_id=host.host_id,
+        message=f"registration {host.executor.registration_number} at {registration.address}",
+    )
+    return RegistrationAnswer(host.executor.registration_number, taken.unowned)
+
+
+def _refuse_other_instance(host: Host, registration: Registration) -> None:
+    known = host.executor.registration
+    if known.instance_id != registration.instance_id and not host.executor.lost:
+        raise AlreadyExists(
+            f"executor {host.host_id} is another instance, at {known.address}, and not lost;"
+            " give this one another executor_id, or stop the other one and forget it when it is"
+            " lost",
+            reason=Reason.INSTANCE_CONFLICT,
+            details={"executor_id": host.host_id, "address": known.address},
+        )
+
+
+def _adopt(turn: Turn, host: Host | None, registration: Registration) -> Host:
+    state = turn.state
+    if host is None:
+        executor = Executor(registration, 1, first_seen_time_ms=turn.at.time_ms)
+        host = state.hosts[registration.executor_id] = Host.of(executor)
+    else:
+        executor = host.executor
+        executor.registration = registration
+        executor.registration_number += 1
+    executor.lost = False
+    executor.state = ExecutorState.ACTIVE
+    executor.report_number = executor.command_number = 0
+    executor.report_at_ms = turn.now_ms
+    executor.report_time_ms = turn.at.time_ms
+    executor.reported_available = None
+    host.start_conversation()
+    host.adopt_registration()
+    state.touch_cluster(host)
+    state.timers.arm(Timer.SILENCE, host.host_id, turn.now_ms + state.settings.lost_timeout_ms)
+    return host
+
+
+def silence_rang(turn: Turn, executor_id: str) -> None:
+    """An executor that has been silent for too long is lost, and so are its slots, as far as
+    anybody knows.
+
+    Its capacity does not count, and its slots stay booked there until it returns or is forgotten:
+    lost means out of sight, not stopped.
+    """
+    state = turn.state
+    host = state.hosts.get(executor_id)
+    if host is None or host.executor.state is ExecutorState.LOST:
+        return
+    executor = host.executor
+    due_ms = executor.report_at_ms + state.settings.lost_timeout_ms
+    if turn.now_ms < due_ms:
+        state.timers.arm(Timer.SILENCE, executor_id, due_ms)
+        return
+    executor.state = ExecutorState.LOST
+    executor.lost = True
+    message = f"executor {executor_id} was silent for {turn.now_ms - executor.report_at_ms} ms"
+    turn.cluster_event("executor_lost", executor_id=executor_id, message=message)
+    _take_all_away(turn, host, Reason.EXECUTOR_LOST, message)
+    host.start_conversation()
+    state.changes.executor(executor)
+    state.touch_cluster(host)
+
+
+def request_drain(turn: Turn, event: DrainRequested) -> Executor:
+    """No new slots here. With a deadline, what is left then is taken away.
+
+    Raises:
+        NotFound: no such executor.
+    """
+    state = turn.state
+    host = known_host(state, event.executor_id)
+    executor = host.executor
+    executor.draining = True
+    executor.drain_reason = event.reason
+    executor.drain_deadline_time_ms = executor.drain_deadline_at_ms = None
+    if event.deadline_ms is not None:
+        executor.drain_deadline_time_ms = turn.at.time_ms + event.deadline_ms
+        executor.drain_deadline_at_ms = turn.now_ms + event.deadline_ms
+        state.timers.arm(Timer.DRAIN, host.host_id, executor.drain_deadline_at_ms)
+    state.changes.executor(executor)
+    state.touch_cluster(host)
+    turn.cluster_event("executor_drained", executor_id=host.host_id, message=event.reason)
+    return executor
+
+
+def request_undrain(turn: Turn, event: UndrainRequested) -> Executor:
+    """New slots are welcome again.
+
+    Raises:
+        NotFound: no such executor.
+    """
+    host = known_host(turn.state, event.executor_id)
+    executor = host.executor
+    if executor.draining:
+        executor.draining = False
+        executor.drain_reason = ""
+        executor.drain_deadline_time_ms = executor.drain_deadline_at_ms = None
+        turn.state.changes.executor(executor)
+        turn.state.touch_cluster(host)
+        turn.cluster_event("executor_undrained", executor_id=host.host_id)
+    return executor
+
+
+def drain_rang(turn: Turn, executor_id: str) -> None:
+    """Takes away what is left on an executor whose drain deadline has passed."""
+    host = turn.state.hosts.get(executor_id)
+    if host is None or host.executor.drain_deadline_at_ms is None:
+        return
+    if turn.now_ms < host.executor.drain_deadline_at_ms:
+        turn.state.timers.arm(Timer.DRAIN, executor_id, host.executor.drain_deadline_at_ms)
+        return
+    message = (
+        f"executor {executor_id} was drained: {host.executor.drain_reason or 'no reason given'}"
+    )
+    _take_all_away(turn, host, Reason.EXECUTOR_DRAINED, message)
+
+
+def forget_executor(turn: Turn, event: ForgetRequested) -> None:
+    """Strikes a lost executor and its slots from the books.
+
+    Raises:
+        NotFound: no such executor.
+        FailedPrecondition: it is not lost.
+    """
+    state = turn.state
+    host = known_host(state, event.executor_id)
+    if host.executor.state is not ExecutorState.LOST:
+        raise FailedPrecondition(
+            f"executor {host.host_id} is {host.executor.state}; only a lost one can be forgotten:"
+            " stop it first, and wait until it is lost",
+            reason=Reason.EXECUTOR_NOT_LOST,
+            details={"executor_id": host.host_id, "state": host.executor.state},
+        )
+    for slot in list(host.slots.values()):
+        vanish(turn, slot)
+    del state.hosts[host.host_id]
+    state.dirty_hosts.pop(host.host_id, None)
+    state.outbox.pop(host.host_id, None)
+    state.indexes.remove(host)
+    state.cluster_version += 1
+    state.changes.delete_executor(host.host_id)
+    turn.cluster_event("executor_forgotten", executor_id=host.host_id)
+
+
+def _take_all_away(turn: Turn, host: Host, reason: Reason, message: str) -> None:
+    slots: list[Slot] = [
+        slot for slot in host.slots.values() if slot.state is not SlotState.FREEING
+    ]
+    for slot in slots:
+        lose(turn, slot, reason, message)
+        free(turn, slot)

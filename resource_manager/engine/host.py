@@ -1,0 +1,283 @@
+"""One executor's books: its slots, what they book, what it last reported, which commands it is to
+get.
+
+Knows arithmetic, not policy. Free capacity is always derived: the smaller of what the RM's own
+books leave and what the executor said it has, less what was placed after it said so. So a report
+that left before an allocation arrived cannot give that capacity away again, and a refusal takes
+effect through the state that comes with it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from finegrain.resources import (
+    AMOUNT_MAX,
+    Amounts,
+    ResourceProfile,
+    booking,
+    has_separate_pools,
+    subtract,
+)
+from resource_manager.engine.effects import SendAllocate, SendFree
+from resource_manager.engine.entities import Executor, ExecutorState, Slot, SlotState
+from resource_manager.engine.queue import DEFAULT_SLOTS, SLOTS, Shape, ShapeKey
+
+if TYPE_CHECKING:
+    from resource_manager.engine.settings import Strategy
+
+SlotKey = tuple[str, int]
+"""Identity of a slot: allocation id and generation."""
+
+UNLIMITED = AMOUNT_MAX
+"""Stands for "no limit" where a number is needed."""
+
+KNOWN = "known/"
+"""Prefix of index columns: what a host in any state could give when empty."""
+
+ONLINE = "online/"
+"""Likewise, of hosts that are neither lost nor draining."""
+
+SCORE = "score"
+"""Index column of the spread strategy: smallest free share over all dimensions, in millionths."""
+
+SHARE_UNIT = 1_000_000
+
+
+@dataclass(slots=True)
+class Command:
+    """The command in flight. Between a failed delivery and the next one, `retry_at_ms` is set."""
+
+    effect: SendAllocate | SendFree
+    keys: tuple[SlotKey, ...]
+    failures: int = 0
+    retry_at_ms: int | None = None
+
+    @property
+    def number(self) -> int:
+        """Its command number."""
+        return self.effect.command_number
+
+    @property
+    def allocates(self) -> bool:
+        """True for AllocateSlots."""
+        return isinstance(self.effect, SendAllocate)
+
+
+@dataclass(slots=True)
+class Refusal:
+    """A host could not serve a shape although the books said so.
+
+    While it is active the host is not chosen for that shape. It ends with the time, or when the
+    host's state changes; the number of failures stays until the host serves the shape, so that the
+    next time is longer.
+    """
+
+    failures: int
+    until_ms: int
+    state_seen: tuple[frozenset[SlotKey], tuple[tuple[str, int], ...]]  # slots and available
+    active: bool = True
+
+
+@dataclass(slots=True, eq=False)
+class Host:
+    """An executor with everything that the RM derives about it."""
+
+    executor: Executor
+    separate_pools: bool = False
+    default_booking: dict[str, int] = field(default_factory=dict)
+    labels: dict[str, str] = field(default_factory=dict)
+    slots: dict[SlotKey, Slot] = field(default_factory=dict)
+    booked: dict[str, int] = field(default_factory=dict)
+    unreported: dict[str, int] = field(default_factory=dict)  # booked by slots not in `reported`
+    reported: dict[SlotKey, SlotState] = field(default_factory=dict)  # of the last state taken in
+    contained_command: int = 0  # last command that state contains
+    in_flight: Command | None = None
+    to_allocate: dict[SlotKey, None] = field(default_factory=dict)
+    to_free: dict[SlotKey, None] = field(default_factory=dict)
+    frees_failed: int = 0
+    hold_frees_until_ms: int = 0
+    refusals: dict[ShapeKey, Refusal] = field(default_factory=dict)
+    shrunk: bool = False  # registered with less than its slots have booked
+
+    @classmethod
+    def of(cls, executor: Executor) -> Host:
+        """Books of an executor without slots."""
+        host = cls(executor)
+        host.adopt_registration()
+        return host
+
+    @property
+    def host_id(self) -> str:
+        """The executor's id."""
+        return self.executor.registration.executor_id
+
+    @property
+    def eligible(self) -> bool:
+        """True if new slots may be placed here."""
+        return self.executor.state is ExecutorState.ACTIVE and not self.executor.draining
+
+    def adopt_registration(self) -> None:
+        """Derives what hangs on the registration, bookings of present slots included."""
+        registration = self.executor.registration
+        self.separate_pools = has_separate_pools(registration.total)
+        self.labels = dict(registration.labels)
+        self.default_booking = self.booking_of(registration.default_profile)
+        self.booked = {}
+        for slot in self.slots.values():
+            slot.booked = self.booking_of(slot.profile)
+            _increase(self.booked, slot.booked)
+        self.count_unreported()
+        self.shrunk = any(
+            amount > registration.total.get(name, 0) for name, amount in self.booked.items()
+        )
+
+    def start_conversation(self) -> None:
+        """Orders under way are void, and nothing has been reported yet. Slots stay booked."""
+        self.reported = {}
+        self.contained_command = 0
+        self.in_flight = None
+        self.to_allocate.clear()
+        self.to_free.clear()
+        self.frees_failed = 0
+        self.hold_frees_until_ms = 0
+        self.refusals.clear()
+        for slot in self.slots.values():
+            slot.placed_with_command = 0
+        self.count_unreported()
+
+    def booking_of(self, profile: ResourceProfile) -> dict[str, int]:
+        """What a slot of this profile books here."""
+        return booking(profile, separate_pools=self.separate_pools)
+
+    def need_of(self, shape: Shape) -> dict[str, int]:
+        """What a shape needs here, in columns of the index."""
+        return shape.separate_need if self.separate_pools else shape.pooled_need
+
+    def add(self, slot: Slot) -> None:
+        """Books a slot that no report contains yet."""
+        self.slots[slot.allocation_id, slot.generation] = slot
+        _increase(self.booked, slot.booked)
+        _increase(self.unreported, slot.booked)
+
+    def drop(self, key: SlotKey) -> None:
+        """Strikes a slot; its capacity is free again."""
+        slot = self.slots.pop(key)
+        _decrease(self.booked, slot.booked)
+        if key not in self.reported:
+            _decrease(self.unreported, slot.booked)
+        self.to_allocate.pop(key, None)
+        self.to_free.pop(key, None)
+
+    def count_unreported(self) -> None:
+        """Derives what the last state taken in does not contain."""
+        self.unreported = {}
+        for key, slot in self.slots.items():
+            if key not in self.reported:
+                _increase(self.unreported, slot.booked)
+
+    def contains(self, slot: Slot) -> bool:
+        """True if the last state taken in would show the slot if it existed."""
+        key = (slot.allocation_id, slot.generation)
+        if key in self.to_allocate:
+            return False
+        command = self.in_flight
+        if command is not None and command.number == slot.placed_with_command:
+            return False  # the answer will say what became of it
+        return slot.placed_with_command <= self.contained_command
+
+    def free(self) -> dict[str, int]:
+        """What new slots could have, were the host eligible; no dimension below zero, no zeros."""
+        left = subtract(self.executor.registration.total, self.booked)
+        available = self.executor.reported_available
+        if available is not None:
+            said = subtract(available, self.unreported)
+            left = {name: min(amount, said.get(name, 0)) for name, amount in left.items()}
+        return {name: amount for name, amount in left.items() if amount > 0}
+
+    def slots_left(self) -> int:
+        """Slots that the host may still take."""
+        limit = self.executor.registration.slots_max
+        return max(0, limit - len(self.slots)) if limit else UNLIMITED
+
+    def empty(self) -> dict[str, int]:
+        """What the host could give if it had no slots, in columns of the index."""
+        registration = self.executor.registration
+        slots = registration.slots_max or UNLIMITED
+        return self._with_counts(dict(registration.total), slots)
+
+    def vector(self, strategy: Strategy) -> dict[str, int]:
+        """All columns of the index."""
+        executor = self.executor
+        empty = self.empty()
+        columns = {KNOWN + name: amount for name, amount in empty.items()}
+        if executor.state is not ExecutorState.LOST and not executor.draining:
+            columns.update({ONLINE + name: amount for name, amount in empty.items()})
+        if self.eligible:
+            free = self.free()
+            columns.update(self._with_counts(free, self.slots_left()))
+            if strategy == "spread":
+                columns[SCORE] = self.free_share(free)
+        return columns
+
+    def free_share(self, free: Amounts) -> int:
+        """What the fullest dimension has left, in millionths of its total; slots count as one."""
+        registration = self.executor.registration
+        shares = [
+            free.get(name, 0) * SHARE_UNIT // amount
+            for name, amount in registration.total.items()
+            if amount
+        ]
+        if registration.slots_max:
+            shares.append(self.slots_left() * SHARE_UNIT // registration.slots_max)
+        return min(shares, default=0)
+
+    def default_slots(self, free: Amounts, slots: int) -> int:
+        """How many default slots fit into `free` and `slots`."""
+        return min(
+            [slots, *(free.get(name, 0) // need for name, need in self.default_booking.items())]
+        )
+
+    def _with_counts(self, amounts: dict[str, int], slots: int) -> dict[str, int]:
+        amounts[SLOTS] = slots
+        amounts[DEFAULT_SLOTS] = self.default_slots(amounts, slots) if self.default_booking else 0
+        return amounts
+
+    def state_seen(self) -> tuple[frozenset[SlotKey], tuple[tuple[str, int], ...]]:
+        """The last state taken in, to compare with a later one."""
+        available = self.executor.reported_available or {}
+        return frozenset(self.reported), tuple(sorted(available.items()))
+
+    def refuses(self, shape: Shape) -> bool:
+        """True if the host refused this shape lately."""
+        if not self.refusals:
+            return False
+        refusal = self.refusals.get((shape.profile, shape.labels))
+        return refusal is not None and refusal.active
+
+    def end_refusals(self, now_ms: int) -> bool:
+        """Ends refusals whose time is over or whose state of the host is not the present one. True
+        if any ended.
+        """
+        present = self.state_seen() if self.refusals else None
+        ended = False
+        for refusal in self.refusals.values():
+            if refusal.active and (refusal.until_ms <= now_ms or refusal.state_seen != present):
+                refusal.active = False
+                ended = True
+        return ended
+
+
+def _increase(amounts: dict[str, int], more: Amounts) -> None:
+    for name, amount in more.items():
+        amounts[name] = amounts.get(name, 0) + amount
+
+
+def _decrease(amounts: dict[str, int], less: Amounts) -> None:
+    for name, amount in less.items():
+        left = amounts[name] - amount
+        if left:
+            amounts[name] = left
+        else:
+            del amounts[name]

@@ -1,0 +1,178 @@
+"""Jobs: registered, kept alive, ended, forgotten. A job whose lease lapses ends, and gives back
+what it has.
+"""
+
+from __future__ import annotations
+
+from finegrain.errors import (
+    AlreadyExists,
+    FailedPrecondition,
+    NotFound,
+    Reason,
+    ResourceExhausted,
+)
+from resource_manager.engine.entities import ENDED_REQUEST_STATES, Job, JobState
+from resource_manager.engine.events import JobEndRequested, JobKeptAlive, JobRegistered
+from resource_manager.engine.moves import give_up
+from resource_manager.engine.state import State
+from resource_manager.engine.timers import Timer
+from resource_manager.engine.turn import Turn
+
+
+def known_job(state: State, job_id: str) -> Job:
+    """The job.
+
+    Raises:
+        NotFound: there is none of that id (any more).
+    """
+    job = state.jobs.get(job_id)
+    if job is None:
+        raise NotFound(
+            f"job {job_id} is not known; register it first",
+            reason=Reason.JOB_UNKNOWN,
+            details={"job_id": job_id},
+        )
+    return job
+
+
+def active_job(state: State, job_id: str) -> Job:
+    """The job, which has not ended.
+
+    Raises:
+        NotFound: there is none of that id.
+        FailedPrecondition: it has ended.
+    """
+    job = known_job(state, job_id)
+    if job.state is JobState.ENDED:
+        raise FailedPrecondition(
+            f"job {job_id} has ended ({job.end_reason}); register a new one",
+            reason=Reason.JOB_ENDED,
+            details={"job_id": job_id, "end_reason": job.end_reason},
+        )
+    return job
+
+
+def register_job(turn: Turn, event: JobRegistered) -> Job:
+    """A new job, or the same one again.
+
+    Raises:
+        AlreadyExists: the id exists with other content or another secret.
+        ResourceExhausted: there are as many live jobs as the RM takes.
+    """
+    state = turn.state
+    known = state.jobs.get(event.job_id)
+    if known is not None:
+        if not _same(known, event):
+            raise AlreadyExists(f"job {event.job_id} exists with other content or another owner")
+        _renew(turn, known)
+        return known
+    if state.live_jobs >= state.settings.jobs_max:
+        raise ResourceExhausted(
+            f"{state.live_jobs} jobs live, at most {state.settings.jobs_max} may;"
+            " end some, or raise jobs_max",
+            details={"jobs": state.live_jobs, "jobs_max": state.settings.jobs_max},
+            retry_after_s=5.0,
+        )
+    job = Job(
+        job_id=event.job_id,
+        name=event.name,
+        group=event.group,
+        lease_ms=event.lease_ms,
+        secret_sha256=event.secret_sha256,
+        request_id_sha256=event.request_id_sha256,
+        arrival_number=state.next_arrival_number(),
+        create_time_ms=turn.at.time_ms,
+    )
+    state.jobs[job.job_id] = job
+    state.live_jobs += 1
+    _renew(turn, job)
+    state.changes.job(job)
+    turn.cluster_event("job_registered", job_id=job.job_id, message=job.name)
+    return job
+
+
+def keep_alive(turn: Turn, event: JobKeptAlive) -> Job:
+    """The lease runs anew.
+
+    Raises:
+        NotFound, FailedPrecondition: see `active_job`.
+    """
+    job = active_job(turn.state, event.job_id)
+    _renew(turn, job)
+    turn.acknowledge(job, event.acknowledged_sequence)
+    return job
+
+
+def request_job_end(turn: Turn, event: JobEndRequested) -> Job:
+    """Ends a job; one that has ended stays as it is.
+
+    Raises:
+        NotFound: there is none of that id.
+    """
+    job = known_job(turn.state, event.job_id)
+    end_job(turn, job, event.reason, event.grace_ms)
+    return job
+
+
+def end_job(turn: Turn, job: Job, reason: str, grace_ms: int | None = None) -> None:
+    """Cancels what waits, frees what was granted, keeps the ids for a while."""
+    if job.state is JobState.ENDED:
+        return
+    state = turn.state
+    living = [
+        request
+        for allocation_id in job.allocation_ids
+        if (request := state.requests[allocation_id]).state not in ENDED_REQUEST_STATES
+    ]
+    job.state = JobState.ENDED
+    state.live_jobs -= 1
+    job.end_reason = reason
+    job.end_time_ms = turn.at.time_ms
+    message = f"its job ended: {reason}"
+    for request in sorted(living, key=lambda request: request.arrival_number):
+        give_up(turn, request, reason=Reason.JOB_OVER, message=message, grace_ms=grace_ms)
+    state.changes.job(job)
+    state.timers.arm(Timer.RETENTION, job.job_id, turn.now_ms + state.settings.ended_retention_ms)
+    turn.cluster_event("job_ended", job_id=job.job_id, reason=reason, message=job.name)
+
+
+def lease_rang(turn: Turn, job_id: str) -> None:
+    """Ends a job whose lease has lapsed."""
+    job = turn.state.jobs.get(job_id)
+    if job is None or job.state is JobState.ENDED or job.lease_ms is None:
+        return
+    if turn.now_ms < job.lease_until_ms:
+        turn.state.timers.arm(Timer.LEASE, job_id, job.lease_until_ms)
+        return
+    end_job(turn, job, Reason.LEASE_EXPIRED)
+
+
+def retention_rang(turn: Turn, job_id: str) -> None:
+    """Forgets an ended job with its requests. A slot of it that still exists is freed all the
+    same.
+    """
+    state = turn.state
+    job = state.jobs.get(job_id)
+    if job is None or job.state is not JobState.ENDED:
+        return
+    for allocation_id in job.allocation_ids:
+        request = state.requests.pop(allocation_id)
+        del state.by_arrival[request.arrival_number]
+    del state.jobs[job_id]
+    state.changes.delete_job(job)
+
+
+def _renew(turn: Turn, job: Job) -> None:
+    if job.lease_ms is not None and job.state is JobState.ACTIVE:
+        job.lease_until_ms = turn.now_ms + job.lease_ms
+        turn.state.timers.arm(Timer.LEASE, job.job_id, job.lease_until_ms)
+
+
+def _same(job: Job, event: JobRegistered) -> bool:
+    return (
+        job.name == event.name
+        and job.group == event.group
+        and job.lease_ms == event.lease_ms
+        and job.secret_sha256 == event.secret_sha256
+        and job.request_id_sha256 == event.request_id_sha256
+    )

@@ -1,0 +1,214 @@
+"""What happens to a request and its slot together: placed, confirmed, given up, lost, gone.
+
+Every move goes through the state tables and keeps the books, the queue and both logs in step. Why
+something moves, the handlers decide.
+"""
+
+from __future__ import annotations
+
+from finegrain.errors import Reason
+from resource_manager.engine.entities import (
+    ENDED_REQUEST_STATES,
+    Request,
+    RequestState,
+    Slot,
+    SlotState,
+)
+from resource_manager.engine.host import Host, SlotKey
+from resource_manager.engine.transitions import RequestInput, SlotInput
+from resource_manager.engine.turn import Turn
+
+
+def key_of(slot: Slot) -> SlotKey:
+    """Identity of a slot."""
+    return slot.allocation_id, slot.generation
+
+
+def place(turn: Turn, request: Request, host: Host) -> Slot:
+    """Books a slot for a waiting request on a host that has room, and queues the order for it."""
+    state = turn.state
+    spec = request.spec
+    profile = spec.profile or host.executor.registration.default_profile
+    request.generation += 1
+    slot = Slot(
+        allocation_id=spec.allocation_id,
+        generation=request.generation,
+        job_id=request.job_id,
+        executor_id=host.host_id,
+        profile=profile,
+        cpu_limit_milli=max(spec.cpu_limit_milli, profile.cpu_milli),
+        pids_max=spec.pids_max,
+        booked=host.booking_of(profile),
+    )
+    state.queue.remove(request)
+    state.story.move_request(request, RequestInput.PLACE)
+    request.reason = request.message = ""
+    key = key_of(slot)
+    state.slots[key] = slot
+    host.add(slot)
+    host.to_allocate[key] = None
+    state.outbox[host.host_id] = None
+    state.changes.request(request)
+    state.changes.slot(slot)
+    return slot
+
+
+def confirm(
+    turn: Turn, slot: Slot, *, isolation: dict[str, object] | None = None, cpus: str = ""
+) -> None:
+    """The executor carved the slot: its request is granted."""
+    state = turn.state
+    state.story.move_slot(slot, SlotInput.CONFIRM)
+    slot.allocated_time_ms = turn.at.time_ms
+    _describe(slot, isolation, cpus)
+    state.changes.slot(slot)
+    request = state.requests[slot.allocation_id]
+    state.story.move_request(request, RequestInput.CONFIRM)
+    state.changes.request(request)
+    turn.host_of(slot).refusals.pop((request.spec.profile, request.spec.required_labels), None)
+    turn.job_event(request, slot=slot)
+    turn.slot_event("slot_granted", slot)
+
+
+def reclaim(
+    turn: Turn, slot: Slot, *, isolation: dict[str, object] | None = None, cpus: str = ""
+) -> None:
+    """A lost executor came back with a slot that its request still waits for."""
+    state = turn.state
+    request = state.requests[slot.allocation_id]
+    state.queue.remove(request)
+    state.story.move_slot(slot, SlotInput.RECLAIM)
+    state.story.move_request(request, RequestInput.RECLAIM)
+    slot.allocated_time_ms = slot.allocated_time_ms or turn.at.time_ms
+    slot.grace_ms = None
+    _describe(slot, isolation, cpus)
+    turn.host_of(slot).to_free.pop(key_of(slot), None)
+    state.changes.slot(slot)
+    state.changes.request(request)
+    turn.job_event(request, slot=slot)
+    turn.slot_event("slot_reclaimed", slot)
+
+
+def free(turn: Turn, slot: Slot, grace_ms: int | None = None) -> None:
+    """Begins to take a slot down; one that was never ordered is gone at once."""
+    state = turn.state
+    host = turn.host_of(slot)
+    key = key_of(slot)
+    if key in host.to_allocate:
+        vanish(turn, slot)
+        return
+    state.story.move_slot(slot, SlotInput.FREE)
+    slot.grace_ms = grace_ms
+    host.to_free[key] = None
+    state.outbox[host.host_id] = None
+    state.changes.slot(slot)
+
+
+def vanish(turn: Turn, slot: Slot) -> None:
+    """The slot is known not to exist: its capacity is free again."""
+    state = turn.state
+    was_freeing = slot.state is SlotState.FREEING
+    state.story.move_slot(slot, SlotInput.VANISH)
+    host = turn.host_of(slot)
+    host.drop(key_of(slot))
+    del state.slots[key_of(slot)]
+    state.changes.delete_slot(slot)
+    state.touch(host)
+    if was_freeing:
+        turn.slot_event("slot_freed", slot)
+
+
+def requeue(turn: Turn, request: Request, slot: Slot, reason: str, message: str) -> None:
+    """Back to the old place in line. The job master is told if it had been offered the slot."""
+    state = turn.state
+    was_granted = request.state is RequestState.GRANTED
+    state.story.move_request(request, RequestInput.REQUEUE)
+    state.queue.add(request)
+    state.changes.request(request)
+    if was_granted:
+        turn.job_event(request, reason=reason, message=message, slot=slot)
+
+
+def lose(turn: Turn, slot: Slot, reason: str, message: str) -> None:
+    """The slot's request has lost it: back in line if it was never granted or wants another one,
+    else ended.
+
+    What becomes of the slot itself is the caller's next move.
+    """
+    request = turn.state.request_of(slot)
+    if request is None:
+        return
+    turn.slot_event("slot_lost", slot, reason=reason, message=message)
+    if request.state is RequestState.ALLOCATING or request.spec.restart_on_loss:
+        requeue(turn, request, slot, reason, message)
+    else:
+        end_request(turn, request, RequestInput.LOSE, reason=reason, message=message, slot=slot)
+
+
+def end_request(
+    turn: Turn,
+    request: Request,
+    how: RequestInput,
+    *,
+    reason: str = "",
+    message: str = "",
+    slot: Slot | None = None,
+) -> None:
+    """Ends a request and tells its job master."""
+    state = turn.state
+    state.story.move_request(request, how)
+    if request.state not in ENDED_REQUEST_STATES:
+        raise AssertionError(f"{how} does not end a request")
+    state.queue.remove(request)
+    request.reason = reason
+    request.message = message
+    request.end_time_ms = turn.at.time_ms
+    state.jobs[request.job_id].live_requests -= 1
+    state.changes.request(request)
+    turn.job_event(request, reason=reason, message=message, slot=slot)
+
+
+def give_up(
+    turn: Turn,
+    request: Request,
+    *,
+    reason: str = "",
+    message: str = "",
+    grace_ms: int | None = None,
+) -> None:
+    """Ends a living request on somebody's wish: a waiting one is cancelled, a slot is taken
+    down.
+    """
+    slot = turn.state.slot_of(request)
+    how = RequestInput.RELEASE if request.state is RequestState.GRANTED else RequestInput.CANCEL
+    end_request(turn, request, how, reason=reason, message=message, slot=slot)
+    if slot is not None:
+        free(turn, slot, grace_ms)
+    if how is RequestInput.CANCEL:
+        turn.cluster_event(
+            "request_cancelled",
+            job_id=request.job_id,
+            allocation_id=request.allocation_id,
+            reason=reason,
+            message=message,
+        )
+
+
+def decline(turn: Turn, slot: Slot) -> None:
+    """The job master did not take the executor's direct offer: the request ends, the slot is
+    gone.
+    """
+    request = turn.state.request_of(slot)
+    if request is not None:
+        message = "its job master did not accept the offered slot in time"
+        reason = Reason.OFFER_NOT_ACCEPTED
+        end_request(turn, request, RequestInput.DECLINE, reason=reason, message=message, slot=slot)
+        turn.slot_event("slot_declined", slot, reason=reason, message=message)
+    vanish(turn, slot)
+
+
+def _describe(slot: Slot, isolation: dict[str, object] | None, cpus: str) -> None:
+    if isolation is not None:
+        slot.isolation = isolation
+    if cpus:
+        slot.cpus = cpus

@@ -1,0 +1,34 @@
+"""A slot as job events carry it: plain data that can be stored as JSON and turned into a
+SlotStatus.
+"""
+
+from __future__ import annotations
+
+from resource_manager.engine.entities import Slot
+
+
+def slot_to_dict(slot: Slot, executor_address: str) -> dict[str, object]:
+    """The fields of SlotStatus (slots.proto) by name, without empty ones.
+
+    `profile` is `ResourceProfile.to_dict()`; `allocated_time_ms` is in milliseconds since 1970.
+    """
+    data: dict[str, object] = {
+        "allocation_id": slot.allocation_id,
+        "generation": slot.generation,
+        "job_id": slot.job_id,
+        "profile": slot.profile.to_dict(),
+        "memory_bytes": slot.profile.booked_memory_bytes,
+        "cpu_limit_milli": slot.cpu_limit_milli,
+        "state": str(slot.state),
+        "executor_id": slot.executor_id,
+        "executor_address": executor_address,
+    }
+    if slot.pids_max:
+        data["pids_max"] = slot.pids_max
+    if slot.cpus:
+        data["cpus"] = slot.cpus
+    if slot.isolation is not None:
+        data["isolation"] = slot.isolation
+    if slot.allocated_time_ms is not None:
+        data["allocated_time_ms"] = slot.allocated_time_ms
+    return data

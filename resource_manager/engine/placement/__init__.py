@@ -1,0 +1,1 @@
+"""Which host serves a request: index, filter, rank, choose."""

@@ -1,0 +1,160 @@
+"""Could a shape ever be served, and does one host serve it now? The facts behind placing, refusing
+and explaining.
+
+`judge` looks at one host; `feasibility` asks the index about all of them without looking at each,
+and remembers the answer with the shape until some host's size, labels or availability changes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from finegrain.errors import Reason
+from finegrain.resources import shortfall
+from resource_manager.engine.entities import ExecutorState, RequestSpec
+from resource_manager.engine.events import ItemOutcome
+from resource_manager.engine.host import KNOWN, ONLINE, Host
+from resource_manager.engine.placement.index import Need
+from resource_manager.engine.placement.indexes import carries
+from resource_manager.engine.queue import SLOTS, Shape, amounts_of
+from resource_manager.engine.state import State
+
+
+class Feasibility(StrEnum):
+    """What the sizes of the hosts say about a shape, whatever is free now."""
+
+    POSSIBLE = "POSSIBLE"  # some executor could serve it when empty
+    OFFLINE = "OFFLINE"  # only executors that are lost or draining could
+    LABELS = "LABELS"  # only executors without the labels could
+    NEVER = "NEVER"  # no executor could
+
+
+class Blocker(StrEnum):
+    """What can stand between a shape and a host, besides INSUFFICIENT_<DIMENSION>."""
+
+    LOST = "LOST"
+    UNCONFIRMED = "UNCONFIRMED"
+    DRAINING = "DRAINING"
+    LABEL_MISMATCH = "LABEL_MISMATCH"
+    TOTAL_TOO_SMALL = "TOTAL_TOO_SMALL"
+    SLOT_LIMIT = "SLOT_LIMIT"
+    REFUSED = "REFUSED"  # the host refused this shape lately
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What one host can do for a shape now. Amounts by dimension."""
+
+    host: Host
+    asked: dict[str, int]
+    free: dict[str, int]
+    total: dict[str, int]
+    missing: dict[str, int]
+    blockers: tuple[str, ...]
+
+    @property
+    def fits(self) -> bool:
+        """True if a slot could be placed here now."""
+        return not self.blockers
+
+
+def judge(host: Host, shape: Shape) -> Judgement:
+    """All that stands between a shape and a host."""
+    asked = dict(host.default_booking) if shape.profile is None else amounts_of(host.need_of(shape))
+    free = host.free()
+    total = dict(host.executor.registration.total)
+    missing = shortfall(asked, free)
+    blockers: list[str] = []
+    if host.executor.state is not ExecutorState.ACTIVE:
+        blockers.append(Blocker(host.executor.state.value))
+    if host.executor.draining:
+        blockers.append(Blocker.DRAINING)
+    if not carries(host, shape.labels):
+        blockers.append(Blocker.LABEL_MISMATCH)
+    if shortfall(asked, total):
+        blockers.append(Blocker.TOTAL_TOO_SMALL)
+    blockers.extend(f"INSUFFICIENT_{name.upper()}" for name in missing)
+    if host.slots_left() < 1:
+        blockers.append(Blocker.SLOT_LIMIT)
+    if host.refuses(shape):
+        blockers.append(Blocker.REFUSED)
+    if shape.profile is None and not asked:
+        blockers.append(Blocker.TOTAL_TOO_SMALL)
+    return Judgement(host, asked, free, total, missing, tuple(dict.fromkeys(blockers)))
+
+
+def feasibility(state: State, shape: Shape) -> Feasibility:
+    """What the sizes of the hosts say; the indexes must be fresh."""
+    version = state.cluster_version
+    if shape.verdict is not None and shape.verdict[0] == version:
+        return Feasibility(shape.verdict[1])
+    verdict = _feasibility(state, shape)
+    shape.verdict = (version, verdict)
+    return verdict
+
+
+def _feasibility(state: State, shape: Shape) -> Feasibility:
+    if not state.hosts:
+        return Feasibility.POSSIBLE  # nobody has come yet; somebody may any moment
+    index = state.indexes.of(shape.labels, state.hosts.values())
+    if any(True for _ in index.covering(_needs(shape, ONLINE))):
+        return Feasibility.POSSIBLE
+    if any(True for _ in index.covering(_needs(shape, KNOWN))):
+        return Feasibility.OFFLINE
+    if shape.labels and any(True for _ in state.indexes.main.covering(_needs(shape, KNOWN))):
+        return Feasibility.LABELS
+    return Feasibility.NEVER
+
+
+def _needs(shape: Shape, prefix: str) -> list[Need]:
+    needs = {tuple(sorted(need.items())): need for need in (shape.pooled_need, shape.separate_need)}
+    return [{prefix + name: amount for name, amount in need.items()} for need in needs.values()]
+
+
+def waiting_reason(state: State, shape: Shape) -> Reason:
+    """Why a shape that does not fit has to wait; the indexes must be fresh."""
+    match feasibility(state, shape):
+        case Feasibility.NEVER:
+            return Reason.INFEASIBLE_NEVER
+        case Feasibility.OFFLINE:
+            return Reason.INFEASIBLE_NOW_OFFLINE
+        case Feasibility.LABELS:
+            return Reason.WAITING_LABELS
+        case Feasibility.POSSIBLE:
+            pass
+    index = state.indexes.of(shape.labels, state.hosts.values())
+    needs = (shape.pooled_need, shape.separate_need)
+    if any(all(index.sums.get(name, 0) >= amount for name, amount in n.items()) for n in needs):
+        fits_somewhere = any(True for _ in index.covering(needs))
+        return Reason.WAITING_CAPACITY if fits_somewhere else Reason.WAITING_FRAGMENTED
+    return Reason.WAITING_CAPACITY
+
+
+def rejection(state: State, spec: RequestSpec) -> ItemOutcome | None:
+    """Why a request cannot be taken in; None if it can. The indexes must be fresh.
+
+    A request that no known executor could ever serve is refused at once, unless it asked to wait
+    for one that may come. While no executor is known at all, nothing can be said, and everything
+    waits.
+    """
+    shape = state.queue.shape_of(spec)
+    verdict = feasibility(state, shape)
+    if spec.allow_pending or verdict in (Feasibility.POSSIBLE, Feasibility.OFFLINE):
+        return None
+    asked = "a default slot" if spec.profile is None else _amounts_text(shape.pooled_need)
+    if verdict is Feasibility.LABELS:
+        labels = ", ".join(f"{name}={value}" for name, value in spec.required_labels)
+        lack = f"no executor that could host {asked} carries the labels {labels}"
+    else:
+        lack = f"no executor could host {asked}, even when empty"
+    return ItemOutcome(
+        spec.allocation_id,
+        Reason.INFEASIBLE_NEVER,
+        f"{lack}; ask for less, or set allow_pending to wait for one that may come",
+        tuple((name, str(amount)) for name, amount in amounts_of(shape.pooled_need).items()),
+    )
+
+
+def _amounts_text(need: Need) -> str:
+    return ", ".join(f"{name} {amount}" for name, amount in need.items() if name != SLOTS)

@@ -1,0 +1,298 @@
+"""Which hosts have room, without looking at all of them. Knows vectors of numbers by host, and
+nothing else.
+
+A tree over the hosts in order of id. Leaves hold one number per column and host; every inner node
+holds the largest of its 16 children, per column. A search goes down only where every needed column
+is large enough, and comes back when the maxima of a node stemmed from different hosts; so it is
+complete, and its cost follows the depth of the tree, not the number of hosts, as long as hosts of
+a neighbourhood are alike.
+
+Writing one leaf stops climbing as soon as a node's maximum does not change. A new host rebuilds
+the tree, once for all hosts that came since the last search.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import pairwise
+from typing import TypeVar
+
+from finegrain.resources import Amounts
+
+_BITS = 4
+_FAN_OUT = 1 << _BITS
+
+GROWTH_LOG_MAX = 4_096
+"""Positions that grew, as kept for those who wait; beyond this, they search anew."""
+
+Need = Amounts
+Column = list[list[int]]
+"""Levels of one column: leaves first, root level last."""
+
+
+class CapacityIndex:
+    """Vectors of hosts, searchable for those that cover a need in every column.
+
+    `grown` is a log of positions where something rose, so that a waiting shape need only look
+    there. A column with a slash in its name says what a host is, not what it has free, and is left
+    out of that log. `version` changes whenever positions or the log lose their meaning.
+    """
+
+    def __init__(self) -> None:
+        self.ids: list[str] = []
+        self.position: dict[str, int] = {}
+        self.columns: dict[str, Column] = {}
+        self.sums: dict[str, int] = {}
+        self.grown: list[int] = []
+        self.version = 0
+        self._vectors: dict[str, dict[str, int]] = {}  # of hosts that came since the last build
+        self._stale = False
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def knows(self, host_id: str) -> bool:
+        """True if the host is in this index."""
+        return host_id in self.position or host_id in self._vectors
+
+    def value(self, host_id: str, name: str) -> int:
+        """One number of a host; the tree must be fresh."""
+        column = self.columns.get(name)
+        return column[0][self.position[host_id]] if column else 0
+
+    def put(self, host_id: str, vector: Mapping[str, int]) -> bool:
+        """Sets a host's numbers; a column that is absent is zero. True if something free rose."""
+        if self._stale or host_id not in self.position:
+            self._vectors[host_id] = dict(vector)
+            self._stale = True
+            return True
+        for name in vector:
+            if name not in self.columns:
+                self.columns[name] = _build_column([0] * len(self.ids))
+                self.sums[name] = 0
+        position = self.position[host_id]
+        rose = False
+        for name, column in self.columns.items():
+            value = vector.get(name, 0)
+            before = column[0][position]
+            if value != before:
+                self.sums[name] += value - before
+                _write(column, position, value)
+                rose = rose or (value > before and "/" not in name)
+        if rose:
+            self.log_growth(host_id)
+        return rose
+
+    def log_growth(self, host_id: str) -> None:
+        """Makes those who wait look at this host again."""
+        if self._stale:
+            return
+        if len(self.grown) >= GROWTH_LOG_MAX:
+            self.grown.clear()
+            self.version += 1
+        self.grown.append(self.position[host_id])
+
+    def write(self, host_id: str, name: str, value: int) -> None:
+        """Sets one number that did not rise."""
+        column = self.columns[name]
+        position = self.position[host_id]
+        self.sums[name] += value - column[0][position]
+        _write(column, position, value)
+
+    def remove(self, host_id: str) -> None:
+        """Forgets a host."""
+        self._vectors.pop(host_id, None)
+        if host_id in self.position:
+            self._pull()
+            del self._vectors[host_id]
+        self._stale = True
+
+    def freshen(self) -> None:
+        """Rebuilds the tree if hosts came or went. To be called before anything is searched."""
+        if not self._stale:
+            return
+        self._pull()
+        self.ids = sorted(self._vectors)
+        self.position = {host_id: at for at, host_id in enumerate(self.ids)}
+        names = sorted({name for vector in self._vectors.values() for name in vector})
+        self.columns = {
+            name: _build_column([self._vectors[host_id].get(name, 0) for host_id in self.ids])
+            for name in names
+        }
+        self.sums = {name: sum(column[0]) for name, column in self.columns.items()}
+        self._vectors = {}
+        self._stale = False
+        self.grown.clear()
+        self.version += 1
+
+    def vector(self, host_id: str) -> dict[str, int]:
+        """A host's numbers without zeros."""
+        if host_id in self._vectors:
+            return {name: value for name, value in self._vectors[host_id].items() if value}
+        position = self.position[host_id]
+        return {
+            name: column[0][position]
+            for name, column in self.columns.items()
+            if column[0][position]
+        }
+
+    def covers(self, position: int, need: Need) -> bool:
+        """True if one host covers a need."""
+        return all(
+            name in self.columns and self.columns[name][0][position] >= amount
+            for name, amount in need.items()
+        )
+
+    def covering(self, needs: Iterable[Need], start: int = 0) -> Iterator[int]:
+        """Positions from `start` on that cover one of the needs, in order."""
+        searches = [
+            self._search(columns, start)
+            for need in needs
+            if (columns := self._columns_of(need)) is not None
+        ]
+        return searches[0] if len(searches) == 1 else _merged(searches)
+
+    def best_first(self, needs: Iterable[Need], score: str) -> Iterator[int]:
+        """Positions that cover one of the needs, highest score first, lowest position first among
+        equals.
+        """
+        searches = [
+            self._search_best(columns, self.columns[score])
+            for need in needs
+            if (columns := self._columns_of(need)) is not None
+        ]
+        if len(searches) == 1:
+            return (position for _, position in searches[0])
+        return (position for _, position in _merged(searches))
+
+    def _columns_of(self, need: Need) -> list[tuple[Column, int]] | None:
+        columns = []
+        for name, amount in need.items():
+            column = self.columns.get(name)
+            if column is None:
+                return None
+            columns.append((column, amount))
+        return columns if self.ids else None
+
+    def _search(self, columns: list[tuple[Column, int]], start: int) -> Iterator[int]:
+        height = len(columns[0][0]) - 1
+        top = _survivors(columns, height, start >> (_BITS * height), len(columns[0][0][height]))
+        if height == 0:
+            yield from top
+            return
+        stack = [iter(top)]
+        while stack:
+            node = next(stack[-1], None)
+            if node is None:
+                stack.pop()
+                continue
+            level = height - len(stack)
+            low = max(node << _BITS, start >> (_BITS * level))
+            high = min((node + 1) << _BITS, len(columns[0][0][level]))
+            found = _survivors(columns, level, low, high)
+            if level == 0:
+                yield from found
+            elif found:
+                stack.append(iter(found))
+
+    def _search_best(
+        self, columns: list[tuple[Column, int]], score: Column
+    ) -> Iterator[tuple[int, int]]:
+        height = len(score) - 1
+        heap = [
+            (-score[height][node], node << (_BITS * height), height)
+            for node in _survivors(columns, height, 0, len(score[height]))
+        ]
+        heapq.heapify(heap)
+        while heap:
+            negative, first, level = heapq.heappop(heap)
+            if level == 0:
+                yield negative, first
+                continue
+            below = level - 1
+            node = first >> (_BITS * level)
+            high = min((node + 1) << _BITS, len(score[below]))
+            for child in _survivors(columns, below, node << _BITS, high):
+                heapq.heappush(heap, (-score[below][child], child << (_BITS * below), below))
+
+    def _pull(self) -> None:
+        """Takes the vectors out of the tree, so that it can be built anew."""
+        if self._vectors.keys() >= self.position.keys():
+            return
+        for host_id in self.ids:
+            if host_id not in self._vectors:
+                self._vectors[host_id] = self.vector(host_id)
+        self.ids = []
+        self.position = {}
+
+    def problems(self) -> list[str]:
+        """Where an inner node is not the largest of its children, or a sum is wrong. Empty:
+        none.
+        """
+        found = []
+        for name, column in self.columns.items():
+            for below, above in pairwise(column):
+                expected = [max(below[at : at + _FAN_OUT]) for at in range(0, len(below), _FAN_OUT)]
+                if expected != above:
+                    found.append(
+                        f"index column {name}: an inner node is not its children's maximum"
+                    )
+            if self.sums[name] != sum(column[0]):
+                found.append(f"index column {name}: sum is {self.sums[name]}")
+        return found
+
+
+def _build_column(leaves: list[int]) -> Column:
+    column = [leaves]
+    while len(column[-1]) > _FAN_OUT:
+        below = column[-1]
+        column.append([max(below[at : at + _FAN_OUT]) for at in range(0, len(below), _FAN_OUT)])
+    return column
+
+
+def _write(column: Column, position: int, value: int) -> None:
+    leaves = column[0]
+    before = leaves[position]
+    leaves[position] = value
+    if value > before:
+        for level in column[1:]:
+            position >>= _BITS
+            if level[position] >= value:
+                return
+            level[position] = value
+        return
+    below = leaves
+    for level in column[1:]:
+        position >>= _BITS
+        if level[position] != before:
+            return  # the maximum is another host's
+        first = position << _BITS
+        largest = max(below[first : first + _FAN_OUT])
+        if largest == before:
+            return
+        level[position] = largest
+        below = level
+
+
+def _survivors(columns: list[tuple[Column, int]], level: int, low: int, high: int) -> list[int]:
+    first_column, first_amount = columns[0]
+    values = first_column[level]
+    found = [node for node in range(low, high) if values[node] >= first_amount]
+    for column, amount in columns[1:]:
+        if not found:
+            break
+        values = column[level]
+        found = [node for node in found if values[node] >= amount]
+    return found
+
+
+_Found = TypeVar("_Found", int, tuple[int, int])
+
+
+def _merged(searches: list[Iterator[_Found]]) -> Iterator[_Found]:
+    last: _Found | None = None
+    for item in heapq.merge(*searches):
+        if item != last:
+            last = item
+            yield item

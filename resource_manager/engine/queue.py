@@ -1,0 +1,155 @@
+"""Who waits, in which order. Knows shapes and arrival numbers; whether anything fits is not its
+business.
+
+Requests that ask for the same (profile and labels) form a *shape*: where one of them does not fit,
+none does, so a failed search is remembered once per shape. Order is the RM's arrival number,
+within a shape and between shapes; a request that comes back after a failed placement stands at its
+old place again.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, field
+
+from finegrain.resources import Amounts, ResourceProfile, booking
+from resource_manager.engine.entities import Request, RequestSpec
+
+SLOTS = "slots"
+"""Index column: slots that a host may still take."""
+
+DEFAULT_SLOTS = "default_slots"
+"""Index column: default slots that a host may still take."""
+
+Labels = tuple[tuple[str, str], ...]
+ShapeKey = tuple[ResourceProfile | None, Labels]
+
+
+@dataclass(slots=True, eq=False)
+class Cursor:
+    """How far a shape's search has come in its index: no host before `frontier` fits, as of
+    `log_length`.
+    """
+
+    version: int = -1
+    log_length: int = 0
+    frontier: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Shape:
+    """Equal requests that wait."""
+
+    number: int  # order of making; for ties
+    profile: ResourceProfile | None
+    labels: Labels
+    pooled_need: dict[str, int]  # columns and amounts on a host with one memory pool
+    separate_need: dict[str, int]  # the same on a host with a pool per memory part
+    members: dict[int, Request] = field(default_factory=dict)  # by arrival number
+    heap: list[int] = field(default_factory=list)  # arrival numbers; some may have left
+    cursor: Cursor = field(default_factory=Cursor)
+    verdict: tuple[int, str] | None = None  # (version of the cluster, feasibility) as last judged
+
+    def add(self, request: Request) -> None:
+        """Puts a request at the place of its arrival number."""
+        self.members[request.arrival_number] = request
+        heapq.heappush(self.heap, request.arrival_number)
+
+    def head(self) -> Request | None:
+        """The request that waits longest."""
+        while self.heap:
+            request = self.members.get(self.heap[0])
+            if request is not None:
+                return request
+            heapq.heappop(self.heap)
+        return None
+
+    def discard(self, request: Request) -> None:
+        """Takes a request out."""
+        self.members.pop(request.arrival_number, None)
+
+
+class WaitingQueue:
+    """All requests that wait, by shape.
+
+    A shape is *open* when it is to be tried, else it *sleeps* until a host of its labels grows.
+    """
+
+    def __init__(self) -> None:
+        self.open: dict[Shape, None] = {}
+        self.sleeping: dict[Labels, dict[Shape, None]] = {}
+        self._shapes: dict[ShapeKey, Shape] = {}
+        self._made = 0
+
+    def __len__(self) -> int:
+        return sum(len(shape.members) for shape in self._shapes.values())
+
+    def shapes(self) -> list[Shape]:
+        """Shapes that somebody waits with."""
+        return list(self._shapes.values())
+
+    def shape_of(self, spec: RequestSpec) -> Shape:
+        """The shape of a request; a new one, unknown to the queue, if nobody waits with it."""
+        shape = self._shapes.get((spec.profile, spec.required_labels))
+        return shape or self._make(spec)
+
+    def add(self, request: Request) -> None:
+        """Lets a request wait."""
+        key = (request.spec.profile, request.spec.required_labels)
+        shape = self._shapes.get(key)
+        if shape is None:
+            shape = self._shapes[key] = self._make(request.spec)
+            self.open[shape] = None
+        shape.add(request)
+
+    def remove(self, request: Request) -> None:
+        """Ends a request's waiting."""
+        key = (request.spec.profile, request.spec.required_labels)
+        shape = self._shapes.get(key)
+        if shape is None:
+            return
+        shape.discard(request)
+        if not shape.members:
+            del self._shapes[key]
+            self.open.pop(shape, None)
+            self.sleeping.get(shape.labels, {}).pop(shape, None)
+
+    def sleep(self, shape: Shape) -> None:
+        """Nothing fits this shape now."""
+        self.open.pop(shape, None)
+        self.sleeping.setdefault(shape.labels, {})[shape] = None
+
+    def wake(self, labels: Labels) -> None:
+        """A host that carries these labels grew."""
+        if shapes := self.sleeping.pop(labels, None):
+            self.open.update(shapes)
+
+    def wake_all(self) -> None:
+        """Everything is to be tried again."""
+        for labels in list(self.sleeping):
+            self.wake(labels)
+
+    def __contains__(self, request: Request) -> bool:
+        shape = self._shapes.get((request.spec.profile, request.spec.required_labels))
+        return shape is not None and shape.members.get(request.arrival_number) is request
+
+    def _make(self, spec: RequestSpec) -> Shape:
+        self._made += 1
+        return Shape(
+            number=self._made,
+            profile=spec.profile,
+            labels=spec.required_labels,
+            pooled_need=_need(spec.profile, separate_pools=False),
+            separate_need=_need(spec.profile, separate_pools=True),
+        )
+
+
+def _need(profile: ResourceProfile | None, *, separate_pools: bool) -> dict[str, int]:
+    if profile is None:
+        return {DEFAULT_SLOTS: 1}
+    return {**booking(profile, separate_pools=separate_pools), SLOTS: 1}
+
+
+def amounts_of(need: Amounts) -> dict[str, int]:
+    """A need without the columns that count slots."""
+    return {name: amount for name, amount in need.items() if name not in {SLOTS, DEFAULT_SLOTS}}

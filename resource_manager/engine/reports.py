@@ -1,0 +1,207 @@
+"""Reconciles an executor's numbered states with the books.
+
+The rules:
+1. A state counts only if its number is above the last one taken in; numbers decide, never clocks.
+2. A slot that the state shows is there: a pending one is confirmed by it.
+3. A slot that the state lacks is missing only if the state contains the command that ordered it,
+   and that command is answered; else it is not there yet. What was placed after the state left is
+   never undone by it.
+4. A missing slot that was being freed is gone. A missing one that was wanted is lost, and its job
+   master is told.
+5. A slot that the state shows and the books do not know, or know as an older generation, is owned
+   by nobody: the executor is told to free it.
+6. A slot that its request waits for again, because the executor was lost, is taken back when the
+   executor returns with it before the request was placed anew.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from finegrain.errors import FailedPrecondition, Reason
+from resource_manager.engine.entities import (
+    EndedSlot,
+    ExecutorState,
+    Report,
+    ReportedSlot,
+    RequestState,
+    Slot,
+    SlotState,
+)
+from resource_manager.engine.events import ReportAnswer, SlotsReported
+from resource_manager.engine.host import Host, SlotKey
+from resource_manager.engine.moves import confirm, decline, key_of, lose, reclaim, vanish
+from resource_manager.engine.state import State
+from resource_manager.engine.turn import Turn
+
+
+@dataclass(frozen=True, slots=True)
+class TakenIn:
+    """What became of a state that an executor sent."""
+
+    taken: bool
+    base_missing: bool = False
+    unowned: tuple[SlotKey, ...] = ()
+
+
+def slots_reported(turn: Turn, event: SlotsReported) -> ReportAnswer:
+    """Takes in a report, or says what to do first.
+
+    Raises:
+        FailedPrecondition: the executor has seen a newer incarnation of the RM than this one.
+    """
+    state = turn.state
+    refuse_newer_epoch(state, event.report)
+    host = state.hosts.get(event.executor_id)
+    if (
+        host is None
+        or host.executor.state is not ExecutorState.ACTIVE
+        or host.executor.registration.instance_id != event.instance_id
+        or host.executor.registration_number < event.registration_number
+    ):
+        return ReportAnswer(register_again=True)
+    executor = host.executor
+    if executor.registration_number > event.registration_number:
+        return ReportAnswer(acknowledged_report_number=executor.report_number)
+    taken = take_in(turn, host, event.report)
+    if taken.taken:
+        executor.used = event.used
+    return ReportAnswer(
+        send_full_report=taken.base_missing,
+        unowned=taken.unowned,
+        acknowledged_report_number=executor.report_number,
+    )
+
+
+def refuse_newer_epoch(state: State, report: Report) -> None:
+    """An executor that has seen a higher epoch belongs to another incarnation, and so do the books
+    by now.
+
+    Raises:
+        FailedPrecondition: it has.
+    """
+    if report.rm_epoch > state.rm_epoch:
+        raise FailedPrecondition(
+            f"the executor has seen epoch {report.rm_epoch}, this RM has {state.rm_epoch}:"
+            " a newer one is in charge, this one must step down",
+            reason=Reason.STALE_EPOCH,
+            details={"seen": report.rm_epoch, "own": state.rm_epoch},
+        )
+
+
+def take_in(
+    turn: Turn,
+    host: Host,
+    report: Report,
+    *,
+    at_least_command: int = 0,
+    returning: bool = False,
+) -> TakenIn:
+    """Makes the books follow a state of an executor, if it is newer than the last one.
+
+    `at_least_command` is the command that this state answers; `returning` says that the executor
+    was lost until now.
+    """
+    executor = host.executor
+    if report.report_number <= executor.report_number:
+        return TakenIn(taken=False)
+    if report.unchanged and report.base_report_number != executor.report_number:
+        return TakenIn(taken=False, base_missing=True)
+    executor.report_number = report.report_number
+    executor.report_at_ms = turn.now_ms
+    executor.report_time_ms = turn.at.time_ms
+    for ended in report.ended:
+        _ended(turn, host, ended)
+    contained = report.command_number if report.rm_epoch == turn.state.rm_epoch else 0
+    contained = max(contained, at_least_command)
+    news = contained > host.contained_command
+    host.contained_command = max(contained, host.contained_command)
+    if report.unchanged:
+        if news:
+            settle(turn, host)
+        return TakenIn(taken=True)
+    reported = {(slot.allocation_id, slot.generation): slot for slot in report.slots}
+    host.reported = {key: slot.state for key, slot in reported.items()}
+    executor.reported_available = dict(report.available)
+    host.count_unreported()
+    for key, seen in reported.items():
+        slot = host.slots.get(key)
+        if slot is not None:
+            _seen(turn, host, slot, seen, returning=returning)
+    settle(turn, host)
+    turn.state.touch(host)
+    if host.refusals and host.end_refusals(turn.now_ms):
+        turn.state.indexes.log_growth(host, turn.state.queue)
+    unowned = tuple(
+        key
+        for key, seen in reported.items()
+        if key not in host.slots and seen.state is not SlotState.FREEING
+    )
+    return TakenIn(taken=True, unowned=unowned)
+
+
+def settle(turn: Turn, host: Host) -> None:
+    """Strikes the slots that the last state taken in should show and does not."""
+    if host.reported.keys() >= host.slots.keys():
+        return
+    missing = [
+        slot for key, slot in host.slots.items() if key not in host.reported and host.contains(slot)
+    ]
+    for slot in missing:
+        if slot.state is not SlotState.FREEING:
+            message = f"executor {host.host_id} no longer has the slot"
+            lose(turn, slot, Reason.SLOT_MISSING, message)
+        vanish(turn, slot)
+
+
+def _seen(turn: Turn, host: Host, slot: Slot, seen: ReportedSlot, *, returning: bool) -> None:
+    if seen.state is SlotState.FREEING:
+        return  # ends by itself; a later state, or its list of ended slots, will say so
+    if slot.state is SlotState.PENDING:
+        confirm(turn, slot, isolation=seen.isolation, cpus=seen.cpus)
+    elif slot.state is SlotState.FREEING:
+        if returning and _is_waited_for(turn, host, slot):
+            reclaim(turn, slot, isolation=seen.isolation, cpus=seen.cpus)
+        else:
+            _free_again(turn, host, slot)
+    elif seen.isolation is not None and seen.isolation != slot.isolation:
+        slot.isolation = seen.isolation
+        turn.state.changes.slot(slot)
+
+
+def _is_waited_for(turn: Turn, host: Host, slot: Slot) -> bool:
+    request = turn.state.requests.get(slot.allocation_id)
+    deadline_ms = host.executor.drain_deadline_at_ms
+    return (
+        request is not None
+        and request.state is RequestState.PENDING
+        and request.generation == slot.generation
+        and not (deadline_ms is not None and deadline_ms <= turn.now_ms)
+    )
+
+
+def _free_again(turn: Turn, host: Host, slot: Slot) -> None:
+    """The executor does not (or no longer) free a slot that it should: the order is given once
+    more.
+    """
+    key = key_of(slot)
+    command = host.in_flight
+    if command is None or key not in command.keys:
+        host.to_free[key] = None
+        turn.state.outbox[host.host_id] = None
+
+
+def _ended(turn: Turn, host: Host, ended: EndedSlot) -> None:
+    """A slot that ended at its executor by itself. The executor repeats this until it is
+    acknowledged.
+    """
+    slot = host.slots.get((ended.allocation_id, ended.generation))
+    if slot is None:
+        return
+    if ended.reason == Reason.OFFER_NOT_ACCEPTED:
+        decline(turn, slot)
+        return
+    if slot.state is not SlotState.FREEING:
+        message = f"the slot ended on executor {host.host_id}: {ended.reason}"
+        lose(turn, slot, ended.reason, message)
+    vanish(turn, slot)

@@ -1,0 +1,218 @@
+"""Slot requests: taken in, taken back, given back. Decides what is accepted; who is served,
+`placement` decides.
+
+A call carries many items, and each gets its own answer; only what is wrong with the call as a
+whole (an unknown job, a mix of specified and unknown requests) refuses all of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from finegrain.errors import InvalidArgument, NotFound, Reason, ResourceExhausted
+from resource_manager.engine.entities import (
+    ENDED_REQUEST_STATES,
+    Job,
+    Request,
+    RequestSpec,
+)
+from resource_manager.engine.events import (
+    ItemOutcome,
+    RequestsCancelled,
+    RequestsSubmitted,
+    SlotsReleased,
+)
+from resource_manager.engine.jobs import active_job, known_job
+from resource_manager.engine.moves import give_up
+from resource_manager.engine.placement.feasibility import rejection
+from resource_manager.engine.settings import EngineSettings
+from resource_manager.engine.state import State
+from resource_manager.engine.turn import Turn
+
+
+def known_request(state: State, allocation_id: str) -> Request:
+    """The request.
+
+    Raises:
+        NotFound: there is none of that id (any more).
+    """
+    request = state.requests.get(allocation_id)
+    if request is None:
+        raise NotFound(
+            f"allocation {allocation_id} is not known; it was never acknowledged, or is forgotten",
+            reason=Reason.ALLOCATION_UNKNOWN,
+            details={"allocation_id": allocation_id},
+        )
+    return request
+
+
+def submit_requests(turn: Turn, event: RequestsSubmitted) -> list[ItemOutcome]:
+    """Takes in what is new and sound, item by item.
+
+    Raises:
+        NotFound, FailedPrecondition: see `active_job`.
+        InvalidArgument: the job would mix specified and unknown requests.
+        ResourceExhausted: the job would have more live requests than one job may.
+    """
+    state = turn.state
+    job = active_job(state, event.job_id)
+    _refuse_mix(job, event.requests)
+    most = state.settings.job_requests_max
+    new = len({spec.allocation_id for spec in event.requests} - job.allocation_ids)
+    if job.live_requests + new > most:
+        raise ResourceExhausted(
+            f"job {job.job_id} has {job.live_requests} live requests and asks for {new} more;"
+            f" one job may have {most}: cancel or release some first",
+            details={"live": job.live_requests, "asked": new, "job_requests_max": most},
+            retry_after_s=5.0,
+        )
+    state.refresh_indexes()
+    return [_submit(turn, job, spec) for spec in event.requests]
+
+
+def _submit(turn: Turn, job: Job, spec: RequestSpec) -> ItemOutcome:
+    state = turn.state
+    known = state.requests.get(spec.allocation_id)
+    if known is not None:
+        if known.job_id == job.job_id and known.spec == spec:
+            return ItemOutcome(spec.allocation_id)
+        return _exists(spec.allocation_id)
+    problem = _unsound(state.settings, spec) or rejection(state, spec)
+    if problem is not None:
+        turn.cluster_event(
+            "request_rejected",
+            job_id=job.job_id,
+            allocation_id=spec.allocation_id,
+            reason=problem.reason,
+            message=problem.message,
+        )
+        return problem
+    request = Request(
+        spec=spec,
+        job_id=job.job_id,
+        arrival_number=state.next_arrival_number(),
+        create_time_ms=turn.at.time_ms,
+    )
+    state.requests[spec.allocation_id] = request
+    state.by_arrival[request.arrival_number] = request
+    state.queue.add(request)
+    state.newcomers.append(request)
+    job.allocation_ids.add(spec.allocation_id)
+    job.live_requests += 1
+    if job.specified is None:
+        job.specified = spec.profile is not None
+        job.witness_allocation_id = spec.allocation_id
+        state.changes.job(job)
+    state.changes.request(request)
+    return ItemOutcome(spec.allocation_id)
+
+
+def cancel_requests(turn: Turn, event: RequestsCancelled) -> list[ItemOutcome]:
+    """Takes requests back; one that has been granted meanwhile is released, one that has ended
+    stays so.
+
+    Raises:
+        NotFound: the job is not known.
+    """
+    if event.job_id is not None:
+        known_job(turn.state, event.job_id)
+    by = _Caller.of(event.job_id)
+    return [_give_up(turn, by, allocation_id, 0, None) for allocation_id in event.allocation_ids]
+
+
+def release_slots(turn: Turn, event: SlotsReleased) -> list[ItemOutcome]:
+    """Gives slots back. It is about these allocation ids only and never makes a new request.
+
+    Raises:
+        NotFound: the job is not known.
+    """
+    if event.job_id is not None:
+        known_job(turn.state, event.job_id)
+    by = _Caller.of(event.job_id)
+    return [
+        _give_up(turn, by, allocation_id, generation, event.grace_ms)
+        for allocation_id, generation in event.slots
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Caller:
+    job_id: str | None
+    reason: str
+    message: str
+
+    @classmethod
+    def of(cls, job_id: str | None) -> _Caller:
+        if job_id is not None:
+            return cls(job_id, "", "")
+        return cls(None, Reason.TERMINATED, "taken back by an operator")
+
+
+def _give_up(
+    turn: Turn, by: _Caller, allocation_id: str, generation: int, grace_ms: int | None
+) -> ItemOutcome:
+    request = turn.state.requests.get(allocation_id)
+    if request is None or by.job_id not in (None, request.job_id):
+        owner = "" if by.job_id is None else f" in job {by.job_id}"
+        return ItemOutcome(
+            allocation_id,
+            Reason.ALLOCATION_UNKNOWN,
+            f"allocation {allocation_id} is not known{owner}",
+        )
+    if generation > request.generation:
+        return ItemOutcome(
+            allocation_id,
+            Reason.STALE_GENERATION,
+            f"generation {generation} of {allocation_id} does not exist;"
+            f" the current one is {request.generation}",
+            (("generation", str(generation)), ("current", str(request.generation))),
+        )
+    if generation in (0, request.generation) and request.state not in ENDED_REQUEST_STATES:
+        give_up(turn, request, reason=by.reason, message=by.message, grace_ms=grace_ms)
+    return ItemOutcome(allocation_id)
+
+
+def _refuse_mix(job: Job, specs: tuple[RequestSpec, ...]) -> None:
+    specified, witness = job.specified, job.witness_allocation_id
+    for spec in specs:
+        if specified is None:
+            specified, witness = spec.profile is not None, spec.allocation_id
+        elif specified != (spec.profile is not None):
+            kinds = {True: "specified", False: "unknown"}
+            raise InvalidArgument(
+                f"profile of request {spec.allocation_id}",
+                kinds[not specified],
+                f"{kinds[specified]} like request {witness} of the same job {job.job_id}:"
+                " one job asks either with resource profiles or without, never both",
+                reason=Reason.MIXED_KNOWN_AND_UNKNOWN,
+            )
+
+
+def _unsound(settings: EngineSettings, spec: RequestSpec) -> ItemOutcome | None:
+    profile = spec.profile
+    if profile is None:
+        return None
+    if profile.cpu_milli < settings.cpu_milli_min:
+        return _below(spec, "cpu_milli", profile.cpu_milli, settings.cpu_milli_min)
+    if profile.memory_bytes < settings.memory_bytes_min:
+        return _below(spec, "memory_bytes", profile.memory_bytes, settings.memory_bytes_min)
+    if spec.cpu_limit_milli and spec.cpu_limit_milli < profile.cpu_milli:
+        return _below(spec, "cpu_limit_milli", spec.cpu_limit_milli, profile.cpu_milli)
+    return None
+
+
+def _below(spec: RequestSpec, field: str, value: int, least: int) -> ItemOutcome:
+    return ItemOutcome(
+        spec.allocation_id,
+        Reason.INVALID_ARGUMENT,
+        f"{field} is {value}; expected at least {least}, or no profile at all for a default slot",
+        (("field", field), ("value", str(value)), ("least", str(least))),
+    )
+
+
+def _exists(allocation_id: str) -> ItemOutcome:
+    return ItemOutcome(
+        allocation_id,
+        Reason.ALREADY_EXISTS,
+        f"allocation {allocation_id} exists with other content or another owner; choose a new id",
+    )

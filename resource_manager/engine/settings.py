@@ -1,0 +1,58 @@
+"""Numbers that the rules hang on: time limits, sizes and the placement strategy.
+
+Whoever starts the RM decides them; the engine only reads them. Durations are milliseconds, amounts
+are integers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from finegrain.resources import MIB
+
+Strategy = Literal["pack", "spread"]
+
+SECOND_MS = 1_000
+HOUR_MS = 3_600 * SECOND_MS
+DAY_MS = 24 * HOUR_MS
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """Everything that an operator may set about the rules."""
+
+    # Executors.
+    report_interval_ms: int = 3 * SECOND_MS
+    lost_timeout_ms: int = 15 * SECOND_MS
+
+    # Placement. "pack" fills hosts that are in use; "spread" takes the least loaded one.
+    strategy: Strategy = "pack"
+    pack_candidates: int = 8  # fitting hosts that "pack" compares; 1 is plain first fit
+    label_indexes_max: int = 256  # label selectors whose hosts are kept sorted out
+
+    # Requests.
+    cpu_milli_min: int = 10
+    memory_bytes_min: int = 4 * MIB
+    job_requests_max: int = 1_000_000  # live requests of one job
+
+    # Jobs.
+    jobs_max: int = 100_000  # live jobs
+    lease_default_ms: int = 30 * SECOND_MS
+    lease_min_ms: int = 1 * SECOND_MS
+    lease_max_ms: int = DAY_MS
+
+    # Commands: back-off after one whose outcome is unknown, and items in one command.
+    command_retry_min_ms: int = 250
+    command_retry_max_ms: int = 5 * SECOND_MS
+    command_items_max: int = 1_000
+
+    # A host that refused a shape is not asked for it again before this, unless its state changes.
+    refusal_backoff_min_ms: int = 1 * SECOND_MS
+    refusal_backoff_max_ms: int = 300 * SECOND_MS
+
+    # Retention.
+    job_events_max: int = 100_000
+    cluster_events_max: int = 1_000_000
+    cluster_events_age_ms: int = 7 * DAY_MS
+    ended_retention_ms: int = DAY_MS

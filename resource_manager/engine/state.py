@@ -1,0 +1,200 @@
+"""The books of one incarnation of the RM. Holds them, restores them, hands over what changed;
+decides nothing.
+
+Only `step` writes here. Whatever is not durable (free capacity, the queue, indexes, timers) is
+derived from what is, at the start and again by `check_invariants`.
+"""
+
+from __future__ import annotations
+
+from finegrain.errors import InvariantBroken
+from resource_manager.engine.changes import ChangeTracker
+from resource_manager.engine.effects import Changes, Snapshot
+from resource_manager.engine.entities import (
+    ENDED_REQUEST_STATES,
+    Executor,
+    ExecutorState,
+    Instant,
+    Job,
+    JobState,
+    Request,
+    RequestState,
+    Slot,
+)
+from resource_manager.engine.history import History
+from resource_manager.engine.host import Host, SlotKey
+from resource_manager.engine.placement.indexes import Indexes
+from resource_manager.engine.queue import WaitingQueue
+from resource_manager.engine.settings import EngineSettings, Strategy
+from resource_manager.engine.timers import Timer, Timers
+from resource_manager.engine.transitions import Story
+
+__all__ = ["EngineSettings", "State", "Strategy"]
+
+
+class State:
+    """Jobs, requests, slots and hosts, with everything that is derived from them."""
+
+    def __init__(self, settings: EngineSettings, rm_epoch: int, at: Instant) -> None:
+        self.settings = settings
+        self.rm_epoch = rm_epoch
+        self.started = at
+        self.snapshot_number = 0  # events taken in; names a state of the books
+        # durable
+        self.jobs: dict[str, Job] = {}
+        self.requests: dict[str, Request] = {}  # in order of arrival
+        self.slots: dict[SlotKey, Slot] = {}
+        self.hosts: dict[str, Host] = {}
+        self.arrival_number = 0  # last one given, to jobs and requests alike
+        self.history = History(settings)
+        # derived
+        self.live_jobs = 0
+        self.by_arrival: dict[int, Request] = {}
+        self.queue = WaitingQueue()
+        self.indexes = Indexes(settings)
+        self.timers = Timers()
+        self.story = Story()
+        self.changes = ChangeTracker()
+        self.cluster_version = 0  # rises when what the hosts could give when empty changes
+        self.dirty_hosts: dict[str, None] = {}
+        self.outbox: dict[str, None] = {}  # executors to look after when commands are sent
+        self.newcomers: list[Request] = []  # accepted since the last decision
+
+    @classmethod
+    def fresh(cls, settings: EngineSettings, rm_epoch: int, at: Instant) -> State:
+        """Empty books."""
+        return cls.restore(Snapshot(rm_epoch=rm_epoch), settings, at)
+
+    @classmethod
+    def restore(cls, snapshot: Snapshot, settings: EngineSettings, at: Instant) -> State:
+        """Books as the store kept them; executors have to register before anything new is placed on
+        them.
+
+        Nobody is lost, and no lease lapses, before its full time from `at`: the RM was away, not
+        they.
+
+        Raises:
+            InvariantBroken: the rows contradict each other.
+        """
+        state = cls(settings, snapshot.rm_epoch, at)
+        state.arrival_number = snapshot.counters.get("arrival_number", 0)
+        state.history.restore(snapshot.counters)
+        for executor in snapshot.executors:
+            state._restore_executor(executor)
+        for job in sorted(snapshot.jobs, key=lambda job: job.arrival_number):
+            state._restore_job(job)
+        for request in sorted(snapshot.requests, key=lambda request: request.arrival_number):
+            state._restore_request(request)
+        for slot in sorted(snapshot.slots, key=lambda slot: (slot.allocation_id, slot.generation)):
+            state._restore_slot(slot)
+        for host in state.hosts.values():
+            host.adopt_registration()
+        state.timers.arm(Timer.HISTORY, "", at.monotonic_ms + state.history.mark_interval_ms)
+        state.refresh_indexes()
+        return state
+
+    @property
+    def executors(self) -> dict[str, Executor]:
+        """Executors by id."""
+        return {host_id: host.executor for host_id, host in self.hosts.items()}
+
+    def take_changes(self) -> Changes:
+        """Rows touched since the last call. They are the live objects: store them before the next
+        step.
+        """
+        return self.changes.take()
+
+    def next_timer_ms(self) -> int | None:
+        """Monotonic time at which a `Ticked` may have something to do; None: nothing is pending."""
+        return self.timers.next_due_ms()
+
+    def next_arrival_number(self) -> int:
+        """The next place in line."""
+        self.arrival_number += 1
+        self.changes.counter("arrival_number", self.arrival_number)
+        return self.arrival_number
+
+    def touch(self, host: Host) -> None:
+        """A host's free capacity may have changed."""
+        self.dirty_hosts[host.host_id] = None
+
+    def touch_cluster(self, host: Host) -> None:
+        """What a host could give when empty has changed, or whether it may."""
+        self.cluster_version += 1
+        self.touch(host)
+
+    def refresh_indexes(self) -> None:
+        """Brings the indexes up to date with the hosts that were touched."""
+        dirty = [self.hosts[name] for name in sorted(self.dirty_hosts) if name in self.hosts]
+        self.dirty_hosts.clear()
+        self.indexes.refresh(dirty, self.queue)
+
+    def request_of(self, slot: Slot) -> Request | None:
+        """The living request that this slot serves; None if it was given up or replaced."""
+        request = self.requests.get(slot.allocation_id)
+        if (
+            request is not None
+            and request.generation == slot.generation
+            and request.state in (RequestState.ALLOCATING, RequestState.GRANTED)
+        ):
+            return request
+        return None
+
+    def slot_of(self, request: Request) -> Slot | None:
+        """The slot of a request that is allocating or granted."""
+        if request.state in (RequestState.ALLOCATING, RequestState.GRANTED):
+            return self.slots[request.spec.allocation_id, request.generation]
+        return None
+
+    def _restore_executor(self, executor: Executor) -> None:
+        now = self.started.monotonic_ms
+        executor.state = ExecutorState.LOST if executor.lost else ExecutorState.UNCONFIRMED
+        executor.report_at_ms = now
+        if executor.drain_deadline_time_ms is not None:
+            left = executor.drain_deadline_time_ms - self.started.time_ms
+            executor.drain_deadline_at_ms = now + max(0, left)
+            self.timers.arm(Timer.DRAIN, executor.executor_id, executor.drain_deadline_at_ms)
+        host = Host.of(executor)
+        self.hosts[executor.executor_id] = host
+        self.touch_cluster(host)
+        self.timers.arm(Timer.SILENCE, executor.executor_id, now + self.settings.lost_timeout_ms)
+
+    def _restore_job(self, job: Job) -> None:
+        now = self.started.monotonic_ms
+        self.jobs[job.job_id] = job
+        if job.state is JobState.ENDED:
+            kept = self.started.time_ms - (job.end_time_ms or 0)
+            left = min(
+                max(0, self.settings.ended_retention_ms - kept), self.settings.ended_retention_ms
+            )
+            self.timers.arm(Timer.RETENTION, job.job_id, now + left)
+            return
+        self.live_jobs += 1
+        if job.lease_ms is not None:
+            job.lease_until_ms = now + job.lease_ms
+            self.timers.arm(Timer.LEASE, job.job_id, job.lease_until_ms)
+
+    def _restore_request(self, request: Request) -> None:
+        job = self.jobs.get(request.job_id)
+        if job is None:
+            raise InvariantBroken(
+                f"request {request.allocation_id} belongs to job {request.job_id},"
+                " which is not stored"
+            )
+        self.requests[request.allocation_id] = request
+        self.by_arrival[request.arrival_number] = request
+        job.allocation_ids.add(request.allocation_id)
+        if request.state not in ENDED_REQUEST_STATES:
+            job.live_requests += 1
+        if request.state is RequestState.PENDING:
+            self.queue.add(request)
+
+    def _restore_slot(self, slot: Slot) -> None:
+        host = self.hosts.get(slot.executor_id)
+        if host is None:
+            raise InvariantBroken(
+                f"slot {slot.allocation_id}/{slot.generation} is on executor {slot.executor_id},"
+                " which is not stored"
+            )
+        self.slots[slot.allocation_id, slot.generation] = slot
+        host.slots[slot.allocation_id, slot.generation] = slot

@@ -1,0 +1,159 @@
+"""The one way to change the books: an event comes in, an answer and effects go out.
+
+`step` reads no clock, makes no ids and does no I/O. A `FinegrainError` that says something about
+the caller's input is raised before anything is changed. `IllegalTransition` and `InvariantBroken`
+are bugs: the books may then be half changed, and whoever drives the engine drops them and
+restores.
+
+Order for whoever drives it: any events, then one `Decide`, then `State.take_changes()`, then
+commit, then effects and answers. Only `Decide` places requests and sends commands.
+"""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from resource_manager.engine.commands import (
+    command_answered,
+    command_rang,
+    command_refused,
+    command_undelivered,
+    dispatch,
+    refusal_rang,
+)
+from resource_manager.engine.effects import StepResult
+from resource_manager.engine.entities import RequestState
+from resource_manager.engine.events import (
+    CommandAnswered,
+    CommandRefused,
+    CommandUndelivered,
+    Decide,
+    DrainRequested,
+    Event,
+    ExecutorRegistered,
+    ForgetRequested,
+    JobEndRequested,
+    JobKeptAlive,
+    JobRegistered,
+    RequestsCancelled,
+    RequestsSubmitted,
+    SlotsReleased,
+    SlotsReported,
+    Ticked,
+    UndrainRequested,
+)
+from resource_manager.engine.executors import (
+    drain_rang,
+    forget_executor,
+    register_executor,
+    request_drain,
+    request_undrain,
+    silence_rang,
+)
+from resource_manager.engine.jobs import (
+    keep_alive,
+    lease_rang,
+    register_job,
+    request_job_end,
+    retention_rang,
+)
+from resource_manager.engine.placement.feasibility import waiting_reason
+from resource_manager.engine.placement.matching import place_waiting
+from resource_manager.engine.reports import slots_reported
+from resource_manager.engine.requests import cancel_requests, release_slots, submit_requests
+from resource_manager.engine.state import State
+from resource_manager.engine.timers import Timer
+from resource_manager.engine.turn import Turn
+
+
+def step(state: State, event: Event) -> StepResult:
+    """Takes in one event.
+
+    Raises:
+        FinegrainError: the event is refused as a whole; see the handler for which.
+    """
+    turn = Turn(state, event.at)
+    answer = _handle(turn, event)
+    state.snapshot_number += 1
+    return StepResult(answer, turn.effects)
+
+
+def _handle(turn: Turn, event: Event) -> object:  # noqa: C901, PLR0912 -- one case per event
+    match event:
+        case JobRegistered():
+            return register_job(turn, event)
+        case JobKeptAlive():
+            return keep_alive(turn, event)
+        case JobEndRequested():
+            return request_job_end(turn, event)
+        case RequestsSubmitted():
+            return submit_requests(turn, event)
+        case RequestsCancelled():
+            return cancel_requests(turn, event)
+        case SlotsReleased():
+            return release_slots(turn, event)
+        case ExecutorRegistered():
+            return register_executor(turn, event)
+        case SlotsReported():
+            return slots_reported(turn, event)
+        case CommandAnswered():
+            command_answered(turn, event)
+        case CommandRefused():
+            command_refused(turn, event)
+        case CommandUndelivered():
+            command_undelivered(turn, event)
+        case DrainRequested():
+            return request_drain(turn, event)
+        case UndrainRequested():
+            return request_undrain(turn, event)
+        case ForgetRequested():
+            forget_executor(turn, event)
+        case Ticked():
+            _tick(turn)
+        case Decide():
+            _decide(turn)
+        case _:
+            assert_never(event)
+    return None
+
+
+def _decide(turn: Turn) -> None:
+    place_waiting(turn)
+    dispatch(turn)
+    state = turn.state
+    for request in state.newcomers:
+        if request.state is RequestState.PENDING:
+            turn.cluster_event(
+                "request_pending",
+                job_id=request.job_id,
+                allocation_id=request.allocation_id,
+                reason=waiting_reason(state, state.queue.shape_of(request.spec)),
+            )
+    state.newcomers.clear()
+
+
+def _tick(turn: Turn) -> None:
+    for timer, entity_id in turn.state.timers.pop_due(turn.now_ms):
+        match timer:
+            case Timer.LEASE:
+                lease_rang(turn, entity_id)
+            case Timer.RETENTION:
+                retention_rang(turn, entity_id)
+            case Timer.SILENCE:
+                silence_rang(turn, entity_id)
+            case Timer.DRAIN:
+                drain_rang(turn, entity_id)
+            case Timer.COMMAND:
+                command_rang(turn, entity_id)
+            case Timer.REFUSAL:
+                refusal_rang(turn, entity_id)
+            case Timer.HISTORY:
+                _history_rang(turn)
+            case _:
+                assert_never(timer)
+
+
+def _history_rang(turn: Turn) -> None:
+    history = turn.state.history
+    history.mark(turn.at.time_ms, turn.state.changes)
+    turn.state.timers.arm(Timer.HISTORY, "", turn.now_ms + history.mark_interval_ms)

@@ -1,0 +1,54 @@
+"""When to look at what again. Knows times and names; what is to be done when one is due,
+`upkeep.py` decides.
+
+A timer may ring early: whoever handles it looks at the entity's true deadline and arms it anew. So
+a lease that is renewed a thousand times costs one entry, not a thousand.
+"""
+
+from __future__ import annotations
+
+import heapq
+from enum import StrEnum
+
+
+class Timer(StrEnum):
+    """What a timer is about; the id that goes with it names a job or an executor."""
+
+    LEASE = "LEASE"  # a job's lease may have lapsed
+    RETENTION = "RETENTION"  # an ended job may be forgotten
+    SILENCE = "SILENCE"  # an executor may be lost
+    DRAIN = "DRAIN"  # an executor's drain deadline may have passed
+    COMMAND = "COMMAND"  # a command may be sent again
+    REFUSAL = "REFUSAL"  # an executor may be asked again for what it refused
+    HISTORY = "HISTORY"  # old cluster events may be forgotten
+
+
+class Timers:
+    """A lazy priority queue with at most one live entry per timer and id."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, Timer, str]] = []
+        self._armed: dict[tuple[Timer, str], int] = {}
+
+    def arm(self, timer: Timer, entity_id: str, due_ms: int) -> None:
+        """Rings at `due_ms` (monotonic) at the latest; an earlier ring that is armed already
+        stays.
+        """
+        armed = self._armed.get((timer, entity_id))
+        if armed is None or due_ms < armed:
+            self._armed[timer, entity_id] = due_ms
+            heapq.heappush(self._heap, (due_ms, timer, entity_id))
+
+    def pop_due(self, now_ms: int) -> list[tuple[Timer, str]]:
+        """Everything that is due, each once, in order of time."""
+        due: list[tuple[Timer, str]] = []
+        while self._heap and self._heap[0][0] <= now_ms:
+            at_ms, timer, entity_id = heapq.heappop(self._heap)
+            if self._armed.get((timer, entity_id)) == at_ms:
+                del self._armed[timer, entity_id]
+                due.append((timer, entity_id))
+        return due
+
+    def next_due_ms(self) -> int | None:
+        """When the next one may ring; None if none is armed."""
+        return self._heap[0][0] if self._heap else None
