@@ -68,7 +68,10 @@ def start_helper(config: HelperConfig) -> int:
                 )
             return int(hello["pid"])
         log = Path(config.state_dir) / "helper.log"
-        log.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+        try:
+            log.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+        except OSError as error:
+            raise HelperNotStarted(f"state directory {log.parent}: {error.strerror}") from None
         with log.open("ab") as output:
             command = [
                 sys.executable,

@@ -1,0 +1,187 @@
+"""A real helper with real tasks, in a directory of its own; and the proof that it leaves nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import tempfile
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from finegrain.errors import FinegrainError
+from task_executor.helper.launch import HelperConfig, start_helper
+from task_executor.host.helper_client import (
+    ExitRecord,
+    HelperClient,
+    HelperState,
+    SlotLimits,
+    TaskExited,
+    TaskSpec,
+)
+from task_executor.host.task_log import Stream, read_output
+
+MIB = 1 << 20
+PATIENCE_S = 30.0
+
+
+async def eventually(condition: Callable[[], Any], what: str) -> Any:
+    """The first true value of condition; a failure that says what was waited for."""
+    end = time.monotonic() + PATIENCE_S
+    while not (value := condition()):
+        assert time.monotonic() < end, f"waited in vain until {what}"
+        await asyncio.sleep(0.01)
+    return value
+
+
+def leftover_groups(executor_id: str) -> list[Path]:
+    places = ("*", "*/*", "*/*/*", "*/*/*/*")
+    root = Path("/sys/fs/cgroup")
+    return [p for place in places for p in root.glob(f"{place}/finegrain/{executor_id}")]
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+@dataclass
+class Host:
+    """One helper and its front's client. Tasks run as the user who runs the tests."""
+
+    config: HelperConfig
+    pid: int
+    client: HelperClient
+    exits: dict[str, ExitRecord] = field(default_factory=dict)
+
+    @property
+    def state(self) -> Path:
+        return Path(self.config.state_dir)
+
+    def directory(self, task_id: str) -> Path:
+        return self.state / "tasks" / task_id
+
+    async def slot(self, allocation_id: str = "slot", **changes: Any) -> SlotLimits:
+        usual = SlotLimits(allocation_id, 1, cpu_milli=1000, memory_bytes=256 * MIB)
+        limits = replace(usual, **changes)
+        await self.client.create_slot(limits)
+        return limits
+
+    async def start(self, script: str, task_id: str = "task", **changes: Any) -> int:
+        """Run a shell script in `slot`; the pid of the shell."""
+        own = {"uid": os.getuid(), "gid": os.getgid(), "env": {"PATH": os.environ["PATH"]}}
+        usual: dict[str, Any] = {"allocation_id": "slot", "generation": 1, "task_id": task_id}
+        spec = usual | own | {"argv": ["/bin/sh", "-c", script]} | changes
+        return (await self.client.start_task(TaskSpec(**spec))).pid
+
+    async def exit_of(self, task_id: str = "task") -> ExitRecord:
+        """As the helper tells it; survives restarts of front and helper."""
+        end = time.monotonic() + PATIENCE_S
+        while time.monotonic() < end:
+            known = {task.task_id: task.exit for task in (await self.client.inspect()).tasks}
+            if (record := known[task_id]) is not None:
+                return record
+            await asyncio.sleep(0.02)
+        raise AssertionError(f"task {task_id} did not end")
+
+    async def run(self, script: str, task_id: str = "task", **changes: Any) -> ExitRecord:
+        await self.start(script, task_id, **changes)
+        return await self.exit_of(task_id)
+
+    def output(self, task_id: str = "task", stream: Stream = "stdout") -> str:
+        return read_output(self.directory(task_id), stream, 0, 1 << 20).decode()
+
+    async def next_exit(self, task_id: str) -> ExitRecord:
+        async with asyncio.timeout(PATIENCE_S):
+            async for event in self.client.events():
+                if isinstance(event, TaskExited) and event.task_id == task_id:
+                    return event.record
+        raise AssertionError("events() ended")
+
+    def kill_helper(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+        end = time.monotonic() + PATIENCE_S
+        while alive(self.pid):
+            assert time.monotonic() < end
+            time.sleep(0.005)
+
+    def restart_helper(self) -> None:
+        self.pid = start_helper(self.config)
+
+    async def clean_up(self) -> HelperState:
+        self.restart_helper()  # or find the one that lives
+        for slot in (await self.client.inspect()).slots:
+            await self.client.destroy_slot(slot.limits.allocation_id, slot.limits.generation)
+        for task in (await self.client.inspect()).tasks:
+            if task.exit is None:
+                await self.client.kill_task(task.task_id)
+                await self.exit_of(task.task_id)
+            await self.client.forget_task(task.task_id)
+        left = await self.client.inspect()
+        with suppress(FinegrainError):
+            await self.client.stop()
+        return left
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A directory that tasks of other users could reach, too."""
+    path = Path(tempfile.mkdtemp(prefix="fg-helper-"))
+    path.chmod(0o711)
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+def config(place: Path) -> HelperConfig:
+    return HelperConfig(
+        state_dir=str(place / "state"),
+        socket_path=str(place / "helper.sock"),
+        executor_id=f"test-{uuid.uuid4().hex[:8]}",
+        front_uid=os.getuid(),
+        front_gid=os.getgid(),
+        scratch_root=str(place),
+        allow_root_tasks=True,
+    )
+
+
+@pytest.fixture
+async def host(config: HelperConfig) -> AsyncIterator[Host]:
+    """Whatever isolation this machine allows. Afterwards nothing of it may be left."""
+    pid = start_helper(config)
+    host = Host(config, pid, await HelperClient.connect(config.socket_path))
+    yield host
+    left = await host.clean_up()
+    await host.client.close()
+    assert (left.slots, left.tasks) == ([], [])
+    await eventually(lambda: not alive(host.pid), "the helper has gone")
+    assert leftover_groups(config.executor_id) == []
+    assert list((host.state / "tasks").iterdir()) == []
+    assert not list(Path(str(config.scratch_root)).glob("finegrain-task-*"))
+
+
+@pytest.fixture
+async def plain_host(config: HelperConfig) -> AsyncIterator[Host]:
+    """The same without cgroups."""
+    config = replace(config, isolation="none")
+    host = Host(config, start_helper(config), await HelperClient.connect(config.socket_path))
+    yield host
+    left = await host.clean_up()
+    await host.client.close()
+    assert (left.slots, left.tasks) == ([], [])
+
+
+@pytest.fixture(params=["host", "plain_host"], ids=["with cgroups", "without cgroups"])
+def any_host(request: pytest.FixtureRequest) -> Host:
+    value: Host = request.getfixturevalue(request.param)
+    return value

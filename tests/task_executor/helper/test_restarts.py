@@ -1,0 +1,229 @@
+"""Killing the helper, the front or both loses no task, no output and no exit status."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from finegrain.errors import FinegrainError
+from task_executor.helper.launch import HelperConfig, HelperNotStarted, start_helper
+from task_executor.helper.paths import write_json
+from task_executor.host.helper_client import (
+    HelperClient,
+    HelperUnavailable,
+    Reconnected,
+    TaskExited,
+)
+from tests.task_executor.helper.conftest import PATIENCE_S, Host, alive, eventually
+
+
+def shim_of(host: Host, task_id: str = "task") -> int:
+    return int(json.loads((host.directory(task_id) / "task.json").read_text())["shim_pid"])
+
+
+async def test_a_task_that_outlives_the_helper_is_found_again(any_host: Host) -> None:
+    await any_host.slot()
+    pid = await any_host.start("read line; echo $line; exit 6", stdin=True)
+    any_host.kill_helper()
+    assert alive(pid)
+    any_host.restart_helper()
+    task = (await any_host.client.inspect()).tasks[0]
+    assert (task.state, task.pid) == ("running", pid)
+    assert await any_host.start("read line; echo $line; exit 6", stdin=True) == pid
+    await any_host.client.write_input("task", 0, b"still here\n")
+    assert (await any_host.next_exit("task")).exit_code == 6
+    assert any_host.output() == "still here\n"
+
+
+async def test_a_task_that_ended_while_there_was_no_helper_has_its_exit_status(any_host: Host) -> None:
+    await any_host.slot()
+    await any_host.start("sleep 0.3; echo late; exit 9")
+    any_host.kill_helper()
+    await eventually((any_host.directory("task") / "exit.json").exists, "the shim has written")
+    any_host.restart_helper()
+    record = await any_host.exit_of()
+    assert (record.exit_code, record.stdout_bytes) == (9, 5)
+    assert any_host.output() == "late\n"
+
+
+async def test_killing_helper_and_front_together_loses_nothing(host: Host) -> None:
+    await host.slot()
+    await host.start("echo before; sleep 1; echo after; exit 2", "lives")
+    await host.client.close()
+    host.kill_helper()
+    await asyncio.sleep(0.1)
+    host.restart_helper()
+    host.client = await HelperClient.connect(host.config.socket_path)
+    state = await host.client.inspect()
+    assert [slot.limits.allocation_id for slot in state.slots] == ["slot"]
+    assert (await host.exit_of("lives")).exit_code == 2
+    assert host.output("lives") == "before\nafter\n"
+
+
+async def test_the_front_is_told_that_it_may_have_missed_something(host: Host) -> None:
+    await host.slot()
+    host.kill_helper()
+    host.restart_helper()
+    async with asyncio.timeout(PATIENCE_S):
+        async for event in host.client.events():
+            assert event == Reconnected()
+            break
+
+
+async def test_a_new_helper_still_destroys_what_the_old_one_made(any_host: Host) -> None:
+    await any_host.slot()
+    pid = await any_host.start("trap '' TERM; while :; do sleep 0.1; done")
+    any_host.kill_helper()
+    any_host.restart_helper()
+    await any_host.client.destroy_slot("slot", 1)
+    assert not alive(pid)
+    assert (await any_host.exit_of()).signal == signal.SIGKILL
+
+
+async def test_a_helper_killed_while_it_starts_many_tasks_knows_each_afterwards(any_host: Host) -> None:
+    await any_host.slot()
+    starts = [
+        asyncio.create_task(any_host.start("sleep 0.5; exit 8", f"t{n}")) for n in range(12)
+    ]
+    await asyncio.sleep(0.06)
+    any_host.kill_helper()
+    any_host.restart_helper()
+    await asyncio.gather(*starts)  # sent again by the client: the same tasks
+    assert [(await any_host.exit_of(f"t{n}")).exit_code for n in range(12)] == [8] * 12
+
+
+async def test_a_shim_that_is_killed_takes_its_task_along_and_says_so(host: Host) -> None:
+    await host.slot()
+    pid = await host.start("sleep 60")
+    os.kill(shim_of(host), signal.SIGKILL)
+    record = await host.next_exit("task")
+    assert record.error is not None
+    assert "shim was killed" in record.error.message
+    assert (record.exit_code, record.signal) == (None, None)
+    assert not alive(pid)
+
+
+async def test_a_shim_killed_while_there_was_no_helper_is_noticed(host: Host) -> None:
+    await host.slot()
+    pid = await host.start("sleep 60")
+    shim = shim_of(host)
+    host.kill_helper()
+    os.kill(shim, signal.SIGKILL)
+    host.restart_helper()
+    record = await host.exit_of()
+    assert record.error is not None
+    await eventually(lambda: not alive(pid), "the task has gone, too")
+
+
+async def test_a_pid_that_was_reused_is_not_taken_for_the_shim(host: Host) -> None:
+    await host.slot()
+    await host.start("sleep 60")
+    host.kill_helper()
+    path = host.directory("task") / "task.json"
+    record = json.loads(path.read_text())
+    os.kill(record["shim_pid"], signal.SIGKILL)
+    record["shim_pid"], record["shim_start_ticks"] = os.getpid(), 1
+    write_json(path, record)
+    host.restart_helper()
+    assert (await host.exit_of()).error is not None
+    assert alive(os.getpid())
+
+
+async def test_after_a_restart_of_the_host_all_tasks_are_lost_and_no_slot_is_left(host: Host) -> None:
+    await host.slot()
+    await host.start("sleep 60")
+    await host.client.destroy_slot("slot", 1)
+    host.kill_helper()
+    directory = host.directory("task")
+    (directory / "exit.json").unlink()
+    record = json.loads((directory / "task.json").read_text())
+    write_json(directory / "task.json", record | {"boot_id": "another boot"})
+    slot = {"boot_id": "another boot", "limits": {}}
+    write_json(host.state / "slots" / "old.1.json", slot)
+    host.restart_helper()
+    lost = await host.exit_of()
+    assert lost.error is not None
+    assert "host was restarted" in lost.error.message
+    assert (await host.client.inspect()).slots == []
+
+
+async def test_a_planned_stop_leaves_tasks_running(host: Host) -> None:
+    await host.slot()
+    pid = await host.start("sleep 60")
+    await host.client.stop()
+    await eventually(lambda: not alive(host.pid), "the helper has gone")
+    assert alive(pid)
+    host.restart_helper()
+    assert (await host.client.inspect()).tasks[0].state == "running"
+
+
+async def test_a_live_helper_is_reused(host: Host) -> None:
+    assert start_helper(host.config) == host.pid
+
+
+async def test_two_starts_at_once_give_one_helper(config: HelperConfig) -> None:
+    pids = await asyncio.gather(*(asyncio.to_thread(start_helper, config) for _ in range(4)))
+    assert len(set(pids)) == 1
+    client = await HelperClient.connect(config.socket_path)
+    await client.stop()
+    await client.close()
+    await eventually(lambda: not alive(pids[0]), "the helper has gone")
+
+
+def test_a_helper_that_cannot_start_says_why(config: HelperConfig, place: Path) -> None:
+    from dataclasses import replace
+
+    (place / "file").write_text("")
+    bad = replace(config, state_dir=str(place / "file"), socket_path=str(place / "file" / "s"))
+    with pytest.raises(HelperNotStarted, match="file"):
+        start_helper(bad)
+
+
+async def test_without_a_helper_a_call_waits_and_then_says_so(place: Path) -> None:
+    began = time.monotonic()
+    with pytest.raises(HelperUnavailable, match="no helper answers at"):
+        await HelperClient.connect(place / "helper.sock", deadline_s=0.3)
+    assert time.monotonic() - began >= 0.3
+
+
+async def test_the_helper_needs_nothing_but_the_standard_library(host: Host) -> None:
+    maps = Path(f"/proc/{host.pid}/maps").read_text()
+    assert "site-packages" not in maps
+    assert "grpc" not in maps
+    assert Path(f"/proc/{host.pid}/task").is_dir()
+    assert len(list(Path(f"/proc/{host.pid}/task").iterdir())) == 1  # one thread
+    session = int(Path(f"/proc/{host.pid}/stat").read_text().rpartition(")")[2].split()[3])
+    assert session == host.pid
+
+
+async def test_a_shim_keeps_no_descriptor_of_the_helper_nor_of_another_task(host: Host) -> None:
+    await host.slot()
+    await host.start("sleep 60", "one")
+    await host.start("sleep 60", "two")
+    targets = [os.readlink(p) for p in Path(f"/proc/{shim_of(host, 'two')}/fd").iterdir()]
+    strange = [t for t in targets if "state/helper." in t or "tasks/one" in t]
+    assert strange == []
+    sockets = [t for t in targets if t.startswith("socket:")]
+    assert len(sockets) == 1  # its own control socket
+
+
+async def test_exits_are_told_once_each_to_a_front_that_stays(host: Host) -> None:
+    await host.slot()
+    for n in range(5):
+        await host.start("exit 0", f"t{n}")
+    told: list[str] = []
+    async with asyncio.timeout(PATIENCE_S):
+        async for event in host.client.events():
+            assert isinstance(event, TaskExited)
+            told.append(event.task_id)
+            if len(told) == 5:
+                break
+    assert sorted(told) == [f"t{n}" for n in range(5)]
+    with pytest.raises(FinegrainError):
+        await host.client.kill_task("t0")

@@ -1,0 +1,301 @@
+"""What a task gets, what is known of it afterwards, and what it is told when it cannot start."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from finegrain.errors import (
+    AlreadyExists,
+    FailedPrecondition,
+    FinegrainError,
+    InvalidArgument,
+    NotFound,
+    OutOfRange,
+    Reason,
+)
+from task_executor.helper.launch import HelperConfig, start_helper
+from task_executor.host.helper_client import HelperClient, SlotLimits, TaskSpec
+from task_executor.host.task_log import read_output
+from tests.task_executor.helper.conftest import MIB, Host, alive, eventually
+
+
+async def test_a_task_runs_and_its_output_and_exit_code_are_kept(any_host: Host) -> None:
+    await any_host.slot()
+    record = await any_host.run("echo out; echo err >&2; exit 3")
+    assert (record.exit_code, record.signal, record.error) == (3, None, None)
+    assert (any_host.output(), any_host.output(stream="stderr")) == ("out\n", "err\n")
+    assert (record.stdout_bytes, record.stderr_bytes, record.stdout_dropped_bytes) == (4, 4, 0)
+    assert record.peak_memory_bytes > 0
+    assert 0 < record.started_unix_ms <= record.ended_unix_ms
+
+
+async def test_the_end_is_told_as_an_event(any_host: Host) -> None:
+    await any_host.slot()
+    await any_host.start("exit 7")
+    assert (await any_host.next_exit("task")).exit_code == 7
+
+
+async def test_a_task_has_its_own_environment_directory_session_and_no_strange_descriptors(
+    any_host: Host,
+) -> None:
+    await any_host.slot()
+    script = "env | grep -v -e ^PWD -e ^_= -e SHLVL -e OLDPWD; ls /proc/$$/fd; ulimit -c; pwd"
+    pid = await any_host.start(f"{script}; ps -o sid= -p $$ || echo $$", env={"A": "1"})
+    await any_host.exit_of()
+    lines = any_host.output().split()
+    assert lines[:5] == ["A=1", "0", "1", "2", "0"]
+    scratch = Path(lines[5])
+    assert scratch.name.startswith("finegrain-task-")
+    assert scratch.stat().st_uid == os.getuid()
+    assert lines[6] == str(pid)
+
+
+async def test_cpu_time_and_peak_memory_include_children(any_host: Host) -> None:
+    await any_host.slot()
+    burn = "import time\nwhile time.process_time() < 0.4: pass\nx = bytearray(48 << 20)"
+    record = await any_host.run(f'"$PYTHON" -c "{burn}" & wait', env={"PYTHON": sys.executable})
+    assert record.exit_code == 0
+    assert record.cpu_usec >= 400_000
+    assert 48 * MIB <= record.peak_memory_bytes <= 128 * MIB
+
+
+START_REFUSALS = [
+    pytest.param({"argv": ["no-such-program"]}, Reason.COMMAND_NOT_FOUND, "PATH", id="not in PATH"),
+    pytest.param({"argv": ["/no/such"]}, Reason.COMMAND_NOT_FOUND, "/no/such", id="no such path"),
+    pytest.param({"argv": ["/etc/passwd"]}, Reason.COMMAND_NOT_EXECUTABLE, "passwd", id="no program"),
+    pytest.param({"cwd": "/no/where"}, Reason.CWD_UNAVAILABLE, "/no/where", id="no such directory"),
+    pytest.param({"cwd": "/etc/passwd"}, Reason.CWD_UNAVAILABLE, "passwd", id="cwd is a file"),
+    pytest.param({"allocation_id": "other"}, Reason.ALLOCATION_UNKNOWN, "other.1", id="no slot"),
+    pytest.param({"generation": 2}, Reason.ALLOCATION_UNKNOWN, "slot.2", id="other generation"),
+    pytest.param({"argv": []}, Reason.INVALID_ARGUMENT, "argv", id="no program named"),
+    pytest.param({"argv": ["a\0b"]}, Reason.INVALID_ARGUMENT, "argv", id="NUL in argv"),
+    pytest.param({"argv": ["x" * 200_000]}, Reason.INVALID_ARGUMENT, "argv", id="argv too long"),
+    pytest.param({"env": {"A=B": "1"}}, Reason.INVALID_ARGUMENT, "env", id="odd name in env"),
+    pytest.param({"env": {"A": "\0"}}, Reason.INVALID_ARGUMENT, "A", id="NUL in env"),
+    pytest.param({"cwd": "here"}, Reason.INVALID_ARGUMENT, "cwd", id="relative cwd"),
+    pytest.param({"task_id": "../x"}, Reason.INVALID_ARGUMENT, "task_id", id="path as id"),
+    pytest.param({"timeout_ms": 0}, Reason.INVALID_ARGUMENT, "timeout_ms", id="no time at all"),
+]
+
+
+@pytest.mark.parametrize(("changes", "reason", "named"), START_REFUSALS)
+async def test_a_task_that_cannot_start_says_why_and_leaves_nothing(
+    host: Host, changes: dict[str, object], reason: Reason, named: str
+) -> None:
+    await host.slot()
+    with pytest.raises(FinegrainError) as caught:
+        await host.start("true", **changes)
+    assert caught.value.reason is reason
+    assert named in caught.value.message
+    assert (await host.client.inspect()).tasks == []
+    assert list((host.state / "tasks").iterdir()) == []
+
+
+async def test_a_secret_in_the_environment_is_in_no_file_and_no_message(host: Host) -> None:
+    await host.slot()
+    await host.start("sleep 60", env={"TOKEN": "s3cr3t"})
+    with pytest.raises(InvalidArgument) as caught:
+        await host.start("true", "other", env={"TOKEN": "s3cr3t\0"})
+    assert "s3cr3t" not in caught.value.message
+    assert "s3cr3t" not in repr(TaskSpec("t", "a", 1, [], {"TOKEN": "s3cr3t"}))
+    written = [p.read_bytes() for p in host.state.rglob("*") if p.is_file()]
+    assert not [content for content in written if b"s3cr3t" in content]
+
+
+async def test_starting_the_same_task_again_is_the_same_task(any_host: Host) -> None:
+    await any_host.slot()
+    first = await any_host.start("sleep 60")
+    assert await any_host.start("sleep 60") == first
+    with pytest.raises(AlreadyExists):
+        await any_host.start("sleep 61")
+
+
+async def test_output_beyond_the_limit_is_counted_and_never_blocks(any_host: Host) -> None:
+    await any_host.slot()
+    record = await any_host.run("head -c 3000000 /dev/zero; echo end >&2", log_limit_bytes=1000)
+    assert (record.stdout_bytes, record.stdout_dropped_bytes) == (1000, 2_999_000)
+    assert (record.stderr_bytes, record.stderr_dropped_bytes) == (4, 0)
+    assert (any_host.directory("task") / "stdout.log").stat().st_size == 1000
+
+
+async def test_output_can_be_read_while_the_task_runs(any_host: Host) -> None:
+    await any_host.slot()
+    await any_host.start("echo one; sleep 60")
+    directory = any_host.directory("task")
+    await eventually(lambda: read_output(directory, "stdout", 0, 100) == b"one\n", "it has written")
+    assert read_output(directory, "stdout", 2, 1) == b"e"
+    assert read_output(directory, "stdout", 4, 100) == b""
+    assert read_output(any_host.directory("never"), "stdout", 0, 1) == b""
+
+
+async def test_input_arrives_in_order_once_and_ends(any_host: Host) -> None:
+    await any_host.slot()
+    await any_host.start("cat; echo done", stdin=True)
+    client = any_host.client
+    assert await client.write_input("task", 0, b"hello ") == 6
+    assert await client.write_input("task", 0, b"hello ") == 6  # a repetition
+    assert await client.write_input("task", 3, b"lo world\n", eof=True) == 12
+    with pytest.raises((OutOfRange, FailedPrecondition)):
+        await client.write_input("task", 99, b"x")
+    assert (await any_host.exit_of()).exit_code == 0
+    assert any_host.output() == "hello world\ndone\n"
+
+
+async def test_a_task_that_does_not_read_pushes_back(any_host: Host) -> None:
+    await any_host.slot()
+    await any_host.start("read go; wc -c", stdin=True)
+    data = b"\n" + b"x" * 2_000_000
+    accepted = await any_host.client.write_input("task", 0, data, eof=True)
+    while accepted < len(data):
+        more = await any_host.client.write_input("task", accepted, data[accepted:], eof=True)
+        accepted = more
+        await asyncio.sleep(0.005)
+    await any_host.exit_of()
+    assert int(any_host.output()) == 2_000_000
+
+
+async def test_a_sleeping_reader_gets_no_more_than_the_buffer(any_host: Host) -> None:
+    await any_host.slot()
+    await any_host.start("sleep 60", stdin=True)
+    accepted = await any_host.client.write_input("task", 0, b"x" * 3_000_000)
+    assert 0 < accepted < 1_000_000
+    assert await any_host.client.write_input("task", accepted, b"y" * 10) == accepted
+
+
+async def test_a_task_without_stdin_reads_nothing_and_takes_no_input(any_host: Host) -> None:
+    await any_host.slot()
+    await any_host.start("cat; echo over; sleep 60")
+    await eventually(lambda: any_host.output() == "over\n", "cat has ended")
+    with pytest.raises(FailedPrecondition, match="without stdin"):
+        await any_host.client.write_input("task", 0, b"x")
+
+
+async def test_a_signal_reaches_the_task_and_not_its_shim(any_host: Host) -> None:
+    await any_host.slot()
+    await any_host.start("trap 'echo got; exit 5' USR1; echo up; while :; do sleep 0.05; done")
+    await eventually(lambda: "up" in any_host.output(), "the trap is set")
+    await any_host.client.signal_task("task", signal.SIGUSR1)
+    assert (await any_host.exit_of()).exit_code == 5
+    assert any_host.output() == "up\ngot\n"
+    with pytest.raises(FailedPrecondition) as caught:
+        await any_host.client.signal_task("task", signal.SIGUSR1)
+    assert caught.value.reason is Reason.TASK_ENDED
+
+
+async def test_a_kill_with_grace_lets_the_task_finish(any_host: Host) -> None:
+    await any_host.slot()
+    await any_host.start("trap 'echo bye; exit 0' TERM; echo up; while :; do sleep 0.05; done")
+    await eventually(lambda: "up" in any_host.output(), "the trap is set")
+    await any_host.client.kill_task("task", grace_ms=20_000)
+    assert (await any_host.exit_of()).exit_code == 0
+    assert any_host.output() == "up\nbye\n"
+
+
+STUBBORN = "trap '' TERM; (trap '' TERM; setsid sh -c \"trap '' TERM; sleep 61 & sleep 62\" &) ; sleep 63"
+
+
+async def test_a_kill_takes_all_that_the_task_has_become(any_host: Host) -> None:
+    await any_host.slot()
+    await any_host.start(STUBBORN)
+    await any_host.start("sleep 60", "neighbour")
+    await eventually(lambda: len(sleepers(any_host, "task")) == 3, "the tree has grown")
+    pids = sleepers(any_host, "task")
+    await any_host.client.kill_task("task", grace_ms=100)
+    record = await any_host.exit_of()
+    assert (record.exit_code, record.signal) == (None, signal.SIGKILL)
+    assert not [pid for pid in pids if alive(pid)]
+    assert [task.state for task in (await any_host.client.inspect()).tasks] == ["running", "exited"]
+
+
+def sleepers(host: Host, task_id: str) -> list[int]:
+    """The `sleep` processes that write to this task's pipes: found from outside, by descent from its shim."""
+    from task_executor.helper.cgroups.base import descendants
+
+    shim = json.loads((host.directory(task_id) / "task.json").read_text())["shim_pid"]
+    names = {pid: Path(f"/proc/{pid}/comm").read_text().strip() for pid in descendants([shim])}
+    return [pid for pid, name in names.items() if name == "sleep"]
+
+
+async def test_what_a_task_leaves_behind_dies_with_it(any_host: Host) -> None:
+    await any_host.slot()
+    record = await any_host.run("setsid sleep 64 & echo $!; exit 0")
+    assert record.exit_code == 0
+    assert not alive(int(any_host.output()))
+
+
+async def test_a_timeout_ends_the_task_and_is_told(any_host: Host) -> None:
+    await any_host.slot()
+    record = await any_host.run("sleep 60", timeout_ms=200)
+    assert record.timed_out
+    assert record.signal == signal.SIGTERM
+
+
+async def test_a_running_task_is_not_forgotten(any_host: Host) -> None:
+    await any_host.slot()
+    await any_host.start("sleep 60")
+    with pytest.raises(FailedPrecondition, match="still runs"):
+        await any_host.client.forget_task("task")
+
+
+async def test_forgetting_removes_what_the_task_made_undeletable(any_host: Host) -> None:
+    await any_host.slot()
+    await any_host.run("mkdir -p a/b; touch a/b/c; chmod 000 a/b a; pwd")
+    scratch = Path(any_host.output().strip())
+    assert scratch.exists()
+    await any_host.client.forget_task("task")
+    await any_host.client.forget_task("task")
+    assert not scratch.exists()
+    assert not any_host.directory("task").exists()
+    with pytest.raises(NotFound):
+        await any_host.client.kill_task("task")
+
+
+async def test_many_tasks_at_once_all_end_with_their_own_code(any_host: Host) -> None:
+    await any_host.slot(pids_max=500)
+    codes = range(1, 31)
+    await asyncio.gather(*(any_host.start(f"exit {n}", f"t{n}") for n in codes))
+    assert [(await any_host.exit_of(f"t{n}")).exit_code for n in codes] == list(codes)
+
+
+@pytest.mark.needs("nobody-user")
+async def test_a_task_of_nobody_has_no_privilege_and_cannot_get_any(config: HelperConfig) -> None:
+    config = replace(config, allow_root_tasks=False)
+    host = Host(config, start_helper(config), await HelperClient.connect(config.socket_path))
+    try:
+        await host.slot()
+        script = "id -u; id -g; id -G; grep -h -e ^CapBnd -e ^NoNewPrivs /proc/self/status; touch mine"
+        record = await host.run(script, uid=None, gid=None)
+        assert record.exit_code == 0
+        nobody = ["65534"] * 3
+        assert host.output().split() == [*nobody, "CapBnd:", "0" * 16, "NoNewPrivs:", "1"]
+        logs = host.directory("task") / "stdout.log"
+        assert logs.stat().st_uid == 0
+        refused = await host.run(f"echo x > {logs}; echo x > {logs.parent}/new", "t2", uid=None, gid=None)
+        assert refused.exit_code != 0
+        with pytest.raises(FinegrainError, match="/root"):
+            await host.start("true", "t3", uid=None, gid=None, cwd="/root")
+        for uid in (0, 1000):
+            with pytest.raises(FinegrainError) as caught:
+                await host.start("true", "t4", uid=uid, gid=65534)
+            assert caught.value.reason is Reason.USER_NOT_ALLOWED
+    finally:
+        await host.clean_up()
+        await host.client.close()
+
+
+async def test_more_slots_and_tasks_than_fit_into_one_answer(
+    plain_host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = [SlotLimits(f"s{n:04}", 1, 1000, 65536) for n in range(450)]
+    await asyncio.gather(*(plain_host.client.create_slot(one) for one in limits))
+    state = await plain_host.client.inspect()
+    assert [slot.limits for slot in state.slots] == limits
+    assert len((await plain_host.client.usage()).slots) == 450
