@@ -5,7 +5,6 @@ must not raise, and whatever it returns must still be a machine.
 """
 
 import json
-import os
 import random
 import shutil
 from collections.abc import Callable
@@ -95,8 +94,7 @@ def test_files_that_are_not_files(name: str, tree: Callable[[str], Path], tmp_pa
     check(detect(root))
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make device files")
-def test_endless_and_huge_files_are_not_read_to_the_end(tmp_path: Path) -> None:
+def test_huge_files_are_not_read_to_the_end(tmp_path: Path) -> None:
     cpu = tmp_path / "sys/devices/system/cpu"
     cpu.mkdir(parents=True)
     with (cpu / "online").open("wb") as sparse:
