@@ -101,6 +101,7 @@ class Job:
     acknowledged_sequence: int = 0
     allocation_ids: set[str] = field(default_factory=set)  # all kept, ended ones included
     live_requests: int = 0  # those that have not ended
+    slot_keys: set[tuple[str, int]] = field(default_factory=set)  # slots that exist
 
 
 @dataclass(slots=True)

@@ -45,6 +45,7 @@ def place(turn: Turn, request: Request, host: Host) -> Slot:
     request.reason = request.message = ""
     key = key_of(slot)
     state.slots[key] = slot
+    state.jobs[slot.job_id].slot_keys.add(key)
     host.add(slot)
     host.to_allocate[key] = None
     state.outbox[host.host_id] = None
@@ -110,8 +111,11 @@ def vanish(turn: Turn, slot: Slot) -> None:
     was_freeing = slot.state is SlotState.FREEING
     state.story.move_slot(slot, SlotInput.VANISH)
     host = turn.host_of(slot)
-    host.drop(key_of(slot))
-    del state.slots[key_of(slot)]
+    key = key_of(slot)
+    host.drop(key)
+    del state.slots[key]
+    if slot.job_id in state.jobs:
+        state.jobs[slot.job_id].slot_keys.discard(key)
     state.changes.delete_slot(slot)
     state.touch(host)
     if was_freeing:

@@ -59,6 +59,7 @@ class State:
         self.dirty_hosts: dict[str, None] = {}
         self.outbox: dict[str, None] = {}  # executors to look after when commands are sent
         self.newcomers: list[Request] = []  # accepted since the last decision
+        self.considered_arrival = 0  # last place in line that a decision has looked at
 
     @classmethod
     def fresh(cls, settings: EngineSettings, rm_epoch: int, at: Instant) -> State:
@@ -91,6 +92,7 @@ class State:
             host.adopt_registration()
         state.timers.arm(Timer.HISTORY, "", at.monotonic_ms + state.history.mark_interval_ms)
         state.refresh_indexes()
+        state.considered_arrival = state.arrival_number
         return state
 
     @property
@@ -198,3 +200,5 @@ class State:
             )
         self.slots[slot.allocation_id, slot.generation] = slot
         host.slots[slot.allocation_id, slot.generation] = slot
+        if slot.job_id in self.jobs:
+            self.jobs[slot.job_id].slot_keys.add((slot.allocation_id, slot.generation))

@@ -130,6 +130,7 @@ def _decide(turn: Turn) -> None:
                 reason=waiting_reason(state, state.queue.shape_of(request.spec)),
             )
     state.newcomers.clear()
+    state.considered_arrival = state.arrival_number
 
 
 def _tick(turn: Turn) -> None:

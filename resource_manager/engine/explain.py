@@ -1,0 +1,318 @@
+"""Why a request waits, and the smallest change with which it would not. Changes nothing.
+
+Built from the same judgements that placing uses (`placement/feasibility.py`), so that it is not a
+second opinion. It says what is feasible at one moment; it reserves nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from finegrain.errors import Reason
+from finegrain.resources import (
+    CPU_MILLI,
+    MEMORY_BYTES,
+    MEMORY_GRAIN_BYTES,
+    add,
+    fits,
+    round_down,
+    subtract,
+    total_of,
+)
+from resource_manager.engine.entities import Request, RequestState, Slot, SlotState
+from resource_manager.engine.executors import known_host
+from resource_manager.engine.host import Host
+from resource_manager.engine.placement.feasibility import Blocker, Judgement, judge
+from resource_manager.engine.queries import RequestView, pending_reason, request_view
+from resource_manager.engine.requests import known_request
+from resource_manager.engine.settings import EngineSettings
+from resource_manager.engine.state import State
+
+EXECUTORS_DEFAULT = 20
+COUNTERFACTUALS_MAX = 5
+BLOCKING_SLOTS_MAX = 20
+
+_MILLION = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class DimensionStatus:
+    """One resource dimension: asked, free, largest hole on one executor, total."""
+
+    dimension: str
+    asked: int
+    free: int
+    largest_hole: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorVerdict:
+    """What one executor lacks."""
+
+    executor_id: str
+    fits: bool
+    blockers: tuple[str, ...]
+    dimensions: tuple[DimensionStatus, ...]
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Counterfactual:
+    """One change with which the request would fit now; `free` of each entry is the value at which
+    it fits.
+    """
+
+    executor_id: str
+    at_most: tuple[DimensionStatus, ...]
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Mirrors ExplainResponse."""
+
+    view: RequestView
+    primary_reason: str
+    summary: str
+    snapshot_number: int
+    requests_ahead: int = 0
+    executors_considered: int = 0
+    executors_fitting: int = 0
+    executors: list[ExecutorVerdict] = field(default_factory=list)
+    dimensions: list[DimensionStatus] = field(default_factory=list)
+    would_fit_if: list[Counterfactual] = field(default_factory=list)
+    blocked_by: list[Slot] = field(default_factory=list)
+
+
+def explain(
+    state: State,
+    allocation_id: str,
+    executor_id: str = "",
+    max_executors: int = EXECUTORS_DEFAULT,
+) -> Explanation:
+    """Where a request stands and why; one that waits is held against every executor, or against
+    one.
+
+    Raises:
+        NotFound: no such request, or no such executor.
+    """
+    request = known_request(state, allocation_id)
+    hosts: Iterable[Host] = state.hosts.values()
+    if executor_id:
+        hosts = [known_host(state, executor_id)]
+    view = request_view(state, request)
+    if request.state is not RequestState.PENDING:
+        return Explanation(view, view.reason, _settled(view), state.snapshot_number)
+    shape = state.queue.shape_of(request.spec)
+    judgements = sorted((judge(host, shape) for host in hosts), key=_distance)
+    reason = pending_reason(state, request)
+    usable = [one for one in judgements if not _is_out_of_reach(one)]
+    ahead = _requests_ahead(state, request)
+    return Explanation(
+        view=view,
+        primary_reason=reason,
+        summary=_waiting(reason, usable, len(judgements), ahead),
+        snapshot_number=state.snapshot_number,
+        requests_ahead=ahead,
+        executors_considered=len(judgements),
+        executors_fitting=sum(one.fits for one in judgements),
+        executors=[_verdict(one) for one in judgements[:max_executors]],
+        dimensions=_cluster_dimensions(usable),
+        would_fit_if=_counterfactuals(state.settings, request, judgements),
+        blocked_by=_blocking_slots(usable),
+    )
+
+
+def _distance(one: Judgement) -> tuple[int, int, str]:
+    """Nearest to fitting first: hard obstacles count most, then the largest relative lack."""
+    hard = sum(not blocker.startswith("INSUFFICIENT_") for blocker in one.blockers)
+    lack = max(
+        (missing * _MILLION // one.asked[name] for name, missing in one.missing.items()), default=0
+    )
+    return hard, lack, one.host.host_id
+
+
+def _is_out_of_reach(one: Judgement) -> bool:
+    """True if not even an empty executor of this kind would do now: absent, draining, other
+    labels.
+    """
+    return not one.host.eligible or Blocker.LABEL_MISMATCH in one.blockers
+
+
+def _verdict(one: Judgement) -> ExecutorVerdict:
+    return ExecutorVerdict(
+        executor_id=one.host.host_id,
+        fits=one.fits,
+        blockers=one.blockers,
+        dimensions=tuple(
+            DimensionStatus(
+                name, asked, one.free.get(name, 0), one.free.get(name, 0), one.total.get(name, 0)
+            )
+            for name, asked in one.asked.items()
+        ),
+        message=_verdict_message(one),
+    )
+
+
+def _verdict_message(one: Judgement) -> str:
+    if one.fits:
+        return "fits now"
+    parts = [
+        f"{name} short by {missing} (asked {one.asked[name]}, free {one.free.get(name, 0)},"
+        f" total {one.total.get(name, 0)})"
+        for name, missing in one.missing.items()
+    ]
+    executor = one.host.executor
+    texts = {
+        Blocker.LOST: "is lost",
+        Blocker.UNCONFIRMED: "has not registered with this incarnation of the RM yet",
+        Blocker.DRAINING: f"is draining: {executor.drain_reason or 'no reason given'}",
+        Blocker.LABEL_MISMATCH: "lacks a required label",
+        Blocker.TOTAL_TOO_SMALL: "is too small even when empty",
+        Blocker.SLOT_LIMIT: f"has {len(one.host.slots)} slots of at most"
+        f" {executor.registration.slots_max}",
+        Blocker.REFUSED: "refused such a slot lately and is asked again later",
+    }
+    parts.extend(text for blocker, text in texts.items() if blocker in one.blockers)
+    return "; ".join(parts)
+
+
+def _cluster_dimensions(usable: list[Judgement]) -> list[DimensionStatus]:
+    names = dict.fromkeys(name for one in usable for name in one.asked)
+    return [
+        DimensionStatus(
+            dimension=name,
+            asked=min(one.asked[name] for one in usable if name in one.asked),
+            free=sum(one.free.get(name, 0) for one in usable),
+            largest_hole=max(one.free.get(name, 0) for one in usable),
+            total=sum(one.total.get(name, 0) for one in usable),
+        )
+        for name in names
+    ]
+
+
+def _counterfactuals(
+    settings: EngineSettings, request: Request, judgements: list[Judgement]
+) -> list[Counterfactual]:
+    found: list[tuple[int, str, Counterfactual]] = []
+    for one in judgements:
+        soft = {b for b in one.blockers if b.startswith("INSUFFICIENT_")}
+        others = set(one.blockers) - soft - {Blocker.TOTAL_TOO_SMALL}
+        if others == {Blocker.LABEL_MISMATCH} and not soft:
+            labels = ", ".join(f"{name}={value}" for name, value in request.spec.required_labels)
+            text = f"fits now on {one.host.host_id} without the labels {labels}"
+            found.append((_MILLION, one.host.host_id, Counterfactual(one.host.host_id, (), text)))
+        elif soft and not others and request.spec.profile is not None:
+            lowered = _lowered(settings, one)
+            if lowered:
+                change = max((d.asked - d.free) * _MILLION // d.asked for d in lowered)
+                amounts = " and ".join(f"{d.dimension} <= {d.free}" for d in lowered)
+                text = f"fits now on {one.host.host_id} if {amounts}"
+                found.append(
+                    (change, one.host.host_id, Counterfactual(one.host.host_id, lowered, text))
+                )
+    found.sort(key=lambda item: item[:2])
+    return [counterfactual for _, _, counterfactual in found[:COUNTERFACTUALS_MAX]]
+
+
+def _lowered(settings: EngineSettings, one: Judgement) -> tuple[DimensionStatus, ...]:
+    """The amounts to lower and the values that fit; empty where those would be too small to
+    ask for.
+    """
+    least = {CPU_MILLI: settings.cpu_milli_min, MEMORY_BYTES: settings.memory_bytes_min}
+    lowered = []
+    for name in one.missing:
+        free = one.free.get(name, 0)
+        if name.endswith("memory_bytes"):
+            free = round_down(free, MEMORY_GRAIN_BYTES)
+        if free < least.get(name, 0):
+            return ()
+        total = one.total.get(name, 0)
+        lowered.append(DimensionStatus(name, one.asked[name], free, free, total))
+    return tuple(lowered)
+
+
+def _blocking_slots(usable: list[Judgement]) -> list[Slot]:
+    """Few slots whose end would let the request fit on the nearest executor that is large
+    enough.
+    """
+    for one in usable:
+        if one.fits:
+            return []
+        if Blocker.TOTAL_TOO_SMALL in one.blockers or Blocker.REFUSED in one.blockers:
+            continue
+        chosen: list[Slot] = []
+        free = dict(one.free)
+        slots_left = one.host.slots_left()
+        for slot in sorted(one.host.slots.values(), key=lambda slot: _helpfulness(one, slot)):
+            if slots_left >= 1 and fits(one.asked, free):
+                break
+            chosen.append(slot)
+            slots_left += 1
+            free = add(free, slot.booked)
+        return _needed(one, chosen)[:BLOCKING_SLOTS_MAX]
+    return []
+
+
+def _helpfulness(one: Judgement, slot: Slot) -> tuple[bool, int, str]:
+    """Slots that end anyhow come first, then those that give back most of what is missing."""
+    helps = sum(
+        min(slot.booked.get(name, 0), missing) * _MILLION // missing
+        for name, missing in one.missing.items()
+    )
+    return slot.state is not SlotState.FREEING, -helps, slot.allocation_id
+
+
+def _needed(one: Judgement, chosen: list[Slot]) -> list[Slot]:
+    """Leaves out what is not needed after all."""
+    free = add(one.free, total_of(slot.booked for slot in chosen))
+    slots_left = one.host.slots_left() + len(chosen)
+    needed = []
+    for slot in chosen:
+        without = subtract(free, slot.booked)
+        if fits(one.asked, without) and slots_left > 1:
+            free = without
+            slots_left -= 1
+        else:
+            needed.append(slot)
+    return needed
+
+
+def _requests_ahead(state: State, request: Request) -> int:
+    number = request.arrival_number
+    return sum(sum(other < number for other in shape.members) for shape in state.queue.shapes())
+
+
+def _settled(view: RequestView) -> str:
+    request = view.request
+    match request.state:
+        case RequestState.ALLOCATING:
+            where = view.slot.slot.executor_id if view.slot else ""
+            return f"placed on {where}, which has not confirmed yet"
+        case RequestState.GRANTED:
+            where = view.slot.slot.executor_id if view.slot else ""
+            return f"granted on {where} as generation {request.generation}"
+        case _:
+            why = f": {request.message or request.reason}" if request.reason else ""
+            return f"ended as {request.state}{why}"
+
+
+def _waiting(reason: str, usable: list[Judgement], considered: int, ahead: int) -> str:
+    texts = {
+        Reason.NOT_YET_CONSIDERED: "has just arrived and was not considered yet",
+        Reason.WAITING_FRAGMENTED: "enough is free in sum, but on no single executor",
+        Reason.WAITING_LABELS: "no executor that carries the required labels is large enough",
+        Reason.INFEASIBLE_NOW_OFFLINE: "only executors that are lost or draining could host it",
+        Reason.INFEASIBLE_NEVER: "no known executor could host it, even when empty",
+    }
+    if reason in texts:
+        text = texts[Reason(reason)]
+    elif not considered:
+        text = "no executor has registered yet"
+    elif any(Blocker.REFUSED in one.blockers for one in usable):
+        text = "an executor with room refused such a slot lately and is asked again later"
+    else:
+        text = "not enough is free"
+    return f"{text}; {len(usable)} of {considered} executors usable, {ahead} requests ahead"

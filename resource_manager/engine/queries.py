@@ -1,0 +1,314 @@
+"""What operators and job masters may look at: lists in a stable order, with sums. Changes nothing.
+
+Every list takes the key after which to begin and the most entries wanted, and returns a `Page`;
+the key of the next page is plain data that a caller may encode as it likes. To be called between
+batches, never inside one.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Generic, TypeVar
+
+from finegrain.errors import Reason
+from finegrain.resources import total_of
+from resource_manager.engine.entities import (
+    ENDED_REQUEST_STATES,
+    Executor,
+    ExecutorState,
+    Job,
+    JobState,
+    Request,
+    RequestState,
+    Slot,
+    Usage,
+)
+from resource_manager.engine.executors import known_host
+from resource_manager.engine.host import Host, SlotKey
+from resource_manager.engine.jobs import known_job
+from resource_manager.engine.placement.feasibility import waiting_reason
+from resource_manager.engine.requests import known_request
+from resource_manager.engine.state import State
+
+_Item = TypeVar("_Item")
+_Key = TypeVar("_Key")
+
+
+@dataclass(frozen=True, slots=True)
+class Page(Generic[_Item, _Key]):
+    """Some entries, and the key to pass as `after` for those that follow; None: that was all."""
+
+    items: list[_Item]
+    next_key: _Key | None
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorView:
+    """An executor with its sums. `available` is empty while nothing new may be placed on it."""
+
+    executor: Executor
+    allocated: dict[str, int]
+    available: dict[str, int]
+    slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class SlotView:
+    """A slot with the address of its executor."""
+
+    slot: Slot
+    executor_address: str
+
+
+@dataclass(frozen=True, slots=True)
+class RequestView:
+    """A request, why it stands where it stands, and its slot while it has one."""
+
+    request: Request
+    job_name: str
+    reason: str
+    slot: SlotView | None
+
+
+@dataclass(frozen=True, slots=True)
+class JobView:
+    """A job with its sums. Slots that are being freed still count until they are gone."""
+
+    job: Job
+    pending_requests: int
+    slots: int
+    allocated: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterView:
+    """Sums over all executors that are not lost, and counts."""
+
+    total: dict[str, int]
+    reserved: dict[str, int]
+    allocated: dict[str, int]
+    available: dict[str, int]
+    used: Usage
+    executors: dict[str, int]  # by "active", "unconfirmed", "lost", "draining"
+    pending_requests: dict[str, int]  # by primary reason
+    slots: int
+    jobs: int  # that have not ended
+
+
+def cluster_view(state: State) -> ClusterView:
+    """The sums of the cluster."""
+    counts = dict.fromkeys(("active", "unconfirmed", "lost", "draining"), 0)
+    for host in state.hosts.values():
+        counts[host.executor.state.value.lower()] += 1
+        counts["draining"] += host.executor.draining
+    here = [h for h in state.hosts.values() if h.executor.state is not ExecutorState.LOST]
+    used = [host.executor.used for host in here]
+    return ClusterView(
+        total=total_of(host.executor.registration.total for host in here),
+        reserved=total_of(host.executor.registration.reserved for host in here),
+        allocated=total_of(host.booked for host in here),
+        available=total_of(host.free() for host in here if host.eligible),
+        used=Usage(
+            sum(usage.cpu_milli for usage in used),
+            sum(usage.memory_bytes for usage in used),
+            sum(usage.tasks for usage in used),
+        ),
+        executors=counts,
+        pending_requests=pending_by_reason(state),
+        slots=len(state.slots),
+        jobs=state.live_jobs,
+    )
+
+
+def pending_by_reason(state: State) -> dict[str, int]:
+    """How many requests wait for which primary reason."""
+    counts: dict[str, int] = {}
+    for shape in state.queue.shapes():
+        new = sum(number > state.considered_arrival for number in shape.members)
+        if new:
+            reason = str(Reason.NOT_YET_CONSIDERED)
+            counts[reason] = counts.get(reason, 0) + new
+        if considered := len(shape.members) - new:
+            reason = str(waiting_reason(state, shape))
+            counts[reason] = counts.get(reason, 0) + considered
+    return counts
+
+
+def executor_view(state: State, executor_id: str) -> ExecutorView:
+    """One executor.
+
+    Raises:
+        NotFound: no such executor.
+    """
+    return _view_of(known_host(state, executor_id))
+
+
+def list_executors(state: State, *, after: str = "", limit: int) -> Page[ExecutorView, str]:
+    """Executors in order of id."""
+    ids = sorted(state.hosts)
+    start = bisect_right(ids, after)
+    views = [_view_of(state.hosts[name]) for name in ids[start : start + limit]]
+    return Page(views, ids[start + limit - 1] if len(ids) > start + limit else None)
+
+
+def list_slots(
+    state: State,
+    *,
+    executor_id: str = "",
+    job_id: str = "",
+    after: tuple[str, str, int] = ("", "", 0),
+    limit: int,
+) -> Page[SlotView, tuple[str, str, int]]:
+    """Slots in order of executor, allocation id and generation; keys are these three.
+
+    Raises:
+        NotFound: no such executor, or no such job.
+    """
+    if executor_id:
+        known_host(state, executor_id)
+    found = islice(_slots_after(state, executor_id, job_id, after), limit + 1)
+    views = [slot_view(state, slot) for slot in found]
+    more = len(views) > limit
+    del views[limit:]
+    last = views[-1].slot if views else None
+    key = (last.executor_id, last.allocation_id, last.generation) if last and more else None
+    return Page(views, key)
+
+
+def list_requests(
+    state: State,
+    *,
+    job_id: str = "",
+    states: Collection[RequestState] = (),
+    allocation_ids: Sequence[str] = (),
+    after: int = 0,
+    limit: int,
+) -> Page[RequestView, int]:
+    """Requests in queue order; keys are arrival numbers. Without `states`, those that have not
+    ended.
+
+    `allocation_ids` are ids or their beginnings.
+
+    Raises:
+        NotFound: no such job.
+    """
+    prefixes = tuple(allocation_ids)
+    wanted = frozenset(states) or frozenset(RequestState) - ENDED_REQUEST_STATES
+    found = (
+        request
+        for request in _requests_after(state, job_id, after)
+        if request.state in wanted and (not prefixes or request.allocation_id.startswith(prefixes))
+    )
+    views = [request_view(state, request) for request in islice(found, limit + 1)]
+    more = len(views) > limit
+    del views[limit:]
+    return Page(views, views[-1].request.arrival_number if more and views else None)
+
+
+def get_request(state: State, allocation_id: str) -> RequestView:
+    """One request.
+
+    Raises:
+        NotFound: there is none of that id (any more).
+    """
+    return request_view(state, known_request(state, allocation_id))
+
+
+def list_jobs(
+    state: State, *, include_ended: bool = False, after: int = 0, limit: int
+) -> Page[JobView, int]:
+    """Jobs in order of arrival; keys are arrival numbers."""
+    found = (
+        job
+        for job in state.jobs.values()
+        if job.arrival_number > after and (include_ended or job.state is JobState.ACTIVE)
+    )
+    views = [job_view(state, job) for job in islice(found, limit + 1)]
+    more = len(views) > limit
+    del views[limit:]
+    return Page(views, views[-1].job.arrival_number if more and views else None)
+
+
+def job_view(state: State, job: Job) -> JobView:
+    """One job with its sums."""
+    slots = [state.slots[key] for key in job.slot_keys]
+    served = sum(state.request_of(slot) is not None for slot in slots)
+    return JobView(
+        job=job,
+        pending_requests=job.live_requests - served,
+        slots=len(slots),
+        allocated=total_of(slot.booked for slot in slots),
+    )
+
+
+def slot_view(state: State, slot: Slot) -> SlotView:
+    """One slot with the address of its executor."""
+    return SlotView(slot, state.hosts[slot.executor_id].executor.registration.address)
+
+
+def request_view(state: State, request: Request) -> RequestView:
+    """One request with its reason and its slot."""
+    slot = state.slot_of(request)
+    return RequestView(
+        request=request,
+        job_name=state.jobs[request.job_id].name,
+        reason=pending_reason(state, request) or request.reason,
+        slot=slot_view(state, slot) if slot is not None else None,
+    )
+
+
+def pending_reason(state: State, request: Request) -> str:
+    """Why a request waits; empty if it does not."""
+    if request.state is not RequestState.PENDING:
+        return ""
+    if request.arrival_number > state.considered_arrival:
+        return Reason.NOT_YET_CONSIDERED
+    return waiting_reason(state, state.queue.shape_of(request.spec))
+
+
+def _view_of(host: Host) -> ExecutorView:
+    return ExecutorView(
+        executor=host.executor,
+        allocated=dict(host.booked),
+        available=host.free() if host.eligible else {},
+        slots=len(host.slots),
+    )
+
+
+def _slots_after(
+    state: State, executor_id: str, job_id: str, after: tuple[str, str, int]
+) -> Iterator[Slot]:
+    if job_id:
+        slots = [state.slots[key] for key in known_job(state, job_id).slot_keys]
+        slots.sort(key=lambda slot: (slot.executor_id, slot.allocation_id, slot.generation))
+        for slot in slots:
+            key = (slot.executor_id, slot.allocation_id, slot.generation)
+            if key > after and executor_id in ("", slot.executor_id):
+                yield slot
+        return
+    for host_id in [executor_id] if executor_id else sorted(state.hosts):
+        if host_id < after[0]:
+            continue
+        keys: list[SlotKey] = sorted(state.hosts[host_id].slots)
+        start = bisect_right(keys, after[1:]) if host_id == after[0] else 0
+        yield from (state.slots[key] for key in keys[start:])
+
+
+def _requests_after(state: State, job_id: str, after: int) -> Iterator[Request]:
+    if job_id:
+        mine = (state.requests[name] for name in known_job(state, job_id).allocation_ids)
+        later = [request for request in mine if request.arrival_number > after]
+        yield from sorted(later, key=lambda request: request.arrival_number)
+        return
+    span = range(after + 1, state.arrival_number + 1)
+    if len(span) <= 4 * len(state.by_arrival):  # numbers are dense: go to the place directly
+        for number in span:
+            if (request := state.by_arrival.get(number)) is not None:
+                yield request
+        return
+    for number, request in state.by_arrival.items():
+        if number > after:
+            yield request
