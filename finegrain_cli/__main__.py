@@ -7,7 +7,7 @@ Decides nothing else, so that plain `pip install finegrain` (the client alone) s
 import sys
 from importlib.util import find_spec
 
-_NEEDED = ("typer", "rich", "pydantic_settings")
+_NEEDED = ("typer", "rich", "pydantic")
 _EXIT_USAGE = 2
 
 

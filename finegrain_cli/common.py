@@ -1,0 +1,75 @@
+"""Options that many commands share, each declared once, and how errors become exit codes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Annotated, ParamSpec
+
+import typer
+
+from finegrain.errors import FinegrainError, Reason
+from finegrain_cli.context import current
+from finegrain_cli.exit_codes import exit_code_of
+from finegrain_cli.output import OutputFormat, print_error
+
+P = ParamSpec("P")
+
+OutputOption = Annotated[
+    OutputFormat,
+    typer.Option("-o", "--output", envvar="FINEGRAIN_OUTPUT", help="Form of the output."),
+]
+ManagerOption = Annotated[
+    str,
+    typer.Option(
+        "--manager",
+        envvar="FINEGRAIN_MANAGER",
+        metavar="HOST:PORT[,...]",
+        help="Address of the resource manager; several are tried in turn.",
+    ),
+]
+TokenFileOption = Annotated[
+    str,
+    typer.Option(
+        "--token-file",
+        envvar="FINEGRAIN_TOKEN_FILE",
+        metavar="FILE",
+        help="File with the token to show; default: the one in the RM's state directory.",
+    ),
+]
+ConfigOption = Annotated[
+    str,
+    typer.Option("--config", envvar="FINEGRAIN_CONFIG", metavar="FILE", help="Configuration file."),
+]
+WatchOption = Annotated[bool, typer.Option("-w", "--watch", help="Go on as things change.")]
+
+HINTS: dict[Reason, str] = {
+    Reason.UNREACHABLE: (
+        "is the resource manager running? `finegrain up` starts one; --manager names another"
+    ),
+    Reason.TOKEN_MISSING: "name the token file with --token-file or FINEGRAIN_TOKEN_FILE",
+    Reason.TOKEN_WRONG: "the token is not this resource manager's; see --token-file",
+    Reason.CLUSTER_TOKEN_NEEDED: (
+        "this needs the cluster token: --token-file STATE_DIR/cluster.token"
+    ),
+    Reason.INFEASIBLE_NEVER: (
+        "ask for less, or see `finegrain executors -o wide` for what the hosts have"
+    ),
+    Reason.STORE_SCHEMA: "run `finegrain db upgrade`",
+    Reason.STORE_IN_USE: "another resource manager holds this database; stop it first",
+    Reason.ADDRESS_IN_USE: "choose another port with --listen, or stop what listens there",
+}
+
+
+def reporting_errors(command: Callable[P, None]) -> Callable[P, None]:
+    """Lets a command raise `FinegrainError`: one line with a hint, exit code by its kind."""
+
+    @wraps(command)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            command(*args, **kwargs)
+        except FinegrainError as error:
+            print_error(error, current().output, HINTS.get(error.reason, ""))
+            raise typer.Exit(exit_code_of(error)) from None
+
+    return run

@@ -1,0 +1,1 @@
+"""Configuration: one model, merged from flags, environment, files and defaults."""

@@ -1,0 +1,123 @@
+"""Makes the daemons' options out of settings. What is not set stays at the daemon's own default."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from finegrain.options import ListenOptions, LogOptions, TlsOptions
+from finegrain_cli.config.directories import run_directory, state_directory
+from finegrain_cli.config.model import (
+    ExecutorSection,
+    ListenSection,
+    LogSection,
+    RmSection,
+    Settings,
+)
+from resource_manager import options as rm_defaults
+from resource_manager.options import ResourceManagerOptions
+from task_executor import options as executor_defaults
+from task_executor.options import TaskExecutorOptions
+
+NO_METRICS = "none"
+
+
+def resource_manager_options(settings: Settings) -> ResourceManagerOptions:
+    """Options of `finegrain rm serve`."""
+    rm = settings.rm
+    return ResourceManagerOptions(
+        state_dir=rm_state_dir(rm),
+        database_url=rm.database,
+        listen=_listen(rm, rm_defaults.DEFAULT_ADDRESS, rm_defaults.DEFAULT_METRICS_ADDRESS),
+        log=_log(settings.log),
+        cluster_token_file=_path(rm.cluster_token_file),
+        user_token_file=_path(rm.user_token_file),
+        user_token_group=rm.user_token_group,
+        strategy=rm.strategy,
+        report_interval_ms=rm.report_interval,
+        lost_timeout_ms=rm.lost_timeout,
+        lease_default_ms=rm.lease,
+        cpu_milli_min=rm.cpu_min,
+        memory_bytes_min=rm.memory_min,
+        job_requests_max=rm.job_requests_max,
+        job_events_max=rm.job_events_max,
+        cluster_events_max=rm.cluster_events_max,
+        cluster_events_age_ms=rm.cluster_events_age,
+        ended_retention_ms=rm.ended_retention,
+        database_lease_ms=rm.database_lease,
+    )
+
+
+def task_executor_options(settings: Settings) -> TaskExecutorOptions:
+    """Options of `finegrain executor serve`."""
+    own = settings.executor
+    name = own.executor_id or "executor"
+    return TaskExecutorOptions(
+        state_dir=Path(own.state_dir) if own.state_dir else state_directory("executor"),
+        run_dir=Path(own.run_dir) if own.run_dir else run_directory(name),
+        managers=tuple(own.manager) or (rm_defaults.DEFAULT_ADDRESS,),
+        executor_id=own.executor_id,
+        listen=_listen(
+            own, executor_defaults.DEFAULT_ADDRESS, executor_defaults.DEFAULT_METRICS_ADDRESS
+        ),
+        advertise_address=own.advertise,
+        manager_tls=_tls(own.manager_tls_ca, own.manager_tls_certificate, own.manager_tls_key),
+        manager_insecure=own.manager_insecure,
+        cluster_token_file=_cluster_token(own, settings.rm),
+        log=_log(settings.log),
+        labels=tuple(sorted(own.labels.items())),
+        reserved_cpus=own.reserved_cpus,
+        reserved_memory_bytes=own.reserved_memory,
+        cpus=own.cpus,
+        cpu_milli=own.cpu,
+        memory_bytes=own.memory,
+        memory_pools=tuple(sorted(own.memory_pools.items())),
+        extended=tuple(sorted(own.extended.items())),
+        default_slot_fraction=own.default_slot_fraction,
+        number_of_slots=own.number_of_slots,
+        slots_max=own.slots_max,
+        pids_max=own.pids_max,
+        isolation=own.isolation,
+        cgroup_parent=own.cgroup_parent,
+        task_user=own.task_user,
+        allow_root_tasks=own.allow_root_tasks,
+        task_kill_grace_ms=own.task_kill_grace,
+        output_limit_bytes=own.output_limit,
+        offer_timeout_ms=own.offer_timeout,
+        orphan_timeout_ms=own.orphan_timeout,
+    )
+
+
+def rm_state_dir(rm: RmSection) -> Path:
+    """The resource manager's state directory."""
+    return Path(rm.state_dir) if rm.state_dir else state_directory("rm")
+
+
+def _cluster_token(own: ExecutorSection, rm: RmSection) -> Path:
+    if own.cluster_token_file:
+        return Path(own.cluster_token_file)
+    return rm_state_dir(rm) / "cluster.token"
+
+
+def _listen(section: ListenSection, address: str, metrics_address: str) -> ListenOptions:
+    metrics = section.metrics_listen or metrics_address
+    return ListenOptions(
+        address=section.listen or address,
+        metrics_address="" if metrics == NO_METRICS else metrics,
+        tls=_tls(section.tls_ca, section.tls_certificate, section.tls_key),
+        insecure=section.insecure,
+        reflection=section.reflection,
+    )
+
+
+def _tls(ca: str, certificate: str, key: str) -> TlsOptions | None:
+    if not (ca or certificate or key):
+        return None
+    return TlsOptions(ca=_path(ca), certificate=_path(certificate), key=_path(key))
+
+
+def _log(section: LogSection) -> LogOptions:
+    return LogOptions(level=section.level, format=section.format)
+
+
+def _path(text: str) -> Path | None:
+    return Path(text) if text else None

@@ -1,0 +1,138 @@
+"""Merges the configuration and remembers where each value came from.
+
+Order, strongest first: environment (FINEGRAIN_RM__LISTEN), the named file or the user's, the host's
+file, defaults. Flags are stronger still; each command applies its own on top. A key that nobody
+knows is refused with the nearest one that exists.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from finegrain.errors import ConfigurationError
+from finegrain_cli.config.model import Settings
+
+HOST_FILE = Path("/etc/finegrain/finegrain.toml")
+ENV_PREFIX = "FINEGRAIN_"
+ENV_SEPARATOR = "__"
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """The merged settings; `origins` says for "section.key" where a value that is set came from."""
+
+    settings: Settings
+    origins: Mapping[str, str]
+
+
+def load_configuration(
+    config_file: str = "", *, environment: Mapping[str, str] | None = None
+) -> Configuration:
+    """Reads and merges everything.
+
+    Raises:
+        ConfigurationError: a file is missing or no TOML, a key is unknown, a value is wrong.
+    """
+    environment = os.environ if environment is None else environment
+    merged: dict[str, dict[str, Any]] = {}
+    origins: dict[str, str] = {}
+    for origin, values in _layers(config_file, environment):
+        for section, key, value in values:
+            merged.setdefault(section, {})[key] = value
+            origins[f"{section}.{key}"] = origin
+    return Configuration(_validated(merged, origins), origins)
+
+
+def user_file(environment: Mapping[str, str]) -> Path:
+    """Where the user's own configuration file would be."""
+    base = environment.get("XDG_CONFIG_HOME") or Path(environment.get("HOME", "/")) / ".config"
+    return Path(base) / "finegrain" / "config.toml"
+
+
+Value = tuple[str, str, Any]
+
+
+def _layers(config_file: str, environment: Mapping[str, str]) -> Iterator[tuple[str, list[Value]]]:
+    if HOST_FILE.is_file():
+        yield str(HOST_FILE), _from_file(HOST_FILE)
+    own = user_file(environment)
+    if config_file:
+        yield config_file, _from_file(Path(config_file))
+    elif own.is_file():
+        yield str(own), _from_file(own)
+    yield from _from_environment(environment)
+
+
+def _from_file(path: Path) -> list[Value]:
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigurationError(
+            f"configuration file {path} cannot be read: {error.strerror}"
+        ) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"configuration file {path} is not TOML: {error}") from None
+    values: list[Value] = []
+    for section, table in data.items():
+        _check_section(section, str(path))
+        if not isinstance(table, dict):
+            raise ConfigurationError(f"{path}: {section} is a table, written [{section}]")
+        for key, value in table.items():
+            _check_key(section, key, str(path))
+            values.append((section, key, value))
+    return values
+
+
+def _from_environment(environment: Mapping[str, str]) -> Iterator[tuple[str, list[Value]]]:
+    for name, text in sorted(environment.items()):
+        if not name.startswith(ENV_PREFIX) or ENV_SEPARATOR not in name:
+            continue  # FINEGRAIN_MANAGER and the like belong to flags and to tasks
+        section, _, key = name.removeprefix(ENV_PREFIX).lower().partition(ENV_SEPARATOR)
+        _check_section(section, name)
+        _check_key(section, key, name)
+        yield name, [(section, key, text)]
+
+
+def _check_section(section: str, where: str) -> None:
+    known = list(Settings.model_fields)
+    if section not in known:
+        raise ConfigurationError(
+            f"{where}: unknown section {section!r}{_nearest(section, known)}; "
+            f"there are {', '.join(known)}"
+        )
+
+
+def _check_key(section: str, key: str, where: str) -> None:
+    model: Any = Settings.model_fields[section].annotation
+    known = list(model.model_fields)
+    if key not in known:
+        raise ConfigurationError(
+            f"{where}: unknown key {section}.{key}{_nearest(key, known)}; "
+            "`finegrain config show` lists all"
+        )
+
+
+def _nearest(word: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    return f", did you mean {close[0]!r}?" if close else ""
+
+
+def _validated(merged: dict[str, dict[str, Any]], origins: Mapping[str, str]) -> Settings:
+    try:
+        return Settings.model_validate(merged)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        name = ".".join(str(part) for part in first["loc"])
+        where = origins.get(".".join(str(part) for part in first["loc"][:2]), "configuration")
+        message = first["msg"].removeprefix("Value error, ")
+        raise ConfigurationError(
+            f"{where}: {name} is {first['input']!r}; {message}", details={"field": name}
+        ) from None

@@ -1,0 +1,174 @@
+"""Every key that can be configured, once: its name, its unit, its default and its help.
+
+The model is what `config show` prints, what docs/configuration.md lists, and what the daemons'
+options are made from. Amounts are written as people write them ("256M", "0.5", "10m"); what comes
+out are bytes, thousandths of a core and milliseconds. Defaults stand in those units already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from finegrain.errors import InvalidArgument
+from finegrain_cli.units import parse_bytes, parse_cpu_milli, parse_duration_ms
+
+
+def _reader(parse: Callable[[str, str], int]) -> BeforeValidator:
+    def read(value: Any) -> Any:
+        if value is None or isinstance(value, bool):
+            return value
+        try:
+            return parse("value", str(value))
+        except InvalidArgument as error:
+            raise ValueError(f"expected {error.expected}") from None
+
+    return BeforeValidator(read)
+
+
+def _split(value: Any) -> Any:
+    if isinstance(value, str):
+        return [part.strip() for part in value.split(",") if part.strip()]
+    return value
+
+
+def _pairs(value: Any) -> Any:
+    if isinstance(value, str):
+        parts = [part.partition("=") for part in value.split(",") if part.strip()]
+        if not all(separator and key.strip() for key, separator, _ in parts):
+            raise ValueError("expected KEY=VALUE[,KEY=VALUE...]")
+        return {key.strip(): text.strip() for key, _, text in parts}
+    return value
+
+
+Size = Annotated[int, _reader(parse_bytes)]
+Cpu = Annotated[int, _reader(parse_cpu_milli)]
+Duration = Annotated[int, _reader(parse_duration_ms)]
+DurationOrNever = Annotated[
+    int | None,
+    _reader(parse_duration_ms),
+    BeforeValidator(lambda value: None if value == "never" else value),  # the last one reads first
+]
+Words = Annotated[list[str], BeforeValidator(_split)]
+Labels = Annotated[dict[str, str], BeforeValidator(_pairs)]
+Sizes = Annotated[dict[str, Size], BeforeValidator(_pairs)]
+Counts = Annotated[dict[str, int], BeforeValidator(_pairs)]
+
+
+class Section(BaseModel):
+    """A table of the file; keys that it does not know are refused."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class ClientSection(Section):
+    """How commands reach the resource manager."""
+
+    manager: Words = Field([], description="addresses of resource managers, tried in turn")
+    token_file: str = Field("", description="file with the token to show")
+    tls_ca: str = Field("", description="certificate authority that the server is checked against")
+    tls_certificate: str = Field("", description="client certificate to show")
+    tls_key: str = Field("", description="key of the client certificate")
+    insecure: bool = Field(False, description="send the token in clear beyond loopback")
+
+
+class LogSection(Section):
+    """How the daemons log, on standard error."""
+
+    level: str = Field("info", pattern="^(debug|info|warning|error)$", description="least level")
+    format: str = Field(
+        "auto", pattern="^(auto|json|text)$", description="auto: JSON unless on a terminal"
+    )
+
+
+class ListenSection(Section):
+    """Where a daemon listens, shared by both."""
+
+    listen: str = Field("", description="address for calls, HOST:PORT; port 0: the kernel chooses")
+    metrics_listen: str = Field(
+        "", description='address for metrics and health, HOST:PORT; "none": no such port'
+    )
+    tls_ca: str = Field("", description="demand client certificates signed by this authority")
+    tls_certificate: str = Field("", description="server certificate")
+    tls_key: str = Field("", description="key of the server certificate")
+    insecure: bool = Field(False, description="listen beyond loopback without TLS")
+    reflection: bool = Field(False, description="serve gRPC reflection")
+    cluster_token_file: str = Field("", description="default: cluster.token of the RM's state_dir")
+
+
+class RmSection(ListenSection):
+    """The resource manager."""
+
+    state_dir: str = Field("", description="tokens, lock and SQLite database")
+    database: str = Field("", description="URL of the database; default: SQLite in state_dir")
+    user_token_file: str = Field("", description="default: user.token in state_dir")
+    user_token_group: str = Field("", description="group that may read user.token")
+    strategy: str = Field(
+        "pack", pattern="^(pack|spread)$", description="fill hosts one by one, or evenly"
+    )
+    report_interval: Duration = Field(3_000, ge=50, description="how often executors report")
+    lost_timeout: Duration = Field(15_000, ge=200, description="silence after which one is lost")
+    lease: Duration = Field(30_000, ge=1_000, description="default lease of a job")
+    cpu_min: Cpu = Field(10, ge=1, description="least cpu of a specified request")
+    memory_min: Size = Field(4 << 20, ge=1, description="least memory of a specified request")
+    job_requests_max: int = Field(1_000_000, ge=1, description="live requests of one job")
+    job_events_max: int = Field(100_000, ge=100, description="events kept per job")
+    cluster_events_max: int = Field(1_000_000, ge=100, description="events kept of the cluster")
+    cluster_events_age: Duration = Field(604_800_000, ge=1_000, description="their greatest age")
+    ended_retention: Duration = Field(86_400_000, ge=0, description="how long ended ids are kept")
+    database_lease: Duration = Field(1_000, ge=200, description="leadership lease on PostgreSQL")
+
+
+class ExecutorSection(ListenSection):
+    """The task executor."""
+
+    state_dir: str = Field("", description="identity, checkpoint, task logs")
+    run_dir: str = Field("", description="sockets; a short path")
+    manager: Words = Field([], description="addresses of resource managers, tried in turn")
+    manager_tls_ca: str = Field("", description="authority that the RM is checked against")
+    manager_tls_certificate: str = Field("", description="client certificate to show the RM")
+    manager_tls_key: str = Field("", description="key of that certificate")
+    manager_insecure: bool = Field(False, description="send the token in clear beyond loopback")
+    executor_id: str = Field("", description="default: the host name")
+    advertise: str = Field(
+        "", description="address that others reach it at; default: the bound one"
+    )
+    labels: Labels = Field({}, description="labels that requests can require")
+    reserved_cpus: str = Field("", description="cpus kept for the system, for example 0,32")
+    reserved_memory: Size | None = Field(
+        None, description="memory kept for the system; default 5 %, 256 MiB to 4 GiB"
+    )
+    cpus: str = Field("", description="share: exactly these cpus")
+    cpu: Cpu | None = Field(None, description="share: book no more cpu than this")
+    memory: Size | None = Field(None, description="share: exactly this much memory")
+    memory_pools: Sizes = Field({}, description="separate pools per memory part")
+    extended: Counts = Field({}, description="countable resources by name")
+    default_slot_fraction: float | None = Field(
+        None, gt=0, le=1, description="share of the executor that an unknown request gets"
+    )
+    number_of_slots: int | None = Field(
+        None, ge=1, description="deprecated: use default_slot_fraction = 1 / number"
+    )
+    slots_max: int = Field(0, ge=0, description="most slots at one time; 0: no limit")
+    pids_max: int = Field(4096, ge=1, description="processes per slot where not asked otherwise")
+    isolation: str = Field("auto", pattern="^(auto|none)$", description="auto, or none: books only")
+    cgroup_parent: str = Field("", description="delegated cgroup; default: the daemon's own")
+    task_user: str = Field("nobody", description='as root: user of tasks; "self": the daemon\'s')
+    allow_root_tasks: bool = Field(False, description="let tasks run as uid 0")
+    task_kill_grace: Duration = Field(5_000, ge=0, description="between SIGTERM and SIGKILL")
+    output_limit: Size = Field(64 << 20, ge=1024, description="kept output per stream and task")
+    offer_timeout: Duration = Field(10_000, ge=100, description="for offers to a target address")
+    orphan_timeout: DurationOrNever = Field(
+        600_000, description='without an RM, slots are freed after this; or "never"'
+    )
+
+
+class Settings(Section):
+    """The whole file."""
+
+    client: ClientSection = Field(default_factory=ClientSection)
+    log: LogSection = Field(default_factory=LogSection)
+    rm: RmSection = Field(default_factory=RmSection)
+    executor: ExecutorSection = Field(default_factory=ExecutorSection)

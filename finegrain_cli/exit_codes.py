@@ -1,0 +1,60 @@
+"""Exit codes of the `finegrain` command. Documented in docs/cli.md, and frozen.
+
+`finegrain run` passes the exit code of its command through; its own failures use the codes that
+shells and container tools use (125 to 128).
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from finegrain import errors
+
+
+class ExitCode(IntEnum):
+    """What the command's exit status says."""
+
+    OK = 0
+    ERROR = 1
+    USAGE = 2
+    NOT_FOUND = 3
+    CONFLICT = 4  # wrong state, or exists already
+    STILL_WAITING = 5
+    INFEASIBLE = 6
+    UNREACHABLE = 7
+    PERMISSION = 8
+    RUN_FAILED = 125  # `run` itself failed; the command did not start
+    NOT_EXECUTABLE = 126
+    NOT_FOUND_COMMAND = 127
+    SIGNAL = 128  # plus the signal's number
+
+
+_BY_REASON: dict[errors.Reason, ExitCode] = {
+    errors.Reason.INFEASIBLE_NEVER: ExitCode.INFEASIBLE,
+    errors.Reason.NOT_YET_CONSIDERED: ExitCode.STILL_WAITING,
+    errors.Reason.WAITING_CAPACITY: ExitCode.STILL_WAITING,
+    errors.Reason.WAITING_FRAGMENTED: ExitCode.STILL_WAITING,
+    errors.Reason.WAITING_LABELS: ExitCode.STILL_WAITING,
+    errors.Reason.INFEASIBLE_NOW_OFFLINE: ExitCode.STILL_WAITING,
+}
+
+_BY_CLASS: tuple[tuple[type[errors.FinegrainError], ExitCode], ...] = (
+    (errors.InvalidArgument, ExitCode.USAGE),
+    (errors.NotFound, ExitCode.NOT_FOUND),
+    (errors.AlreadyExists, ExitCode.CONFLICT),
+    (errors.Unauthenticated, ExitCode.PERMISSION),
+    (errors.PermissionDenied, ExitCode.PERMISSION),
+    (errors.StoreError, ExitCode.ERROR),
+    (errors.Unavailable, ExitCode.UNREACHABLE),
+    (errors.FailedPrecondition, ExitCode.CONFLICT),
+)
+
+
+def exit_code_of(error: errors.FinegrainError) -> ExitCode:
+    """The exit code for an error: by its reason where that says more, else by its class."""
+    if error.reason in _BY_REASON:
+        return _BY_REASON[error.reason]
+    for kind, code in _BY_CLASS:
+        if isinstance(error, kind):
+            return code
+    return ExitCode.ERROR
