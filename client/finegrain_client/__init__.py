@@ -1,1 +1,123 @@
-"""What job masters install: ask for slots, run tasks in them, give them back."""
+"""What job masters install: ask for slots, run tasks in them, give them back.
+
+    import finegrain_client as fg
+
+    async with fg.connect("127.0.0.1:7170", token_file="user.token") as cluster:
+        async with cluster.job("hello") as job:
+            (request,) = await job.request_slots(fg.SlotSpec(cpu_milli=500))
+            slot = await request.granted()
+            task = await slot.run(["echo", "hello"])
+            print((await task.wait()).check().stdout)
+
+asyncio first; `finegrain_client.blocking` has the same names for programs without an event loop.
+The guide is docs/job-masters.md.
+"""
+
+from finegrain.errors import (
+    AlreadyExists,
+    ConfigurationError,
+    FailedPrecondition,
+    FinegrainError,
+    InvalidArgument,
+    NotFound,
+    OutOfRange,
+    PermissionDenied,
+    Reason,
+    ResourceExhausted,
+    Unauthenticated,
+    Unavailable,
+)
+from finegrain.options import TlsOptions
+from finegrain.resources import GIB, KIB, MIB, ResourceProfile
+from finegrain_client import blocking
+from finegrain_client.cluster import Cluster, connect
+from finegrain_client.errors import (
+    JobEnded,
+    Rejection,
+    RequestEnded,
+    RequestRejected,
+    SlotLost,
+    StillWaiting,
+    TaskFailed,
+    TaskNotStarted,
+)
+from finegrain_client.events import JobEvents
+from finegrain_client.job import Job
+from finegrain_client.request import Request, as_granted
+from finegrain_client.slot import Slot
+from finegrain_client.specs import SlotSpec
+from finegrain_client.task import Task
+from finegrain_client.types import (
+    ClusterEvent,
+    ClusterInfo,
+    ExecutorState,
+    ExecutorStatus,
+    Explanation,
+    Isolation,
+    ItemOutcome,
+    JobEvent,
+    JobStatus,
+    OutputChunk,
+    RequestState,
+    RequestStatus,
+    SlotState,
+    SlotStatus,
+    TaskResult,
+    TaskState,
+    TaskStatus,
+)
+
+__all__ = [
+    "GIB",
+    "KIB",
+    "MIB",
+    "AlreadyExists",
+    "Cluster",
+    "ClusterEvent",
+    "ClusterInfo",
+    "ConfigurationError",
+    "ExecutorState",
+    "ExecutorStatus",
+    "Explanation",
+    "FailedPrecondition",
+    "FinegrainError",
+    "InvalidArgument",
+    "Isolation",
+    "ItemOutcome",
+    "Job",
+    "JobEnded",
+    "JobEvent",
+    "JobEvents",
+    "JobStatus",
+    "NotFound",
+    "OutOfRange",
+    "OutputChunk",
+    "PermissionDenied",
+    "Reason",
+    "Rejection",
+    "Request",
+    "RequestEnded",
+    "RequestRejected",
+    "RequestState",
+    "RequestStatus",
+    "ResourceExhausted",
+    "ResourceProfile",
+    "Slot",
+    "SlotLost",
+    "SlotSpec",
+    "SlotState",
+    "SlotStatus",
+    "StillWaiting",
+    "Task",
+    "TaskFailed",
+    "TaskNotStarted",
+    "TaskResult",
+    "TaskState",
+    "TaskStatus",
+    "TlsOptions",
+    "Unauthenticated",
+    "Unavailable",
+    "as_granted",
+    "blocking",
+    "connect",
+]

@@ -1,0 +1,27 @@
+"""The same client for programs without an event loop: same names, same arguments, blocking.
+
+    from finegrain_client import SlotSpec, blocking
+
+    with blocking.connect() as cluster, cluster.job("hello") as job:
+        (request,) = job.request_slots(SlotSpec(cpu_milli=500))
+        print(request.granted().run(["echo", "hello"]).wait().check().stdout)
+
+A private event loop runs in a thread of its own. Functions given as `output` are called on that
+thread: they may not block, nor call anything of this package.
+"""
+
+from finegrain_client.blocking.cluster import Cluster, connect
+from finegrain_client.blocking.handles import AsGranted, Lost, Request, Slot, Task, as_granted
+from finegrain_client.blocking.job import Job
+
+__all__ = [
+    "AsGranted",
+    "Cluster",
+    "Job",
+    "Lost",
+    "Request",
+    "Slot",
+    "Task",
+    "as_granted",
+    "connect",
+]

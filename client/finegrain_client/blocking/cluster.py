@@ -1,0 +1,144 @@
+"""The cluster for blocking callers; what it means stands with its asyncio twin."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from types import TracebackType
+from typing import Self
+
+from finegrain.options import TlsOptions
+from finegrain_client import cluster as aio_cluster
+from finegrain_client import types
+from finegrain_client.blocking.job import Job
+from finegrain_client.blocking.loop import PrivateLoop
+from finegrain_client.job import LEASE_DEFAULT_S
+from finegrain_client.retry import BUDGET_DEFAULT_S
+
+
+def connect(
+    address: str | Sequence[str] | None = None,
+    *,
+    token_file: str | os.PathLike[str] | None = None,
+    token: str | None = None,
+    tls: TlsOptions | None = None,
+    insecure: bool = False,
+    budget_s: float = BUDGET_DEFAULT_S,
+) -> Cluster:
+    """See `finegrain_client.connect`."""
+    cluster = aio_cluster.connect(
+        address,
+        token_file=token_file,
+        token=token,
+        tls=tls,
+        insecure=insecure,
+        budget_s=budget_s,
+    )
+    return Cluster(PrivateLoop(), cluster)
+
+
+class Cluster:
+    """See `finegrain_client.Cluster`. Use it in `with`, which also ends its thread."""
+
+    def __init__(self, loop: PrivateLoop, inner: aio_cluster.Cluster) -> None:
+        self.loop = loop
+        self.inner = inner
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if not self.loop.is_closed:
+            self.loop.run(self.inner.close())
+            self.loop.close()
+
+    @property
+    def address(self) -> str:
+        return self.inner.address
+
+    def job(
+        self,
+        name: str,
+        *,
+        group: str = "",
+        lease_s: float = LEASE_DEFAULT_S,
+        detached: bool = False,
+    ) -> Job:
+        return Job(self.loop, self.inner.job(name, group=group, lease_s=lease_s, detached=detached))
+
+    def attach_job(self, job_id: str, secret: str, *, lease_s: float = LEASE_DEFAULT_S) -> Job:
+        return Job(self.loop, self.inner.attach_job(job_id, secret, lease_s=lease_s))
+
+    def info(self) -> types.ClusterInfo:
+        return self.loop.run(self.inner.info())
+
+    def executors(self) -> list[types.ExecutorStatus]:
+        return self.loop.run(self.inner.executors())
+
+    def executor(self, executor_id: str) -> types.ExecutorStatus:
+        return self.loop.run(self.inner.executor(executor_id))
+
+    def slots(self, *, executor_id: str = "", job_id: str = "") -> list[types.SlotStatus]:
+        return self.loop.run(self.inner.slots(executor_id=executor_id, job_id=job_id))
+
+    def requests(
+        self,
+        *,
+        job_id: str = "",
+        states: Iterable[types.RequestState | str] = (),
+        allocation_ids: Sequence[str] = (),
+    ) -> list[types.RequestStatus]:
+        work = self.inner.requests(job_id=job_id, states=states, allocation_ids=allocation_ids)
+        return self.loop.run(work)
+
+    def jobs(self, *, include_ended: bool = False) -> list[types.JobStatus]:
+        return self.loop.run(self.inner.jobs(include_ended=include_ended))
+
+    def events(
+        self,
+        *,
+        from_sequence: int = 0,
+        subject_id: str = "",
+        follow: bool = False,
+        newest: int = aio_cluster.EVENTS_PAGE_SIZE,
+    ) -> Iterator[types.ClusterEvent]:
+        return self.loop.iterate(
+            self.inner.events(
+                from_sequence=from_sequence, subject_id=subject_id, follow=follow, newest=newest
+            )
+        )
+
+    def explain(
+        self, allocation_id: str, *, executor_id: str = "", max_executors: int = 0
+    ) -> types.Explanation:
+        work = self.inner.explain(
+            allocation_id, executor_id=executor_id, max_executors=max_executors
+        )
+        return self.loop.run(work)
+
+    def drain(
+        self, executor_id: str, *, reason: str = "", deadline_s: float | None = None
+    ) -> types.ExecutorStatus:
+        return self.loop.run(self.inner.drain(executor_id, reason=reason, deadline_s=deadline_s))
+
+    def undrain(self, executor_id: str) -> types.ExecutorStatus:
+        return self.loop.run(self.inner.undrain(executor_id))
+
+    def forget(self, executor_id: str) -> None:
+        self.loop.run(self.inner.forget(executor_id))
+
+    def release(
+        self, allocation_ids: Sequence[str], *, grace_s: float | None = None
+    ) -> list[types.ItemOutcome]:
+        return self.loop.run(self.inner.release(allocation_ids, grace_s=grace_s))
+
+    def terminate_job(self, job_id: str, *, grace_s: float | None = None) -> None:
+        self.loop.run(self.inner.terminate_job(job_id, grace_s=grace_s))

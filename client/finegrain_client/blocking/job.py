@@ -1,0 +1,91 @@
+"""A job for blocking callers; what it means stands with its asyncio twin."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from types import TracebackType
+from typing import Self
+
+from finegrain.options import TlsOptions
+from finegrain_client import job as aio_job
+from finegrain_client import types
+from finegrain_client.blocking.handles import Request, Slot
+from finegrain_client.blocking.loop import PrivateLoop
+from finegrain_client.specs import SlotSpec
+
+
+class Job:
+    """See `finegrain_client.Job`."""
+
+    def __init__(self, loop: PrivateLoop, inner: aio_job.Job) -> None:
+        self.loop = loop
+        self.inner = inner
+        self.name = inner.name
+        self.group = inner.group
+        self.detached = inner.detached
+
+    def __repr__(self) -> str:
+        return repr(self.inner)
+
+    def __enter__(self) -> Self:
+        try:
+            self.loop.run(self.inner.__aenter__())
+        except BaseException as error:
+            if self.inner.secret:  # interrupted when the job was there already
+                self.loop.run(self.inner.__aexit__(type(error), error, None))
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.loop.run(self.inner.__aexit__(kind, error, trace))
+
+    @property
+    def job_id(self) -> str:
+        return self.inner.job_id
+
+    @property
+    def secret(self) -> str:
+        return self.inner.secret
+
+    @property
+    def lease_s(self) -> float:
+        return self.inner.lease_s
+
+    @property
+    def requests(self) -> list[Request]:
+        inner = self.loop.call(lambda: self.inner.requests)
+        return [Request(self.loop, each) for each in inner]
+
+    def request_slots(
+        self, specs: SlotSpec | Iterable[SlotSpec], *, raise_on_reject: bool = True
+    ) -> list[Request]:
+        work = self.inner.request_slots(specs, raise_on_reject=raise_on_reject)
+        return [Request(self.loop, each) for each in self.loop.run(work)]
+
+    def cancel(self, requests: Sequence[Request]) -> list[types.ItemOutcome]:
+        return self.loop.run(self.inner.cancel([each.inner for each in requests]))
+
+    def release(
+        self, slots: Sequence[Slot], grace_s: float | None = None
+    ) -> list[types.ItemOutcome]:
+        return self.loop.run(self.inner.release([each.inner for each in slots], grace_s))
+
+    def events(self) -> Iterator[types.JobEvent]:
+        return self.loop.iterate(self.loop.call(self.inner.events))
+
+    def serve_offers(
+        self,
+        address: str = "127.0.0.1:0",
+        *,
+        tls: TlsOptions | None = None,
+        insecure: bool = False,
+    ) -> str:
+        return self.loop.run(self.inner.serve_offers(address, tls=tls, insecure=insecure))
+
+    def end(self, grace_s: float | None = None) -> None:
+        self.loop.run(self.inner.end(grace_s))

@@ -1,0 +1,127 @@
+"""An event loop in a thread of its own, for callers who have none.
+
+Decides how a call gets there and back, and what an interruption (Ctrl-C) does: it cancels the call
+that is waited for, waits until that has cleaned up, and is then raised as usual.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable
+from concurrent.futures import CancelledError, Future
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from finegrain.errors import ConfigurationError
+
+T = TypeVar("T")
+
+LEAVING_S = 30.0
+"""How long an interrupted call may take to clean up."""
+
+
+class PrivateLoop:
+    """An event loop in a thread of its own."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="finegrain-client", daemon=True
+        )
+        self._thread.start()
+
+    @property
+    def is_closed(self) -> bool:
+        """True after `close`."""
+        return self._loop.is_closed()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of a coroutine; an interruption cancels it and waits for its end."""
+        if self._loop.is_closed() or threading.get_ident() == self._thread.ident:
+            work.close()
+            raise ConfigurationError(
+                "the blocking client is closed"
+                if self._loop.is_closed()
+                else "the blocking client cannot be called from its own thread (an output function)"
+            )
+        outcome: Future[T] = Future()
+        started: list[asyncio.Task[T]] = []
+
+        def begin() -> None:
+            started.append(self._loop.create_task(work))
+            started[0].add_done_callback(lambda task: _deliver(task, outcome))
+
+        def stop() -> None:  # always after begin
+            started[0].cancel()
+
+        self._loop.call_soon_threadsafe(begin)
+        try:
+            return outcome.result()
+        except BaseException:
+            if not outcome.done():  # it is us who was interrupted, not the work that failed
+                self._loop.call_soon_threadsafe(stop)
+                with suppress(CancelledError, TimeoutError):
+                    outcome.exception(LEAVING_S)
+            raise
+
+    def call(self, function: Callable[[], T]) -> T:
+        """The result of a plain function, called on the loop's thread."""
+
+        async def work() -> T:
+            return function()
+
+        return self.run(work())
+
+    def iterate(self, items: AsyncIterator[T]) -> Generator[T, None, None]:
+        """The items of an async iterator, which is closed at the end."""
+
+        async def step() -> tuple[T] | None:
+            try:
+                return (await anext(items),)
+            except StopAsyncIteration:
+                return None
+
+        try:
+            while (found := self.run(step())) is not None:
+                yield found[0]
+        finally:
+            if not self.is_closed and hasattr(items, "aclose"):
+                self.run(_close(items))
+
+    def close(self) -> None:
+        """Ends the thread."""
+        if self._loop.is_closed():
+            return
+        self.run(self._loop.shutdown_asyncgens())
+        self.run(self._loop.shutdown_default_executor())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+async def _close(items: Any) -> None:
+    await items.aclose()
+
+
+def _deliver(task: asyncio.Task[T], outcome: Future[T]) -> None:
+    if task.cancelled():
+        outcome.cancel()
+        outcome.set_running_or_notify_cancel()
+    elif (error := task.exception()) is not None:
+        outcome.set_exception(error)
+    else:
+        outcome.set_result(task.result())
+
+
+async def in_threads(items: Iterable[T]) -> AsyncIterator[T]:
+    """The items of a blocking iterable, each taken in a thread that may wait."""
+    iterator = iter(items)
+
+    def take() -> tuple[T] | None:
+        for item in iterator:
+            return (item,)
+        return None
+
+    while (found := await asyncio.to_thread(take)) is not None:
+        yield found[0]

@@ -1,0 +1,366 @@
+"""The cluster as one client sees it: jobs for job masters, lists and levers for operators.
+
+Decides how pages, batches and long polls become plain lists and iterators. Refuses to know how
+anything is shown.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from finegrain.errors import InvalidArgument
+from finegrain.ids import check_id, check_text
+from finegrain.options import TlsOptions
+from finegrain.rpc.tokens import read_token
+from finegrain.v1 import cluster_pb2 as pb
+from finegrain.v1 import resource_manager_pb2 as rm
+from finegrain.v1 import slots_pb2
+from finegrain_client import reading, types
+from finegrain_client.connection import Connection
+from finegrain_client.job import LEASE_DEFAULT_S, Job
+from finegrain_client.retry import BUDGET_DEFAULT_S, RetryPolicy
+from finegrain_client.specs import id_batches
+
+MANAGER_DEFAULT = "127.0.0.1:7170"
+PAGE_SIZE = 1000
+EVENTS_PAGE_SIZE = 1000
+EVENTS_WAIT_S = 20.0
+
+ResponseT = TypeVar("ResponseT")
+ItemT = TypeVar("ItemT")
+
+
+def connect(
+    address: str | Sequence[str] | None = None,
+    *,
+    token_file: str | os.PathLike[str] | None = None,
+    token: str | None = None,
+    tls: TlsOptions | None = None,
+    insecure: bool = False,
+    budget_s: float = BUDGET_DEFAULT_S,
+) -> Cluster:
+    """A client of one cluster; nothing is dialled before the first call.
+
+    Args:
+        address: "host:port" of the RM, several where there are standbys. Default: the environment
+            variable FINEGRAIN_MANAGER (several separated by commas), else 127.0.0.1:7170.
+        token_file: file with the token. Default: FINEGRAIN_TOKEN_FILE, else no token.
+        token: the token itself, instead of a file.
+        tls: TLS by files; needed beyond loopback.
+        insecure: send the token in clear all the same.
+        budget_s: how long one call may take with all its tries.
+
+    Raises:
+        InvalidArgument: a malformed address.
+        ConfigurationError: the token cannot be read, or would be sent in clear over a network.
+    """
+    if address is None:
+        address = os.environ.get("FINEGRAIN_MANAGER") or MANAGER_DEFAULT
+    addresses = (
+        [each.strip() for each in address.split(",")] if isinstance(address, str) else address
+    )
+    if token is None:
+        path = token_file or os.environ.get("FINEGRAIN_TOKEN_FILE")
+        token = read_token(Path(path)) if path else None
+    policy = RetryPolicy(budget_s=budget_s)
+    return Cluster(Connection(addresses, token=token, tls=tls, insecure=insecure, policy=policy))
+
+
+class Cluster:
+    """One cluster. Use it as an async context manager, on one event loop."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Closes every channel; what is still in flight is cancelled."""
+        await self._connection.close()
+
+    @property
+    def address(self) -> str:
+        """The RM that is spoken to at present."""
+        return self._connection.manager_address
+
+    # For job masters.
+
+    def job(
+        self,
+        name: str,
+        *,
+        group: str = "",
+        lease_s: float = LEASE_DEFAULT_S,
+        detached: bool = False,
+    ) -> Job:
+        """A new job, registered by `async with` and ended at its end.
+
+        Args:
+            name: for people, 1 to 200 printable characters.
+            group: resource group; empty: "default".
+            lease_s: how long the job may be silent before it is ended, 1 s to 1 day.
+            detached: no lease, and not ended at the end of `async with` but only by `Job.end`.
+
+        Raises:
+            InvalidArgument: a bad name or lease.
+        """
+        check_text("name", name, longest=200)
+        if not detached and not 1 <= lease_s <= 86_400:
+            raise InvalidArgument("lease_s", lease_s, "1 to 86400 seconds")
+        return Job(self._connection, name, group=group, lease_s=lease_s, detached=detached)
+
+    def attach_job(self, job_id: str, secret: str, *, lease_s: float = LEASE_DEFAULT_S) -> Job:
+        """A job that exists, opened by its id and secret: its requests and slots are in
+        `Job.requests`. Leaving the context leaves the job as it is; `Job.end` ends it.
+
+        Raises:
+            InvalidArgument: a malformed id, or no secret.
+        """
+        check_id("job_id", job_id)
+        if not secret:
+            raise InvalidArgument("secret", "", "the secret of the job (Job.secret)")
+        return Job(
+            self._connection, job_id, lease_s=lease_s, detached=True, job_id=job_id, secret=secret
+        )
+
+    # For everybody: looking.
+
+    async def info(self) -> types.ClusterInfo:
+        """The RM itself and the sums of the cluster."""
+        answer = await self._connection.call_cluster(
+            lambda cluster, timeout_s: cluster.GetCluster(pb.GetClusterRequest(), timeout=timeout_s)
+        )
+        return reading.cluster_info(answer)
+
+    async def executors(self) -> list[types.ExecutorStatus]:
+        """All executors, in order of id."""
+        return await self._pages(
+            lambda cluster, token, timeout_s: cluster.ListExecutors(
+                pb.ListExecutorsRequest(page_size=PAGE_SIZE, page_token=token), timeout=timeout_s
+            ),
+            lambda page: [reading.executor(each) for each in page.executors],
+        )
+
+    async def executor(self, executor_id: str) -> types.ExecutorStatus:
+        """One executor with its topology and slots.
+
+        Raises:
+            NotFound: EXECUTOR_UNKNOWN.
+        """
+        message = pb.GetExecutorRequest(executor_id=executor_id)
+        answer = await self._connection.call_cluster(
+            lambda cluster, timeout_s: cluster.GetExecutor(message, timeout=timeout_s)
+        )
+        return reading.executor(answer.executor, [reading.slot(each) for each in answer.slots])
+
+    async def slots(self, *, executor_id: str = "", job_id: str = "") -> list[types.SlotStatus]:
+        """Slots that exist, in order of executor and allocation id."""
+        return await self._pages(
+            lambda cluster, token, timeout_s: cluster.ListSlots(
+                pb.ListSlotsRequest(
+                    executor_id=executor_id, job_id=job_id, page_size=PAGE_SIZE, page_token=token
+                ),
+                timeout=timeout_s,
+            ),
+            lambda page: [reading.slot(each) for each in page.slots],
+        )
+
+    async def requests(
+        self,
+        *,
+        job_id: str = "",
+        states: Iterable[types.RequestState | str] = (),
+        allocation_ids: Sequence[str] = (),
+    ) -> list[types.RequestStatus]:
+        """Requests in queue order.
+
+        Args:
+            job_id: only of this job.
+            states: only in these; empty: those that have not ended.
+            allocation_ids: only these ids, or ids that begin so (at least 4 characters).
+
+        Raises:
+            InvalidArgument: no such state, or too short a beginning of an id.
+        """
+        numbers = [_request_state(each) for each in states]
+        return await self._pages(
+            lambda cluster, token, timeout_s: cluster.ListRequests(
+                pb.ListRequestsRequest(
+                    job_id=job_id,
+                    states=numbers,
+                    allocation_ids=allocation_ids,
+                    page_size=PAGE_SIZE,
+                    page_token=token,
+                ),
+                timeout=timeout_s,
+            ),
+            lambda page: [reading.request(each) for each in page.requests],
+        )
+
+    async def jobs(self, *, include_ended: bool = False) -> list[types.JobStatus]:
+        """Jobs in order of arrival."""
+        return await self._pages(
+            lambda cluster, token, timeout_s: cluster.ListJobs(
+                pb.ListJobsRequest(
+                    include_ended=include_ended, page_size=PAGE_SIZE, page_token=token
+                ),
+                timeout=timeout_s,
+            ),
+            lambda page: [reading.job(each) for each in page.jobs],
+        )
+
+    async def events(
+        self,
+        *,
+        from_sequence: int = 0,
+        subject_id: str = "",
+        follow: bool = False,
+        newest: int = EVENTS_PAGE_SIZE,
+    ) -> AsyncIterator[types.ClusterEvent]:
+        """What happened in the cluster, oldest first; with `follow` also what will.
+
+        Args:
+            from_sequence: first one wanted; 0: the newest `newest` ones.
+            subject_id: only what concerns this executor, job or allocation id.
+        """
+        wanted, page_size = from_sequence, newest if from_sequence == 0 else EVENTS_PAGE_SIZE
+        while True:
+            message = pb.ListEventsRequest(
+                from_sequence=wanted,
+                subject_id=subject_id,
+                page_size=page_size,
+                wait=reading.duration(EVENTS_WAIT_S) if follow and wanted else None,
+            )
+            answer = await self._connection.call_cluster(
+                lambda cluster, timeout_s, message=message: cluster.ListEvents(  # type: ignore[misc]
+                    message, timeout=max(timeout_s, EVENTS_WAIT_S + 10)
+                )
+            )
+            for each in answer.events:
+                yield reading.cluster_event(each)
+            if not follow and (not wanted or not answer.events):
+                return
+            wanted, page_size = max(answer.next_sequence, 1), EVENTS_PAGE_SIZE
+
+    async def explain(
+        self, allocation_id: str, *, executor_id: str = "", max_executors: int = 0
+    ) -> types.Explanation:
+        """Why a request waits, or what became of it.
+
+        Args:
+            executor_id: only this executor; empty: all.
+            max_executors: most executors listed in full; 0: 20.
+
+        Raises:
+            NotFound: ALLOCATION_UNKNOWN.
+        """
+        message = rm.ExplainRequest(
+            allocation_id=allocation_id, executor_id=executor_id, max_executors=max_executors
+        )
+        answer = await self._connection.call_manager(
+            lambda manager, timeout_s: manager.Explain(message, timeout=timeout_s)
+        )
+        return reading.explanation(answer)
+
+    # For operators: levers. They need the cluster token.
+
+    async def drain(
+        self, executor_id: str, *, reason: str = "", deadline_s: float | None = None
+    ) -> types.ExecutorStatus:
+        """Stops new slots on an executor; after `deadline_s` takes away those that are left."""
+        message = pb.DrainExecutorRequest(
+            executor_id=executor_id,
+            reason=reason,
+            deadline=None if deadline_s is None else reading.duration(deadline_s),
+        )
+        answer = await self._connection.call_cluster(
+            lambda cluster, timeout_s: cluster.DrainExecutor(message, timeout=timeout_s)
+        )
+        return reading.executor(answer.executor)
+
+    async def undrain(self, executor_id: str) -> types.ExecutorStatus:
+        """Lets an executor take new slots again."""
+        message = pb.UndrainExecutorRequest(executor_id=executor_id)
+        answer = await self._connection.call_cluster(
+            lambda cluster, timeout_s: cluster.UndrainExecutor(message, timeout=timeout_s)
+        )
+        return reading.executor(answer.executor)
+
+    async def forget(self, executor_id: str) -> None:
+        """Strikes a lost executor from the books.
+
+        Raises:
+            FailedPrecondition: EXECUTOR_NOT_LOST.
+        """
+        message = pb.ForgetExecutorRequest(executor_id=executor_id)
+        await self._connection.call_cluster(
+            lambda cluster, timeout_s: cluster.ForgetExecutor(message, timeout=timeout_s)
+        )
+
+    async def release(
+        self, allocation_ids: Sequence[str], *, grace_s: float | None = None
+    ) -> list[types.ItemOutcome]:
+        """Releases slots, or cancels requests, of any job. One outcome per id, in order."""
+        outcomes: list[types.ItemOutcome] = []
+        for ids in id_batches(allocation_ids):
+            message = pb.ReleaseAllocationsRequest(
+                allocation_ids=ids, grace=None if grace_s is None else reading.duration(grace_s)
+            )
+            answer = await self._connection.call_cluster(
+                lambda cluster, timeout_s, message=message: cluster.ReleaseAllocations(  # type: ignore[misc]
+                    message, timeout=timeout_s
+                )
+            )
+            outcomes += [reading.outcome(each) for each in answer.results]
+        return outcomes
+
+    async def terminate_job(self, job_id: str, *, grace_s: float | None = None) -> None:
+        """Ends any job.
+
+        Raises:
+            NotFound: JOB_UNKNOWN.
+        """
+        message = pb.TerminateJobRequest(
+            job_id=job_id, grace=None if grace_s is None else reading.duration(grace_s)
+        )
+        await self._connection.call_cluster(
+            lambda cluster, timeout_s: cluster.TerminateJob(message, timeout=timeout_s)
+        )
+
+    async def _pages(
+        self,
+        call: Callable[[Any, str, float], Awaitable[ResponseT]],
+        items: Callable[[Any], list[ItemT]],
+    ) -> list[ItemT]:
+        found: list[ItemT] = []
+        token = ""
+        while True:
+            page: Any = await self._connection.call_cluster(
+                lambda cluster, timeout_s, token=token: call(cluster, token, timeout_s)  # type: ignore[misc]
+            )
+            found += items(page)
+            token = page.next_page_token
+            if not token:
+                return found
+
+
+def _request_state(word: str) -> slots_pb2.RequestState.ValueType:
+    try:
+        known = types.RequestState(word.upper())
+    except ValueError:
+        names = ", ".join(types.RequestState)
+        raise InvalidArgument("states", word, f"one of {names}") from None
+    return slots_pb2.RequestState.Value(f"REQUEST_STATE_{known}")

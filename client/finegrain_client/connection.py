@@ -1,0 +1,172 @@
+"""Channels to the RM and to executors: one per address, opened late, always closed.
+
+Decides which of several RM addresses is spoken to, and how long an executor's channel is kept.
+Refuses to know what the calls mean.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar, cast
+
+import grpc.aio
+
+from finegrain.errors import InvalidArgument
+from finegrain.options import TlsOptions
+from finegrain.rpc.addresses import check_dialable
+from finegrain.rpc.channels import check_token_is_safe, open_channel
+from finegrain.v1 import cluster_pb2_grpc, resource_manager_pb2_grpc, task_executor_pb2_grpc
+from finegrain_client.retry import RetryPolicy, call_with_retries
+
+if TYPE_CHECKING:
+    from finegrain.v1.cluster_pb2_grpc import ClusterServiceAsyncStub
+    from finegrain.v1.resource_manager_pb2_grpc import ResourceManagerServiceAsyncStub
+    from finegrain.v1.task_executor_pb2_grpc import TaskExecutorServiceAsyncStub
+
+T = TypeVar("T")
+
+EXECUTOR_CHANNELS_IDLE_MAX = 64
+"""Channels to executors that are kept open although no slot uses them."""
+
+
+@dataclass(slots=True)
+class _ExecutorLink:
+    channel: grpc.aio.Channel
+    stub: TaskExecutorServiceAsyncStub
+    users: int = 0
+
+
+class Connection:
+    """All channels of one client; use it on one event loop only."""
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        *,
+        token: str | None = None,
+        tls: TlsOptions | None = None,
+        insecure: bool = False,
+        policy: RetryPolicy | None = None,
+    ) -> None:
+        """Opens nothing yet.
+
+        Raises:
+            InvalidArgument: no address, or a malformed one.
+            ConfigurationError: the token would go over a network in clear.
+        """
+        if not addresses:
+            raise InvalidArgument("address", "", "at least one address of a resource manager")
+        for address in addresses:
+            check_dialable(address)
+            check_token_is_safe(address, tls=tls, token=token, insecure=insecure)
+        self.policy = policy or RetryPolicy()
+        self._addresses = list(addresses)
+        self._current = 0
+        self._token = token
+        self._tls = tls
+        self._insecure = insecure
+        self._manager_channels: dict[str, grpc.aio.Channel] = {}
+        self._links: OrderedDict[str, _ExecutorLink] = OrderedDict()
+        self._closing: set[asyncio.Task[None]] = set()
+
+    @property
+    def manager_address(self) -> str:
+        """The RM that is spoken to at present."""
+        return self._addresses[self._current]
+
+    @property
+    def manager(self) -> ResourceManagerServiceAsyncStub:
+        """The RM's service for job masters."""
+        stub = resource_manager_pb2_grpc.ResourceManagerServiceStub(self._manager_channel())
+        return cast("ResourceManagerServiceAsyncStub", stub)
+
+    @property
+    def cluster(self) -> ClusterServiceAsyncStub:
+        """The RM's service for operators."""
+        stub = cluster_pb2_grpc.ClusterServiceStub(self._manager_channel())
+        return cast("ClusterServiceAsyncStub", stub)
+
+    async def call_manager(
+        self,
+        call: Callable[[ResourceManagerServiceAsyncStub, float], Awaitable[T]],
+        *,
+        policy: RetryPolicy | None = None,
+    ) -> T:
+        """A unary call to the RM, with retries; `call` gets the stub and the deadline.
+
+        Raises:
+            FinegrainError: see `call_with_retries`.
+        """
+        return await self._call(lambda timeout_s: call(self.manager, timeout_s), policy)
+
+    async def call_cluster(
+        self, call: Callable[[ClusterServiceAsyncStub, float], Awaitable[T]]
+    ) -> T:
+        """The same for the service for operators."""
+        return await self._call(lambda timeout_s: call(self.cluster, timeout_s), None)
+
+    def leave_manager(self, address: str) -> None:
+        """Speak to the next of the RM addresses from now on, if `address` is the present one."""
+        if address == self.manager_address:
+            self._current = (self._current + 1) % len(self._addresses)
+
+    async def _call(
+        self, attempt: Callable[[float], Awaitable[T]], policy: RetryPolicy | None
+    ) -> T:
+        used = self.manager_address
+
+        async def once(timeout_s: float) -> T:
+            nonlocal used
+            used = self.manager_address
+            return await attempt(timeout_s)
+
+        async def move_on(_failures: int) -> None:
+            self.leave_manager(used)
+
+        return await call_with_retries(
+            once, where=lambda: used, policy=policy or self.policy, after_unavailable=move_on
+        )
+
+    def acquire_executor(self, address: str) -> TaskExecutorServiceAsyncStub:
+        """The service of an executor; give it back with `release_executor`."""
+        link = self._links.get(address)
+        if link is None:
+            channel = self._open(address)
+            stub = task_executor_pb2_grpc.TaskExecutorServiceStub(channel)
+            link = _ExecutorLink(channel, cast("TaskExecutorServiceAsyncStub", stub))
+            self._links[address] = link
+        link.users += 1
+        self._links.move_to_end(address)
+        return link.stub
+
+    def release_executor(self, address: str) -> None:
+        """One user less; channels that nobody uses are closed, longest unused first."""
+        if (link := self._links.get(address)) is not None:
+            link.users -= 1
+        idle = [each for each, link in self._links.items() if link.users <= 0]
+        for each in idle[: max(0, len(idle) - EXECUTOR_CHANNELS_IDLE_MAX)]:
+            closing = asyncio.get_running_loop().create_task(self._links.pop(each).channel.close())
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
+
+    async def close(self) -> None:
+        """Closes every channel; calls in flight are cancelled."""
+        channels = [
+            *self._manager_channels.values(),
+            *(each.channel for each in self._links.values()),
+        ]
+        self._manager_channels.clear()
+        self._links.clear()
+        await asyncio.gather(*self._closing, *(each.close() for each in channels))
+
+    def _manager_channel(self) -> grpc.aio.Channel:
+        address = self.manager_address
+        if address not in self._manager_channels:
+            self._manager_channels[address] = self._open(address)
+        return self._manager_channels[address]
+
+    def _open(self, address: str) -> grpc.aio.Channel:
+        return open_channel(address, tls=self._tls, token=self._token, insecure=self._insecure)

@@ -1,0 +1,367 @@
+"""One job as its master holds it: registration, requests, the way out.
+
+Decides that nothing outlives the job's `async with`, that a batch too large for one call is cut,
+and that requests nobody holds are taken back. Refuses to know how the story of its requests is
+heard (`watch.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from finegrain.errors import FailedPrecondition, FinegrainError, NotFound, Unavailable
+from finegrain.ids import new_id
+from finegrain.options import TlsOptions
+from finegrain.v1 import resource_manager_pb2 as rm
+from finegrain.v1 import slots_pb2
+from finegrain_client import reading
+from finegrain_client.connection import Connection
+from finegrain_client.context import JobContext
+from finegrain_client.errors import JobEnded, Rejection, RequestRejected
+from finegrain_client.events import JobEvents
+from finegrain_client.request import Request
+from finegrain_client.slot import Slot
+from finegrain_client.specs import SlotSpec, batches, id_batches
+from finegrain_client.types import ItemOutcome
+from finegrain_client.watch import Story
+
+if TYPE_CHECKING:
+    from finegrain_client.offers import OfferServer
+
+log = logging.getLogger("finegrain_client")
+
+LEASE_DEFAULT_S = 30.0
+KEEP_ALIVE_LONGEST_S = 10.0
+ENDING_BUDGET_S = 10.0
+"""How long leaving a job may try to tell the RM; after that the lease ends it."""
+ABANDONING_BUDGET_S = 2.0
+
+
+class Job:
+    """A job that is registered and kept alive inside `async with`, and ended on the way out.
+
+    Attributes:
+        job_id: identity.
+        secret: proof of ownership. Keep it secret; with `Cluster.attach_job` it opens the job to
+            another process.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        name: str,
+        *,
+        group: str = "",
+        lease_s: float = LEASE_DEFAULT_S,
+        detached: bool = False,
+        job_id: str = "",
+        secret: str = "",
+    ) -> None:
+        self._context = JobContext(connection, job_id or new_id(), secret)
+        self._attached = bool(secret)
+        self._story = Story(self._context, from_snapshot=self._attached)
+        self._offers: OfferServer | None = None
+        self.name = name
+        self.group = group
+        self.lease_s = lease_s
+        self.detached = detached
+
+    def __repr__(self) -> str:
+        return f"<Job {self.name!r} {self.job_id}>"
+
+    @property
+    def job_id(self) -> str:
+        """Identity."""
+        return self._context.job_id
+
+    @property
+    def secret(self) -> str:
+        """Proof of ownership; keep it secret."""
+        return self._context.secret
+
+    @property
+    def requests(self) -> list[Request]:
+        """The requests that have not ended, in the order in which they were made."""
+        return list(self._story.requests.values())
+
+    async def __aenter__(self) -> Self:
+        if not self._attached:
+            await self._register()
+        background = self._context.background
+        background.start(self._story.watch(), f"watching job {self.job_id}")
+        interval_s = KEEP_ALIVE_LONGEST_S if self.detached else self.lease_s / 3
+        background.start(
+            self._story.keep_alive(min(KEEP_ALIVE_LONGEST_S, interval_s)),
+            f"keeping job {self.job_id} alive",
+        )
+        if self._attached:
+            try:
+                await self._story.first_snapshot()
+            except BaseException:
+                await background.stop()
+                raise
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        leaving = asyncio.ensure_future(self._leave())
+        try:
+            await asyncio.shield(leaving)
+        except asyncio.CancelledError:
+            await leaving  # bounded by ENDING_BUDGET_S
+            raise
+
+    async def request_slots(
+        self, specs: SlotSpec | Iterable[SlotSpec], *, raise_on_reject: bool = True
+    ) -> list[Request]:
+        """Asks for slots; returns when all requests are durable, in the order given.
+
+        If this is cancelled or fails, whatever was taken in is taken back.
+
+        Args:
+            specs: what is wanted; one with `count` gives so many requests.
+            raise_on_reject: False: rejected requests are returned too, with `rejection` set.
+
+        Raises:
+            RequestRejected: names every request that was refused; the others are taken back.
+            JobEnded: the job is over.
+            FinegrainError: the call failed as a whole.
+        """
+        self._check_alive()
+        wanted = [specs] if isinstance(specs, SlotSpec) else specs
+        messages = [message for spec in wanted for message in spec.messages()]
+        requests = [Request(self._context, message) for message in messages]
+        self._story.requests.update({each.allocation_id: each for each in requests})
+        tried: list[slots_pb2.SlotRequest] = []
+        try:
+            for batch in batches(messages):
+                tried += batch
+                await self._send(batch)
+        except BaseException as error:
+            if not isinstance(error, asyncio.CancelledError | Unavailable):
+                del tried[-len(batch) :]  # refused as a whole: none of it was taken in
+            self._forget([each.allocation_id for each in messages])
+            self._take_back([each.allocation_id for each in tried])
+            raise
+        rejections = [each.rejection for each in requests if each.rejection is not None]
+        if rejections and raise_on_reject:
+            accepted = [each.allocation_id for each in requests if each.rejection is None]
+            self._forget(accepted)
+            self._take_back(accepted)
+            raise RequestRejected(rejections)
+        return requests
+
+    async def cancel(self, requests: Sequence[Request]) -> list[ItemOutcome]:
+        """Takes requests back; slots they have meanwhile are released. One outcome for each.
+
+        Raises:
+            FinegrainError: the RM could not be told.
+        """
+        outcomes: list[ItemOutcome] = []
+        for ids in id_batches([each.allocation_id for each in requests]):
+            outcomes += await self._cancel_ids(ids)
+        return outcomes
+
+    async def release(
+        self, slots: Sequence[Slot], grace_s: float | None = None
+    ) -> list[ItemOutcome]:
+        """Gives many slots back in one call. One outcome for each.
+
+        Raises:
+            FinegrainError: the RM could not be told.
+        """
+        outcomes: list[ItemOutcome] = []
+        by_id = {each.allocation_id: each for each in slots}
+        for ids in id_batches(list(by_id)):
+            message = rm.ReleaseSlotsRequest(
+                job_id=self.job_id,
+                slots=[
+                    rm.SlotRelease(allocation_id=each, generation=by_id[each].generation)
+                    for each in ids
+                ],
+                grace=None if grace_s is None else reading.duration(grace_s),
+            )
+            answer = await self._context.connection.call_manager(
+                lambda manager, timeout_s, message=message: manager.ReleaseSlots(  # type: ignore[misc]
+                    message, timeout=timeout_s, metadata=self._context.metadata
+                )
+            )
+            outcomes += [reading.outcome(each) for each in answer.results]
+        for outcome in outcomes:
+            if outcome.ok and outcome.id in by_id:
+                by_id[outcome.id].mark_released()
+        return outcomes
+
+    def events(self) -> JobEvents:
+        """What happens to the job's requests from now on, in order and once; see `JobEvents`."""
+        return self._story.listen()
+
+    async def serve_offers(
+        self,
+        address: str = "127.0.0.1:0",
+        *,
+        tls: TlsOptions | None = None,
+        insecure: bool = False,
+    ) -> str:
+        """Lets executors offer slots to this process directly; see `finegrain_client.offers`.
+
+        Returns the address to put into `SlotSpec.target_address`. Ends with the job.
+
+        Raises:
+            ConfigurationError: the address is in use, or beyond loopback without TLS.
+        """
+        from finegrain_client.offers import OfferServer
+
+        if self._offers is None:
+            server = OfferServer(self._may_accept, address, tls=tls, insecure=insecure)
+            await server.start()
+            self._offers = server
+        return self._offers.address
+
+    async def end(self, grace_s: float | None = None) -> None:
+        """Ends the job now: requests are cancelled, slots freed, tasks killed after the grace.
+
+        Ending an ended job is fine. A detached job is ended by nothing else.
+
+        Raises:
+            FinegrainError: the RM could not be told.
+        """
+        await self._end(self._context.connection, grace_s)
+        self._story.over(JobEnded(f"job {self.job_id} was ended by its master"), expected=True)
+
+    async def _end(
+        self, connection: Connection, grace_s: float | None, budget_s: float | None = None
+    ) -> None:
+        message = rm.EndJobRequest(
+            job_id=self.job_id, grace=None if grace_s is None else reading.duration(grace_s)
+        )
+        policy = connection.policy
+        if budget_s is not None:
+            policy = replace(policy, budget_s=min(budget_s, policy.budget_s))
+        try:
+            await connection.call_manager(
+                lambda manager, timeout_s: manager.EndJob(
+                    message, timeout=timeout_s, metadata=self._context.metadata
+                ),
+                policy=policy,
+            )
+        except (NotFound, FailedPrecondition):
+            return  # over already
+
+    async def _leave(self) -> None:
+        ended = self._story.error is not None
+        self._story.over(JobEnded(f"job {self.job_id} was left"), expected=True)
+        if self.detached:
+            await self._context.background.settle_named("taking back", ENDING_BUDGET_S)
+        await self._context.background.stop()
+        if self._offers is not None:
+            await self._offers.stop()
+        if self.detached or ended:
+            return
+        try:
+            await self._end(self._context.connection, None, ENDING_BUDGET_S)
+        except FinegrainError as error:
+            log.warning(
+                "job %s could not be ended (%s); it ends when its lease of %g s is over",
+                self.job_id,
+                error.message,
+                self.lease_s,
+            )
+
+    async def _register(self) -> None:
+        message = rm.RegisterJobRequest(
+            job_id=self.job_id,
+            request_id=secrets.token_hex(16),
+            name=self.name,
+            group=self.group,
+            lease=None if self.detached else reading.duration(self.lease_s),
+            detached=self.detached,
+        )
+        try:
+            await self._register_once(message, None)
+        except asyncio.CancelledError:
+            abandoning = asyncio.ensure_future(self._abandon(message))
+            await asyncio.wait({abandoning}, timeout=2 * ABANDONING_BUDGET_S)
+            raise
+
+    async def _register_once(self, message: rm.RegisterJobRequest, budget_s: float | None) -> None:
+        connection = self._context.connection
+        policy = connection.policy
+        if budget_s is not None:
+            policy = replace(policy, budget_s=budget_s)
+        answer = await connection.call_manager(
+            lambda manager, timeout_s: manager.RegisterJob(message, timeout=timeout_s),
+            policy=policy,
+        )
+        self._context.secret = answer.job_secret
+        self.lease_s = reading.seconds(answer, "lease") or self.lease_s
+
+    async def _abandon(self, message: rm.RegisterJobRequest) -> None:
+        # Whether the job exists is unknown; registering it once more tells its secret.
+        try:
+            await self._register_once(message, ABANDONING_BUDGET_S)
+            await self._end(self._context.connection, None, ABANDONING_BUDGET_S)
+        except FinegrainError as error:
+            log.warning("job %s may exist until its lease ends: %s", self.job_id, error.message)
+
+    async def _send(self, batch: list[slots_pb2.SlotRequest]) -> None:
+        message = rm.RequestResourceRequest(job_id=self.job_id, requests=batch)
+        answer = await self._context.connection.call_manager(
+            lambda manager, timeout_s: manager.RequestResource(
+                message, timeout=timeout_s, metadata=self._context.metadata
+            )
+        )
+        for asked, result in zip(batch, answer.results, strict=True):
+            request = self._story.requests.get(asked.allocation_id)
+            if request is None:
+                continue  # the stream told of its end already
+            request.acknowledged = True
+            if result.HasField("error"):
+                outcome = reading.outcome(result)
+                request.reject(
+                    Rejection(asked.allocation_id, outcome.reason, outcome.message, outcome.details)
+                )
+                del self._story.requests[asked.allocation_id]
+
+    def _forget(self, ids: Iterable[str]) -> None:
+        for allocation_id in ids:
+            self._story.requests.pop(allocation_id, None)
+
+    def _take_back(self, ids: Sequence[str]) -> None:
+        if ids and self._story.error is None:
+            self._context.background.start(
+                self._cancel_all(ids), f"taking back {len(ids)} requests of job {self.job_id}"
+            )
+
+    async def _cancel_all(self, ids: Sequence[str]) -> None:
+        for some in id_batches(ids):
+            await self._cancel_ids(some)
+
+    async def _cancel_ids(self, ids: Sequence[str]) -> list[ItemOutcome]:
+        message = rm.CancelRequestsRequest(job_id=self.job_id, allocation_ids=ids)
+        answer = await self._context.connection.call_manager(
+            lambda manager, timeout_s: manager.CancelRequests(
+                message, timeout=timeout_s, metadata=self._context.metadata
+            )
+        )
+        return [reading.outcome(each) for each in answer.results]
+
+    def _may_accept(self, allocation_id: str, generation: int) -> bool:
+        request = self._story.requests.get(allocation_id)
+        return request is not None and generation >= request.generation
+
+    def _check_alive(self) -> None:
+        if not self._context.secret:
+            raise FailedPrecondition(f'job {self.name!r} is not registered; use "async with"')
+        if self._story.error is not None:
+            raise self._story.error

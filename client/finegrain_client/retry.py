@@ -1,0 +1,175 @@
+"""When a call is tried again: the one place that decides.
+
+UNAVAILABLE is tried again with capped, jittered back-off; RESOURCE_EXHAUSTED after the time that
+the server names (RetryInfo); nothing else is. All tries share one deadline budget. Every call of
+this library may be repeated, because the ids in it make it the same call. Streams have no deadline;
+they are resumed by `resumed` from where they stood, also when the server ended them with CANCELLED
+(which it does when it stops).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+import grpc
+
+from finegrain.errors import FinegrainError, ResourceExhausted
+from finegrain.rpc.status import error_from_rpc
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+BUDGET_DEFAULT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """How long and how often to try."""
+
+    budget_s: float = BUDGET_DEFAULT_S  # all tries of one call together
+    first_delay_s: float = 0.1
+    longest_delay_s: float = 2.0
+
+
+class Backoff:
+    """Delays that double up to a cap, each between half and all of its value."""
+
+    def __init__(self, policy: RetryPolicy) -> None:
+        self._policy = policy
+        self.failures = 0
+
+    def reset(self) -> None:
+        """Start again with the shortest delay: something worked."""
+        self.failures = 0
+
+    def next_s(self) -> float:
+        """The delay before the next try, in seconds."""
+        doubled = self._policy.first_delay_s * 2 ** min(self.failures, 16)
+        self.failures += 1
+        longest_s = min(doubled, self._policy.longest_delay_s)
+        return float(longest_s * random.uniform(0.5, 1.0))  # noqa: S311
+
+
+def code_of(error: grpc.RpcError) -> grpc.StatusCode:
+    """The status of a failed call."""
+    code: grpc.StatusCode = error.code()
+    return code
+
+
+def delay_before_retry(
+    error: grpc.RpcError, backoff: Backoff, *, resumable: bool = False
+) -> float | None:
+    """Seconds to wait before the call may be tried again; None: never."""
+    code = code_of(error)
+    if code is grpc.StatusCode.UNAVAILABLE:
+        return backoff.next_s()
+    if resumable and code is grpc.StatusCode.CANCELLED:
+        return backoff.next_s()
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        meaning = error_from_rpc(error)
+        named = meaning.retry_after_s if isinstance(meaning, ResourceExhausted) else None
+        return None if named is None else named * random.uniform(1.0, 1.1)  # noqa: S311
+    return None
+
+
+async def call_with_retries(
+    attempt: Callable[[float], Awaitable[T]],
+    *,
+    where: Callable[[], str],
+    policy: RetryPolicy,
+    after_unavailable: Callable[[int], Awaitable[None]] | None = None,
+) -> T:
+    """The answer of a unary call.
+
+    Args:
+        attempt: makes the call with the deadline given, in seconds.
+        where: address of the server, for the message of an error.
+        policy: budget and delays.
+        after_unavailable: told, before the next try, how many tries found nobody.
+
+    Raises:
+        FinegrainError: the call failed for good, or the budget is used up.
+    """
+    end = time.monotonic() + policy.budget_s
+    backoff = Backoff(policy)
+    while True:
+        remaining_s = end - time.monotonic()
+        try:
+            return await attempt(max(remaining_s, 0.001))
+        except grpc.RpcError as error:
+            delay_s = delay_before_retry(error, backoff)
+            if delay_s is None or time.monotonic() + delay_s >= end:
+                raise error_from_rpc(error, where()) from None
+        await asyncio.sleep(delay_s)
+        if after_unavailable is not None:
+            await after_unavailable(backoff.failures)
+
+
+class StreamCall(Protocol[T_co]):
+    """A running server stream."""
+
+    def __aiter__(self) -> AsyncIterator[T_co]: ...
+
+    def cancel(self) -> bool: ...
+
+
+async def resumed(
+    open_stream: Callable[[], StreamCall[T]],
+    *,
+    where: Callable[[], str],
+    policy: RetryPolicy,
+    after_break: Callable[[int], Awaitable[None]] | None = None,
+) -> AsyncGenerator[T, None]:
+    """The messages of a server stream, opened again whenever it breaks or ends.
+
+    It never ends by itself: the reader knows which message is the last, and closes this.
+
+    Args:
+        open_stream: opens it from where the reader stands by now.
+        where: address of the server, for the message of an error.
+        policy: delays; the budget does not count.
+        after_break: told, after each break, how many there were since the last message.
+
+    Raises:
+        FinegrainError: the stream failed with something that is not worth another try.
+    """
+    backoff = Backoff(policy)
+    while True:
+        error: grpc.RpcError | None = None
+        call = open_stream()
+        try:
+            async for message in call:
+                backoff.reset()
+                yield message
+        except grpc.RpcError as failure:
+            error = failure
+        finally:
+            # An abandoned call is never collected and keeps its handler at the server alive.
+            call.cancel()
+        delay_s = backoff.next_s() if error is None else _stream_delay(error, backoff, where())
+        if after_break is not None:
+            await after_break(backoff.failures)
+        await asyncio.sleep(delay_s)
+
+
+async def follow(messages: AsyncGenerator[T, None], take: Callable[[T], Awaitable[bool]]) -> None:
+    """Gives every message to `take` until that says that it was the last."""
+    async with aclosing(messages):
+        async for message in messages:
+            if await take(message):
+                return
+
+
+def _stream_delay(error: grpc.RpcError, backoff: Backoff, address: str) -> float:
+    delay_s = delay_before_retry(error, backoff, resumable=True)
+    if delay_s is None:
+        meaning: FinegrainError = error_from_rpc(error, address)
+        raise meaning from None
+    return delay_s

@@ -1,0 +1,240 @@
+"""A job's story: its watch stream, taken in without gap or repeat, and its lease.
+
+Decides where a broken stream goes on (after the last sequence number taken in), what a snapshot
+means for requests that it does not show, and when the job is over. Refuses to know what requests
+make of their states.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import replace
+
+from finegrain.errors import (
+    FailedPrecondition,
+    FinegrainError,
+    NotFound,
+    OutOfRange,
+    Reason,
+    Unavailable,
+)
+from finegrain.v1 import cluster_pb2, slots_pb2
+from finegrain.v1 import resource_manager_pb2 as rm
+from finegrain_client import reading
+from finegrain_client.context import JobContext
+from finegrain_client.errors import JobEnded
+from finegrain_client.events import JobEvents
+from finegrain_client.request import Request
+from finegrain_client.retry import Backoff, StreamCall, follow, resumed
+from finegrain_client.specs import id_batches
+from finegrain_client.types import JobEvent, RequestState, RequestStatus
+
+log = logging.getLogger("finegrain_client")
+
+_ENDED_STATES = (
+    slots_pb2.REQUEST_STATE_CANCELLED,
+    slots_pb2.REQUEST_STATE_REJECTED,
+    slots_pb2.REQUEST_STATE_RELEASED,
+    slots_pb2.REQUEST_STATE_LOST,
+)
+
+
+class Story:
+    """What is known of one job's requests, and who wants to hear more.
+
+    Attributes:
+        requests: those that have not ended, by allocation id.
+        sequence: the last event taken in.
+        error: why the story is over; None while it goes on.
+    """
+
+    def __init__(self, context: JobContext, *, from_snapshot: bool = False) -> None:
+        self._context = context
+        self._want_snapshot = from_snapshot
+        self._attached = from_snapshot
+        self._known_at_open: list[Request] = []
+        self._listeners: set[JobEvents] = set()
+        self._watched = context.connection.manager_address
+        self._begun = asyncio.Event()
+        self.requests: dict[str, Request] = {}
+        self.sequence = 0
+        self.error: FinegrainError | None = None
+
+    def listen(self) -> JobEvents:
+        """The events from now on."""
+        events = JobEvents(self._listeners.discard)
+        if self.error is not None:
+            events.end(self.error)
+        else:
+            self._listeners.add(events)
+        return events
+
+    def over(self, error: FinegrainError, *, expected: bool = False) -> None:
+        """Nothing more will be heard: every request, slot and listener is told."""
+        if self.error is not None:
+            return
+        self.error = error
+        for request in list(self.requests.values()):
+            request.fail(error)
+        self.requests.clear()
+        for listener in list(self._listeners):
+            listener.end(None if expected else error)
+        self._begun.set()
+
+    async def first_snapshot(self) -> None:
+        """Waits for the snapshot that the story began with."""
+        await self._begun.wait()
+        if self.error is not None:
+            raise self.error
+
+    async def watch(self) -> None:
+        """Reads the watch stream until the job is over."""
+        backoff = Backoff(self._context.connection.policy)
+        while self.error is None:
+            try:
+                stream = resumed(
+                    self._open,
+                    where=lambda: self._context.connection.manager_address,
+                    policy=self._context.connection.policy,
+                    after_break=self._after_break,
+                )
+                await follow(stream, self._take)
+            except OutOfRange as error:
+                if self._want_snapshot:
+                    self.over(error)
+                self._want_snapshot = True
+            except Unavailable as error:  # while a snapshot was made sense of
+                log.warning("watching job %s: %s", self._context.job_id, error.message)
+                await asyncio.sleep(backoff.next_s())
+            except FinegrainError as error:
+                self.over(_meaning(self._context.job_id, error))
+
+    async def keep_alive(self, interval_s: float) -> None:
+        """Renews the lease and acknowledges what was taken in, every `interval_s` seconds."""
+        while self.error is None:
+            await asyncio.sleep(interval_s)
+            message = rm.KeepAliveRequest(
+                job_id=self._context.job_id, acknowledged_sequence=self.sequence
+            )
+            try:
+                await self._context.connection.call_manager(
+                    lambda manager, timeout_s, message=message: manager.KeepAlive(  # type: ignore[misc]
+                        message, timeout=timeout_s, metadata=self._context.metadata
+                    )
+                )
+            except FinegrainError as error:
+                meaning = _meaning(self._context.job_id, error)
+                if isinstance(meaning, JobEnded):
+                    self.over(meaning)
+                else:
+                    log.warning("job %s could not be kept alive: %s", self._context.job_id, error)
+
+    async def _after_break(self, _failures: int) -> None:
+        self._context.connection.leave_manager(self._watched)
+
+    def _open(self) -> StreamCall[rm.WatchJobResponse]:
+        self._watched = self._context.connection.manager_address
+        # A snapshot can only be asked about requests that were acknowledged before it was made.
+        self._known_at_open = [each for each in self.requests.values() if each.acknowledged]
+        message = rm.WatchJobRequest(
+            job_id=self._context.job_id,
+            from_sequence=0 if self._want_snapshot else self.sequence + 1,
+        )
+        return self._context.connection.manager.WatchJob(message, metadata=self._context.metadata)
+
+    async def _take(self, response: rm.WatchJobResponse) -> bool:
+        if response.HasField("snapshot"):
+            await self._take_snapshot(response.snapshot)
+        for message in response.events:
+            if message.sequence <= self.sequence:
+                continue
+            if message.sequence > self.sequence + 1:
+                raise OutOfRange(
+                    f"event {message.sequence} of job {self._context.job_id} followed event "
+                    f"{self.sequence}"
+                )
+            self.sequence = message.sequence
+            self._tell(reading.job_event(message))
+        return self.error is not None
+
+    async def _take_snapshot(self, snapshot: rm.JobSnapshot) -> None:
+        statuses = [reading.request(each) for each in snapshot.requests]
+        shown = {each.allocation_id for each in statuses}
+        if self._attached:
+            for message in snapshot.requests:
+                if message.allocation_id not in self.requests:
+                    self._adopt(message)
+        missing = [each for each in self._known_at_open if each.allocation_id not in shown]
+        statuses += await self._what_became_of(missing)
+        for status in statuses:
+            self._tell_difference(snapshot.sequence, status)
+        self.sequence = snapshot.sequence
+        self._want_snapshot = False
+        self._begun.set()
+
+    def _adopt(self, message: rm.RequestStatus) -> None:
+        asked = slots_pb2.SlotRequest()
+        asked.CopyFrom(message.request)
+        asked.allocation_id = message.allocation_id
+        request = Request(self._context, asked)
+        request.acknowledged = True
+        self.requests[message.allocation_id] = request
+
+    def _tell_difference(self, sequence: int, status: RequestStatus) -> None:
+        request = self.requests.get(status.allocation_id)
+        if request is None:
+            return
+        generation = status.slot.generation if status.slot else request.generation
+        if (request.state, request.generation) == (status.state, generation):
+            return
+        self._tell(
+            JobEvent(
+                sequence=sequence,
+                event_time=None,
+                allocation_id=status.allocation_id,
+                state=status.state,
+                reason=status.reason,
+                message="",
+                slot=status.slot,
+                from_snapshot=True,
+            )
+        )
+
+    def _tell(self, event: JobEvent) -> None:
+        request = self.requests.get(event.allocation_id)
+        if request is not None:
+            request.take_state(event.state, event.reason, event.message, event.slot)
+            if request.has_ended:
+                del self.requests[event.allocation_id]
+        for listener in list(self._listeners):
+            listener.put(event)
+
+    async def _what_became_of(self, missing: list[Request]) -> list[RequestStatus]:
+        found: dict[str, RequestStatus] = {}
+        for ids in id_batches([each.allocation_id for each in missing], items_max=1000):
+            message = cluster_pb2.ListRequestsRequest(
+                job_id=self._context.job_id, states=_ENDED_STATES, allocation_ids=ids
+            )
+            answer = await self._context.connection.call_cluster(
+                lambda cluster, timeout_s, message=message: cluster.ListRequests(  # type: ignore[misc]
+                    message, timeout=timeout_s, metadata=self._context.metadata
+                )
+            )
+            found |= {each.allocation_id: reading.request(each) for each in answer.requests}
+        for request in missing:
+            if request.allocation_id not in found:
+                gone = "the resource manager does not know it any more"
+                request.take_state(RequestState.CANCELLED, Reason.ALLOCATION_UNKNOWN, gone, None)
+                self.requests.pop(request.allocation_id, None)
+        return [replace(each, slot=None) for each in found.values()]
+
+
+def _meaning(job_id: str, error: FinegrainError) -> FinegrainError:
+    over = isinstance(error, FailedPrecondition) and error.reason is Reason.JOB_ENDED
+    unknown = isinstance(error, NotFound) and error.reason is Reason.JOB_UNKNOWN
+    if over or unknown:
+        return JobEnded(
+            f"job {job_id} is over: {error.message}", reason=error.reason, details=error.details
+        )
+    return error
