@@ -54,7 +54,7 @@ def upgrade() -> None:
         *numbers("id"),
         *texts("holder"),
         *numbers("rm_epoch", "until_time_ms"),
-        sa.CheckConstraint("id = 1", name="ck_leadership_one_row"),
+        sa.CheckConstraint("id = 1", name=op.f("ck_leadership_one_row")),
         with_rowid=True,
     )
     create("counters", ("name",), *texts("name"), *numbers("value"))

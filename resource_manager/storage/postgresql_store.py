@@ -156,6 +156,8 @@ class PostgresqlStore(SqlStore):
     def renew(self) -> None:
         """See `Store.renew`."""
         self._must_be_open()
+        if not self._rm_epoch:
+            raise self._not_leader()
         with self._errors(), self._single.connect() as connection:
             renewed = connection.execute(_RENEW, self._me() | {"lease_ms": self._lease_ms})
             if renewed.rowcount != 1:

@@ -64,8 +64,14 @@ class SqliteStore(SqlStore):
                 reason=self._broken.reason,
                 details=self._broken.details,
             )
-        with sqlite_errors(self._path):
-            yield
+        try:
+            with sqlite_errors(self._path):
+                yield
+        except StoreError as error:
+            # Pages that could not be synced may be marked clean: a second try would lie.
+            if is_io_error(error):
+                self._broken = error
+            raise
 
     def lead(self, holder: str, *, above_epoch: int = 0, wait_s: float | None = None) -> int:  # noqa: ARG002
         """See `Store.lead`. Never waits: the kernel ends a leadership with its process."""
@@ -115,13 +121,7 @@ class SqliteStore(SqlStore):
 
     def commit(self, changes: Changes) -> None:
         """See `Store.commit`."""
-        try:
-            super().commit(changes)
-        except StoreError as error:
-            # Pages that could not be synced may be marked clean: a second try would lie.
-            if is_io_error(error):
-                self._broken = error
-            raise
+        super().commit(changes)
         self._commits += 1
         self._rows += len(changes.requests) + len(changes.slots) + len(changes.job_events)
         self._last_commit_at_s = time.monotonic()

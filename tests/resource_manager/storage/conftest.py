@@ -1,0 +1,67 @@
+"""A fresh database per test, in SQLite and in a real PostgreSQL."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from resource_manager.storage.store import Store, open_store
+from tests.support.postgresql import PostgresqlServer
+
+ON_BOTH = ("sqlite", pytest.param("postgresql", marks=pytest.mark.needs("postgresql")))
+
+OpenStore = Callable[..., Store]
+
+
+@pytest.fixture(scope="session")
+def postgresql_server() -> Iterator[PostgresqlServer]:
+    """One server for all tests of this process."""
+    server = PostgresqlServer()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def sqlite_url(tmp_path: Path) -> str:
+    """Where a database file may be made."""
+    return f"sqlite:///{tmp_path}/books.db"
+
+
+@pytest.fixture
+def postgresql_url(postgresql_server: PostgresqlServer) -> Iterator[str]:
+    """An empty database on the server."""
+    name = postgresql_server.create_database()
+    yield postgresql_server.url(name)
+    postgresql_server.drop_database(name)
+
+
+@pytest.fixture(params=ON_BOTH)
+def url(request: pytest.FixtureRequest) -> str:
+    """An empty database of each kind."""
+    found: str = request.getfixturevalue(f"{request.param}_url")
+    return found
+
+
+@pytest.fixture
+def opened(url: str) -> Iterator[OpenStore]:
+    """Opens stores on the test's database; closes them all in the end."""
+    stores: list[Store] = []
+
+    def open_one(**options: object) -> Store:
+        store = open_store(url, **options)  # type: ignore[arg-type]
+        stores.append(store)
+        return store
+
+    yield open_one
+    for store in stores:
+        store.close()
+
+
+@pytest.fixture
+def store(opened: OpenStore) -> Store:
+    """A store that leads."""
+    made = opened()
+    made.lead("first")
+    return made

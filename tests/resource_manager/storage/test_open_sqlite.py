@@ -1,0 +1,272 @@
+"""Opening a database file that is not as it should be: one clear error with the way out."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+import tempfile
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from finegrain.errors import ConfigurationError, FinegrainError, Reason, StoreError
+from resource_manager.engine.effects import Changes
+from resource_manager.storage import sqlite_file, tables
+from resource_manager.storage.store import open_store
+from tests.support.books import job, request
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "books.db"
+
+
+@pytest.fixture
+def made(sqlite_url: str, path: Path) -> Path:
+    """A finished database with a thousand requests, closed."""
+    with open_store(sqlite_url) as store:
+        store.lead("first")
+        store.commit(Changes([job()], [request(f"slot-{n}") for n in range(1000)]))
+    return path
+
+
+def refusal(url: str, **options: bool) -> FinegrainError:
+    with pytest.raises(FinegrainError) as caught:
+        open_store(url, **options).close()
+    return caught.value
+
+
+def set_pragma(path: Path, setting: str) -> None:
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute(f"PRAGMA {setting}")
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("mysql://host/db", "unknown database"),
+        ("sqlite://", "must outlive"),
+        ("sqlite:///:memory:", "must outlive"),
+        ("books.db", "not readable"),
+        ("", "not readable"),
+        ("sqlite:////tmp/x.db?mode=ro", "options"),
+        ("mysql://user:geheim@host/db", r"user:\*\*\*@host"),
+    ],
+)
+def test_a_url_that_is_not_understood_shows_what_is_expected(url: str, told: str):
+    with pytest.raises(ConfigurationError, match=told) as caught:
+        open_store(url)
+    assert "sqlite:////absolute/path.db" in caught.value.message
+    assert "geheim" not in caught.value.message
+
+
+def test_a_missing_database_is_made_only_where_that_was_meant(sqlite_url: str, path: Path):
+    for options in ({"create": False}, {"read_only": True}):
+        error = refusal(sqlite_url, **options)
+        assert "finegrain db upgrade" in error.message
+        assert not path.exists()
+
+
+def test_a_missing_folder_is_named(tmp_path: Path):
+    error = refusal(f"sqlite:///{tmp_path}/no/such/books.db")
+    assert error.reason is Reason.STORE_UNAVAILABLE
+    assert f"{tmp_path}/no/such" in error.message
+
+
+def test_a_folder_where_the_file_should_be(tmp_path: Path):
+    assert "cannot be read" in refusal(f"sqlite:///{tmp_path}").message
+
+
+def test_a_new_database_has_the_profile_that_keeps_acknowledged_rows(sqlite_url: str):
+    with open_store(sqlite_url) as store:
+        store.lead("first")
+        with store._writing() as connection:
+            shown = {
+                name: connection.exec_driver_sql(f"PRAGMA {name}").scalar()
+                for name in (
+                    *("journal_mode", "synchronous", "foreign_keys", "trusted_schema"),
+                    *("cell_size_check", "wal_autocheckpoint", "application_id", "user_version"),
+                )
+            }
+    assert shown == {
+        "journal_mode": "wal",
+        "synchronous": 2,
+        "foreign_keys": 1,
+        "trusted_schema": 0,
+        "cell_size_check": 1,
+        "wal_autocheckpoint": 0,
+        "application_id": tables.APPLICATION_ID,
+        "user_version": tables.SCHEMA_VERSION,
+    }
+
+
+def test_the_files_are_for_their_owner_only(sqlite_url: str, tmp_path: Path):
+    with open_store(sqlite_url) as store:
+        store.lead("first")
+        store.commit(Changes([job()]))
+        modes = {file.name: file.stat().st_mode & 0o777 for file in tmp_path.iterdir()}
+    assert {"books.db", "books.db-wal", "books.db.lock"} <= set(modes)
+    assert set(modes.values()) == {0o600}
+
+
+def test_a_file_that_is_no_database(sqlite_url: str, path: Path):
+    for content in (b"", b"hello", os.urandom(9000)):
+        path.write_bytes(content)
+        error = refusal(sqlite_url)
+        assert error.reason is Reason.STORE_CORRUPT
+        assert "not an SQLite database" in error.message
+        assert path.read_bytes() == content
+
+
+def test_a_database_of_another_program_is_left_alone(sqlite_url: str, path: Path):
+    with closing(sqlite3.connect(path)) as other:
+        other.execute("CREATE TABLE photos (name TEXT)")
+    before = path.read_bytes()
+    error = refusal(sqlite_url)
+    assert error.reason is Reason.STORE_SCHEMA
+    assert "not one of finegrain" in error.message
+    assert path.read_bytes() == before
+
+
+def test_a_database_that_newer_software_upgraded(sqlite_url: str, made: Path):
+    set_pragma(made, "user_version = 99")
+    error = refusal(sqlite_url)
+    assert error.reason is Reason.STORE_SCHEMA
+    assert "schema version 99" in error.message
+    assert "newer finegrain" in error.message
+
+
+def test_a_database_that_waits_for_an_upgrade(sqlite_url: str, made: Path):
+    set_pragma(made, "user_version = 0")
+    for options in ({"upgrade": False}, {"read_only": True}):
+        error = refusal(sqlite_url, **options)
+        assert error.reason is Reason.STORE_SCHEMA
+        assert "finegrain db upgrade" in error.message
+
+
+def test_a_database_upgraded_while_this_software_waited_is_not_led(sqlite_url: str, made: Path):
+    with open_store(sqlite_url) as store:
+        set_pragma(made, "user_version = 99")
+        with pytest.raises(StoreError, match="newer finegrain"):
+            store.lead("old software")
+
+
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.9], ids=["early", "middle", "late"])
+def test_a_damaged_database_is_not_opened(sqlite_url: str, made: Path, share: float):
+    data = bytearray(made.read_bytes())
+    start = int(len(data) * share)
+    data[start : start + 5000] = b"\xa5" * 5000
+    made.write_bytes(data)
+    error = refusal(sqlite_url)
+    assert error.reason is Reason.STORE_CORRUPT
+    assert "finegrain db restore" in error.message
+
+
+def test_a_truncated_database_is_not_opened(sqlite_url: str, made: Path):
+    os.truncate(made, made.stat().st_size // 2)
+    assert refusal(sqlite_url).reason is Reason.STORE_CORRUPT
+
+
+def test_a_log_without_its_database_is_not_played_into_a_new_one(sqlite_url: str, made: Path):
+    made.with_name("books.db-wal").write_bytes(b"acknowledged requests")
+    made.unlink()
+    error = refusal(sqlite_url)
+    assert "moved or deleted without its log" in error.message
+    assert not made.exists()
+
+
+def test_a_database_that_another_program_keeps_locked(
+    sqlite_url: str, made: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(sqlite_file, "BUSY_TIMEOUT_S", 0.1)
+    with open_store(sqlite_url) as store, closing(sqlite3.connect(made)) as other:
+        store.lead("first")
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(StoreError, match="locked by another program") as caught:
+            store.commit(Changes([job("job-2")]))
+        assert caught.value.reason is Reason.STORE_IN_USE
+        other.rollback()
+        store.commit(Changes([job("job-2")]))
+        assert len(store.load().jobs) == 2
+
+
+def test_a_second_process_is_told_who_has_the_database(sqlite_url: str, made: Path):
+    code = """
+import sys
+import tempfile
+from resource_manager.storage.store import open_store
+try:
+    open_store(sys.argv[1]).lead("second")
+except Exception as error:
+    print(error.reason, error)
+"""
+    with open_store(sqlite_url) as store:
+        store.lead("rm at 127.0.0.1:7000")
+        told = subprocess.run(
+            [sys.executable, "-c", code, sqlite_url], capture_output=True, text=True
+        )
+    assert told.stdout.startswith("STORE_IN_USE"), told.stderr
+    assert f"in use by rm at 127.0.0.1:7000 (pid {os.getpid()})" in told.stdout
+
+
+def test_a_making_that_was_interrupted_leaves_no_half_database(
+    sqlite_url: str, path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def power_cut(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("resource_manager.storage.creation.put_in_place", power_cut)
+        with pytest.raises(KeyboardInterrupt):
+            open_store(sqlite_url)
+    assert not path.exists()
+    open_store(sqlite_url).close()
+    assert path.exists()
+    assert not list(path.parent.glob("*.new*"))
+
+
+def test_a_backup_copied_into_place_by_hand_works_in_wal_mode_again(
+    sqlite_url: str, made: Path, tmp_path: Path
+):
+    set_pragma(made, "journal_mode = DELETE")
+    with open_store(sqlite_url) as store:
+        store.lead("first")
+        assert len(store.load().requests) == 1000
+        assert store._reader.connect().exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
+
+
+def test_old_sqlite_is_reported(sqlite_url: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 40, 1))
+    with open_store(sqlite_url) as store:
+        assert any("older than 3.51.3" in each for each in store.check())
+        monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 51, 3))
+        assert store.check() == []
+
+
+@pytest.mark.needs("nobody-user")
+def test_a_database_of_another_user_is_a_clear_error():
+    folder = Path(tempfile.mkdtemp(prefix="finegrain-other-user-"))
+    try:
+        folder.chmod(0o755)
+        open_store(f"sqlite:///{folder}/books.db").close()
+        code = (
+            "import os, sys\n"
+            "import resource_manager.storage.sqlite_store\n"
+            "from resource_manager.storage.store import open_store\n"
+            "os.setgid(65534); os.setuid(65534)\n"
+            "try: open_store(sys.argv[1])\n"
+            "except Exception as error: print(error.reason, error)\n"
+        )
+        told = subprocess.run(
+            [sys.executable, "-c", code, f"sqlite:///{folder}/books.db"],
+            capture_output=True,
+            text=True,
+        )
+    finally:
+        shutil.rmtree(folder)
+    assert told.stdout.startswith("STORE_UNAVAILABLE"), told.stderr
+    assert "uid 65534" in told.stdout

