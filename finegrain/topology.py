@@ -241,7 +241,7 @@ class HostTopology:
     l3_groups: tuple[L3Group, ...] = ()
     cpu_kinds: tuple[CpuKind, ...] = ()  # empty unless hybrid; fastest first
     memory_total_bytes: int | None = None  # MemTotal of the machine
-    node_memory_grows: bool = False  # nodes show less than the machine has, which is right
+    node_memory_grows: bool = False  # the nodes together show less than the machine really has
     hugepages: tuple[HugePages, ...] = ()  # of the whole machine
     limits: Limits = Limits()
     pci_devices: tuple[PciDevice, ...] = ()
@@ -277,3 +277,8 @@ class HostTopology:
         Raises InvalidArgument that names the field when the data does not have this shape.
         """
         return topology_json.decode(cls, data)
+
+
+def printable(text: str) -> str:
+    """Text from firmware, drivers and files without control characters, on one line."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())

@@ -44,16 +44,7 @@ def default_slot(
     warning = None
     if number_of_slots is not None:
         warning = _deprecation(number_of_slots, default_slot_fraction)
-    if default_slot_fraction is not None:
-        if not 0 < default_slot_fraction <= 1:
-            raise InvalidArgument(
-                "default_slot_fraction", default_slot_fraction, "more than 0 and at most 1"
-            )
-        fraction, origin = default_slot_fraction, "default_slot_fraction"
-    elif number_of_slots is not None:
-        fraction, origin = Fraction(1, number_of_slots), "number_of_slots"
-    else:
-        fraction, origin = Fraction(1, max(core_count, 1)), "the number of cores"
+    fraction, origin = _fraction(core_count, default_slot_fraction, number_of_slots)
     slot = DefaultSlot(
         cpu_milli=int(cpu_milli_total * fraction),
         memory_bytes=round_down(int(memory_bytes_total * fraction), MEMORY_GRAIN_BYTES),
@@ -81,6 +72,19 @@ def parse_fraction(
         return Fraction(str(value))
     except (ValueError, ZeroDivisionError):
         raise InvalidArgument(field, value, "a fraction such as 0.25 or 1/3") from None
+
+
+def _fraction(
+    core_count: int, fraction: Fraction | None, number_of_slots: int | None
+) -> tuple[Fraction, str]:
+    """The share of the totals, and what decided it."""
+    if fraction is not None:
+        if not 0 < fraction <= 1:
+            raise InvalidArgument("default_slot_fraction", fraction, "more than 0 and at most 1")
+        return fraction, "default_slot_fraction"
+    if number_of_slots is not None:
+        return Fraction(1, number_of_slots), "number_of_slots"
+    return Fraction(1, max(core_count, 1)), "the number of cores"
 
 
 def _deprecation(number_of_slots: int, fraction: Fraction | None) -> str:

@@ -28,7 +28,8 @@ RESERVE_BYTES_MAX: Final = 4 * GIB
 class CapacityOptions:
     """The operator's wishes; None means not given.
 
-    `reserved_*` are subtracted from what the host allows; `share_*` are used as they are.
+    `reserved_*` are subtracted from what the host allows; `share_*` are used as they are. Operators
+    write the shares as `cpus` and `memory_bytes`, and errors name them so.
     """
 
     reserved_cpus: CpuSet | None = None
@@ -84,8 +85,7 @@ def _cpus(topology: HostTopology, options: CapacityOptions, warnings: list[str])
     isolated = cpus & topology.isolated
     if isolated and not options.use_isolated_cpus:
         warnings.append(
-            f"CPUs {isolated} are isolated from the kernel's load balancing and are not offered; "
-            "set use_isolated_cpus to offer them to exclusive slots"
+            f"CPUs {isolated} are isolated from the kernel's load balancing and are not offered"
         )
         cpus -= isolated
     if not cpus:
@@ -100,13 +100,13 @@ def _cpus(topology: HostTopology, options: CapacityOptions, warnings: list[str])
 
 def _share(topology: HostTopology, options: CapacityOptions, share: CpuSet) -> CpuSet:
     def refuse(expected: str) -> InvalidArgument:
-        return InvalidArgument("share_cpus", str(share), expected)
+        return InvalidArgument("cpus", str(share), expected)
 
     if options.reserved_cpus:
         raise InvalidArgument(
             "reserved_cpus",
             str(options.reserved_cpus),
-            "nothing beside share_cpus: a share is used as it is, leave reserved CPUs out of it",
+            "nothing beside cpus: a share is used as it is, leave reserved CPUs out of it",
         )
     if not share:
         raise refuse(f"at least one of the usable CPUs {topology.allowed}")
@@ -117,7 +117,7 @@ def _share(topology: HostTopology, options: CapacityOptions, share: CpuSet) -> C
         raise refuse(f"CPUs of this process's cpuset ({topology.allowed}): {outside} are not")
     isolated = share & topology.isolated
     if isolated and not options.use_isolated_cpus:
-        raise refuse(f"no isolated CPUs ({isolated}), or use_isolated_cpus set with them")
+        raise refuse(f"no CPUs that are isolated from the kernel's load balancing: {isolated}")
     return share
 
 
@@ -171,7 +171,7 @@ def _memory(
         return 0, _share_memory(options, options.share_memory_bytes, usable)
     if not usable:
         warnings.append(
-            "the host does not tell its memory: none is offered; set share_memory_bytes"
+            "the host does not tell its memory: none is offered; set memory_bytes"
             if usable is None
             else "no memory is left for us: none is offered"
         )
@@ -194,11 +194,11 @@ def _share_memory(options: CapacityOptions, share: int, usable: int | None) -> i
         raise InvalidArgument(
             "reserved_memory_bytes",
             options.reserved_memory_bytes,
-            "nothing beside share_memory_bytes: a share is used as it is",
+            "nothing beside memory_bytes: a share is used as it is",
         )
     if share < MEMORY_GRAIN_BYTES or (usable is not None and share > usable):
         at_most = "" if usable is None else f" and at most the {usable} usable bytes"
-        raise InvalidArgument("share_memory_bytes", share, f"at least 64 KiB{at_most}")
+        raise InvalidArgument("memory_bytes", share, f"at least 64 KiB{at_most}")
     return round_down(share, MEMORY_GRAIN_BYTES)
 
 

@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any, Final, Protocol
 
 from finegrain.cpuset import MAX_ID, CpuSet
-from finegrain.topology import Gpu, GpuHealth, GpuLink, MigInstance
+from finegrain.topology import Gpu, GpuHealth, GpuLink, MigInstance, printable
 
 _AFFINITY_WORDS: Final = 128  # of 64 CPUs each: more than any kernel supports
 _NVLINKS_MAX: Final = 18
@@ -93,7 +93,7 @@ def _import_pynvml() -> ModuleType:
 
 
 def _words(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return printable(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
 
 
 class _Session:
@@ -234,8 +234,8 @@ class _Session:
 def _text(value: Any) -> str | None:
     """NVML bindings return bytes in some versions and text in others."""
     if isinstance(value, bytes):
-        return value.decode("utf-8", "replace")
-    return value if isinstance(value, str) else None
+        value = value.decode("utf-8", "replace")
+    return printable(value) if isinstance(value, str) else None
 
 
 def _bus_id(pci: Any) -> str | None:

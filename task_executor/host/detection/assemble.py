@@ -16,7 +16,7 @@ from task_executor.host.detection.cpus import CpuFacts, read_cpus
 from task_executor.host.detection.gpus import read_gpus
 from task_executor.host.detection.kinds import read_kinds
 from task_executor.host.detection.memory import read_hugepages, read_meminfo
-from task_executor.host.detection.numa import memory_grows, read_nodes
+from task_executor.host.detection.numa import grown, read_nodes
 from task_executor.host.detection.pci import read_pci
 from task_executor.host.detection.reader import TreeReader
 from task_executor.host.nvml import NvmlSource
@@ -25,8 +25,8 @@ from task_executor.host.nvml import NvmlSource
 def detect(root: Path = Path("/"), nvml: NvmlSource | None = None) -> HostTopology:
     """Everything that can be known about the machine whose files lie below ``root``.
 
-    ``nvml`` is asked for GPUs; without it, GPUs are unknown and only seen as PCI devices.  Re-read
-    before granting exclusive CPUs: CPUs, cpusets and huge pages change at run time.
+    ``nvml`` is asked for GPUs; without it, GPUs are unknown and only seen as PCI devices.  CPUs,
+    cpusets and huge pages change at run time; `allowed_cpus` reads the first two again.
     """
     reader = TreeReader(root)
     cpus = read_cpus(reader)
@@ -35,6 +35,7 @@ def detect(root: Path = Path("/"), nvml: NvmlSource | None = None) -> HostTopolo
     meminfo = read_meminfo(reader, "proc/meminfo")
     page_bytes = meminfo.get("Hugepagesize")
     nodes = read_nodes(reader, cpus.online, allowed_nodes, page_bytes)
+    nodes, node_memory_grows = grown(reader, nodes, meminfo)
     hugepages = read_hugepages(reader, "sys/kernel/mm/hugepages", meminfo, page_bytes)
     memory_total_bytes = meminfo.get("MemTotal")
     numa_known = bool(nodes)
@@ -67,7 +68,7 @@ def detect(root: Path = Path("/"), nvml: NvmlSource | None = None) -> HostTopolo
         numa_nodes=nodes,
         numa_known=numa_known,
         memory_total_bytes=memory_total_bytes,
-        node_memory_grows=memory_grows(reader, nodes, meminfo),
+        node_memory_grows=node_memory_grows,
         hugepages=hugepages,
         limits=limits,
         pci_devices=devices or (),
@@ -77,6 +78,12 @@ def detect(root: Path = Path("/"), nvml: NvmlSource | None = None) -> HostTopolo
         gpu_absence_reason=gpus.absence_reason,
         warnings=reader.warnings,
     )
+
+
+def allowed_cpus(root: Path = Path("/")) -> CpuSet:
+    """The CPUs that are online and allowed right now: read this before granting exclusive ones."""
+    reader = TreeReader(root)
+    return _allowed(reader, read_cpus(reader), read_limits(reader))[0]
 
 
 def _allowed(reader: TreeReader, cpus: CpuFacts, limits: Limits) -> tuple[CpuSet, NodeSet | None]:

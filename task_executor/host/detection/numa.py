@@ -68,27 +68,31 @@ def merge(nodes: Sequence[NumaNode], online: CpuSet) -> NumaNode:
     )
 
 
-def memory_grows(reader: TreeReader, nodes: Sequence[NumaNode], meminfo: dict[str, int]) -> bool:
-    """Whether the nodes show less memory than the machine really has.
+def grown(
+    reader: TreeReader, nodes: tuple[NumaNode, ...], meminfo: dict[str, int]
+) -> tuple[tuple[NumaNode, ...], bool]:
+    """The nodes, and whether they show less memory than the machine really has.
 
     Guests whose memory is initialised or given back lazily grow the nodes' MemTotal as memory is
     used, while /proc/meminfo shows all of it from the start.  It shows too when there is more
     memory free than the nodes have at all.  On hosts of several nodes that alone is proof: there
-    the difference may as well be a node that was taken offline.
+    the difference may as well be a node that was taken offline.  A single node simply has all.
     """
     sizes = [node.memory_bytes for node in nodes if node.memory_bytes is not None]
     machine, nodes_total = meminfo.get("MemTotal"), sum(sizes)
     if machine is None or len(sizes) != len(nodes) or nodes_total * 8 >= machine * 7:
-        return False
+        return nodes, False
     possible = reader.cpu_list(f"{NODE}/possible")
     alone = len(nodes) == 1 and possible is not None and len(possible) == 1
     if not alone and meminfo.get("MemFree", 0) <= nodes_total:
-        return False
+        return nodes, False
     reader.warn(
         f"NUMA nodes show {nodes_total >> 20} MiB of {machine >> 20} MiB: their memory grows with "
         "use, the machine's total is taken"
     )
-    return True
+    if len(nodes) == 1:
+        return (dataclasses.replace(nodes[0], memory_bytes=machine),), False
+    return nodes, True
 
 
 def _read_node(

@@ -13,9 +13,11 @@ from typing import Final, TypeVar
 
 from finegrain.cpuset import CpuSet
 from finegrain.errors import InvalidArgument
+from finegrain.topology import printable
 
 MAX_FILE_BYTES: Final = 4 * 1024 * 1024
 MAX_WARNINGS: Final = 100
+MAX_WARNING_LENGTH: Final = 500
 _DIGITS: Final = re.compile(r"[0-9]+")
 T = TypeVar("T")
 
@@ -38,6 +40,9 @@ class TreeReader:
 
     def warn(self, message: str) -> None:
         """Note something strange for the operator.  Beyond a limit, further kinds are dropped."""
+        message = printable(message)
+        if len(message) > MAX_WARNING_LENGTH:
+            message = f"{message[: MAX_WARNING_LENGTH - 3]}..."
         kind = _DIGITS.sub("N", message)
         if kind in self._warnings or len(self._warnings) < MAX_WARNINGS:
             alike = self._warnings.setdefault(kind, [])

@@ -116,7 +116,7 @@ def test_isolated_cpus_stay_out_unless_asked_for() -> None:
     topology = host(isolated=CpuSet.parse("6-7"))
     without = plan(topology)
     assert (str(without.cpus), without.isolated_cpus) == ("0-5", EMPTY)
-    assert "use_isolated_cpus" in without.warnings[0]
+    assert "6-7 are isolated" in without.warnings[0]
     given = plan(topology, use_isolated_cpus=True)
     assert (str(given.cpus), str(given.isolated_cpus)) == ("0-7", "6-7")
 
@@ -149,22 +149,22 @@ def test_memory_limit_caps_the_sum_but_not_one_node() -> None:
     [
         ({"reserved_cpus": CpuSet.parse("0-7")}, "reserved_cpus", "leaves at least one"),
         ({"reserved_cpus": CpuSet.of(64)}, "reserved_cpus", "not 64"),
-        ({"share_cpus": EMPTY}, "share_cpus", "at least one"),
-        ({"share_cpus": CpuSet.of(1, 9)}, "share_cpus", "9 are not"),
-        ({"share_cpus": CpuSet.of(7)}, "share_cpus", "7 are not"),
-        ({"share_cpus": CpuSet.of(6)}, "share_cpus", "isolated"),
+        ({"share_cpus": EMPTY}, "cpus", "at least one"),
+        ({"share_cpus": CpuSet.of(1, 9)}, "cpus", "9 are not"),
+        ({"share_cpus": CpuSet.of(7)}, "cpus", "7 are not"),
+        ({"share_cpus": CpuSet.of(6)}, "cpus", "isolated"),
         (
             {"share_cpus": CpuSet.of(1), "reserved_cpus": CpuSet.of(0)},
             "reserved_cpus",
-            "nothing beside share_cpus",
+            "nothing beside cpus",
         ),
         (
             {"share_memory_bytes": GIB, "reserved_memory_bytes": GIB},
             "reserved_memory_bytes",
-            "nothing beside share_memory_bytes",
+            "nothing beside memory_bytes",
         ),
-        ({"share_memory_bytes": 33 * GIB}, "share_memory_bytes", "at most"),
-        ({"share_memory_bytes": 1}, "share_memory_bytes", "at least 64 KiB"),
+        ({"share_memory_bytes": 33 * GIB}, "memory_bytes", "at most"),
+        ({"share_memory_bytes": 1}, "memory_bytes", "at least 64 KiB"),
         ({"reserved_memory_bytes": 32 * GIB}, "reserved_memory_bytes", "less than"),
         ({"reserved_memory_bytes": -1}, "reserved_memory_bytes", "0 or more"),
     ],
@@ -204,7 +204,7 @@ def test_unknown_memory_offers_none_and_says_so() -> None:
     unknown = host(numa_nodes=(node(0, "0-7", None),), memory_total_bytes=None)
     capacity = plan(unknown)
     assert capacity.memory_bytes_total == 0
-    assert "share_memory" in capacity.warnings[0]
+    assert "memory_bytes" in capacity.warnings[0]
     assert plan(unknown, share_memory_bytes=GIB).memory_bytes_total == GIB
 
 
@@ -215,10 +215,10 @@ def test_old_kernels_count_too_much_in_the_nodes() -> None:
 
 
 def test_memory_that_grows_with_use_counts_in_full() -> None:
-    small = (node(0, "0-7", 6 * GIB),)
+    small = (node(0, "0-3", 6 * GIB), node(1, "4-7", 2 * GIB))
     capacity = plan(host(numa_nodes=small, node_memory_grows=True), reserved_memory_bytes=0)
     assert capacity.memory_bytes_total == 32 * GIB
-    assert node_memory(capacity) == [32 * GIB]
+    assert node_memory(capacity) == [24 * GIB, 8 * GIB]
 
 
 def test_no_cpu_of_ours_is_refused() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from finegrain.topology import HostTopology
-from task_executor.host.detection import detect
+from task_executor.host.detection import allowed_cpus, detect
 
 Machine = Callable[[Mapping[str, str]], Path]
 CPU = "sys/devices/system/cpu"
@@ -193,23 +193,47 @@ def test_distances_of_offline_nodes_are_not_attributed(look: Look) -> None:
     assert str(look(files).numa_nodes[2].nearest_cpus) == ""
 
 
-@pytest.mark.parametrize(
-    ("possible", "free_kib", "grows"),
-    [
-        pytest.param("0", 10, True, id="a single node that can have no offline one beside it"),
-        pytest.param("0-1", 900_000, True, id="more memory free than the nodes have"),
-        pytest.param("0-1", 10, False, id="perhaps a node was taken offline"),
-    ],
-)
-def test_memory_that_grows_with_use(possible: str, free_kib: int, grows: bool, look: Look) -> None:
-    meminfo = f"MemTotal: 1000000 kB\nMemFree: {free_kib} kB\n"
+def test_a_single_node_has_all_the_memory_of_the_machine(look: Look) -> None:
+    """A guest that initialises memory lazily: the node shows what was used so far."""
     files = machine_of_nodes(node("0-3", 250_000)) | {
-        f"{NODE}/possible": possible,
-        "proc/meminfo": meminfo,
+        f"{NODE}/possible": "0",
+        "proc/meminfo": "MemTotal: 1000000 kB\nMemFree: 10 kB\n",
     }
     host = look(files)
+    assert host.numa_nodes[0].memory_bytes == 1_000_000 * 1024
+    assert any("grows with use" in warning for warning in host.warnings)
+
+
+@pytest.mark.parametrize(
+    ("free_kib", "grows"),
+    [
+        pytest.param(900_000, True, id="more memory free than the nodes have"),
+        pytest.param(10, False, id="perhaps a node was taken offline"),
+    ],
+)
+def test_memory_of_several_nodes_that_grows_with_use(
+    free_kib: int, grows: bool, look: Look
+) -> None:
+    meminfo = f"MemTotal: 1000000 kB\nMemFree: {free_kib} kB\n"
+    files = machine_of_nodes(node("0-1", 150_000), node("2-3", 100_000))
+    host = look(files | {"proc/meminfo": meminfo})
     assert host.node_memory_grows is grows
     assert any("grows with use" in warning for warning in host.warnings) is grows
+
+
+def test_what_is_allowed_now_is_read_anew(machine: Machine) -> None:
+    root = machine({f"{CPU}/online": "0-7"})
+    assert str(allowed_cpus(root)) == "0-7"
+    machine({f"{CPU}/online": "0-5", "proc/self/status": "Cpus_allowed_list: 2-7\n"})
+    assert str(allowed_cpus(root)) == "2-5"
+
+
+def test_warnings_stay_short_and_printable(look: Look) -> None:
+    host = look(
+        {f"{CPU}/online": ",".join(map(str, range(0, 4000, 2))) + "\n", f"{CPU}/present": "\x01"}
+    )
+    assert all(len(warning) < 600 and warning.isprintable() for warning in host.warnings)
+    assert any(warning.endswith("...") for warning in host.warnings)
 
 
 def test_strange_files_are_reported_once_per_kind(look: Look) -> None:
