@@ -17,6 +17,7 @@ import time
 import uuid
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 PR_SET_PDEATHSIG = 1
 START_TIMEOUT_S = 60.0
@@ -67,7 +68,7 @@ class PostgresqlServer:
             shutil.rmtree(self.folder, ignore_errors=True)
             raise
 
-    def _as_user(self) -> dict[str, object]:
+    def _as_user(self) -> dict[str, Any]:
         if self._user is None:
             return {}
         return {"user": self._user, "group": pwd.getpwnam(self._user).pw_gid, "extra_groups": []}
@@ -80,7 +81,7 @@ class PostgresqlServer:
             capture_output=True,
             text=True,
             check=False,
-            **self._as_user(),  # type: ignore[call-overload]
+            **self._as_user(),
         )
 
     def _usable_programs(self) -> Path:
@@ -122,7 +123,7 @@ class PostgresqlServer:
                 stdout=log,
                 stderr=log,
                 preexec_fn=_end_with_parent,  # noqa: PLW1509  no threads that hold locks here
-                **self._as_user(),  # type: ignore[call-overload]
+                **self._as_user(),
             )
         deadline = time.monotonic() + START_TIMEOUT_S
         while True:
@@ -147,7 +148,7 @@ class PostgresqlServer:
         import psycopg
 
         with psycopg.connect(self.url(database), autocommit=True, connect_timeout=5) as connection:
-            cursor = connection.execute(sql)  # type: ignore[arg-type]
+            cursor = connection.execute(sql)
             return cursor.fetchall() if cursor.description else []
 
     def create_database(self) -> str:

@@ -1,4 +1,4 @@
-"""A process killed at any moment loses nothing that it acknowledged and leaves nothing half-done."""
+"""A process killed at any moment loses nothing it acknowledged and leaves nothing half-done."""
 
 from __future__ import annotations
 
