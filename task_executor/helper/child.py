@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from task_executor.helper.cgroups.base import Driver, Group
 from task_executor.helper.paths import blocked_directory
-from task_executor.helper.protocol import Fault, expand
+from task_executor.helper.protocol import Fault, as_fault, expand
 
 BEFORE_EXEC = b"fg-before-exec"  # the process name until the program's own replaces it
 _DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
@@ -66,12 +66,17 @@ def become_task(
         _drop_privileges(spec["uid"], spec["gid"])
         _change_directory(spec["cwd"])
         _execute(spec["argv"], spec["env"])
-    except Fault as fault:
-        error = fault
     except BaseException as problem:
-        error = Fault("START_FAILED", f"{type(problem).__name__}: {problem}")
-    os.write(error_fd, json.dumps(error.as_dict()).encode()[:4096])
+        error = as_fault(problem, "START_FAILED").as_dict()
+    os.write(error_fd, json.dumps(error).encode())
     os._exit(127)
+
+
+def become_user(uid: int, gid: int) -> None:
+    if os.geteuid() == 0:
+        os.setgroups([])
+        os.setresgid(gid, gid, gid)
+        os.setresuid(uid, uid, uid)
 
 
 def _drop_privileges(uid: int, gid: int) -> None:
@@ -80,9 +85,7 @@ def _drop_privileges(uid: int, gid: int) -> None:
         capability = 0
         while uid != 0 and _prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) == 0:
             capability += 1
-        os.setgroups([])
-        os.setresgid(gid, gid, gid)
-        os.setresuid(uid, uid, uid)
+        become_user(uid, gid)
     if _prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
         raise Fault("START_FAILED", "the kernel refused no_new_privs")
 

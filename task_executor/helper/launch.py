@@ -5,15 +5,16 @@ answers.
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from task_executor.helper.protocol import decode, encode, frames
+from task_executor.helper.protocol import PROTOCOL_VERSION, decode, encode, frames
 from task_executor.helper.server import socket_address
 
 _ATTEMPTS, _PAUSE_S, _ANSWER_S = 20, 0.1, 5.0
@@ -59,9 +60,12 @@ def start_helper(config: HelperConfig) -> int:
     """The pid of a helper that answers at the socket: a live one is reused, else one is started,
     detached.
     """
+    config = replace(config, front_pid=config.front_pid or os.getpid())
     said = ""
     for _attempt in range(_ATTEMPTS):
         if (hello := _hello(Path(config.socket_path))) is not None:
+            if hello["protocol_version"] != PROTOCOL_VERSION:
+                raise HelperNotStarted(f"the helper at {config.socket_path} is of another version")
             if hello["executor_id"] != config.executor_id:
                 raise HelperNotStarted(
                     f"{config.socket_path} belongs to executor {hello['executor_id']}"

@@ -26,7 +26,10 @@ Done = Callable[[Any, Exception | None], None]
 
 def _report(_value: Any, error: Exception | None) -> None:
     if error:
-        traceback.print_exception(error)
+        try:
+            traceback.print_exception(error)
+        except OSError:
+            return  # the disk of our log is full
 
 
 def within(seconds: float, job: Job, too_late: Callable[[], Fault]) -> Job:

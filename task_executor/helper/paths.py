@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import Any
 
 
-def write_json(path: Path, content: dict[str, Any], mode: int = 0o600) -> None:
+def write_json(path: Path, content: dict[str, Any], mode: int = 0o600, gid: int = -1) -> None:
     """Replace a file durably: whoever reads sees the old or the new content, also after a power
     cut.
     """
     fresh = path.with_name(f"{path.name}.new")
     fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
-    try:
-        os.write(fd, json.dumps(content).encode())
+    with open(fd, "w") as file:
+        os.fchown(fd, -1, gid)
+        json.dump(content, file)
+        file.flush()
         os.fsync(fd)
-    finally:
-        os.close(fd)
     fresh.rename(path)
     sync_directory(path.parent)
 

@@ -6,6 +6,7 @@ what a verb does.
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple
 
 PROTOCOL_VERSION = 1
 FRAME_BYTES_MAX = 1 << 20
+_MESSAGE_CHARACTERS_MAX = 500
 COMMAND_BYTES_MAX = 128 << 10  # argv and environment together
 CPU_NUMBER_MAX = 8191
 MEMORY_UNIT_BYTES = 65536  # one unit is at least one page everywhere, so the kernel never rounds
@@ -28,10 +30,25 @@ class Fault(Exception):
 
     def __init__(self, reason: str, message: str, **details: Any) -> None:
         super().__init__(message)
-        self.reason, self.message, self.details = reason, message, details
+        self.reason, self.message = reason, message[:_MESSAGE_CHARACTERS_MAX]
+        self.details = {k: v[:200] if isinstance(v, str) else v for k, v in details.items()}
 
     def as_dict(self) -> dict[str, Any]:
         return {"reason": self.reason, "message": self.message, "details": self.details}
+
+
+def as_fault(error: BaseException, reason: str) -> Fault:
+    """Any exception as a refusal; `reason` for what says no better itself."""
+    if isinstance(error, Fault):
+        return error
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return Fault("DISK_FULL", f"{error}; free some space and try again")
+    return Fault(reason, f"{type(error).__name__}: {error}")
+
+
+def fault_of(content: dict[str, Any]) -> Fault:
+    """The refusal that a peer or a file tells of."""
+    return Fault(content["reason"], content["message"], **content["details"])
 
 
 def _bad(field: str, value: Any, expected: str) -> Fault:
@@ -59,6 +76,13 @@ def flag(field: str, value: Any) -> bool:
 def text(field: str, value: Any) -> str:
     if type(value) is not str or "\0" in value or _unencodable(value):
         raise _bad(field, value, "valid Unicode text without NUL")
+    return value
+
+
+def octets(field: str, value: Any) -> str:
+    """Bytes as characters 0 to 255."""
+    if type(value) is not str or not all(character <= "\xff" for character in value):
+        raise _bad(field, value, "bytes as characters 0 to 255")
     return value
 
 
@@ -136,7 +160,11 @@ _LIMITS = _ALLOCATION | {
 }
 _PAGE = {"after": Field(text, "")}
 _GRACE = {"grace_ms": Field(integer(0, _DAY_MS), 0)}
-_INPUT = {"offset": Field(integer(0, 1 << 60)), "data": Field(text, ""), "eof": Field(flag, False)}
+_INPUT = {
+    "offset": Field(integer(0, 1 << 60)),
+    "data": Field(octets, ""),
+    "eof": Field(flag, False),
+}
 SIGNAL: dict[str, Field] = {"signum": Field(integer(1, 64))}
 HELPER_VERBS: Mapping[str, Fields] = {
     "hello": {},

@@ -16,9 +16,17 @@ from pathlib import Path
 from typing import Any
 
 from task_executor.helper.loop import READ, WRITE, Loop
-from task_executor.helper.protocol import Fault, Fields, check_request, decode, encode, frames
+from task_executor.helper.protocol import (
+    Fault,
+    Fields,
+    as_fault,
+    check_request,
+    decode,
+    encode,
+    frames,
+)
 
-_CONNECTIONS_MAX = 8
+_CONNECTIONS_MAX = 64
 _OUTBOX_BYTES_MAX = 16 << 20  # a peer that does not read is dropped, not stored up for
 
 
@@ -43,7 +51,7 @@ def listen(path: Path, uid: int, gid: int) -> socket.socket:
             listener.bind(address)
     finally:
         os.umask(umask)
-    listener.listen(16)
+    listener.listen(128)
     os.chown(fresh, uid, gid)
     fresh.rename(path)
     return listener
@@ -121,9 +129,8 @@ class _Connection:
         def done(value: Any, error: Exception | None) -> None:
             if error is None:
                 return self.send({"id": identity, "ok": True, "result": value or {}})
-            if not isinstance(error, Fault):
-                error = Fault("INTERNAL", f"{type(error).__name__}: {error}"[:500])
-            return self.send({"id": identity, "ok": False, "error": error.as_dict()})
+            refusal = as_fault(error, "INTERNAL").as_dict()
+            return self.send({"id": identity, "ok": False, "error": refusal})
 
         if type(identity) is not int or message.keys() - {"id", "verb", "args"}:
             raise Fault("INVALID_ARGUMENT", "a request has an integer id, a verb and args")

@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -23,18 +24,22 @@ from task_executor.helper.child import (
     default_signals,
 )
 from task_executor.helper.loop import WRITE, Job, Loop, within
-from task_executor.helper.paths import boot_id, start_ticks, sync_directory, write_json
-from task_executor.helper.protocol import SHIM_VERBS, Fault
+from task_executor.helper.paths import start_ticks, sync_directory, write_json
+from task_executor.helper.protocol import SHIM_VERBS, Fault, as_fault, fault_of
 from task_executor.helper.server import FrameServer, listen
 
 KILL_GRACE_S = 5.0  # between SIGTERM and SIGKILL when a task has timed out
 _INPUT_BYTES_MAX = 256 << 10
-_RECORD_BYTES = 4096  # reserved at the start, so that a full disk cannot lose an exit status
+_RECORD_BYTES = 16384  # reserved at the start, so that a full disk cannot lose an exit status
 _DRAIN_S, _REMOVE_S, _RETRIES = 2.0, 10.0, 60
 
 
-def run_shim(spec: dict[str, Any], directory: Path, driver: Driver, report_fd: int) -> NoReturn:
-    """The fork's whole life. Never returns into the helper's code."""
+def run_shim(
+    spec: dict[str, Any], directory: Path, front_gid: int, driver: Driver, keep: tuple[int, int]
+) -> NoReturn:
+    """The fork's whole life. Never returns into the helper's code. `keep`: the descriptors to
+    report on and the lock of the directory; every other one is closed.
+    """
     try:
         os.setsid()
         default_signals()
@@ -42,7 +47,7 @@ def run_shim(spec: dict[str, Any], directory: Path, driver: Driver, report_fd: i
             signal.signal(signum, signal.SIG_IGN)
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)
         for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
-            if int(name) != report_fd:
+            if int(name) not in keep:
                 try:
                     os.close(int(name))
                 except OSError:
@@ -52,11 +57,12 @@ def run_shim(spec: dict[str, Any], directory: Path, driver: Driver, report_fd: i
             os.dup2(null, number)
         become_subreaper()
         driver.enter(driver.shims())
-        _Shim(spec, directory, driver, report_fd).live()
+        _Shim(spec, directory, front_gid, driver, keep[0]).live()
     except BaseException as error:
-        exit_record = {"error": Fault("INTERNAL", f"shim: {error!r}"[:1000]).as_dict()}
-        if not (directory / "exit.json").exists():
-            write_json(directory / "exit.json", exit_record, 0o640)
+        exit_record = {"error": as_fault(error, "START_FAILED").as_dict()}
+        with suppress(OSError):
+            os.write(keep[0], json.dumps(exit_record).encode())
+        write_json(directory / "exit.json", exit_record, 0o640, front_gid)
     finally:
         os._exit(0)
 
@@ -88,21 +94,23 @@ class _Log:
 
 
 class _Shim:
-    def __init__(self, spec: dict[str, Any], directory: Path, driver: Driver, report: int) -> None:
-        self.spec, self.directory, self.driver, self.report_fd = spec, directory, driver, report
-        self.slot: Group = spec["slot"]
-        self.group = driver.task(self.slot, spec["task_id"])
+    def __init__(
+        self, spec: dict[str, Any], directory: Path, front_gid: int, driver: Driver, report_fd: int
+    ) -> None:
+        self.spec, self.directory, self.driver = spec, directory, driver
+        self.front_gid, self.report_fd = front_gid, report_fd
+        self.group: Group = spec["group"]
         self.loop = Loop(self._reap)
         self.pid, self.status, self.timed_out, self.started = 0, -1, False, time.time()
         self.used_usec, self.peak_bytes = 0, 0
         self.inbox, self.received, self.input_fd, self.input_ends = bytearray(), 0, -1, False
-        gid, limit = spec["front_gid"], spec["log_limit_bytes"]
-        self.logs = {n: _Log(directory / f"{n}.log", limit, gid) for n in ("stdout", "stderr")}
+        names, limit = ("stdout", "stderr"), spec["log_limit_bytes"]
+        self.logs = {n: _Log(directory / f"{n}.log", limit, front_gid) for n in names}
         self.reading: set[int] = set()
 
     def live(self) -> None:
         record = os.open(self.directory / "exit.json.new", os.O_WRONLY | os.O_CREAT, 0o640)
-        os.fchown(record, -1, self.spec["front_gid"])
+        os.fchown(record, -1, self.front_gid)
         os.write(record, b" " * _RECORD_BYTES)
         os.fsync(record)
         self._write_task()
@@ -118,15 +126,15 @@ class _Shim:
 
     def _write_task(self) -> None:
         """Who we are, so that a later helper finds us. Values of the environment stay out of it."""
-        kept = {k: v for k, v in self.spec.items() if k not in ("env", "affinity", "front_gid")}
         me = {"shim_pid": os.getpid(), "shim_start_ticks": start_ticks(os.getpid())}
         task = {"pid": self.pid, "start_time_ticks": start_ticks(self.pid) if self.pid else 0}
-        extra = {"boot_id": boot_id(), "env_names": sorted(self.spec["env"]), "group": self.group}
-        write_json(self.directory / "task.json", kept | me | task | extra)
+        record = self.spec | me | task | {"env": sorted(self.spec["env"])}
+        write_json(self.directory / "task.json", record)
 
     def _life(self, record: int) -> Job:
         fault = None
         try:
+            self._make_scratch()
             self.driver.make(self.group)
             error_fd = self._fork()
             yield from self._until_exec(error_fd)
@@ -138,8 +146,15 @@ class _Shim:
             while self.status < 0:
                 yield pidfd, 3600.0
         except (Fault, OSError) as problem:
-            fault = problem if isinstance(problem, Fault) else Fault("START_FAILED", str(problem))
+            fault = as_fault(problem, "START_FAILED")
         yield from self._bury(record, fault)
+
+    def _make_scratch(self) -> None:
+        """Directly below the temporary directory, because another user must get there."""
+        if scratch := self.spec["scratch"]:
+            os.mkdir(scratch, 0o700)  # noqa: PTH102 - fails if anything is there
+            os.chown(scratch, self.spec["uid"], self.spec["gid"])
+            os.chmod(scratch, 0o711)  # noqa: PTH101, S103
 
     def _fork(self) -> int:
         pipes = {name: os.pipe() for name in ("stdout", "stderr", "error")}
@@ -147,7 +162,7 @@ class _Shim:
         self.pid = os.fork()
         if self.pid == 0:
             stdio = (stdin, pipes["stdout"][1], pipes["stderr"][1])
-            groups = {**self.slot, **self.group}
+            groups = {**self.spec["slot"], **self.group}
             become_task(self.spec, self.driver, groups, stdio, pipes["error"][1])
         os.close(stdin)
         for _reader, writer in pipes.values():
@@ -177,11 +192,10 @@ class _Shim:
         name.
         """
         yield error_fd, 3600.0
-        told = os.read(error_fd, 4096)
+        told = os.read(error_fd, 1 << 16)
         os.close(error_fd)
         if told:
-            error = json.loads(told)
-            raise Fault(error["reason"], error["message"], **error["details"])
+            raise fault_of(json.loads(told))
         while self.status < 0 and self._name() == BEFORE_EXEC:
             yield 0.001
         if self.status >= 0 and self.died_before_exec:
@@ -335,10 +349,5 @@ class _Shim:
         }
 
     def _report(self, message: dict[str, Any]) -> None:
-        if self.report_fd >= 0:
-            try:
-                os.write(self.report_fd, json.dumps(message).encode())
-            except OSError:
-                pass  # the helper is gone; a later one reads the files
-            os.close(self.report_fd)
-            self.report_fd = -1
+        with suppress(OSError):  # the helper may be gone; a later one reads the files
+            os.write(self.report_fd, json.dumps(message).encode())

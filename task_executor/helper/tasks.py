@@ -1,5 +1,4 @@
-"""The tasks of this executor: their directories, their shims, and finding both again after a
-restart.
+"""The tasks of this executor: their directories, their shims, and finding both after a restart.
 
 Decides who is still alive and which user a task may be. Refuses to know output and exit codes: the
 shim writes them.
@@ -7,10 +6,13 @@ shim writes them.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
+import secrets
 import shutil
+import signal
 import socket
 import tempfile
 import time
@@ -19,9 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from task_executor.helper.cgroups.base import Driver
+from task_executor.helper.child import become_user
 from task_executor.helper.loop import Job, Loop
 from task_executor.helper.paths import boot_id, read_json, start_ticks, write_json
-from task_executor.helper.protocol import Fault, decode, encode, frames
+from task_executor.helper.protocol import Fault, decode, encode, fault_of, frames
 from task_executor.helper.server import socket_address
 from task_executor.helper.shim import run_shim
 
@@ -36,246 +39,257 @@ class Task:
         self.slot = f"{record['allocation_id']}.{record['generation']}"
         self.exit: dict[str, Any] | None = None
         self.shim_fd = -1
+        self.untold = False  # its start has not been answered yet, so its end is not told either
+
+    def refresh(self) -> None:
+        self.record = read_json(self.directory / "task.json") or self.record
 
     def describe(self) -> dict[str, Any]:
-        names = ("allocation_id", "generation", "pid", "start_time_ticks")
+        names = ("task_id", "allocation_id", "generation", "pid", "start_time_ticks")
+        state = {"state": "exited" if self.exit else "running", "exit": self.exit}
         known = {name: self.record.get(name, 0) for name in names}
-        state = "exited" if self.exit else "running"
-        return known | {
-            "task_id": self.id,
-            "state": state,
-            "directory": str(self.directory),
-            "exit": self.exit,
-        }
+        return known | state | {"directory": str(self.directory)}
 
 
 class Tasks:
+    """`tell` sends an event to the front, if there is one."""
+
     def __init__(
-        self,
-        loop: Loop,
-        config: dict[str, Any],
-        driver: Driver,
-        tell: Callable[[dict[str, Any]], None],
+        self, loop: Loop, config: dict[str, Any], driver: Driver, tell: Callable[..., None]
     ) -> None:
         self.loop, self.config, self.driver, self.tell = loop, config, driver, tell
         self.directory = Path(config["state_dir"]) / "tasks"
         self.directory.mkdir(mode=0o750, exist_ok=True)
         os.chown(self.directory, -1, config["front_gid"])
         self.known: dict[str, Task] = {}
+        self.unclear: set[str] = set()  # directories whose shim, if any, has not said who it is
 
     def shims_of(self, slot: str) -> list[int]:
         return [t.record["shim_pid"] for t in self.known.values() if t.slot == slot and not t.exit]
 
     def adopt(self) -> None:
-        """Shims that live are watched again; one that left no exit record gets one that says so."""
+        """Take over what an earlier helper left."""
         for directory in self.directory.iterdir():
-            record = read_json(directory / "task.json")
-            if record is None:  # the helper died before there was a process
-                shutil.rmtree(directory)
+            self.unclear.add(directory.name)
+            self.loop.run(self._adopt(directory))
+
+    def _adopt(self, directory: Path) -> Job:
+        """A shim holds its directory's lock for life, so a free lock without a record means that
+        nothing was ever started there.
+        """
+        lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        while (record := read_json(directory / "task.json")) is None:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield 0.01
                 continue
-            self.known[directory.name] = task = Task(directory, record)
-            task.exit = read_json(directory / "exit.json")
-            if not task.exit:
-                self._watch(task)
+            record = read_json(directory / "task.json")  # written just before its shim ended?
+            break
+        os.close(lock)
+        self.unclear.discard(directory.name)
+        if record is None:
+            shutil.rmtree(directory)
+            return
+        self.known[directory.name] = task = Task(directory, record)
+        task.exit = read_json(directory / "exit.json")
+        if not task.exit:
+            self._watch(task)
 
     def _watch(self, task: Task) -> None:
-        """A pidfd cannot be confused by a reused pid; the start time, read after, proves whom it
-        is for.
+        """A pidfd cannot be confused by a reused pid; the start time, read after it was opened,
+        proves whose it is.
         """
-        shim = task.record["shim_pid"]
+        record = task.record
         try:
-            fd = os.pidfd_open(shim)
+            task.shim_fd = os.pidfd_open(record["shim_pid"])
         except ProcessLookupError:
-            fd = -1
-        same = (
-            task.record["boot_id"] == boot_id()
-            and start_ticks(shim) == task.record["shim_start_ticks"]
-        )
-        if fd >= 0 and same:
-            task.shim_fd = fd
-            self.loop.watch(fd, lambda _events: self._shim_gone(task))
-        else:
-            if fd >= 0:
-                os.close(fd)
-            self._shim_gone(task)
+            return self._shim_gone(task)
+        same_boot = record["boot_id"] == boot_id()
+        if same_boot and start_ticks(record["shim_pid"]) == record["shim_start_ticks"]:
+            return self.loop.watch(task.shim_fd, lambda _events: self._shim_gone(task))
+        return self._shim_gone(task)
 
     def _shim_gone(self, task: Task) -> None:
         if task.shim_fd >= 0:
             self.loop.unwatch(task.shim_fd)
             os.close(task.shim_fd)
             task.shim_fd = -1
-        exit_record = read_json(task.directory / "exit.json")
-        if exit_record is None:
-            self.loop.run(self._bury_lost(task))
-        else:
+        task.refresh()
+        if exit_record := read_json(task.directory / "exit.json"):
             self._ended(task, exit_record)
+        else:
+            self.loop.run(self._bury_lost(task))
 
     def _bury_lost(self, task: Task) -> Job:
-        rebooted = task.record["boot_id"] != boot_id()
-        why = (
-            "the host was restarted"
-            if rebooted
-            else "its shim was killed; the task was killed with it"
-        )
-        if not rebooted:
+        """What a shim could not finish: kill what it watched, and say so in its place."""
+        why = "the host was restarted"
+        if task.record["boot_id"] == boot_id():
+            why = "its shim was killed; the task was killed with it"
+            pid = task.record.get("pid")
+            if pid and start_ticks(pid) == task.record["start_time_ticks"]:
+                os.killpg(pid, signal.SIGKILL)  # without cgroups nothing else leads to it
             yield from self.driver.kill(task.record["group"])
             yield from self.driver.remove(task.record["group"])
-        lost = {
-            "error": Fault("TERMINATED", why).as_dict(),
-            "ended_unix_ms": round(time.time() * 1000),
-        }
-        write_json(task.directory / "exit.json", lost, 0o640)
-        os.chown(task.directory / "exit.json", -1, self.config["front_gid"])
-        self._ended(task, lost)
+        error = Fault("TERMINATED", why).as_dict()
+        exit_record = {"error": error, "ended_unix_ms": round(time.time() * 1000)}
+        try:
+            write_json(task.directory / "exit.json", exit_record, 0o640, self.config["front_gid"])
+        finally:  # on a full disk the next helper finds out again
+            self._ended(task, exit_record)
 
     def _ended(self, task: Task, exit_record: dict[str, Any]) -> None:
-        task.record = read_json(task.directory / "task.json") or task.record
         task.exit = exit_record
-        if self.known.get(task.id) is task:
-            event = "task_oom" if exit_record.get("oom_kills") else ""
-            for name in filter(None, (event, "task_exited")):
-                self.tell({"event": name, "task_id": task.id, "record": exit_record})
+        if not task.untold:
+            self._tell_end(task)
+
+    def _tell_end(self, task: Task) -> None:
+        if task.exit and task.exit.get("oom_kills"):
+            self.tell({"event": "task_oom", "task_id": task.id})
+        self.tell({"event": "task_exited", "task_id": task.id, "record": task.exit})
 
     def start(self, args: dict[str, Any], limits: dict[str, Any]) -> Job:
+        """The same task again is the same task; an id with other content is a conflict."""
+        task_id = args["task_id"]
         digest = hashlib.sha256(json.dumps(args, sort_keys=True).encode()).hexdigest()
-        if known := self.known.get(args["task_id"]):
-            return (yield from self._started_before(known, digest))
+        while task_id in self.unclear:
+            yield 0.01
+        if known := self.known.get(task_id):
+            if known.record["digest"] != digest:
+                message = f"task {task_id} exists with other content"
+                raise Fault("ALREADY_EXISTS", message, task_id=task_id)
+            yield from self._until_started(known)
+            if not known.record.get("pid") and known.exit and known.exit.get("error"):
+                raise fault_of(known.exit["error"])
+            return {name: known.record[name] for name in ("pid", "start_time_ticks")}
         uid, gid = self._user(args["uid"], args["gid"])
-        directory = self.directory / args["task_id"]
-        directory.mkdir(mode=0o750)
-        os.chown(directory, -1, self.config["front_gid"])
-        scratch = None if args["cwd"] else self._make_scratch(uid, gid)
-        affinity = limits["cpus"] if self.driver.report()["cpuset"] == "affinity" else ""
+        spec = args | {"uid": uid, "gid": gid, "digest": digest, "scratch": None}
+        if args["cwd"] is None:
+            parent = self.config["scratch_root"] or tempfile.gettempdir()
+            spec["cwd"] = spec["scratch"] = f"{parent}/finegrain-task-{secrets.token_hex(8)}"
         slot = f"{args['allocation_id']}.{args['generation']}"
-        spec = args | {"uid": uid, "gid": gid, "cwd": args["cwd"] or scratch, "scratch": scratch}
-        spec |= {"slot": self.driver.slot(slot), "affinity": affinity, "digest": digest}
-        spec["front_gid"] = self.config["front_gid"]
+        spec |= {"slot": self.driver.slot(slot), "boot_id": boot_id()}
+        spec["group"] = self.driver.task(spec["slot"], task_id)
+        binds = self.driver.report()["cpuset"] == "affinity"
+        spec["affinity"] = limits["cpus"] if binds else ""
+        task, reader = self._fork_shim(spec)
+        try:
+            return (yield from self._started(task, reader))
+        finally:
+            os.close(reader)
+
+    def _fork_shim(self, spec: dict[str, Any]) -> tuple[Task, int]:
+        directory, front_gid = self.directory / spec["task_id"], self.config["front_gid"]
+        try:
+            directory.mkdir(mode=0o750)
+            os.chown(directory, -1, front_gid)
+            lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError:
+            shutil.rmtree(directory, ignore_errors=True)
+            raise
+        fcntl.flock(lock, fcntl.LOCK_EX)
         reader, writer = os.pipe()
         pid = os.fork()
         if pid == 0:
-            run_shim(spec, directory, self.driver, writer)
+            run_shim(spec, directory, front_gid, self.driver, (writer, lock))
         os.close(writer)
-        record = spec | {
-            "shim_pid": pid,
-            "shim_start_ticks": start_ticks(pid),
-            "boot_id": boot_id(),
-        }
-        record["group"] = self.driver.task(spec["slot"], args["task_id"])
-        task = self.known[args["task_id"]] = Task(directory, record)
+        os.close(lock)
+        me = {"shim_pid": pid, "shim_start_ticks": start_ticks(pid)}
+        task = self.known[spec["task_id"]] = Task(directory, spec | me)
+        task.untold = True
         self._watch(task)
+        return task, reader
+
+    def _started(self, task: Task, reader: int) -> Job:
         yield reader, _START_S
         os.set_blocking(reader, False)
-        told = os.read(reader, 1 << 16)
-        os.close(reader)
-        answer = json.loads(told) if told else {"error": None}
-        if "error" in answer:
-            while not task.exit:  # its directory is the shim's until it has gone
-                yield 0.002
-            error = answer["error"] or task.exit.get("error") or {}
-            yield from self.forget(task.id)
-            raise Fault(
-                error.get("reason", "START_FAILED"),
-                error.get("message", "shim died"),
-                **error.get("details", {}),
-            )
-        task.record |= answer
-        return answer
+        try:
+            told = os.read(reader, 1 << 16)
+        except BlockingIOError:
+            message = f"no word from its shim for {_START_S:.0f} s; ask for the same task again"
+            raise Fault("START_FAILED", message, task_id=task.id) from None
+        answer: dict[str, Any] = json.loads(told) if told else {"error": None}
+        if "error" not in answer:
+            task.record |= answer
+            self.loop.later(0, lambda: self._told(task))
+            return answer
+        while not task.exit:  # its directory is the shim's until it has gone
+            yield 0.002
+        fault = fault_of(answer["error"] or task.exit["error"])
+        yield from self.forget(task.id)
+        raise fault
 
-    def _started_before(self, task: Task, digest: str) -> Job:
-        """The same task again is the same task; an id with other content is a conflict."""
-        if task.record["digest"] != digest:
-            raise Fault(
-                "ALREADY_EXISTS", f"task {task.id} exists with other content", task_id=task.id
-            )
+    def _told(self, task: Task) -> None:
+        task.untold = False
+        if task.exit:
+            self._tell_end(task)
+
+    def _until_started(self, task: Task) -> Job:
         while not task.exit and not task.record.get("pid"):
             yield 0.01
-            task.record = read_json(task.directory / "task.json") or task.record
-        if task.exit and not task.record.get("pid") and (error := task.exit.get("error")):
-            raise Fault(error["reason"], error["message"], **error["details"])
-        return {name: task.record.get(name, 0) for name in ("pid", "start_time_ticks")}
+            task.refresh()
 
     def _user(self, uid: int | None, gid: int | None) -> tuple[int, int]:
         """The user of a task, from the configured one and range; without root only our own."""
-        own = os.geteuid()
-        if own != 0:
-            uid, gid = own if uid is None else uid, os.getegid() if gid is None else gid
-            if (uid, gid) != (own, os.getegid()):
-                message = f"uid {uid}, gid {gid}: without root, tasks run as uid {own} only"
-                raise Fault("USER_NOT_ALLOWED", message, uid=uid, gid=gid)
-            return uid, gid
-        config = self.config
-        chosen = [
-            (uid if uid is not None else config["task_uid"], config["task_uid"]),
-            (gid if gid is not None else config["task_gid"], config["task_gid"]),
-        ]
-        for number, usual in chosen:
-            in_range = config["task_uid_min"] <= number <= config["task_uid_max"]
-            if (number == 0 and not config["allow_root_tasks"]) or (
-                number not in (0, usual) and not in_range
-            ):
-                message = f"tasks may not run as {number}; allowed: {usual} (task_user)"
-                message += ", 0 with allow_root_tasks" if number == 0 else ""
-                raise Fault("USER_NOT_ALLOWED", message, uid=chosen[0][0], gid=chosen[1][0])
-        return chosen[0][0], chosen[1][0]
-
-    def _make_scratch(self, uid: int, gid: int) -> str:
-        """Directly below the temporary directory, because another user must be able to get
-        there.
-        """
-        path = tempfile.mkdtemp(prefix="finegrain-task-", dir=self.config["scratch_root"])
-        if os.geteuid() == 0:
-            os.chown(path, uid, gid)
-        Path(path).chmod(0o711)
-        return path
-
-    def need(self, task_id: str) -> Task:
-        if task_id not in self.known:
-            raise Fault("TASK_UNKNOWN", f"no task {task_id} on this executor", task_id=task_id)
-        return self.known[task_id]
+        own, config = os.geteuid(), self.config
+        usual = (config["task_uid"], config["task_gid"]) if own == 0 else (own, os.getegid())
+        chosen = (usual[0] if uid is None else uid, usual[1] if gid is None else gid)
+        for number, default in zip(chosen, usual, strict=True):
+            if own != 0:
+                allowed, way_out = number == default, "without root there is no other user"
+            elif number == 0:
+                allowed, way_out = config["allow_root_tasks"], "set allow_root_tasks to allow it"
+            else:
+                low, high = config["task_uid_min"], config["task_uid_max"]
+                allowed, way_out = number == default or low <= number <= high, "see task_user"
+            if not allowed:
+                message = f"uid {chosen[0]}, gid {chosen[1]} may not run tasks; {way_out}"
+                raise Fault("USER_NOT_ALLOWED", message, uid=chosen[0], gid=chosen[1])
+        return chosen
 
     def ask(self, task_id: str, verb: str, args: dict[str, Any]) -> Job:
-        """One question to a task's shim, without waiting for it in any other way than a job
-        does.
-        """
-        task = self.need(task_id)
+        """One question to a task's shim, without blocking anybody."""
+        while task_id in self.unclear:
+            yield 0.01
+        if task_id not in self.known:
+            raise Fault("TASK_UNKNOWN", f"no task {task_id} on this executor", task_id=task_id)
+        task = self.known[task_id]
+        yield from self._until_started(task)
         gone = Fault("TASK_ENDED", f"task {task_id} does not run any more", task_id=task_id)
         if task.exit:
             raise gone
+        inbox, whole = bytearray(), list[bytes]()
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as peer:
-            inbox = bytearray()
             try:
                 with socket_address(task.directory / "control") as address:
                     peer.connect(address)
                 peer.sendall(encode({"id": 0, "verb": verb, "args": args}))
-                while not (whole := list(frames(inbox))):
+                while not whole:
                     yield peer.fileno(), _ANSWER_S
-                    data = peer.recv(1 << 16)
-                    inbox += data
+                    inbox += (data := peer.recv(1 << 20))
                     if not data:
                         raise gone
+                    whole = list(frames(inbox))
             except OSError as error:
-                raise Fault(
-                    "TASK_ENDED", f"task {task_id}: its shim does not answer: {error}"
-                ) from None
+                message = f"the shim of task {task_id} does not answer: {error}"
+                raise Fault("TASK_ENDED", message, task_id=task_id) from None
         answer = decode(whole[0])
-        if answer.get("error"):
-            raise Fault(
-                answer["error"]["reason"], answer["error"]["message"], **answer["error"]["details"]
-            )
+        if not answer["ok"]:
+            raise fault_of(answer["error"])
         return answer["result"]
 
     def forget(self, task_id: str) -> Job:
-        """Remove all that is left of an ended task: scratch as the task's user, so that no link
-        leads us astray.
+        """Remove all that is left of an ended task. Scratch is removed as the task's user, so that
+        nothing in it can lead us astray.
         """
-        task = self.known.get(task_id)
-        if not task:
+        while task_id in self.unclear:
+            yield 0.01
+        if (task := self.known.get(task_id)) is None:
             return
         if not task.exit:
-            raise Fault(
-                "SLOT_NOT_READY", f"task {task_id} still runs; kill it first", task_id=task_id
-            )
-        if scratch := task.record.get("scratch"):
+            message = f"task {task_id} still runs; kill it first"
+            raise Fault("SLOT_NOT_READY", message, task_id=task_id)
+        if scratch := task.record["scratch"]:
             pid = os.fork()
             if pid == 0:
                 _remove_as(task.record["uid"], task.record["gid"], scratch)
@@ -288,11 +302,7 @@ class Tasks:
 
 def _remove_as(uid: int, gid: int, path: str) -> None:
     try:
-        os.closerange(3, 1024)
-        if os.geteuid() == 0:
-            os.setgroups([])
-            os.setresgid(gid, gid, gid)
-            os.setresuid(uid, uid, uid)
+        become_user(uid, gid)
         script = 'chmod -R u+rwX "$1"; exec rm -rf -- "$1"'
         os.execv("/bin/sh", ["sh", "-c", script, "sh", path])  # noqa: S606
     finally:

@@ -1,4 +1,4 @@
-"""A real helper with real tasks, in a directory of its own; and the proof that it leaves nothing."""
+"""A real helper with real tasks in its own directory, and the proof that it leaves nothing."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Kernels in memory that enforce cgroup rules at every call, the way Linux 6.1 was seen to.
 
-Broken rules raise what the kernel raises: processes in inner nodes (EBUSY), cpusets without cpus (ENOSPC), cpus that
-do not exist (ERANGE), groups that are not empty (EBUSY), a child's quota above its parent's (EINVAL).
+Broken rules raise what the kernel raises: processes in inner nodes (EBUSY), cpusets without cpus
+(ENOSPC), cpus that do not exist (ERANGE), groups that are not empty (EBUSY), a child's quota above
+its parent's (EINVAL).
 """
 
 from __future__ import annotations
@@ -97,10 +98,15 @@ class FakeKernel(Kernel):
 
 
 class FakeV2(FakeKernel):
-    """One tree; we sit in `own` (a group below the root), which was delegated with `controllers`."""
+    """One tree; we sit in `own` (a group below the root), which was delegated with
+    `controllers`.
+    """
 
     def __init__(
-        self, own: str = "/user.scope", controllers: str = "cpu cpuset memory pids", kill: bool = True
+        self,
+        own: str = "/user.scope",
+        controllers: str = "cpu cpuset memory pids",
+        kill: bool = True,
     ) -> None:
         super().__init__()
         self.has_kill = kill
@@ -183,7 +189,9 @@ class FakeV2(FakeKernel):
 
 
 class FakeV1(FakeKernel):
-    """Hierarchies below /sys/fs/cgroup, some co-mounted ("cpu,cpuacct"); our own group is `own` in each."""
+    """Hierarchies below /sys/fs/cgroup, some co-mounted ("cpu,cpuacct"); our own group is `own`
+    in each.
+    """
 
     def __init__(self, hierarchies: tuple[str, ...], own: str = "/box") -> None:
         super().__init__()
@@ -191,7 +199,9 @@ class FakeV1(FakeKernel):
         for number, controllers in enumerate(hierarchies, 1):
             top = f"/sys/fs/cgroup/{controllers}"
             lines.append(f"{number}:{controllers}:{own}")
-            mounts.append(f"{number} 1 0:{number} / {top} rw shared:9 - cgroup cgroup rw,{controllers}")
+            mounts.append(
+                f"{number} 1 0:{number} / {top} rw shared:9 - cgroup cgroup rw,{controllers}"
+            )
             self.members[top] = set()
             self.populate(top)
             for name, whole in (("cpus", "0-3"), ("mems", "0")):
@@ -234,13 +244,18 @@ class FakeV1(FakeKernel):
         if name in ("cpuset.cpus", "cpuset.mems"):
             if not expand(value) <= expand(self.files[f"{parent}/{name}"]):
                 raise fail(errno.EACCES, path)
-            if any(not expand(self.files[f"{c}/{name}"]) <= expand(value) for c in self.children(directory)):
+            if any(
+                not expand(self.files[f"{c}/{name}"]) <= expand(value)
+                for c in self.children(directory)
+            ):
                 raise fail(errno.EBUSY, path)
         if name == "cpu.cfs_quota_us":
             above = int(self.files.get(f"{parent}/{name}", "-1"))
             if 0 < above < int(value):
                 raise fail(errno.EINVAL, path)
-        limits = {n: int(self.files.get(f"{directory}/{n}", 0)) for n in _LIMIT_FILES} | {name: value}
+        limits = {n: int(self.files.get(f"{directory}/{n}", 0)) for n in _LIMIT_FILES} | {
+            name: value
+        }
         if name in _LIMIT_FILES and int(limits[_LIMIT_FILES[1]]) < int(limits[_LIMIT_FILES[0]]):
             raise fail(errno.EINVAL, path)
         self.files[path] = value

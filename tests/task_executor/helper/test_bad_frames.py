@@ -1,12 +1,15 @@
-"""Whatever arrives at the helper's socket gets an error or a closed connection, and the helper lives on."""
+"""Whatever arrives at the helper's socket gets an error or a closed connection; the helper
+lives.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import json
-import os
+import shutil
 import socket
-import subprocess
 import sys
+from asyncio.subprocess import PIPE, STDOUT
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +37,16 @@ def request(verb: object = "hello", args: object = None, **more: object) -> byte
 
 
 def speak(host: Host, data: bytes, end: bool = False) -> list[dict[str, Any]]:
-    """Send raw bytes; every answer until the helper closes, or until it has answered one request."""
+    """Send raw bytes; every answer until the helper closes, or until it has answered one
+    request.
+    """
     with socket.socket(socket.AF_UNIX) as peer:
         peer.settimeout(20)
         peer.connect(host.config.socket_path)
         peer.sendall(data)
         if end:
             peer.shutdown(socket.SHUT_WR)
-        inbox, answers = bytearray(), []
+        inbox, answers = bytearray(), list[dict[str, Any]]()
         while received := peer.recv(1 << 16):
             inbox += received
             answers += [decode(body) for body in frames(inbox)]
@@ -55,13 +60,13 @@ async def works(host: Host) -> bool:
 
 
 CLOSING = [
-    pytest.param((1 << 31).to_bytes(4, "big") + b"x", "frame of", id="length of two gigabytes"),
+    pytest.param((1 << 31).to_bytes(4, "big") + b"x", "frame of", id="two gigabytes"),
     pytest.param((FRAME_BYTES_MAX + 1).to_bytes(4, "big"), "frame of", id="length just above"),
     pytest.param(framed(b""), "frame of 0", id="empty frame"),
     pytest.param(framed(b"\xff\xfe\x00"), "not JSON", id="not text"),
     pytest.param(framed(b"{'a': 1}"), "not JSON", id="nearly JSON"),
     pytest.param(framed(b"[" * 200_000 + b"]" * 200_000), "not JSON", id="nested too deep"),
-    pytest.param(framed(b'{"id":' + b"9" * 10_000 + b"}"), "not JSON", id="a number of 10,000 digits"),
+    pytest.param(framed(b'{"id":' + b"9" * 10_000 + b"}"), "not JSON", id="a number too long"),
     pytest.param(framed(b"[1, 2]"), "not a JSON object", id="a list"),
     pytest.param(framed(b'"hello"'), "not a JSON object", id="a word"),
     pytest.param(framed(b"null"), "not a JSON object", id="null"),
@@ -108,7 +113,12 @@ REFUSED = [
     ("an id with a newline", "destroy_slot", SLOT | {"allocation_id": "a\n"}, "allocation_id"),
     ("an id with NUL", "destroy_slot", SLOT | {"allocation_id": "a\0"}, "allocation_id"),
     ("an empty id", "destroy_slot", SLOT | {"allocation_id": ""}, "allocation_id"),
-    ("an id that is too long", "destroy_slot", SLOT | {"allocation_id": "a" * 129}, "allocation_id"),
+    (
+        "an id that is too long",
+        "destroy_slot",
+        SLOT | {"allocation_id": "a" * 129},
+        "allocation_id",
+    ),
     ("a generation of zero", "destroy_slot", SLOT | {"generation": 0}, "generation"),
     ("a generation that is true", "destroy_slot", SLOT | {"generation": True}, "generation"),
     ("a generation that is a float", "destroy_slot", SLOT | {"generation": 1.0}, "generation"),
@@ -140,7 +150,9 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("verb", "args", "field"), [pytest.param(*r[1:], id=r[0]) for r in REFUSED])
+@pytest.mark.parametrize(
+    ("verb", "args", "field"), [pytest.param(*r[1:], id=r[0]) for r in REFUSED]
+)
 def test_bad_arguments_are_refused_by_field(verb: Any, args: Any, field: str) -> None:
     with pytest.raises(Fault) as caught:
         check_request(decode(request(verb, args)[4:]), HELPER_VERBS)
@@ -154,7 +166,7 @@ async def test_a_refused_request_leaves_the_connection_usable(plain_host: Host) 
         peer.settimeout(20)
         peer.connect(plain_host.config.socket_path)
         peer.sendall(request("reboot", id=1) + request("hello", id=2))
-        inbox, answers = bytearray(), []
+        inbox, answers = bytearray(), list[dict[str, Any]]()
         while len(answers) < 2:
             inbox += peer.recv(1 << 16)
             answers += [decode(body) for body in frames(inbox)]
@@ -183,15 +195,15 @@ async def test_a_front_that_never_reads_is_dropped_and_harms_nobody(plain_host: 
     with socket.socket(socket.AF_UNIX) as deaf:
         deaf.settimeout(20)
         deaf.connect(plain_host.config.socket_path)
-        with pytest.raises(OSError):  # noqa: PT011 - reset or broken pipe, as it happens
-            for _round in range(100_000):
-                deaf.sendall(request("reboot" * 1000) * 50)
+        flood = request("reboot") * 100_000
+        with pytest.raises(ConnectionError):
+            deaf.sendall(flood)
     assert await works(plain_host)
 
 
 async def test_too_many_connections_are_turned_away_until_one_goes(plain_host: Host) -> None:
     peers = []
-    for _n in range(20):
+    for _n in range(80):
         peers.append(socket.socket(socket.AF_UNIX))
         peers[-1].connect(plain_host.config.socket_path)
     assert await works(plain_host)
@@ -210,17 +222,24 @@ async def test_another_user_is_turned_away(plain_host: Host) -> None:
     """Twice: by the mode of the socket, and, were that wrong, by the credentials of the peer."""
     path = Path(plain_host.config.socket_path)
     assert path.stat().st_mode & 0o777 == 0o600
-    code = (
-        "import socket, sys; s = socket.socket(socket.AF_UNIX); s.settimeout(20)\n"
-        f"s.connect({str(path)!r}); s.sendall({request()!r})\n"
-        "try: print(len(s.recv(1000)))\n"
-        "except ConnectionError: print(0)"
-    )
-    command = ["/usr/bin/env", "python3", "-I", "-S", "-c", code]
-    if not os.access("/usr/bin/python3", os.X_OK):
-        command[1] = sys.executable
-    first = subprocess.run(command, user=65534, group=65534, capture_output=True, text=True, env={"PATH": "/usr/bin:/bin"})
-    assert "PermissionError" in first.stderr
+    assert "PermissionError" in await say_hello_as_nobody(path)
     path.chmod(0o666)
-    second = subprocess.run(command, user=65534, group=65534, capture_output=True, text=True, env={"PATH": "/usr/bin:/bin"})
-    assert second.stdout == "0\n"
+    assert await say_hello_as_nobody(path) == "0 bytes\n"
+
+
+async def say_hello_as_nobody(path: Path) -> str:
+    code = (
+        "import socket; s = socket.socket(socket.AF_UNIX); s.settimeout(20)\n"
+        f"s.connect({str(path)!r})\n"
+        f"try: s.sendall({request()!r}); print(len(s.recv(1000)), 'bytes')\n"
+        "except ConnectionError: print('0 bytes')"
+    )
+    python = shutil.which("python3", path="/usr/bin:/usr/local/bin:/bin") or sys.executable
+    child = await asyncio.create_subprocess_exec(
+        *(python, "-I", "-S", "-c", code),
+        user=65534,
+        group=65534,
+        stdout=PIPE,
+        stderr=STDOUT,
+    )
+    return (await child.communicate())[0].decode()

@@ -49,7 +49,7 @@ def start_in(slots: Slots, kernel: FakeKernel, task_id: str, pid: int) -> dict[s
 
 
 EVERY_KERNEL = [
-    pytest.param(lambda: FakeV2(), id="v2"),
+    pytest.param(FakeV2, id="v2"),
     pytest.param(lambda: FakeV2(kill=False), id="v2 before cgroup.kill"),
     pytest.param(lambda: FakeV1(SEPARATE), id="v1"),
     pytest.param(lambda: FakeV1(CO_MOUNTED), id="v1 with cpu and cpuacct together"),
@@ -58,7 +58,9 @@ EVERY_KERNEL = [
 
 
 @pytest.mark.parametrize("make_kernel", EVERY_KERNEL)
-def test_a_slot_with_two_tasks_is_made_killed_and_leaves_nothing(make_kernel: Any, tmp_path: Path) -> None:
+def test_a_slot_with_two_tasks_is_made_killed_and_leaves_nothing(
+    make_kernel: Any, tmp_path: Path
+) -> None:
     kernel = make_kernel()
     slots = slots_on(kernel, tmp_path)
     before = set(kernel.members)
@@ -73,7 +75,9 @@ def test_a_slot_with_two_tasks_is_made_killed_and_leaves_nothing(make_kernel: An
 
 
 @pytest.mark.parametrize("make_kernel", EVERY_KERNEL)
-def test_killing_one_task_spares_its_neighbour_in_the_slot(make_kernel: Any, tmp_path: Path) -> None:
+def test_killing_one_task_spares_its_neighbour_in_the_slot(
+    make_kernel: Any, tmp_path: Path
+) -> None:
     kernel = make_kernel()
     slots = slots_on(kernel, tmp_path)
     slots.create(limits())
@@ -126,7 +130,9 @@ def test_an_empty_cpu_list_means_all_cpus_of_the_parent(tmp_path: Path) -> None:
     assert kernel.read("/sys/fs/cgroup/cpuset/box/finegrain/host-a/slots/a.1/cpuset.cpus") == "0-3"
 
 
-def test_on_v2_we_leave_the_delegated_group_for_a_leaf_and_inner_nodes_stay_empty(tmp_path: Path) -> None:
+def test_on_v2_we_leave_the_delegated_group_for_a_leaf_and_inner_nodes_stay_empty(
+    tmp_path: Path,
+) -> None:
     kernel = FakeV2()
     kernel.members[kernel.own] = {100}  # the front; FakeV2 refuses controllers while it is there
     slots = slots_on(kernel, tmp_path)
@@ -150,13 +156,15 @@ LIMIT_FILES = ["cpu.max", "cpu.weight", "cpuset.cpus", "memory.max", "memory.swa
 
 
 @pytest.mark.parametrize("file", LIMIT_FILES)
-def test_a_limit_that_does_not_stick_fails_the_slot_and_leaves_nothing(file: str, tmp_path: Path) -> None:
+def test_a_limit_that_does_not_stick_fails_the_slot_and_leaves_nothing(
+    file: str, tmp_path: Path
+) -> None:
     kernel = FakeV2()
     slots = slots_on(kernel, tmp_path)
     before = set(kernel.members)
     path = f"{kernel.own}/finegrain/host-a/slots/a.1/{file}"
     kernel.ignore_writes.add(path)
-    with pytest.raises(Fault, match="CARVE_FAILED|wrote") as caught:
+    with pytest.raises(Fault, match=r"wrote .*, but") as caught:
         slots.create(limits())
     assert caught.value.reason == "CARVE_FAILED"
     assert caught.value.details.keys() >= {"file", "wrote", "read"}
@@ -165,7 +173,9 @@ def test_a_limit_that_does_not_stick_fails_the_slot_and_leaves_nothing(file: str
     assert slots.limits == {}
 
 
-def test_on_v2_a_cpu_that_is_not_there_is_noticed_though_the_kernel_takes_it(tmp_path: Path) -> None:
+def test_on_v2_a_cpu_that_is_not_there_is_noticed_though_the_kernel_takes_it(
+    tmp_path: Path,
+) -> None:
     with pytest.raises(Fault, match=r"wanted '7', but '0-3' is in effect"):
         slots_on(FakeV2(), tmp_path).create(limits(cpus="7"))
 

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -78,12 +79,16 @@ async def test_a_spinner_gets_its_quota_and_no_more(host: Host, cpu_milli: int) 
     await host.slot(cpu_milli=cpu_milli)
     await host.start("while :; do :; done")
     usage = group_of(host, "task", "cpuacct") / "cpuacct.usage"
-    await asyncio.sleep(0.3)
-    before_ns, began = int(usage.read_text()), time.monotonic()
-    await asyncio.sleep(2.5)
-    used_s = (int(usage.read_text()) - before_ns) / 1e9
-    share = used_s / (time.monotonic() - began)
-    assert share == pytest.approx(cpu_milli / 1000, rel=0.15)
+    shares = []
+    for _window in range(5):  # others may want the cpu, too: one window must show the whole quota
+        before_ns, began = int(usage.read_text()), time.monotonic()
+        await asyncio.sleep(2.2)
+        used_s = (int(usage.read_text()) - before_ns) / 1e9
+        shares.append(used_s / (time.monotonic() - began))
+        if shares[-1] == pytest.approx(cpu_milli / 1000, rel=0.15):
+            break
+    assert shares[-1] == pytest.approx(cpu_milli / 1000, rel=0.15), shares
+    assert max(shares) <= cpu_milli / 1000 * 1.15  # never more, in no window
 
 
 async def test_a_fork_bomb_is_stopped_by_its_limit_and_by_its_end(host: Host) -> None:
@@ -102,7 +107,8 @@ async def test_destroying_kills_what_has_fled_and_ignores_signals(host: Host) ->
     await host.slot()
     flee = (
         "trap '' TERM HUP INT; echo $$;"
-        "(setsid sh -c \"trap '' TERM HUP INT; echo \\$\\$; (setsid sh -c 'echo \\$\\$; sleep 71' &)"
+        "(setsid sh -c \"trap '' TERM HUP INT; echo \\$\\$;"
+        " (setsid sh -c 'echo \\$\\$; sleep 71' &)"
         '; sleep 72" &) ; while :; do sleep 0.1; done'
     )
     await host.start(flee)
@@ -138,8 +144,6 @@ async def test_a_slow_destruction_keeps_nobody_waiting(host: Host) -> None:
 async def test_a_running_slot_is_resized(host: Host) -> None:
     limits = await host.slot(memory_bytes=32 * MIB)
     await host.start("sleep 60")
-    from dataclasses import replace
-
     for memory_bytes in (96 * MIB, 48 * MIB):
         await host.client.resize_slot(replace(limits, memory_bytes=memory_bytes, cpus="0"))
         memory = group_of(host, "task", "memory").parent
@@ -149,8 +153,6 @@ async def test_a_running_slot_is_resized(host: Host) -> None:
 
 
 async def test_a_slot_below_what_its_tasks_hold_is_refused_and_nothing_dies(host: Host) -> None:
-    from dataclasses import replace
-
     limits = await host.slot(memory_bytes=64 * MIB)
     await host.start("", argv=python(HOG.format(mib=40)))
     await eventually(lambda: host.output() == "fits\n", "it has its memory")

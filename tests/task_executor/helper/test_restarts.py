@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -41,7 +42,9 @@ async def test_a_task_that_outlives_the_helper_is_found_again(any_host: Host) ->
     assert any_host.output() == "still here\n"
 
 
-async def test_a_task_that_ended_while_there_was_no_helper_has_its_exit_status(any_host: Host) -> None:
+async def test_a_task_that_ended_while_there_was_no_helper_has_its_exit_status(
+    any_host: Host,
+) -> None:
     await any_host.slot()
     await any_host.start("sleep 0.3; echo late; exit 9")
     any_host.kill_helper()
@@ -86,11 +89,11 @@ async def test_a_new_helper_still_destroys_what_the_old_one_made(any_host: Host)
     assert (await any_host.exit_of()).signal == signal.SIGKILL
 
 
-async def test_a_helper_killed_while_it_starts_many_tasks_knows_each_afterwards(any_host: Host) -> None:
+async def test_a_helper_killed_while_it_starts_many_tasks_knows_each_afterwards(
+    any_host: Host,
+) -> None:
     await any_host.slot()
-    starts = [
-        asyncio.create_task(any_host.start("sleep 0.5; exit 8", f"t{n}")) for n in range(12)
-    ]
+    starts = [asyncio.create_task(any_host.start("sleep 0.5; exit 8", f"t{n}")) for n in range(12)]
     await asyncio.sleep(0.06)
     any_host.kill_helper()
     any_host.restart_helper()
@@ -135,7 +138,9 @@ async def test_a_pid_that_was_reused_is_not_taken_for_the_shim(host: Host) -> No
     assert alive(os.getpid())
 
 
-async def test_after_a_restart_of_the_host_all_tasks_are_lost_and_no_slot_is_left(host: Host) -> None:
+async def test_after_a_restart_of_the_host_all_tasks_are_lost_and_no_slot_is_left(
+    host: Host,
+) -> None:
     await host.slot()
     await host.start("sleep 60")
     await host.client.destroy_slot("slot", 1)
@@ -151,6 +156,37 @@ async def test_after_a_restart_of_the_host_all_tasks_are_lost_and_no_slot_is_lef
     assert lost.error is not None
     assert "host was restarted" in lost.error.message
     assert (await host.client.inspect()).slots == []
+
+
+async def test_a_directory_without_a_record_is_waited_for_while_its_shim_lives(host: Host) -> None:
+    """The helper was killed just after the fork: the shim has not yet said who it is."""
+    await host.slot()
+    await host.start("sleep 60", "one")
+    host.kill_helper()
+    kept = host.directory("one") / "task.json"
+    kept.rename(host.state / "later.json")
+    nothing = host.directory("two")
+    nothing.mkdir()
+    host.restart_helper()
+    await eventually(lambda: not nothing.exists(), "the directory without a shim is removed")
+    assert (await host.client.inspect()).tasks == []
+    again = asyncio.create_task(host.start("sleep 60", "one"))
+    await asyncio.sleep(0.1)
+    assert not again.done()
+    (host.state / "later.json").rename(kept)
+    assert await again == (await host.client.inspect()).tasks[0].pid
+
+
+async def test_a_task_that_did_not_start_has_no_end_either(host: Host) -> None:
+    await host.slot()
+    with pytest.raises(FinegrainError):
+        await host.start("", "never", argv=["no-such-program"])
+    await host.start("exit 0", "real")
+    async with asyncio.timeout(PATIENCE_S):
+        async for event in host.client.events():
+            assert isinstance(event, TaskExited)
+            assert event.task_id == "real"
+            break
 
 
 async def test_a_planned_stop_leaves_tasks_running(host: Host) -> None:
@@ -177,8 +213,6 @@ async def test_two_starts_at_once_give_one_helper(config: HelperConfig) -> None:
 
 
 def test_a_helper_that_cannot_start_says_why(config: HelperConfig, place: Path) -> None:
-    from dataclasses import replace
-
     (place / "file").write_text("")
     bad = replace(config, state_dir=str(place / "file"), socket_path=str(place / "file" / "s"))
     with pytest.raises(HelperNotStarted, match="file"):
@@ -206,7 +240,7 @@ async def test_a_shim_keeps_no_descriptor_of_the_helper_nor_of_another_task(host
     await host.slot()
     await host.start("sleep 60", "one")
     await host.start("sleep 60", "two")
-    targets = [os.readlink(p) for p in Path(f"/proc/{shim_of(host, 'two')}/fd").iterdir()]
+    targets = [str(p.readlink()) for p in Path(f"/proc/{shim_of(host, 'two')}/fd").iterdir()]
     strange = [t for t in targets if "state/helper." in t or "tasks/one" in t]
     assert strange == []
     sockets = [t for t in targets if t.startswith("socket:")]

@@ -9,6 +9,7 @@ import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -70,7 +71,9 @@ async def test_cpu_time_and_peak_memory_include_children(any_host: Host) -> None
 START_REFUSALS = [
     pytest.param({"argv": ["no-such-program"]}, Reason.COMMAND_NOT_FOUND, "PATH", id="not in PATH"),
     pytest.param({"argv": ["/no/such"]}, Reason.COMMAND_NOT_FOUND, "/no/such", id="no such path"),
-    pytest.param({"argv": ["/etc/passwd"]}, Reason.COMMAND_NOT_EXECUTABLE, "passwd", id="no program"),
+    pytest.param(
+        {"argv": ["/etc/passwd"]}, Reason.COMMAND_NOT_EXECUTABLE, "passwd", id="no program"
+    ),
     pytest.param({"cwd": "/no/where"}, Reason.CWD_UNAVAILABLE, "/no/where", id="no such directory"),
     pytest.param({"cwd": "/etc/passwd"}, Reason.CWD_UNAVAILABLE, "passwd", id="cwd is a file"),
     pytest.param({"allocation_id": "other"}, Reason.ALLOCATION_UNKNOWN, "other.1", id="no slot"),
@@ -88,7 +91,7 @@ START_REFUSALS = [
 
 @pytest.mark.parametrize(("changes", "reason", "named"), START_REFUSALS)
 async def test_a_task_that_cannot_start_says_why_and_leaves_nothing(
-    host: Host, changes: dict[str, object], reason: Reason, named: str
+    host: Host, changes: dict[str, Any], reason: Reason, named: str
 ) -> None:
     await host.slot()
     with pytest.raises(FinegrainError) as caught:
@@ -149,6 +152,15 @@ async def test_input_arrives_in_order_once_and_ends(any_host: Host) -> None:
     assert any_host.output() == "hello world\ndone\n"
 
 
+async def test_any_bytes_can_be_input(any_host: Host) -> None:
+    await any_host.slot()
+    await any_host.start("cat", stdin=True)
+    data = bytes(range(256)) * 100
+    assert await any_host.client.write_input("task", 0, data, eof=True) == len(data)
+    await any_host.exit_of()
+    assert read_output(any_host.directory("task"), "stdout", 0, len(data) + 1) == data
+
+
 async def test_a_task_that_does_not_read_pushes_back(any_host: Host) -> None:
     await any_host.slot()
     await any_host.start("read go; wc -c", stdin=True)
@@ -199,7 +211,9 @@ async def test_a_kill_with_grace_lets_the_task_finish(any_host: Host) -> None:
     assert any_host.output() == "up\nbye\n"
 
 
-STUBBORN = "trap '' TERM; (trap '' TERM; setsid sh -c \"trap '' TERM; sleep 61 & sleep 62\" &) ; sleep 63"
+STUBBORN = (
+    "trap '' TERM; (trap '' TERM; setsid sh -c \"trap '' TERM; sleep 61 & sleep 62\" &) ; sleep 63"
+)
 
 
 async def test_a_kill_takes_all_that_the_task_has_become(any_host: Host) -> None:
@@ -216,7 +230,7 @@ async def test_a_kill_takes_all_that_the_task_has_become(any_host: Host) -> None
 
 
 def sleepers(host: Host, task_id: str) -> list[int]:
-    """The `sleep` processes that write to this task's pipes: found from outside, by descent from its shim."""
+    """The `sleep` processes of a task, found from outside by descent from its shim."""
     from task_executor.helper.cgroups.base import descendants
 
     shim = json.loads((host.directory(task_id) / "task.json").read_text())["shim_pid"]
@@ -271,14 +285,18 @@ async def test_a_task_of_nobody_has_no_privilege_and_cannot_get_any(config: Help
     host = Host(config, start_helper(config), await HelperClient.connect(config.socket_path))
     try:
         await host.slot()
-        script = "id -u; id -g; id -G; grep -h -e ^CapBnd -e ^NoNewPrivs /proc/self/status; touch mine"
+        script = (
+            "id -u; id -g; id -G; grep -h -e ^CapBnd -e ^NoNewPrivs /proc/self/status; touch mine"
+        )
         record = await host.run(script, uid=None, gid=None)
         assert record.exit_code == 0
         nobody = ["65534"] * 3
         assert host.output().split() == [*nobody, "CapBnd:", "0" * 16, "NoNewPrivs:", "1"]
         logs = host.directory("task") / "stdout.log"
         assert logs.stat().st_uid == 0
-        refused = await host.run(f"echo x > {logs}; echo x > {logs.parent}/new", "t2", uid=None, gid=None)
+        refused = await host.run(
+            f"echo x > {logs}; echo x > {logs.parent}/new", "t2", uid=None, gid=None
+        )
         assert refused.exit_code != 0
         with pytest.raises(FinegrainError, match="/root"):
             await host.start("true", "t3", uid=None, gid=None, cwd="/root")

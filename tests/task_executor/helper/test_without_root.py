@@ -19,7 +19,7 @@ from tests.task_executor.helper.conftest import Host, alive
 REPOSITORY = Path(__file__).resolve().parents[3]
 NOBODY = 65534
 
-# Runs as nobody: one slot, one task that leaves a daemon behind, a kill -9 of the helper in between.
+# Runs as nobody: one task that leaves a daemon behind, and a kill -9 of the helper meanwhile.
 STORY = """
 import asyncio, json, os, signal, sys
 from task_executor.helper.launch import HelperConfig, start_helper
@@ -38,7 +38,8 @@ async def main(place):
     while (task := (await client.inspect()).tasks[0]).exit is None:
         await asyncio.sleep(0.02)
     output = (task.directory / "stdout.log").read_text()
-    await client.start_task(TaskSpec("u", "a", 1, ["sh", "-c", "trap '' TERM; setsid sleep 78 & wait"]))
+    stubborn = "trap '' TERM; setsid sleep 78 & wait"
+    await client.start_task(TaskSpec("u", "a", 1, ["sh", "-c", stubborn]))
     await client.destroy_slot("a", 1)
     await client.forget_task("t"); await client.forget_task("u")
     left = await client.inspect()
@@ -69,7 +70,9 @@ def python_for_nobody() -> str:
 
 
 @pytest.mark.needs("nobody-user")
-def test_an_ordinary_user_has_tasks_restarts_and_a_plain_word_about_limits(nobodys_place: Path) -> None:
+def test_an_ordinary_user_has_tasks_restarts_and_a_plain_word_about_limits(
+    nobodys_place: Path,
+) -> None:
     for package in ("finegrain", "task_executor"):
         shutil.copytree(REPOSITORY / package, nobodys_place / "code" / package)
     result = subprocess.run(
@@ -78,7 +81,11 @@ def test_an_ordinary_user_has_tasks_restarts_and_a_plain_word_about_limits(nobod
         group=NOBODY,
         extra_groups=[],
         cwd=nobodys_place,
-        env={"PYTHONPATH": str(nobodys_place / "code"), "PATH": "/usr/bin:/bin", "TMPDIR": str(nobodys_place)},
+        env={
+            "PYTHONPATH": str(nobodys_place / "code"),
+            "PATH": "/usr/bin:/bin",
+            "TMPDIR": str(nobodys_place),
+        },
         capture_output=True,
         text=True,
         timeout=60,
@@ -111,7 +118,12 @@ def sleepers_of_nobody() -> list[str]:
 
 async def test_isolation_none_says_what_is_missing_and_still_kills(plain_host: Host) -> None:
     report = await plain_host.client.create_slot(await plain_host.slot())
-    assert (report.driver, report.cpu, report.memory, report.pids) == ("none", "none", "none", "none")
+    assert (report.driver, report.cpu, report.memory, report.pids) == (
+        "none",
+        "none",
+        "none",
+        "none",
+    )
     assert (report.kill, report.cpuset, report.complete) == ("process tree", "affinity", False)
     assert "auto" in report.fix
     await plain_host.start("setsid sh -c 'echo $$; sleep 79' & wait")
