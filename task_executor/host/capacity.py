@@ -149,8 +149,8 @@ def _cpu_milli(topology: HostTopology, cpus: CpuSet, warnings: list[str]) -> int
     if quota is None or quota >= cpu_milli:
         return cpu_milli
     warnings.append(
-        f"a CPU time quota of {quota} milli (/{topology.limits.cpu_quota_file}) limits {len(cpus)} "
-        "CPUs"
+        f"a CPU time quota of {quota} milli (/{topology.limits.cpu_quota_file}) is less than CPUs "
+        f"{cpus} could give"
     )
     return quota
 

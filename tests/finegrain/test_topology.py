@@ -264,6 +264,12 @@ def test_many_cores_are_drawn_as_sets() -> None:
     assert "    1 core: CPUs 3 [not ours]" in render_topology(host).splitlines()
 
 
+def test_isolated_cpus_that_are_offered_are_named() -> None:
+    capacity = Capacity(CpuSet.parse("0-7"), CpuSet.of(4, 5), 4, 8000, GIB, ())
+    lines = render_topology(two_sockets(), capacity).splitlines()
+    assert "only for exclusive slots: isolated CPUs 4-5" in lines
+
+
 @pytest.mark.parametrize(
     ("amount", "text"),
     [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (80 * GIB, "80 GiB"), (2**60, "1024 PiB")],

@@ -127,5 +127,15 @@ def test_cards_without_a_driver_are_reported_with_the_reason(with_card: WithCard
     assert any(BUS_ID in warning and "no driver here" in warning for warning in host.warnings)
 
 
+def test_what_the_driver_warns_of_is_reported(with_card: WithCard) -> None:
+    source = FakeNvml(GpuInventory(warnings=("GPU 1 cannot be opened",)))
+    assert "GPU 1 cannot be opened" in detect(with_card(), source).warnings
+
+
+def test_on_a_host_of_one_node_every_gpu_is_on_it(machine: Machine) -> None:
+    root = machine({"sys/devices/system/cpu/online": "0-7"})
+    assert only_gpu(detect(root, gpu())).numa_node == 0
+
+
 def test_without_a_source_gpus_are_not_looked_for(with_card: WithCard) -> None:
     assert detect(with_card()).gpu_absence_reason == "GPUs were not looked for"
