@@ -1,0 +1,299 @@
+"""The executor's own books: which slots exist on this host and what is left.
+
+Decides whether an ordered slot may exist (it fits what is free *here*, whatever the RM believes),
+and what every slot takes. Refuses to know the wire, the disk, the clock and the kernel.
+
+The table never gives capacity back early: a slot is booked from the order (CARVING) until its last
+process is gone (`freed`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from finegrain.cpuset import CpuSet
+from finegrain.errors import (
+    AlreadyExists,
+    FailedPrecondition,
+    FinegrainError,
+    InvalidArgument,
+    InvariantBroken,
+    Reason,
+    ResourceExhausted,
+)
+from finegrain.resources import (
+    Amounts,
+    add,
+    booking,
+    fits,
+    has_separate_pools,
+    shortfall,
+    subtract,
+    total_of,
+)
+from task_executor.engine.slots import Slot, SlotKey, SlotSpec, SlotState, illegal_move
+
+
+@dataclass(frozen=True, slots=True)
+class HostShare:
+    """What this executor may carve from. `total` has the reserves already taken off."""
+
+    total: Amounts
+    shared_cpus: CpuSet  # what a slot without cpus of its own may run on
+    slots_max: int = 0  # 0: no limit
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one ordered slot: the slot, or why there is none."""
+
+    key: SlotKey
+    slot: Slot | None = None
+    error: FinegrainError | None = None
+
+    @property
+    def must_carve(self) -> bool:
+        """True if the slot is new and still has to be enforced on the host."""
+        return self.slot is not None and self.slot.state is SlotState.CARVING
+
+
+@dataclass
+class SlotTable:
+    """All slots of one executor. `version` rises with every change that a report would show."""
+
+    share: HostShare
+    version: int = 0
+    _slots: dict[SlotKey, Slot] = field(default_factory=dict)
+    _generations: dict[str, set[int]] = field(default_factory=dict)
+    _booked: dict[str, int] = field(default_factory=dict)
+
+    def __iter__(self) -> Iterator[Slot]:
+        return iter(self._slots.values())
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def get(self, key: SlotKey) -> Slot | None:
+        """The slot of that very generation, if it exists."""
+        return self._slots.get(key)
+
+    def latest(self, allocation_id: str) -> Slot | None:
+        """The slot with the highest generation of that allocation."""
+        generations = self._generations.get(allocation_id)
+        return self._slots[SlotKey(allocation_id, max(generations))] if generations else None
+
+    def visible(self) -> tuple[Slot, ...]:
+        """What a report shows: everything but slots that are still being carved."""
+        return tuple(slot for slot in self if slot.state is not SlotState.CARVING)
+
+    def booking_of(self, spec: SlotSpec) -> dict[str, int]:
+        """What a slot takes from the books."""
+        return booking(spec.profile, separate_pools=has_separate_pools(self.share.total))
+
+    def available(self) -> dict[str, int]:
+        """Total minus everything that is booked."""
+        return subtract(self.share.total, self._booked)
+
+    def allocated(self) -> dict[str, int]:
+        """Everything that is booked."""
+        return dict(self._booked)
+
+    def available_beside(self, slots: Iterable[Slot]) -> dict[str, int]:
+        """Total minus just these slots, never below zero: what a report of them leaves.
+
+        Adopted slots can exceed a total that shrank over a restart.
+        """
+        taken = total_of(self.booking_of(slot.spec) for slot in slots)
+        left = subtract(self.share.total, taken)
+        return {name: amount for name, amount in left.items() if amount > 0}
+
+    def effective_cpus(self, spec: SlotSpec) -> CpuSet:
+        """The cpus that a slot may run on."""
+        return CpuSet.parse(spec.cpus) if spec.cpus else self.share.shared_cpus
+
+    # -- orders ------------------------------------------------------------------------------
+
+    def allocate(self, specs: Sequence[SlotSpec]) -> list[Outcome]:
+        """Books what fits, in the order given; the result has one outcome per spec.
+
+        A new slot is CARVING until `carved` or `carve_failed`. One that exists with the same
+        content is that slot; refusals are per item and book nothing.
+        """
+        return [self._allocate(spec) for spec in specs]
+
+    def _allocate(self, spec: SlotSpec) -> Outcome:
+        known = self._slots.get(spec.key)
+        try:
+            if known is not None:
+                return Outcome(spec.key, slot=self._same(known, spec))
+            self._check(spec)
+        except FinegrainError as error:
+            return Outcome(spec.key, error=error)
+        return Outcome(spec.key, slot=self._book(Slot(spec)))
+
+    def _same(self, known: Slot, spec: SlotSpec) -> Slot:
+        if known.spec != spec:
+            raise AlreadyExists(
+                f"allocation {spec.allocation_id} generation {spec.generation} exists with other "
+                "content; free it first, or place the request anew under a higher generation",
+                details={"allocation_id": spec.allocation_id, "generation": spec.generation},
+            )
+        if known.state is SlotState.FREEING:
+            raise FailedPrecondition(
+                f"slot {spec.allocation_id} generation {spec.generation} is being freed; "
+                "place the request anew under a higher generation",
+                details={"allocation_id": spec.allocation_id, "state": known.state.value},
+            )
+        return known
+
+    def _check(self, spec: SlotSpec) -> None:
+        latest = self.latest(spec.allocation_id)
+        if latest is not None and latest.spec.generation > spec.generation:
+            raise FailedPrecondition(
+                f"allocation {spec.allocation_id} is at generation {latest.spec.generation} here; "
+                f"generation {spec.generation} is over",
+                reason=Reason.STALE_GENERATION,
+                details={
+                    "allocation_id": spec.allocation_id,
+                    "asked": spec.generation,
+                    "known": latest.spec.generation,
+                },
+            )
+        self._check_amounts(spec)
+        if self.share.slots_max and len(self._slots) >= self.share.slots_max:
+            raise ResourceExhausted(
+                f"this executor has {len(self._slots)} slots and its slots_max is "
+                f"{self.share.slots_max}; free one first or raise slots_max",
+                reason=Reason.SLOT_LIMIT,
+                details={"slots": len(self._slots), "slots_max": self.share.slots_max},
+            )
+        self._check_fit(spec)
+
+    def _check_amounts(self, spec: SlotSpec) -> None:
+        if spec.profile.cpu_milli <= 0:
+            raise InvalidArgument("profile.cpu_milli", spec.profile.cpu_milli, "1 or more")
+        if spec.memory_bytes <= 0:
+            raise InvalidArgument("memory_bytes", spec.memory_bytes, "1 or more")
+        if spec.cpu_limit_milli < spec.profile.cpu_milli:
+            expected = f"0 or at least the booked cpu_milli ({spec.profile.cpu_milli})"
+            raise InvalidArgument("cpu_limit_milli", spec.cpu_limit_milli, expected)
+        if not self.effective_cpus(spec) <= self.share.shared_cpus:
+            expected = f"cpus out of this executor's {self.share.shared_cpus}"
+            raise InvalidArgument("cpus", spec.cpus, expected)
+
+    def _check_fit(self, spec: SlotSpec) -> None:
+        need, free = self.booking_of(spec), self.available()
+        if fits(need, free):
+            return
+        details: dict[str, int] = {}
+        parts = []
+        for name in shortfall(need, free):
+            asked, available = need[name], free.get(name, 0)
+            total = self.share.total.get(name, 0)
+            parts.append(f"{name}: asked {asked}, available {available} of {total}")
+            details |= {
+                f"asked.{name}": asked,
+                f"available.{name}": available,
+                f"total.{name}": total,
+            }
+        raise ResourceExhausted(
+            f"slot {spec.allocation_id} does not fit here ({'; '.join(parts)}); place it elsewhere "
+            "or wait",
+            reason=Reason.INSUFFICIENT_RESOURCES,
+            details=details,
+        )
+
+    # -- what became of them -----------------------------------------------------------------
+
+    def carved(self, key: SlotKey, isolation: Mapping[str, Any], time_ms: int) -> Slot:
+        """The slot is enforced on the host."""
+        slot = self._slots[key].moved(
+            SlotState.ALLOCATED, isolation=dict(isolation), allocated_time_ms=time_ms
+        )
+        return self._put(slot)
+
+    def carve_failed(self, key: SlotKey) -> None:
+        """Nothing of the slot is left on the host."""
+        slot = self._slots[key]
+        if slot.state is not SlotState.CARVING:
+            raise illegal_move(slot, None)
+        self._strike(slot)
+
+    def begin_free(self, key: SlotKey, *, end_reason: str = "") -> Slot | None:
+        """Takes no more tasks; `end_reason` says why where the RM did not order it.
+
+        None if no such slot exists (it is done), or if it is still being carved.
+        """
+        slot = self._slots.get(key)
+        if slot is None or slot.state is SlotState.CARVING:
+            return None
+        if slot.state is SlotState.FREEING:
+            if slot.end_reason and not end_reason:
+                return self._put(replace(slot, end_reason=""))  # the RM ordered it meanwhile
+            return slot
+        return self._put(slot.moved(SlotState.FREEING, end_reason=end_reason))
+
+    def accept(self, key: SlotKey) -> bool:
+        """The job master took the slot at its target address; no report shows that."""
+        slot = self._slots.get(key)
+        if slot is None or slot.state is not SlotState.ALLOCATED:
+            return False
+        self._slots[key] = replace(slot, accepted=True)
+        return True
+
+    def freed(self, key: SlotKey) -> Slot:
+        """All its processes are gone and its group with them: the amounts are available."""
+        slot = self._slots[key]
+        if slot.state is not SlotState.FREEING:
+            raise illegal_move(slot, None)
+        return self._strike(slot)
+
+    def vanished(self, key: SlotKey) -> Slot:
+        """The host lost the slot (a reboot, a removed group): the amounts are available."""
+        slot = self._slots[key]
+        if slot.state is SlotState.CARVING:
+            raise illegal_move(slot, None)
+        return self._strike(slot)
+
+    def adopt(self, slot: Slot) -> None:
+        """Takes in a slot that outlived a restart. Its amounts count even beyond the total."""
+        if slot.key in self._slots or slot.state is SlotState.CARVING:
+            raise illegal_move(slot, slot.state)
+        self._book(slot)
+        self.version += 1
+
+    def _book(self, slot: Slot) -> Slot:
+        self._slots[slot.key] = slot
+        self._generations.setdefault(slot.spec.allocation_id, set()).add(slot.spec.generation)
+        self._booked = add(self._booked, self.booking_of(slot.spec))
+        return slot
+
+    def _put(self, slot: Slot) -> Slot:
+        self._slots[slot.key] = slot
+        self.version += 1
+        return slot
+
+    def _strike(self, slot: Slot) -> Slot:
+        del self._slots[slot.key]
+        generations = self._generations[slot.spec.allocation_id]
+        generations.discard(slot.spec.generation)
+        if not generations:
+            del self._generations[slot.spec.allocation_id]
+        self._booked = subtract(self._booked, self.booking_of(slot.spec))
+        self.version += 1
+        return slot
+
+    def check_invariants(self) -> None:
+        """Recomputes the books from the slots.
+
+        Raises:
+            InvariantBroken: the sum differs, is negative, or two keys disagree with their slots.
+        """
+        recomputed = total_of(self.booking_of(slot.spec) for slot in self)
+        if recomputed != self._booked or any(amount < 0 for amount in recomputed.values()):
+            raise InvariantBroken(f"booked {self._booked}, but the slots sum to {recomputed}")
+        indexed = {SlotKey(i, g) for i, many in self._generations.items() for g in many}
+        if indexed != self._slots.keys() or any(k != s.key for k, s in self._slots.items()):
+            raise InvariantBroken("the index of generations differs from the slots")

@@ -1,0 +1,162 @@
+"""What a slot is to its executor: the order, the states, and how a slot can end.
+
+Decides which moves between states exist. Refuses to know who ordered what, and how a slot is
+enforced.
+
+```mermaid
+stateDiagram-v2
+    [*] --> CARVING: ordered, fits
+    CARVING --> ALLOCATED: enforced on the host
+    CARVING --> [*]: carve failed, nothing left
+    ALLOCATED --> FREEING: ordered, unowned, orphaned, not accepted
+    ALLOCATED --> [*]: its group vanished
+    FREEING --> [*]: all its processes are gone
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+from finegrain.errors import IllegalTransition
+from finegrain.resources import ResourceProfile
+
+
+class SlotKey(NamedTuple):
+    """Identity of a slot: one placement of one request."""
+
+    allocation_id: str
+    generation: int
+
+
+class SlotState(StrEnum):
+    """Where a slot stands; its amounts are booked in every one of these states."""
+
+    CARVING = "CARVING"  # booked, its limits are being set; on no wire yet
+    ALLOCATED = "ALLOCATED"  # enforced on the host; takes tasks
+    FREEING = "FREEING"  # takes no tasks; its processes are being ended
+
+
+MOVES = frozenset(
+    {(SlotState.CARVING, SlotState.ALLOCATED), (SlotState.ALLOCATED, SlotState.FREEING)}
+)
+"""Every move between two states; leaving the table is checked where a slot is struck out."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlotSpec:
+    """A slot as the RM orders it, with the executor's defaults filled in.
+
+    Two orders under one key are the same order exactly when their specs are equal.
+    """
+
+    allocation_id: str
+    generation: int
+    job_id: str
+    profile: ResourceProfile
+    cpu_limit_milli: int
+    pids_max: int
+    cpus: str = ""  # kernel's list form; empty: the executor's shared pool
+    job_secret_sha256: str = ""
+    target_address: str = ""
+
+    @property
+    def key(self) -> SlotKey:
+        """Identity of the slot."""
+        return SlotKey(self.allocation_id, self.generation)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory limit."""
+        return self.profile.booked_memory_bytes
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able form, the inverse of `from_dict`."""
+        return {
+            "allocation_id": self.allocation_id,
+            "generation": self.generation,
+            "job_id": self.job_id,
+            "profile": self.profile.to_dict(),
+            "cpu_limit_milli": self.cpu_limit_milli,
+            "pids_max": self.pids_max,
+            "cpus": self.cpus,
+            "job_secret_sha256": self.job_secret_sha256,
+            "target_address": self.target_address,
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> SlotSpec:
+        """Reads what `to_dict` wrote. KeyError or TypeError for anything else."""
+        values = dict(data)
+        return cls(profile=ResourceProfile.from_dict(values.pop("profile")), **values)
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One slot and where it stands. Replaced, never changed, so that a report is a moment."""
+
+    spec: SlotSpec
+    state: SlotState = SlotState.CARVING
+    isolation: Mapping[str, Any] = field(default_factory=dict)  # what is really enforced
+    allocated_time_ms: int = 0  # wall clock, for people
+    end_reason: str = ""  # FREEING without an order of the RM: why
+    accepted: bool = False  # by the job master at its target address
+
+    @property
+    def key(self) -> SlotKey:
+        """Identity of the slot."""
+        return self.spec.key
+
+    def moved(self, state: SlotState, **changes: Any) -> Slot:
+        """The slot in another state.
+
+        Raises:
+            IllegalTransition: no such move exists.
+        """
+        if (self.state, state) not in MOVES:
+            raise illegal_move(self, state)
+        return replace(self, state=state, **changes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able form, the inverse of `from_dict`."""
+        return {
+            "spec": self.spec.to_dict(),
+            "state": self.state.value,
+            "isolation": dict(self.isolation),
+            "allocated_time_ms": self.allocated_time_ms,
+            "end_reason": self.end_reason,
+            "accepted": self.accepted,
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Slot:
+        """Reads what `to_dict` wrote. KeyError, TypeError or ValueError for anything else."""
+        values = dict(data)
+        spec, state = SlotSpec.from_dict(values.pop("spec")), SlotState(values.pop("state"))
+        return cls(spec=spec, state=state, **values)
+
+
+@dataclass(frozen=True, slots=True)
+class EndedSlot:
+    """A slot that ended without an order of the RM, until the RM has heard of it."""
+
+    key: SlotKey
+    reason: str
+
+
+def illegal_move(slot: Slot, to: SlotState | None) -> IllegalTransition:
+    """The error for a move that no table lists; `to` None: out of the table."""
+    wanted = to.value if to else "gone"
+    return IllegalTransition(
+        f"slot {slot.spec.allocation_id} generation {slot.spec.generation} cannot go from "
+        f"{slot.state.value} to {wanted}",
+        details={
+            "allocation_id": slot.spec.allocation_id,
+            "generation": slot.spec.generation,
+            "from": slot.state.value,
+            "to": wanted,
+        },
+    )

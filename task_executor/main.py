@@ -1,0 +1,165 @@
+"""`finegrain executor serve`: the front of one task executor, from options to exit status.
+
+Decides the order in which things come up. The helper is started before grpc is imported: a process
+that uses grpc must not fork, and the helper forks for every task. Nothing here imports grpc at
+module level.
+
+A planned stop (SIGTERM, SIGINT) ends the front alone; slots, tasks, shims and the helper live on
+and are taken back at the next start, unless `stop_tasks_on_exit` is set.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from finegrain.errors import ConfigurationError, FinegrainError, InvalidArgument
+from finegrain.logs import configure_logging, get_logger
+from task_executor.helper.launch import HelperConfig, HelperNotStarted, start_helper
+from task_executor.options import TaskExecutorOptions
+from task_executor.service.ports import Helper
+from task_executor.service.prepared import Prepared, prepare
+
+EXIT_OK = 0
+EXIT_FAILED = 1
+EXIT_CONFIGURATION = 78  # EX_CONFIG
+HELPER_CHECK_S = 1.0
+
+Ready = Callable[[str, str], None]
+"""Called with the addresses of the service and of the metrics (empty: none) once both are bound."""
+
+log = get_logger(__name__)
+
+
+def run(options: TaskExecutorOptions) -> int:
+    """Serves until SIGTERM or SIGINT; answers with the exit status.
+
+    0: a planned stop; 78: it cannot start as configured; 1: anything else.
+    """
+    configure_logging(options.log)
+    try:
+        prepared = prepare(options)
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            runner.run(_serve_until_signal(prepared))
+    except FinegrainError as error:
+        sys.stderr.write(f"finegrain: {error.message}\n")
+        refused = isinstance(error, (ConfigurationError, InvalidArgument))
+        return EXIT_CONFIGURATION if refused else EXIT_FAILED
+    return EXIT_OK
+
+
+async def serve(
+    options: TaskExecutorOptions, ready: Ready | None = None, stop: asyncio.Event | None = None
+) -> None:
+    """The same inside a running event loop, until `stop` is set or this task is cancelled; either
+    is a planned stop.
+
+    Args:
+        options: what to serve.
+        ready: called once, when the executor can be called (it may not have registered yet).
+        stop: ends it.
+
+    Raises:
+        ConfigurationError, InvalidArgument: it cannot start as configured.
+        Unavailable: the helper does not answer.
+    """
+    prepared = await asyncio.to_thread(prepare, options)
+    await _serve(prepared, ready=ready, stop=stop or asyncio.Event())
+
+
+async def _serve_until_signal(prepared: Prepared) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signum, stop.set)
+    await _serve(prepared, ready=None, stop=stop)
+
+
+async def _serve(prepared: Prepared, *, ready: Ready | None, stop: asyncio.Event) -> None:
+    from task_executor.host.helper_client import HelperClient
+    from task_executor.service.front import Front
+
+    try:
+        helper = await HelperClient.connect(prepared.helper.socket_path)
+        try:
+            info = await helper.hello()
+            front = Front(prepared, helper, info)
+            try:
+                await front.start()
+            except BaseException:
+                await front.abandon()
+                raise
+            if ready is not None:
+                ready(front.address, front.metrics_address)
+            try:
+                await _until_first(
+                    front.run(), stop.wait(), _keep_helper(prepared.helper, info.pid)
+                )
+            finally:
+                await front.stop()
+        except BaseException:
+            await _end_idle_helper(helper)
+            raise
+        finally:
+            await helper.close()
+    finally:
+        prepared.directory.close()
+
+
+async def _until_first(*works: Coroutine[Any, Any, object]) -> None:
+    """Runs all until one ends, and raises what that one raised."""
+    tasks = [asyncio.create_task(work) for work in works]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _keep_helper(config: HelperConfig, helper_pid: int) -> None:
+    """Starts the helper again when it has died; its tasks have lived on in their shims."""
+    while True:
+        await asyncio.sleep(HELPER_CHECK_S)
+        if _lives(helper_pid):
+            continue
+        log.error("helper_died", pid=helper_pid)
+        try:
+            helper_pid = await asyncio.to_thread(start_helper, config)
+        except HelperNotStarted as error:
+            log.error("helper_not_started", error=str(error))
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass  # another user's: it lives
+    return True
+
+
+async def _end_idle_helper(helper: Helper) -> None:
+    """A start that failed leaves no helper behind, unless slots or tasks need one."""
+    with contextlib.suppress(FinegrainError):
+        state = await helper.inspect()
+        if not state.slots and not state.tasks:
+            await helper.stop()
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """uvloop's where it is installed: it halves what a call costs."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory

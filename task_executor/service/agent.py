@@ -1,0 +1,284 @@
+"""The executor's side of the conversation with the RM: register, report, reconcile, hold out alone.
+
+Decides when to register and report, what to make of the answers, and when slots without a reachable
+RM are orphans. Takes no orders: those come by TaskExecutorService.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from enum import Enum
+
+from finegrain.errors import FinegrainError, Reason
+from finegrain.logs import get_logger
+from finegrain.rpc.access import TokenHashes
+from finegrain.rpc.wire import duration_ms_from_proto
+from finegrain.v1 import resource_manager_pb2, slots_pb2
+from task_executor.engine.slots import SlotKey, SlotState
+from task_executor.service.keeper import SlotKeeper
+from task_executor.service.manager_link import ManagerLink
+from task_executor.service.messages import state_to_proto
+
+COALESCE_S = 0.02
+REPORT_INTERVAL_MS_DEFAULT = 2_000
+REPORT_INTERVAL_MS_MIN, REPORT_INTERVAL_MS_MAX = 50, 3_600_000
+CONFLICT_PAUSE_S = 10.0
+
+MEANT_FOR_PEOPLE = frozenset(
+    {
+        Reason.INSTANCE_CONFLICT,
+        Reason.VERSION_MISMATCH,
+        Reason.TOKEN_WRONG,
+        Reason.TOKEN_MISSING,
+        Reason.CLUSTER_TOKEN_NEEDED,
+        Reason.INVALID_ARGUMENT,
+        Reason.ALREADY_EXISTS,
+    }
+)
+"""Refusals that go away only when somebody does something; tried again slowly."""
+
+Registration = Callable[[slots_pb2.SlotReport], resource_manager_pb2.RegisterExecutorRequest]
+Measure = Callable[[], Awaitable[slots_pb2.UsageReport]]
+Clock = Callable[[], float]
+
+log = get_logger(__name__)
+
+
+class _Next(Enum):
+    """What an answer calls for."""
+
+    WAIT = "wait"  # for the interval, or a change
+    AT_ONCE = "at once"  # another report
+    REGISTER = "register"
+
+
+@dataclass(slots=True)
+class AgentState:
+    """How the conversation stands; for metrics, readiness and tests."""
+
+    registered: bool = False
+    connected: bool = False
+    registration_number: int = 0
+    contact_at: float = 0.0  # seconds of boot time: when the RM last answered
+    report_interval_ms: int = REPORT_INTERVAL_MS_DEFAULT
+    reports_sent: int = 0
+
+
+def boot_seconds() -> float:
+    """A clock that no adjustment moves, and that runs while the host sleeps."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class Agent:
+    """Runs until cancelled.
+
+    Args:
+        keeper: slots, fence and report numbers.
+        link: the way to the RM.
+        registration: makes the announcement around a first report.
+        measure: what is really used.
+        tokens: gets the hash of the user token that the RM tells.
+        orphan_timeout_ms: None: never.
+    """
+
+    def __init__(
+        self,
+        keeper: SlotKeeper,
+        link: ManagerLink,
+        *,
+        registration: Registration,
+        measure: Measure,
+        tokens: TokenHashes,
+        orphan_timeout_ms: int | None,
+        clock: Clock = boot_seconds,
+    ) -> None:
+        self._keeper = keeper
+        self._link = link
+        self._registration = registration
+        self._measure = measure
+        self._tokens = tokens
+        self._orphan_timeout_ms = orphan_timeout_ms
+        self._clock = clock
+        self._changed = asyncio.Event()
+        self._settled = asyncio.Event()  # no registration is under way
+        self._settled.set()
+        self.state = AgentState(contact_at=clock())
+        keeper.on_change = self._changed.set
+
+    async def run(self) -> None:
+        """Registers and reports, for ever."""
+        while True:
+            try:
+                if not self.state.registered:
+                    await self._register()
+                step = await self._report()
+                self._met()
+            except FinegrainError as error:
+                await self._hold_out(error)
+                continue
+            except OSError as error:
+                log.error("checkpoint_not_written", error=str(error))
+                await asyncio.sleep(1.0)
+                continue
+            if step is _Next.REGISTER:
+                self.state.registered = False
+            elif step is _Next.WAIT:
+                await self._wait_for_change()
+
+    async def wait_registered(self, timeout_s: float) -> None:
+        """Waits for a registration that is under way, at most that long."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._settled.wait()
+        except TimeoutError:
+            return
+
+    # -- register ----------------------------------------------------------------------------
+
+    async def _register(self) -> None:
+        self._settled.clear()
+        try:
+            self._keeper.reports.distrust()
+            report = state_to_proto(self._keeper.full_state())
+            request = self._registration(report)
+            answer = await self._link.register(request)
+            await self._take_registration(answer, report.report_number)
+        finally:
+            self._settled.set()
+        log.info(
+            "registered",
+            manager=self._link.address,
+            rm_epoch=answer.rm_epoch,
+            registration_number=answer.registration_number,
+        )
+        await self._free_unowned(answer.unowned_slots)
+
+    async def _take_registration(
+        self, answer: resource_manager_pb2.RegisterExecutorResponse, report_number: int
+    ) -> None:
+        """Durable before use: no command of this epoch is admitted before the epoch is kept."""
+        keeper = self._keeper
+        keeper.fence.check_epoch(answer.rm_epoch)
+        await keeper.keep_epoch(answer.rm_epoch)
+        keeper.fence.register(answer.rm_epoch, answer.registration_number)
+        self._tokens.user_sha256 = answer.user_token_sha256
+        self.state.report_interval_ms = duration_ms_from_proto(
+            answer.report_interval, "report_interval"
+        )
+        self.state.report_interval_ms = min(
+            max(self.state.report_interval_ms, REPORT_INTERVAL_MS_MIN), REPORT_INTERVAL_MS_MAX
+        )
+        self.state.registration_number = answer.registration_number
+        self.state.registered = True
+        self._met()
+        if keeper.reports.acknowledge(report_number):
+            await keeper.save()
+
+    # -- report ------------------------------------------------------------------------------
+
+    async def _report(self) -> _Next:
+        keeper = self._keeper
+        usage = await self._measure()
+        self._changed.clear()
+        request = resource_manager_pb2.ReportSlotsRequest(
+            executor_id=keeper.identity.executor_id,
+            instance_id=keeper.identity.instance_id,
+            registration_number=keeper.fence.registration_number,
+            report=state_to_proto(keeper.next_state()),
+            usage=usage,
+        )
+        answer = await self._link.report(request)
+        self.state.reports_sent += 1
+        return await self._take_answer(answer)
+
+    async def _take_answer(self, answer: resource_manager_pb2.ReportSlotsResponse) -> _Next:
+        keeper = self._keeper
+        keeper.fence.check_epoch(answer.rm_epoch)
+        if answer.rm_epoch > keeper.fence.rm_epoch:
+            await keeper.keep_epoch(answer.rm_epoch)
+            keeper.fence.raise_epoch(answer.rm_epoch)
+        if answer.register_again:
+            log.info("register_again", manager=self._link.address, rm_epoch=answer.rm_epoch)
+            return _Next.REGISTER
+        if keeper.reports.acknowledge(answer.acknowledged_report_number):
+            await keeper.save()
+        await self._free_unowned(answer.unowned_slots)
+        if answer.send_full_report:
+            keeper.reports.distrust()
+            return _Next.AT_ONCE
+        return _Next.WAIT
+
+    async def _free_unowned(self, slots: Iterable[resource_manager_pb2.SlotRelease]) -> None:
+        wanted = []
+        for each in slots:
+            latest = self._keeper.table.latest(each.allocation_id)
+            generation = each.generation or (latest.spec.generation if latest else 0)
+            wanted.append((SlotKey(each.allocation_id, generation), None))
+            log.warning("unowned_slot", allocation_id=each.allocation_id, generation=generation)
+        if wanted:
+            await self._keeper.free(wanted)
+
+    async def _wait_for_change(self) -> None:
+        try:
+            async with asyncio.timeout(self.state.report_interval_ms / 1000):
+                await self._changed.wait()
+        except TimeoutError:
+            return
+        await asyncio.sleep(COALESCE_S)  # changes come in bursts; one report tells them all
+
+    # -- alone -------------------------------------------------------------------------------
+
+    def _met(self) -> None:
+        if not self.state.connected:
+            log.info("manager_connected", manager=self._link.address)
+        self.state.connected = True
+        self.state.contact_at = self._clock()
+
+    async def _hold_out(self, error: FinegrainError) -> None:
+        """The RM is away or refuses us: tasks go on, until they are orphans."""
+        if self.state.connected or not self.state.registered:
+            log.warning(
+                "manager_not_reached",
+                manager=self._link.address,
+                reason=error.reason.value,
+                error=error.message,
+            )
+        self.state.connected = False
+        if error.reason in (Reason.STALE_REGISTRATION, Reason.EXECUTOR_UNKNOWN):
+            self.state.registered = False
+        pause_s = await self._link.next_address()
+        if error.reason in MEANT_FOR_PEOPLE:
+            log.error("registration_refused", reason=error.reason.value, error=error.message)
+            pause_s = CONFLICT_PAUSE_S
+        await self._free_orphans()
+        await asyncio.sleep(pause_s)
+
+    async def _free_orphans(self) -> None:
+        if self._orphan_timeout_ms is None:
+            return
+        alone_s = self._clock() - self.state.contact_at
+        if alone_s * 1000 <= self._orphan_timeout_ms:
+            return
+        orphans = [
+            (slot.key, None) for slot in self._keeper.table if slot.state is SlotState.ALLOCATED
+        ]
+        if orphans:
+            log.error("orphans_freed", slots=len(orphans), alone_s=round(alone_s))
+            await self._keeper.free(orphans, reason=Reason.ORPHANED.value)
+
+    async def tell_last(self, timeout_s: float) -> None:
+        """One more report, as far as it can be delivered; for a planned stop."""
+        if not self.state.registered:
+            return
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._report()
+        except (FinegrainError, OSError, TimeoutError) as error:
+            log.warning("last_report_not_delivered", error=str(error))
+
+    async def close(self) -> None:
+        """Closes the way to the RM."""
+        await self._link.close()

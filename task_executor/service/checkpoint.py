@@ -1,0 +1,271 @@
+"""What a restarted front must know: who it is, which epoch it obeys, which slots and tasks it has.
+
+Decides how the state directory is laid out, locked and written, so that after any crash a reader
+finds the old or the new state, whole. Refuses to know what the state means.
+
+    executor.lock     held by the one front that uses this directory
+    state.json        identity, epoch, slots: one document, replaced whole
+    tasks/ID.json     one per task, written when it is accepted, removed when it is forgotten
+    endpoint.json     where the running front can be reached; for people and tools
+    helper/           the helper's own; nothing of ours
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from finegrain.errors import ConfigurationError, Reason
+from finegrain.ids import ID_PATTERN, new_id
+
+FORMAT_VERSION = 1
+LOCK_FILE = "executor.lock"
+STATE_FILE = "state.json"
+ENDPOINT_FILE = "endpoint.json"
+TASKS_FOLDER = "tasks"
+HELPER_FOLDER = "helper"
+
+
+@dataclass(frozen=True, slots=True)
+class SavedState:
+    """The document. `slots` and `ended` are JSON forms of the engine's types."""
+
+    executor_id: str
+    instance_id: str
+    rm_epoch: int = 0
+    boot_id: str = ""
+    slots: tuple[dict[str, Any], ...] = ()
+    ended: tuple[dict[str, Any], ...] = ()
+
+
+@dataclass(slots=True)
+class StateDirectory:
+    """A locked state directory. `damage` says what could not be read, for the log."""
+
+    path: Path
+    damage: list[str] = field(default_factory=list)
+    _lock: int = -1
+
+    @classmethod
+    def open(cls, path: Path) -> StateDirectory:
+        """Makes the directory if need be and locks it for the life of this process.
+
+        Raises:
+            ConfigurationError: it cannot be used, or another front uses it.
+        """
+        directory = cls(path)
+        try:
+            path.mkdir(mode=0o750, parents=True, exist_ok=True)
+            (path / TASKS_FOLDER).mkdir(mode=0o700, exist_ok=True)
+            directory._lock = os.open(
+                path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
+            )
+            fcntl.flock(directory._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            directory.close()
+            raise ConfigurationError(
+                f"another task executor uses the state directory {path}; stop it, or give this "
+                "one a directory of its own (--state-dir)",
+                reason=Reason.STORE_IN_USE,
+                details={"state_dir": path},
+            ) from None
+        except OSError as error:
+            directory.close()
+            raise ConfigurationError(
+                f"the state directory {path} cannot be used: {error.strerror}; make it writable "
+                "for this user, or name another one (--state-dir)",
+                details={"state_dir": path},
+            ) from None
+        return directory
+
+    def close(self) -> None:
+        """Gives the lock back."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    # -- the document ------------------------------------------------------------------------
+
+    def load(self, executor_id: str) -> SavedState:
+        """The saved state, or a fresh identity if there is none or it is damaged.
+
+        A damaged document is kept aside (state.json.damaged) and told in `damage`; what really
+        runs is then learnt from the helper.
+
+        Args:
+            executor_id: as configured; empty: the saved one.
+
+        Raises:
+            ConfigurationError: the directory belongs to another executor, a newer version wrote
+                it, or it cannot be read at all.
+        """
+        try:
+            content = read_document(self.path / STATE_FILE)
+            saved = _parse_state(content) if content else None
+        except _DamagedError as error:
+            aside = self.path / f"{STATE_FILE}.damaged"
+            (self.path / STATE_FILE).replace(aside)
+            self.damage.append(f"{STATE_FILE} is damaged ({error}); kept as {aside.name}")
+            saved = None
+        except OSError as error:
+            raise ConfigurationError(
+                f"{self.path / STATE_FILE} cannot be read: {error.strerror}"
+            ) from None
+        if saved is None:
+            return SavedState(executor_id=executor_id, instance_id=new_id())
+        if executor_id and saved.executor_id != executor_id:
+            raise ConfigurationError(
+                f"the state directory {self.path} belongs to executor {saved.executor_id}, not "
+                f"{executor_id}; give {executor_id} a directory of its own (--state-dir)",
+                details={"state_dir": self.path, "executor_id": saved.executor_id},
+            )
+        return saved
+
+    def save(self, state: SavedState) -> None:
+        """Replaces the document durably. Raises OSError with the old one untouched."""
+        write_document(
+            self.path / STATE_FILE,
+            {
+                "executor_id": state.executor_id,
+                "instance_id": state.instance_id,
+                "rm_epoch": state.rm_epoch,
+                "boot_id": state.boot_id,
+                "slots": list(state.slots),
+                "ended": list(state.ended),
+            },
+        )
+
+    # -- tasks -------------------------------------------------------------------------------
+
+    def tasks(self) -> Iterator[dict[str, Any]]:
+        """All saved tasks; a damaged one is told in `damage` and left out."""
+        for path in sorted((self.path / TASKS_FOLDER).glob("*.json")):
+            try:
+                content = read_document(path)
+            except (_DamagedError, OSError) as error:
+                self.damage.append(f"{TASKS_FOLDER}/{path.name} is damaged ({error})")
+                continue
+            if content is not None:
+                yield content
+
+    def save_task(self, task_id: str, content: dict[str, Any]) -> None:
+        """Writes one task durably. Raises OSError with what was there untouched."""
+        write_document(self._task_path(task_id), content)
+
+    def forget_task(self, task_id: str) -> None:
+        """Removes one task; a missing one is fine."""
+        self._task_path(task_id).unlink(missing_ok=True)
+
+    def _task_path(self, task_id: str) -> Path:
+        if not ID_PATTERN.fullmatch(task_id):
+            raise ValueError(f"not a task id: {task_id!r}")
+        return self.path / TASKS_FOLDER / f"{task_id}.json"
+
+
+class Saver:
+    """Saves the latest state for many callers at once: one write serves all who wait for it."""
+
+    def __init__(self, directory: StateDirectory, snapshot: Callable[[], SavedState]) -> None:
+        self._directory = directory
+        self._snapshot = snapshot
+        self._lock = asyncio.Lock()
+        self._wanted = 0
+        self._written = 0
+
+    async def save(self) -> None:
+        """Returns when a state at least as new as the present one is durable.
+
+        Raises:
+            OSError: it could not be written (a full disk, say).
+        """
+        self._wanted += 1
+        mine = self._wanted
+        async with self._lock:
+            if self._written >= mine:
+                return  # somebody's write, begun after our change, has covered it
+            covers = self._wanted
+            await asyncio.to_thread(self._directory.save, self._snapshot())
+            self._written = covers
+
+
+class _DamagedError(Exception):
+    """A document that was not written by us, or not to its end."""
+
+
+def write_document(path: Path, content: dict[str, Any], mode: int = 0o600) -> None:
+    """Replaces a file durably: content with version and checksum, fsync, rename, fsync of the
+    directory.
+    """
+    body = json.dumps(content, separators=(",", ":"), sort_keys=True)
+    text = json.dumps({"version": FORMAT_VERSION, "sha256": _digest(body), "content": body})
+    fresh = path.with_name(f".{path.name}.new")
+    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            fresh.unlink(missing_ok=True)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def read_document(path: Path) -> dict[str, Any] | None:
+    """The content of a document; None if there is no such file."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    except UnicodeDecodeError:
+        raise _DamagedError("not text") from None
+    try:
+        document = json.loads(text)
+        version, body = document["version"], document["content"]
+        intact = document["sha256"] == _digest(body)
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise _DamagedError("torn or not ours") from None
+    if version > FORMAT_VERSION:
+        raise ConfigurationError(
+            f"{path} was written by a newer version of finegrain (format {version}, this one "
+            f"knows {FORMAT_VERSION}); start that version, or use another --state-dir",
+            reason=Reason.VERSION_MISMATCH,
+        )
+    if not intact:
+        raise _DamagedError("its checksum is wrong")
+    content = json.loads(body)
+    if not isinstance(content, dict):
+        raise _DamagedError("not an object")
+    return content
+
+
+def _digest(body: str) -> str:
+    return hashlib.sha256(body.encode()).hexdigest()
+
+
+def _parse_state(content: dict[str, Any]) -> SavedState:
+    try:
+        return SavedState(
+            executor_id=content["executor_id"],
+            instance_id=content["instance_id"],
+            rm_epoch=int(content["rm_epoch"]),
+            boot_id=content["boot_id"],
+            slots=tuple(content["slots"]),
+            ended=tuple(content["ended"]),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise _DamagedError(f"{type(error).__name__}: {error}") from None

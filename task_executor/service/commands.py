@@ -1,0 +1,217 @@
+"""The RM's commands: admitted once each, carried out whole, answered with the true state.
+
+Decides the order of fence, work and answer, and that a caller who gives up does not leave a command
+half done. Refuses to know what carving and freeing take.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
+
+from finegrain.errors import FinegrainError, InvalidArgument, Reason, Unavailable
+from finegrain.ids import check_id
+from finegrain.logs import get_logger
+from finegrain.rpc.wire import duration_ms_from_proto
+from finegrain.v1 import task_executor_pb2
+from task_executor.engine.command_fence import CommandNumbers
+from task_executor.engine.slot_table import Outcome
+from task_executor.engine.slots import Slot, SlotKey, SlotSpec
+from task_executor.service.keeper import SlotKeeper
+from task_executor.service.messages import (
+    check_generation,
+    result,
+    spec_from_proto,
+    state_to_proto,
+)
+
+ITEMS_MAX = 10_000
+FREE_WAIT_S = 1.0
+REGISTRATION_WAIT_S = 5.0
+GRACE_MS_MAX = 24 * 3600 * 1000
+
+Answer = TypeVar("Answer")
+Command = task_executor_pb2.AllocateSlotsRequest | task_executor_pb2.FreeSlotsRequest
+
+log = get_logger(__name__)
+
+
+class CommandRunner:
+    """Runs AllocateSlots and FreeSlots, one at a time.
+
+    Args:
+        keeper: the slots.
+        pids_max: of a slot whose order does not say.
+        registered: waits for the registration that is under way, if any; an RM may command
+            before its answer to our registration has reached us.
+        offer: told of every slot that was carved with a target address.
+    """
+
+    def __init__(
+        self,
+        keeper: SlotKeeper,
+        *,
+        pids_max: int,
+        registered: Callable[[float], Awaitable[None]],
+        offer: Callable[[Sequence[Slot]], None],
+    ) -> None:
+        self._keeper = keeper
+        self._pids_max = pids_max
+        self._registered = registered
+        self._offer = offer
+        self._lock = asyncio.Lock()
+        self._running: set[asyncio.Task[Any]] = set()
+
+    async def allocate(
+        self, request: task_executor_pb2.AllocateSlotsRequest
+    ) -> task_executor_pb2.AllocateSlotsResponse:
+        """See AllocateSlots in task_executor.proto."""
+        _check_count("allocations", len(request.allocations))
+        numbers = numbers_of(request)
+        return await self._once(numbers, lambda: self._allocate(request, numbers))
+
+    async def free(
+        self, request: task_executor_pb2.FreeSlotsRequest
+    ) -> task_executor_pb2.FreeSlotsResponse:
+        """See FreeSlots in task_executor.proto."""
+        _check_count("slots", len(request.slots))
+        numbers = numbers_of(request)
+        return await self._once(numbers, lambda: self._free(request, numbers))
+
+    async def close(self) -> None:
+        """Waits for the command that is under way."""
+        await asyncio.gather(*self._running, return_exceptions=True)
+
+    async def _once(self, numbers: CommandNumbers, work: Callable[[], Awaitable[Answer]]) -> Answer:
+        running = asyncio.create_task(self._admit(numbers, work))
+        self._running.add(running)
+        running.add_done_callback(self._running.discard)
+        return await asyncio.shield(running)
+
+    async def _admit(
+        self, numbers: CommandNumbers, work: Callable[[], Awaitable[Answer]]
+    ) -> Answer:
+        fence = self._keeper.fence
+        if numbers.registration_number > fence.registration_number:
+            await self._registered(REGISTRATION_WAIT_S)
+        async with self._lock:
+            if numbers.registration_number == fence.registration_number:
+                await self._keep_epoch(numbers.rm_epoch)
+            try:
+                recorded: Answer | None = fence.admit(numbers)
+            except FinegrainError as error:
+                log.warning("command_refused", reason=error.reason.value, error=error.message)
+                raise
+            return recorded if recorded is not None else await work()
+
+    async def _keep_epoch(self, rm_epoch: int) -> None:
+        try:
+            await self._keeper.keep_epoch(rm_epoch)
+        except OSError as error:
+            raise Unavailable(
+                f"the new epoch could not be kept in {self._keeper.directory.path}: "
+                f"{error.strerror}; make room there",
+                reason=Reason.DISK_FULL,
+            ) from None
+
+    async def _allocate(
+        self, request: task_executor_pb2.AllocateSlotsRequest, numbers: CommandNumbers
+    ) -> task_executor_pb2.AllocateSlotsResponse:
+        parsed = [
+            self._parse(message, f"allocations[{index}]")
+            for index, message in enumerate(request.allocations)
+        ]
+        carved = await self._keeper.carve([each for each in parsed if isinstance(each, SlotSpec)])
+        outcomes = iter(carved)
+        results = [
+            result(
+                message.slot.allocation_id,
+                next(outcomes).error if isinstance(each, SlotSpec) else each,
+            )
+            for message, each in zip(request.allocations, parsed, strict=True)
+        ]
+        self._keeper.fence.contained(numbers)
+        answer = task_executor_pb2.AllocateSlotsResponse(
+            results=results, report=state_to_proto(self._keeper.full_state())
+        )
+        self._keeper.fence.record(numbers, answer)
+        self._tell(carved)
+        return answer
+
+    def _parse(
+        self, message: task_executor_pb2.SlotAllocation, field: str
+    ) -> SlotSpec | FinegrainError:
+        try:
+            return spec_from_proto(message, field, pids_max_default=self._pids_max)
+        except InvalidArgument as error:
+            return error
+
+    def _tell(self, outcomes: Sequence[Outcome]) -> None:
+        for outcome in outcomes:
+            key = outcome.key
+            if outcome.error is not None:
+                log.warning(
+                    "slot_refused",
+                    allocation_id=key.allocation_id,
+                    generation=key.generation,
+                    reason=outcome.error.reason.value,
+                    error=outcome.error.message,
+                )
+            elif outcome.slot is not None:
+                log.info(
+                    "slot_allocated",
+                    allocation_id=key.allocation_id,
+                    generation=key.generation,
+                    job_id=outcome.slot.spec.job_id,
+                    cpu_milli=outcome.slot.spec.profile.cpu_milli,
+                    memory_bytes=outcome.slot.spec.memory_bytes,
+                )
+        self._offer([o.slot for o in outcomes if o.slot is not None and o.error is None])
+
+    async def _free(
+        self, request: task_executor_pb2.FreeSlotsRequest, numbers: CommandNumbers
+    ) -> task_executor_pb2.FreeSlotsResponse:
+        wanted: list[tuple[SlotKey, int | None]] = []
+        results = []
+        for index, message in enumerate(request.slots):
+            error: FinegrainError | None = None
+            try:
+                wanted.append(_free_from_proto(message, f"slots[{index}]"))
+            except InvalidArgument as bad:
+                error = bad
+            results.append(result(message.allocation_id, error))
+        await self._keeper.free(wanted)
+        await self._keeper.wait_gone([key for key, _ in wanted], FREE_WAIT_S)
+        self._keeper.fence.contained(numbers)
+        answer = task_executor_pb2.FreeSlotsResponse(
+            results=results, report=state_to_proto(self._keeper.full_state())
+        )
+        self._keeper.fence.record(numbers, answer)
+        return answer
+
+
+def numbers_of(request: Command) -> CommandNumbers:
+    """The numbers of a command and the digest of its content."""
+    content = request.SerializeToString(deterministic=True)
+    return CommandNumbers(
+        rm_epoch=request.rm_epoch,
+        registration_number=request.registration_number,
+        command_number=request.command_number,
+        digest=hashlib.sha256(type(request).__name__.encode() + content).hexdigest(),
+    )
+
+
+def _free_from_proto(message: task_executor_pb2.SlotFree, field: str) -> tuple[SlotKey, int | None]:
+    check_id(f"{field}.allocation_id", message.allocation_id)
+    check_generation(message.generation, f"{field}.generation")
+    grace_ms = None
+    if message.HasField("grace"):
+        grace_ms = duration_ms_from_proto(message.grace, f"{field}.grace", largest_ms=GRACE_MS_MAX)
+    return SlotKey(message.allocation_id, message.generation), grace_ms
+
+
+def _check_count(field: str, count: int) -> None:
+    if not 1 <= count <= ITEMS_MAX:
+        raise InvalidArgument(field, f"{count} items", f"1 to {ITEMS_MAX} items")

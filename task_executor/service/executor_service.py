@@ -1,0 +1,78 @@
+"""TaskExecutorService on the wire: each call handed to the part that decides it.
+
+Decides nothing but who is asked. The guard in front (finegrain/rpc/server.py) has checked token and
+size; errors raised below become statuses there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from finegrain.rpc.server import current_caller
+from finegrain.rpc.wire import duration_ms_from_proto
+from finegrain.v1 import task_executor_pb2, task_executor_pb2_grpc
+from task_executor.service.commands import GRACE_MS_MAX, CommandRunner
+from task_executor.service.messages import task_to_proto
+from task_executor.service.task_runner import TaskRunner
+from task_executor.service.task_watch import watch_task
+
+
+class ExecutorService(task_executor_pb2_grpc.TaskExecutorServiceServicer):
+    """The service of one executor."""
+
+    def __init__(self, commands: CommandRunner, tasks: TaskRunner) -> None:
+        self._commands = commands
+        self._tasks = tasks
+
+    async def AllocateSlots(
+        self, request: task_executor_pb2.AllocateSlotsRequest, _context: Any
+    ) -> task_executor_pb2.AllocateSlotsResponse:
+        return await self._commands.allocate(request)
+
+    async def FreeSlots(
+        self, request: task_executor_pb2.FreeSlotsRequest, _context: Any
+    ) -> task_executor_pb2.FreeSlotsResponse:
+        return await self._commands.free(request)
+
+    async def SubmitTask(
+        self, request: task_executor_pb2.SubmitTaskRequest, _context: Any
+    ) -> task_executor_pb2.SubmitTaskResponse:
+        task = await self._tasks.submit(request, current_caller())
+        return task_executor_pb2.SubmitTaskResponse(task=task_to_proto(task))
+
+    async def CancelTask(
+        self, request: task_executor_pb2.CancelTaskRequest, _context: Any
+    ) -> task_executor_pb2.CancelTaskResponse:
+        task = self._tasks.need(request.task_id, current_caller(), operators=True)
+        grace_ms = None
+        if request.HasField("grace"):
+            grace_ms = duration_ms_from_proto(request.grace, "grace", largest_ms=GRACE_MS_MAX)
+        await self._tasks.cancel(task, grace_ms)
+        return task_executor_pb2.CancelTaskResponse()
+
+    async def SignalTask(
+        self, request: task_executor_pb2.SignalTaskRequest, _context: Any
+    ) -> task_executor_pb2.SignalTaskResponse:
+        task = self._tasks.need(request.task_id, current_caller())
+        await self._tasks.signal(task, request.signal)
+        return task_executor_pb2.SignalTaskResponse()
+
+    async def WriteTaskInput(
+        self, requests: AsyncIterator[task_executor_pb2.WriteTaskInputRequest], _context: Any
+    ) -> task_executor_pb2.WriteTaskInputResponse:
+        accepted = await self._tasks.write_input(requests, current_caller())
+        return task_executor_pb2.WriteTaskInputResponse(accepted_bytes=accepted)
+
+    async def WatchTask(
+        self, request: task_executor_pb2.WatchTaskRequest, _context: Any
+    ) -> AsyncIterator[task_executor_pb2.WatchTaskResponse]:
+        task = self._tasks.need(request.task_id, current_caller(), operators=True)
+        async for message in watch_task(task, request):
+            yield message
+
+    async def ListTasks(
+        self, request: task_executor_pb2.ListTasksRequest, _context: Any
+    ) -> task_executor_pb2.ListTasksResponse:
+        tasks = self._tasks.of_job(request.job_id, current_caller())
+        return task_executor_pb2.ListTasksResponse(tasks=[task_to_proto(task) for task in tasks])

@@ -1,0 +1,309 @@
+"""One running task executor: its parts put together, started in order, stopped in order.
+
+Decides the order only: recover before serving, serve before registering, tell the RM before
+leaving. What each part does stands in its own module.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import time
+from collections.abc import Coroutine
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from finegrain import systemd
+from finegrain.errors import FinegrainError
+from finegrain.logs import get_logger
+from finegrain.metrics_http import MetricsServer
+from finegrain.rpc.access import TASK_EXECUTOR_ACCESS
+from finegrain.rpc.addresses import check_dialable
+from finegrain.rpc.server import GuardedServer, TokenHashes
+from finegrain.rpc.tokens import sha256_hex
+from finegrain.rpc.wire import amounts_to_proto, profile_to_proto, topology_to_proto
+from finegrain.v1 import resource_manager_pb2, slots_pb2, task_executor_pb2_grpc
+from task_executor.engine.slot_table import SlotTable
+from task_executor.engine.slots import SlotState
+from task_executor.host.helper_messages import HelperInfo
+from task_executor.service.agent import Agent, boot_seconds
+from task_executor.service.checkpoint import ENDPOINT_FILE
+from task_executor.service.commands import CommandRunner
+from task_executor.service.executor_service import ExecutorService
+from task_executor.service.host_sync import HostSync, recover
+from task_executor.service.isolation import notes_of
+from task_executor.service.keeper import Identity, SlotKeeper
+from task_executor.service.manager_link import ManagerLink
+from task_executor.service.messages import isolation_message
+from task_executor.service.metrics import ExecutorMetrics
+from task_executor.service.offers import Offers
+from task_executor.service.ports import Helper
+from task_executor.service.prepared import Prepared
+from task_executor.service.task_runner import TaskRunner
+from task_executor.service.usage import Meter
+
+PROTOCOL_VERSION = "1.0"
+LAG_PROBE_S = 0.5
+LAST_REPORT_S = 3.0
+STOP_MARGIN_S = 10.0
+
+log = get_logger(__name__)
+
+
+def software_version() -> str:
+    """Of the installed package."""
+    try:
+        return version("finegrain")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+class Front:
+    """The parts of one executor. `start`, then `run` until something ends it, then `stop`."""
+
+    def __init__(self, prepared: Prepared, helper: Helper, info: HelperInfo) -> None:
+        options, plan = prepared.options, prepared.plan
+        self._prepared = prepared
+        self._options = options
+        self._helper = helper
+        self._info = info
+        self.address = ""
+        self.metrics_address = ""
+        self.tokens = TokenHashes(cluster_sha256=sha256_hex(prepared.cluster_token))
+        identity = Identity(prepared.saved.executor_id, prepared.saved.instance_id, info.boot_id)
+        self.keeper = SlotKeeper(
+            identity,
+            SlotTable(plan.share),
+            helper,
+            prepared.directory,
+            default_grace_ms=options.task_kill_grace_ms,
+        )
+        self.metrics = ExecutorMetrics(software_version())
+        self.keeper.on_carve = self.metrics.carve_ended
+        self.keeper.on_free = self.metrics.free_ended
+        self.meter = Meter(self.keeper)
+        self.runner = TaskRunner(self.keeper, options, prepared.users, prepared.task_root)
+        self.sync = HostSync(self.keeper, self.runner)
+        self.offers = Offers(self.keeper, timeout_ms=options.offer_timeout_ms)
+        self.agent = Agent(
+            self.keeper,
+            ManagerLink(
+                options.managers,
+                token=prepared.cluster_token,
+                tls=options.manager_tls,
+                insecure=options.manager_insecure,
+            ),
+            registration=self._registration,
+            measure=self.meter.report,
+            tokens=self.tokens,
+            orphan_timeout_ms=options.orphan_timeout_ms,
+        )
+        self.commands = CommandRunner(
+            self.keeper,
+            pids_max=options.pids_max,
+            registered=self.agent.wait_registered,
+            offer=self.offers.offer,
+        )
+        self._server = GuardedServer(
+            options.listen, TASK_EXECUTOR_ACCESS, self.tokens, observe=self.metrics.call_ended
+        )
+        self._server.add(
+            task_executor_pb2_grpc.add_TaskExecutorServiceServicer_to_server,
+            ExecutorService(self.commands, self.runner),
+        )
+        self._metrics_server: MetricsServer | None = None
+        self._background: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Recovers, binds, and begins to register.
+
+        Raises:
+            ConfigurationError: an address cannot be bound or is not allowed.
+            HelperUnavailable: the helper went away.
+        """
+        await recover(self.keeper, self._prepared.saved)
+        await self.keeper.save()  # the identity is durable before anybody hears of it
+        bound = await self._server.start()
+        self.address = check_dialable(self._options.advertise_address or bound, "advertise_address")
+        self.offers.address = self.address
+        if self._options.listen.metrics_address:
+            await self._start_metrics()
+        self._write_endpoint()
+        self._say_what_holds()
+        self._begin(self.sync.follow_events())
+        self._begin(self.sync.sweep())
+        self._begin(self._probe_lag())
+        self._begin(self.agent.run())
+        self._begin(self._watchdog())
+        self.offers.offer(list(self.keeper.table))
+        systemd.notify("READY=1", f"STATUS=serving {self.address}")
+
+    async def run(self) -> None:
+        """Returns only by an error in one of the parts: a bug, never a caller's mistake."""
+        done, _ = await asyncio.wait(self._background, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+
+    async def abandon(self) -> None:
+        """After a start that failed: ends what had begun and changes nothing on the host."""
+        await self._server.stop(0)
+        await self._end_parts()
+
+    async def stop(self) -> None:
+        """A planned stop. Tasks and slots live on unless `stop_tasks_on_exit`."""
+        systemd.notify("STOPPING=1")
+        await self._server.set_serving(False)
+        if self._options.stop_tasks_on_exit:
+            await self._leave_nothing()
+        else:
+            log.info(
+                "tasks_go_on",
+                slots=len(self.keeper.table),
+                tasks=self.keeper.tasks.running(),
+                hint="start the executor again to take them back, or set stop_tasks_on_exit",
+            )
+        await self._server.stop()
+        await self.commands.close()
+        await self.runner.close()
+        await self._end_parts()
+        (self._prepared.directory.path / ENDPOINT_FILE).unlink(missing_ok=True)
+        log.info("stopped")
+
+    async def _end_parts(self) -> None:
+        for task in self._background:
+            task.cancel()
+        await asyncio.gather(*self._background, return_exceptions=True)
+        await self.offers.close()
+        await self.keeper.close()
+        await self.agent.close()
+        if self._metrics_server is not None:
+            await self._metrics_server.stop()
+
+    async def _leave_nothing(self) -> None:
+        """All slots freed, the RM told as far as it can be, tasks' files and helper gone."""
+        keys = [slot.key for slot in self.keeper.table if slot.state is not SlotState.CARVING]
+        await self.offers.close()
+        await self.keeper.free([(key, None) for key in keys], reason="TERMINATED")
+        grace_s = self._options.task_kill_grace_ms / 1000
+        await self.keeper.wait_gone(keys, grace_s + STOP_MARGIN_S)
+        await self._await_ends()
+        await self.agent.tell_last(LAST_REPORT_S)
+        if len(self.keeper.table):
+            log.error("slots_left", slots=len(self.keeper.table))
+        for task in list(self.keeper.tasks):
+            with contextlib.suppress(FinegrainError):
+                await self._helper.forget_task(task.task_id)
+                self.keeper.directory.forget_task(task.task_id)
+        with contextlib.suppress(FinegrainError):
+            await self._helper.stop()
+
+    async def _await_ends(self) -> None:
+        """The ends of tasks reach their watchers before the streams are ended."""
+        for task in list(self.keeper.tasks):
+            with task.watched() as changed, contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(1.0):
+                    while not task.has_ended:
+                        await changed.wait()
+                        changed.clear()
+        await asyncio.sleep(0.1 if len(self.keeper.tasks) else 0)
+
+    # -- what others see -----------------------------------------------------------------------
+
+    def _registration(
+        self, report: slots_pb2.SlotReport
+    ) -> resource_manager_pb2.RegisterExecutorRequest:
+        plan, identity = self._prepared.plan, self.keeper.identity
+        return resource_manager_pb2.RegisterExecutorRequest(
+            executor_id=identity.executor_id,
+            instance_id=identity.instance_id,
+            address=self.address,
+            total=amounts_to_proto(plan.share.total),
+            reserved=amounts_to_proto(plan.reserved),
+            default_slot_profile=profile_to_proto(plan.default_profile),
+            topology=topology_to_proto(plan.topology),
+            labels=dict(self._options.labels),
+            slots_max=plan.share.slots_max,
+            report=report,
+            protocol_version=PROTOCOL_VERSION,
+            software_version=software_version(),
+            boot_id=identity.boot_id,
+            isolation=isolation_message(self._info.isolation),
+            shared_cpus=str(plan.share.shared_cpus),
+        )
+
+    async def _start_metrics(self) -> None:
+        listen = self._options.listen
+        self._metrics_server = MetricsServer(
+            listen.metrics_address,
+            self.metrics.registry,
+            lambda: self.agent.state.registered and self.agent.state.connected,
+            refresh=self._observe,
+            insecure=listen.insecure,
+        )
+        self.metrics_address = await self._metrics_server.start()
+
+    async def _observe(self) -> None:
+        await self.meter.refresh()
+        self.metrics.observe(
+            self.keeper,
+            self.agent.state,
+            self.meter.latest,
+            reserved=self._prepared.plan.reserved,
+            now=boot_seconds(),
+        )
+
+    def _write_endpoint(self) -> None:
+        path = self._prepared.directory.path / ENDPOINT_FILE
+        content = {
+            "executor_id": self.keeper.identity.executor_id,
+            "address": self.address,
+            "metrics_address": self.metrics_address,
+            "pid": os.getpid(),
+        }
+        fresh = path.with_name(f".{path.name}.new")
+        fresh.write_text(json.dumps(content) + "\n")
+        fresh.replace(path)
+
+    def _say_what_holds(self) -> None:
+        plan, isolation = self._prepared.plan, self._info.isolation
+        log.info(
+            "task_executor_serving",
+            executor_id=self.keeper.identity.executor_id,
+            address=self.address,
+            metrics_address=self.metrics_address,
+            total=dict(plan.share.total),
+            cpus=str(plan.share.shared_cpus),
+            isolation=isolation.driver,
+            task_user=self._prepared.users.default.name,
+        )
+        for note in notes_of(isolation):
+            log.warning("not_enforced", what=note)
+        for warning in plan.warnings:
+            log.warning("host_warning", what=warning)
+        if self._prepared.users.own.uid == self._info.uid:
+            log.info(
+                "one_user",
+                user=self._prepared.users.own.name,
+                meaning="front and helper run as one user: the split lets the front restart, it "
+                "does not guard the helper against the front",
+            )
+
+    # -- background ----------------------------------------------------------------------------
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        self._background.append(asyncio.create_task(work))
+
+    async def _probe_lag(self) -> None:
+        while True:
+            before = time.monotonic()
+            await asyncio.sleep(LAG_PROBE_S)
+            self.metrics.loop_lag.observe(max(time.monotonic() - before - LAG_PROBE_S, 0))
+
+    async def _watchdog(self) -> None:
+        interval_s = systemd.watchdog_interval_s()
+        while True:
+            await asyncio.sleep(interval_s or 3600)
+            if interval_s is not None:
+                systemd.notify("WATCHDOG=1")

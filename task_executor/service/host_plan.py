@@ -1,0 +1,146 @@
+"""From options and a detected host to what this executor offers.
+
+Decides totals, reserves, the shared pool and the default slot profile, once at the start. Refuses
+to know files and processes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from finegrain.capacity import Capacity
+from finegrain.cpuset import CpuSet
+from finegrain.errors import InvalidArgument
+from finegrain.resources import (
+    CPU_MILLI,
+    EXTENDED_PREFIX,
+    MEMORY_BYTES,
+    MEMORY_GRAIN_BYTES,
+    MEMORY_PARTS,
+    TASK_HEAP_MEMORY_BYTES,
+    Amounts,
+    ResourceProfile,
+    round_down,
+)
+from finegrain.topology import HostTopology
+from task_executor.engine.default_profile import default_slot, parse_fraction
+from task_executor.engine.slot_table import HostShare
+from task_executor.host.capacity import CapacityOptions, plan_capacity
+from task_executor.options import TaskExecutorOptions
+
+
+@dataclass(frozen=True, slots=True)
+class HostPlan:
+    """What the executor registers with."""
+
+    topology: HostTopology
+    share: HostShare
+    reserved: Amounts
+    default_profile: ResourceProfile
+    warnings: tuple[str, ...]
+
+
+def plan_host(options: TaskExecutorOptions, topology: HostTopology) -> HostPlan:
+    """The plan.
+
+    Raises:
+        InvalidArgument: options contradict each other or the host; it names the option.
+    """
+    capacity = plan_capacity(
+        topology,
+        CapacityOptions(
+            reserved_cpus=_cpu_option("reserved_cpus", options.reserved_cpus),
+            reserved_memory_bytes=options.reserved_memory_bytes,
+            share_cpus=_cpu_option("cpus", options.cpus),
+            share_memory_bytes=options.memory_bytes,
+        ),
+    )
+    total = _total(options, capacity)
+    profile, deprecation = _default_profile(options, capacity, total)
+    reserved = {
+        CPU_MILLI: 1000 * len(capacity.reserved_cpus),
+        MEMORY_BYTES: capacity.reserved_memory_bytes,
+    }
+    return HostPlan(
+        topology=topology,
+        share=HostShare(
+            total=total,
+            shared_cpus=capacity.cpus - capacity.isolated_cpus,
+            slots_max=_not_negative("slots_max", options.slots_max),
+        ),
+        reserved={name: amount for name, amount in reserved.items() if amount},
+        default_profile=profile,
+        warnings=(*topology.warnings, *capacity.warnings, *([deprecation] if deprecation else [])),
+    )
+
+
+def _cpu_option(field: str, text: str) -> CpuSet | None:
+    return CpuSet.parse(text, field) if text else None
+
+
+def _not_negative(field: str, value: int) -> int:
+    if value < 0:
+        raise InvalidArgument(field, value, "0 (no limit) or more")
+    return value
+
+
+def _total(options: TaskExecutorOptions, capacity: Capacity) -> dict[str, int]:
+    total = {CPU_MILLI: _cpu_milli(options, capacity)}
+    if options.memory_pools:
+        total |= _pools(options, capacity)
+    else:
+        total[MEMORY_BYTES] = capacity.memory_bytes_total
+    for name, amount in options.extended:
+        total[EXTENDED_PREFIX + name] = _not_negative(f"extended.{name}", amount)
+    return {name: amount for name, amount in total.items() if amount}
+
+
+def _cpu_milli(options: TaskExecutorOptions, capacity: Capacity) -> int:
+    wanted = options.cpu_milli
+    if wanted is None:
+        return capacity.cpu_milli_total
+    if not 0 < wanted <= capacity.cpu_milli_total:
+        raise InvalidArgument(
+            "cpu_milli", wanted, f"1 to {capacity.cpu_milli_total}, what the cpus here can give"
+        )
+    return wanted
+
+
+def _pools(options: TaskExecutorOptions, capacity: Capacity) -> dict[str, int]:
+    """Separate pools per memory part; together no more than the host has."""
+    pools: dict[str, int] = {}
+    for name, amount in options.memory_pools:
+        if name not in MEMORY_PARTS:
+            raise InvalidArgument("memory_pools", name, "one of " + ", ".join(MEMORY_PARTS))
+        pools[name] = round_down(_not_negative(f"memory_pools.{name}", amount), MEMORY_GRAIN_BYTES)
+    together = sum(pools.values())
+    if together > capacity.memory_bytes_total:
+        raise InvalidArgument(
+            "memory_pools",
+            f"{together} bytes in all",
+            f"at most the {capacity.memory_bytes_total} bytes that this executor has",
+        )
+    return pools
+
+
+def _default_profile(
+    options: TaskExecutorOptions, capacity: Capacity, total: Amounts
+) -> tuple[ResourceProfile, str | None]:
+    fraction = options.default_slot_fraction
+    memory = sum(total.get(name, 0) for name in (MEMORY_BYTES, *MEMORY_PARTS))
+    slot = default_slot(
+        total[CPU_MILLI],
+        memory,
+        capacity.core_count,
+        default_slot_fraction=None if fraction is None else parse_fraction(fraction),
+        number_of_slots=options.number_of_slots,
+    )
+    parts = {TASK_HEAP_MEMORY_BYTES: slot.memory_bytes}
+    if MEMORY_BYTES not in total:
+        parts = {
+            name: round_down(total[name] * slot.memory_bytes // memory, MEMORY_GRAIN_BYTES)
+            for name in MEMORY_PARTS
+            if name in total
+        }
+    profile = ResourceProfile.from_dict({CPU_MILLI: slot.cpu_milli, **parts})
+    return profile, slot.deprecation_warning

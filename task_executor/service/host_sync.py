@@ -1,0 +1,238 @@
+"""Bringing the front's books in line with what really runs on the host.
+
+Decides, at a start and whenever events may have been missed: adopt what is known, destroy what
+nobody knows, tell as broken what is missing. The helper's state is the truth about the host; the
+checkpoint is the truth about who owns what.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+from finegrain.errors import FinegrainError, Reason
+from finegrain.logs import get_logger
+from task_executor.engine.slots import EndedSlot, Slot, SlotKey, SlotState
+from task_executor.host.helper_messages import (
+    HelperState,
+    Reconnected,
+    SlotLimits,
+    TaskExited,
+    TaskFault,
+    TaskOom,
+    TaskRecord,
+)
+from task_executor.service.checkpoint import SavedState
+from task_executor.service.keeper import SlotKeeper
+from task_executor.service.task_book import Task, TaskState
+from task_executor.service.task_runner import TaskRunner
+
+SWEEP_S = 5.0
+
+log = get_logger(__name__)
+
+
+async def recover(keeper: SlotKeeper, saved: SavedState) -> None:
+    """Rebuilds table and task book from the checkpoint and the helper, before any registration.
+
+    Slots of an earlier boot are gone with it; slots that were being freed are freed on.
+    """
+    keeper.fence.raise_epoch(saved.rm_epoch)
+    for ended in saved.ended:
+        keeper.reports.ended(EndedSlot(SlotKey(*ended["key"]), ended["reason"]))
+    state = await keeper.helper.inspect()
+    on_host = {_slot_key(each.limits) for each in state.slots}
+    for slot in _saved_slots(saved):
+        _adopt(keeper, slot, on_host)
+    _adopt_tasks(keeper, state)
+    await _destroy_unknown_slots(keeper, state)
+    await _forget_unknown_tasks(keeper, state)
+    for slot in list(keeper.table):
+        if slot.state is SlotState.FREEING:
+            keeper.begin_take_down(slot.key, grace_ms=keeper.default_grace_ms)
+    for what in keeper.directory.damage:
+        log.error("state_damaged", what=what, path=str(keeper.directory.path))
+    keeper.directory.damage.clear()
+    await keeper.save_or_log()
+    log.info("recovered", slots=len(keeper.table), tasks=len(keeper.tasks))
+
+
+def _saved_slots(saved: SavedState) -> list[Slot]:
+    slots = []
+    for content in saved.slots:
+        try:
+            slots.append(Slot.from_dict(content))
+        except (KeyError, TypeError, ValueError) as error:
+            log.error("saved_slot_unreadable", error=str(error))
+    return slots
+
+
+def _adopt(keeper: SlotKeeper, slot: Slot, on_host: set[SlotKey]) -> None:
+    if slot.key in on_host:
+        keeper.table.adopt(slot)
+    elif slot.state is SlotState.ALLOCATED or slot.end_reason:
+        reason = slot.end_reason or Reason.SLOT_BROKEN.value
+        keeper.reports.ended(EndedSlot(slot.key, reason))
+        log.warning(
+            "slot_missing",
+            allocation_id=slot.spec.allocation_id,
+            generation=slot.spec.generation,
+            reason=reason,
+        )
+
+
+def _adopt_tasks(keeper: SlotKeeper, state: HelperState) -> None:
+    records = {record.task_id: record for record in state.tasks}
+    now = asyncio.get_running_loop().time()
+    for content in list(keeper.directory.tasks()):
+        try:
+            task = Task.from_dict(content)
+        except (KeyError, TypeError) as error:
+            log.error("saved_task_unreadable", error=f"{type(error).__name__}: {error}")
+            continue
+        record = records.get(task.task_id)
+        if record is None and not task.has_ended:
+            # Never answered for: the same submission, sent again, starts it.
+            keeper.directory.forget_task(task.task_id)
+            continue
+        slot = keeper.table.get(task.key)
+        if slot is None:
+            task.slot_gone_at = now
+        elif slot.state is SlotState.FREEING:
+            task.cancelled = True
+        keeper.tasks.add(task)
+        if record is not None:
+            _take_in(keeper, task, record)
+
+
+def _take_in(keeper: SlotKeeper, task: Task, record: TaskRecord) -> None:
+    """What the helper knows of a task of ours."""
+    task.directory = record.directory
+    if record.exit is not None:
+        task.pid = task.pid or record.pid
+        keeper.tasks.exited(task, record.exit)
+    elif record.pid and task.state is TaskState.STARTING:
+        keeper.tasks.started(task, record.pid, task.submit_time_ms, record.directory)
+
+
+async def _destroy_unknown_slots(keeper: SlotKeeper, state: HelperState) -> None:
+    for each in state.slots:
+        key = _slot_key(each.limits)
+        if keeper.table.get(key) is None:
+            log.warning(
+                "unknown_slot_destroyed",
+                allocation_id=key.allocation_id,
+                generation=key.generation,
+            )
+            try:
+                await keeper.helper.destroy_slot(*key)
+            except FinegrainError as error:
+                log.error("unknown_slot_stays", error=error.message)
+
+
+async def _forget_unknown_tasks(keeper: SlotKeeper, state: HelperState) -> None:
+    """Tasks without a record of ours: their slots are gone or go with the unknown ones."""
+    for record in state.tasks:
+        if keeper.tasks.get(record.task_id) is None:
+            log.warning("unknown_task_ended", task_id=record.task_id)
+            try:
+                if record.exit is None:
+                    await keeper.helper.kill_task(record.task_id)
+                await _forget_when_ended(keeper, record.task_id)
+            except FinegrainError as error:
+                log.error("unknown_task_stays", task_id=record.task_id, error=error.message)
+
+
+async def _forget_when_ended(keeper: SlotKeeper, task_id: str) -> None:
+    for _ in range(100):
+        try:
+            await keeper.helper.forget_task(task_id)
+        except FinegrainError as error:
+            if error.reason is not Reason.SLOT_NOT_READY:
+                raise
+        else:
+            return
+        await asyncio.sleep(0.05)
+
+
+def _slot_key(limits: SlotLimits) -> SlotKey:
+    return SlotKey(limits.allocation_id, limits.generation)
+
+
+class HostSync:
+    """Keeps the books in line while the front runs."""
+
+    def __init__(self, keeper: SlotKeeper, runner: TaskRunner) -> None:
+        self._keeper = keeper
+        self._runner = runner
+
+    async def follow_events(self) -> None:
+        """Takes in what the helper tells; never returns."""
+        async for event in self._keeper.helper.events():
+            match event:
+                case TaskExited():
+                    self._exited(event)
+                case TaskOom():
+                    log.warning("task_out_of_memory", task_id=event.task_id)
+                case Reconnected():
+                    log.warning("helper_reconnected")
+                    await self.compare()
+
+    def _exited(self, event: TaskExited) -> None:
+        task = self._keeper.tasks.get(event.task_id)
+        if task is None:
+            return
+        if task.state is TaskState.STARTING and event.record.error is not None:
+            return  # the answer to its start says more
+        self._keeper.tasks.exited(task, event.record)
+        log.info(
+            "task_exited",
+            task_id=task.task_id,
+            allocation_id=task.key.allocation_id,
+            exit_code=event.record.exit_code,
+            signal=event.record.signal,
+            oom_killed=event.record.oom_killed,
+            timed_out=event.record.timed_out,
+            cancelled=task.cancelled,
+        )
+
+    async def compare(self) -> None:
+        """After missed events: tasks that ended, slots that vanished, slots that nobody knows."""
+        keeper = self._keeper
+        before = {slot.key for slot in keeper.table if slot.state is SlotState.ALLOCATED}
+        tasks_before = [task for task in keeper.tasks if task.state is TaskState.RUNNING]
+        try:
+            state = await keeper.helper.inspect()
+        except FinegrainError as error:
+            log.error("helper_not_inspected", error=error.message)
+            return
+        self._compare_tasks(tasks_before, state.tasks)
+        on_host = {_slot_key(each.limits) for each in state.slots}
+        for key in before - on_host:
+            slot = keeper.table.get(key)
+            if slot is not None and slot.state is SlotState.ALLOCATED:
+                log.error("slot_missing", allocation_id=key.allocation_id)
+                keeper.vanish(key)
+        await _destroy_unknown_slots(keeper, state)
+        await keeper.save_or_log()
+
+    def _compare_tasks(self, before: Iterable[Task], records: Iterable[TaskRecord]) -> None:
+        known = {record.task_id: record for record in records}
+        for task in before:
+            record = known.get(task.task_id)
+            if record is not None:
+                _take_in(self._keeper, task, record)
+            elif self._keeper.tasks.get(task.task_id) is task:
+                message = "the host lost the task's records; how it ended is not known"
+                self._keeper.tasks.failed(task, TaskFault(Reason.TERMINATED.value, message))
+
+    async def sweep(self) -> None:
+        """Forgets what is overdue, and looks again where an end was missed; never returns."""
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            try:
+                if any(t.slot_gone_at is not None and not t.has_ended for t in self._keeper.tasks):
+                    await self.compare()
+                await self._runner.forget_overdue()
+            except (FinegrainError, OSError) as error:
+                log.error("sweep_failed", error=str(error))

@@ -1,0 +1,38 @@
+"""What is really enforced, said so that nobody is misled.
+
+Decides the sentences. Refuses to know how anything is enforced.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from task_executor.host.helper_messages import IsolationReport
+
+_MEANING = {
+    "cpu": "cpu time is booked, but the kernel does not cap it",
+    "cpuset": "tasks may run on any cpu",
+    "memory": "memory is booked, but a task can take more than its slot",
+    "pids": "the number of processes is not capped",
+}
+_AFFINITY = "cpus are set when a task starts, but a task could change them"
+
+
+def isolation_of(report: IsolationReport) -> dict[str, Any]:
+    """The same in the words of IsolationReport in resources.proto, with its notes."""
+    words = {name: getattr(report, name) for name in ("cpu", "cpuset", "memory", "pids")}
+    return {**words, "kill": report.kill, "driver": report.driver, "notes": notes_of(report)}
+
+
+def notes_of(report: IsolationReport) -> list[str]:
+    """One sentence for each dimension that is not enforced, with the reason and the fix."""
+    why = f" ({report.reason})" if report.reason else ""
+    fix = f"; {report.fix}" if report.fix else ""
+    notes = [
+        f"{meaning}{why}{fix}"
+        for name, meaning in _MEANING.items()
+        if getattr(report, name) == "none"
+    ]
+    if report.cpuset == "affinity":
+        notes.append(f"{_AFFINITY}{why}{fix}")
+    return notes

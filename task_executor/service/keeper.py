@@ -1,0 +1,319 @@
+"""The slot table, the checkpoint and the helper, kept in step.
+
+Decides the order of every change: booked in the table, enforced on the host, durable on disk, and
+only then told. Refuses to know who asks and what the wire looks like.
+
+Capacity comes back in one place only (`_take_down`), after the helper has said that nothing of the
+slot lives. A slot whose end fails is tried again for ever and stays booked meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from finegrain.errors import FailedPrecondition, FinegrainError, Reason
+from finegrain.logs import get_logger
+from task_executor.engine.command_fence import CommandFence
+from task_executor.engine.report_log import NumberedState, ReportLog
+from task_executor.engine.slot_table import Outcome, SlotTable
+from task_executor.engine.slots import EndedSlot, Slot, SlotKey, SlotSpec, SlotState
+from task_executor.host.helper_messages import IsolationReport, SlotLimits
+from task_executor.service.checkpoint import SavedState, Saver, StateDirectory
+from task_executor.service.isolation import isolation_of
+from task_executor.service.ports import Helper
+from task_executor.service.task_book import TaskBook
+
+CARVES_AT_ONCE_MAX = 16
+RETRY_S_MIN, RETRY_S_MAX = 0.2, 10.0
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who this executor is."""
+
+    executor_id: str
+    instance_id: str
+    boot_id: str
+
+
+class SlotKeeper:
+    """Everything that must survive a restart, and the only writer of it."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        table: SlotTable,
+        helper: Helper,
+        directory: StateDirectory,
+        *,
+        default_grace_ms: int,
+    ) -> None:
+        self.identity = identity
+        self.table = table
+        self.helper = helper
+        self.directory = directory
+        self.default_grace_ms = default_grace_ms
+        self.tasks = TaskBook()
+        self.reports = ReportLog()
+        self.fence: CommandFence[Any] = CommandFence()
+        self.on_change: Callable[[], None] = lambda: None  # wakes the report loop
+        self.on_gone: Callable[[SlotKey], None] = lambda _key: None  # the slot's tasks may go
+        self.on_carve: Callable[[float, bool], None] = lambda _seconds, _ok: None
+        self.on_free: Callable[[float], None] = lambda _seconds: None
+        self._epoch_to_save = 0
+        self._saver = Saver(directory, self._snapshot)
+        self._taking_down: dict[SlotKey, asyncio.Task[None]] = {}
+        self._cleaning: dict[SlotKey, asyncio.Task[None]] = {}
+        self._carves = asyncio.Semaphore(CARVES_AT_ONCE_MAX)
+
+    # -- what is told ------------------------------------------------------------------------
+
+    def full_state(self) -> NumberedState:
+        """The next numbered state, whole."""
+        fence = self.fence
+        return self.reports.full(
+            self.table, rm_epoch=fence.rm_epoch, command_number=fence.command_number
+        )
+
+    def next_state(self) -> NumberedState:
+        """The next numbered state, `unchanged` where that is enough."""
+        fence = self.fence
+        return self.reports.next(
+            self.table, rm_epoch=fence.rm_epoch, command_number=fence.command_number
+        )
+
+    # -- what is durable ---------------------------------------------------------------------
+
+    def _snapshot(self) -> SavedState:
+        return SavedState(
+            executor_id=self.identity.executor_id,
+            instance_id=self.identity.instance_id,
+            rm_epoch=max(self.fence.rm_epoch, self._epoch_to_save),
+            boot_id=self.identity.boot_id,
+            slots=tuple(slot.to_dict() for slot in self.table.visible()),
+            ended=tuple(
+                {"key": list(ended.key), "reason": ended.reason}
+                for ended in self.reports.all_ended()
+            ),
+        )
+
+    async def save(self) -> None:
+        """Makes the present state durable. Raises OSError."""
+        await self._saver.save()
+
+    async def save_or_log(self) -> None:
+        """The same where the change has happened on the host already and cannot be undone."""
+        try:
+            await self._saver.save()
+        except OSError as error:
+            log.error("checkpoint_not_written", error=str(error), path=str(self.directory.path))
+
+    async def keep_epoch(self, rm_epoch: int) -> None:
+        """A higher epoch is durable when this returns. Raises OSError."""
+        if rm_epoch > self.fence.rm_epoch:
+            self._epoch_to_save = max(self._epoch_to_save, rm_epoch)
+            await self.save()
+
+    # -- carving -----------------------------------------------------------------------------
+
+    async def carve(self, specs: Sequence[SlotSpec]) -> list[Outcome]:
+        """Books, enforces and makes durable; one outcome per spec, in order.
+
+        When this returns, every slot in an outcome is ALLOCATED and on disk. What could not be
+        carved leaves nothing behind on the host.
+        """
+        outcomes = [self._vetted(outcome) for outcome in self.table.allocate(specs)]
+        new = list({o.key: o.slot for o in outcomes if o.must_carve and o.slot}.values())
+        isolations = await asyncio.gather(*(self._enforce(slot) for slot in new))
+        now_ms = round(time.time() * 1000)
+        failed: dict[SlotKey, FinegrainError] = {}
+        for slot, isolation in zip(new, isolations, strict=True):
+            if isinstance(isolation, IsolationReport):
+                self.table.carved(slot.key, isolation_of(isolation), now_ms)
+            else:
+                failed[slot.key] = isolation
+                self._clean_up(slot.key)
+        if len(new) > len(failed):
+            failed |= await self._make_durable([s.key for s in new if s.key not in failed])
+        self.on_change()
+        return [self._settled(outcome, failed) for outcome in outcomes]
+
+    def _vetted(self, outcome: Outcome) -> Outcome:
+        """A slot whose failed carve is still being cleaned up is not carved a second time."""
+        if outcome.key not in self._cleaning or outcome.slot is None:
+            return outcome
+        error = FailedPrecondition(
+            f"the remains of slot {outcome.key.allocation_id} are being removed; "
+            "place the request anew under a higher generation",
+            reason=Reason.CARVE_FAILED,
+        )
+        return Outcome(outcome.key, error=error)
+
+    def _settled(self, outcome: Outcome, failed: dict[SlotKey, FinegrainError]) -> Outcome:
+        if outcome.error is not None:
+            return outcome
+        error = failed.get(outcome.key)
+        if error is not None:
+            return Outcome(outcome.key, error=error)
+        return Outcome(outcome.key, slot=self.table.get(outcome.key))
+
+    async def _enforce(self, slot: Slot) -> IsolationReport | FinegrainError:
+        async with self._carves:
+            begun = time.monotonic()
+            try:
+                isolation = await self.helper.create_slot(self.limits_of(slot.spec))
+            except (FinegrainError, OSError) as error:
+                self.on_carve(time.monotonic() - begun, False)
+                log.error("carve_failed", allocation_id=slot.spec.allocation_id, error=str(error))
+                return _carve_failed(slot.spec, error)
+            self.on_carve(time.monotonic() - begun, True)
+            return isolation
+
+    def limits_of(self, spec: SlotSpec) -> SlotLimits:
+        """What the helper is to enforce for a slot."""
+        return SlotLimits(
+            allocation_id=spec.allocation_id,
+            generation=spec.generation,
+            cpu_milli=spec.profile.cpu_milli,
+            cpu_limit_milli=spec.cpu_limit_milli,
+            memory_bytes=spec.memory_bytes,
+            cpus=str(self.table.effective_cpus(spec)),
+            pids_max=spec.pids_max or None,
+        )
+
+    async def _make_durable(self, keys: Iterable[SlotKey]) -> dict[SlotKey, FinegrainError]:
+        try:
+            await self.save()
+        except OSError as error:
+            log.error("checkpoint_not_written", error=str(error), path=str(self.directory.path))
+            failed: dict[SlotKey, FinegrainError] = {}
+            for key in keys:
+                slot = self.table.get(key)
+                assert slot is not None  # noqa: S101 - it was carved a moment ago
+                failed[key] = _carve_failed(slot.spec, error)
+                self.begin_take_down(key, grace_ms=0)
+            return failed
+        return {}
+
+    def _clean_up(self, key: SlotKey) -> None:
+        """After a failed carve: the helper may have been cut off in the middle of it."""
+        self._cleaning[key] = asyncio.create_task(self._clean(key))
+
+    async def _clean(self, key: SlotKey) -> None:
+        try:
+            await self._destroy(key, grace_ms=0)
+            self.table.carve_failed(key)
+        finally:
+            del self._cleaning[key]
+        self.on_change()
+
+    # -- freeing -----------------------------------------------------------------------------
+
+    async def free(self, wanted: Sequence[tuple[SlotKey, int | None]], *, reason: str = "") -> None:
+        """Begins to take slots down; returns when that is durable. Unknown slots are done.
+
+        Args:
+            wanted: slots, each with its grace in milliseconds (None: the default).
+            reason: why, where the RM did not order it; it is then told as an ended slot.
+        """
+        begun = [
+            (key, self.default_grace_ms if grace_ms is None else grace_ms)
+            for key, grace_ms in wanted
+            if self.table.begin_free(key, end_reason=reason) is not None
+        ]
+        if not begun:
+            return
+        for key, _ in begun:
+            for task in self.tasks.of_slot(key):
+                task.cancelled = task.cancelled or not task.has_ended
+        await self.save_or_log()
+        for key, grace_ms in begun:
+            self.begin_take_down(key, grace_ms=grace_ms)
+        self.on_change()
+
+    def begin_take_down(self, key: SlotKey, *, grace_ms: int) -> None:
+        """Ends a slot that is FREEING, in the background, once."""
+        self.table.begin_free(key)
+        if key not in self._taking_down:
+            self._taking_down[key] = asyncio.create_task(self._take_down(key, grace_ms))
+
+    async def wait_gone(self, keys: Iterable[SlotKey], timeout_s: float) -> None:
+        """Waits until these slots are gone, at most that long."""
+        pending = [self._taking_down[key] for key in set(keys) if key in self._taking_down]
+        if pending:
+            await asyncio.wait(pending, timeout=timeout_s)
+
+    async def _take_down(self, key: SlotKey, grace_ms: int) -> None:
+        begun = time.monotonic()
+        try:
+            await self._destroy(key, grace_ms=grace_ms)
+            slot = self.table.get(key)
+            if slot is None or slot.state is not SlotState.FREEING:
+                return
+            self.table.freed(key)
+            if slot.end_reason:
+                self.reports.ended(EndedSlot(key, slot.end_reason))
+            self.on_free(time.monotonic() - begun)
+            self.on_gone(key)
+            log.info(
+                "slot_freed",
+                allocation_id=key.allocation_id,
+                generation=key.generation,
+                reason=slot.end_reason,
+            )
+        finally:
+            self._taking_down.pop(key, None)
+        self.on_change()
+        await self.save_or_log()
+
+    async def _destroy(self, key: SlotKey, *, grace_ms: int) -> None:
+        """Until the helper says that nothing of it lives."""
+        pause_s = RETRY_S_MIN
+        while True:
+            try:
+                await self.helper.destroy_slot(*key, grace_ms=grace_ms)
+                return
+            except (FinegrainError, OSError) as error:
+                log.error(
+                    "slot_not_gone",
+                    allocation_id=key.allocation_id,
+                    generation=key.generation,
+                    error=str(error),
+                )
+            await asyncio.sleep(pause_s)
+            pause_s, grace_ms = min(pause_s * 2, RETRY_S_MAX), 0
+
+    # -- slots that the host lost --------------------------------------------------------------
+
+    def vanish(self, key: SlotKey) -> None:
+        """The host lost the slot: told as broken unless it was being freed anyway."""
+        slot = self.table.vanished(key)
+        if slot.state is SlotState.ALLOCATED or slot.end_reason:
+            self.reports.ended(EndedSlot(key, slot.end_reason or Reason.SLOT_BROKEN.value))
+        self.on_gone(key)
+        self.on_change()
+
+    async def close(self) -> None:
+        """Ends the background work; slots stay as they are."""
+        pending = [*self._taking_down.values(), *self._cleaning.values()]
+        for task in pending:
+            task.cancel()
+        await asyncio.gather(*pending, return_exceptions=True)
+
+
+def _carve_failed(spec: SlotSpec, error: Exception) -> FinegrainError:
+    details: dict[str, object] = {"allocation_id": spec.allocation_id, "cause": str(error)}
+    if isinstance(error, FinegrainError):
+        details |= {"cause_reason": error.reason.value, **error.details}
+    return FailedPrecondition(
+        f"slot {spec.allocation_id} could not be carved: {error}; nothing of it is left, "
+        "place it elsewhere",
+        reason=Reason.CARVE_FAILED,
+        details=details,
+    )

@@ -1,0 +1,106 @@
+"""The way to the resource managers: one channel at a time, the next address when one fails.
+
+Decides whom to call and how long to wait before the next attempt. Refuses to know what is said.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any, cast
+
+import grpc
+import grpc.aio
+
+from finegrain.errors import ConfigurationError
+from finegrain.options import TlsOptions
+from finegrain.rpc.addresses import check_dialable
+from finegrain.rpc.channels import check_token_is_safe, open_channel
+from finegrain.rpc.status import error_from_rpc
+from finegrain.v1.resource_manager_pb2 import (
+    RegisterExecutorRequest,
+    RegisterExecutorResponse,
+    ReportSlotsRequest,
+    ReportSlotsResponse,
+)
+from finegrain.v1.resource_manager_pb2_grpc import ResourceManagerServiceStub
+
+CALL_S_MAX = 5.0
+BACKOFF_S_MIN, BACKOFF_S_MAX = 0.1, 5.0
+
+
+class ManagerLink:
+    """Calls the resource manager that is in charge, as far as we can tell.
+
+    Raises:
+        ConfigurationError: no address, or a token that would travel in clear.
+        InvalidArgument: a malformed address.
+    """
+
+    def __init__(
+        self,
+        managers: tuple[str, ...],
+        *,
+        token: str,
+        tls: TlsOptions | None = None,
+        insecure: bool = False,
+    ) -> None:
+        if not managers:
+            raise ConfigurationError("no resource manager is named; use --manager HOST:PORT")
+        for address in managers:
+            check_dialable(address, "manager")
+            check_token_is_safe(address, tls=tls, token=token, insecure=insecure)
+        self._managers = managers
+        self._token, self._tls, self._insecure = token, tls, insecure
+        self._index = 0
+        self._channel: grpc.aio.Channel | None = None
+        self._failures = 0
+
+    @property
+    def address(self) -> str:
+        """Of the resource manager that is called now."""
+        return self._managers[self._index]
+
+    async def register(self, request: RegisterExecutorRequest) -> RegisterExecutorResponse:
+        """See RegisterExecutor in resource_manager.proto.
+
+        Raises:
+            FinegrainError: as the resource manager answered, or Unavailable.
+        """
+        return cast("RegisterExecutorResponse", await self._call("RegisterExecutor", request))
+
+    async def report(self, request: ReportSlotsRequest) -> ReportSlotsResponse:
+        """See ReportSlots in resource_manager.proto.
+
+        Raises:
+            FinegrainError: as the resource manager answered, or Unavailable.
+        """
+        return cast("ReportSlotsResponse", await self._call("ReportSlots", request))
+
+    async def _call(self, method: str, request: Any) -> Any:
+        if self._channel is None:
+            self._channel = open_channel(
+                self.address, tls=self._tls, token=self._token, insecure=self._insecure
+            )
+        stub: Any = ResourceManagerServiceStub(self._channel)
+        try:
+            answer = await getattr(stub, method)(request, timeout=CALL_S_MAX)
+        except grpc.RpcError as error:
+            raise error_from_rpc(error, self.address) from None
+        self._failures = 0
+        return answer
+
+    async def next_address(self) -> float:
+        """Turns to the next address; how long to wait before calling it, in seconds."""
+        await self.close()
+        self._index = (self._index + 1) % len(self._managers)
+        self._failures += 1
+        rounds = (self._failures - 1) // len(self._managers)
+        backoff_s: float = min(BACKOFF_S_MIN * 2 ** min(rounds, 10), BACKOFF_S_MAX)
+        return backoff_s * random.uniform(0.5, 1.0)  # noqa: S311 - jitter
+
+    async def close(self) -> None:
+        """Closes the channel; the next call opens a new one."""
+        channel: Any = self._channel
+        self._channel = None
+        if channel is not None:
+            await channel.close()

@@ -1,0 +1,213 @@
+"""Every metric of the task executor, named in one place.
+
+Labels are bounded: dimensions, states, outcomes, methods; never job, allocation or task ids. Gauges
+are filled from the books when somebody scrapes (`observe`).
+"""
+
+from __future__ import annotations
+
+import platform
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from finegrain.resources import (
+    CPU_MILLI,
+    EXTENDED_PREFIX,
+    MEMORY_BYTES,
+    MEMORY_PARTS,
+    Amounts,
+)
+from task_executor.engine.slots import SlotState
+from task_executor.service.agent import AgentState
+from task_executor.service.keeper import SlotKeeper
+from task_executor.service.usage import Measured
+
+OUTCOMES = ("succeeded", "nonzero", "failed", "cancelled", "timed_out", "oom_killed", "lost")
+_CARVE_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
+_FREE_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+_LAG_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
+
+
+class ExecutorMetrics:
+    """All metrics of one executor, on a registry of their own."""
+
+    def __init__(self, software_version: str) -> None:
+        self.registry = registry = CollectorRegistry()
+        self._counted: dict[str, int] = {}
+        self._oom_kills_counted = 0
+        build_info = Gauge(
+            "finegrain_build_info",
+            "Version of this process; the value is always 1.",
+            ("version", "python"),
+            registry=registry,
+        )
+        build_info.labels(software_version, platform.python_version()).set(1)
+        self._define_amounts(registry)
+        self._define_work(registry)
+        self._define_conversation(registry)
+
+    def _define_amounts(self, registry: CollectorRegistry) -> None:
+        self.cpu_cores = Gauge(
+            "finegrain_executor_cpu_cores",
+            "CPU cores: total, reserved for the system, allocated to slots, really used.",
+            ("state",),
+            registry=registry,
+        )
+        self.memory_bytes = Gauge(
+            "finegrain_executor_memory_bytes",
+            "Memory by pool: total, reserved for the system, allocated to slots, really used.",
+            ("pool", "state"),
+            registry=registry,
+        )
+        self.extended = Gauge(
+            "finegrain_executor_extended_resource_units",
+            "Countable resources: total, allocated to slots.",
+            ("resource", "state"),
+            registry=registry,
+        )
+
+    def _define_work(self, registry: CollectorRegistry) -> None:
+        self.slots = Gauge(
+            "finegrain_executor_slot_states",
+            "Slots that exist, by state.",
+            ("state",),
+            registry=registry,
+        )
+        self.tasks = Gauge(
+            "finegrain_executor_running_tasks", "Tasks that run now.", registry=registry
+        )
+        self.tasks_ended = Counter(
+            "finegrain_executor_tasks_total",
+            "Tasks that ended since the start, by outcome.",
+            ("outcome",),
+            registry=registry,
+        )
+        self.oom_kills = Counter(
+            "finegrain_executor_oom_kills_total",
+            "Processes of tasks that the kernel killed for memory.",
+            registry=registry,
+        )
+        self.carve_seconds = Histogram(
+            "finegrain_executor_carve_duration_seconds",
+            "Time to enforce one slot.",
+            ("outcome",),
+            buckets=_CARVE_S,
+            registry=registry,
+        )
+        for outcome in ("carved", "failed"):
+            self.carve_seconds.labels(outcome)
+        self.free_seconds = Histogram(
+            "finegrain_executor_free_duration_seconds",
+            "Time from the order to free a slot until nothing of it lives.",
+            buckets=_FREE_S,
+            registry=registry,
+        )
+        for outcome in OUTCOMES:
+            self.tasks_ended.labels(outcome)
+
+    def _define_conversation(self, registry: CollectorRegistry) -> None:
+        self.connected = Gauge(
+            "finegrain_executor_rm_connection_up",
+            "1 where the resource manager answered the last call.",
+            registry=registry,
+        )
+        self.contact_age = Gauge(
+            "finegrain_executor_report_age_seconds",
+            "Time since the resource manager last took in a report.",
+            registry=registry,
+        )
+        self.registration_number = Gauge(
+            "finegrain_executor_registration_number",
+            "Number of the present registration.",
+            registry=registry,
+        )
+        self.rm_epoch = Gauge(
+            "finegrain_executor_rm_epoch", "Highest epoch seen.", registry=registry
+        )
+        self.reports = Gauge(
+            "finegrain_executor_reports_sent",
+            "Reports delivered since the start.",
+            registry=registry,
+        )
+        self.calls = Counter(
+            "finegrain_executor_calls_total",
+            "Calls by method and status.",
+            ("method", "status"),
+            registry=registry,
+        )
+        self.loop_lag = Histogram(
+            "finegrain_executor_event_loop_lag_seconds",
+            "How late the event loop woke up.",
+            buckets=_LAG_S,
+            registry=registry,
+        )
+
+    # -- filled as it happens ------------------------------------------------------------------
+
+    def call_ended(self, method: str, status: str, _seconds: float) -> None:
+        """For the guarded server."""
+        self.calls.labels(method.rpartition("/")[2], status).inc()
+
+    def carve_ended(self, seconds: float, carved: bool) -> None:
+        """For the keeper."""
+        self.carve_seconds.labels("carved" if carved else "failed").observe(seconds)
+
+    def free_ended(self, seconds: float) -> None:
+        """For the keeper."""
+        self.free_seconds.observe(seconds)
+
+    # -- filled when somebody looks --------------------------------------------------------------
+
+    def observe(
+        self,
+        keeper: SlotKeeper,
+        agent: AgentState,
+        measured: Measured,
+        *,
+        reserved: Amounts,
+        now: float,
+    ) -> None:
+        """Fills the gauges. `now` is in seconds of the agent's clock."""
+        table = keeper.table
+        self._set_amounts("total", table.share.total)
+        self._set_amounts("reserved", reserved)
+        self._set_amounts("allocated", _at_zero(table.share.total) | table.allocated())
+        if measured.counted:
+            self.cpu_cores.labels("used").set(measured.cpu_milli / 1000)
+            self.memory_bytes.labels("all", "used").set(measured.memory_bytes)
+        states = [slot.state for slot in table]
+        for state in SlotState:
+            self.slots.labels(state.value.lower()).set(states.count(state))
+        self.tasks.set(keeper.tasks.running())
+        self._count_tasks(keeper)
+        self.connected.set(int(agent.connected))
+        self.contact_age.set(max(now - agent.contact_at, 0))
+        self.registration_number.set(agent.registration_number)
+        self.rm_epoch.set(keeper.fence.rm_epoch)
+        self.reports.set(agent.reports_sent)
+
+    def _count_tasks(self, keeper: SlotKeeper) -> None:
+        """Brings the counters up to the task book's own."""
+        book = keeper.tasks
+        for outcome, count in book.outcomes.items():
+            self.tasks_ended.labels(outcome).inc(count - self._counted.get(outcome, 0))
+            self._counted[outcome] = count
+        self.oom_kills.inc(book.oom_kills - self._oom_kills_counted)
+        self._oom_kills_counted = book.oom_kills
+
+    def _set_amounts(self, state: str, amounts: Amounts) -> None:
+        for name, amount in amounts.items():
+            if name == CPU_MILLI:
+                self.cpu_cores.labels(state).set(amount / 1000)
+            elif name == MEMORY_BYTES:
+                self.memory_bytes.labels("all", state).set(amount)
+            elif name in MEMORY_PARTS:
+                self.memory_bytes.labels(name.removesuffix("_memory_bytes"), state).set(amount)
+            elif name.startswith(EXTENDED_PREFIX):
+                resource = name.removeprefix(EXTENDED_PREFIX)
+                self.extended.labels(resource, state).set(amount)
+
+
+def _at_zero(amounts: Amounts) -> dict[str, int]:
+    """The same dimensions with nothing in them, so that what was given back reads zero."""
+    return dict.fromkeys(amounts, 0)

@@ -1,0 +1,125 @@
+"""Offering slots to job masters that named an address for it.
+
+Decides how long a job master has to take a slot before it is taken back. Refuses to know how slots
+are carved and freed. The same offer may be made more than once; accepting it twice is one slot.
+
+A job master chooses its address itself, so nothing secret is sent there: no token, only the hash of
+the job's secret (metadata `finegrain-job-secret-sha256`), by which it can tell that the offer comes
+from its cluster.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from finegrain.errors import FinegrainError, Reason
+from finegrain.logs import get_logger
+from finegrain.rpc.channels import open_channel
+from finegrain.rpc.status import error_from_rpc
+from finegrain.v1 import job_master_pb2, job_master_pb2_grpc, slots_pb2
+from task_executor.engine.slots import Slot, SlotKey, SlotState
+from task_executor.service.keeper import SlotKeeper
+from task_executor.service.messages import slot_to_proto
+
+JOB_SECRET_HASH = "finegrain-job-secret-sha256"
+CALL_S_MAX = 5.0
+PAUSE_S_MIN, PAUSE_S_MAX = 0.1, 1.0
+ITEMS_MAX = 1_000
+
+log = get_logger(__name__)
+
+
+class Offers:
+    """Makes offers in the background.
+
+    Args:
+        keeper: the slots.
+        timeout_ms: within which a job master has to accept.
+    """
+
+    def __init__(self, keeper: SlotKeeper, *, timeout_ms: int) -> None:
+        self._keeper = keeper
+        self._timeout_ms = timeout_ms
+        self._open: set[asyncio.Task[None]] = set()
+        self._offered: set[SlotKey] = set()
+        self.address = ""  # of our own service, once it is bound
+
+    def offer(self, slots: Sequence[Slot]) -> None:
+        """Offers those of the slots that have a target address and were not yet accepted."""
+        by_target: dict[tuple[str, str], list[Slot]] = defaultdict(list)
+        for slot in slots:
+            wanted = slot.spec.target_address and not slot.accepted
+            if wanted and slot.state is SlotState.ALLOCATED and slot.key not in self._offered:
+                self._offered.add(slot.key)
+                by_target[slot.spec.target_address, slot.spec.job_id].append(slot)
+        for (address, _), group in by_target.items():
+            for first in range(0, len(group), ITEMS_MAX):
+                task = asyncio.create_task(self._settle(address, group[first : first + ITEMS_MAX]))
+                self._open.add(task)
+                task.add_done_callback(self._open.discard)
+
+    async def close(self) -> None:
+        """Ends offers that are under way; the slots stay."""
+        for task in self._open:
+            task.cancel()
+        await asyncio.gather(*self._open, return_exceptions=True)
+
+    async def _settle(self, address: str, slots: Sequence[Slot]) -> None:
+        """Accepted slots stay; the rest is taken back."""
+        keys = [slot.key for slot in slots]
+        accepted: set[SlotKey] = set()
+        try:
+            async with asyncio.timeout(self._timeout_ms / 1000):
+                accepted = await self._ask(address, slots)
+        except TimeoutError:
+            log.warning("offer_not_answered", target_address=address, slots=len(slots))
+        finally:
+            self._offered.difference_update(keys)
+        taken = [key for key in keys if key in accepted and self._keeper.table.accept(key)]
+        rejected = [(key, None) for key in keys if key not in accepted]
+        if rejected:
+            log.warning("offer_not_accepted", target_address=address, slots=len(rejected))
+            await self._keeper.free(rejected, reason=Reason.OFFER_NOT_ACCEPTED.value)
+        elif taken:
+            await self._keeper.save_or_log()
+
+    async def _ask(self, address: str, slots: Sequence[Slot]) -> set[SlotKey]:
+        """Asks until there is an answer; `_settle` bounds the time."""
+        pause_s = PAUSE_S_MIN
+        while True:
+            try:
+                return await self._ask_once(address, slots)
+            except (FinegrainError, grpc.RpcError) as error:
+                shown = (
+                    error if isinstance(error, FinegrainError) else error_from_rpc(error, address)
+                )
+                log.info("offer_failed", target_address=address, error=shown.message)
+            await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311
+            pause_s = min(pause_s * 2, PAUSE_S_MAX)
+
+    async def _ask_once(self, address: str, slots: Sequence[Slot]) -> set[SlotKey]:
+        request = job_master_pb2.OfferSlotsRequest(
+            executor_id=self._keeper.identity.executor_id,
+            executor_address=self.address,
+            slots=[slot_to_proto(slot) for slot in slots],
+        )
+        async with open_channel(address) as channel:
+            stub: Any = job_master_pb2_grpc.JobMasterServiceStub(channel)
+            answer = await stub.OfferSlots(
+                request,
+                timeout=CALL_S_MAX,
+                metadata=((JOB_SECRET_HASH, slots[0].spec.job_secret_sha256),),
+            )
+        return _accepted(slots, answer.results)
+
+
+def _accepted(slots: Sequence[Slot], results: Iterable[slots_pb2.ItemResult]) -> set[SlotKey]:
+    fine = {result.id for result in results if not result.HasField("error")}
+    return {slot.key for slot in slots if slot.spec.allocation_id in fine}

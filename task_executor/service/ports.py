@@ -1,0 +1,55 @@
+"""What the front needs of its helper, and nothing more: the seam at which tests put a fake.
+
+The real one is `task_executor.host.helper_client.HelperClient`; its docstrings say what each call
+promises and raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+from task_executor.host.helper_messages import (
+    HelperEvent,
+    HelperInfo,
+    HelperState,
+    IsolationReport,
+    SlotLimits,
+    TaskSpec,
+    TaskStarted,
+    Usage,
+)
+
+
+class Helper(Protocol):
+    """The privileged process: carves groups, starts and ends tasks."""
+
+    def events(self) -> AsyncIterator[HelperEvent]: ...
+
+    async def hello(self) -> HelperInfo: ...
+
+    async def create_slot(self, limits: SlotLimits) -> IsolationReport: ...
+
+    async def destroy_slot(
+        self, allocation_id: str, generation: int, grace_ms: int = 0
+    ) -> None: ...
+
+    async def start_task(self, spec: TaskSpec) -> TaskStarted: ...
+
+    async def signal_task(self, task_id: str, signum: int) -> None: ...
+
+    async def kill_task(self, task_id: str, grace_ms: int = 0) -> None: ...
+
+    async def write_input(
+        self, task_id: str, offset: int, data: bytes, eof: bool = False
+    ) -> int: ...
+
+    async def inspect(self) -> HelperState: ...
+
+    async def usage(self) -> Usage: ...
+
+    async def forget_task(self, task_id: str) -> None: ...
+
+    async def stop(self) -> None: ...
+
+    async def close(self) -> None: ...

@@ -1,0 +1,123 @@
+"""What is settled before any call is served: who we are, what we offer, and a helper that answers.
+
+Decides the order: cheap refusals first, the helper last. Imports no grpc, since the helper has to
+be started before that is imported.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from finegrain.errors import ConfigurationError, InvalidArgument
+from finegrain.ids import ID_PATTERN, check_id
+from finegrain.rpc.tokens import CLUSTER_TOKEN_FILE, read_token
+from task_executor.helper.launch import HelperConfig, HelperNotStarted, start_helper
+from task_executor.host.detection import detect
+from task_executor.host.nvml import PynvmlSource
+from task_executor.options import TaskExecutorOptions
+from task_executor.service.checkpoint import HELPER_FOLDER, SavedState, StateDirectory
+from task_executor.service.host_plan import HostPlan, plan_host
+from task_executor.service.task_users import UserPolicy, user_policy
+
+ISOLATIONS = ("auto", "none")
+DEFAULT_EXECUTOR_ID = "task-executor"
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Everything that the front is built from."""
+
+    options: TaskExecutorOptions
+    directory: StateDirectory
+    saved: SavedState
+    plan: HostPlan
+    users: UserPolicy
+    cluster_token: str
+    helper: HelperConfig
+
+    @property
+    def task_root(self) -> Path:
+        """Where the helper keeps the tasks' directories."""
+        return Path(self.helper.state_dir) / "tasks"
+
+
+def prepare(options: TaskExecutorOptions) -> Prepared:
+    """Locks the state directory, plans the host, starts (or finds) the helper.
+
+    Raises:
+        ConfigurationError, InvalidArgument: it cannot start as configured; nothing is left behind.
+    """
+    directory = StateDirectory.open(options.state_dir.absolute())
+    try:
+        prepared = _settle(options, directory)
+        start_helper(prepared.helper)
+    except HelperNotStarted as error:
+        directory.close()
+        raise ConfigurationError(
+            f"the helper could not be started: {error}", details={"state_dir": directory.path}
+        ) from None
+    except BaseException:
+        directory.close()
+        raise
+    return prepared
+
+
+def _settle(options: TaskExecutorOptions, directory: StateDirectory) -> Prepared:
+    if options.executor_id:
+        check_id("executor_id", options.executor_id)
+    if options.isolation not in ISOLATIONS:
+        raise InvalidArgument("isolation", options.isolation, "one of " + ", ".join(ISOLATIONS))
+    saved = directory.load(options.executor_id)
+    saved = replace(saved, executor_id=saved.executor_id or _host_name())
+    users = user_policy(options)
+    return Prepared(
+        options=options,
+        directory=directory,
+        saved=saved,
+        plan=plan_host(options, detect(Path("/"), PynvmlSource())),
+        users=users,
+        cluster_token=read_token(options.cluster_token_file or directory.path / CLUSTER_TOKEN_FILE),
+        helper=_helper_config(options, directory, saved.executor_id, users),
+    )
+
+
+def _helper_config(
+    options: TaskExecutorOptions, directory: StateDirectory, executor_id: str, users: UserPolicy
+) -> HelperConfig:
+    return HelperConfig(
+        state_dir=str(directory.path / HELPER_FOLDER),
+        socket_path=str(_socket_path(options, directory)),
+        executor_id=executor_id,
+        front_uid=os.geteuid(),
+        front_gid=os.getegid(),
+        cgroup_parent=options.cgroup_parent or None,
+        front_pid=os.getpid(),
+        isolation=options.isolation,
+        task_uid=users.default.uid,
+        task_gid=users.default.gid,
+        allow_root_tasks=options.allow_root_tasks,
+    )
+
+
+def _socket_path(options: TaskExecutorOptions, directory: StateDirectory) -> Path:
+    """Short, and of its own for every state directory, so that executors can share `run_dir`."""
+    run_dir = options.run_dir.absolute()
+    try:
+        run_dir.mkdir(mode=0o750, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigurationError(
+            f"the run directory {run_dir} cannot be made: {error.strerror}; name another one",
+            details={"run_dir": run_dir},
+        ) from None
+    mark = hashlib.sha256(str(directory.path).encode()).hexdigest()[:12]
+    return run_dir / f"helper-{mark}.sock"
+
+
+def _host_name() -> str:
+    """The short host name where it can be an id."""
+    name = socket.gethostname().partition(".")[0]
+    return name if ID_PATTERN.fullmatch(name) else DEFAULT_EXECUTOR_ID

@@ -1,0 +1,115 @@
+"""What a job master may ask of a task, checked before anything is done.
+
+Decides which submissions are well-formed and what they mean to the helper. Refuses to know slots
+and running tasks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from finegrain.errors import InvalidArgument
+from finegrain.ids import check_id
+from finegrain.rpc.wire import duration_ms_from_proto
+from finegrain.v1 import task_executor_pb2
+from task_executor.engine.slots import SlotKey
+from task_executor.service.messages import check_generation
+
+COMMAND_BYTES_MAX = 128 * 1024
+TIMEOUT_MS_MAX = 365 * 24 * 3600 * 1000
+OUTPUT_LIMIT_BYTES_MAX = 1 << 50
+PATH_LENGTH_MAX = 4096
+_ENV_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A checked SubmitTask. `env` may hold secrets and is never shown."""
+
+    task_id: str
+    key: SlotKey
+    digest: str
+    argv: tuple[str, ...]
+    env: Mapping[str, str] = field(repr=False)
+    cwd: str
+    user: str
+    stdin: bool
+    timeout_ms: int | None
+    output_limit_bytes: int  # 0: the executor's default
+
+
+def submission_of(request: task_executor_pb2.SubmitTaskRequest) -> Submission:
+    """The request, checked.
+
+    Raises:
+        InvalidArgument: it names the field, the value and what was expected.
+    """
+    spec = request.spec
+    timeout_ms = None
+    if spec.HasField("timeout"):
+        timeout_ms = duration_ms_from_proto(
+            spec.timeout, "spec.timeout", smallest_ms=1, largest_ms=TIMEOUT_MS_MAX
+        )
+    if not 0 <= spec.output_limit_bytes <= OUTPUT_LIMIT_BYTES_MAX:
+        raise InvalidArgument(
+            "spec.output_limit_bytes", spec.output_limit_bytes, f"0 to {OUTPUT_LIMIT_BYTES_MAX}"
+        )
+    content = request.SerializeToString(deterministic=True)
+    return Submission(
+        task_id=check_id("task_id", request.task_id),
+        key=SlotKey(
+            check_id("allocation_id", request.allocation_id),
+            check_generation(request.generation, "generation"),
+        ),
+        digest=hashlib.sha256(content).hexdigest(),
+        argv=_check_argv(tuple(spec.argv)),
+        env=_check_env(dict(spec.env)),
+        cwd=_check_cwd(spec.cwd),
+        user=_check_user(spec.user),
+        stdin=spec.stdin,
+        timeout_ms=timeout_ms,
+        output_limit_bytes=spec.output_limit_bytes,
+    )
+
+
+def _check_argv(argv: tuple[str, ...]) -> tuple[str, ...]:
+    if not argv or not argv[0]:
+        raise InvalidArgument("spec.argv", list(argv), "a program and its arguments")
+    for index, word in enumerate(argv):
+        if "\0" in word:
+            raise InvalidArgument(f"spec.argv[{index}]", word, "text without NUL")
+    size = sum(len(word.encode()) + 1 for word in argv)
+    if size > COMMAND_BYTES_MAX:
+        raise InvalidArgument(
+            "spec.argv", f"{size} bytes", f"at most {COMMAND_BYTES_MAX} bytes; pass data by stdin"
+        )
+    return argv
+
+
+def _check_env(env: dict[str, str]) -> dict[str, str]:
+    for key, value in env.items():
+        if not _ENV_KEY.fullmatch(key):
+            raise InvalidArgument(
+                "spec.env key", key, "a name of A-Z a-z 0-9 _ without a digit first"
+            )
+        if "\0" in value:  # the value may be a secret: it is not shown
+            raise InvalidArgument(f"spec.env[{key}]", "(hidden)", "text without NUL")
+    size = sum(len(f"{key}={value}".encode()) + 1 for key, value in env.items())
+    if size > COMMAND_BYTES_MAX:
+        raise InvalidArgument("spec.env", f"{size} bytes", f"at most {COMMAND_BYTES_MAX} bytes")
+    return env
+
+
+def _check_cwd(cwd: str) -> str:
+    if cwd and (not cwd.startswith("/") or "\0" in cwd or len(cwd.encode()) > PATH_LENGTH_MAX):
+        raise InvalidArgument("spec.cwd", cwd, "an absolute path, or empty for a scratch directory")
+    return cwd
+
+
+def _check_user(user: str) -> str:
+    if user and not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,63}\$?", user):
+        raise InvalidArgument("spec.user", user, "the name or number of a user, or empty")
+    return user

@@ -1,0 +1,394 @@
+"""Running tasks in slots: submit, cancel, signal, feed, and forget when their slot is long gone.
+
+Decides who may touch a task (whoever shows the secret of its job) and that a submission is one task
+however often it arrives. Refuses to know how a process is made: the helper does that.
+
+Ended tasks are kept as long as their slot exists, and a while after for late watchers; of a slot
+that ran very many, the oldest ended ones are forgotten earlier.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from finegrain.errors import (
+    AlreadyExists,
+    FailedPrecondition,
+    FinegrainError,
+    InvalidArgument,
+    NotFound,
+    PermissionDenied,
+    Reason,
+    ResourceExhausted,
+    Unavailable,
+)
+from finegrain.ids import check_id
+from finegrain.logs import get_logger
+from finegrain.rpc.access import Caller
+from finegrain.v1 import task_executor_pb2
+from task_executor.engine.slots import Slot, SlotKey, SlotState
+from task_executor.host.helper_messages import TaskFault, TaskSpec
+from task_executor.options import TaskExecutorOptions
+from task_executor.service.keeper import SlotKeeper
+from task_executor.service.task_book import Task
+from task_executor.service.task_requests import Submission, submission_of
+from task_executor.service.task_users import UserPolicy, task_environment
+
+LINGER_S = 60.0
+LINGER_WATCHED_S = 600.0
+ENDED_PER_SLOT_MAX = 1_000
+TASKS_MAX = 50_000
+SETTLE_S = 20.0
+INPUT_BYTES_MAX = 64 * 1024
+INPUT_PAUSE_S_MIN, INPUT_PAUSE_S_MAX = 0.005, 0.2
+HELPER_RETRY_S = 1.0
+
+NEVER_RAN = frozenset(
+    {
+        Reason.COMMAND_NOT_FOUND,
+        Reason.COMMAND_NOT_EXECUTABLE,
+        Reason.CWD_UNAVAILABLE,
+        Reason.USER_NOT_ALLOWED,
+        Reason.LIMIT_TOO_SMALL,
+        Reason.START_FAILED,
+    }
+)
+"""Reasons that make a task FAILED; anything else fails the call and leaves no task."""
+
+log = get_logger(__name__)
+
+
+class TaskRunner:
+    """Everything that is done to tasks.
+
+    Args:
+        keeper: slots, tasks, helper and state directory.
+        options: user, limits and grace.
+        users: whom tasks may run as.
+        task_root: the helper's folder of task directories.
+    """
+
+    def __init__(
+        self,
+        keeper: SlotKeeper,
+        options: TaskExecutorOptions,
+        users: UserPolicy,
+        task_root: Path,
+    ) -> None:
+        self._keeper = keeper
+        self._book = keeper.tasks
+        self._helper = keeper.helper
+        self._options = options
+        self._users = users
+        self._task_root = task_root
+        self._starting: set[asyncio.Task[Any]] = set()
+        keeper.on_gone = self.slot_gone
+
+    # -- submit ------------------------------------------------------------------------------
+
+    async def submit(self, request: task_executor_pb2.SubmitTaskRequest, caller: Caller) -> Task:
+        """The task, RUNNING or ended; see SubmitTask in task_executor.proto."""
+        submission = submission_of(request)
+        task = self._known(submission, caller)
+        if task is None:
+            slot = self._slot_for(submission, caller)
+            self._make_room(submission.key)
+            task = self._new_task(submission, slot)
+            self._book.add(task)
+            begun = asyncio.create_task(self._begin(task, submission, slot))
+            self._starting.add(begun)
+            begun.add_done_callback(self._starting.discard)
+            await asyncio.shield(begun)
+        await task.settled.wait()
+        if self._book.get(task.task_id) is not task:
+            raise Unavailable("the task could not be started; submit it again")
+        return task
+
+    def _known(self, submission: Submission, caller: Caller) -> Task | None:
+        task = self._book.get(submission.task_id)
+        if task is None:
+            return None
+        if not caller.owns(task.job_secret_sha256) or task.digest != submission.digest:
+            raise AlreadyExists(
+                f"task {submission.task_id} exists with other content or another owner; choose a "
+                "new task id",
+                details={"task_id": submission.task_id},
+            )
+        return task
+
+    def _slot_for(self, submission: Submission, caller: Caller) -> Slot:
+        key = submission.key
+        latest = self._keeper.table.latest(key.allocation_id)
+        details = {"allocation_id": key.allocation_id, "generation": key.generation}
+        if latest is None or latest.state is SlotState.CARVING:
+            raise NotFound(
+                f"there is no slot {key.allocation_id} on this executor; look at the job's events "
+                "for where it is",
+                reason=Reason.ALLOCATION_UNKNOWN,
+                details=details,
+            )
+        _check_owner(latest.spec.job_secret_sha256, caller, f"slot {key.allocation_id}")
+        known = latest.spec.generation
+        if key.generation < known:
+            raise FailedPrecondition(
+                f"slot {key.allocation_id} is at generation {known}; generation {key.generation} "
+                "is over",
+                reason=Reason.STALE_GENERATION,
+                details={**details, "known": known},
+            )
+        if key.generation > known or latest.state is not SlotState.ALLOCATED:
+            raise FailedPrecondition(
+                f"slot {key.allocation_id} generation {key.generation} does not take tasks "
+                f"(generation {known} is {latest.state.value} here)",
+                reason=Reason.SLOT_NOT_READY,
+                details={**details, "state": latest.state.value},
+            )
+        return latest
+
+    def _new_task(self, submission: Submission, slot: Slot) -> Task:
+        return Task(
+            task_id=submission.task_id,
+            key=slot.key,
+            job_id=slot.spec.job_id,
+            job_secret_sha256=slot.spec.job_secret_sha256,
+            digest=submission.digest,
+            argv=submission.argv,
+            submit_time_ms=round(time.time() * 1000),
+            submit_number=self._book.last_number + 1,
+            directory=self._task_root / submission.task_id,
+        )
+
+    async def _begin(self, task: Task, submission: Submission, slot: Slot) -> None:
+        """Durable first, then started: a crash in between leaves no process that nobody knows."""
+        try:
+            await self._save(task)
+            started = await self._start(task, self._spec_of(submission, slot))
+            self._book.started(task, started, round(time.time() * 1000), task.directory)
+            log.info("task_started", task_id=task.task_id, pid=started, **_ids(task))
+        except FinegrainError as error:
+            if error.reason not in NEVER_RAN:
+                self._drop(task)
+                raise
+            self._book.failed(task, TaskFault(error.reason.value, error.message, error.details))
+            await self._save_or_log(task)
+            log.info("task_failed", task_id=task.task_id, reason=error.reason.value, **_ids(task))
+        except BaseException:
+            self._drop(task)
+            raise
+
+    def _spec_of(self, submission: Submission, slot: Slot) -> TaskSpec:
+        user = self._users.resolve(submission.user)
+        table, spec = self._keeper.table, slot.spec
+        return TaskSpec(
+            task_id=submission.task_id,
+            allocation_id=spec.allocation_id,
+            generation=spec.generation,
+            argv=list(submission.argv),
+            env=task_environment(
+                submission.env,
+                user=user,
+                slot=slot,
+                task_id=submission.task_id,
+                executor_id=self._keeper.identity.executor_id,
+                cpus=str(table.effective_cpus(spec)),
+            ),
+            cwd=submission.cwd or None,
+            uid=user.uid,
+            gid=user.gid,
+            stdin=submission.stdin,
+            log_limit_bytes=submission.output_limit_bytes or self._options.output_limit_bytes,
+            timeout_ms=submission.timeout_ms,
+        )
+
+    async def _start(self, task: Task, spec: TaskSpec) -> int:
+        """While the helper is away the outcome is unknown; the same call again settles it."""
+        while True:
+            try:
+                return (await self._helper.start_task(spec)).pid
+            except Unavailable as error:
+                log.warning("task_start_waits", task_id=task.task_id, error=error.message)
+                if self._keeper.table.get(task.key) is None:
+                    raise
+            await asyncio.sleep(HELPER_RETRY_S)
+
+    def _drop(self, task: Task) -> None:
+        self._book.drop(task)
+        self._keeper.directory.forget_task(task.task_id)
+        task.settled.set()
+        task.wake()
+
+    async def _save(self, task: Task) -> None:
+        try:
+            await asyncio.to_thread(self._keeper.directory.save_task, task.task_id, task.to_dict())
+        except OSError as error:
+            raise Unavailable(
+                f"the task could not be recorded in {self._keeper.directory.path}: "
+                f"{error.strerror}; make room there and submit again",
+                reason=Reason.DISK_FULL,
+            ) from None
+
+    async def _save_or_log(self, task: Task) -> None:
+        try:
+            await self._save(task)
+        except Unavailable as error:
+            log.error("task_not_recorded", task_id=task.task_id, error=error.message)
+
+    # -- what is done to tasks ---------------------------------------------------------------
+
+    def need(self, task_id: str, caller: Caller, *, operators: bool = False) -> Task:
+        """A task that the caller may touch; `operators`: the cluster token is enough.
+
+        Raises:
+            NotFound: TASK_UNKNOWN.
+            PermissionDenied: JOB_SECRET_WRONG.
+        """
+        task = self._book.need(check_id("task_id", task_id))
+        if not (operators and caller.is_cluster):
+            _check_owner(task.job_secret_sha256, caller, f"task {task_id}")
+        return task
+
+    async def cancel(self, task: Task, grace_ms: int | None) -> None:
+        """Begins the end of a task; of an ended one, nothing."""
+        await self._settle(task)
+        if task.has_ended:
+            return
+        if not task.cancelled:
+            task.cancelled = True
+            await self._save_or_log(task)
+        grace_ms = self._options.task_kill_grace_ms if grace_ms is None else grace_ms
+        await self._unless_ended(self._helper.kill_task(task.task_id, grace_ms))
+
+    async def signal(self, task: Task, signum: int) -> None:
+        """Signals a task's process group; an ended one is fine.
+
+        Raises:
+            InvalidArgument: no such signal.
+        """
+        if not 1 <= signum <= 64:
+            raise InvalidArgument("signal", signum, "1 to 64")
+        await self._settle(task)
+        if not task.has_ended:
+            await self._unless_ended(self._helper.signal_task(task.task_id, signum))
+
+    async def _settle(self, task: Task) -> None:
+        try:
+            async with asyncio.timeout(SETTLE_S):
+                await task.settled.wait()
+        except TimeoutError:
+            raise Unavailable(f"task {task.task_id} is still being started; try again") from None
+
+    async def _unless_ended(self, call: Any) -> None:
+        try:
+            await call
+        except FinegrainError as error:
+            if error.reason not in (Reason.TASK_ENDED, Reason.TASK_UNKNOWN):
+                raise
+
+    async def write_input(
+        self, requests: AsyncIterator[task_executor_pb2.WriteTaskInputRequest], caller: Caller
+    ) -> int:
+        """Feeds a task's standard input; returns how many bytes it has taken in its life."""
+        task: Task | None = None
+        accepted = 0
+        async for request in requests:
+            if task is None:
+                task = self.need(request.task_id, caller)
+                await self._settle(task)
+            elif request.task_id not in ("", task.task_id):
+                raise InvalidArgument("task_id", request.task_id, f"{task.task_id}, or empty")
+            if request.offset < 0:
+                raise InvalidArgument("offset", request.offset, "0 or more")
+            if len(request.data) > INPUT_BYTES_MAX:
+                expected = f"at most {INPUT_BYTES_MAX} bytes"
+                raise InvalidArgument("data", f"{len(request.data)} bytes", expected)
+            accepted = await self._feed(task, request.offset, request.data, eof=request.eof)
+        if task is None:
+            raise InvalidArgument("task_id", "", "a first message that names the task")
+        return accepted
+
+    async def _feed(self, task: Task, offset: int, data: bytes, *, eof: bool) -> int:
+        """All of it, at the pace at which the task reads."""
+        end, pause_s = offset + len(data), INPUT_PAUSE_S_MIN
+        while True:
+            accepted = await self._helper.write_input(task.task_id, offset, data, eof)
+            if accepted >= end:
+                return accepted
+            pause_s = (
+                INPUT_PAUSE_S_MIN if accepted > offset else min(pause_s * 2, INPUT_PAUSE_S_MAX)
+            )
+            data, offset = data[max(accepted - offset, 0) :], max(accepted, offset)
+            await asyncio.sleep(pause_s)
+
+    def of_job(self, job_id: str, caller: Caller) -> list[Task]:
+        """The tasks of a job that the caller owns.
+
+        Raises:
+            PermissionDenied: JOB_SECRET_WRONG.
+        """
+        tasks = self._book.of_job(check_id("job_id", job_id))
+        if tasks and not caller.is_cluster:
+            _check_owner(tasks[0].job_secret_sha256, caller, f"job {job_id}")
+        return tasks
+
+    # -- forgetting --------------------------------------------------------------------------
+
+    def slot_gone(self, key: SlotKey) -> None:
+        """The slot is gone: its tasks are forgotten after a while."""
+        now = asyncio.get_running_loop().time()
+        for task in self._book.of_slot(key):
+            task.slot_gone_at = now
+
+    def _make_room(self, key: SlotKey) -> None:
+        if len(self._book) >= TASKS_MAX:
+            raise ResourceExhausted(
+                f"this executor keeps {TASKS_MAX} tasks already; release slots that are done",
+                details={"tasks": len(self._book)},
+                retry_after_s=5.0,
+            )
+        in_slot = self._book.of_slot(key)
+        if len(in_slot) >= ENDED_PER_SLOT_MAX:
+            ended = [t for t in in_slot if t.has_ended and not t.watchers]
+            for task in ended[: len(in_slot) - ENDED_PER_SLOT_MAX + 1]:
+                task.slot_gone_at = 0.0
+
+    def overdue(self, now: float) -> list[Task]:
+        """Ended tasks that nobody needs any more."""
+        return [
+            task
+            for task in self._book
+            if task.slot_gone_at is not None
+            and task.has_ended
+            and now - task.slot_gone_at > (LINGER_WATCHED_S if task.watchers else LINGER_S)
+        ]
+
+    async def forget_overdue(self) -> None:
+        """Removes what `overdue` names, its files included."""
+        for task in self.overdue(asyncio.get_running_loop().time()):
+            await self._helper.forget_task(task.task_id)
+            self._drop(task)
+
+    async def close(self) -> None:
+        """Waits for starts that are under way, a moment."""
+        if self._starting:
+            await asyncio.wait(self._starting, timeout=1.0)
+
+
+def _check_owner(job_secret_sha256: str, caller: Caller, what: str) -> None:
+    if not job_secret_sha256 or not caller.owns(job_secret_sha256):
+        raise PermissionDenied(
+            f"{what} belongs to a job whose secret was not shown; send it as metadata "
+            "finegrain-job-secret",
+            reason=Reason.JOB_SECRET_WRONG,
+        )
+
+
+def _ids(task: Task) -> dict[str, Any]:
+    return {
+        "allocation_id": task.key.allocation_id,
+        "generation": task.key.generation,
+        "job_id": task.job_id,
+    }

@@ -1,0 +1,125 @@
+"""Which user a task runs as, and what environment it gets.
+
+Decides by the executor's configuration alone. The helper holds the same rules again, since it is
+the one with privilege; here they become an answer that names the way out.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from finegrain.errors import ConfigurationError, PermissionDenied, Reason
+from task_executor.engine.slots import Slot
+from task_executor.options import TaskExecutorOptions
+
+DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
+SELF = "self"
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """A user of this host."""
+
+    name: str
+    uid: int
+    gid: int
+    home: str
+
+
+@dataclass(frozen=True, slots=True)
+class UserPolicy:
+    """Whom tasks run as, and whom else they may name."""
+
+    own: User
+    default: User
+    allow_root_tasks: bool
+
+    def resolve(self, wanted: str) -> User:
+        """The user of a task that names `wanted`; empty: the default.
+
+        Raises:
+            PermissionDenied: USER_NOT_ALLOWED; it says who is allowed.
+        """
+        if not wanted or wanted in (self.default.name, str(self.default.uid)):
+            return self.default
+        if wanted == SELF:
+            wanted = self.own.name
+        user = find_user(wanted)
+        if user is None:
+            raise self._refusal(wanted, "there is no such user on this host")
+        if user.uid == self.default.uid:
+            return user
+        if self.own.uid != 0:
+            raise self._refusal(wanted, f"this executor runs as {self.own.name}, not as root")
+        if user.uid == 0 and self.allow_root_tasks:
+            return user
+        if user.uid == 0:
+            raise self._refusal(wanted, "tasks as root need allow_root_tasks")
+        raise self._refusal(wanted, "it is not the configured task_user")
+
+    def _refusal(self, wanted: str, why: str) -> PermissionDenied:
+        return PermissionDenied(
+            f"user {wanted!r}: {why}; leave user empty to run as {self.default.name}",
+            reason=Reason.USER_NOT_ALLOWED,
+            details={"user": wanted, "allowed": self.default.name},
+        )
+
+
+def user_policy(options: TaskExecutorOptions) -> UserPolicy:
+    """The policy that the options ask for, on this host.
+
+    Raises:
+        ConfigurationError: the task user does not exist, or would be root without
+            `allow_root_tasks`.
+    """
+    own = find_user(str(os.geteuid())) or User(str(os.geteuid()), os.geteuid(), os.getegid(), "/")
+    if own.uid != 0 or options.task_user in ("", SELF):
+        default = own
+    else:
+        found = find_user(options.task_user)
+        if found is None:
+            raise ConfigurationError(
+                f"task_user is {options.task_user!r}, and there is no such user on this host; make "
+                "it (useradd --system), or name another one",
+                details={"task_user": options.task_user},
+            )
+        default = found
+    if default.uid == 0 and not options.allow_root_tasks:
+        raise ConfigurationError(
+            f"task_user is {options.task_user!r}, so tasks would run as root; set task_user to "
+            "another user (nobody), or allow_root_tasks if that is meant",
+            details={"task_user": options.task_user},
+        )
+    return UserPolicy(own=own, default=default, allow_root_tasks=options.allow_root_tasks)
+
+
+def find_user(name: str) -> User | None:
+    """A user by name or number, None if there is none."""
+    try:
+        entry = pwd.getpwuid(int(name)) if name.isdecimal() else pwd.getpwnam(name)
+    except (KeyError, ValueError, OverflowError):
+        return None
+    return User(entry.pw_name, entry.pw_uid, entry.pw_gid, entry.pw_dir)
+
+
+def task_environment(
+    env: Mapping[str, str], *, user: User, slot: Slot, task_id: str, executor_id: str, cpus: str
+) -> dict[str, str]:
+    """What the task asked for, with defaults below and the executor's own names above."""
+    home = user.home if os.path.isdir(user.home) else "/"  # noqa: PTH112 - a text, not a tree
+    spec = slot.spec
+    return {
+        "PATH": DEFAULT_PATH,
+        "HOME": home,
+        **env,
+        "FINEGRAIN_ALLOCATION_ID": spec.allocation_id,
+        "FINEGRAIN_JOB_ID": spec.job_id,
+        "FINEGRAIN_TASK_ID": task_id,
+        "FINEGRAIN_EXECUTOR_ID": executor_id,
+        "FINEGRAIN_CPU_MILLI": str(spec.profile.cpu_milli),
+        "FINEGRAIN_MEMORY_BYTES": str(spec.memory_bytes),
+        "FINEGRAIN_CPUS": cpus,
+    }

@@ -1,0 +1,110 @@
+"""Following one task: its states as they change, its output as it is written.
+
+Decides the order of what a watcher sees (everything that was written comes before the end) and how
+often the log files are looked at. Each watcher reads by itself, one chunk at a time, so a slow one
+costs a buffer of `CHUNK_BYTES` and holds up nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from finegrain.errors import InvalidArgument
+from finegrain.v1 import task_executor_pb2
+from task_executor.host.task_log import Stream, read_output
+from task_executor.service.messages import task_to_proto
+from task_executor.service.task_book import Task
+
+CHUNK_BYTES = 64 * 1024
+POLL_S_MIN, POLL_S_MAX = 0.01, 0.25
+SIGN_OF_LIFE_S = 10.0
+
+STDOUT, STDERR = 1, 2
+
+
+@dataclass(slots=True)
+class _Tail:
+    """How far one stream of one watcher has come."""
+
+    number: int
+    stream: Stream
+    offset: int
+
+
+async def watch_task(
+    task: Task, request: task_executor_pb2.WatchTaskRequest
+) -> AsyncIterator[task_executor_pb2.WatchTaskResponse]:
+    """The messages of WatchTask in task_executor.proto.
+
+    Raises:
+        InvalidArgument: a negative offset.
+    """
+    tails = _tails(request)
+    clock = asyncio.get_running_loop().time
+    with task.watched() as changed:
+        yield task_executor_pb2.WatchTaskResponse(task=task_to_proto(task))
+        told_state, spoken_at, pause_s = task.state, clock(), POLL_S_MIN
+        while True:
+            changed.clear()
+            is_last_round = task.has_ended  # seen before reading: nothing is written after it
+            if task.state is not told_state and not is_last_round:
+                told_state = task.state
+                yield task_executor_pb2.WatchTaskResponse(task=task_to_proto(task))
+                spoken_at = clock()
+            for chunk in _new_output(task.directory, tails):
+                yield task_executor_pb2.WatchTaskResponse(output=chunk)
+                spoken_at, pause_s = clock(), POLL_S_MIN
+            if is_last_round:
+                yield task_executor_pb2.WatchTaskResponse(task=task_to_proto(task))
+                return
+            if clock() - spoken_at > SIGN_OF_LIFE_S:
+                yield task_executor_pb2.WatchTaskResponse()
+                spoken_at = clock()
+            if await _wait(changed, pause_s if tails else SIGN_OF_LIFE_S):
+                continue
+            pause_s = min(pause_s * 2, POLL_S_MAX)
+
+
+def _tails(request: task_executor_pb2.WatchTaskRequest) -> list[_Tail]:
+    for field in ("stdout_offset", "stderr_offset"):
+        if getattr(request, field) < 0:
+            raise InvalidArgument(field, getattr(request, field), "0 or more")
+    if request.no_output:
+        return []
+    return [
+        _Tail(STDOUT, "stdout", request.stdout_offset),
+        _Tail(STDERR, "stderr", request.stderr_offset),
+    ]
+
+
+def _new_output(
+    directory: Path | None, tails: list[_Tail]
+) -> Iterator[task_executor_pb2.OutputChunk]:
+    """All that is there now, in chunks; both streams in turn."""
+    pending = list(tails) if directory is not None else []
+    while pending and directory is not None:
+        for tail in list(pending):
+            try:
+                data = read_output(directory, tail.stream, tail.offset, CHUNK_BYTES)
+            except NotADirectoryError:
+                data = b""
+            if data:
+                yield task_executor_pb2.OutputChunk(
+                    stream=tail.number, offset=tail.offset, data=data
+                )
+                tail.offset += len(data)
+            if len(data) < CHUNK_BYTES:
+                pending.remove(tail)
+
+
+async def _wait(changed: asyncio.Event, seconds: float) -> bool:
+    """True if something changed before the time was over."""
+    try:
+        async with asyncio.timeout(seconds):
+            await changed.wait()
+    except TimeoutError:
+        return False
+    return True

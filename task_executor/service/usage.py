@@ -1,0 +1,79 @@
+"""What slots really use, measured now and then.
+
+Decides how often the helper is asked and how counters become rates. Never used for placement.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from finegrain.errors import FinegrainError
+from finegrain.logs import get_logger
+from finegrain.v1 import slots_pb2
+from task_executor.engine.slots import SlotKey
+from task_executor.service.keeper import SlotKeeper
+
+MEASURE_S_MIN = 1.0
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """All slots together. `counted` is False where the kernel does not count (isolation none)."""
+
+    cpu_milli: int = 0
+    memory_bytes: int = 0
+    counted: bool = False
+
+
+class Meter:
+    """Asks the helper at most once a second and remembers the answer."""
+
+    def __init__(self, keeper: SlotKeeper, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._keeper = keeper
+        self._clock = clock
+        self._measured_at = -MEASURE_S_MIN
+        self._cpu_usec: dict[SlotKey, int] = {}
+        self.latest = Measured()
+
+    async def report(self) -> slots_pb2.UsageReport:
+        """The usage for a slot report."""
+        await self.refresh()
+        return slots_pb2.UsageReport(
+            cpu_milli=self.latest.cpu_milli,
+            memory_bytes=self.latest.memory_bytes,
+            tasks=self._keeper.tasks.running(),
+        )
+
+    async def refresh(self) -> None:
+        """Measures again if the last time is long enough ago; keeps the old numbers on failure."""
+        now = self._clock()
+        elapsed_s = now - self._measured_at
+        if elapsed_s < MEASURE_S_MIN:
+            return
+        self._measured_at = now
+        if not len(self._keeper.table):
+            self.latest, self._cpu_usec = Measured(counted=self.latest.counted), {}
+            return
+        try:
+            usage = await self._keeper.helper.usage()
+        except FinegrainError as error:
+            log.warning("usage_not_measured", error=error.message)
+            return
+        counters = {
+            SlotKey(slot.allocation_id, slot.generation): slot.cpu_usec
+            for slot in usage.slots
+            if slot.cpu_usec is not None
+        }
+        # A slot that was not there last time has run since some moment within the interval.
+        used_usec = sum(max(usec - self._cpu_usec.get(key, 0), 0) for key, usec in counters.items())
+        memory = [s.memory_current_bytes for s in usage.slots if s.memory_current_bytes is not None]
+        self.latest = Measured(
+            cpu_milli=round(used_usec / elapsed_s / 1000),
+            memory_bytes=sum(memory),
+            counted=bool(memory),
+        )
+        self._cpu_usec = counters

@@ -1,0 +1,141 @@
+"""A task executor as a process of its own, with the real helper and the real kernel."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.support.components import REPOSITORY
+from tests.task_executor.service.scripted_rm import CLUSTER_TOKEN, PATIENCE_S
+
+GIB = 1 << 30
+_PROGRAM = """
+import json, sys
+from pathlib import Path
+from finegrain.options import ListenOptions, LogOptions
+from task_executor.main import run
+from task_executor.options import TaskExecutorOptions
+told = json.loads(sys.argv[1])
+for name in ("state_dir", "run_dir", "cluster_token_file"):
+    told[name] = Path(told[name])
+listen = ListenOptions(address=told.pop("address"), metrics_address="127.0.0.1:0")
+log = LogOptions(level="debug", format="json")
+assert "grpc" not in sys.modules, "grpc before the helper"
+sys.exit(run(TaskExecutorOptions(listen=listen, log=log, **told)))
+"""
+
+
+@dataclass
+class ExecutorProcess:
+    """Started with `start`, killed with `kill`, ended for good with `clean_up`."""
+
+    folder: Path
+    manager: str
+    options: dict[str, Any] = field(default_factory=dict)
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def state_dir(self) -> Path:
+        return self.folder / "state"
+
+    @property
+    def log(self) -> str:
+        return (self.folder / "log").read_text()
+
+    def start(self, **changes: Any) -> None:
+        token = self.folder / "cluster.token"
+        token.write_text(CLUSTER_TOKEN)
+        token.chmod(0o600)
+        told = {
+            "state_dir": str(self.state_dir),
+            "run_dir": str(self.folder / "run"),
+            "cluster_token_file": str(token),
+            "managers": [self.manager],
+            "executor_id": f"test-{self.folder.name}",
+            "address": "127.0.0.1:0",
+            "memory_bytes": GIB,
+            "task_user": "self",
+            "allow_root_tasks": True,
+            "task_kill_grace_ms": 2_000,
+        }
+        with (self.folder / "log").open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", _PROGRAM, json.dumps(told | self.options | changes)],
+                cwd=REPOSITORY,
+                stdout=log,
+                stderr=log,
+            )
+
+    def endpoint(self) -> dict[str, Any]:
+        """What the running front says of itself."""
+        path, end = self.state_dir / "endpoint.json", time.monotonic() + PATIENCE_S
+        while True:
+            with suppress(OSError, ValueError):
+                content: dict[str, Any] = json.loads(path.read_text())
+                if self.process is None or content["pid"] == self.process.pid:
+                    return content
+            assert time.monotonic() < end and self.exit_code is None, self.log[-3000:]
+            time.sleep(0.02)
+
+    @property
+    def exit_code(self) -> int | None:
+        return self.process.poll() if self.process else None
+
+    def kill(self) -> None:
+        """As a crash does."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self) -> int:
+        """A planned stop; the exit status."""
+        assert self.process is not None
+        self.process.terminate()
+        return self.process.wait(PATIENCE_S)
+
+    def helper_pid(self) -> int:
+        """Of the helper that holds this executor's lock."""
+        lock = str(self.state_dir / "helper" / "helper.lock")
+        for entry in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                links = [os.readlink(fd) for fd in (entry / "fd").iterdir()]
+                if lock in links:
+                    return int(entry.name)
+        raise LookupError("no helper")
+
+    def clean_up(self) -> None:
+        """Ends front, helper, tasks and groups, whatever state they are in."""
+        if self.process is not None and self.process.poll() is None:
+            self.kill()
+        shutil.rmtree(self.folder / "run", ignore_errors=True)
+        with suppress(LookupError):
+            os.kill(self.helper_pid(), signal.SIGKILL)
+        for group in self.groups():
+            for procs in sorted(group.rglob("cgroup.procs"), reverse=True):
+                for pid in procs.read_text().split():
+                    with suppress(ProcessLookupError):
+                        os.kill(int(pid), signal.SIGKILL)
+        end = time.monotonic() + 5
+        while self.groups() and time.monotonic() < end:
+            for group in self.groups():
+                for directory in sorted([*group.rglob("*/"), group], reverse=True):
+                    with suppress(OSError):
+                        directory.rmdir()
+            time.sleep(0.02)
+        assert not self.groups(), self.groups()
+
+    def groups(self) -> list[Path]:
+        """Control groups of this executor in all hierarchies."""
+        places = ("*", "*/*", "*/*/*", "*/*/*/*")
+        name = f"finegrain/test-{self.folder.name}"
+        root = Path("/sys/fs/cgroup")
+        return [p for place in places for p in root.glob(f"{place}/{name}")]

@@ -1,0 +1,309 @@
+"""A resource manager that does what a test says: answers executors, commands them, forgets them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from finegrain.errors import FinegrainError
+from finegrain.rpc.channels import JOB_SECRET, open_channel
+from finegrain.rpc.status import error_from_rpc, status_of
+from finegrain.rpc.tokens import sha256_hex
+from finegrain.rpc.wire import duration_ms_to_proto
+from finegrain.v1 import resource_manager_pb2 as rm
+from finegrain.v1 import resource_manager_pb2_grpc, slots_pb2, task_executor_pb2_grpc
+from finegrain.v1 import task_executor_pb2 as te
+
+CLUSTER_TOKEN = "cluster-token-of-the-tests"
+USER_TOKEN = "user-token-of-the-tests"
+SECRET = "job-secret-of-the-tests"
+MIB = 1 << 20
+PATIENCE_S = 30.0
+
+
+async def eventually(condition: Callable[[], Any], what: str) -> Any:
+    """The first true value of condition; a failure that says what was waited for."""
+    end = time.monotonic() + PATIENCE_S
+    while not (value := condition()):
+        assert time.monotonic() < end, f"waited in vain until {what}"
+        await asyncio.sleep(0.01)
+    return value
+
+
+@dataclass
+class ScriptedRM(resource_manager_pb2_grpc.ResourceManagerServiceServicer):
+    """Knows one executor. What it was told is kept; what it answers can be set."""
+
+    rm_epoch: int = 1
+    registration_number: int = 0
+    command_number: int = 0
+    report_interval_ms: int = 100
+    registrations: list[rm.RegisterExecutorRequest] = field(default_factory=list)
+    reports: list[rm.ReportSlotsRequest] = field(default_factory=list)
+    unowned: list[rm.SlotRelease] = field(default_factory=list)
+    refuse: FinegrainError | None = None
+    register_again: bool = False
+    send_full_report: bool = False
+    acknowledge: bool = True
+    address: str = ""
+    _server: grpc.aio.Server | None = None
+
+    async def start(self, address: str = "127.0.0.1:0") -> str:
+        self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+        resource_manager_pb2_grpc.add_ResourceManagerServiceServicer_to_server(self, self._server)
+        port = self._server.add_insecure_port(address)
+        self.address = f"127.0.0.1:{port}"
+        await self._server.start()
+        return self.address
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            await self._server.stop(0)
+            self._server = None
+
+    async def _refuse(self, context: Any) -> None:
+        if self.refuse is not None:
+            code, message, trailing = status_of(self.refuse)
+            await context.abort(code, message, trailing)
+
+    async def RegisterExecutor(self, request: Any, context: Any) -> rm.RegisterExecutorResponse:
+        await self._refuse(context)
+        self.registrations.append(request)
+        self.registration_number += 1
+        self.command_number = 0
+        self.register_again = False
+        unowned, self.unowned = self.unowned, []
+        return rm.RegisterExecutorResponse(
+            rm_epoch=self.rm_epoch,
+            registration_number=self.registration_number,
+            report_interval=duration_ms_to_proto(self.report_interval_ms),
+            lost_timeout=duration_ms_to_proto(10_000),
+            unowned_slots=unowned,
+            user_token_sha256=sha256_hex(USER_TOKEN),
+            protocol_version="1.0",
+        )
+
+    async def ReportSlots(self, request: Any, context: Any) -> rm.ReportSlotsResponse:
+        await self._refuse(context)
+        self.reports.append(request)
+        unowned, self.unowned = self.unowned, []
+        full, self.send_full_report = self.send_full_report, False
+        return rm.ReportSlotsResponse(
+            rm_epoch=self.rm_epoch,
+            register_again=self.register_again,
+            send_full_report=full,
+            unowned_slots=unowned,
+            acknowledged_report_number=request.report.report_number if self.acknowledge else 0,
+        )
+
+    # -- what it has been told ---------------------------------------------------------------
+
+    @property
+    def registered(self) -> rm.RegisterExecutorRequest:
+        return self.registrations[-1]
+
+    @property
+    def executor_address(self) -> str:
+        return str(self.registered.address)
+
+    def full_reports(self) -> list[slots_pb2.SlotReport]:
+        states = [r.report for r in self.registrations] + [r.report for r in self.reports]
+        return [state for state in states if not state.unchanged]
+
+    def slots(self) -> dict[str, int]:
+        """Allocation id to state, as last told."""
+        return {slot.allocation_id: slot.state for slot in self.full_reports()[-1].slots}
+
+    def ended(self) -> dict[str, str]:
+        """Allocation id to reason, over all reports."""
+        states = [r.report for r in self.registrations] + [r.report for r in self.reports]
+        return {each.allocation_id: each.reason for state in states for each in state.ended}
+
+    # -- commands ----------------------------------------------------------------------------
+
+    async def allocate(
+        self, *allocations: te.SlotAllocation, number: int | None = None, **changes: Any
+    ) -> te.AllocateSlotsResponse:
+        request = te.AllocateSlotsRequest(
+            **self._numbers(number, changes), allocations=allocations
+        )
+        return await self._command("AllocateSlots", request)
+
+    async def free(
+        self, *slots: te.SlotFree, number: int | None = None, **changes: Any
+    ) -> te.FreeSlotsResponse:
+        request = te.FreeSlotsRequest(**self._numbers(number, changes), slots=slots)
+        return await self._command("FreeSlots", request)
+
+    def _numbers(self, number: int | None, changes: dict[str, Any]) -> dict[str, Any]:
+        if number is None:
+            self.command_number += 1
+            number = self.command_number
+        usual = {
+            "rm_epoch": self.rm_epoch,
+            "registration_number": self.registration_number,
+            "command_number": number,
+        }
+        return usual | changes
+
+    async def _command(self, method: str, request: Any) -> Any:
+        async with open_channel(self.executor_address, token=CLUSTER_TOKEN) as channel:
+            stub: Any = task_executor_pb2_grpc.TaskExecutorServiceStub(channel)
+            return await calling(getattr(stub, method)(request))
+
+
+async def calling(call: Any) -> Any:
+    """The answer, or the error as a job master would see it."""
+    try:
+        return await call
+    except grpc.RpcError as error:
+        raise error_from_rpc(error) from None
+
+
+def allocation(
+    allocation_id: str = "slot",
+    generation: int = 1,
+    *,
+    cpu_milli: int = 500,
+    memory_bytes: int = 64 * MIB,
+    job_id: str = "job",
+    secret: str = SECRET,
+    target_address: str = "",
+    **changes: Any,
+) -> te.SlotAllocation:
+    slot = slots_pb2.SlotStatus(
+        allocation_id=allocation_id, generation=generation, job_id=job_id, **changes
+    )
+    slot.profile.cpu_milli = cpu_milli
+    slot.profile.task_heap_memory_bytes = memory_bytes
+    slot.memory_bytes = -(-memory_bytes // 65536) * 65536
+    return te.SlotAllocation(
+        slot=slot, job_secret_sha256=sha256_hex(secret), target_address=target_address
+    )
+
+
+def free(allocation_id: str = "slot", generation: int = 1, grace_ms: int = 0) -> te.SlotFree:
+    return te.SlotFree(
+        allocation_id=allocation_id, generation=generation, grace=duration_ms_to_proto(grace_ms)
+    )
+
+
+@dataclass
+class JobMaster:
+    """What a job master does at an executor."""
+
+    address: str
+    secret: str = SECRET
+    token: str = USER_TOKEN
+
+    async def call(self, method: str, request: Any) -> Any:
+        async with self._channel() as channel:
+            stub: Any = task_executor_pb2_grpc.TaskExecutorServiceStub(channel)
+            return await calling(getattr(stub, method)(request, metadata=self._secret()))
+
+    def _channel(self) -> Any:
+        return open_channel(self.address, token=self.token)
+
+    def _secret(self) -> tuple[tuple[str, str], ...]:
+        return ((JOB_SECRET, self.secret),)
+
+    async def submit(
+        self,
+        *argv: str,
+        task_id: str = "task",
+        allocation_id: str = "slot",
+        generation: int = 1,
+        timeout_ms: int = 0,
+        **spec: Any,
+    ) -> te.TaskStatus:
+        message = te.TaskSpec(argv=argv, **spec)
+        if timeout_ms:
+            message.timeout.CopyFrom(duration_ms_to_proto(timeout_ms))
+        request = te.SubmitTaskRequest(
+            task_id=task_id, allocation_id=allocation_id, generation=generation, spec=message
+        )
+        answer: te.SubmitTaskResponse = await self.call("SubmitTask", request)
+        return answer.task
+
+    async def watch(
+        self, task_id: str = "task", stdout_offset: int = 0, stderr_offset: int = 0, **more: Any
+    ) -> Watched:
+        """Everything that a stream brings, until it ends."""
+        seen = Watched()
+        request = te.WatchTaskRequest(
+            task_id=task_id, stdout_offset=stdout_offset, stderr_offset=stderr_offset, **more
+        )
+        async with self._channel() as channel:
+            stub: Any = task_executor_pb2_grpc.TaskExecutorServiceStub(channel)
+            call = stub.WatchTask(request, metadata=self._secret(), timeout=PATIENCE_S)
+            try:
+                async for message in call:
+                    seen.add(message)
+            except grpc.RpcError as error:
+                raise error_from_rpc(error) from None
+            finally:
+                call.cancel()
+        return seen
+
+    async def write(self, *pieces: Sequence[Any], task_id: str = "task") -> int:
+        """Pieces are (offset, bytes, eof)."""
+
+        async def messages() -> Any:
+            for offset, data, eof in pieces:
+                yield te.WriteTaskInputRequest(task_id=task_id, offset=offset, data=data, eof=eof)
+
+        async with self._channel() as channel:
+            stub: Any = task_executor_pb2_grpc.TaskExecutorServiceStub(channel)
+            answer = await calling(
+                stub.WriteTaskInput(messages(), metadata=self._secret(), timeout=PATIENCE_S)
+            )
+            return int(answer.accepted_bytes)
+
+    async def cancel(self, task_id: str = "task", grace_ms: int = 0) -> None:
+        request = te.CancelTaskRequest(task_id=task_id, grace=duration_ms_to_proto(grace_ms))
+        await self.call("CancelTask", request)
+
+    async def signal(self, signum: int, task_id: str = "task") -> None:
+        await self.call("SignalTask", te.SignalTaskRequest(task_id=task_id, signal=signum))
+
+    async def tasks(self, job_id: str = "job") -> list[te.TaskStatus]:
+        answer = await self.call("ListTasks", te.ListTasksRequest(job_id=job_id))
+        return list(answer.tasks)
+
+
+@dataclass
+class Watched:
+    """What a watch stream brought."""
+
+    states: list[int] = field(default_factory=list)
+    stdout: bytes = b""
+    stderr: bytes = b""
+    last: te.TaskStatus = field(default_factory=te.TaskStatus)
+
+    def add(self, message: te.WatchTaskResponse) -> None:
+        if message.HasField("task"):
+            self.last = message.task
+            self.states.append(message.task.state)
+        elif message.HasField("output"):
+            assert not self.is_over, "output after the end"
+            chunk = message.output
+            if chunk.stream == 1:
+                self.stdout += chunk.data
+            else:
+                self.stderr += chunk.data
+
+    @property
+    def is_over(self) -> bool:
+        return self.last.state in (te.TASK_STATE_EXITED, te.TASK_STATE_FAILED) and (
+            len(self.states) > 1
+        )
+
+    @property
+    def exit(self) -> te.TaskExit:
+        return self.last.exit
