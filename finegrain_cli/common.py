@@ -9,7 +9,7 @@ from typing import Annotated, ParamSpec
 import typer
 
 from finegrain.errors import FinegrainError, Reason
-from finegrain_cli.context import current
+from finegrain_cli.context import Invocation, current, enter
 from finegrain_cli.exit_codes import exit_code_of
 from finegrain_cli.output import OutputFormat, print_error
 
@@ -59,6 +59,15 @@ HINTS: dict[Reason, str] = {
     Reason.STORE_IN_USE: "another resource manager holds this database; stop it first",
     Reason.ADDRESS_IN_USE: "choose another port with --listen, or stop what listens there",
 }
+
+
+def enter_command(
+    output: OutputFormat, manager: str = "", token_file: str = "", config_file: str = ""
+) -> None:
+    """Makes a command's common options those of this invocation."""
+    enter(
+        Invocation(output=output, manager=manager, token_file=token_file, config_file=config_file)
+    )
 
 
 def reporting_errors(command: Callable[P, None]) -> Callable[P, None]:

@@ -80,16 +80,24 @@ def print_object(kind: str, data: Mapping[str, Any], form: OutputFormat, text: s
 
 
 def print_table(columns: Sequence[Column], rows: Iterable[Any]) -> None:
-    """Prints left-aligned columns two spaces apart, headings in capitals; nothing is cut off."""
+    """Prints what `table_lines` gives."""
+    for line in table_lines(columns, rows):
+        print(line)
+
+
+def table_lines(columns: Sequence[Column], rows: Iterable[Any]) -> list[str]:
+    """Columns two spaces apart under headings in capitals; nothing is cut off."""
     cells = [[column.text(row) for column in columns] for row in rows]
     headings = [column.heading.upper() for column in columns]
     widths = [max(map(len, column)) for column in zip(headings, *cells, strict=True)]
+    lines = []
     for line in (headings, *cells):
         padded = (
             text.rjust(width) if column.right else text.ljust(width)
             for text, width, column in zip(line, widths, columns, strict=True)
         )
-        print("  ".join(padded).rstrip())
+        lines.append("  ".join(padded).rstrip())
+    return lines
 
 
 def print_json(data: Mapping[str, Any]) -> None:

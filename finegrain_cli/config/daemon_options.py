@@ -60,7 +60,9 @@ def task_executor_options(settings: Settings) -> TaskExecutorOptions:
             own, executor_defaults.DEFAULT_ADDRESS, executor_defaults.DEFAULT_METRICS_ADDRESS
         ),
         advertise_address=own.advertise,
-        manager_tls=_tls(own.manager_tls_ca, own.manager_tls_certificate, own.manager_tls_key),
+        manager_tls=tls_options(
+            own.manager_tls_ca, own.manager_tls_certificate, own.manager_tls_key
+        ),
         manager_insecure=own.manager_insecure,
         cluster_token_file=_cluster_token(own, settings.rm),
         log=_log(settings.log),
@@ -103,13 +105,14 @@ def _listen(section: ListenSection, address: str, metrics_address: str) -> Liste
     return ListenOptions(
         address=section.listen or address,
         metrics_address="" if metrics == NO_METRICS else metrics,
-        tls=_tls(section.tls_ca, section.tls_certificate, section.tls_key),
+        tls=tls_options(section.tls_ca, section.tls_certificate, section.tls_key),
         insecure=section.insecure,
         reflection=section.reflection,
     )
 
 
-def _tls(ca: str, certificate: str, key: str) -> TlsOptions | None:
+def tls_options(ca: str, certificate: str, key: str) -> TlsOptions | None:
+    """TLS by the files named; None where none is."""
     if not (ca or certificate or key):
         return None
     return TlsOptions(ca=_path(ca), certificate=_path(certificate), key=_path(key))

@@ -1,0 +1,160 @@
+"""How each kind of thing looks as a row of a table. Rows are what JSON output shows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from finegrain.resources import (
+    CPU_MILLI,
+    EXTENDED_PREFIX,
+    MEMORY_BYTES,
+    MEMORY_PARTS,
+    ResourceProfile,
+)
+from finegrain_cli.output import Column
+from finegrain_cli.units import format_bytes, format_cpu, format_duration
+
+Row = Mapping[str, Any]
+
+
+def age(row: Row, key: str) -> str:
+    """Time since a timestamp of the row, for people."""
+    text = row.get(key)
+    if not text:
+        return "-"
+    then = datetime.fromisoformat(str(text))
+    return format_duration(max(0.0, (datetime.now(UTC) - then).total_seconds()))
+
+
+def memory_of(amounts: Mapping[str, int]) -> int:
+    """Memory of amounts with one pool or with a pool per part."""
+    return amounts.get(MEMORY_BYTES, 0) or sum(amounts.get(part, 0) for part in MEMORY_PARTS)
+
+
+def amounts_text(amounts: Mapping[str, int]) -> str:
+    """Amounts in one line: "cpu 1.5, memory 2Gi, license 3"."""
+    parts = [f"cpu {format_cpu(amounts.get(CPU_MILLI, 0))}"]
+    parts.append(f"memory {format_bytes(memory_of(amounts))}")
+    parts += [
+        f"{name.removeprefix(EXTENDED_PREFIX)} {amount}"
+        for name, amount in sorted(amounts.items())
+        if name.startswith(EXTENDED_PREFIX)
+    ]
+    return ", ".join(parts)
+
+
+def profile_text(data: Mapping[str, Any] | None) -> str:
+    """A resource profile in one line; "default" for an unknown one."""
+    if data is None:
+        return "default"
+    profile = ResourceProfile.from_dict(data)
+    parts = [f"cpu {format_cpu(profile.cpu_milli)}", f"memory {format_bytes(profile.memory_bytes)}"]
+    parts += [f"{name} {amount}" for name, amount in profile.extended]
+    return ", ".join(parts)
+
+
+def _of_total(row: Row, name: str) -> str:
+    if name == CPU_MILLI:
+        return (
+            f"{format_cpu(row['allocated'].get(name, 0))}/{format_cpu(row['total'].get(name, 0))}"
+        )
+    return f"{format_bytes(memory_of(row['allocated']))}/{format_bytes(memory_of(row['total']))}"
+
+
+def _used(row: Row) -> str:
+    used = row["used"]
+    return f"{format_cpu(used['cpu_milli'])}, {format_bytes(used['memory_bytes'])}"
+
+
+def _executor_state(row: Row) -> str:
+    return str(row["state"]) + (" draining" if row["draining"] else "")
+
+
+def _labels(row: Row) -> str:
+    return ",".join(f"{key}={value}" for key, value in sorted(row["labels"].items())) or "-"
+
+
+def _isolation(row: Row) -> str:
+    isolation = row.get("isolation")
+    return "-" if not isolation else f"{isolation['driver']}"
+
+
+def _text(key: str) -> Any:
+    return lambda row: str(row.get(key) if row.get(key) not in (None, "") else "-")
+
+
+EXECUTORS = (
+    Column("executor", _text("executor_id")),
+    Column("state", _executor_state),
+    Column("slots", _text("slots"), right=True),
+    Column("cpu", lambda row: _of_total(row, CPU_MILLI), right=True),
+    Column("memory", lambda row: _of_total(row, MEMORY_BYTES), right=True),
+    Column("available", lambda row: amounts_text(row["available"])),
+    Column("used", _used, wide=True),
+    Column("reserved", lambda row: amounts_text(row["reserved"]), wide=True),
+    Column("default slot", lambda row: profile_text(row["default_slot_profile"]), wide=True),
+    Column("isolation", _isolation, wide=True),
+    Column("reported", lambda row: age(row, "report_time"), wide=True),
+    Column("address", _text("address"), wide=True),
+    Column("labels", _labels, wide=True),
+    Column("drain reason", _text("drain_reason"), wide=True),
+)
+
+SLOTS = (
+    Column("slot", _text("allocation_id")),
+    Column("executor", _text("executor_id")),
+    Column("state", _text("state")),
+    Column("profile", lambda row: profile_text(row["profile"])),
+    Column("job", _text("job_id")),
+    Column("age", lambda row: age(row, "allocated_time"), right=True),
+    Column("generation", _text("generation"), wide=True, right=True),
+    Column("limit", lambda row: format_bytes(row["memory_bytes"]), wide=True, right=True),
+    Column("cpu cap", lambda row: format_cpu(row["cpu_limit_milli"]), wide=True, right=True),
+    Column("pids", _text("pids_max"), wide=True, right=True),
+    Column("cpus", lambda row: str(row["cpus"] or "shared"), wide=True),
+    Column("isolation", _isolation, wide=True),
+)
+
+REQUESTS = (
+    Column("request", _text("allocation_id")),
+    Column("job", lambda row: str(row["job_name"] or row["job_id"])),
+    Column("state", _text("state")),
+    Column("reason", _text("reason")),
+    Column("asks", lambda row: profile_text(row["profile"])),
+    Column("age", lambda row: age(row, "create_time"), right=True),
+    Column("arrival", _text("arrival_number"), wide=True, right=True),
+    Column("generation", _text("generation"), wide=True, right=True),
+    Column("executor", lambda row: str((row["slot"] or {}).get("executor_id") or "-"), wide=True),
+    Column("job id", _text("job_id"), wide=True),
+)
+
+JOBS = (
+    Column("job", _text("job_id")),
+    Column("name", _text("name")),
+    Column("group", _text("group")),
+    Column("state", lambda row: f"ENDED {row['end_reason']}" if row["ended"] else "ACTIVE"),
+    Column("pending", _text("pending_requests"), right=True),
+    Column("slots", _text("slots"), right=True),
+    Column("allocated", lambda row: amounts_text(row["allocated"])),
+    Column("age", lambda row: age(row, "create_time"), right=True),
+    Column(
+        "lease",
+        lambda row: "none" if row["detached"] else format_duration(row["lease_s"] or 0),
+        wide=True,
+        right=True,
+    ),
+    Column("events", _text("last_sequence"), wide=True, right=True),
+)
+
+EVENTS = (
+    Column("sequence", _text("sequence"), right=True),
+    Column("time", _text("event_time")),
+    Column("event", _text("kind")),
+    Column("executor", _text("executor_id")),
+    Column("slot or request", _text("allocation_id")),
+    Column("reason", _text("reason")),
+    Column("message", _text("message")),
+    Column("job", _text("job_id"), wide=True),
+)

@@ -1,0 +1,271 @@
+"""What there is: executors, slots, requests, jobs, events, and one screen of it all."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from finegrain.errors import InvalidArgument, NotFound, Reason
+from finegrain_cli import columns
+from finegrain_cli.common import (
+    ConfigOption,
+    ManagerOption,
+    OutputOption,
+    TokenFileOption,
+    WatchOption,
+    enter_command,
+    reporting_errors,
+)
+from finegrain_cli.connection import open_cluster
+from finegrain_cli.output import (
+    Column,
+    OutputFormat,
+    print_json_line,
+    print_list,
+    print_object,
+    print_table,
+)
+from finegrain_cli.units import format_bytes, format_cpu
+
+if TYPE_CHECKING:
+    from finegrain_client.blocking import Cluster
+
+WATCH_INTERVAL_S = 1.0
+CLEAR_SCREEN = "\x1b[H\x1b[2J"
+ENDED_STATES = ("CANCELLED", "REJECTED", "RELEASED", "LOST")
+
+Rows = Sequence[Mapping[str, Any]]
+IdArgument = Annotated[str, typer.Argument(metavar="[ID]", help="Only this one; a prefix will do.")]
+JobOption = Annotated[str, typer.Option("--job", help="Only of this job.")]
+ExecutorOption = Annotated[str, typer.Option("--executor", help="Only on this executor.")]
+AllOption = Annotated[bool, typer.Option("--all", help="Ended ones, too.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands of this module."""
+    for command in (status, executors, slots, requests, jobs, events):
+        app.command()(reporting_errors(command))
+
+
+def status(
+    output: OutputOption = OutputFormat.TABLE,
+    manager: ManagerOption = "",
+    token_file: TokenFileOption = "",
+    config: ConfigOption = "",
+) -> None:
+    """Show one screen: capacity, slots, and who waits for what reason."""
+    enter_command(output, manager, token_file, config)
+    with open_cluster() as cluster:
+        info = cluster.info().to_dict()
+    print_object("Cluster", info, output, _status_text(info))
+
+
+def executors(
+    executor_id: IdArgument = "",
+    output: OutputOption = OutputFormat.TABLE,
+    watch: WatchOption = False,
+    manager: ManagerOption = "",
+    token_file: TokenFileOption = "",
+    config: ConfigOption = "",
+) -> None:
+    """List executors with what they have, have given out, and have left."""
+    enter_command(output, manager, token_file, config)
+    with open_cluster() as cluster:
+
+        def read() -> Rows:
+            rows = [each.to_dict() for each in cluster.executors()]
+            return _chosen(rows, "executor_id", executor_id, Reason.EXECUTOR_UNKNOWN)
+
+        _show("ExecutorList", "executor_id", read, columns.EXECUTORS, output, watch=watch)
+
+
+def slots(
+    allocation_id: IdArgument = "",
+    job: JobOption = "",
+    executor: ExecutorOption = "",
+    output: OutputOption = OutputFormat.TABLE,
+    watch: WatchOption = False,
+    manager: ManagerOption = "",
+    token_file: TokenFileOption = "",
+    config: ConfigOption = "",
+) -> None:
+    """List slots that exist."""
+    enter_command(output, manager, token_file, config)
+    with open_cluster() as cluster:
+
+        def read() -> Rows:
+            rows = [each.to_dict() for each in cluster.slots(executor_id=executor, job_id=job)]
+            return _chosen(rows, "allocation_id", allocation_id, Reason.ALLOCATION_UNKNOWN)
+
+        _show("SlotList", "allocation_id", read, columns.SLOTS, output, watch=watch)
+
+
+def requests(
+    allocation_id: IdArgument = "",
+    job: JobOption = "",
+    all_: AllOption = False,
+    output: OutputOption = OutputFormat.TABLE,
+    watch: WatchOption = False,
+    manager: ManagerOption = "",
+    token_file: TokenFileOption = "",
+    config: ConfigOption = "",
+) -> None:
+    """List slot requests, in queue order, with the reason why they wait."""
+    enter_command(output, manager, token_file, config)
+    with open_cluster() as cluster:
+
+        def read() -> Rows:
+            found = cluster.requests(job_id=job)
+            if all_ or allocation_id:
+                found = [*cluster.requests(job_id=job, states=ENDED_STATES), *found]
+            rows = [each.to_dict() for each in found]
+            return _chosen(rows, "allocation_id", allocation_id, Reason.ALLOCATION_UNKNOWN)
+
+        _show("RequestList", "allocation_id", read, columns.REQUESTS, output, watch=watch)
+
+
+def jobs(
+    job_id: IdArgument = "",
+    all_: AllOption = False,
+    output: OutputOption = OutputFormat.TABLE,
+    watch: WatchOption = False,
+    manager: ManagerOption = "",
+    token_file: TokenFileOption = "",
+    config: ConfigOption = "",
+) -> None:
+    """List jobs."""
+    enter_command(output, manager, token_file, config)
+    with open_cluster() as cluster:
+
+        def read() -> Rows:
+            rows = [each.to_dict() for each in cluster.jobs(include_ended=all_ or bool(job_id))]
+            return _chosen(rows, "job_id", job_id, Reason.JOB_UNKNOWN)
+
+        _show("JobList", "job_id", read, columns.JOBS, output, watch=watch)
+
+
+def events(
+    subject_id: Annotated[
+        str, typer.Argument(metavar="[ID]", help="Only of this executor, job, request or slot.")
+    ] = "",
+    newest: Annotated[
+        int, typer.Option("-n", "--newest", min=1, help="How many to begin with.")
+    ] = 100,
+    output: OutputOption = OutputFormat.TABLE,
+    watch: WatchOption = False,
+    manager: ManagerOption = "",
+    token_file: TokenFileOption = "",
+    config: ConfigOption = "",
+) -> None:
+    """List what happened, oldest first."""
+    enter_command(output, manager, token_file, config)
+    if watch and output is OutputFormat.JSON:
+        raise InvalidArgument("--output", "json", "jsonl or table together with --watch")
+    with open_cluster() as cluster:
+        if watch:
+            _follow_events(cluster, subject_id, newest, output)
+        else:
+            found = cluster.events(subject_id=subject_id, newest=newest)
+            rows = [each.to_dict() for each in found]
+            print_list("EventList", rows, columns.EVENTS, output)
+
+
+def _follow_events(cluster: Cluster, subject_id: str, newest: int, output: OutputFormat) -> None:
+    shown = [each for each in columns.EVENTS if output is OutputFormat.WIDE or not each.wide]
+    for event in cluster.events(subject_id=subject_id, newest=newest, follow=True):
+        row = event.to_dict()
+        if output is OutputFormat.JSONL:
+            print_json_line(row)
+        else:
+            print("  ".join(column.text(row) for column in shown), flush=True)
+
+
+def _chosen(rows: Rows, key: str, wanted: str, reason: Reason) -> Rows:
+    """The row of that id, else those whose id begins so; all if nothing was asked."""
+    if not wanted:
+        return rows
+    exact = [row for row in rows if row[key] == wanted]
+    found = exact or [row for row in rows if str(row[key]).startswith(wanted)]
+    if not found:
+        raise NotFound(f"no {key} is or begins with {wanted!r}", reason=reason)
+    return found
+
+
+def _show(
+    kind: str,
+    key: str,
+    read: Callable[[], Rows],
+    shown: Sequence[Column],
+    output: OutputFormat,
+    *,
+    watch: bool,
+) -> None:
+    if not watch:
+        print_list(kind, read(), shown, output)
+        return
+    if output is OutputFormat.JSON:
+        raise InvalidArgument("--output", "json", "jsonl or table together with --watch")
+    if output is OutputFormat.JSONL:
+        _watch_lines(key, read)
+    else:
+        _watch_table(read, [each for each in shown if output is OutputFormat.WIDE or not each.wide])
+
+
+def _watch_lines(key: str, read: Callable[[], Rows]) -> None:
+    """One line per row that came or changed; a row that went is {key: id, "gone": true}."""
+    before: dict[str, Mapping[str, Any]] = {}
+    while True:
+        now = {str(row[key]): row for row in read()}
+        for name, row in now.items():
+            if before.get(name) != row:
+                print_json_line(row)
+        for name in before.keys() - now.keys():
+            print_json_line({key: name, "gone": True})
+        before = now
+        time.sleep(WATCH_INTERVAL_S)
+
+
+def _watch_table(read: Callable[[], Rows], shown: Sequence[Column]) -> None:
+    before: list[list[str]] | None = None
+    while True:
+        rows = read()
+        now = [[column.text(row) for column in shown] for row in rows]
+        if now != before:
+            if sys.stdout.isatty():
+                sys.stdout.write(CLEAR_SCREEN)
+            elif before is not None:
+                print()
+            print_table(shown, rows)
+            sys.stdout.flush()
+        before = now
+        time.sleep(WATCH_INTERVAL_S)
+
+
+def _status_text(info: Mapping[str, Any]) -> str:
+    lines = [
+        f"resource manager {info['software_version']}, epoch {info['rm_epoch']}",
+        f"up         {columns.age(info, 'start_time')}",
+        f"executors  {_counts(info['executors'])}",
+        f"jobs       {info['jobs']}",
+        f"slots      {info['slots']}",
+        f"waiting    {_counts(info['pending_requests'])}",
+        "",
+        f"{'':<12}{'cpu':>10}{'memory':>12}",
+    ]
+    for name in ("total", "reserved", "allocated", "available"):
+        amounts = info[name]
+        cpu = format_cpu(amounts.get("cpu_milli", 0))
+        lines.append(f"{name:<12}{cpu:>10}{format_bytes(columns.memory_of(amounts)):>12}")
+    used = info["used"]
+    lines.append(
+        f"{'used':<12}{format_cpu(used['cpu_milli']):>10}{format_bytes(used['memory_bytes']):>12}"
+    )
+    return "\n".join(lines)
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in sorted(counts.items()) if count) or "none"

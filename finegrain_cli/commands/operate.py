@@ -1,0 +1,200 @@
+"""The levers of operators, and the answer to "why does it wait"."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from finegrain.errors import FinegrainError, InvalidArgument, NotFound, Reason
+from finegrain_cli import columns
+from finegrain_cli.common import (
+    ConfigOption,
+    ManagerOption,
+    OutputOption,
+    TokenFileOption,
+    enter_command,
+    reporting_errors,
+)
+from finegrain_cli.connection import open_cluster
+from finegrain_cli.explanation import explanation_text
+from finegrain_cli.output import OutputFormat, print_list, print_object, say
+from finegrain_cli.units import parse_duration_ms
+
+if TYPE_CHECKING:
+    from finegrain_client.blocking import Cluster
+
+ExecutorArgument = Annotated[str, typer.Argument(metavar="EXECUTOR")]
+GraceOption = Annotated[
+    str, typer.Option("--grace", help="Time between SIGTERM and SIGKILL of tasks, such as 5s.")
+]
+YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands of this module."""
+    for command in (explain, drain, undrain, forget, release, terminate):
+        app.command()(reporting_errors(command))
+
+
+def explain(
+    request: Annotated[str, typer.Argument(metavar="REQUEST", help="Its id; a prefix will do.")],
+    executor: Annotated[str, typer.Option("--executor", help="Only this executor.")] = "",
+    max_executors: Annotated[
+        int, typer.Option("--max-executors", min=1, max=1000, help="How many to list.")
+    ] = 20,
+    output: OutputOption = OutputFormat.TABLE,
+    manager: ManagerOption = "",
+    token_file: TokenFileOption = "",
+    config: ConfigOption = "",
+) -> None:
+    """Say why a request waits, and what would make it fit."""
+    enter_command(output, manager, token_file, config)
+    with open_cluster() as cluster:
+        allocation_id = _request_id(cluster, request)
+        found = cluster.explain(allocation_id, executor_id=executor, max_executors=max_executors)
+    print_object("Explanation", found.to_dict(), output, explanation_text(found))
+
+
+def drain(
+    executor: ExecutorArgument,
+    deadline: Annotated[
+        str, typer.Option("--deadline", help="Take away what is left after this time, such as 10m.")
+    ] = "",
+    reason: Annotated[str, typer.Option("--reason", help="Why; shown to everybody.")] = "",
+    yes: YesOption = False,
+    dry_run: DryRunOption = False,
+    output: OutputOption = OutputFormat.TABLE,
+    manager: ManagerOption = "",
+    token_file: TokenFileOption = "",
+    config: ConfigOption = "",
+) -> None:
+    """Place no new slots on an executor; with a deadline, take away the rest then."""
+    enter_command(output, manager, token_file, config)
+    deadline_s = parse_duration_ms("--deadline", deadline) / 1000 if deadline else None
+    with open_cluster() as cluster:
+        status = cluster.executor(executor)
+        if deadline_s is not None:
+            _confirm(
+                f"{status.slots} slots of {executor} will be taken away after {deadline}", yes=yes
+            )
+        if not dry_run:
+            status = cluster.drain(executor, reason=reason, deadline_s=deadline_s)
+    verb = "would drain" if dry_run else "draining"
+    text = f"{verb} {executor}: {status.slots} slots left"
+    print_object("Executor", status.to_dict(), output, text)
+
+
+def undrain(
+    executor: ExecutorArgument,
+    output: OutputOption = OutputFormat.TABLE,
+    manager: ManagerOption = "",
+    token_file: TokenFileOption = "",
+    config: ConfigOption = "",
+) -> None:
+    """Let an executor take new slots again."""
+    enter_command(output, manager, token_file, config)
+    with open_cluster() as cluster:
+        status = cluster.undrain(executor)
+    print_object("Executor", status.to_dict(), output, f"{executor} takes new slots")
+
+
+def forget(
+    executor: ExecutorArgument,
+    yes: YesOption = False,
+    output: OutputOption = OutputFormat.TABLE,
+    manager: ManagerOption = "",
+    token_file: TokenFileOption = "",
+    config: ConfigOption = "",
+) -> None:
+    """Strike a lost executor from the books."""
+    enter_command(output, manager, token_file, config)
+    _confirm(f"{executor} will be struck from the books", yes=yes)
+    with open_cluster() as cluster:
+        cluster.forget(executor)
+    print_object("Forgotten", {"executor_id": executor}, output, f"forgot {executor}")
+
+
+def release(
+    ids: Annotated[list[str], typer.Argument(metavar="ID...", help="Slots or requests.")],
+    grace: GraceOption = "",
+    dry_run: DryRunOption = False,
+    output: OutputOption = OutputFormat.TABLE,
+    manager: ManagerOption = "",
+    token_file: TokenFileOption = "",
+    config: ConfigOption = "",
+) -> None:
+    """Release slots, or cancel requests, of any job."""
+    enter_command(output, manager, token_file, config)
+    grace_s = parse_duration_ms("--grace", grace) / 1000 if grace else None
+    with open_cluster() as cluster:
+        full = [_request_id(cluster, each) for each in ids]
+        if dry_run:
+            for each in full:
+                say(f"would release {each}")
+            return
+        outcomes = cluster.release(full, grace_s=grace_s)
+    rows: list[dict[str, Any]] = [each.to_dict() for each in outcomes]
+    if output in (OutputFormat.JSON, OutputFormat.JSONL):
+        print_list("OutcomeList", rows, columns.EVENTS, output)
+    else:
+        for outcome in outcomes:
+            print(f"{outcome.id}  {'releasing' if outcome.ok else outcome.message}")
+    failed = [each for each in outcomes if not each.ok]
+    if failed:
+        raise FinegrainError(
+            f"{len(failed)} of {len(outcomes)} could not be released: {failed[0].message}",
+            reason=Reason(failed[0].reason),
+        )
+
+
+def terminate(
+    job: Annotated[str, typer.Argument(metavar="JOB")],
+    grace: GraceOption = "",
+    yes: YesOption = False,
+    output: OutputOption = OutputFormat.TABLE,
+    manager: ManagerOption = "",
+    token_file: TokenFileOption = "",
+    config: ConfigOption = "",
+) -> None:
+    """End a job: its requests are cancelled, its slots freed, its tasks killed."""
+    enter_command(output, manager, token_file, config)
+    grace_s = parse_duration_ms("--grace", grace) / 1000 if grace else None
+    with open_cluster() as cluster:
+        found = [each for each in cluster.jobs(include_ended=True) if each.job_id.startswith(job)]
+        chosen = _only("job", job, [each.job_id for each in found], Reason.JOB_UNKNOWN)
+        _confirm(f"job {chosen} will be ended with all its slots and tasks", yes=yes)
+        cluster.terminate_job(chosen, grace_s=grace_s)
+    print_object("Terminated", {"job_id": chosen}, output, f"ended {chosen}")
+
+
+def _request_id(cluster: Cluster, text: str) -> str:
+    """The full id of a request or slot, whether it lives or has ended."""
+    living = [each.allocation_id for each in cluster.requests(allocation_ids=[text])]
+    ended = [] if living else cluster.requests(allocation_ids=[text], states=_ENDED)
+    found = living or [each.allocation_id for each in ended]
+    return _only("request or slot", text, found, Reason.ALLOCATION_UNKNOWN)
+
+
+_ENDED = ("CANCELLED", "REJECTED", "RELEASED", "LOST")
+
+
+def _only(what: str, text: str, found: list[str], reason: Reason) -> str:
+    if text in found:
+        return text
+    if not found:
+        raise NotFound(f"no {what} is or begins with {text!r}", reason=reason)
+    if len(found) > 1:
+        some = ", ".join(found[:5]) + (", ..." if len(found) > 5 else "")
+        raise InvalidArgument("ID", text, f"more letters of one {what}; it could be {some}")
+    return found[0]
+
+
+def _confirm(what: str, *, yes: bool) -> None:
+    """Says what a destructive command will do; asks where somebody can answer."""
+    import sys
+
+    say(what)
+    if not yes and sys.stdin.isatty() and sys.stderr.isatty():
+        typer.confirm("go on?", abort=True, err=True)

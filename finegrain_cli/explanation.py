@@ -1,0 +1,92 @@
+"""An explanation as text: what was asked, what each host lacks, and what would make it fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from finegrain.resources import CPU_MILLI, EXTENDED_PREFIX
+from finegrain_cli.columns import age, profile_text
+from finegrain_cli.output import Column, table_lines
+from finegrain_cli.units import format_bytes, format_cpu
+
+if TYPE_CHECKING:
+    from finegrain_client.types import Dimension, ExecutorVerdict, Explanation
+
+
+def amount_text(dimension: str, amount: int) -> str:
+    """An amount in the unit that people read for its dimension."""
+    if dimension == CPU_MILLI:
+        return format_cpu(amount)
+    if dimension.endswith("_bytes"):
+        return format_bytes(amount)
+    return str(amount)
+
+
+def dimension_name(dimension: str) -> str:
+    """A dimension without its unit: "cpu", "memory"."""
+    return (
+        dimension.removeprefix(EXTENDED_PREFIX).removesuffix("_milli").removesuffix("_bytes")
+    ).replace("_", " ")
+
+
+def explanation_text(found: Explanation) -> str:
+    """The whole explanation, as `finegrain explain` prints it."""
+    request = found.request.to_dict()
+    state = found.request.state
+    lines = [
+        f"request {found.request.allocation_id}  {state}  {age(request, 'create_time')}  "
+        f"{found.primary_reason or '-'}",
+        f"  {found.summary}",
+        f"  asks     {profile_text(request['profile'])}",
+    ]
+    if found.dimensions:
+        lines.append(f"  cluster  {_sums(found.dimensions)}")
+    lines.append(
+        f"  line     {found.requests_ahead} requests ahead; {found.executors_considered} executors "
+        f"considered, {found.executors_fitting} fit now (state {found.snapshot_number})"
+    )
+    if found.executors:
+        lines += ["", *("  " + line for line in _verdicts(found.executors))]
+    if found.would_fit_if:
+        lines += ["", "  would fit now if"]
+        lines += [f"    {each.message}" for each in found.would_fit_if]
+    if found.blocked_by:
+        lines += ["", "  waits for the end of"]
+        for slot in found.blocked_by:
+            held = profile_text(slot.profile.to_dict())
+            lines.append(f"    {slot.allocation_id} on {slot.executor_id} ({held})")
+    return "\n".join(lines)
+
+
+def _sums(dimensions: Iterable[Dimension]) -> str:
+    return "; ".join(
+        f"{dimension_name(each.dimension)} asked {amount_text(each.dimension, each.asked)}, "
+        f"free {amount_text(each.dimension, each.free)}, "
+        f"largest hole {amount_text(each.dimension, each.largest_hole)}, "
+        f"total {amount_text(each.dimension, each.total)}"
+        for each in dimensions
+    )
+
+
+def _verdicts(verdicts: Iterable[ExecutorVerdict]) -> list[str]:
+    shown = list(verdicts)
+    names = sorted({each.dimension for verdict in shown for each in verdict.dimensions})
+
+    def cell(verdict: ExecutorVerdict, name: str) -> str:
+        for each in verdict.dimensions:
+            if each.dimension == name:
+                free = f"{amount_text(name, each.free)}/{amount_text(name, each.total)}"
+                short = each.asked - each.free
+                return free if short <= 0 else f"{free} short {amount_text(name, short)}"
+        return "-"
+
+    columns = [
+        Column("executor", lambda verdict: verdict.executor_id),
+        *(
+            Column(f"{dimension_name(name)} free", lambda verdict, name=name: cell(verdict, name))
+            for name in names
+        ),
+        Column("verdict", lambda verdict: verdict.message),
+    ]
+    return table_lines(columns, shown)
