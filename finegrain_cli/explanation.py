@@ -35,8 +35,14 @@ def explanation_text(found: Explanation) -> str:
     request = found.request.to_dict()
     state = found.request.state
     lines = [
-        f"request {found.request.allocation_id}  {state}  {age(request, 'create_time')}  "
-        f"{found.primary_reason or '-'}",
+        "  ".join(
+            (
+                f"request {found.request.allocation_id}",
+                str(state),
+                age(request, "create_time"),
+                found.primary_reason or "-",
+            )
+        ),
         f"  {found.summary}",
         f"  asks     {profile_text(request['profile'])}",
     ]
@@ -81,12 +87,12 @@ def _verdicts(verdicts: Iterable[ExecutorVerdict]) -> list[str]:
                 return free if short <= 0 else f"{free} short {amount_text(name, short)}"
         return "-"
 
+    def column(name: str) -> Column:
+        return Column(f"{dimension_name(name)} free", lambda verdict: cell(verdict, name))
+
     columns = [
         Column("executor", lambda verdict: verdict.executor_id),
-        *(
-            Column(f"{dimension_name(name)} free", lambda verdict, name=name: cell(verdict, name))
-            for name in names
-        ),
+        *map(column, names),
         Column("verdict", lambda verdict: verdict.message),
     ]
     return table_lines(columns, shown)
