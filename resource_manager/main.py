@@ -1,0 +1,309 @@
+"""Starts and stops a resource manager: opens what it needs in order, closes it in reverse.
+
+Order: the state directory is locked, tokens are read, the port is bound (callers get UNAVAILABLE
+until the books are read), then leadership is taken. Everything wrong with the configuration ends
+the process with one clear line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from finegrain.errors import FinegrainError, InvalidArgument, Unavailable
+from finegrain.logs import configure_logging, get_logger
+from finegrain.metrics_http import MetricsServer
+from finegrain.rpc.access import CLUSTER_ACCESS, RESOURCE_MANAGER_ACCESS, TokenHashes
+from finegrain.rpc.server import GuardedServer
+from finegrain.rpc.tokens import Tokens, ensure_token_files, read_token, sha256_hex
+from finegrain.systemd import notify, watchdog_interval_s
+from finegrain.v1.cluster_pb2_grpc import add_ClusterServiceServicer_to_server
+from finegrain.v1.resource_manager_pb2_grpc import (
+    ResourceManagerServiceServicer,
+    add_ResourceManagerServiceServicer_to_server,
+)
+from resource_manager.engine.settings import EngineSettings
+from resource_manager.options import ResourceManagerOptions
+from resource_manager.service.books import Books, now
+from resource_manager.service.books_metrics import observe_books
+from resource_manager.service.cluster_service import About, ClusterServicer
+from resource_manager.service.dispatch import Dispatcher
+from resource_manager.service.executor_link import ExecutorLinks, LinkOptions
+from resource_manager.service.executor_service import ExecutorCalls, ExecutorTerms
+from resource_manager.service.job_service import JobCalls
+from resource_manager.service.metrics import ResourceManagerMetrics
+from resource_manager.service.ownership import JobSecrets
+from resource_manager.service.runner import Runner, RunnerLimits
+from resource_manager.service.state_dir import locked_state_dir, remove_endpoint, write_endpoint
+from resource_manager.service.watch import WatchHub
+from resource_manager.storage.store import NotLeader, Store, open_store
+
+DATABASE_FILE = "finegrain.db"
+EXIT_OK, EXIT_FAILED, EXIT_STEPPED_DOWN = 0, 1, 4
+STOP_GRACE_S = 2.0
+
+Ready = Callable[[str, str], None]
+"""Called with address and metrics address (empty: none) once calls are served."""
+
+_log = get_logger("finegrain.rm")
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What most parts of a resource manager are made with."""
+
+    options: ResourceManagerOptions
+    settings: EngineSettings
+    tokens: Tokens
+    metrics: ResourceManagerMetrics
+    store: Store
+    runner: Runner
+
+
+class _Servicer(JobCalls, ExecutorCalls, ResourceManagerServiceServicer):
+    """ResourceManagerService: what job masters and what executors use of it."""
+
+    def __init__(
+        self, parts: _Parts, hub: WatchHub, secrets: JobSecrets, terms: ExecutorTerms
+    ) -> None:
+        JobCalls.__init__(self, parts.runner, hub, secrets, parts.settings, parts.metrics)
+        ExecutorCalls.__init__(self, parts.runner, terms, parts.metrics)
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    """A resource manager that serves."""
+
+    runner: Runner
+    address: str
+    metrics_address: str
+
+
+def run(options: ResourceManagerOptions) -> int:
+    """Serves until SIGTERM or SIGINT; answers with the exit code. Blocks."""
+    try:
+        configure_logging(options.log)
+    except InvalidArgument as error:
+        print(f"finegrain rm: {error.message}", file=sys.stderr)  # noqa: T201
+        return EXIT_FAILED
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.run(serve(options, handle_signals=True))
+    return uvloop.run(serve(options, handle_signals=True))
+
+
+async def serve(
+    options: ResourceManagerOptions,
+    *,
+    ready: Ready | None = None,
+    handle_signals: bool = False,
+) -> int:
+    """Serves until it has to end, or until the task is cancelled; answers with the exit code.
+
+    Args:
+        options: everything it can be told.
+        ready: told the addresses once calls are served.
+        handle_signals: SIGTERM and SIGINT end it in order.
+    """
+    stopping = asyncio.Event()
+    try:
+        async with _resource_manager(options) as running:
+            if handle_signals:
+                for number in (signal.SIGTERM, signal.SIGINT):
+                    asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+            if ready is not None:
+                ready(running.address, running.metrics_address)
+            notify("READY=1", f"STATUS=serving at {running.address}")
+            code = await _until_the_end(running.runner, stopping)
+            notify("STOPPING=1")
+            return code
+    except FinegrainError as error:
+        _log.error("cannot_serve", reason=error.reason.value, error=error.message)
+        return EXIT_STEPPED_DOWN if isinstance(error, NotLeader) else EXIT_FAILED
+
+
+def settings_of(options: ResourceManagerOptions) -> EngineSettings:
+    """The rules' numbers.
+
+    Raises:
+        InvalidArgument: a number that cannot work.
+    """
+    if options.strategy not in ("pack", "spread"):
+        raise InvalidArgument("strategy", options.strategy, "pack or spread")
+    if options.report_interval_ms < 1:
+        raise InvalidArgument("report_interval_ms", options.report_interval_ms, "1 or more")
+    if options.lost_timeout_ms < 2 * options.report_interval_ms:
+        raise InvalidArgument(
+            "lost_timeout_ms",
+            options.lost_timeout_ms,
+            f"at least twice report_interval_ms ({options.report_interval_ms})",
+        )
+    return EngineSettings(
+        report_interval_ms=options.report_interval_ms,
+        lost_timeout_ms=options.lost_timeout_ms,
+        strategy="spread" if options.strategy == "spread" else "pack",
+        cpu_milli_min=options.cpu_milli_min,
+        memory_bytes_min=options.memory_bytes_min,
+        job_requests_max=options.job_requests_max,
+        lease_default_ms=options.lease_default_ms,
+        job_events_max=options.job_events_max,
+        cluster_events_max=options.cluster_events_max,
+        cluster_events_age_ms=options.cluster_events_age_ms,
+        ended_retention_ms=options.ended_retention_ms,
+    )
+
+
+def software_version() -> str:
+    """Version of the installed package."""
+    try:
+        return version("finegrain")
+    except PackageNotFoundError:
+        return "0"
+
+
+@asynccontextmanager
+async def _resource_manager(options: ResourceManagerOptions) -> AsyncIterator[_Running]:
+    async with AsyncExitStack() as stack:
+        state_dir = stack.enter_context(
+            locked_state_dir(options.state_dir, options.user_token_group)
+        )
+        parts = await _parts(options, settings_of(options), state_dir, stack)
+        runner, metrics = parts.runner, parts.metrics
+        links = ExecutorLinks(
+            runner,
+            metrics,
+            LinkOptions(parts.tokens.cluster, options.listen.tls, options.listen.insecure),
+        )
+        hub = WatchHub(runner, metrics)
+        server = _server(parts, hub)
+        address = await server.start()
+        stack.push_async_callback(server.stop, 0)
+        await server.set_serving(False)
+        stack.push_async_callback(runner.stop)
+        stack.push_async_callback(links.stop)
+        await runner.start(Dispatcher(links, hub, metrics))
+        await server.set_serving(True)
+        # Callers go first; what they have begun is still written.
+        stack.push_async_callback(server.stop, STOP_GRACE_S)
+        metrics_address = await _serve_metrics(parts, stack)
+        write_endpoint(state_dir, address, metrics_address)
+        stack.callback(remove_endpoint, state_dir)
+        _log.info(
+            "serving",
+            address=address,
+            metrics_address=metrics_address,
+            rm_epoch=runner.rm_epoch,
+            state_dir=str(state_dir),
+        )
+        yield _Running(runner, address, metrics_address)
+
+
+async def _parts(
+    options: ResourceManagerOptions,
+    settings: EngineSettings,
+    state_dir: Path,
+    stack: AsyncExitStack,
+) -> _Parts:
+    tokens = _tokens(options, state_dir)
+    metrics = ResourceManagerMetrics(software_version())
+    store = await asyncio.to_thread(_open_store, options, state_dir)
+    stack.push_async_callback(asyncio.to_thread, store.close)
+    holder = f"{socket.gethostname()} {options.listen.address} (pid {os.getpid()})"
+    limits = RunnerLimits(renew_interval_s=options.database_lease_ms / 4_000)
+    books = Books(store, settings, metrics, holder=holder)
+    runner = Runner(books, metrics, limits=limits)
+    return _Parts(options, settings, tokens, metrics, store, runner)
+
+
+def _tokens(options: ResourceManagerOptions, state_dir: Path) -> Tokens:
+    given = options.cluster_token_file, options.user_token_file
+    made = None if all(given) else ensure_token_files(state_dir, options.user_token_group)
+    return Tokens(
+        cluster=read_token(given[0]) if given[0] else made.cluster if made else "",
+        user=read_token(given[1]) if given[1] else made.user if made else "",
+    )
+
+
+def _open_store(options: ResourceManagerOptions, state_dir: Path) -> Store:
+    url = options.database_url or f"sqlite:///{(state_dir / DATABASE_FILE).resolve()}"
+    return open_store(url, lease_ms=options.database_lease_ms)
+
+
+def _server(parts: _Parts, hub: WatchHub) -> GuardedServer:
+    listen, tokens, metrics = parts.options.listen, parts.tokens, parts.metrics
+    server = GuardedServer(
+        listen,
+        {**RESOURCE_MANAGER_ACCESS, **CLUSTER_ACCESS},
+        TokenHashes(sha256_hex(tokens.cluster), sha256_hex(tokens.user)),
+        observe=lambda method, status, _seconds: metrics.calls.labels(
+            method.rpartition("/")[2], status
+        ).inc(),
+    )
+    terms = ExecutorTerms(
+        report_interval_ms=parts.settings.report_interval_ms,
+        lost_timeout_ms=parts.settings.lost_timeout_ms,
+        user_token_sha256=sha256_hex(tokens.user),
+        loopback_only=listen.tls is None and not listen.insecure,
+    )
+    secrets = JobSecrets(parts.runner, parts.store.meta("cluster_salt") or "")
+    about = About(software_version(), start_time_ms=time.time_ns() // 1_000_000)
+    server.add(add_ResourceManagerServiceServicer_to_server, _Servicer(parts, hub, secrets, terms))
+    server.add(add_ClusterServiceServicer_to_server, ClusterServicer(parts.runner, hub, about))
+    return server
+
+
+async def _serve_metrics(parts: _Parts, stack: AsyncExitStack) -> str:
+    options, runner, metrics = parts.options, parts.runner, parts.metrics
+    if not options.listen.metrics_address:
+        return ""
+
+    async def refresh() -> None:
+        with contextlib.suppress(Unavailable):  # what is known already is shown all the same
+            await runner.read(lambda state: observe_books(metrics, state, now()))
+
+    http = MetricsServer(
+        options.listen.metrics_address,
+        metrics.registry,
+        health=lambda: runner.healthy,
+        refresh=refresh,
+        insecure=options.listen.insecure,
+    )
+    address = await http.start()
+    stack.push_async_callback(http.stop)
+    return address
+
+
+async def _until_the_end(runner: Runner, stopping: asyncio.Event) -> int:
+    watchdog = asyncio.create_task(_feed_watchdog(runner))
+    runner.fatal.add_done_callback(lambda _fatal: stopping.set())
+    try:
+        await stopping.wait()
+    finally:
+        watchdog.cancel()
+    if not runner.fatal.done():
+        _log.info("stopping")
+        return EXIT_OK
+    error = runner.fatal.result()
+    _log.error("ended", reason=error.reason.value, error=error.message)
+    return EXIT_STEPPED_DOWN if isinstance(error, NotLeader) else EXIT_FAILED
+
+
+async def _feed_watchdog(runner: Runner) -> None:
+    """Tells systemd that we live, as long as the writer answers."""
+    interval_s = watchdog_interval_s()
+    while interval_s is not None:
+        with contextlib.suppress(Unavailable):
+            await runner.read(lambda _state: None)
+            notify("WATCHDOG=1")
+        await asyncio.sleep(interval_s)

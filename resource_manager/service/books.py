@@ -1,0 +1,222 @@
+"""The books on the writer's thread: read them, turn one batch into a durable change, check them.
+
+Decides the order within a batch: step every event, decide, commit, and only then make answers and
+run reads, while the books stand still. Everything here blocks and belongs to one thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from finegrain.errors import (
+    FinegrainError,
+    IllegalTransition,
+    InvariantBroken,
+    Unavailable,
+)
+from finegrain.logs import get_logger
+from resource_manager.engine.effects import Effect, PublishJobEvent, StepResult
+from resource_manager.engine.entities import Instant, RequestState
+from resource_manager.engine.events import Decide, Event, Ticked
+from resource_manager.engine.settings import EngineSettings
+from resource_manager.engine.state import State
+from resource_manager.service.metrics import ResourceManagerMetrics
+from resource_manager.storage.store import Store
+
+_log = get_logger("finegrain.rm.books")
+
+MakeEvent = Callable[[Instant], Event]
+"""Events are made at the moment of their batch, so that time never runs backwards in the books."""
+
+Step = Callable[[State, Event], StepResult]
+Check = Callable[[State], Sequence[str]]
+
+
+@dataclass(slots=True, eq=False)
+class Item:
+    """An event, or (`make` None) a read, and whoever waits for it."""
+
+    future: asyncio.Future[Any]
+    make: MakeEvent | None = None
+    render: Callable[[Any], Any] | None = None  # answer to result, run before the next batch
+    read: Callable[[State], Any] | None = None
+    items: int = 1
+    value: Any = None
+    error: BaseException | None = None
+
+    def settle(self) -> None:
+        """Tells whoever waits; on the event loop."""
+        if self.future.done():
+            return
+        if self.error is not None:
+            self.future.set_exception(self.error)
+        else:
+            self.future.set_result(self.value)
+
+
+class BooksSuspect(Exception):
+    """A step failed in a way that may have left the books half-changed."""
+
+
+class Books:
+    """The state of this incarnation and the store that keeps it."""
+
+    def __init__(
+        self,
+        store: Store,
+        settings: EngineSettings,
+        metrics: ResourceManagerMetrics,
+        *,
+        holder: str,
+        step: Step | None = None,
+        check: Check | None = None,
+        clock: Callable[[], Instant] | None = None,
+    ) -> None:
+        self.store = store
+        self._settings = settings
+        self._metrics = metrics
+        self._holder = holder
+        self._step = step or _engine_step()
+        self._check = check or _engine_check()
+        self._clock = clock or now
+        self._state: State | None = None
+        self.rm_epoch = 0
+        self.broken: list[str] = []  # invariants found broken; nothing is granted any more
+
+    @property
+    def state(self) -> State:
+        """The books.
+
+        Raises:
+            Unavailable: they have not been read yet.
+        """
+        if self._state is None:
+            raise Unavailable("the resource manager is starting; try again")
+        return self._state
+
+    def load(self) -> None:
+        """Takes leadership and reads the books; at a higher epoch each time.
+
+        Raises:
+            StoreError, NotLeader: as the store says.
+            InvariantBroken: the rows contradict each other.
+        """
+        self._state = None
+        epoch = self.store.lead(self._holder, above_epoch=self.rm_epoch)
+        snapshot = self.store.load()
+        snapshot.rm_epoch = epoch
+        self._state = State.restore(snapshot, self._settings, self._clock())
+        self.rm_epoch = epoch
+        self._metrics.rm_epoch.set(epoch)
+        self.check()
+
+    def turn(self, batch: list[Item], ticked: bool) -> list[Effect]:
+        """One batch: afterwards it is durable and every item has its value or its error.
+
+        Raises:
+            StoreError, NotLeader, InvariantBroken: the commit failed.
+            BooksSuspect: a step failed; the books must be read anew.
+        """
+        effects: list[Effect] = []
+        if ticked or any(item.make is not None for item in batch):
+            effects = self._change(batch, ticked)
+        for item in batch:
+            self._finish(item)
+        return effects
+
+    def check(self) -> float:
+        """Checks all invariants; answers with the seconds that took."""
+        started = time.perf_counter()
+        found = list(self._check(self.state))
+        if found:
+            self.broken = found
+            self._metrics.ledger_mismatches.set(len(found))
+            _log.error("invariants_broken", found=found[:20], count=len(found))
+        return time.perf_counter() - started
+
+    def _change(self, batch: list[Item], ticked: bool) -> list[Effect]:
+        started = time.perf_counter()
+        effects: list[Effect] = []
+        at = self._clock()
+        for item in batch:
+            if item.make is not None and not item.future.cancelled():
+                effects += self._step_item(item, item.make(at))
+        if ticked:  # last, so that signs of life that waited here count before anybody is lost
+            effects += self._step_own(Ticked(at))
+        if not self.broken:
+            effects += self._step_own(Decide(at))
+        changes = self.state.take_changes()
+        decided = time.perf_counter()
+        self._metrics.decision_seconds.observe(decided - started)
+        if changes:
+            self.store.commit(changes)
+            self._metrics.commit_seconds.observe(time.perf_counter() - decided)
+        self._observe_grants(effects)
+        return effects
+
+    def _observe_grants(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            if not isinstance(effect, PublishJobEvent):
+                continue
+            request = self.state.requests.get(effect.event.allocation_id)
+            first = request is not None and request.generation == 1
+            if request is not None and first and effect.event.state is RequestState.GRANTED:
+                waited_ms = max(0, effect.event.time_ms - request.create_time_ms)
+                self._metrics.request_wait_seconds.observe(waited_ms / 1000)
+
+    def _step_item(self, item: Item, event: Event) -> list[Effect]:
+        try:
+            result = self._step(self.state, event)
+        except (IllegalTransition, InvariantBroken) as error:
+            item.error = error
+            raise BooksSuspect(f"{type(event).__name__}: {error}") from error
+        except FinegrainError as error:
+            item.error = error  # refused as a whole; the books are as before
+            return []
+        except Exception as error:
+            item.error = FinegrainError("the resource manager failed at this call; see its log")
+            raise BooksSuspect(f"{type(event).__name__}: {error!r}") from error
+        item.value = result.answer
+        return result.effects
+
+    def _step_own(self, event: Event) -> list[Effect]:
+        try:
+            return self._step(self.state, event).effects
+        except Exception as error:
+            raise BooksSuspect(f"{type(event).__name__}: {error!r}") from error
+
+    def _finish(self, item: Item) -> None:
+        """Turns the answer into the result, or runs the read."""
+        if item.error is not None or item.future.cancelled():
+            return
+        try:
+            if item.read is not None:
+                item.value = item.read(self.state)
+            elif item.render is not None:
+                item.value = item.render(item.value)
+        except Exception as error:
+            item.error = error
+
+
+def now() -> Instant:
+    """This moment: time since boot, suspension included, and the wall clock."""
+    return Instant(
+        monotonic_ms=time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000,
+        time_ms=time.time_ns() // 1_000_000,
+    )
+
+
+def _engine_step() -> Step:
+    from resource_manager.engine.step import step
+
+    return step
+
+
+def _engine_check() -> Check:
+    from resource_manager.engine.invariants import check_invariants
+
+    return check_invariants

@@ -1,0 +1,63 @@
+"""Fills the gauges of the cluster from the books; runs as a read, between two batches."""
+
+from __future__ import annotations
+
+from finegrain.resources import CPU_MILLI, EXTENDED_PREFIX, MEMORY_BYTES
+from resource_manager.engine.entities import ExecutorState, Instant
+from resource_manager.engine.host import Host
+from resource_manager.engine.queries import cluster_view
+from resource_manager.engine.state import State
+from resource_manager.service.metrics import ResourceManagerMetrics
+
+
+def observe_books(metrics: ResourceManagerMetrics, state: State, at: Instant) -> None:
+    """Everything that is a matter of the present state. Series of forgotten executors go."""
+    view = cluster_view(state)
+    metrics.jobs.set(view.jobs)
+    metrics.executors.clear()
+    for name, count in view.executors.items():
+        metrics.executors.labels(name).set(count)
+    metrics.pending.clear()
+    for reason, count in view.pending_requests.items():
+        metrics.pending.labels(reason).set(count)
+    metrics.oldest_pending.set(_oldest_pending_s(state, at))
+    for gauge in (
+        metrics.executor_up,
+        metrics.heartbeat_age,
+        metrics.slots,
+        metrics.cpu_cores,
+        metrics.memory_bytes,
+        metrics.extended,
+    ):
+        gauge.clear()
+    for host in state.hosts.values():
+        _observe_host(metrics, host, at)
+
+
+def _observe_host(metrics: ResourceManagerMetrics, host: Host, at: Instant) -> None:
+    executor, name = host.executor, host.host_id
+    known, used = executor.registration, executor.used
+    metrics.executor_up.labels(name).set(executor.state is ExecutorState.ACTIVE)
+    age_ms = max(0, at.monotonic_ms - executor.report_at_ms)
+    metrics.heartbeat_age.labels(name).set(age_ms / 1000)
+    metrics.slots.labels(name).set(len(host.slots))
+    used_amounts = {CPU_MILLI: used.cpu_milli, MEMORY_BYTES: used.memory_bytes}
+    for state, amounts in (
+        ("total", known.total),
+        ("reserved", known.reserved),
+        ("allocated", host.booked),
+        ("used", used_amounts),
+    ):
+        metrics.set_amounts(name, state, amounts)
+    for dimension, total in known.total.items():
+        if dimension.startswith(EXTENDED_PREFIX):
+            resource = dimension.removeprefix(EXTENDED_PREFIX)
+            metrics.extended.labels(name, resource, "total").set(total)
+            allocated = host.booked.get(dimension, 0)
+            metrics.extended.labels(name, resource, "allocated").set(allocated)
+
+
+def _oldest_pending_s(state: State, at: Instant) -> float:
+    heads = (shape.head() for shape in state.queue.shapes())
+    oldest = min((head.create_time_ms for head in heads if head is not None), default=None)
+    return 0.0 if oldest is None else max(0, at.time_ms - oldest) / 1000

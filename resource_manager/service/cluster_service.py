@@ -1,0 +1,296 @@
+"""Calls of operators: what there is, what happened, and the levers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from finegrain.errors import InvalidArgument, Reason
+from finegrain.ids import ID_PATTERN, check_id, check_text
+from finegrain.rpc.wire import amounts_to_proto, duration_ms_from_proto, timestamp_ms_to_proto
+from finegrain.v1 import cluster_pb2, slots_pb2
+from finegrain.v1.cluster_pb2_grpc import ClusterServiceServicer
+from resource_manager.engine import queries
+from resource_manager.engine.entities import ClusterEvent, Executor, RequestState
+from resource_manager.engine.events import (
+    DrainRequested,
+    ForgetRequested,
+    JobEndRequested,
+    SlotsReleased,
+    UndrainRequested,
+)
+from resource_manager.engine.state import State
+from resource_manager.service import from_wire, to_wire
+from resource_manager.service.paging import key_of, page_size, token_of
+from resource_manager.service.runner import Runner
+from resource_manager.service.watch import WatchHub
+
+EVENTS_WAIT_MS_MAX = 30_000
+PREFIX_LENGTH_MIN = 4
+FILTERED_IDS_MAX = 10_000
+DRAIN_MS_MAX = 366 * 24 * 3600 * 1000
+
+_STATES = {message: state for state, message in to_wire.REQUEST_STATES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What the RM says of itself."""
+
+    software_version: str
+    start_time_ms: int
+
+
+class ClusterServicer(ClusterServiceServicer):
+    """ClusterService."""
+
+    def __init__(self, runner: Runner, hub: WatchHub, about: About) -> None:
+        self._runner = runner
+        self._hub = hub
+        self._about = about
+
+    async def GetCluster(
+        self, request: cluster_pb2.GetClusterRequest, context: Any
+    ) -> cluster_pb2.GetClusterResponse:
+        """See the protocol."""
+        return await self._runner.read(self._cluster)
+
+    async def ListExecutors(
+        self, request: cluster_pb2.ListExecutorsRequest, context: Any
+    ) -> cluster_pb2.ListExecutorsResponse:
+        """See the protocol."""
+        limit = page_size(request.page_size)
+        (after,) = key_of(request.page_token, ("",))
+
+        def read(state: State) -> cluster_pb2.ListExecutorsResponse:
+            page = queries.list_executors(state, after=str(after), limit=limit)
+            return cluster_pb2.ListExecutorsResponse(
+                executors=[to_wire.executor_status(view) for view in page.items],
+                next_page_token=token_of((page.next_key,) if page.next_key is not None else None),
+            )
+
+        return await self._runner.read(read)
+
+    async def GetExecutor(
+        self, request: cluster_pb2.GetExecutorRequest, context: Any
+    ) -> cluster_pb2.GetExecutorResponse:
+        """See the protocol."""
+        executor_id = check_id("executor_id", request.executor_id)
+
+        def read(state: State) -> cluster_pb2.GetExecutorResponse:
+            view = queries.executor_view(state, executor_id)
+            slots = queries.list_slots(state, executor_id=executor_id, limit=view.slots + 1).items
+            return cluster_pb2.GetExecutorResponse(
+                executor=to_wire.executor_status(view, with_topology=True),
+                slots=[to_wire.slot_status(each.slot, each.executor_address) for each in slots],
+            )
+
+        return await self._runner.read(read)
+
+    async def ListSlots(
+        self, request: cluster_pb2.ListSlotsRequest, context: Any
+    ) -> cluster_pb2.ListSlotsResponse:
+        """See the protocol."""
+        executor_id = request.executor_id and check_id("executor_id", request.executor_id)
+        job_id = request.job_id and check_id("job_id", request.job_id)
+        limit = page_size(request.page_size)
+        executor, allocation, generation = key_of(request.page_token, ("", "", 0))
+
+        def read(state: State) -> cluster_pb2.ListSlotsResponse:
+            page = queries.list_slots(
+                state,
+                executor_id=executor_id,
+                job_id=job_id,
+                after=(str(executor), str(allocation), int(generation)),
+                limit=limit,
+            )
+            return cluster_pb2.ListSlotsResponse(
+                slots=[
+                    to_wire.slot_status(each.slot, each.executor_address) for each in page.items
+                ],
+                next_page_token=token_of(page.next_key),
+            )
+
+        return await self._runner.read(read)
+
+    async def ListRequests(
+        self, request: cluster_pb2.ListRequestsRequest, context: Any
+    ) -> cluster_pb2.ListRequestsResponse:
+        """See the protocol."""
+        job_id = request.job_id and check_id("job_id", request.job_id)
+        states = _states(request.states)
+        prefixes = _prefixes(request.allocation_ids)
+        limit = page_size(request.page_size)
+        (after,) = key_of(request.page_token, (0,))
+
+        def read(state: State) -> cluster_pb2.ListRequestsResponse:
+            page = queries.list_requests(
+                state,
+                job_id=job_id,
+                states=states,
+                allocation_ids=prefixes,
+                after=int(after),
+                limit=limit,
+            )
+            return cluster_pb2.ListRequestsResponse(
+                requests=[to_wire.request_status(view) for view in page.items],
+                next_page_token=token_of((page.next_key,) if page.next_key is not None else None),
+            )
+
+        return await self._runner.read(read)
+
+    async def ListJobs(
+        self, request: cluster_pb2.ListJobsRequest, context: Any
+    ) -> cluster_pb2.ListJobsResponse:
+        """See the protocol."""
+        limit = page_size(request.page_size)
+        (after,) = key_of(request.page_token, (0,))
+
+        def read(state: State) -> cluster_pb2.ListJobsResponse:
+            page = queries.list_jobs(
+                state, include_ended=request.include_ended, after=int(after), limit=limit
+            )
+            return cluster_pb2.ListJobsResponse(
+                jobs=[to_wire.job_status(view) for view in page.items],
+                next_page_token=token_of((page.next_key,) if page.next_key is not None else None),
+            )
+
+        return await self._runner.read(read)
+
+    async def ListEvents(
+        self, request: cluster_pb2.ListEventsRequest, context: Any
+    ) -> cluster_pb2.ListEventsResponse:
+        """See the protocol."""
+        if request.from_sequence < 0:
+            raise InvalidArgument("from_sequence", request.from_sequence, "0 or more")
+        subject = request.subject_id and check_id("subject_id", request.subject_id)
+        limit = page_size(request.page_size)
+        wait_ms = duration_ms_from_proto(request.wait, "wait", largest_ms=EVENTS_WAIT_MS_MAX)
+        loop = asyncio.get_running_loop()
+        until = loop.time() + wait_ms / 1000
+        while True:
+            last = await self._runner.read(lambda state: state.history.last_sequence)
+            events = await self._events(request.from_sequence, limit, subject)
+            left_s = until - loop.time()
+            if events or not request.from_sequence or left_s <= 0:
+                break
+            await self._hub.wait_for_cluster_news(left_s)
+        following = events[-1].sequence + 1 if events else last + 1
+        return cluster_pb2.ListEventsResponse(
+            events=[to_wire.cluster_event(event) for event in events],
+            next_sequence=max(following, request.from_sequence),
+        )
+
+    async def DrainExecutor(
+        self, request: cluster_pb2.DrainExecutorRequest, context: Any
+    ) -> cluster_pb2.DrainExecutorResponse:
+        """See the protocol."""
+        executor_id = check_id("executor_id", request.executor_id)
+        why = check_text(
+            "reason", request.reason, longest=from_wire.REASON_LENGTH_MAX, empty_ok=True
+        )
+        deadline_ms = None
+        if request.HasField("deadline"):
+            deadline_ms = duration_ms_from_proto(
+                request.deadline, "deadline", largest_ms=DRAIN_MS_MAX
+            )
+        await self._runner.submit(
+            lambda at: DrainRequested(at, executor_id, why, deadline_ms), _nothing
+        )
+        return cluster_pb2.DrainExecutorResponse(executor=await self._status(executor_id))
+
+    async def UndrainExecutor(
+        self, request: cluster_pb2.UndrainExecutorRequest, context: Any
+    ) -> cluster_pb2.UndrainExecutorResponse:
+        """See the protocol."""
+        executor_id = check_id("executor_id", request.executor_id)
+        await self._runner.submit(lambda at: UndrainRequested(at, executor_id), _nothing)
+        return cluster_pb2.UndrainExecutorResponse(executor=await self._status(executor_id))
+
+    async def ForgetExecutor(
+        self, request: cluster_pb2.ForgetExecutorRequest, context: Any
+    ) -> cluster_pb2.ForgetExecutorResponse:
+        """See the protocol."""
+        executor_id = check_id("executor_id", request.executor_id)
+        await self._runner.submit(lambda at: ForgetRequested(at, executor_id), _nothing)
+        return cluster_pb2.ForgetExecutorResponse()
+
+    async def ReleaseAllocations(
+        self, request: cluster_pb2.ReleaseAllocationsRequest, context: Any
+    ) -> cluster_pb2.ReleaseAllocationsResponse:
+        """See the protocol."""
+        ids = from_wire.allocation_ids(request.allocation_ids)
+        grace_ms = from_wire.grace_ms(request.grace, present=request.HasField("grace"))
+        slots = tuple((each, 0) for each in ids)
+        return await self._runner.submit(
+            lambda at: SlotsReleased(at, None, slots, grace_ms),
+            lambda outcomes: cluster_pb2.ReleaseAllocationsResponse(
+                results=to_wire.item_results(outcomes)
+            ),
+            items=len(ids),
+        )
+
+    async def TerminateJob(
+        self, request: cluster_pb2.TerminateJobRequest, context: Any
+    ) -> cluster_pb2.TerminateJobResponse:
+        """See the protocol."""
+        job_id = check_id("job_id", request.job_id)
+        grace_ms = from_wire.grace_ms(request.grace, present=request.HasField("grace"))
+        await self._runner.submit(
+            lambda at: JobEndRequested(at, job_id, Reason.TERMINATED, grace_ms), _nothing
+        )
+        return cluster_pb2.TerminateJobResponse()
+
+    def _cluster(self, state: State) -> cluster_pb2.GetClusterResponse:
+        view = queries.cluster_view(state)
+        return cluster_pb2.GetClusterResponse(
+            rm_epoch=state.rm_epoch,
+            software_version=self._about.software_version,
+            start_time=timestamp_ms_to_proto(self._about.start_time_ms),
+            total=amounts_to_proto(view.total),
+            reserved=amounts_to_proto(view.reserved),
+            allocated=amounts_to_proto(view.allocated),
+            available=amounts_to_proto(view.available),
+            used=to_wire.usage_report(view.used),
+            executors=view.executors,
+            pending_requests=view.pending_requests,
+            slots=view.slots,
+            jobs=view.jobs,
+            protocol_version=from_wire.PROTOCOL_VERSION,
+        )
+
+    async def _events(self, start: int, limit: int, subject: str) -> list[ClusterEvent]:
+        return await self._runner.in_store(
+            lambda store: store.read_cluster_events(start, limit, subject)
+        )
+
+    async def _status(self, executor_id: str) -> cluster_pb2.ExecutorStatus:
+        return await self._runner.read(
+            lambda state: to_wire.executor_status(queries.executor_view(state, executor_id))
+        )
+
+
+def _nothing(_answer: Executor | None) -> None:
+    """The answer is a live entity: read what is wanted afterwards."""
+
+
+def _states(states: Sequence[slots_pb2.RequestState.ValueType]) -> list[RequestState]:
+    for index, each in enumerate(states):
+        if each not in _STATES:
+            raise InvalidArgument(f"states[{index}]", each, "a known RequestState")
+    return [_STATES[each] for each in states]
+
+
+def _prefixes(ids: Sequence[str]) -> list[str]:
+    if len(ids) > FILTERED_IDS_MAX:
+        raise InvalidArgument("allocation_ids", f"{len(ids)} ids", f"at most {FILTERED_IDS_MAX}")
+    for index, each in enumerate(ids):
+        if len(each) < PREFIX_LENGTH_MIN or not ID_PATTERN.fullmatch(each):
+            raise InvalidArgument(
+                f"allocation_ids[{index}]",
+                each,
+                f"an id, or at least {PREFIX_LENGTH_MIN} characters from its beginning",
+            )
+    return list(ids)

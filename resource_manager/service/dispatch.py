@@ -1,0 +1,76 @@
+"""Carries out what a durable batch decided: commands to executors, events to whoever watches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import assert_never
+
+from finegrain.logs import get_logger
+from resource_manager.engine.effects import (
+    Effect,
+    PublishClusterEvent,
+    PublishJobEvent,
+    SendAllocate,
+    SendFree,
+)
+from resource_manager.engine.entities import ClusterEvent, RequestState
+from resource_manager.service.executor_link import ExecutorLinks
+from resource_manager.service.metrics import ResourceManagerMetrics
+from resource_manager.service.watch import WatchHub
+
+_log = get_logger("finegrain.rm.events")
+
+_OUTCOMES = {
+    RequestState.PENDING: "requeued",
+    RequestState.GRANTED: "granted",
+    RequestState.CANCELLED: "cancelled",
+    RequestState.REJECTED: "rejected",
+    RequestState.RELEASED: "released",
+    RequestState.LOST: "lost",
+}
+
+
+class Dispatcher:
+    """The runner's listener."""
+
+    def __init__(
+        self, links: ExecutorLinks, hub: WatchHub, metrics: ResourceManagerMetrics
+    ) -> None:
+        self._links = links
+        self._hub = hub
+        self._metrics = metrics
+
+    def on_effects(self, effects: Sequence[Effect]) -> None:
+        """Carries out each, in order."""
+        for effect in effects:
+            match effect:
+                case SendAllocate() | SendFree():
+                    self._links.send(effect)
+                case PublishJobEvent():
+                    if outcome := _OUTCOMES.get(effect.event.state):
+                        self._metrics.requests.labels(outcome).inc()
+                    self._hub.publish(effect.event)
+                case PublishClusterEvent():
+                    self._publish_cluster(effect.event)
+                case _:
+                    assert_never(effect)
+
+    def on_reload(self, rm_epoch: int) -> None:
+        """Commands under way were ordered by books that are gone; streams look into the store."""
+        self._links.drop_all()
+        self._hub.resync()
+
+    def _publish_cluster(self, event: ClusterEvent) -> None:
+        self._hub.publish_cluster(event)
+        if event.kind == "executor_forgotten":
+            self._links.forget(event.executor_id)
+        # Few of these change the cluster; the many about single slots are for debugging.
+        write = _log.debug if event.allocation_id else _log.info
+        ids = {
+            "executor_id": event.executor_id,
+            "job_id": event.job_id,
+            "allocation_id": event.allocation_id,
+            "reason": event.reason,
+            "detail": event.message,
+        }
+        write(event.kind, sequence=event.sequence, **{k: v for k, v in ids.items() if v})

@@ -1,0 +1,247 @@
+"""Commands to executors: sends each decided one and brings the answer back to the books.
+
+At most one command per executor is in flight (the engine sees to that); a command whose outcome is
+unknown is reported as such and sent again by the engine with the same number. Decides only how
+calls are made; nothing here retries beyond the channel's own attempts within the deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from finegrain.errors import FailedPrecondition, FinegrainError, InvalidArgument
+from finegrain.logs import get_logger
+from finegrain.options import TlsOptions
+from finegrain.rpc.channels import open_channel
+from finegrain.rpc.status import error_from_rpc
+from finegrain.rpc.wire import duration_ms_to_proto
+from finegrain.v1 import slots_pb2, task_executor_pb2
+from finegrain.v1.task_executor_pb2_grpc import TaskExecutorServiceStub
+from resource_manager.engine.effects import SendAllocate, SendFree
+from resource_manager.engine.events import (
+    CommandAnswered,
+    CommandRefused,
+    CommandUndelivered,
+    ItemOutcome,
+)
+from resource_manager.service import from_wire
+from resource_manager.service.books import MakeEvent
+from resource_manager.service.metrics import ResourceManagerMetrics
+from resource_manager.service.runner import Runner
+from resource_manager.service.to_wire import slot_status
+
+COMMAND_DEADLINE_S = 10.0
+COMMANDS_IN_FLIGHT_MAX = 1_000  # over all executors
+
+_log = get_logger("finegrain.rm.executor_link")
+
+Command = SendAllocate | SendFree
+
+
+@dataclass(frozen=True, slots=True)
+class LinkOptions:
+    """How executors are dialled."""
+
+    token: str
+    tls: TlsOptions | None = None
+    insecure: bool = False
+    deadline_s: float = COMMAND_DEADLINE_S
+
+
+class ExecutorLinks:
+    """A channel per executor, opened at the first command, closed when it is forgotten."""
+
+    def __init__(
+        self, runner: Runner, metrics: ResourceManagerMetrics, options: LinkOptions
+    ) -> None:
+        self._runner = runner
+        self._metrics = metrics
+        self._options = options
+        self._channels: dict[str, tuple[str, grpc.aio.Channel]] = {}  # address beside it
+        self._slots = asyncio.Semaphore(COMMANDS_IN_FLIGHT_MAX)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def send(self, command: Command) -> None:
+        """Begins to deliver a command; its outcome comes back as an event."""
+        # The epoch of the books that decided it: newer books must not lend it theirs.
+        self._spawn(self._deliver(command, self._runner.rm_epoch))
+
+    def drop_all(self) -> None:
+        """Ends what is in flight: the books that ordered it are gone."""
+        for task in list(self._tasks):
+            task.cancel()
+
+    def forget(self, executor_id: str) -> None:
+        """Closes the channel to an executor that is no longer in the books."""
+        known = self._channels.pop(executor_id, None)
+        if known is not None:
+            self._spawn(known[1].close())
+
+    async def stop(self) -> None:
+        """Ends what is in flight and closes all channels."""
+        self.drop_all()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for _, channel in self._channels.values():
+            await channel.close()
+        self._channels.clear()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _deliver(self, command: Command, rm_epoch: int) -> None:
+        async with self._slots:
+            make = await self._outcome(command, rm_epoch)
+        try:
+            await self._runner.submit(make, render=lambda _none: None, urgent=True)
+        except FinegrainError as error:  # the books moved on: the engine asks again if it must
+            _log.info(
+                "command_outcome_dropped", executor_id=command.executor_id, error=error.message
+            )
+
+    async def _outcome(self, command: Command, rm_epoch: int) -> MakeEvent:
+        name = "allocate" if isinstance(command, SendAllocate) else "free"
+        outcome = self._metrics.commands.labels
+        try:
+            answered = await self._call(command, rm_epoch)
+        except FailedPrecondition as error:
+            outcome(name, "refused").inc()
+            self._note(command, error, "command_refused")
+            return _refused(command, error.reason.value)
+        except InvalidArgument as error:  # its answer is malformed, or it calls ours so
+            outcome(name, "refused").inc()
+            self._note(command, error, "command_answer_unusable")
+            return _refused(command, error.reason.value)
+        except FinegrainError as error:
+            outcome(name, "undelivered").inc()
+            self._note(command, error, "command_undelivered")
+            return _undelivered(command)
+        outcome(name, "answered").inc()
+        return answered
+
+    async def _call(self, command: Command, rm_epoch: int) -> MakeEvent:
+        channel = self._channel(command.executor_id, command.address)
+        stub: Any = TaskExecutorServiceStub(channel)
+        try:
+            if isinstance(command, SendAllocate):
+                call = stub.AllocateSlots(
+                    _allocate(command, rm_epoch), timeout=self._options.deadline_s
+                )
+                ids = [order.slot.allocation_id for order in command.orders]
+            else:
+                call = stub.FreeSlots(_free(command, rm_epoch), timeout=self._options.deadline_s)
+                ids = [allocation_id for allocation_id, _, _ in command.slots]
+            answer = await call
+        except grpc.RpcError as error:
+            raise error_from_rpc(error, command.address) from None
+        outcomes = _outcomes(answer.results, ids)
+        report = from_wire.report(answer.report, "report")
+        return lambda at: CommandAnswered(
+            at=at,
+            executor_id=command.executor_id,
+            registration_number=command.registration_number,
+            command_number=command.command_number,
+            outcomes=outcomes,
+            report=report,
+        )
+
+    def _channel(self, executor_id: str, address: str) -> grpc.aio.Channel:
+        known = self._channels.get(executor_id)
+        if known is not None and known[0] == address:
+            return known[1]
+        self.forget(executor_id)
+        options = self._options
+        channel = open_channel(
+            address, tls=options.tls, token=options.token, insecure=options.insecure
+        )
+        self._channels[executor_id] = (address, channel)
+        return channel
+
+    def _note(self, command: Command, error: FinegrainError, what: str) -> None:
+        _log.warning(
+            what,
+            executor_id=command.executor_id,
+            address=command.address,
+            command_number=command.command_number,
+            reason=error.reason.value,
+            error=error.message,
+        )
+
+
+def _allocate(command: SendAllocate, rm_epoch: int) -> task_executor_pb2.AllocateSlotsRequest:
+    return task_executor_pb2.AllocateSlotsRequest(
+        rm_epoch=rm_epoch,
+        registration_number=command.registration_number,
+        command_number=command.command_number,
+        allocations=[
+            task_executor_pb2.SlotAllocation(
+                slot=slot_status(order.slot),
+                job_secret_sha256=order.job_secret_sha256,
+                target_address=order.target_address,
+            )
+            for order in command.orders
+        ],
+    )
+
+
+def _free(command: SendFree, rm_epoch: int) -> task_executor_pb2.FreeSlotsRequest:
+    return task_executor_pb2.FreeSlotsRequest(
+        rm_epoch=rm_epoch,
+        registration_number=command.registration_number,
+        command_number=command.command_number,
+        slots=[
+            task_executor_pb2.SlotFree(
+                allocation_id=allocation_id,
+                generation=generation,
+                grace=None if grace_ms is None else duration_ms_to_proto(grace_ms),
+            )
+            for allocation_id, generation, grace_ms in command.slots
+        ],
+    )
+
+
+def _outcomes(
+    results: Sequence[slots_pb2.ItemResult], ids: Sequence[str]
+) -> tuple[ItemOutcome, ...]:
+    """One outcome per item, in the order sent.
+
+    Raises:
+        InvalidArgument: the answer does not match the command.
+    """
+    if [each.id for each in results] != list(ids):
+        raise InvalidArgument("results", f"{len(results)} results", f"one for each of {len(ids)}")
+    return tuple(
+        ItemOutcome(
+            each.id,
+            each.error.reason if each.HasField("error") else "",
+            each.error.message,
+            tuple(sorted(each.error.details.items())),
+        )
+        for each in results
+    )
+
+
+def _refused(command: Command, reason: str) -> Callable[[Any], CommandRefused]:
+    return lambda at: CommandRefused(
+        at=at,
+        executor_id=command.executor_id,
+        registration_number=command.registration_number,
+        command_number=command.command_number,
+        reason=reason,
+    )
+
+
+def _undelivered(command: Command) -> Callable[[Any], CommandUndelivered]:
+    return lambda at: CommandUndelivered(
+        at=at,
+        executor_id=command.executor_id,
+        registration_number=command.registration_number,
+        command_number=command.command_number,
+    )

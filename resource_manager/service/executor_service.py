@@ -1,0 +1,103 @@
+"""Calls of executors: they announce themselves and report; the answers only reconcile."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from finegrain.errors import InvalidArgument
+from finegrain.ids import check_id
+from finegrain.rpc.addresses import is_loopback
+from finegrain.rpc.wire import duration_ms_to_proto
+from finegrain.v1 import resource_manager_pb2 as rm_pb2
+from resource_manager.engine.events import (
+    ExecutorRegistered,
+    RegistrationAnswer,
+    ReportAnswer,
+    SlotsReported,
+)
+from resource_manager.service import from_wire, to_wire
+from resource_manager.service.metrics import ResourceManagerMetrics
+from resource_manager.service.runner import Runner
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorTerms:
+    """What executors are told when they register, and which addresses may be dialled."""
+
+    report_interval_ms: int
+    lost_timeout_ms: int
+    user_token_sha256: str
+    loopback_only: bool  # no TLS, and nobody said insecure: the cluster token stays on this host
+
+
+class ExecutorCalls:
+    """The part of ResourceManagerService that executors use."""
+
+    def __init__(
+        self, runner: Runner, terms: ExecutorTerms, metrics: ResourceManagerMetrics
+    ) -> None:
+        self._runner = runner
+        self._terms = terms
+        self._metrics = metrics
+
+    async def RegisterExecutor(
+        self, request: rm_pb2.RegisterExecutorRequest, context: Any
+    ) -> rm_pb2.RegisterExecutorResponse:
+        """See the protocol."""
+        registration = from_wire.registration(request)
+        if self._terms.loopback_only and not is_loopback(registration.address):
+            raise InvalidArgument(
+                "address",
+                registration.address,
+                "a loopback address, because this resource manager runs without TLS; set up TLS "
+                "or start it with --insecure",
+            )
+        report = from_wire.report(request.report, "report")
+        return await self._runner.submit(
+            lambda at: ExecutorRegistered(at, registration, report),
+            self._registered,
+            urgent=True,
+            items=1 + len(report.slots),
+        )
+
+    async def ReportSlots(
+        self, request: rm_pb2.ReportSlotsRequest, context: Any
+    ) -> rm_pb2.ReportSlotsResponse:
+        """See the protocol."""
+        executor_id = check_id("executor_id", request.executor_id)
+        instance_id = check_id("instance_id", request.instance_id)
+        number = request.registration_number
+        if number < 1:
+            raise InvalidArgument("registration_number", number, "1 or more")
+        report = from_wire.report(request.report, "report")
+        used = from_wire.usage(request.usage, "usage")
+        answer: ReportAnswer = await self._runner.submit(
+            lambda at: SlotsReported(at, executor_id, instance_id, number, report, used),
+            urgent=True,
+            items=1 + len(report.slots),
+        )
+        if answer.register_again:
+            result = "rejected"
+        else:
+            taken = answer.acknowledged_report_number == report.report_number
+            result = "applied" if taken else "stale"
+        self._metrics.slot_reports.labels(result).inc()
+        return rm_pb2.ReportSlotsResponse(
+            rm_epoch=self._runner.rm_epoch,
+            register_again=answer.register_again,
+            send_full_report=answer.send_full_report,
+            unowned_slots=to_wire.releases(answer.unowned),
+            acknowledged_report_number=answer.acknowledged_report_number,
+        )
+
+    def _registered(self, answer: RegistrationAnswer) -> rm_pb2.RegisterExecutorResponse:
+        return rm_pb2.RegisterExecutorResponse(
+            rm_epoch=self._runner.rm_epoch,
+            registration_number=answer.registration_number,
+            report_interval=duration_ms_to_proto(self._terms.report_interval_ms),
+            lost_timeout=duration_ms_to_proto(self._terms.lost_timeout_ms),
+            unowned_slots=to_wire.releases(answer.unowned),
+            user_token_sha256=self._terms.user_token_sha256,
+            protocol_version=from_wire.PROTOCOL_VERSION,
+        )

@@ -1,0 +1,188 @@
+"""Calls of job masters. Checks what is said, asks the books, answers in the protocol's words."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from finegrain.errors import InvalidArgument, Reason
+from finegrain.ids import check_id, check_text
+from finegrain.rpc.tokens import sha256_hex
+from finegrain.rpc.wire import duration_ms_from_proto, duration_ms_to_proto
+from finegrain.v1 import resource_manager_pb2 as rm_pb2
+from resource_manager.engine.entities import Job
+from resource_manager.engine.events import (
+    ItemOutcome,
+    JobEndRequested,
+    JobKeptAlive,
+    JobRegistered,
+    RequestsCancelled,
+    RequestsSubmitted,
+    SlotsReleased,
+)
+from resource_manager.engine.explain import EXECUTORS_DEFAULT, explain
+from resource_manager.engine.settings import EngineSettings
+from resource_manager.service import from_wire, to_wire
+from resource_manager.service.explain_wire import explanation
+from resource_manager.service.metrics import ResourceManagerMetrics
+from resource_manager.service.ownership import JobSecrets
+from resource_manager.service.runner import Runner
+from resource_manager.service.watch import WatchHub
+
+DEFAULT_GROUP = "default"
+EXPLAINED_EXECUTORS_MAX = 1_000
+
+
+class JobCalls:
+    """The part of ResourceManagerService that job masters use."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        hub: WatchHub,
+        secrets: JobSecrets,
+        settings: EngineSettings,
+        metrics: ResourceManagerMetrics,
+    ) -> None:
+        self._runner = runner
+        self._hub = hub
+        self._secrets = secrets
+        self._settings = settings
+        self._metrics = metrics
+
+    async def RegisterJob(
+        self, request: rm_pb2.RegisterJobRequest, context: Any
+    ) -> rm_pb2.RegisterJobResponse:
+        """See the protocol."""
+        job_id = check_id("job_id", request.job_id)
+        request_id = from_wire.request_id(request.request_id)
+        name = check_text("name", request.name, longest=from_wire.NAME_LENGTH_MAX)
+        group = check_id("group", request.group or DEFAULT_GROUP)
+        lease_ms = self._lease_ms(request)
+        secret = self._secrets.derive(job_id, request_id)
+        secret_sha256, request_id_sha256 = sha256_hex(secret), sha256_hex(request_id)
+        answer = await self._runner.submit(
+            lambda at: JobRegistered(
+                at, job_id, name, group, lease_ms, secret_sha256, request_id_sha256
+            ),
+            lambda job: rm_pb2.RegisterJobResponse(
+                job_secret=secret, lease=_lease(job), rm_epoch=self._runner.rm_epoch
+            ),
+        )
+        self._secrets.remember(job_id, secret_sha256)
+        return answer
+
+    async def KeepAlive(
+        self, request: rm_pb2.KeepAliveRequest, context: Any
+    ) -> rm_pb2.KeepAliveResponse:
+        """See the protocol."""
+        job_id, acknowledged = check_id("job_id", request.job_id), request.acknowledged_sequence
+        if acknowledged < 0:
+            raise InvalidArgument("acknowledged_sequence", acknowledged, "0 or more")
+        await self._secrets.check(job_id)
+        return await self._runner.submit(
+            lambda at: JobKeptAlive(at, job_id, acknowledged),
+            lambda job: rm_pb2.KeepAliveResponse(lease=_lease(job)),
+            urgent=True,
+        )
+
+    async def EndJob(self, request: rm_pb2.EndJobRequest, context: Any) -> rm_pb2.EndJobResponse:
+        """See the protocol."""
+        job_id = check_id("job_id", request.job_id)
+        grace_ms = from_wire.grace_ms(request.grace, present=request.HasField("grace"))
+        await self._secrets.check(job_id)
+        return await self._runner.submit(
+            lambda at: JobEndRequested(at, job_id, Reason.ENDED, grace_ms),
+            lambda _job: rm_pb2.EndJobResponse(),
+        )
+
+    async def RequestResource(
+        self, request: rm_pb2.RequestResourceRequest, context: Any
+    ) -> rm_pb2.RequestResourceResponse:
+        """See the protocol."""
+        job_id = check_id("job_id", request.job_id)
+        specs, repeated = from_wire.slot_requests(request.requests)
+        await self._secrets.check(job_id)
+
+        def render(outcomes: list[ItemOutcome]) -> rm_pb2.RequestResourceResponse:
+            merged = to_wire.merged_outcomes(outcomes, repeated)
+            refused = sum(bool(outcome.reason) for outcome in merged)
+            self._metrics.requests.labels("accepted").inc(len(merged) - refused)
+            self._metrics.requests.labels("refused").inc(refused)
+            return rm_pb2.RequestResourceResponse(results=to_wire.item_results(merged))
+
+        return await self._runner.submit(
+            lambda at: RequestsSubmitted(at, job_id, specs), render, items=len(specs)
+        )
+
+    async def CancelRequests(
+        self, request: rm_pb2.CancelRequestsRequest, context: Any
+    ) -> rm_pb2.CancelRequestsResponse:
+        """See the protocol."""
+        job_id = check_id("job_id", request.job_id)
+        ids = from_wire.allocation_ids(request.allocation_ids)
+        await self._secrets.check(job_id)
+        return await self._runner.submit(
+            lambda at: RequestsCancelled(at, job_id, ids),
+            lambda outcomes: rm_pb2.CancelRequestsResponse(results=to_wire.item_results(outcomes)),
+            items=len(ids),
+        )
+
+    async def ReleaseSlots(
+        self, request: rm_pb2.ReleaseSlotsRequest, context: Any
+    ) -> rm_pb2.ReleaseSlotsResponse:
+        """See the protocol."""
+        job_id = check_id("job_id", request.job_id)
+        slots = from_wire.slot_releases(request.slots)
+        grace_ms = from_wire.grace_ms(request.grace, present=request.HasField("grace"))
+        await self._secrets.check(job_id)
+        return await self._runner.submit(
+            lambda at: SlotsReleased(at, job_id, slots, grace_ms),
+            lambda outcomes: rm_pb2.ReleaseSlotsResponse(results=to_wire.item_results(outcomes)),
+            items=len(slots),
+        )
+
+    async def WatchJob(
+        self, request: rm_pb2.WatchJobRequest, context: Any
+    ) -> AsyncIterator[rm_pb2.WatchJobResponse]:
+        """See the protocol."""
+        job_id = check_id("job_id", request.job_id)
+        if request.from_sequence < 0:
+            raise InvalidArgument("from_sequence", request.from_sequence, "0 or more")
+        await self._secrets.check(job_id)
+        messages = self._hub.watch(job_id, request.from_sequence)
+        try:
+            async for message in messages:
+                yield message
+        finally:
+            await messages.aclose()
+
+    async def Explain(self, request: rm_pb2.ExplainRequest, context: Any) -> rm_pb2.ExplainResponse:
+        """See the protocol."""
+        allocation_id = check_id("allocation_id", request.allocation_id)
+        executor_id = request.executor_id and check_id("executor_id", request.executor_id)
+        most = request.max_executors or EXECUTORS_DEFAULT
+        if not 1 <= most <= EXPLAINED_EXECUTORS_MAX:
+            raise InvalidArgument("max_executors", most, f"0 to {EXPLAINED_EXECUTORS_MAX}")
+        return await self._runner.read(
+            lambda state: explanation(explain(state, allocation_id, executor_id, most), state)
+        )
+
+    def _lease_ms(self, request: rm_pb2.RegisterJobRequest) -> int | None:
+        asked = request.lease.seconds or request.lease.nanos
+        if request.detached:
+            if asked:
+                raise InvalidArgument("lease", "set", "absent, because the job is detached")
+            return None
+        if not asked:
+            return self._settings.lease_default_ms
+        return duration_ms_from_proto(
+            request.lease,
+            "lease",
+            smallest_ms=self._settings.lease_min_ms,
+            largest_ms=self._settings.lease_max_ms,
+        )
+
+
+def _lease(job: Job) -> Any:
+    return None if job.lease_ms is None else duration_ms_to_proto(job.lease_ms)

@@ -1,0 +1,182 @@
+"""Every metric of the resource manager, named in one place.
+
+Labels are bounded by configuration or by the number of executors; never job or allocation ids.
+Gauges of the cluster are filled from the books when somebody scrapes (`observe_books`).
+"""
+
+from __future__ import annotations
+
+import platform
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from finegrain.resources import CPU_MILLI, MEMORY_BYTES, MEMORY_PARTS, Amounts
+
+_FAST_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
+
+
+class ResourceManagerMetrics:
+    """All metrics of one RM, on a registry of their own."""
+
+    def __init__(self, software_version: str) -> None:
+        self.registry = registry = CollectorRegistry()
+        self.build_info = Gauge(
+            "finegrain_build_info",
+            "Version of this process; the value is always 1.",
+            ("version", "python"),
+            registry=registry,
+        )
+        self.build_info.labels(software_version, platform.python_version()).set(1)
+        self._define_writer(registry)
+        self._define_calls(registry)
+        self._define_cluster(registry)
+
+    def _define_writer(self, registry: CollectorRegistry) -> None:
+        self.rm_epoch = Gauge(
+            "finegrain_rm_epoch", "Incarnation of the resource manager.", registry=registry
+        )
+        self.decision_seconds = Histogram(
+            "finegrain_rm_placement_duration_seconds",
+            "Time to step and decide one batch, without the commit.",
+            buckets=_FAST_S,
+            registry=registry,
+        )
+        self.commit_seconds = Histogram(
+            "finegrain_rm_db_commit_duration_seconds",
+            "Time to make one batch durable.",
+            buckets=_FAST_S,
+            registry=registry,
+        )
+        self.commit_failures = Counter(
+            "finegrain_rm_db_commit_failures_total",
+            "Batches that could not be stored and came to nothing.",
+            registry=registry,
+        )
+        self.reloads = Counter(
+            "finegrain_rm_reloads_total",
+            "Times the books were dropped and read anew.",
+            registry=registry,
+        )
+        self.queue_items = Gauge(
+            "finegrain_rm_queue_items", "Items waiting for the writer.", registry=registry
+        )
+        self.refused_overload = Counter(
+            "finegrain_rm_refused_overload_total",
+            "Calls refused because too much waited.",
+            registry=registry,
+        )
+        self.ledger_mismatches = Gauge(
+            "finegrain_rm_ledger_mismatches",
+            "Invariants found broken; above 0 nothing is granted.",
+            registry=registry,
+        )
+        self.loop_lag = Histogram(
+            "finegrain_rm_event_loop_lag_seconds",
+            "How late the event loop woke up.",
+            buckets=(0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5),
+            registry=registry,
+        )
+
+    def _define_calls(self, registry: CollectorRegistry) -> None:
+        self.calls = Counter(
+            "finegrain_rm_calls_total",
+            "Calls by method and status.",
+            ("method", "status"),
+            registry=registry,
+        )
+        self.requests = Counter(
+            "finegrain_rm_requests_total",
+            "Slot requests by what became of them.",
+            ("outcome",),
+            registry=registry,
+        )
+        for outcome in (
+            "accepted",
+            "refused",
+            "granted",
+            "cancelled",
+            "rejected",
+            "released",
+            "lost",
+            "requeued",
+        ):
+            self.requests.labels(outcome)
+        self.request_wait_seconds = Histogram(
+            "finegrain_rm_request_wait_seconds",
+            "Time from the acknowledgement of a request to its first grant.",
+            buckets=(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 15, 60, 300, 900, 3600),
+            registry=registry,
+        )
+        self.slot_reports = Counter(
+            "finegrain_rm_slot_reports_total",
+            "Reports of executors by what was made of them.",
+            ("result",),
+            registry=registry,
+        )
+        for result in ("applied", "stale", "rejected"):
+            self.slot_reports.labels(result)
+        self.commands = Counter(
+            "finegrain_rm_commands_total",
+            "Commands to executors by outcome.",
+            ("command", "outcome"),
+            registry=registry,
+        )
+        self.watch_streams = Gauge(
+            "finegrain_rm_watch_streams", "Watch streams that are open.", registry=registry
+        )
+
+    def _define_cluster(self, registry: CollectorRegistry) -> None:
+        self.pending = Gauge(
+            "finegrain_rm_pending_requests",
+            "Requests that wait, by primary reason.",
+            ("reason",),
+            registry=registry,
+        )
+        self.oldest_pending = Gauge(
+            "finegrain_rm_oldest_pending_age_seconds",
+            "Age of the request that has waited longest; 0: none waits.",
+            registry=registry,
+        )
+        self.jobs = Gauge("finegrain_rm_jobs", "Jobs that have not ended.", registry=registry)
+        self.executors = Gauge(
+            "finegrain_rm_executors", "Executors by state.", ("state",), registry=registry
+        )
+        self.executor_up = Gauge(
+            "finegrain_executor_up",
+            "1 where the executor is registered and reporting.",
+            ("executor",),
+            registry=registry,
+        )
+        self.heartbeat_age = Gauge(
+            "finegrain_executor_heartbeat_age_seconds",
+            "Time since the last report.",
+            ("executor",),
+            registry=registry,
+        )
+        self.slots = Gauge(
+            "finegrain_executor_slots", "Slots that exist.", ("executor",), registry=registry
+        )
+        self.cpu_cores = Gauge(
+            "finegrain_cpu_cores",
+            "CPU cores of an executor: total, reserved for the system, allocated, really used.",
+            ("executor", "state"),
+            registry=registry,
+        )
+        self.memory_bytes = Gauge(
+            "finegrain_memory_bytes",
+            "Memory of an executor: total, reserved for the system, allocated, really used.",
+            ("executor", "state"),
+            registry=registry,
+        )
+        self.extended = Gauge(
+            "finegrain_extended_resource_units",
+            "Countable resources of an executor: total, allocated.",
+            ("executor", "resource", "state"),
+            registry=registry,
+        )
+
+    def set_amounts(self, executor_id: str, state: str, amounts: Amounts) -> None:
+        """Fills CPU and memory of one executor in one state."""
+        memory = amounts.get(MEMORY_BYTES, 0) + sum(amounts.get(part, 0) for part in MEMORY_PARTS)
+        self.cpu_cores.labels(executor_id, state).set(amounts.get(CPU_MILLI, 0) / 1000)
+        self.memory_bytes.labels(executor_id, state).set(memory)

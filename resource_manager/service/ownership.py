@@ -1,0 +1,66 @@
+"""Whose job is it: until roles come, whoever holds the secret that RegisterJob returned.
+
+The secret is derived, not stored: the same job id and request id give the same secret again, so
+that a repeated registration is the same call. The books keep hashes only.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+from collections import OrderedDict
+
+from finegrain.errors import PermissionDenied, Reason
+from finegrain.rpc.access import current_caller
+from resource_manager.engine.jobs import known_job
+from resource_manager.service.runner import Runner
+
+CACHED_JOBS_MAX = 100_000
+
+
+class JobSecrets:
+    """Makes and checks job secrets.
+
+    Args:
+        salt: 256 secret bits of this cluster, as hexadecimal.
+    """
+
+    def __init__(self, runner: Runner, salt: str) -> None:
+        self._runner = runner
+        self._key = bytes.fromhex(salt)
+        self._hashes: OrderedDict[str, str] = OrderedDict()
+
+    def derive(self, job_id: str, request_id: str) -> str:
+        """The secret of a job."""
+        text = f"{job_id}|{request_id}".encode()  # ids hold no bar: the two cannot be confused
+        digest = hmac.new(self._key, text, hashlib.sha256).digest()
+        return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
+
+    def remember(self, job_id: str, secret_sha256: str) -> None:
+        """Keeps the hash at hand; the newest registration of an id holds."""
+        self._hashes[job_id] = secret_sha256
+        self._hashes.move_to_end(job_id)
+        if len(self._hashes) > CACHED_JOBS_MAX:
+            self._hashes.popitem(last=False)
+
+    async def check(self, job_id: str) -> None:
+        """Returns if the caller owns the job.
+
+        Raises:
+            NotFound: no such job.
+            PermissionDenied: the caller shows no secret or another one.
+        """
+        caller = current_caller()
+        known = self._hashes.get(job_id)
+        if known is not None and caller.owns(known):
+            return
+        known = await self._runner.read(lambda state: known_job(state, job_id).secret_sha256)
+        if not caller.owns(known):
+            raise PermissionDenied(
+                f"the call does not carry the secret of job {job_id}; send what RegisterJob "
+                "returned as metadata finegrain-job-secret",
+                reason=Reason.JOB_SECRET_WRONG,
+                details={"job_id": job_id},
+            )
+        self.remember(job_id, known)

@@ -1,0 +1,85 @@
+"""The state directory of one RM: modes, the lock, and the note where it listens."""
+
+from __future__ import annotations
+
+import fcntl
+import grp
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from finegrain.errors import ConfigurationError
+
+LOCK_FILE = "rm.lock"
+ENDPOINT_FILE = "endpoint.json"
+
+
+@contextmanager
+def locked_state_dir(path: Path, user_group: str = "") -> Iterator[Path]:
+    """The directory, made if need be (0700, or 0710 for the group of the user token), locked.
+
+    Raises:
+        ConfigurationError: it cannot be made or used, or another process holds it.
+    """
+    descriptor = _open_lock(path, user_group)
+    try:
+        yield path
+    finally:
+        os.close(descriptor)
+
+
+def write_endpoint(state_dir: Path, address: str, metrics_address: str) -> Path:
+    """Notes for the command line where this RM listens; the file appears complete.
+
+    The group that may read the user token may read this, too.
+    """
+    path = state_dir / ENDPOINT_FILE
+    temporary = path.with_suffix(".tmp")
+    note = {"address": address, "metrics_address": metrics_address, "pid": os.getpid()}
+    temporary.write_text(json.dumps(note) + "\n", encoding="ascii")
+    temporary.chmod(0o640)
+    with suppress(OSError):
+        os.chown(temporary, -1, state_dir.stat().st_gid)
+    temporary.replace(path)
+    return path
+
+
+def remove_endpoint(state_dir: Path) -> None:
+    """Strikes the note."""
+    (state_dir / ENDPOINT_FILE).unlink(missing_ok=True)
+
+
+def _open_lock(path: Path, user_group: str) -> int:
+    try:
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if user_group:
+            os.chown(path, -1, grp.getgrnam(user_group).gr_gid)
+        path.chmod(0o710 if user_group else 0o700)
+        descriptor = os.open(path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except KeyError:
+        raise ConfigurationError(
+            f"there is no group {user_group!r} for the user token; make it (groupadd "
+            f"{user_group}), or configure another one",
+            details={"group": user_group},
+        ) from None
+    except OSError as error:
+        raise ConfigurationError(
+            f"the state directory {path} cannot be used: {error.strerror}; choose another one "
+            "with --state-dir",
+            details={"path": path},
+        ) from None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
+        os.close(descriptor)
+        raise ConfigurationError(
+            f"the state directory {path} is in use by process {holder or '?'}; stop it, or choose "
+            "another directory with --state-dir",
+            details={"path": path, "pid": holder},
+        ) from None
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+    return descriptor

@@ -1,0 +1,254 @@
+"""From the books to messages. Reads entities, decides nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import cast
+
+from finegrain.resources import ResourceProfile
+from finegrain.rpc.wire import (
+    amounts_to_proto,
+    duration_ms_to_proto,
+    isolation_to_proto,
+    profile_to_proto,
+    timestamp_ms_to_proto,
+    topology_dict_to_proto,
+)
+from finegrain.v1 import cluster_pb2, slots_pb2
+from finegrain.v1 import resource_manager_pb2 as rm_pb2
+from resource_manager.engine.entities import (
+    ClusterEvent,
+    Executor,
+    ExecutorState,
+    JobEvent,
+    JobState,
+    RequestSpec,
+    RequestState,
+    Slot,
+    SlotState,
+    Usage,
+)
+from resource_manager.engine.events import ItemOutcome
+from resource_manager.engine.queries import ExecutorView, JobView, RequestView
+
+REQUEST_STATES: dict[RequestState, slots_pb2.RequestState.ValueType] = {
+    state: slots_pb2.RequestState.Value(f"REQUEST_STATE_{state.value}") for state in RequestState
+}
+SLOT_STATES: dict[SlotState, slots_pb2.SlotState.ValueType] = {
+    state: slots_pb2.SlotState.Value(f"SLOT_STATE_{state.value}") for state in SlotState
+}
+EXECUTOR_STATES: dict[ExecutorState, cluster_pb2.ExecutorState.ValueType] = {
+    state: cluster_pb2.ExecutorState.Value(f"EXECUTOR_STATE_{state.value}")
+    for state in ExecutorState
+}
+
+
+def slot_status(slot: Slot, executor_address: str = "") -> slots_pb2.SlotStatus:
+    """A slot of the books."""
+    message = slots_pb2.SlotStatus(
+        allocation_id=slot.allocation_id,
+        generation=slot.generation,
+        job_id=slot.job_id,
+        profile=profile_to_proto(slot.profile),
+        memory_bytes=slot.profile.booked_memory_bytes,
+        cpu_limit_milli=slot.cpu_limit_milli,
+        pids_max=slot.pids_max,
+        cpus=slot.cpus,
+        state=SLOT_STATES[slot.state],
+        executor_id=slot.executor_id,
+        executor_address=executor_address,
+    )
+    if slot.isolation is not None:
+        message.isolation.CopyFrom(isolation_to_proto(slot.isolation))
+    if slot.allocated_time_ms is not None:
+        message.allocated_time.CopyFrom(timestamp_ms_to_proto(slot.allocated_time_ms))
+    return message
+
+
+def slot_status_of_event(data: Mapping[str, object]) -> slots_pb2.SlotStatus:
+    """A slot as a job event carries it; see resource_manager/engine/offers.py."""
+    message = slots_pb2.SlotStatus(
+        profile=profile_to_proto(
+            ResourceProfile.from_dict(cast("Mapping[str, object]", data["profile"]))
+        ),
+        state=SLOT_STATES[SlotState(cast("str", data["state"]))],
+    )
+    for name in ("allocation_id", "generation", "job_id", "memory_bytes", "cpu_limit_milli"):
+        setattr(message, name, data[name])
+    for name in ("pids_max", "cpus", "executor_id", "executor_address"):
+        if name in data:
+            setattr(message, name, data[name])
+    if "isolation" in data:
+        isolation = cast("Mapping[str, object]", data["isolation"])
+        message.isolation.CopyFrom(isolation_to_proto(isolation))
+    if "allocated_time_ms" in data:
+        moment = timestamp_ms_to_proto(cast("int", data["allocated_time_ms"]))
+        message.allocated_time.CopyFrom(moment)
+    return message
+
+
+def slot_request(spec: RequestSpec) -> slots_pb2.SlotRequest:
+    """A request as it was sent."""
+    return slots_pb2.SlotRequest(
+        allocation_id=spec.allocation_id,
+        profile=profile_to_proto(spec.profile) if spec.profile is not None else None,
+        cpu_limit_milli=spec.cpu_limit_milli,
+        pids_max=spec.pids_max,
+        required_labels=dict(spec.required_labels),
+        target_address=spec.target_address,
+        allow_pending=spec.allow_pending,
+        restart_on_loss=spec.restart_on_loss,
+    )
+
+
+def request_status(view: RequestView) -> rm_pb2.RequestStatus:
+    """A request with its slot, if it has one."""
+    request = view.request
+    message = rm_pb2.RequestStatus(
+        allocation_id=request.allocation_id,
+        job_id=request.job_id,
+        job_name=view.job_name,
+        state=REQUEST_STATES[request.state],
+        reason=view.reason,
+        generation=request.generation,
+        arrival_number=request.arrival_number,
+        create_time=timestamp_ms_to_proto(request.create_time_ms),
+        request=slot_request(request.spec),
+    )
+    if request.spec.profile is not None:
+        message.profile.CopyFrom(profile_to_proto(request.spec.profile))
+    if request.end_time_ms is not None:
+        message.end_time.CopyFrom(timestamp_ms_to_proto(request.end_time_ms))
+    if view.slot is not None:
+        message.slot.CopyFrom(slot_status(view.slot.slot, view.slot.executor_address))
+    return message
+
+
+def job_event(event: JobEvent) -> rm_pb2.JobEvent:
+    """An entry of a job's log."""
+    return rm_pb2.JobEvent(
+        sequence=event.sequence,
+        event_time=timestamp_ms_to_proto(event.time_ms),
+        allocation_id=event.allocation_id,
+        state=REQUEST_STATES[event.state],
+        reason=event.reason,
+        message=event.message,
+        slot=slot_status_of_event(event.slot) if event.slot is not None else None,
+    )
+
+
+def cluster_event(event: ClusterEvent) -> cluster_pb2.ClusterEvent:
+    """An entry of the cluster's history."""
+    return cluster_pb2.ClusterEvent(
+        sequence=event.sequence,
+        event_time=timestamp_ms_to_proto(event.time_ms),
+        kind=event.kind,
+        executor_id=event.executor_id,
+        job_id=event.job_id,
+        allocation_id=event.allocation_id,
+        reason=event.reason,
+        message=event.message,
+    )
+
+
+def job_status(view: JobView) -> cluster_pb2.JobStatus:
+    """A job with what it waits for and has."""
+    job = view.job
+    message = cluster_pb2.JobStatus(
+        job_id=job.job_id,
+        name=job.name,
+        group=job.group,
+        ended=job.state is JobState.ENDED,
+        end_reason=job.end_reason,
+        detached=job.lease_ms is None,
+        create_time=timestamp_ms_to_proto(job.create_time_ms),
+        pending_requests=view.pending_requests,
+        slots=view.slots,
+        allocated=amounts_to_proto(view.allocated),
+        last_sequence=job.last_sequence,
+    )
+    if job.lease_ms is not None:
+        message.lease.CopyFrom(duration_ms_to_proto(job.lease_ms))
+    if job.end_time_ms is not None:
+        message.end_time.CopyFrom(timestamp_ms_to_proto(job.end_time_ms))
+    return message
+
+
+def executor_status(
+    view: ExecutorView, *, with_topology: bool = False
+) -> cluster_pb2.ExecutorStatus:
+    """An executor with its sums."""
+    executor = view.executor
+    known = executor.registration
+    message = cluster_pb2.ExecutorStatus(
+        executor_id=executor.executor_id,
+        instance_id=known.instance_id,
+        address=known.address,
+        state=EXECUTOR_STATES[executor.state],
+        draining=executor.draining,
+        drain_reason=executor.drain_reason,
+        registration_number=executor.registration_number,
+        report_number=executor.report_number,
+        total=amounts_to_proto(known.total),
+        reserved=amounts_to_proto(known.reserved),
+        allocated=amounts_to_proto(view.allocated),
+        available=amounts_to_proto(view.available),
+        used=usage_report(executor.used),
+        slots=view.slots,
+        slots_max=known.slots_max,
+        labels=dict(known.labels),
+        default_slot_profile=profile_to_proto(known.default_profile),
+        isolation=isolation_to_proto(known.isolation),
+        software_version=known.software_version,
+        shared_cpus=known.shared_cpus,
+    )
+    _set_times(message, executor)
+    if with_topology:
+        message.topology.CopyFrom(topology_dict_to_proto(known.topology))
+    return message
+
+
+def usage_report(used: Usage) -> slots_pb2.UsageReport:
+    """What slots really use."""
+    return slots_pb2.UsageReport(
+        cpu_milli=used.cpu_milli, memory_bytes=used.memory_bytes, tasks=used.tasks
+    )
+
+
+def item_results(outcomes: Iterable[ItemOutcome]) -> list[slots_pb2.ItemResult]:
+    """Results of a batch in the same order."""
+    return [_item_result(outcome) for outcome in outcomes]
+
+
+def merged_outcomes(
+    answered: Sequence[ItemOutcome], repeated: Mapping[int, ItemOutcome]
+) -> list[ItemOutcome]:
+    """Outcomes in the order sent, where items that repeated an id were not passed on."""
+    rest = iter(answered)
+    count = len(answered) + len(repeated)
+    return [repeated[i] if i in repeated else next(rest) for i in range(count)]
+
+
+def releases(slots: Iterable[tuple[str, int]]) -> list[rm_pb2.SlotRelease]:
+    """Slots that nobody owns."""
+    return [
+        rm_pb2.SlotRelease(allocation_id=allocation_id, generation=generation)
+        for allocation_id, generation in slots
+    ]
+
+
+def _item_result(outcome: ItemOutcome) -> slots_pb2.ItemResult:
+    result = slots_pb2.ItemResult(id=outcome.id)
+    if outcome.reason:
+        result.error.reason = outcome.reason
+        result.error.message = outcome.message
+        result.error.details.update(dict(outcome.details))
+    return result
+
+
+def _set_times(message: cluster_pb2.ExecutorStatus, executor: Executor) -> None:
+    if executor.report_time_ms:
+        message.report_time.CopyFrom(timestamp_ms_to_proto(executor.report_time_ms))
+    if executor.drain_deadline_time_ms is not None:
+        deadline = timestamp_ms_to_proto(executor.drain_deadline_time_ms)
+        message.drain_deadline_time.CopyFrom(deadline)

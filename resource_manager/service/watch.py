@@ -1,0 +1,249 @@
+"""Watch streams: every job's events, numbered, without gap or repetition, resumable.
+
+A stream is only a position. It reads on from the tail that the job's feed keeps in memory while
+somebody watches, and from the store where the tail does not reach back: a slow reader costs no
+memory, it just reads from the store. Knows nothing of gRPC beyond the messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from finegrain.errors import FailedPrecondition, FinegrainError, NotFound, OutOfRange, Reason
+from finegrain.v1 import resource_manager_pb2 as rm_pb2
+from resource_manager.engine.entities import (
+    ENDED_REQUEST_STATES,
+    ClusterEvent,
+    Job,
+    JobEvent,
+)
+from resource_manager.engine.events import JobKeptAlive
+from resource_manager.engine.queries import request_view
+from resource_manager.engine.state import State
+from resource_manager.service.metrics import ResourceManagerMetrics
+from resource_manager.service.runner import Runner
+from resource_manager.service.to_wire import job_event, request_status
+
+TAIL_EVENTS_MAX = 2_000  # kept in memory per watched job
+MESSAGE_EVENTS_MAX = 500  # in one message
+SNAPSHOT_REQUESTS_MAX = 50_000  # in one message; a larger snapshot comes in several
+LIFE_SIGN_MS_MAX = 10_000
+"""Longest silence of an open stream."""
+
+
+@dataclass(slots=True, eq=False)
+class _Feed:
+    """The newest events of one job that somebody watches."""
+
+    tail: deque[JobEvent] = field(default_factory=lambda: deque(maxlen=TAIL_EVENTS_MAX))
+    last_sequence: int = 0  # highest known to be durable
+    watchers: int = 0
+    stale: bool = False  # `last_sequence` may be too low
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def publish(self, event: JobEvent) -> None:
+        if event.sequence > self.last_sequence + 1:  # others are in the store only
+            self.tail.clear()
+        if event.sequence > self.last_sequence:
+            self.tail.append(event)
+            self.last_sequence = event.sequence
+            self.wake()
+
+    def after(self, sequence: int) -> list[JobEvent] | None:
+        """Events of the tail that follow; None: the tail does not reach back so far."""
+        if not self.tail or self.tail[0].sequence > sequence + 1:
+            return None
+        skipped = sequence + 1 - self.tail[0].sequence
+        return [
+            self.tail[i] for i in range(skipped, min(len(self.tail), skipped + MESSAGE_EVENTS_MAX))
+        ]
+
+    def wake(self) -> None:
+        """Everybody who waits looks again."""
+        self.news.set()
+        self.news = asyncio.Event()
+
+
+@dataclass(frozen=True, slots=True)
+class _Present:
+    """Where a job stands when a stream begins."""
+
+    last_sequence: int
+    trimmed_sequence: int
+    pause_s: float  # between signs of life
+    opening: list[rm_pb2.WatchJobResponse]
+
+
+class WatchHub:
+    """All feeds. `publish` and `resync` are called on the event loop, in order of commits."""
+
+    def __init__(self, runner: Runner, metrics: ResourceManagerMetrics) -> None:
+        self._runner = runner
+        self._metrics = metrics
+        self._feeds: dict[str, _Feed] = {}
+        self._cluster_news = asyncio.Event()
+
+    def publish(self, event: JobEvent) -> None:
+        """A job event is durable."""
+        feed = self._feeds.get(event.job_id)
+        if feed is not None:
+            feed.publish(event)
+
+    def publish_cluster(self, event: ClusterEvent) -> None:
+        """A cluster event is durable; wakes streams of the job that it names, which may be over."""
+        self._cluster_news.set()
+        self._cluster_news = asyncio.Event()
+        feed = self._feeds.get(event.job_id)
+        if feed is not None and not event.allocation_id:
+            feed.wake()
+
+    def resync(self) -> None:
+        """The books were read anew; the store may hold events that were never published."""
+        for feed in self._feeds.values():
+            feed.tail.clear()
+            feed.stale = True
+            feed.wake()
+
+    async def wait_for_cluster_news(self, timeout_s: float) -> None:
+        """Returns at the next cluster event, or after the time."""
+        await _happens(self._cluster_news, timeout_s)
+
+    async def watch(
+        self, job_id: str, from_sequence: int
+    ) -> AsyncGenerator[rm_pb2.WatchJobResponse, None]:
+        """The stream of one job; an open one keeps the job's lease.
+
+        Raises:
+            OutOfRange: the position is no longer kept, or was never reached.
+            NotFound: no such job.
+            FailedPrecondition: JOB_ENDED, after everything that happened was said.
+        """
+        loop = asyncio.get_running_loop()
+        with self._followed(job_id) as feed:
+            present = await self._runner.read(lambda state: _present(state, job_id, from_sequence))
+            feed.last_sequence = max(feed.last_sequence, present.last_sequence)
+            position = from_sequence - 1 if from_sequence else present.last_sequence
+            _check_position(position, present)
+            for opening in present.opening:
+                yield opening
+            over: FinegrainError | None = None
+            alive_due = 0.0
+            while True:
+                news = feed.news
+                if over is None and loop.time() >= alive_due:
+                    over = await self._keep_alive(job_id)
+                    alive_due = loop.time() + present.pause_s
+                if events := await self._next(job_id, feed, position):
+                    position = events[-1].sequence
+                    yield rm_pb2.WatchJobResponse(events=[job_event(each) for each in events])
+                elif over is not None:
+                    raise over
+                elif await _happens(news, alive_due - loop.time()):
+                    if position >= feed.last_sequence:  # no event of ours: the job may be over
+                        alive_due = 0.0
+                else:
+                    yield rm_pb2.WatchJobResponse()
+
+    @contextmanager
+    def _followed(self, job_id: str) -> Iterator[_Feed]:
+        feed = self._feeds.setdefault(job_id, _Feed())
+        feed.watchers += 1
+        self._metrics.watch_streams.inc()
+        try:
+            yield feed
+        finally:
+            self._metrics.watch_streams.dec()
+            feed.watchers -= 1
+            if not feed.watchers:
+                del self._feeds[job_id]
+
+    async def _keep_alive(self, job_id: str) -> FinegrainError | None:
+        """Renews the lease; answers with the error if the job is over."""
+        try:
+            await self._runner.submit(
+                lambda at: JobKeptAlive(at, job_id), render=lambda _job: None, urgent=True
+            )
+        except (FailedPrecondition, NotFound) as error:
+            return error
+        return None
+
+    async def _next(self, job_id: str, feed: _Feed, position: int) -> list[JobEvent]:
+        """Events that follow a position, a message full at most; none if there are none yet."""
+        if feed.stale:
+            feed.stale = False
+            last = await self._runner.read(lambda state: _last_sequence(state, job_id))
+            feed.last_sequence = max(feed.last_sequence, last)
+        if position >= feed.last_sequence:
+            return []
+        events = feed.after(position)
+        if events is None:
+            events = await self._runner.in_store(
+                lambda store: store.read_job_events(job_id, position, MESSAGE_EVENTS_MAX)
+            )
+            if not events or events[0].sequence != position + 1:
+                raise _out_of_range(position + 1, "is no longer kept")
+        return events
+
+
+def _present(state: State, job_id: str, from_sequence: int) -> _Present:
+    job = state.jobs.get(job_id)
+    if job is None:
+        raise NotFound(f"job {job_id} is unknown", reason=Reason.JOB_UNKNOWN)
+    pause_ms = LIFE_SIGN_MS_MAX
+    if job.lease_ms is not None:
+        pause_ms = min(pause_ms, job.lease_ms // 3)
+    return _Present(
+        last_sequence=job.last_sequence,
+        trimmed_sequence=job.trimmed_sequence,
+        pause_s=pause_ms / 1000,
+        # An empty message says at once that a resumed stream stands.
+        opening=[rm_pb2.WatchJobResponse()] if from_sequence else _snapshots(state, job),
+    )
+
+
+def _snapshots(state: State, job: Job) -> list[rm_pb2.WatchJobResponse]:
+    known = (state.requests.get(each) for each in job.allocation_ids)
+    living = [each for each in known if each and each.state not in ENDED_REQUEST_STATES]
+    living.sort(key=lambda request: request.arrival_number)
+    messages = []
+    for start in range(0, max(1, len(living)), SNAPSHOT_REQUESTS_MAX):
+        part = living[start : start + SNAPSHOT_REQUESTS_MAX]
+        snapshot = rm_pb2.JobSnapshot(
+            sequence=job.last_sequence,
+            requests=[request_status(request_view(state, each)) for each in part],
+        )
+        messages.append(rm_pb2.WatchJobResponse(snapshot=snapshot))
+    return messages
+
+
+def _last_sequence(state: State, job_id: str) -> int:
+    job = state.jobs.get(job_id)
+    return job.last_sequence if job is not None else 0
+
+
+def _check_position(position: int, present: _Present) -> None:
+    if position < present.trimmed_sequence:
+        raise _out_of_range(position + 1, "is no longer kept")
+    if position > present.last_sequence:
+        raise _out_of_range(position + 1, f"was never reached (last: {present.last_sequence})")
+
+
+def _out_of_range(sequence: int, why: str) -> OutOfRange:
+    return OutOfRange(
+        f"from_sequence is {sequence}, which {why}; watch from 0, which begins with a snapshot",
+        details={"from_sequence": sequence},
+    )
+
+
+async def _happens(news: asyncio.Event, timeout_s: float) -> bool:
+    """True if it happened within the time."""
+    try:
+        async with asyncio.timeout(max(0.0, timeout_s)):
+            await news.wait()
+    except TimeoutError:
+        return False
+    return True
