@@ -1,0 +1,9 @@
+"""Run one command in a slot of its own."""
+
+from __future__ import annotations
+
+import typer
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands of this module."""
