@@ -173,8 +173,11 @@ class Request:
             return
         slot = self.slot
         reason = self.reason if self.state is not RequestState.GRANTED else "SLOT_MISSING"
+        message = self.message
+        if self.state is RequestState.RELEASED and not reason:
+            message = message or "it was released"
         slot.end(
-            SlotLost(slot.allocation_id, slot.generation, slot.executor_id, reason, self.message),
+            SlotLost(slot.allocation_id, slot.generation, slot.executor_id, reason, message),
             at_once=at_once,
         )
 

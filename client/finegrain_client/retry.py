@@ -99,6 +99,7 @@ async def call_with_retries(
     """
     end = time.monotonic() + policy.budget_s
     backoff = Backoff(policy)
+    last: grpc.RpcError | None = None
     while True:
         remaining_s = end - time.monotonic()
         try:
@@ -106,7 +107,10 @@ async def call_with_retries(
         except grpc.RpcError as error:
             delay_s = delay_before_retry(error, backoff)
             if delay_s is None or time.monotonic() + delay_s >= end:
-                raise error_from_rpc(error, where()) from None
+                # What failed before the time was up says more than that it is up.
+                late = code_of(error) is grpc.StatusCode.DEADLINE_EXCEEDED
+                raise error_from_rpc(last if late and last else error, where()) from None
+            last = error
         await asyncio.sleep(delay_s)
         if after_unavailable is not None:
             await after_unavailable(backoff.failures)
@@ -126,16 +130,19 @@ async def resumed(
     where: Callable[[], str],
     policy: RetryPolicy,
     after_break: Callable[[int], Awaitable[None]] | None = None,
+    is_complete: Callable[[], bool] = lambda: False,
 ) -> AsyncGenerator[T, None]:
     """The messages of a server stream, opened again whenever it breaks or ends.
 
-    It never ends by itself: the reader knows which message is the last, and closes this.
+    The reader closes this after the last message, or says by `is_complete` that a stream that the
+    server ended is not to be opened again.
 
     Args:
         open_stream: opens it from where the reader stands by now.
         where: address of the server, for the message of an error.
         policy: delays; the budget does not count.
         after_break: told, after each break, how many there were since the last message.
+        is_complete: asked when the server has ended the stream properly.
 
     Raises:
         FinegrainError: the stream failed with something that is not worth another try.
@@ -153,6 +160,8 @@ async def resumed(
         finally:
             # An abandoned call is never collected and keeps its handler at the server alive.
             call.cancel()
+        if error is None and is_complete():
+            return
         delay_s = backoff.next_s() if error is None else _stream_delay(error, backoff, where())
         if after_break is not None:
             await after_break(backoff.failures)

@@ -73,6 +73,28 @@ class TaskOptions:
         )
 
 
+@dataclass(slots=True)
+class _Reader:
+    """How far one reader of a task's stream has come."""
+
+    offsets: Offsets
+    no_output: bool = False
+    status: TaskStatus | None = None
+
+    def take(self, message: te.WatchTaskResponse) -> OutputChunk | None:
+        if message.HasField("task"):
+            self.status = reading_tasks.task(message.task)
+        return self.offsets.take(message)
+
+    @property
+    def is_done(self) -> bool:
+        """True where nothing more can come; else the end of the stream tells."""
+        if self.status is None or not self.status.state.has_ended:
+            return False
+        result = self.status.result
+        return self.no_output or result is None or self.offsets.reach_the_end(result)
+
+
 class Task:
     """A command that runs in a slot.
 
@@ -88,7 +110,7 @@ class Task:
         self._context = context
         self._options = options
         self._capture = Capture()
-        self._offsets = Offsets()
+        self._reader = _Reader(Offsets(), no_output=options.output == "stream")
         self._input = TaskInput(slot, context, status.task_id)
         self._done: asyncio.Future[TaskResult] = asyncio.get_running_loop().create_future()
         # Nobody has to wait for a task; then nobody wants to hear that it failed either.
@@ -139,12 +161,12 @@ class Task:
             SlotLost: the slot is gone.
             FinegrainError: the executor refused.
         """
-        offsets = Offsets(stdout_offset, stderr_offset)
-        async with aclosing(self._messages(offsets, no_output=False)) as messages:
-            while (message := await self._slot.guard(anext(messages))) is not None:
-                if (chunk := offsets.take(message)) is not None:
+        reader = _Reader(Offsets(stdout_offset, stderr_offset))
+        async with aclosing(self._messages(reader)) as messages:
+            while (message := await self._slot.guard(anext(messages, None))) is not None:
+                if (chunk := reader.take(message)) is not None:
                     yield chunk
-                if message.HasField("task") and _has_ended(message):
+                if reader.is_done:
                     return
 
     async def write_input(self, data: bytes, *, eof: bool = False) -> None:
@@ -190,9 +212,7 @@ class Task:
 
     async def _watch(self) -> None:
         try:
-            no_output = self._options.output == "stream"
-            messages = self._messages(self._offsets, no_output=no_output)
-            await self._slot.guard(follow(messages, self._take))
+            await self._slot.guard(follow(self._messages(self._reader), self._take))
             self._finish()
         except asyncio.CancelledError:
             if not self._done.done():
@@ -204,15 +224,13 @@ class Task:
             if not self._done.done():
                 self._done.set_exception(error)
 
-    def _messages(
-        self, offsets: Offsets, *, no_output: bool
-    ) -> AsyncGenerator[te.WatchTaskResponse, None]:
+    def _messages(self, reader: _Reader) -> AsyncGenerator[te.WatchTaskResponse, None]:
         def open_stream() -> StreamCall[te.WatchTaskResponse]:
             message = te.WatchTaskRequest(
                 task_id=self.task_id,
-                stdout_offset=offsets.stdout,
-                stderr_offset=offsets.stderr,
-                no_output=no_output,
+                stdout_offset=reader.offsets.stdout,
+                stderr_offset=reader.offsets.stderr,
+                no_output=reader.no_output,
             )
             return self._slot.stub.WatchTask(message, metadata=self._context.metadata)
 
@@ -221,10 +239,11 @@ class Task:
             where=lambda: self._slot.executor_address,
             policy=self._context.connection.policy,
             after_break=self._slot.after_break,
+            is_complete=lambda: reader.status is not None and reader.status.state.has_ended,
         )
 
     async def _take(self, message: te.WatchTaskResponse) -> bool:
-        chunk = self._offsets.take(message)
+        chunk = self._reader.take(message)
         if chunk is not None:
             if callable(self._options.output):
                 returned = self._options.output(chunk)
@@ -232,10 +251,9 @@ class Task:
                     await returned
             else:
                 self._capture.add(chunk)
-        if not message.HasField("task"):
-            return False
-        self.status = reading_tasks.task(message.task)
-        return self.state.has_ended
+        if self._reader.status is not None:
+            self.status = self._reader.status
+        return self._reader.is_done
 
     def _finish(self) -> None:
         if self._done.done():
@@ -292,10 +310,6 @@ async def _cancel(slot: Slot, context: JobContext, task_id: str, grace_s: float 
             message, timeout=timeout_s, metadata=context.metadata
         )
     )
-
-
-def _has_ended(message: te.WatchTaskResponse) -> bool:
-    return reading_tasks.task(message.task).state.has_ended
 
 
 def _not_started(status: TaskStatus) -> TaskNotStarted:

@@ -24,6 +24,11 @@ class Offsets:
     stdout: int = 0
     stderr: int = 0
 
+    def reach_the_end(self, result: TaskResult) -> bool:
+        """True where nothing more can come of a task that ended so."""
+        kept = result.stdout_bytes + result.stderr_bytes - result.dropped_bytes
+        return self.stdout + self.stderr >= kept
+
     def take(self, message: te.WatchTaskResponse) -> OutputChunk | None:
         """What is new in a message, and moves past it; None where nothing is."""
         output = message.output

@@ -1,0 +1,387 @@
+"""A resource manager and an executor in one process that do as they are told, over real gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, defaultdict, deque
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc.aio
+
+from finegrain.errors import FailedPrecondition, FinegrainError, NotFound, OutOfRange, Reason
+from finegrain.rpc.channels import SERVER_OPTIONS
+from finegrain.rpc.status import item_error, status_of
+from finegrain.v1 import (
+    cluster_pb2,
+    cluster_pb2_grpc,
+    resource_manager_pb2,
+    resource_manager_pb2_grpc,
+    slots_pb2,
+    task_executor_pb2,
+    task_executor_pb2_grpc,
+)
+
+rm, te = resource_manager_pb2, task_executor_pb2
+PENDING, GRANTED, LOST, RELEASED, CANCELLED = (
+    slots_pb2.REQUEST_STATE_PENDING,
+    slots_pb2.REQUEST_STATE_GRANTED,
+    slots_pb2.REQUEST_STATE_LOST,
+    slots_pb2.REQUEST_STATE_RELEASED,
+    slots_pb2.REQUEST_STATE_CANCELLED,
+)
+
+
+@dataclass
+class Program:
+    """What a command does: what it writes, when it ends, what it read."""
+
+    stdout: bytes = b""
+    stderr: bytes = b""
+    exit_code: int = 0
+    error_reason: str = ""
+    ends: bool = True
+    read: bytearray = field(default_factory=bytearray)
+    eof: bool = False
+    cancelled: bool = False
+
+
+class Scripted(
+    resource_manager_pb2_grpc.ResourceManagerServiceServicer,
+    cluster_pb2_grpc.ClusterServiceServicer,
+    task_executor_pb2_grpc.TaskExecutorServiceServicer,
+):
+    """Both services; attributes are what the test sets and sees."""
+
+    def __init__(self) -> None:
+        self.address = ""
+        self.auto_grant = True
+        self.rejections: dict[str, FinegrainError] = {}  # by label "name"
+        self.failures: dict[str, deque[FinegrainError]] = defaultdict(deque)  # by method
+        self.calls: dict[str, list[Any]] = defaultdict(list)
+        self.metadata: dict[str, list[dict[str, Any]]] = defaultdict(list)
+        self.live: Counter[str] = Counter()
+        self.events: list[resource_manager_pb2.JobEvent] = []
+        self.first_kept = 1
+        self.snapshot: list[resource_manager_pb2.RequestStatus] = []
+        self.ended: list[resource_manager_pb2.RequestStatus] = []
+        self.break_watch_after: deque[int] = deque()  # events until a WatchJob breaks
+        self.break_output_after: deque[int] = deque()  # chunks until a WatchTask breaks
+        self.chunk_bytes = 4
+        self.programs: dict[str, Program] = {}
+        self.tasks: dict[str, te.SubmitTaskRequest] = {}
+        self.signals: list[int] = []
+        self.blocked: dict[str, asyncio.Event] = {}  # methods that wait
+        self.changed = asyncio.Condition()
+        self.executor_address = ""  # where GetExecutor says the executor is, if elsewhere
+        self.interrupt_watches = False  # ends running WatchTask streams
+        self.server: grpc.aio.Server | None = None
+
+    # What tests call.
+
+    async def tell(
+        self, allocation_id: str, state: Any, *, generation: int = 1, reason: str = ""
+    ) -> None:
+        """One more event of the job."""
+        event = rm.JobEvent(
+            sequence=len(self.events) + 1, allocation_id=allocation_id, state=state, reason=reason
+        )
+        if state == GRANTED:
+            event.slot.CopyFrom(self.slot(allocation_id, generation))
+        self.events.append(event)
+        await self.wake()
+
+    async def stop(self) -> None:
+        """Stops serving, as a crash would."""
+        assert self.server is not None
+        await self.server.stop(0)
+
+    def served(self) -> AbstractAsyncContextManager[grpc.aio.Server]:
+        return serving(self)
+
+    def snapshot_of(self, allocation_id: str, state: Any, reason: str = "") -> rm.RequestStatus:
+        status = rm.RequestStatus(allocation_id=allocation_id, state=state, reason=reason)
+        if state == GRANTED:
+            status.slot.CopyFrom(self.slot(allocation_id, 1))
+        return status
+
+    async def wake(self) -> None:
+        async with self.changed:
+            self.changed.notify_all()
+
+    def slot(self, allocation_id: str, generation: int) -> slots_pb2.SlotStatus:
+        slot = slots_pb2.SlotStatus(
+            allocation_id=allocation_id,
+            generation=generation,
+            executor_id="host-a",
+            executor_address=self.address,
+            state=slots_pb2.SLOT_STATE_ALLOCATED,
+            memory_bytes=256 * 1024 * 1024,
+            cpus="0-1",
+        )
+        slot.profile.cpu_milli = 500
+        slot.isolation.cpu = "quota"
+        return slot
+
+    async def end_program(self, name: str, **changes: Any) -> None:
+        for key, value in changes.items():
+            setattr(self.programs[name], key, value)
+        self.programs[name].ends = True
+        await self.wake()
+
+    # The resource manager.
+
+    async def RegisterJob(self, request: Any, context: Any) -> Any:
+        await self._begin("RegisterJob", request, context)
+        return rm.RegisterJobResponse(
+            job_secret="the-secret", lease=None if request.detached else request.lease, rm_epoch=1
+        )
+
+    async def KeepAlive(self, request: Any, context: Any) -> Any:
+        await self._begin("KeepAlive", request, context)
+        return rm.KeepAliveResponse()
+
+    async def EndJob(self, request: Any, context: Any) -> Any:
+        await self._begin("EndJob", request, context)
+        return rm.EndJobResponse()
+
+    async def RequestResource(self, request: Any, context: Any) -> Any:
+        await self._begin("RequestResource", request, context)
+        answer = rm.RequestResourceResponse()
+        for each in request.requests:
+            result = answer.results.add(id=each.allocation_id)
+            name = each.required_labels.get("name", "")
+            if name in self.rejections:
+                result.error.CopyFrom(item_error(self.rejections[name]))
+            elif self.auto_grant:
+                await self.tell(each.allocation_id, GRANTED)
+        return answer
+
+    async def CancelRequests(self, request: Any, context: Any) -> Any:
+        await self._begin("CancelRequests", request, context)
+        return rm.CancelRequestsResponse(
+            results=[slots_pb2.ItemResult(id=each) for each in request.allocation_ids]
+        )
+
+    async def ReleaseSlots(self, request: Any, context: Any) -> Any:
+        await self._begin("ReleaseSlots", request, context)
+        for each in request.slots:
+            await self.tell(each.allocation_id, RELEASED)
+        return rm.ReleaseSlotsResponse(
+            results=[slots_pb2.ItemResult(id=each.allocation_id) for each in request.slots]
+        )
+
+    async def WatchJob(self, request: Any, context: Any) -> AsyncIterator[Any]:
+        self.live["WatchJob"] += 1
+        try:
+            await self._begin("WatchJob", request, context)
+            left = self.break_watch_after.popleft() if self.break_watch_after else -1
+            at = request.from_sequence
+            if at == 0:
+                at = len(self.events) + 1
+                yield rm.WatchJobResponse(
+                    snapshot=rm.JobSnapshot(sequence=at - 1, requests=self.snapshot)
+                )
+            elif at < self.first_kept:
+                await _abort(context, OutOfRange("no longer kept"))
+            while True:
+                while at <= len(self.events):
+                    if left == 0:
+                        await context.abort(grpc.StatusCode.UNAVAILABLE, "scripted break")
+                    left -= 1
+                    yield rm.WatchJobResponse(events=[self.events[at - 1]])
+                    at += 1
+                async with self.changed:
+                    if self.failures["WatchJob"]:
+                        await _abort(context, self.failures["WatchJob"].popleft())
+                    # B023: the wait is over before `at` changes.
+                    await self.changed.wait_for(
+                        lambda: at <= len(self.events) or self.failures["WatchJob"]  # noqa: B023
+                    )
+        finally:
+            self.live["WatchJob"] -= 1
+
+    async def Explain(self, request: Any, context: Any) -> Any:
+        await self._begin("Explain", request, context)
+        answer = rm.ExplainResponse(primary_reason="WAITING_CAPACITY", summary="no room")
+        answer.request.allocation_id = request.allocation_id
+        answer.request.state = PENDING
+        answer.executors.add(executor_id="host-a", blockers=["INSUFFICIENT_CPU_MILLI"])
+        return answer
+
+    # The cluster.
+
+    async def ListRequests(self, request: Any, context: Any) -> Any:
+        await self._begin("ListRequests", request, context)
+        return cluster_pb2.ListRequestsResponse(
+            requests=[r for r in self.ended if r.allocation_id in request.allocation_ids]
+        )
+
+    async def ListExecutors(self, request: Any, context: Any) -> Any:
+        await self._begin("ListExecutors", request, context)
+        page = int(request.page_token or 0)
+        answer = cluster_pb2.ListExecutorsResponse(
+            next_page_token=str(page + 1) if page < 2 else ""
+        )
+        answer.executors.add(
+            executor_id=f"host-{page}",
+            state=cluster_pb2.EXECUTOR_STATE_ACTIVE,
+            total={"cpu_milli": 4000, "extended": {"license": 2}},
+        )
+        return answer
+
+    async def GetExecutor(self, request: Any, context: Any) -> Any:
+        await self._begin("GetExecutor", request, context)
+        answer = cluster_pb2.GetExecutorResponse(slots=[self.slot("s-1", 1)])
+        answer.executor.executor_id = request.executor_id
+        answer.executor.address = self.executor_address or self.address
+        answer.executor.state = cluster_pb2.EXECUTOR_STATE_ACTIVE
+        answer.executor.report_time.FromJsonString("2026-01-02T03:04:05.600Z")
+        answer.executor.topology.online_cpus = "0-3"
+        answer.executor.topology.memory_bytes = 2**33
+        return answer
+
+    async def ListEvents(self, request: Any, context: Any) -> Any:
+        await self._begin("ListEvents", request, context)
+        first = request.from_sequence or 1
+        if first > 3 and request.HasField("wait"):
+            await asyncio.sleep(0.05)
+        events = [cluster_pb2.ClusterEvent(sequence=n, kind="k") for n in range(first, 4)]
+        return cluster_pb2.ListEventsResponse(events=events, next_sequence=max(first, 4))
+
+    async def ReleaseAllocations(self, request: Any, context: Any) -> Any:
+        await self._begin("ReleaseAllocations", request, context)
+        return cluster_pb2.ReleaseAllocationsResponse(
+            results=[slots_pb2.ItemResult(id=each) for each in request.allocation_ids]
+        )
+
+    # The executor.
+
+    async def SubmitTask(self, request: Any, context: Any) -> Any:
+        await self._begin("SubmitTask", request, context)
+        self.tasks[request.task_id] = request
+        return te.SubmitTaskResponse(task=self._status(request.task_id))
+
+    async def CancelTask(self, request: Any, context: Any) -> Any:
+        await self._begin("CancelTask", request, context)
+        if request.task_id not in self.tasks:
+            await _abort(context, NotFound("no such task", reason=Reason.TASK_UNKNOWN))
+        await self.end_program(self._name(request.task_id), cancelled=True)
+        return te.CancelTaskResponse()
+
+    async def SignalTask(self, request: Any, context: Any) -> Any:
+        await self._begin("SignalTask", request, context)
+        self.signals.append(request.signal)
+        return te.SignalTaskResponse()
+
+    async def WriteTaskInput(self, requests: Any, context: Any) -> Any:
+        program = None
+        async for each in requests:
+            self.calls["WriteTaskInput"].append(each)
+            program = program or self.programs[self._name(each.task_id)]
+            if self.failures["WriteTaskInput"] and each.offset > 4:
+                await _abort(context, self.failures["WriteTaskInput"].popleft())
+            program.read += each.data[max(0, len(program.read) - each.offset) :]
+            program.eof = program.eof or each.eof
+        assert program is not None
+        await self.wake()
+        return te.WriteTaskInputResponse(accepted_bytes=len(program.read))
+
+    async def WatchTask(self, request: Any, context: Any) -> AsyncIterator[Any]:
+        self.live["WatchTask"] += 1
+        try:
+            await self._begin("WatchTask", request, context)
+            program = self.programs[self._name(request.task_id)]
+            left = self.break_output_after.popleft() if self.break_output_after else -1
+            yield te.WatchTaskResponse(task=self._status(request.task_id))
+            ends = {1: request.stdout_offset, 2: request.stderr_offset}
+            while not request.no_output:
+                chunks = [
+                    te.OutputChunk(
+                        stream=n, offset=ends[n], data=data[ends[n] :][: self.chunk_bytes]
+                    )
+                    for n, data in ((1, program.stdout), (2, program.stderr))
+                    if ends[n] < len(data)
+                ]
+                if not chunks:
+                    break
+                for chunk in chunks:
+                    if left == 0:
+                        await context.abort(grpc.StatusCode.UNAVAILABLE, "scripted break")
+                    left -= 1
+                    ends[chunk.stream] += len(chunk.data)
+                    yield te.WatchTaskResponse(output=chunk)
+            async with self.changed:
+                await self.changed.wait_for(lambda: program.ends or self.interrupt_watches)
+            if self.interrupt_watches:
+                await context.abort(grpc.StatusCode.UNAVAILABLE, "interrupted")
+            yield te.WatchTaskResponse(task=self._status(request.task_id))
+        finally:
+            self.live["WatchTask"] -= 1
+
+    def _name(self, task_id: str) -> str:
+        return self.tasks[task_id].spec.argv[0]
+
+    def _status(self, task_id: str) -> te.TaskStatus:
+        submitted, program = self.tasks[task_id], self.programs[self._name(task_id)]
+        status = te.TaskStatus(
+            task_id=task_id, state=te.TASK_STATE_RUNNING, pid=42, argv=submitted.spec.argv
+        )
+        if program.error_reason:
+            status.state = te.TASK_STATE_FAILED
+            status.error.reason = program.error_reason
+        elif program.ends:
+            status.state = te.TASK_STATE_EXITED
+            status.exit.exit_code = program.exit_code
+            status.exit.cancelled = program.cancelled
+            status.exit.cpu_time_us = 1_500_000
+            status.exit.stdout_bytes = len(program.stdout)
+            status.exit.stderr_bytes = len(program.stderr)
+        return status
+
+    async def _begin(self, method: str, request: Any, context: Any) -> None:
+        self.calls[method].append(request)
+        self.metadata[method].append(dict(context.invocation_metadata()))
+        if self.failures[method]:
+            await _abort(context, self.failures[method].popleft())
+        if method in self.blocked:
+            self.live[method] += 1
+            try:
+                await self.blocked[method].wait()
+            finally:
+                self.live[method] -= 1
+
+
+async def _abort(context: Any, error: FinegrainError) -> None:
+    code, message, trailing = status_of(error)
+    await context.abort(code, message, trailing)
+
+
+@asynccontextmanager
+async def serving(
+    servant: Scripted, address: str = "127.0.0.1:0"
+) -> AsyncIterator[grpc.aio.Server]:
+    """Serves until the end of the block; `servant.address` tells where."""
+    server = grpc.aio.server(options=SERVER_OPTIONS)
+    resource_manager_pb2_grpc.add_ResourceManagerServiceServicer_to_server(servant, server)
+    cluster_pb2_grpc.add_ClusterServiceServicer_to_server(servant, server)
+    task_executor_pb2_grpc.add_TaskExecutorServiceServicer_to_server(servant, server)
+    servant.address = f"127.0.0.1:{server.add_insecure_port(address)}"
+    await server.start()
+    servant.server = server
+    try:
+        yield server
+    finally:
+        await server.stop(0)
+
+
+async def eventually(condition: Any, timeout_s: float = 10.0) -> None:
+    """Waits until the condition holds."""
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # noqa: ASYNC110  # conditions of many kinds, no event for all
+            await asyncio.sleep(0.01)
+
+
+JOB_ENDED = FailedPrecondition("the lease is over", reason=Reason.JOB_ENDED)

@@ -1,0 +1,152 @@
+"""The blocking twin: the same names, on a private loop, safe to interrupt."""
+
+import asyncio
+import inspect
+import os
+import signal
+import threading
+from collections.abc import Coroutine, Iterator
+from typing import Any
+
+import pytest
+
+import finegrain_client as fg
+from tests.client.scripted import GRANTED, LOST, Program, Scripted, serving
+
+TEXT = b"the quick brown fox"
+
+
+class Served:
+    """A scripted cluster on a loop and thread of its own."""
+
+    def __init__(self) -> None:
+        self.servant = Scripted()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._stop: asyncio.Event | None = None
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(10)
+
+    def start(self) -> None:
+        self._thread.start()
+        started = threading.Event()
+
+        async def serve() -> None:
+            self._stop = asyncio.Event()
+            async with serving(self.servant):
+                started.set()
+                await self._stop.wait()
+
+        self._served = asyncio.run_coroutine_threadsafe(serve(), self._loop)
+        assert started.wait(10)
+
+    def stop(self) -> None:
+        assert self._stop is not None
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._served.result(10)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        self._loop.close()
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    served = Served()
+    served.start()
+    yield served
+    served.stop()
+
+
+@pytest.fixture
+def cluster(served: Served) -> Iterator[fg.blocking.Cluster]:
+    with fg.blocking.connect(served.servant.address) as cluster:
+        yield cluster
+
+
+def test_a_whole_job(served: Served, cluster: fg.blocking.Cluster) -> None:
+    servant = served.servant
+    servant.programs["say"] = Program(stdout=TEXT)
+    cat = servant.programs["cat"] = Program()
+    heard: list[bytes] = []
+    with cluster.job("blocking") as job:
+        requests = job.request_slots(fg.SlotSpec(cpu_milli=100, count=2))
+        for slot in fg.blocking.as_granted(requests):
+            with slot:
+                task = slot.run(["say"], output=lambda chunk: heard.append(chunk.data))
+                assert task.wait(timeout_s=10).ok
+                assert b"".join(each.data for each in task.output()) == TEXT
+                slot.run(["cat"], stdin=iter([b"a", b"b"])).wait(timeout_s=10)
+        events = job.events()
+        (last,) = job.request_slots(fg.SlotSpec())
+        granted = next(each for each in events if each.allocation_id == last.allocation_id)
+        assert granted.state is fg.RequestState.GRANTED
+        assert last.explain().primary_reason == "WAITING_CAPACITY"
+    assert b"".join(heard) == TEXT * 2
+    assert bytes(cat.read) in (b"", b"a", b"ab")
+    assert len(servant.calls["EndJob"]) == 1
+    assert [each.executor_id for each in cluster.executors()] == ["host-0", "host-1", "host-2"]
+    assert [each.sequence for each in cluster.events()] == [1, 2, 3]
+
+
+def test_a_lost_slot(served: Served, cluster: fg.blocking.Cluster) -> None:
+    servant = served.servant
+    servant.programs["sleep"] = Program(ends=False)
+    with cluster.job("lost") as job:
+        (request,) = job.request_slots(fg.SlotSpec())
+        slot = request.granted(timeout_s=10)
+        task = slot.run(["sleep"])
+        assert not slot.lost.wait(timeout_s=0.01)
+        served.run(servant.tell(slot.allocation_id, LOST, reason="EXECUTOR_LOST"))
+        with pytest.raises(fg.SlotLost):
+            task.wait(timeout_s=10)
+        assert slot.lost.is_set()
+
+
+def test_ctrl_c_ends_the_wait_and_then_the_job(
+    served: Served, cluster: fg.blocking.Cluster
+) -> None:
+    served.servant.auto_grant = False
+
+    def wait_until_interrupted() -> None:
+        with cluster.job("interrupted") as job:
+            (request,) = job.request_slots(fg.SlotSpec())
+            threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+            request.granted()
+
+    with pytest.raises(KeyboardInterrupt):
+        wait_until_interrupted()
+    assert len(served.servant.calls["EndJob"]) == 1
+
+
+def test_a_timeout_keeps_the_request(served: Served, cluster: fg.blocking.Cluster) -> None:
+    served.servant.auto_grant = False
+    with cluster.job("patient") as job:
+        (request,) = job.request_slots(fg.SlotSpec())
+        with pytest.raises(fg.StillWaiting):
+            request.granted(timeout_s=0.05)
+        served.run(served.servant.tell(request.allocation_id, GRANTED))
+        assert request.granted(timeout_s=10).generation == 1
+
+
+def test_a_closed_client_says_so_and_leaves_no_thread(served: Served) -> None:
+    with fg.blocking.connect(served.servant.address) as cluster:
+        cluster.executors()
+    cluster.close()
+    with pytest.raises(fg.ConfigurationError, match="closed"):
+        cluster.executors()
+    assert "finegrain-client" not in {each.name for each in threading.enumerate()}
+
+
+@pytest.mark.parametrize("name", ["Cluster", "Job", "Request", "Slot", "Task"])
+def test_the_blocking_twin_has_the_same_names_and_arguments(name: str) -> None:
+    inner_only = {"take_state", "reject", "fail", "on_change", "off_change", "end", "mark_released"}
+    inner_only |= {"stub", "guard", "call", "after_break"}
+    ours, twin = getattr(fg, name), getattr(fg.blocking, name)
+    for each, member in inspect.getmembers(ours):
+        if each.startswith("_") or (each in inner_only and not hasattr(twin, each)):
+            continue
+        assert hasattr(twin, each), f"{name}.{each} is missing"
+        if inspect.isfunction(member):
+            expected = list(inspect.signature(member).parameters)
+            assert list(inspect.signature(getattr(twin, each)).parameters) == expected, each

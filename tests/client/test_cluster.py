@@ -1,0 +1,95 @@
+"""The operators' side: pages, batches, events, values as JSON, where to connect."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import finegrain_client as fg
+from tests.client.scripted import Scripted
+
+
+async def test_pages_are_put_together(cluster: fg.Cluster) -> None:
+    executors = await cluster.executors()
+    assert [each.executor_id for each in executors] == ["host-0", "host-1", "host-2"]
+    assert executors[0].total == {"cpu_milli": 4000, "extended.license": 2}
+    assert executors[0].state is fg.ExecutorState.ACTIVE
+
+
+async def test_one_executor_in_json(cluster: fg.Cluster) -> None:
+    shown = json.loads(json.dumps((await cluster.executor("host-a")).to_dict()))
+    assert shown["report_time"] == "2026-01-02T03:04:05.600000Z"
+    assert shown["topology"]["memory_bytes"] == 2**33
+    assert shown["topology"]["online_cpus"] == "0-3"
+    assert shown["drain_deadline_time"] is None
+    assert shown["slot_list"][0]["profile"] == {"cpu_milli": 500}
+    assert shown["slot_list"][0]["isolation"]["cpu"] == "quota"
+
+
+async def test_events_that_are_kept(servant: Scripted, cluster: fg.Cluster) -> None:
+    assert [each.sequence async for each in cluster.events(newest=3)] == [1, 2, 3]
+    assert [each.sequence async for each in cluster.events(from_sequence=2)] == [2, 3]
+    assert servant.calls["ListEvents"][0].page_size == 3
+
+
+async def test_events_that_are_followed(servant: Scripted, cluster: fg.Cluster) -> None:
+    following = cluster.events(follow=True)
+    assert [(await anext(following)).sequence for _ in range(3)] == [1, 2, 3]
+    await following.aclose()  # type: ignore[attr-defined]
+    assert not servant.calls["ListEvents"][0].HasField("wait")
+
+
+async def test_many_releases_are_cut(servant: Scripted, cluster: fg.Cluster) -> None:
+    outcomes = await cluster.release([f"s-{n}" for n in range(10_001)], grace_s=2)
+    assert len(outcomes) == 10_001
+    assert all(each.ok for each in outcomes)
+    sizes = [len(each.allocation_ids) for each in servant.calls["ReleaseAllocations"]]
+    assert sizes == [10_000, 1]
+
+
+async def test_states_are_words(servant: Scripted, cluster: fg.Cluster) -> None:
+    await cluster.requests(states=["pending", fg.RequestState.LOST])
+    assert list(servant.calls["ListRequests"][0].states) == [1, 7]
+    with pytest.raises(fg.InvalidArgument, match="PENDING, ALLOCATING"):
+        await cluster.requests(states=["waiting"])
+
+
+async def test_a_word_of_a_newer_server_is_refused_clearly(servant: Scripted, job: fg.Job) -> None:
+    servant.auto_grant = False
+    (request,) = await job.request_slots(fg.SlotSpec())
+    await servant.tell(request.allocation_id, 99)
+    with pytest.raises(fg.FailedPrecondition, match="this client does not know"):
+        await request.granted(timeout_s=10)
+
+
+async def test_the_environment_says_where(
+    servant: Scripted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = tmp_path / "user.token"
+    token.write_text("abcdefghijklmnop\n")
+    token.chmod(0o600)
+    monkeypatch.setenv("FINEGRAIN_MANAGER", f"{servant.address}, 127.0.0.1:1")
+    monkeypatch.setenv("FINEGRAIN_TOKEN_FILE", str(token))
+    async with fg.connect() as cluster:
+        await cluster.executors()
+    shown = servant.metadata["ListExecutors"][0]
+    assert shown["authorization"] == "Bearer abcdefghijklmnop"
+
+
+@pytest.mark.parametrize("address", ["nonsense", "0.0.0.0:1", "host:99999", "", []])
+def test_bad_addresses_are_refused_at_once(
+    address: str | list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(fg.InvalidArgument, match="address"):
+        fg.connect(address or [""])
+
+
+def test_a_token_is_not_sent_in_clear_over_a_network() -> None:
+    with pytest.raises(fg.ConfigurationError, match="clear"):
+        fg.connect("10.1.2.3:7170", token="t" * 20)
+
+
+@pytest.mark.parametrize("lease_s", [0.5, 100_000])
+async def test_bad_leases_are_refused(cluster: fg.Cluster, lease_s: float) -> None:
+    with pytest.raises(fg.InvalidArgument, match="lease_s"):
+        cluster.job("x", lease_s=lease_s)

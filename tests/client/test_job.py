@@ -1,0 +1,219 @@
+"""A job: registered, kept alive, its requests served, everything given back on the way out."""
+
+import asyncio
+
+import pytest
+
+import finegrain_client as fg
+from finegrain.errors import FailedPrecondition, Reason
+from finegrain_client import job as job_module
+from tests.client.scripted import GRANTED, JOB_ENDED, LOST, PENDING, Scripted, eventually
+
+NAMED_LIMIT = fg.FailedPrecondition("no host is that large", reason=Reason.INFEASIBLE_NEVER)
+
+
+async def test_a_job_is_registered_and_ended(servant: Scripted, cluster: fg.Cluster) -> None:
+    async with cluster.job("wordcount", group="batch", lease_s=12) as job:
+        registered = servant.calls["RegisterJob"][0]
+        assert (registered.job_id, registered.name) == (job.job_id, "wordcount")
+        assert (registered.group, registered.lease.seconds) == ("batch", 12)
+        assert len(registered.request_id) >= 16
+        await eventually(lambda: servant.live["WatchJob"] == 1)
+    assert [each.job_id for each in servant.calls["EndJob"]] == [job.job_id]
+    await eventually(lambda: servant.live["WatchJob"] == 0)
+
+
+async def test_calls_carry_the_token_and_the_job_secret(servant: Scripted, job: fg.Job) -> None:
+    await job.request_slots(fg.SlotSpec())
+    shown = servant.metadata["RequestResource"][0]
+    assert shown["authorization"] == "Bearer " + "t" * 20
+    assert shown["finegrain-job-secret"] == "the-secret"
+    assert "the-secret" not in repr(job)
+
+
+async def test_a_granted_slot_says_what_it_is(servant: Scripted, job: fg.Job) -> None:
+    (request,) = await job.request_slots(fg.SlotSpec(cpu_milli=500))
+    slot = await request.granted(timeout_s=10)
+    assert slot.allocation_id == request.allocation_id
+    assert (slot.executor_id, slot.generation, slot.cpus) == ("host-a", 1, "0-1")
+    assert slot.profile.cpu_milli == 500
+    assert slot.isolation is not None
+    assert slot.isolation.cpu == "quota"
+    await slot.release(grace_s=1.5)
+    await slot.release()
+    (released,) = servant.calls["ReleaseSlots"]
+    assert released.grace.ToMilliseconds() == 1500
+    assert released.slots[0].generation == 1
+    assert slot.has_ended
+    await eventually(lambda: request.state is fg.RequestState.RELEASED)
+    assert job.requests == []
+
+
+async def test_slots_come_in_the_order_in_which_they_are_granted(
+    servant: Scripted, job: fg.Job
+) -> None:
+    servant.auto_grant = False
+    requests = await job.request_slots(fg.SlotSpec(count=3))
+    ids = [each.allocation_id for each in requests]
+    slots = fg.as_granted(requests)
+    await servant.tell(ids[2], GRANTED)
+    assert (await anext(slots)).allocation_id == ids[2]
+    await servant.tell(ids[0], LOST, reason="EXECUTOR_LOST")
+    await servant.tell(ids[1], GRANTED)
+    with pytest.raises(fg.RequestEnded):
+        await anext(slots)
+    assert [slot.allocation_id async for slot in slots] == [ids[1]]
+
+
+async def test_rejected_requests_are_all_named_and_the_others_taken_back(
+    servant: Scripted, job: fg.Job
+) -> None:
+    servant.rejections["big"] = NAMED_LIMIT
+    specs = [fg.SlotSpec(cpu_milli=10, labels={"name": name}) for name in ("big", "small", "big")]
+    with pytest.raises(fg.RequestRejected, match="no host is that large") as caught:
+        await job.request_slots(specs)
+    assert caught.value.reason is Reason.INFEASIBLE_NEVER
+    asked = [each.allocation_id for each in servant.calls["RequestResource"][0].requests]
+    assert [each.allocation_id for each in caught.value.rejections] == [asked[0], asked[2]]
+    await eventually(lambda: servant.calls["CancelRequests"])
+    assert list(servant.calls["CancelRequests"][0].allocation_ids) == [asked[1]]
+
+
+async def test_rejected_requests_are_returned_on_demand(servant: Scripted, job: fg.Job) -> None:
+    servant.rejections["big"] = NAMED_LIMIT
+    specs = [fg.SlotSpec(labels={"name": name}) for name in ("small", "big")]
+    small, big = await job.request_slots(specs, raise_on_reject=False)
+    assert big.rejection is not None
+    assert big.rejection.reason == "INFEASIBLE_NEVER"
+    with pytest.raises(fg.RequestRejected):
+        await big.granted()
+    assert (await small.granted(timeout_s=10)).generation == 1
+
+
+async def test_waiting_in_vain_keeps_the_request(servant: Scripted, job: fg.Job) -> None:
+    servant.auto_grant = False
+    (request,) = await job.request_slots(fg.SlotSpec())
+    await servant.tell(request.allocation_id, PENDING, reason="WAITING_CAPACITY")
+    await eventually(lambda: request.reason)
+    with pytest.raises(TimeoutError, match="WAITING_CAPACITY"):
+        await request.granted(timeout_s=0.05)
+    waiting = asyncio.create_task(request.granted())
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert servant.calls["CancelRequests"] == []
+    await servant.tell(request.allocation_id, GRANTED)
+    assert (await request.granted(timeout_s=10)).executor_id == "host-a"
+
+
+async def test_a_cancelled_request_is_taken_back(servant: Scripted, job: fg.Job) -> None:
+    servant.blocked["RequestResource"] = asyncio.Event()
+    asking = asyncio.create_task(job.request_slots(fg.SlotSpec(count=2)))
+    await eventually(lambda: servant.live["RequestResource"] == 1)
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    await eventually(lambda: servant.live["RequestResource"] == 0)
+    await eventually(lambda: servant.calls["CancelRequests"])
+    asked = servant.calls["RequestResource"][0].requests
+    taken_back = servant.calls["CancelRequests"][0].allocation_ids
+    assert list(taken_back) == [each.allocation_id for each in asked]
+    assert job.requests == []
+
+
+async def test_large_batches_are_cut(servant: Scripted, job: fg.Job) -> None:
+    servant.auto_grant = False
+    requests = await job.request_slots(fg.SlotSpec(count=10_001))
+    assert [len(each.requests) for each in servant.calls["RequestResource"]] == [10_000, 1]
+    assert len({each.allocation_id for each in requests}) == 10_001
+    wide = fg.SlotSpec(labels={f"key-{n}": "v" * 60 for n in range(20)}, count=4000)
+    await job.request_slots(wide)
+    sent = servant.calls["RequestResource"][2:]
+    assert len(sent) == 2
+    assert all(each.ByteSize() < 4 * 1024 * 1024 for each in sent)
+    outcomes = await job.cancel(requests)
+    assert [len(each.allocation_ids) for each in servant.calls["CancelRequests"]] == [10_000, 1]
+    assert len(outcomes) == 10_001
+
+
+async def test_a_slot_that_comes_again_after_a_loss(servant: Scripted, job: fg.Job) -> None:
+    (request,) = await job.request_slots(fg.SlotSpec(restart_on_loss=True))
+    first = await request.granted(timeout_s=10)
+    await servant.tell(request.allocation_id, PENDING, reason="EXECUTOR_LOST")
+    await asyncio.wait_for(first.lost.wait(), 10)
+    assert isinstance(first.error, fg.SlotLost)
+    assert first.error.reason is Reason.EXECUTOR_LOST
+    await servant.tell(request.allocation_id, GRANTED, generation=2)
+    second = await request.granted(timeout_s=10)
+    assert (second.generation, second.is_lost) == (2, False)
+
+
+async def test_a_lease_that_is_over_is_heard_by_everybody(servant: Scripted, job: fg.Job) -> None:
+    servant.auto_grant = False
+    (request,) = await job.request_slots(fg.SlotSpec())
+    events = job.events()
+    servant.failures["WatchJob"].append(JOB_ENDED)
+    await servant.wake()
+    with pytest.raises(fg.JobEnded, match="the lease is over"):
+        await request.granted(timeout_s=10)
+    with pytest.raises(fg.JobEnded):
+        await job.request_slots(fg.SlotSpec())
+    with pytest.raises(fg.JobEnded):
+        await anext(events)
+
+
+async def test_events_are_kept_alive_and_acknowledged(
+    servant: Scripted, cluster: fg.Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_module, "KEEP_ALIVE_LONGEST_S", 0.05)
+    async with cluster.job("alive") as job:
+        requests = await job.request_slots(fg.SlotSpec(count=3))
+        for request in requests:
+            await request.granted(timeout_s=10)
+        await eventually(
+            lambda: any(each.acknowledged_sequence == 3 for each in servant.calls["KeepAlive"])
+        )
+
+
+async def test_a_detached_job_outlives_its_context_and_can_be_opened_again(
+    servant: Scripted, cluster: fg.Cluster
+) -> None:
+    async with cluster.job("service", detached=True) as job:
+        (request,) = await job.request_slots(fg.SlotSpec())
+        await request.granted(timeout_s=10)
+    assert servant.calls["EndJob"] == []
+    status = servant.snapshot_of(request.allocation_id, GRANTED)
+    servant.snapshot = [status]
+    async with cluster.attach_job(job.job_id, job.secret) as again:
+        (found,) = again.requests
+        assert (await found.granted(timeout_s=10)).allocation_id == request.allocation_id
+        await again.end()
+        with pytest.raises(fg.JobEnded):
+            await again.request_slots(fg.SlotSpec())
+    assert len(servant.calls["EndJob"]) == 1
+
+
+async def test_a_job_that_is_not_entered_says_so(cluster: fg.Cluster) -> None:
+    with pytest.raises(FailedPrecondition, match="async with"):
+        await cluster.job("early").request_slots(fg.SlotSpec())
+
+
+async def test_explanations_come_as_values(job: fg.Job) -> None:
+    (request,) = await job.request_slots(fg.SlotSpec())
+    explanation = await request.explain()
+    assert explanation.primary_reason == "WAITING_CAPACITY"
+    assert explanation.executors[0].blockers == ("INSUFFICIENT_CPU_MILLI",)
+    assert explanation.to_dict()["request"]["state"] == "PENDING"
+
+
+async def test_leaving_while_the_resource_manager_is_gone_does_not_hang(
+    servant: Scripted, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_module, "ENDING_BUDGET_S", 0.2)
+    async with fg.connect(servant.address) as cluster:
+        job = cluster.job("orphan")
+        await job.__aenter__()
+        servant.failures["EndJob"].extend([fg.Unavailable("starting")] * 100)
+        await job.__aexit__(None, None, None)
+    assert "it ends when its lease" in caplog.text
