@@ -223,7 +223,7 @@ class Job:
         from finegrain_client.offers import OfferServer
 
         if self._offers is None:
-            server = OfferServer(self._may_accept, address, tls=tls, insecure=insecure)
+            server = OfferServer(self._may_accept, self.secret, address, tls=tls, insecure=insecure)
             await server.start()
             self._offers = server
         return self._offers.address

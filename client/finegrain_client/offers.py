@@ -1,8 +1,9 @@
 """Taking slot offers from executors directly (`JobMasterService`), for who asks for that.
 
-Decides only what to answer: yes to a slot that the job still wants, no to all else. An offer tells
-who may keep a slot, never where a slot is: it comes from whoever can reach this port, so the slot
-itself (with the address that will be shown the job's secret) is taken from the RM's watch stream.
+Decides only what to answer: yes to a slot that the job still wants, if the caller knows the hash of
+the job's secret (executors of its cluster do), no to all else. An offer tells who may keep a slot,
+never where a slot is: the slot itself, with the address that will be shown the job's secret, is
+taken from the RM's watch stream.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ from finegrain.errors import ConfigurationError, Reason
 from finegrain.options import TlsOptions
 from finegrain.rpc.addresses import format_address, is_loopback, parse_address
 from finegrain.rpc.channels import SERVER_OPTIONS, server_credentials
+from finegrain.rpc.tokens import same_secret, sha256_hex
 from finegrain.v1 import job_master_pb2, job_master_pb2_grpc, slots_pb2
+
+JOB_SECRET_HASH = "finegrain-job-secret-sha256"
 
 
 class OfferServer(job_master_pb2_grpc.JobMasterServiceServicer):
@@ -29,6 +33,7 @@ class OfferServer(job_master_pb2_grpc.JobMasterServiceServicer):
     def __init__(
         self,
         wanted: Callable[[str, int], bool],
+        job_secret: str,
         address: str = "127.0.0.1:0",
         *,
         tls: TlsOptions | None = None,
@@ -47,6 +52,7 @@ class OfferServer(job_master_pb2_grpc.JobMasterServiceServicer):
                 details={"address": address},
             )
         self._wanted = wanted
+        self._secret_sha256 = sha256_hex(job_secret)
         self._tls = tls
         self._server: grpc.aio.Server | None = None
         self.address = address
@@ -83,17 +89,30 @@ class OfferServer(job_master_pb2_grpc.JobMasterServiceServicer):
             self._server = None
 
     async def OfferSlots(
-        self, request: job_master_pb2.OfferSlotsRequest, _context: Any
+        self, request: job_master_pb2.OfferSlotsRequest, context: Any
     ) -> job_master_pb2.OfferSlotsResponse:
         """One answer per slot, in the order sent."""
-        return job_master_pb2.OfferSlotsResponse(
-            results=[self._answer(each) for each in request.slots]
-        )
+        shown = dict(context.invocation_metadata() or ()).get(JOB_SECRET_HASH, "")
+        if not isinstance(shown, str) or not same_secret(shown, self._secret_sha256):
+            return _answers(request, lambda _: _refusal(Reason.JOB_SECRET_WRONG, "another job's"))
+        return _answers(request, self._judge)
 
-    def _answer(self, slot: slots_pb2.SlotStatus) -> slots_pb2.ItemResult:
+    def _judge(self, slot: slots_pb2.SlotStatus) -> slots_pb2.ItemError | None:
         if self._wanted(slot.allocation_id, slot.generation):
-            return slots_pb2.ItemResult(id=slot.allocation_id)
-        error = slots_pb2.ItemError(
-            reason=Reason.ALLOCATION_UNKNOWN, message="this job master does not want the slot"
-        )
-        return slots_pb2.ItemResult(id=slot.allocation_id, error=error)
+            return None
+        return _refusal(Reason.ALLOCATION_UNKNOWN, "this job master does not want the slot")
+
+
+def _answers(
+    request: job_master_pb2.OfferSlotsRequest,
+    judge: Callable[[slots_pb2.SlotStatus], slots_pb2.ItemError | None],
+) -> job_master_pb2.OfferSlotsResponse:
+    return job_master_pb2.OfferSlotsResponse(
+        results=[
+            slots_pb2.ItemResult(id=each.allocation_id, error=judge(each)) for each in request.slots
+        ]
+    )
+
+
+def _refusal(reason: Reason, message: str) -> slots_pb2.ItemError:
+    return slots_pb2.ItemError(reason=reason, message=message)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import replace
 
 from finegrain.errors import (
     FailedPrecondition,
@@ -32,12 +31,10 @@ from finegrain_client.types import JobEvent, RequestState, RequestStatus
 
 log = logging.getLogger("finegrain_client")
 
-_ENDED_STATES = (
-    slots_pb2.REQUEST_STATE_CANCELLED,
-    slots_pb2.REQUEST_STATE_REJECTED,
-    slots_pb2.REQUEST_STATE_RELEASED,
-    slots_pb2.REQUEST_STATE_LOST,
-)
+ASKED_MAX = 500
+"""Requests that a snapshot does not show, asked about in one call."""
+
+_ALL_STATES = tuple(number for number in slots_pb2.RequestState.values() if number)
 
 
 class Story:
@@ -165,7 +162,9 @@ class Story:
             for message in snapshot.requests:
                 if message.allocation_id not in self.requests:
                     self._adopt(message)
+        # A large snapshot comes in several messages; what is asked about once is answered.
         missing = [each for each in self._known_at_open if each.allocation_id not in shown]
+        self._known_at_open = []
         statuses += await self._what_became_of(missing)
         for status in statuses:
             self._tell_difference(snapshot.sequence, status)
@@ -212,9 +211,9 @@ class Story:
 
     async def _what_became_of(self, missing: list[Request]) -> list[RequestStatus]:
         found: dict[str, RequestStatus] = {}
-        for ids in id_batches([each.allocation_id for each in missing], items_max=1000):
+        for ids in id_batches([each.allocation_id for each in missing], items_max=ASKED_MAX):
             message = cluster_pb2.ListRequestsRequest(
-                job_id=self._context.job_id, states=_ENDED_STATES, allocation_ids=ids
+                job_id=self._context.job_id, states=_ALL_STATES, allocation_ids=ids
             )
             answer = await self._context.connection.call_cluster(
                 lambda cluster, timeout_s, message=message: cluster.ListRequests(  # type: ignore[misc]
@@ -227,7 +226,7 @@ class Story:
                 gone = "the resource manager does not know it any more"
                 request.take_state(RequestState.CANCELLED, Reason.ALLOCATION_UNKNOWN, gone, None)
                 self.requests.pop(request.allocation_id, None)
-        return [replace(each, slot=None) for each in found.values()]
+        return list(found.values())
 
 
 def _meaning(job_id: str, error: FinegrainError) -> FinegrainError:

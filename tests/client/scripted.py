@@ -181,9 +181,10 @@ class Scripted(
             at = request.from_sequence
             if at == 0:
                 at = len(self.events) + 1
-                yield rm.WatchJobResponse(
-                    snapshot=rm.JobSnapshot(sequence=at - 1, requests=self.snapshot)
-                )
+                for part in [[each] for each in self.snapshot] or [[]]:
+                    yield rm.WatchJobResponse(
+                        snapshot=rm.JobSnapshot(sequence=at - 1, requests=part)
+                    )
             elif at < self.first_kept:
                 await _abort(context, OutOfRange("no longer kept"))
             while True:
@@ -216,7 +217,11 @@ class Scripted(
     async def ListRequests(self, request: Any, context: Any) -> Any:
         await self._begin("ListRequests", request, context)
         return cluster_pb2.ListRequestsResponse(
-            requests=[r for r in self.ended if r.allocation_id in request.allocation_ids]
+            requests=[
+                each
+                for each in self.ended + self.snapshot
+                if each.allocation_id in request.allocation_ids and each.state in request.states
+            ]
         )
 
     async def ListExecutors(self, request: Any, context: Any) -> Any:

@@ -1,5 +1,7 @@
 """Offers that executors make directly: answered from the job's own books."""
 
+import hashlib
+
 import grpc.aio
 import pytest
 
@@ -8,12 +10,17 @@ from finegrain.v1 import job_master_pb2, job_master_pb2_grpc, slots_pb2
 from finegrain_client.offers import OfferServer
 from tests.client.scripted import PENDING, Scripted
 
+HASH = hashlib.sha256(b"the-secret").hexdigest()
 
-async def _offer(address: str, *slots: tuple[str, int]) -> list[str]:
+
+async def _offer(address: str, *slots: tuple[str, int], shown: str = HASH) -> list[str]:
     async with grpc.aio.insecure_channel(address) as channel:
         stub = job_master_pb2_grpc.JobMasterServiceStub(channel)
         offered = [slots_pb2.SlotStatus(allocation_id=a, generation=g) for a, g in slots]
-        answer = await stub.OfferSlots(job_master_pb2.OfferSlotsRequest(slots=offered))
+        answer = await stub.OfferSlots(
+            job_master_pb2.OfferSlotsRequest(slots=offered),
+            metadata=(("finegrain-job-secret-sha256", shown),),
+        )
         return [each.error.reason for each in answer.results]
 
 
@@ -39,6 +46,14 @@ async def test_an_older_placement_is_refused(servant: Scripted, job: fg.Job) -> 
     assert await _offer(address, (request.allocation_id, 2)) == [""]
 
 
+async def test_a_stranger_gets_no_slot_accepted(servant: Scripted, job: fg.Job) -> None:
+    servant.auto_grant = False
+    address = await job.serve_offers()
+    (request,) = await job.request_slots(fg.SlotSpec())
+    answers = await _offer(address, (request.allocation_id, 1), shown="0" * 64)
+    assert answers == ["JOB_SECRET_WRONG"]
+
+
 async def test_offers_end_with_the_job(cluster: fg.Cluster) -> None:
     async with cluster.job("offers") as job:
         address = await job.serve_offers()
@@ -49,9 +64,9 @@ async def test_offers_end_with_the_job(cluster: fg.Cluster) -> None:
 async def test_an_address_in_use_is_said(job: fg.Job) -> None:
     address = await job.serve_offers()
     with pytest.raises(fg.ConfigurationError, match="in use"):
-        await OfferServer(lambda *_: True, address).start()
+        await OfferServer(lambda *_: True, "secret", address).start()
 
 
 def test_offers_in_clear_beyond_loopback_are_refused() -> None:
     with pytest.raises(fg.ConfigurationError, match="clear"):
-        OfferServer(lambda *_: True, "0.0.0.0:0")
+        OfferServer(lambda *_: True, "secret", "0.0.0.0:0")
