@@ -44,8 +44,9 @@ class Store(ABC):
                 42)".
             above_epoch: an epoch that was seen reported; the new one is above it.
             wait_s: how long to wait for the lease of a predecessor to run out; None: one lease, so
-                that a restart after a crash succeeds. No wait is needed where the operating system
-                ends a leadership with its process.
+                that a restart after a crash succeeds; 0: try once, as a standby does again and
+                again. No wait is needed where the operating system ends a leadership with its
+                process.
 
         Returns:
             The new `rm_epoch`. It MUST be above every epoch ever returned for this database, and

@@ -6,7 +6,7 @@ from resource_manager.engine.effects import Changes
 from resource_manager.storage.store import open_store
 from tests.support.books import job, job_event, request
 
-store = open_store(sys.argv[1], lease_ms=200)
+store = open_store(sys.argv[1], lease_ms=1000)
 print("epoch", store.lead("committer"), flush=True)
 number = int(sys.argv[2])
 while True:

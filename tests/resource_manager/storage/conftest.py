@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from resource_manager.storage.store import Store, open_store
 from tests.support.postgresql import PostgresqlServer
+from tests.support.stores import OpenStore
 
 ON_BOTH = ("sqlite", pytest.param("postgresql", marks=pytest.mark.needs("postgresql")))
-
-OpenStore = Callable[..., Store]
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from tests.support.books import books_of, everything, job, same_books
 
 
 @pytest.fixture
-def leading(sqlite_url: str):
+def leading(sqlite_url: str) -> Iterator[Store]:
     with open_store(sqlite_url) as store:
         store.lead("first", above_epoch=9)
         yield store
@@ -29,7 +30,9 @@ def copy(tmp_path: Path) -> Path:
     return tmp_path / "backup.db"
 
 
-def test_a_backup_of_a_running_database_is_complete(leading: Store, sqlite_url: str, copy: Path):
+def test_a_backup_of_a_running_database_is_complete(
+    leading: Store, sqlite_url: str, copy: Path
+) -> None:
     changes = everything()
     leading.commit(changes)
     schema.backup(sqlite_url, copy)
@@ -38,13 +41,13 @@ def test_a_backup_of_a_running_database_is_complete(leading: Store, sqlite_url: 
         assert same_books(store.load(), books_of(changes))
 
 
-def test_a_backup_is_one_private_file(leading: Store, sqlite_url: str, copy: Path):
+def test_a_backup_is_one_private_file(leading: Store, sqlite_url: str, copy: Path) -> None:
     schema.backup(sqlite_url, copy)
     assert [each.name for each in copy.parent.glob("backup*")] == ["backup.db"]
     assert copy.stat().st_mode & 0o777 == 0o600
 
 
-def test_the_restore_drill(leading: Store, sqlite_url: str, copy: Path):
+def test_the_restore_drill(leading: Store, sqlite_url: str, copy: Path) -> None:
     """Books of the backup, an epoch above what the executors saw, the replaced file kept."""
     changes = everything()
     leading.commit(changes)
@@ -63,7 +66,7 @@ def test_the_restore_drill(leading: Store, sqlite_url: str, copy: Path):
 
 def test_a_log_that_a_crash_left_behind_does_not_get_into_the_restored_file(
     sqlite_url: str, copy: Path, tmp_path: Path
-):
+) -> None:
     """The last process died with rows in its log only."""
     path = tmp_path / "books.db"
     with open_store(sqlite_url) as store:
@@ -84,7 +87,9 @@ def test_a_log_that_a_crash_left_behind_does_not_get_into_the_restored_file(
         assert [each.job_id for each in old.load().jobs] == ["in the log only"]
 
 
-def test_the_epoch_of_the_replaced_database_counts_too(leading: Store, sqlite_url: str, copy: Path):
+def test_the_epoch_of_the_replaced_database_counts_too(
+    leading: Store, sqlite_url: str, copy: Path
+) -> None:
     schema.backup(sqlite_url, copy)
     leading.lead("first", above_epoch=199)
     leading.close()
@@ -93,7 +98,7 @@ def test_the_epoch_of_the_replaced_database_counts_too(leading: Store, sqlite_ur
 
 def test_a_damaged_database_can_be_replaced(
     leading: Store, sqlite_url: str, copy: Path, tmp_path: Path
-):
+) -> None:
     schema.backup(sqlite_url, copy)
     leading.close()
     (tmp_path / "books.db").write_bytes(b"\0" * 10_000)
@@ -104,7 +109,7 @@ def test_a_damaged_database_can_be_replaced(
 
 def test_a_lost_database_can_be_replaced(
     leading: Store, sqlite_url: str, copy: Path, tmp_path: Path
-):
+) -> None:
     schema.backup(sqlite_url, copy)
     leading.close()
     for each in tmp_path.glob("books.db*"):
@@ -116,7 +121,7 @@ def test_a_lost_database_can_be_replaced(
 
 def test_nothing_is_restored_under_a_running_resource_manager(
     leading: Store, sqlite_url: str, copy: Path
-):
+) -> None:
     schema.backup(sqlite_url, copy)
     with pytest.raises(StoreError, match="in use by first") as caught:
         schema.restore(sqlite_url, copy, above_epoch=0)
@@ -127,7 +132,7 @@ def test_nothing_is_restored_under_a_running_resource_manager(
 @pytest.mark.parametrize("damage", ["cut", "scribbled", "foreign", "newer", "absent"])
 def test_a_bad_backup_changes_nothing(
     leading: Store, sqlite_url: str, copy: Path, tmp_path: Path, damage: str
-):
+) -> None:
     leading.commit(everything())
     schema.backup(sqlite_url, copy)
     leading.close()
@@ -160,7 +165,7 @@ def spoil(copy: Path, damage: str) -> None:
 
 def test_a_restore_interrupted_before_the_last_step_leaves_the_old_database(
     leading: Store, sqlite_url: str, copy: Path, monkeypatch: pytest.MonkeyPatch
-):
+) -> None:
     leading.commit(Changes([job()]))
     schema.backup(sqlite_url, copy)
     leading.commit(Changes([job("job-2")]))
@@ -179,7 +184,7 @@ def test_a_restore_interrupted_before_the_last_step_leaves_the_old_database(
 
 def test_a_backup_replaces_an_older_one_and_nothing_else(
     leading: Store, sqlite_url: str, copy: Path, tmp_path: Path
-):
+) -> None:
     schema.backup(sqlite_url, copy)
     leading.commit(Changes([job()]))
     schema.backup(sqlite_url, copy)
@@ -193,6 +198,6 @@ def test_a_backup_replaces_an_older_one_and_nothing_else(
     assert thesis.read_text() == "years of work"
 
 
-def test_a_negative_epoch_is_refused(sqlite_url: str, copy: Path):
+def test_a_negative_epoch_is_refused(sqlite_url: str, copy: Path) -> None:
     with pytest.raises(InvalidArgument, match="above_epoch is -1"):
         schema.restore(sqlite_url, copy, above_epoch=-1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,27 +16,54 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 COMMITTER = Path(__file__).with_name("committer.py")
 
 
-def run_until(url: str, first: int, lines: int) -> tuple[int, int]:
-    """Runs the committer until it has acknowledged so many; returns its epoch and the last one."""
-    process = subprocess.Popen(
+def start(url: str, first: int) -> subprocess.Popen[str]:
+    """Starts the committer; job number `first` comes first."""
+    return subprocess.Popen(
         [sys.executable, str(COMMITTER), url, str(first)],
         cwd=REPOSITORY,
         env={"PYTHONPATH": str(REPOSITORY), "PATH": "/usr/bin:/bin"},
         stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
         text=True,
     )
+
+
+def run_until(url: str, first: int, lines: int) -> tuple[int, int]:
+    """Runs the committer until it has acknowledged so many; returns its epoch and the last one."""
+    process = start(url, first)
     assert process.stdout is not None
     epoch = int(process.stdout.readline().split()[1])
-    for _ in range(lines):
-        process.stdout.readline()
+    told = "".join(process.stdout.readline() for _ in range(lines))
     process.kill()
-    acknowledged = [int(line) for line in process.stdout.read().split()]
+    told += process.stdout.read()
     process.wait()
-    return epoch, max([first + lines - 1, *acknowledged])
+    acknowledged = [int(line) for line in told.split()]
+    assert acknowledged[0] == first
+    return epoch, acknowledged[-1]
 
 
 @pytest.mark.slow
-def test_kill_9_during_commits_loses_nothing_acknowledged(url: str):
+@pytest.mark.needs("postgresql")
+def test_a_leader_that_froze_writes_nothing_when_it_wakes_up(postgresql_url: str) -> None:
+    """Stopped in the middle of its commits; its lease runs out, another leads, then it goes on."""
+    process = start(postgresql_url, 0)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "epoch 1\n"
+    process.stdout.readline()
+    process.send_signal(signal.SIGSTOP)
+    with open_store(postgresql_url) as second:
+        assert second.lead("second", wait_s=30) == 2
+        before = second.load()
+        process.send_signal(signal.SIGCONT)
+        acknowledged = [int(line) for line in process.stdout.read().split()]
+        assert process.wait() != 0
+        assert second.load() == before
+    stored = {int(each.job_id.removeprefix("job-")) for each in before.jobs}
+    assert stored >= set(acknowledged)
+
+
+@pytest.mark.slow
+def test_kill_9_during_commits_loses_nothing_acknowledged(url: str) -> None:
     first, epochs = 0, []
     for lines in (1, 7, 30):
         epoch, last = run_until(url, first, lines)

@@ -14,6 +14,7 @@ from resource_manager.engine.effects import Changes
 from resource_manager.storage import schema
 from resource_manager.storage.store import Store, open_store
 from tests.support.books import job
+from tests.support.stores import inside
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 
@@ -43,7 +44,7 @@ def fill_up(store: Store) -> int:
 
 
 @pytest.mark.needs("root")
-def test_a_full_disk_loses_nothing_acknowledged(small_disk: Path):
+def test_a_full_disk_loses_nothing_acknowledged(small_disk: Path) -> None:
     ballast = small_disk / "ballast"
     ballast.write_bytes(b"\0" * 400_000)
     with open_store(f"sqlite:///{small_disk}/books.db") as store:
@@ -60,7 +61,7 @@ def test_a_full_disk_loses_nothing_acknowledged(small_disk: Path):
 
 
 @pytest.mark.needs("root")
-def test_a_database_that_does_not_fit_is_not_half_made(small_disk: Path):
+def test_a_database_that_does_not_fit_is_not_half_made(small_disk: Path) -> None:
     (small_disk / "ballast").write_bytes(b"\0" * 1_000_000)
     with pytest.raises(StoreError) as caught:
         open_store(f"sqlite:///{small_disk}/books.db")
@@ -69,7 +70,7 @@ def test_a_database_that_does_not_fit_is_not_half_made(small_disk: Path):
 
 
 @pytest.mark.needs("root")
-def test_a_backup_that_does_not_fit_leaves_the_older_one(small_disk: Path, sqlite_url: str):
+def test_a_backup_that_does_not_fit_leaves_the_older_one(small_disk: Path, sqlite_url: str) -> None:
     with open_store(sqlite_url) as store:
         schema.backup(sqlite_url, small_disk / "backup.db")
         before = (small_disk / "backup.db").read_bytes()
@@ -82,15 +83,15 @@ def test_a_backup_that_does_not_fit_leaves_the_older_one(small_disk: Path, sqlit
     assert (small_disk / "backup.db").read_bytes() == before
 
 
-def test_a_database_at_its_largest_size_says_so_and_goes_on(sqlite_url: str):
+def test_a_database_at_its_largest_size_says_so_and_goes_on(sqlite_url: str) -> None:
     """SQLite's own answer to a full disk, on any machine."""
     with open_store(sqlite_url) as store:
         store.lead("first")
-        with store._writing() as connection:
+        with inside(store)._writing() as connection:
             connection.exec_driver_sql("PRAGMA max_page_count = 60")
         acknowledged = fill_up(store)
         assert len(store.load().jobs) == acknowledged
-        with store._writing() as connection:
+        with inside(store)._writing() as connection:
             connection.exec_driver_sql("PRAGMA max_page_count = 6000")
         store.commit(Changes([job("afterwards")]))
         assert len(store.load().jobs) == acknowledged + 1
@@ -123,7 +124,7 @@ for use in (lambda: store.commit(Changes([job("again")])), lambda: store.lead("f
 """
 
 
-def test_a_disk_that_failed_once_is_not_written_again_by_the_same_process(sqlite_url: str):
+def test_a_disk_that_failed_once_is_not_written_again_by_the_same_process(sqlite_url: str) -> None:
     """After a failed write or sync the kernel's copy of the file proves nothing."""
     told = subprocess.run(
         [sys.executable, "-c", FAILING_DISK, sqlite_url],

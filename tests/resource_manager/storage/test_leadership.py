@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,10 @@ from resource_manager.storage.sqlite_store import SqliteStore
 from resource_manager.storage.store import NotLeader, Store, open_store
 from tests.support.books import job
 from tests.support.postgresql import PostgresqlServer
+from tests.support.stores import OpenStore, inside
 
 
-def test_every_leadership_has_a_higher_epoch(opened):
+def test_every_leadership_has_a_higher_epoch(opened: OpenStore) -> None:
     epochs = []
     for number in range(4):
         store = opened()
@@ -26,21 +28,21 @@ def test_every_leadership_has_a_higher_epoch(opened):
     assert epochs == [1, 2, 3, 4]
 
 
-def test_a_leader_raises_its_own_epoch_above_one_that_was_reported(store: Store):
+def test_a_leader_raises_its_own_epoch_above_one_that_was_reported(store: Store) -> None:
     assert store.lead("first", above_epoch=41) == 42
     assert store.lead("first", above_epoch=7) == 43
     store.commit(Changes(jobs=[job()]))
     assert store.load().rm_epoch == 43
 
 
-def test_an_epoch_survives_its_leader(opened):
+def test_an_epoch_survives_its_leader(opened: OpenStore) -> None:
     first = opened()
     first.lead("first", above_epoch=99)
     first.close()
     assert opened().lead("second") == 101
 
 
-def test_a_second_resource_manager_is_refused_by_name(store: Store, opened):
+def test_a_second_resource_manager_is_refused_by_name(store: Store, opened: OpenStore) -> None:
     second = opened()
     ends = time.monotonic() + 20
     with keeps_renewing(store), pytest.raises(StoreError, match="in use by first") as caught:
@@ -52,7 +54,7 @@ def test_a_second_resource_manager_is_refused_by_name(store: Store, opened):
     assert store.load().rm_epoch == 1
 
 
-def test_leadership_that_was_given_back_is_free_at_once(store: Store, opened):
+def test_leadership_that_was_given_back_is_free_at_once(store: Store, opened: OpenStore) -> None:
     store.close()
     assert opened().lead("second", wait_s=0) == 2
 
@@ -81,14 +83,16 @@ class keeps_renewing:  # noqa: N801  reads as a phrase
 
 
 @pytest.fixture
-def file_store(sqlite_url: str):
+def file_store(sqlite_url: str) -> Iterator[SqliteStore]:
     with open_store(sqlite_url) as store:
         assert isinstance(store, SqliteStore)
         store.lead("first")
         yield store
 
 
-def test_a_lock_file_that_was_removed_cannot_make_two_leaders(file_store, sqlite_url: str):
+def test_a_lock_file_that_was_removed_cannot_make_two_leaders(
+    file_store: SqliteStore, sqlite_url: str
+) -> None:
     """The second one gets a lock of its own, and with it an epoch that fences the first."""
     lock = file_store.location.path.with_name("books.db.lock")
     lock.unlink()
@@ -101,7 +105,7 @@ def test_a_lock_file_that_was_removed_cannot_make_two_leaders(file_store, sqlite
         assert second.load().jobs == []
 
 
-def test_a_leader_notices_that_its_database_was_replaced(file_store):
+def test_a_leader_notices_that_its_database_was_replaced(file_store: SqliteStore) -> None:
     path: Path = file_store.location.path
     file_store.renew()
     path.rename(path.with_name("elsewhere.db"))
@@ -115,7 +119,7 @@ on_postgresql = pytest.mark.needs("postgresql")
 
 
 @on_postgresql
-def test_a_lease_that_nobody_renews_is_waited_for_and_taken(postgresql_url: str):
+def test_a_lease_that_nobody_renews_is_waited_for_and_taken(postgresql_url: str) -> None:
     """As after a crash: the predecessor neither renews nor gives back."""
     crashed = open_store(postgresql_url, lease_ms=400)
     crashed.lead("crashed")
@@ -135,7 +139,7 @@ def test_a_lease_that_nobody_renews_is_waited_for_and_taken(postgresql_url: str)
 
 
 @on_postgresql
-def test_a_running_lease_is_not_taken(postgresql_url: str):
+def test_a_running_lease_is_not_taken(postgresql_url: str) -> None:
     with open_store(postgresql_url, lease_ms=60_000) as first:
         first.lead("first")
         with open_store(postgresql_url) as second, pytest.raises(StoreError) as caught:
@@ -145,7 +149,7 @@ def test_a_running_lease_is_not_taken(postgresql_url: str):
 
 
 @on_postgresql
-def test_a_leader_that_freezes_in_a_transaction_is_broken_off(postgresql_url: str):
+def test_a_leader_that_freezes_in_a_transaction_is_broken_off(postgresql_url: str) -> None:
     """The row lock of a frozen writer must not outlast its lease."""
     from psycopg import connect
     from psycopg.errors import IdleInTransactionSessionTimeout
@@ -165,12 +169,12 @@ def test_a_leader_that_freezes_in_a_transaction_is_broken_off(postgresql_url: st
 
 
 @on_postgresql
-def test_a_commit_sets_the_guard_against_freezing(postgresql_url: str):
+def test_a_commit_sets_the_guard_against_freezing(postgresql_url: str) -> None:
     """Seen from inside a transaction of the store itself."""
     with open_store(postgresql_url, lease_ms=1000) as store:
         store.lead("first")
-        with store._writing() as connection:
-            assert store._fence(connection)
+        with inside(store)._writing() as connection:
+            assert inside(store)._fence(connection)
             shown = connection.exec_driver_sql("SHOW idle_in_transaction_session_timeout").scalar()
         assert shown == "400ms"
 
@@ -178,18 +182,18 @@ def test_a_commit_sets_the_guard_against_freezing(postgresql_url: str):
 @on_postgresql
 def test_a_server_that_may_forget_commits_is_told_not_to(
     postgresql_server: PostgresqlServer, postgresql_url: str
-):
+) -> None:
     name = postgresql_url.partition("@/")[2].partition("?")[0]
     postgresql_server.execute(f"ALTER DATABASE {name} SET synchronous_commit = off")
     with open_store(postgresql_url) as store:
         store.lead("first")
-        with store._writing() as connection:
-            assert store._fence(connection)
+        with inside(store)._writing() as connection:
+            assert inside(store)._fence(connection)
             assert connection.exec_driver_sql("SHOW synchronous_commit").scalar() == "on"
 
 
 @on_postgresql
-def test_of_several_contenders_one_takes_over(postgresql_url: str):
+def test_of_several_contenders_one_takes_over(postgresql_url: str) -> None:
     """Several at once want the lease of a dead leader."""
     dead = open_store(postgresql_url, lease_ms=300)
     dead.lead("dead")

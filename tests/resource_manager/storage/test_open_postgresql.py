@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import socket
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,12 +30,12 @@ def database_of(url: str) -> str:
 
 
 @pytest.mark.parametrize("scheme", ["postgres", "postgresql", "postgresql+psycopg"])
-def test_every_spelling_of_the_url_is_understood(postgresql_url: str, scheme: str):
+def test_every_spelling_of_the_url_is_understood(postgresql_url: str, scheme: str) -> None:
     with open_store(postgresql_url.replace("postgresql", scheme, 1)) as store:
         assert store.lead("first") == 1
 
 
-def test_nobody_listens():
+def test_nobody_listens() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         port = unused.getsockname()[1]
@@ -44,7 +45,7 @@ def test_nobody_listens():
     assert "geheim" not in error.message
 
 
-def test_a_wrong_password(postgresql_server: PostgresqlServer, postgresql_url: str):
+def test_a_wrong_password(postgresql_server: PostgresqlServer, postgresql_url: str) -> None:
     postgresql_server.execute(
         f"DO $$ BEGIN CREATE USER {PASSWORD_USER} PASSWORD 'right'; "
         f"EXCEPTION WHEN duplicate_object THEN NULL; END $$"
@@ -59,12 +60,12 @@ def test_a_wrong_password(postgresql_server: PostgresqlServer, postgresql_url: s
     assert f"does not let user {PASSWORD_USER}" in error.message
 
 
-def test_a_database_that_nobody_made(postgresql_server: PostgresqlServer):
+def test_a_database_that_nobody_made(postgresql_server: PostgresqlServer) -> None:
     error = refusal(postgresql_server.url("no_such_books"))
     assert "createdb no_such_books" in error.message
 
 
-def test_an_empty_database_is_filled_only_where_that_was_meant(postgresql_url: str):
+def test_an_empty_database_is_filled_only_where_that_was_meant(postgresql_url: str) -> None:
     for options in ({"create": False}, {"read_only": True}):
         error = refusal(postgresql_url, **options)
         assert error.reason is Reason.STORE_SCHEMA
@@ -73,7 +74,7 @@ def test_an_empty_database_is_filled_only_where_that_was_meant(postgresql_url: s
 
 def test_a_database_of_another_program_is_left_alone(
     postgresql_server: PostgresqlServer, postgresql_url: str
-):
+) -> None:
     name = database_of(postgresql_url)
     postgresql_server.execute("CREATE TABLE photos (name text)", name)
     error = refusal(postgresql_url)
@@ -87,7 +88,7 @@ def test_a_database_of_another_program_is_left_alone(
 
 def test_a_database_that_newer_software_upgraded(
     postgresql_server: PostgresqlServer, postgresql_url: str
-):
+) -> None:
     name = database_of(postgresql_url)
     with open_store(postgresql_url) as waiting:
         postgresql_server.execute("UPDATE alembic_version SET version_num = '0099'", name)
@@ -98,7 +99,7 @@ def test_a_database_that_newer_software_upgraded(
             waiting.lead("old software that waited", wait_s=0)
 
 
-def test_two_processes_may_make_the_database_at_once(postgresql_url: str):
+def test_two_processes_may_make_the_database_at_once(postgresql_url: str) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(3) as pool:
@@ -110,7 +111,7 @@ def test_two_processes_may_make_the_database_at_once(postgresql_url: str):
 
 def test_a_server_that_goes_away_is_an_error_and_comes_back(
     postgresql_server: PostgresqlServer, postgresql_url: str
-):
+) -> None:
     """Its sessions are ended, as by a restart: the books stay as acknowledged."""
     name = database_of(postgresql_url)
     with open_store(postgresql_url) as store:
@@ -127,7 +128,7 @@ def test_a_server_that_goes_away_is_an_error_and_comes_back(
         store.commit(Changes([job("job-2")]))
 
 
-def test_texts_with_nul_are_refused_and_nothing_is_stored(postgresql_url: str):
+def test_texts_with_nul_are_refused_and_nothing_is_stored(postgresql_url: str) -> None:
     with open_store(postgresql_url) as store:
         store.lead("first")
         with pytest.raises(StoreError, match="NUL"):
@@ -135,14 +136,14 @@ def test_texts_with_nul_are_refused_and_nothing_is_stored(postgresql_url: str):
         assert store.load().jobs == []
 
 
-def test_a_lease_too_short_to_keep(postgresql_url: str):
+def test_a_lease_too_short_to_keep(postgresql_url: str) -> None:
     with pytest.raises(InvalidArgument, match="lease_ms is 5; expected at least 100"):
         open_store(postgresql_url, lease_ms=5)
 
 
 def test_without_the_driver_the_extra_is_named(
     postgresql_url: str, monkeypatch: pytest.MonkeyPatch
-):
+) -> None:
     real = builtins.__import__
 
     def without_psycopg(name: str, *arguments: Any, **options: Any) -> Any:
@@ -155,14 +156,16 @@ def test_without_the_driver_the_extra_is_named(
         open_store(postgresql_url)
 
 
-def test_files_are_backed_up_here_servers_by_their_own_tools(postgresql_url: str, tmp_path):
+def test_files_are_backed_up_here_servers_by_their_own_tools(
+    postgresql_url: str, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigurationError, match="pg_dump"):
         schema.backup(postgresql_url, tmp_path / "backup")
     with pytest.raises(ConfigurationError, match="pg_restore"):
         schema.restore(postgresql_url, tmp_path / "backup", above_epoch=0)
 
 
-def test_after_a_restore_by_other_means_the_epoch_can_be_raised(postgresql_url: str):
+def test_after_a_restore_by_other_means_the_epoch_can_be_raised(postgresql_url: str) -> None:
     open_store(postgresql_url).close()
     assert schema.raise_epoch(postgresql_url, above_epoch=70) == 71
     with open_store(postgresql_url) as store:
@@ -171,7 +174,7 @@ def test_after_a_restore_by_other_means_the_epoch_can_be_raised(postgresql_url: 
 
 def test_risky_settings_of_the_server_are_reported(
     postgresql_server: PostgresqlServer, postgresql_url: str
-):
+) -> None:
     with open_store(postgresql_url) as store:
         assert store.check() == []
     postgresql_server.execute("ALTER SYSTEM SET full_page_writes = off")

@@ -10,6 +10,7 @@ import sys
 import tempfile
 from contextlib import closing
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
@@ -18,6 +19,7 @@ from resource_manager.engine.effects import Changes
 from resource_manager.storage import sqlite_file, tables
 from resource_manager.storage.store import open_store
 from tests.support.books import job, request
+from tests.support.stores import inside
 
 
 @pytest.fixture
@@ -57,34 +59,44 @@ def set_pragma(path: Path, setting: str) -> None:
         ("mysql://user:geheim@host/db", r"user:\*\*\*@host"),
     ],
 )
-def test_a_url_that_is_not_understood_shows_what_is_expected(url: str, told: str):
+def test_a_url_that_is_not_understood_shows_what_is_expected(url: str, told: str) -> None:
     with pytest.raises(ConfigurationError, match=told) as caught:
         open_store(url)
     assert "sqlite:////absolute/path.db" in caught.value.message
     assert "geheim" not in caught.value.message
 
 
-def test_a_missing_database_is_made_only_where_that_was_meant(sqlite_url: str, path: Path):
+def test_a_missing_database_is_made_only_where_that_was_meant(sqlite_url: str, path: Path) -> None:
     for options in ({"create": False}, {"read_only": True}):
         error = refusal(sqlite_url, **options)
         assert "finegrain db upgrade" in error.message
         assert not path.exists()
 
 
-def test_a_missing_folder_is_named(tmp_path: Path):
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     error = refusal(f"sqlite:///{tmp_path}/no/such/books.db")
     assert error.reason is Reason.STORE_UNAVAILABLE
     assert f"{tmp_path}/no/such" in error.message
 
 
-def test_a_folder_where_the_file_should_be(tmp_path: Path):
+@pytest.mark.parametrize("name", ["two words", "#1", "50%41", "für alle", "a'b"])
+def test_any_file_name_will_do(tmp_path: Path, name: str) -> None:
+    for _ in range(2):
+        with open_store(f"sqlite:///{tmp_path}/{quote(name)}") as store:
+            store.lead("first")
+            store.commit(Changes([job()]))
+    assert (tmp_path / name).exists()
+    assert not [each for each in tmp_path.iterdir() if not each.name.startswith(name)]
+
+
+def test_a_folder_where_the_file_should_be(tmp_path: Path) -> None:
     assert "cannot be read" in refusal(f"sqlite:///{tmp_path}").message
 
 
-def test_a_new_database_has_the_profile_that_keeps_acknowledged_rows(sqlite_url: str):
+def test_a_new_database_has_the_profile_that_keeps_acknowledged_rows(sqlite_url: str) -> None:
     with open_store(sqlite_url) as store:
         store.lead("first")
-        with store._writing() as connection:
+        with inside(store)._writing() as connection:
             shown = {
                 name: connection.exec_driver_sql(f"PRAGMA {name}").scalar()
                 for name in (
@@ -104,7 +116,7 @@ def test_a_new_database_has_the_profile_that_keeps_acknowledged_rows(sqlite_url:
     }
 
 
-def test_the_files_are_for_their_owner_only(sqlite_url: str, tmp_path: Path):
+def test_the_files_are_for_their_owner_only(sqlite_url: str, tmp_path: Path) -> None:
     with open_store(sqlite_url) as store:
         store.lead("first")
         store.commit(Changes([job()]))
@@ -113,7 +125,7 @@ def test_the_files_are_for_their_owner_only(sqlite_url: str, tmp_path: Path):
     assert set(modes.values()) == {0o600}
 
 
-def test_a_file_that_is_no_database(sqlite_url: str, path: Path):
+def test_a_file_that_is_no_database(sqlite_url: str, path: Path) -> None:
     for content in (b"", b"hello", os.urandom(9000)):
         path.write_bytes(content)
         error = refusal(sqlite_url)
@@ -122,7 +134,7 @@ def test_a_file_that_is_no_database(sqlite_url: str, path: Path):
         assert path.read_bytes() == content
 
 
-def test_a_database_of_another_program_is_left_alone(sqlite_url: str, path: Path):
+def test_a_database_of_another_program_is_left_alone(sqlite_url: str, path: Path) -> None:
     with closing(sqlite3.connect(path)) as other:
         other.execute("CREATE TABLE photos (name TEXT)")
     before = path.read_bytes()
@@ -132,7 +144,7 @@ def test_a_database_of_another_program_is_left_alone(sqlite_url: str, path: Path
     assert path.read_bytes() == before
 
 
-def test_a_database_that_newer_software_upgraded(sqlite_url: str, made: Path):
+def test_a_database_that_newer_software_upgraded(sqlite_url: str, made: Path) -> None:
     set_pragma(made, "user_version = 99")
     error = refusal(sqlite_url)
     assert error.reason is Reason.STORE_SCHEMA
@@ -140,7 +152,7 @@ def test_a_database_that_newer_software_upgraded(sqlite_url: str, made: Path):
     assert "newer finegrain" in error.message
 
 
-def test_a_database_that_waits_for_an_upgrade(sqlite_url: str, made: Path):
+def test_a_database_that_waits_for_an_upgrade(sqlite_url: str, made: Path) -> None:
     set_pragma(made, "user_version = 0")
     for options in ({"upgrade": False}, {"read_only": True}):
         error = refusal(sqlite_url, **options)
@@ -148,7 +160,9 @@ def test_a_database_that_waits_for_an_upgrade(sqlite_url: str, made: Path):
         assert "finegrain db upgrade" in error.message
 
 
-def test_a_database_upgraded_while_this_software_waited_is_not_led(sqlite_url: str, made: Path):
+def test_a_database_upgraded_while_this_software_waited_is_not_led(
+    sqlite_url: str, made: Path
+) -> None:
     with open_store(sqlite_url) as store:
         set_pragma(made, "user_version = 99")
         with pytest.raises(StoreError, match="newer finegrain"):
@@ -156,7 +170,7 @@ def test_a_database_upgraded_while_this_software_waited_is_not_led(sqlite_url: s
 
 
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.9], ids=["early", "middle", "late"])
-def test_a_damaged_database_is_not_opened(sqlite_url: str, made: Path, share: float):
+def test_a_damaged_database_is_not_opened(sqlite_url: str, made: Path, share: float) -> None:
     data = bytearray(made.read_bytes())
     start = int(len(data) * share)
     data[start : start + 5000] = b"\xa5" * 5000
@@ -166,12 +180,14 @@ def test_a_damaged_database_is_not_opened(sqlite_url: str, made: Path, share: fl
     assert "finegrain db restore" in error.message
 
 
-def test_a_truncated_database_is_not_opened(sqlite_url: str, made: Path):
+def test_a_truncated_database_is_not_opened(sqlite_url: str, made: Path) -> None:
     os.truncate(made, made.stat().st_size // 2)
     assert refusal(sqlite_url).reason is Reason.STORE_CORRUPT
 
 
-def test_a_log_without_its_database_is_not_played_into_a_new_one(sqlite_url: str, made: Path):
+def test_a_log_without_its_database_is_not_played_into_a_new_one(
+    sqlite_url: str, made: Path
+) -> None:
     made.with_name("books.db-wal").write_bytes(b"acknowledged requests")
     made.unlink()
     error = refusal(sqlite_url)
@@ -181,7 +197,7 @@ def test_a_log_without_its_database_is_not_played_into_a_new_one(sqlite_url: str
 
 def test_a_database_that_another_program_keeps_locked(
     sqlite_url: str, made: Path, monkeypatch: pytest.MonkeyPatch
-):
+) -> None:
     monkeypatch.setattr(sqlite_file, "BUSY_TIMEOUT_S", 0.1)
     with open_store(sqlite_url) as store, closing(sqlite3.connect(made)) as other:
         store.lead("first")
@@ -194,7 +210,7 @@ def test_a_database_that_another_program_keeps_locked(
         assert len(store.load().jobs) == 2
 
 
-def test_a_second_process_is_told_who_has_the_database(sqlite_url: str, made: Path):
+def test_a_second_process_is_told_who_has_the_database(sqlite_url: str, made: Path) -> None:
     code = """
 import sys
 import tempfile
@@ -215,7 +231,7 @@ except Exception as error:
 
 def test_a_making_that_was_interrupted_leaves_no_half_database(
     sqlite_url: str, path: Path, monkeypatch: pytest.MonkeyPatch
-):
+) -> None:
     def power_cut(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -231,15 +247,17 @@ def test_a_making_that_was_interrupted_leaves_no_half_database(
 
 def test_a_backup_copied_into_place_by_hand_works_in_wal_mode_again(
     sqlite_url: str, made: Path, tmp_path: Path
-):
+) -> None:
     set_pragma(made, "journal_mode = DELETE")
     with open_store(sqlite_url) as store:
         store.lead("first")
         assert len(store.load().requests) == 1000
-        assert store._reader.connect().exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
+        assert (
+            inside(store)._reader.connect().exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
+        )
 
 
-def test_old_sqlite_is_reported(sqlite_url: str, monkeypatch: pytest.MonkeyPatch):
+def test_old_sqlite_is_reported(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 40, 1))
     with open_store(sqlite_url) as store:
         assert any("older than 3.51.3" in each for each in store.check())
@@ -248,7 +266,7 @@ def test_old_sqlite_is_reported(sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.needs("nobody-user")
-def test_a_database_of_another_user_is_a_clear_error():
+def test_a_database_of_another_user_is_a_clear_error() -> None:
     folder = Path(tempfile.mkdtemp(prefix="finegrain-other-user-"))
     try:
         folder.chmod(0o755)

@@ -6,6 +6,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -35,7 +36,7 @@ BROKEN = SECOND + '    op.execute("INSERT INTO no_such_table VALUES (1)")\n'
 
 
 @pytest.fixture
-def next_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def next_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Makes this software one that knows a second migration."""
 
     def use(step: str) -> None:
@@ -64,7 +65,7 @@ def sqlite_objects(path: Path) -> dict[str, str]:
         }
 
 
-def test_migrated_schema_is_the_declared_schema_in_sqlite(sqlite_url: str, tmp_path: Path):
+def test_migrated_schema_is_the_declared_schema_in_sqlite(sqlite_url: str, tmp_path: Path) -> None:
     schema.upgrade(sqlite_url)
     declared = tmp_path / "declared.db"
     tables.metadata.create_all(create_engine(f"sqlite:///{declared}"))
@@ -96,7 +97,7 @@ def described(url: str) -> set[str]:
 @pytest.mark.needs("postgresql")
 def test_migrated_schema_is_the_declared_schema_in_postgresql(
     postgresql_server: PostgresqlServer, postgresql_url: str
-):
+) -> None:
     schema.upgrade(postgresql_url)
     name = postgresql_server.create_database()
     declared = postgresql_server.url(name)
@@ -106,7 +107,7 @@ def test_migrated_schema_is_the_declared_schema_in_postgresql(
     postgresql_server.drop_database(name)
 
 
-def test_every_version_is_a_file_and_can_be_reached_from_the_one_before(url: str):
+def test_every_version_is_a_file_and_can_be_reached_from_the_one_before(url: str) -> None:
     names = sorted(each.name for each in (migrate.migrations_folder() / "versions").glob("0*.py"))
     assert [int(name[:4]) for name in names] == list(range(1, schema.head_version() + 1))
     location = DatabaseUrl.parse(url)
@@ -119,21 +120,21 @@ def test_every_version_is_a_file_and_can_be_reached_from_the_one_before(url: str
     engine.dispose()
 
 
-def test_a_dry_run_tells_the_steps_and_does_nothing(url: str):
+def test_a_dry_run_tells_the_steps_and_does_nothing(url: str) -> None:
     plan = schema.upgrade(url, dry_run=True)
     assert (plan.from_version, plan.to_version) == (0, schema.head_version())
     assert plan.steps[0].startswith("0001 The books")
     assert schema.current_version(url) == 0
 
 
-def test_an_upgrade_of_nothing_makes_the_database_and_a_second_one_nothing(url: str):
+def test_an_upgrade_of_nothing_makes_the_database_and_a_second_one_nothing(url: str) -> None:
     assert len(schema.upgrade(url).steps) == schema.head_version()
     assert schema.upgrade(url).steps == []
     assert schema.current_version(url) == schema.head_version()
     assert not [each for each in schema.check(url) if each.severity == "error"]
 
 
-def test_books_survive_an_upgrade(url: str, next_version):
+def test_books_survive_an_upgrade(url: str, next_version: Callable[[str], None]) -> None:
     changes = everything()
     with open_store(url) as store:
         store.lead("old software")
@@ -151,14 +152,18 @@ def test_books_survive_an_upgrade(url: str, next_version):
     assert schema.current_version(url) == 2
 
 
-def test_a_copy_of_the_old_file_is_kept(sqlite_url: str, tmp_path: Path, next_version):
+def test_a_copy_of_the_old_file_is_kept(
+    sqlite_url: str, tmp_path: Path, next_version: Callable[[str], None]
+) -> None:
     schema.upgrade(sqlite_url)
     next_version(SECOND)
     schema.upgrade(sqlite_url)
     assert schema.current_version(f"sqlite:///{tmp_path}/books.db.before-0002") == 1
 
 
-def test_an_upgrade_that_fails_leaves_the_database_as_it_was(url: str, next_version):
+def test_an_upgrade_that_fails_leaves_the_database_as_it_was(
+    url: str, next_version: Callable[[str], None]
+) -> None:
     changes = everything()
     with open_store(url) as store:
         store.lead("old software")
@@ -171,7 +176,9 @@ def test_an_upgrade_that_fails_leaves_the_database_as_it_was(url: str, next_vers
     assert schema.differences(location) == []
 
 
-def test_nothing_is_upgraded_under_a_running_resource_manager(url: str, next_version):
+def test_nothing_is_upgraded_under_a_running_resource_manager(
+    url: str, next_version: Callable[[str], None]
+) -> None:
     with open_store(url, lease_ms=60_000) as store:
         store.lead("old software")
         next_version(SECOND)
@@ -189,14 +196,14 @@ def test_nothing_is_upgraded_under_a_running_resource_manager(url: str, next_ver
         store.commit(Changes(counters={"x": 1}))
 
 
-def test_a_schema_changed_by_hand_is_reported(sqlite_url: str, tmp_path: Path):
+def test_a_schema_changed_by_hand_is_reported(sqlite_url: str, tmp_path: Path) -> None:
     schema.upgrade(sqlite_url)
     with closing(sqlite3.connect(tmp_path / "books.db")) as connection:
         connection.execute("ALTER TABLE jobs ADD COLUMN colour TEXT")
     assert any("changed by hand" in each.message for each in schema.check(sqlite_url))
 
 
-def test_check_tells_damage_as_an_error(sqlite_url: str, tmp_path: Path):
+def test_check_tells_damage_as_an_error(sqlite_url: str, tmp_path: Path) -> None:
     schema.upgrade(sqlite_url)
     assert [each for each in schema.check(sqlite_url) if each.severity == "error"] == []
     with closing(sqlite3.connect(tmp_path / "books.db")) as connection:
@@ -207,19 +214,19 @@ def test_check_tells_damage_as_an_error(sqlite_url: str, tmp_path: Path):
     assert any(each.severity == "error" and "without its jobs" in each.message for each in findings)
 
 
-def test_check_of_nothing_says_how_to_begin(url: str):
+def test_check_of_nothing_says_how_to_begin(url: str) -> None:
     (finding,) = schema.check(url)
     assert finding.severity == "error"
     assert "finegrain db upgrade" in finding.message
 
 
-def test_the_version_of_the_file_and_of_alembic_agree(sqlite_url: str, tmp_path: Path):
+def test_the_version_of_the_file_and_of_alembic_agree(sqlite_url: str, tmp_path: Path) -> None:
     schema.upgrade(sqlite_url)
     with create_engine(sqlite_url).connect() as connection:
         assert migrate.recorded_version(connection) == schema.current_version(sqlite_url)
 
 
-def test_migrations_are_found_where_a_wheel_puts_them(tmp_path: Path):
+def test_migrations_are_found_where_a_wheel_puts_them(tmp_path: Path) -> None:
     """Below `resource_manager/`, from any working directory, with no repository around."""
     site = tmp_path / "site-packages"
     for package in ("finegrain", "resource_manager"):
@@ -247,7 +254,7 @@ def test_migrations_are_found_where_a_wheel_puts_them(tmp_path: Path):
     ], told.stderr
 
 
-def test_new_databases_have_identities_of_their_own(tmp_path: Path):
+def test_new_databases_have_identities_of_their_own(tmp_path: Path) -> None:
     found = []
     for name in ("one", "two"):
         creation.create_sqlite(tmp_path / name)

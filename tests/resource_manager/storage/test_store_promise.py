@@ -26,9 +26,10 @@ from tests.support.books import (
     same_books,
     slot,
 )
+from tests.support.stores import OpenStore
 
 
-def test_a_new_database_is_empty_and_knows_who_it_is(store: Store):
+def test_a_new_database_is_empty_and_knows_who_it_is(store: Store) -> None:
     books = store.load()
     assert (books.jobs, books.requests, books.slots, books.executors) == ([], [], [], [])
     assert books.counters == {}
@@ -37,7 +38,7 @@ def test_a_new_database_is_empty_and_knows_who_it_is(store: Store):
     assert store.meta("nothing of the kind") is None
 
 
-def test_everything_comes_back_as_it_was_stored(store: Store, opened):
+def test_everything_comes_back_as_it_was_stored(store: Store, opened: OpenStore) -> None:
     changes = everything()
     store.commit(changes)
     store.close()
@@ -47,7 +48,7 @@ def test_everything_comes_back_as_it_was_stored(store: Store, opened):
     assert again.read_cluster_events(1, 10) == changes.cluster_events
 
 
-def test_the_same_batch_twice_is_the_same_batch_once(store: Store):
+def test_the_same_batch_twice_is_the_same_batch_once(store: Store) -> None:
     changes = everything()
     changes.trimmed_job_events = [("job-1", 3)]
     changes.deleted_slots = [("slot-1", 1)]
@@ -57,7 +58,7 @@ def test_the_same_batch_twice_is_the_same_batch_once(store: Store):
     assert store.read_job_events("job-1", 0, 10) == changes.job_events
 
 
-def test_a_row_is_replaced_by_its_newer_self(store: Store):
+def test_a_row_is_replaced_by_its_newer_self(store: Store) -> None:
     store.commit(everything())
     newer = Changes(
         jobs=[job(name="weekly", lease_ms=None, specified=None)],
@@ -75,7 +76,7 @@ def test_a_row_is_replaced_by_its_newer_self(store: Store):
     assert len(books.executors) == 2
 
 
-def test_an_empty_batch_is_no_trouble(store: Store):
+def test_an_empty_batch_is_no_trouble(store: Store) -> None:
     store.commit(Changes())
     assert store.load().jobs == []
 
@@ -84,7 +85,7 @@ def test_an_empty_batch_is_no_trouble(store: Store):
     "text",
     ["日本語 und Ünïcödé", "quotes ' \" ; -- %s ? :x {}", "line\nbreak\ttab", "🙂" * 100, "\\x41"],
 )
-def test_texts_come_back_letter_by_letter(store: Store, text: str):
+def test_texts_come_back_letter_by_letter(store: Store, text: str) -> None:
     named = job(name=text, group=text)
     labelled = request(spec=RequestSpec("slot-1", None, required_labels=((text, text),)))
     event = job_event(1, message=text, slot={text: [text, {"deep": text}]})
@@ -96,14 +97,14 @@ def test_texts_come_back_letter_by_letter(store: Store, text: str):
     assert store.read_cluster_events(0, 1) == [history]
 
 
-def test_amounts_of_any_size_come_back(store: Store):
+def test_amounts_of_any_size_come_back(store: Store) -> None:
     profile = ResourceProfile(cpu_milli=2**53, extended=(("x", 2**62),))
     huge = slot(profile=profile, pids_max=2**63 - 1)
     store.commit(Changes(slots=[huge]))
     assert store.load().slots == [huge]
 
 
-def test_what_does_not_fit_a_column_is_refused_and_nothing_is_stored(store: Store):
+def test_what_does_not_fit_a_column_is_refused_and_nothing_is_stored(store: Store) -> None:
     with pytest.raises(StoreError):
         store.commit(Changes(jobs=[job()], slots=[slot(pids_max=2**63)]))
     with pytest.raises(StoreError):
@@ -113,13 +114,13 @@ def test_what_does_not_fit_a_column_is_refused_and_nothing_is_stored(store: Stor
     assert store.load().jobs == [job()]
 
 
-def test_rows_that_contradict_each_other_are_refused_as_a_whole(store: Store):
+def test_rows_that_contradict_each_other_are_refused_as_a_whole(store: Store) -> None:
     with pytest.raises(InvariantBroken, match="nothing was written"):
         store.commit(Changes(jobs=[job()], requests=[request(job_id="no such job")]))
     assert store.load().jobs == []
 
 
-def test_thousands_of_rows_go_into_one_batch(store: Store):
+def test_thousands_of_rows_go_into_one_batch(store: Store) -> None:
     count = 5000
     requests = [
         request(f"slot-{n:05}", arrival_number=n, spec=RequestSpec(f"slot-{n:05}", None))
@@ -135,7 +136,7 @@ def test_thousands_of_rows_go_into_one_batch(store: Store):
     assert [each.allocation_id for each in store.load().slots] == [f"slot-{count - 1:05}"]
 
 
-def test_a_deleted_job_takes_its_requests_and_its_log_along(store: Store):
+def test_a_deleted_job_takes_its_requests_and_its_log_along(store: Store) -> None:
     store.commit(everything())
     store.commit(Changes(deleted_jobs=["job-1"]))
     books = store.load()
@@ -146,7 +147,7 @@ def test_a_deleted_job_takes_its_requests_and_its_log_along(store: Store):
     assert len(books.slots) == 2
 
 
-def test_a_job_may_be_deleted_in_the_batch_that_touched_it_last(store: Store):
+def test_a_job_may_be_deleted_in_the_batch_that_touched_it_last(store: Store) -> None:
     store.commit(everything())
     last_words = Changes(
         requests=[request(state=RequestState.RELEASED)],
@@ -158,7 +159,7 @@ def test_a_job_may_be_deleted_in_the_batch_that_touched_it_last(store: Store):
     assert store.read_job_events("job-1", 0, 10) == []
 
 
-def test_a_job_that_comes_back_under_a_deleted_id_starts_afresh(store: Store):
+def test_a_job_that_comes_back_under_a_deleted_id_starts_afresh(store: Store) -> None:
     store.commit(everything())
     store.commit(Changes(jobs=[job(name="new")], deleted_jobs=["job-1"]))
     books = store.load()
@@ -166,7 +167,7 @@ def test_a_job_that_comes_back_under_a_deleted_id_starts_afresh(store: Store):
     assert [each.allocation_id for each in books.requests] == ["slot-2"]
 
 
-def test_deleting_what_is_not_there_is_no_error(store: Store):
+def test_deleting_what_is_not_there_is_no_error(store: Store) -> None:
     store.commit(
         Changes(
             deleted_jobs=["x"],
@@ -179,7 +180,7 @@ def test_deleting_what_is_not_there_is_no_error(store: Store):
     assert store.load().jobs == []
 
 
-def test_an_executor_and_one_generation_of_a_slot_can_be_deleted(store: Store):
+def test_an_executor_and_one_generation_of_a_slot_can_be_deleted(store: Store) -> None:
     store.commit(Changes(slots=[slot(generation=1), slot(generation=2)], executors=[executor()]))
     store.commit(Changes(deleted_slots=[("slot-1", 1)], deleted_executors=["host-a"]))
     books = store.load()
@@ -187,7 +188,7 @@ def test_an_executor_and_one_generation_of_a_slot_can_be_deleted(store: Store):
     assert books.executors == []
 
 
-def test_a_job_log_is_read_from_any_position(store: Store):
+def test_a_job_log_is_read_from_any_position(store: Store) -> None:
     events = [job_event(n) for n in range(1, 8)]
     others = [job_event(n, job_id="job-2") for n in range(1, 4)]
     store.commit(Changes([job(), job("job-2")], job_events=events + others))
@@ -198,7 +199,7 @@ def test_a_job_log_is_read_from_any_position(store: Store):
     assert store.read_job_events("job-3", 0, 100) == []
 
 
-def test_logs_are_trimmed_up_to_and_including(store: Store):
+def test_logs_are_trimmed_up_to_and_including(store: Store) -> None:
     events = [job_event(n) for n in range(1, 8)]
     others = [job_event(n, job_id="job-2") for n in range(1, 4)]
     history = [cluster_event(n) for n in range(1, 8)]
@@ -209,7 +210,7 @@ def test_logs_are_trimmed_up_to_and_including(store: Store):
     assert store.read_cluster_events(1, 100) == history[4:]
 
 
-def test_history_is_read_forward_from_a_position_or_as_its_newest_part(store: Store):
+def test_history_is_read_forward_from_a_position_or_as_its_newest_part(store: Store) -> None:
     history = [cluster_event(n) for n in range(1, 30)]
     store.commit(Changes(cluster_events=history))
     assert store.read_cluster_events(0, 5) == history[-5:]
@@ -218,7 +219,7 @@ def test_history_is_read_forward_from_a_position_or_as_its_newest_part(store: St
     assert store.read_cluster_events(30, 5) == []
 
 
-def test_history_of_one_thing_names_it_in_any_role(store: Store):
+def test_history_of_one_thing_names_it_in_any_role(store: Store) -> None:
     history = [
         cluster_event(1, executor_id="x"),
         cluster_event(2, job_id="x"),
@@ -236,7 +237,7 @@ def test_history_of_one_thing_names_it_in_any_role(store: Store):
     assert store.read_cluster_events(0, 100, "nobody") == []
 
 
-def test_readers_see_whole_batches_while_a_writer_goes_on(store: Store):
+def test_readers_see_whole_batches_while_a_writer_goes_on(store: Store) -> None:
     """Each batch raises both counters; no snapshot may show one without the other."""
     store.commit(Changes(counters={"left": 0, "right": 0}))
     done = threading.Event()
@@ -259,7 +260,7 @@ def test_readers_see_whole_batches_while_a_writer_goes_on(store: Store):
     assert all(later >= earlier for earlier, later in pairwise(seen))
 
 
-def test_a_store_opened_to_read_refuses_to_write(store: Store, opened):
+def test_a_store_opened_to_read_refuses_to_write(store: Store, opened: OpenStore) -> None:
     store.commit(Changes(jobs=[job()]))
     reader = opened(read_only=True)
     assert reader.load().jobs == [job()]
@@ -269,7 +270,7 @@ def test_a_store_opened_to_read_refuses_to_write(store: Store, opened):
         reader.commit(Changes(jobs=[job("job-2")]))
 
 
-def test_who_never_led_writes_nothing(opened):
+def test_who_never_led_writes_nothing(opened: OpenStore) -> None:
     store = opened()
     with pytest.raises(NotLeader):
         store.commit(Changes(jobs=[job()]))
@@ -278,7 +279,7 @@ def test_who_never_led_writes_nothing(opened):
     assert store.load().jobs == []
 
 
-def test_a_closed_store_says_so(store: Store):
+def test_a_closed_store_says_so(store: Store) -> None:
     store.close()
     store.close()
     for use in (store.load, store.renew, lambda: store.commit(Changes(jobs=[job()]))):
@@ -286,20 +287,20 @@ def test_a_closed_store_says_so(store: Store):
             use()
 
 
-def test_house_keeping_loses_nothing(store: Store):
+def test_house_keeping_loses_nothing(store: Store) -> None:
     for number in range(50):
         store.commit(Changes(jobs=[job(f"job-{number}")]))
         store.maintain()
     assert len(store.load().jobs) == 50
 
 
-def test_runtime_fields_are_not_stored(store: Store):
+def test_runtime_fields_are_not_stored(store: Store) -> None:
     busy = replace(job(), lease_until_ms=99, acknowledged_sequence=5, allocation_ids={"slot-1"})
     store.commit(Changes(jobs=[busy]))
     assert store.load().jobs == [job()]
 
 
-def test_ids_are_told_apart_by_case_and_accents(store: Store):
+def test_ids_are_told_apart_by_case_and_accents(store: Store) -> None:
     names = ["a", "A", "ä", "Ä", "a\u0308", " a", "a ", str(sys.maxsize)]
     store.commit(Changes(jobs=[job(name) for name in names]))
     assert sorted(each.job_id for each in store.load().jobs) == sorted(names)
