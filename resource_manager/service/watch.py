@@ -31,6 +31,7 @@ from resource_manager.service.to_wire import job_event, request_status
 TAIL_EVENTS_MAX = 2_000  # kept in memory per watched job
 MESSAGE_EVENTS_MAX = 500  # in one message
 SNAPSHOT_REQUESTS_MAX = 50_000  # in one message; a larger snapshot comes in several
+JOB_ENDED = "job_ended"  # kind of the cluster event
 LIFE_SIGN_MS_MAX = 10_000
 """Longest silence of an open stream."""
 
@@ -43,6 +44,7 @@ class _Feed:
     last_sequence: int = 0  # highest known to be durable
     watchers: int = 0
     stale: bool = False  # `last_sequence` may be too low
+    ended: bool = False  # the job has; its streams end once they have said everything
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
     def publish(self, event: JobEvent) -> None:
@@ -94,11 +96,12 @@ class WatchHub:
             feed.publish(event)
 
     def publish_cluster(self, event: ClusterEvent) -> None:
-        """A cluster event is durable; wakes streams of the job that it names, which may be over."""
+        """A cluster event is durable; the end of a job ends its streams."""
         self._cluster_news.set()
         self._cluster_news = asyncio.Event()
         feed = self._feeds.get(event.job_id)
-        if feed is not None and not event.allocation_id:
+        if feed is not None and event.kind == JOB_ENDED:
+            feed.ended = True
             feed.wake()
 
     def resync(self) -> None:
@@ -134,7 +137,7 @@ class WatchHub:
             alive_due = 0.0
             while True:
                 news = feed.news
-                if over is None and loop.time() >= alive_due:
+                if over is None and (loop.time() >= alive_due or feed.ended):
                     over = await self._keep_alive(job_id)
                     alive_due = loop.time() + present.pause_s
                 if events := await self._next(job_id, feed, position):
@@ -142,10 +145,7 @@ class WatchHub:
                     yield rm_pb2.WatchJobResponse(events=[job_event(each) for each in events])
                 elif over is not None:
                     raise over
-                elif await _happens(news, alive_due - loop.time()):
-                    if position >= feed.last_sequence:  # no event of ours: the job may be over
-                        alive_due = 0.0
-                else:
+                elif not await _happens(news, alive_due - loop.time()):
                     yield rm_pb2.WatchJobResponse()
 
     @contextmanager

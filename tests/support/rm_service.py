@@ -1,0 +1,330 @@
+"""A real resource manager in this process, a scripted executor, and a job master in few words.
+
+Everything speaks real gRPC on loopback ports that the kernel chooses; the database is a real one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from finegrain.errors import FinegrainError
+from finegrain.ids import new_id
+from finegrain.options import ListenOptions
+from finegrain.resources import GIB, MIB
+from finegrain.rpc.access import TASK_EXECUTOR_ACCESS, TokenHashes
+from finegrain.rpc.channels import JOB_SECRET, open_channel
+from finegrain.rpc.server import GuardedServer
+from finegrain.rpc.status import error_from_rpc
+from finegrain.rpc.tokens import CLUSTER_TOKEN_FILE, USER_TOKEN_FILE, sha256_hex
+from finegrain.v1 import resource_manager_pb2 as rm_pb2
+from finegrain.v1 import resources_pb2, slots_pb2
+from finegrain.v1 import task_executor_pb2 as te_pb2
+from finegrain.v1.cluster_pb2_grpc import ClusterServiceStub
+from finegrain.v1.resource_manager_pb2_grpc import ResourceManagerServiceStub
+from finegrain.v1.task_executor_pb2_grpc import (
+    TaskExecutorServiceServicer,
+    add_TaskExecutorServiceServicer_to_server,
+)
+from resource_manager.main import serve
+from resource_manager.options import ResourceManagerOptions
+
+PATIENCE_S = 30.0
+"""A generous deadline: no test hangs for ever, and none depends on speed."""
+
+
+@dataclass
+class RunningRm:
+    """Addresses, tokens and stubs of a resource manager that serves."""
+
+    state_dir: Path
+    address: str
+    metrics_address: str
+    rm: Any  # ResourceManagerService with the user token
+    rm_as_cluster: Any
+    cluster: Any  # ClusterService with the cluster token
+    cluster_as_user: Any
+    task: asyncio.Task[int]
+
+    @property
+    def cluster_token(self) -> str:
+        return (self.state_dir / CLUSTER_TOKEN_FILE).read_text().strip()
+
+    @property
+    def user_token(self) -> str:
+        return (self.state_dir / USER_TOKEN_FILE).read_text().strip()
+
+
+@asynccontextmanager
+async def running_rm(
+    state_dir: Path, *, address: str = "127.0.0.1:0", **options: Any
+) -> AsyncIterator[RunningRm]:
+    """Serves until the block is left; the same directory again is the same cluster."""
+    listen = ListenOptions(address=address, metrics_address="127.0.0.1:0")
+    loop = asyncio.get_running_loop()
+    bound: asyncio.Future[tuple[str, str]] = loop.create_future()
+    task = loop.create_task(
+        serve(
+            ResourceManagerOptions(state_dir=state_dir, listen=listen, **options),
+            ready=lambda rm, metrics: bound.set_result((rm, metrics)),
+        )
+    )
+    await asyncio.wait({bound, task}, return_when=asyncio.FIRST_COMPLETED, timeout=PATIENCE_S)
+    assert bound.done(), f"the resource manager ended with {task.result()}"
+    rm_address, metrics_address = bound.result()
+    user = (state_dir / USER_TOKEN_FILE).read_text().strip()
+    cluster = (state_dir / CLUSTER_TOKEN_FILE).read_text().strip()
+    async with AsyncExitStack() as stack:
+        as_user = await stack.enter_async_context(open_channel(rm_address, token=user))
+        as_cluster = await stack.enter_async_context(open_channel(rm_address, token=cluster))
+        try:
+            yield RunningRm(
+                state_dir=state_dir,
+                address=rm_address,
+                metrics_address=metrics_address,
+                rm=ResourceManagerServiceStub(as_user),
+                rm_as_cluster=ResourceManagerServiceStub(as_cluster),
+                cluster=ClusterServiceStub(as_cluster),
+                cluster_as_user=ClusterServiceStub(as_user),
+                task=task,
+            )
+        finally:
+            task.cancel()
+            await asyncio.wait({task}, timeout=PATIENCE_S)
+
+
+def pooled(cpu_milli: int, memory_bytes: int) -> resources_pb2.ResourceAmounts:
+    return resources_pb2.ResourceAmounts(cpu_milli=cpu_milli, memory_bytes=memory_bytes)
+
+
+def profile(cpu_milli: int = 500, memory_bytes: int = 64 * MIB) -> resources_pb2.ResourceProfile:
+    return resources_pb2.ResourceProfile(cpu_milli=cpu_milli, task_heap_memory_bytes=memory_bytes)
+
+
+def slot_request(
+    allocation_id: str = "", *, cpu_milli: int = 500, memory_bytes: int = 64 * MIB, **more: Any
+) -> slots_pb2.SlotRequest:
+    return slots_pb2.SlotRequest(
+        allocation_id=allocation_id or new_id(), profile=profile(cpu_milli, memory_bytes), **more
+    )
+
+
+@dataclass
+class ScriptedExecutor(TaskExecutorServiceServicer):
+    """Keeps a slot table in memory and does what it is told; `refuse` names the exceptions.
+
+    `on_command` may raise, or wait, before a command is carried out.
+    """
+
+    rm: RunningRm
+    executor_id: str = "host-a"
+    instance_id: str = field(default_factory=new_id)
+    cpu_milli: int = 4000
+    memory_bytes: int = 8 * GIB
+    refuse: Callable[[slots_pb2.SlotStatus], str] = lambda _slot: ""
+    on_command: Callable[[Any], Any] | None = None
+    labels: dict[str, str] = field(default_factory=dict)
+    slots: dict[str, slots_pb2.SlotStatus] = field(default_factory=dict)
+    commands: list[Any] = field(default_factory=list)
+    report_number: int = 0
+    command_number: int = 0
+    rm_epoch: int = 0
+    registration_number: int = 0
+    address: str = ""
+    _server: GuardedServer | None = None
+
+    async def __aenter__(self) -> ScriptedExecutor:
+        self._server = GuardedServer(
+            ListenOptions(address="127.0.0.1:0"),
+            TASK_EXECUTOR_ACCESS,
+            TokenHashes(sha256_hex(self.rm.cluster_token)),
+        )
+        self._server.add(add_TaskExecutorServiceServicer_to_server, self)
+        self.address = await self._server.start()
+        await self.register()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        assert self._server is not None
+        await self._server.stop(0)
+
+    def registration(self) -> rm_pb2.RegisterExecutorRequest:
+        return rm_pb2.RegisterExecutorRequest(
+            executor_id=self.executor_id,
+            instance_id=self.instance_id,
+            address=self.address or "127.0.0.1:1",
+            total=pooled(self.cpu_milli, self.memory_bytes),
+            reserved=pooled(0, 256 * MIB),
+            default_slot_profile=profile(1000, GIB),
+            topology=resources_pb2.HostTopology(
+                online_cpus="0-3",
+                allowed_cpus="0-3",
+                cores=[resources_pb2.Core(cpus=str(n)) for n in range(4)],
+                numa_nodes=[resources_pb2.NumaNode(cpus="0-3", memory_bytes=self.memory_bytes)],
+            ),
+            labels=self.labels,
+            report=self.report(),
+            protocol_version="1.0",
+            software_version="0.1.0",
+            isolation=resources_pb2.IsolationReport(cpu="quota", driver="v1"),
+            shared_cpus="0-3",
+        )
+
+    async def register(self) -> rm_pb2.RegisterExecutorResponse:
+        self.report_number = self.command_number = 0
+        answer = await self.rm.rm_as_cluster.RegisterExecutor(self.registration())
+        self.rm_epoch, self.registration_number = answer.rm_epoch, answer.registration_number
+        return answer
+
+    def report(self) -> slots_pb2.SlotReport:
+        self.report_number += 1
+        used_cpu = sum(slot.profile.cpu_milli for slot in self.slots.values())
+        used_memory = sum(slot.memory_bytes for slot in self.slots.values())
+        return slots_pb2.SlotReport(
+            report_number=self.report_number,
+            rm_epoch=self.rm_epoch,
+            command_number=self.command_number,
+            slots=self.slots.values(),
+            available=pooled(self.cpu_milli - used_cpu, self.memory_bytes - used_memory),
+        )
+
+    async def send_report(self) -> rm_pb2.ReportSlotsResponse:
+        return await self.rm.rm_as_cluster.ReportSlots(
+            rm_pb2.ReportSlotsRequest(
+                executor_id=self.executor_id,
+                instance_id=self.instance_id,
+                registration_number=self.registration_number,
+                report=self.report(),
+                usage=slots_pb2.UsageReport(cpu_milli=250, memory_bytes=MIB, tasks=1),
+            )
+        )
+
+    async def AllocateSlots(self, request: Any, context: Any) -> te_pb2.AllocateSlotsResponse:
+        await self._taken(request)
+        results = []
+        for allocation in request.allocations:
+            slot = allocation.slot
+            result = slots_pb2.ItemResult(id=slot.allocation_id)
+            if why := self.refuse(slot):
+                result.error.reason, result.error.message = why, "refused by the script"
+            else:
+                slot.state = slots_pb2.SLOT_STATE_ALLOCATED
+                self.slots[slot.allocation_id] = slot
+            results.append(result)
+        return te_pb2.AllocateSlotsResponse(results=results, report=self.report())
+
+    async def FreeSlots(self, request: Any, context: Any) -> te_pb2.FreeSlotsResponse:
+        await self._taken(request)
+        for each in request.slots:
+            self.slots.pop(each.allocation_id, None)
+        results = [slots_pb2.ItemResult(id=each.allocation_id) for each in request.slots]
+        return te_pb2.FreeSlotsResponse(results=results, report=self.report())
+
+    async def _taken(self, request: Any) -> None:
+        self.commands.append(request)
+        if self.on_command is not None:
+            waited = self.on_command(request)
+            if asyncio.iscoroutine(waited):
+                await waited
+        self.command_number = request.command_number
+
+
+@dataclass
+class ScriptedJob:
+    """A job master in few words."""
+
+    rm: RunningRm
+    job_id: str = field(default_factory=new_id)
+    request_id: str = field(default_factory=new_id)
+    secret: str = ""
+
+    async def register(self, **more: Any) -> ScriptedJob:
+        answer = await self.rm.rm.RegisterJob(
+            rm_pb2.RegisterJobRequest(
+                job_id=self.job_id, request_id=self.request_id, **{"name": "a job", **more}
+            )
+        )
+        self.secret = answer.job_secret
+        return self
+
+    @property
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        return ((JOB_SECRET, self.secret),)
+
+    async def request(self, *requests: slots_pb2.SlotRequest) -> list[slots_pb2.ItemResult]:
+        answer = await self.rm.rm.RequestResource(
+            rm_pb2.RequestResourceRequest(job_id=self.job_id, requests=requests),
+            metadata=self.metadata,
+        )
+        return list(answer.results)
+
+    async def release(self, *allocation_ids: str) -> list[slots_pb2.ItemResult]:
+        slots = [rm_pb2.SlotRelease(allocation_id=each) for each in allocation_ids]
+        answer = await self.rm.rm.ReleaseSlots(
+            rm_pb2.ReleaseSlotsRequest(job_id=self.job_id, slots=slots), metadata=self.metadata
+        )
+        return list(answer.results)
+
+    def watch(self, from_sequence: int = 0, rm: RunningRm | None = None) -> Any:
+        return (rm or self.rm).rm.WatchJob(
+            rm_pb2.WatchJobRequest(job_id=self.job_id, from_sequence=from_sequence),
+            metadata=self.metadata,
+        )
+
+
+async def next_events(stream: Any, count: int) -> list[rm_pb2.JobEvent]:
+    """The next events of a watch stream; whatever else it says is passed over."""
+    events: list[rm_pb2.JobEvent] = []
+    async with asyncio.timeout(PATIENCE_S):
+        while len(events) < count:
+            events += (await stream.read()).events
+    return events
+
+
+async def refusal(call: Any) -> FinegrainError:
+    """The error that a call ends with."""
+    with pytest.raises(grpc.RpcError) as caught:
+        await call
+    return error_from_rpc(caught.value)
+
+
+async def eventually(check: Callable[[], Any], *, what: str = "the condition") -> Any:
+    """The first true (or awaited true) result of a check."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            found = check()
+            if asyncio.iscoroutine(found):
+                found = await found
+            if found:
+                return found
+            await asyncio.sleep(0.02)
+    raise AssertionError(what)
+
+
+async def fetch(address: str, path: str) -> tuple[int, str]:
+    """Status and body of a plain HTTP GET."""
+    host, _, port = address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+    head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+    writer.close()
+    return int(head.split()[1]), body.decode()
+
+
+def endpoint_of(state_dir: Path) -> dict[str, Any]:
+    """What the note for the command line says."""
+    note: dict[str, Any] = json.loads((state_dir / "endpoint.json").read_text())
+    return note
+
+
+def sequences(events: Sequence[rm_pb2.JobEvent]) -> list[int]:
+    return [event.sequence for event in events]
