@@ -197,6 +197,7 @@ class SlotKeeper:
                 slot = self.table.get(key)
                 assert slot is not None  # noqa: S101 - it was carved a moment ago
                 failed[key] = _carve_failed(slot.spec, error)
+                self.table.begin_free(key)
                 self.begin_take_down(key, grace_ms=0)
             return failed
         return {}
@@ -239,7 +240,6 @@ class SlotKeeper:
 
     def begin_take_down(self, key: SlotKey, *, grace_ms: int) -> None:
         """Ends a slot that is FREEING, in the background, once."""
-        self.table.begin_free(key)
         if key not in self._taking_down:
             self._taking_down[key] = asyncio.create_task(self._take_down(key, grace_ms))
 

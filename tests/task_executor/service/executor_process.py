@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
@@ -96,11 +97,16 @@ class ExecutorProcess:
         self.process.kill()
         self.process.wait()
 
-    def stop(self) -> int:
+    async def stop(self) -> int:
         """A planned stop; the exit status."""
         assert self.process is not None
         self.process.terminate()
-        return self.process.wait(PATIENCE_S)
+        return await asyncio.to_thread(self.process.wait, PATIENCE_S)
+
+    def output(self, task_id: str) -> bytes:
+        """What a task has written so far, behind the executor's back."""
+        path = self.state_dir / "helper" / "tasks" / task_id / "stdout.log"
+        return path.read_bytes() if path.exists() else b""
 
     def helper_pid(self) -> int:
         """Of the helper that holds this executor's lock."""
@@ -111,6 +117,12 @@ class ExecutorProcess:
                 if lock in links:
                     return int(entry.name)
         raise LookupError("no helper")
+
+    def has_helper(self) -> bool:
+        """Whether one lives."""
+        with suppress(LookupError):
+            return self.helper_pid() > 0
+        return False
 
     def clean_up(self) -> None:
         """Ends front, helper, tasks and groups, whatever state they are in."""

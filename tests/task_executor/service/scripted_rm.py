@@ -130,9 +130,7 @@ class ScriptedRM(resource_manager_pb2_grpc.ResourceManagerServiceServicer):
     async def allocate(
         self, *allocations: te.SlotAllocation, number: int | None = None, **changes: Any
     ) -> te.AllocateSlotsResponse:
-        request = te.AllocateSlotsRequest(
-            **self._numbers(number, changes), allocations=allocations
-        )
+        request = te.AllocateSlotsRequest(**self._numbers(number, changes), allocations=allocations)
         return await self._command("AllocateSlots", request)
 
     async def free(
