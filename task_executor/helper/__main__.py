@@ -12,6 +12,8 @@ import json
 import os
 import signal
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -133,12 +135,13 @@ class Helper:
     def _leave(self) -> None:
         self.loop.running = False
         Path(self.config["socket_path"]).unlink(missing_ok=True)
-        if not self.slots.limits and all(task.exit for task in self.tasks.known.values()):
-            next(self.driver.remove(self.driver.base), None)
-            for path in self.driver.base.values():
-                parent = path.rpartition("/")[0]
-                if not self.driver.kernel.children(parent):
-                    next(self.driver.remove({"": parent}), None)
+        if self.slots.limits or not all(task.exit for task in self.tasks.known.values()):
+            return
+        for _attempt, _busy in zip(range(50), self.driver.remove(self.driver.base), strict=False):
+            time.sleep(0.01)
+        for path in self.driver.base.values():  # shared with other executors of this host
+            with suppress(OSError):
+                self.driver.kernel.rmdir(path.rpartition("/")[0])
 
 
 def _reap() -> None:

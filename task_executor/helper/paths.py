@@ -1,4 +1,4 @@
-"""Files that must survive crashes, and who a process is: (boot id, pid, start time)."""
+"""Files that outlive processes, and who a process is: (boot id, pid, start time)."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ from typing import Any
 
 
 def write_json(path: Path, content: dict[str, Any], mode: int = 0o600, gid: int = -1) -> None:
-    """Replace a file durably: whoever reads sees the old or the new content, also after a power
-    cut.
+    """Replace a file: whoever reads sees the old or the new content.
+
+    Not synced: what is written so holds for this boot only, the kernel keeps it however many
+    processes die, and a disk that tasks keep busy must not hold up the helper.
     """
     fresh = path.with_name(f"{path.name}.new")
     fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
     with open(fd, "w") as file:
         os.fchown(fd, -1, gid)
         json.dump(content, file)
-        file.flush()
-        os.fsync(fd)
     fresh.rename(path)
-    sync_directory(path.parent)
 
 
 def sync_directory(path: Path) -> None:

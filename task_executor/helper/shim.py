@@ -111,8 +111,7 @@ class _Shim:
     def live(self) -> None:
         record = os.open(self.directory / "exit.json.new", os.O_WRONLY | os.O_CREAT, 0o640)
         os.fchown(record, -1, self.front_gid)
-        os.write(record, b" " * _RECORD_BYTES)
-        os.fsync(record)
+        os.posix_fallocate(record, 0, _RECORD_BYTES)
         self._write_task()
         control = listen(self.directory / "control", os.geteuid(), os.getegid())
         FrameServer(self.loop, control, {0, os.geteuid()}, SHIM_VERBS, self._handle)

@@ -13,7 +13,7 @@ from typing import Any
 
 from task_executor.helper.cgroups.base import Driver
 from task_executor.helper.loop import Job, within
-from task_executor.helper.paths import boot_id, read_json, sync_directory, write_json
+from task_executor.helper.paths import boot_id, read_json, write_json
 from task_executor.helper.protocol import Fault
 
 _DESTROY_S = 30.0
@@ -101,7 +101,6 @@ class Slots:
                 yield from self._ask_to_end(name, grace_s)
             yield from within(_DESTROY_S, self._empty(name), lambda: self._not_empty(name))
             (self.directory / f"{name}.json").unlink(missing_ok=True)
-            sync_directory(self.directory)
             self.limits.pop(name, None)
         finally:
             self.destroying.discard(name)

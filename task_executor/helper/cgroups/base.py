@@ -11,14 +11,15 @@ from __future__ import annotations
 import os
 import re
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from task_executor.helper.loop import Job
 from task_executor.helper.protocol import Fault, expand
 
 Group = dict[str, str]
+Counted = Mapping[str, tuple[str, str, str]]
 _CPU_LIST = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
 PERIOD_US = 100_000
 
@@ -62,17 +63,23 @@ class Driver:
 
     name = "none"
     accounting: tuple[str, ...] = ()  # controllers in which a task has a group of its own
+    counted: ClassVar[Counted] = {}  # name -> controller, file, key in the file
 
     def __init__(self, kernel: Kernel, base: Group, reason: str = "", fix: str = "") -> None:
         self.kernel, self.base, self.reason, self.fix = kernel, base, reason, fix
 
     def report(self) -> dict[str, str]:
         """What is really enforced, per dimension."""
-        return self._report(cpuset="affinity", kill="process tree")
+        names, kill = self.enforced()
+        words = {"cpu": "quota", "cpuset": "cgroup", "memory": "hard", "pids": "hard"}
+        found = {name: word if name in names else "none" for name, word in words.items()}
+        if found["cpuset"] == "none":
+            found["cpuset"] = "affinity"
+        return found | {"kill": kill, "driver": self.name, "reason": self.reason, "fix": self.fix}
 
-    def _report(self, **enforced: str) -> dict[str, str]:
-        nothing = dict.fromkeys(("cpu", "cpuset", "memory", "pids", "kill"), "none")
-        return nothing | enforced | {"driver": self.name, "reason": self.reason, "fix": self.fix}
+    def enforced(self) -> tuple[list[str], str]:
+        """The controllers that limit, and how a group is killed."""
+        return [], "process tree"
 
     def prepare(self) -> None:
         """Make the base, `shims` and `slots`. OSError when this place cannot be used."""
@@ -120,11 +127,15 @@ class Driver:
             message = f"{path}: wrote {value!r}, but {failure}"
             raise Fault("CARVE_FAILED", message, file=path, wrote=value, read=read)
 
-    def counters(self, _group: Group) -> dict[str, int]:
+    def counters(self, group: Group) -> dict[str, int]:
         """memory_current_bytes, memory_peak_bytes, cpu_usec, pids, oom_kills: those that the
         kernel counts.
         """
-        return {}
+        values = {name: self.count(group, *where) for name, where in self.counted.items()}
+        found = {name: value for name, value in values.items() if value is not None}
+        if "cpu_nsec" in found:
+            found["cpu_usec"] = found.pop("cpu_nsec") // 1000
+        return found
 
     def count(self, group: Group, controller: str, file: str, key: str = "") -> int | None:
         """One number of a file, or of the line of it that begins with key.

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, ClassVar
 
-from task_executor.helper.cgroups.base import PERIOD_US, CgroupDriver, Group, quota_us
+from task_executor.helper.cgroups.base import PERIOD_US, CgroupDriver, Counted, Group, quota_us
 from task_executor.helper.loop import Job
 
 CONTROLLERS = ("cpu", "cpuacct", "cpuset", "memory", "freezer", "pids")
@@ -19,12 +19,16 @@ _FREEZE_STEPS = 100  # of 5 ms; a process in uninterruptible sleep may never fre
 class V1(CgroupDriver):
     name = "v1"
     accounting = ("memory", "cpuacct", "freezer", "pids")
+    counted: ClassVar[Counted] = {
+        "memory_current_bytes": ("memory", "memory.usage_in_bytes", ""),
+        "memory_peak_bytes": ("memory", "memory.max_usage_in_bytes", ""),
+        "cpu_nsec": ("cpuacct", "cpuacct.usage", ""),
+        "pids": ("pids", "pids.current", ""),
+        "oom_kills": ("memory", "memory.oom_control", "oom_kill"),
+    }
 
-    def report(self) -> dict[str, str]:
-        words = {"cpu": "quota", "cpuset": "cgroup", "memory": "hard", "pids": "hard"}
-        enforced = {name: word for name, word in words.items() if name in self.base}
-        kill = "freezer" if "freezer" in self.base else "process tree"
-        return self._report(**{"cpuset": "affinity"} | enforced, kill=kill)
+    def enforced(self) -> tuple[list[str], str]:
+        return list(self.base), "freezer" if "freezer" in self.base else "process tree"
 
     def open_up(self, path: str) -> None:
         """An empty cpuset admits nobody (ENOSPC): every level starts with what its parent has."""
@@ -59,17 +63,6 @@ class V1(CgroupDriver):
                 self.put(file, str(limits["memory_bytes"]))
         if pids := group.get("pids"):
             self.put(f"{pids}/pids.max", str(limits["pids_max"] or "max"))
-
-    def counters(self, group: Group) -> dict[str, int]:
-        cpu_ns = self.count(group, "cpuacct", "cpuacct.usage")
-        found = {
-            "memory_current_bytes": self.count(group, "memory", "memory.usage_in_bytes"),
-            "memory_peak_bytes": self.count(group, "memory", "memory.max_usage_in_bytes"),
-            "cpu_usec": None if cpu_ns is None else cpu_ns // 1000,
-            "pids": self.count(group, "pids", "pids.current"),
-            "oom_kills": self.count(group, "memory", "memory.oom_control", "oom_kill"),
-        }
-        return {name: value for name, value in found.items() if value is not None}
 
     def kill(self, group: Group, _shims: Iterable[int] = ()) -> Job:
         """Freeze, kill what is frozen, thaw; until empty and no zombie is charged any more."""

@@ -6,9 +6,9 @@ Processes live only in leaves (`daemon`, `shims`, one per task); inner nodes hol
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, ClassVar
 
-from task_executor.helper.cgroups.base import PERIOD_US, CgroupDriver, Group, quota_us
+from task_executor.helper.cgroups.base import PERIOD_US, CgroupDriver, Counted, Group, quota_us
 from task_executor.helper.loop import Job
 from task_executor.helper.protocol import Fault, expand
 
@@ -18,17 +18,18 @@ CONTROLLERS = ("cpu", "cpuset", "memory", "pids")
 class V2(CgroupDriver):
     name = "v2"
     accounting = ("unified",)
+    counted: ClassVar[Counted] = {
+        "memory_current_bytes": ("unified", "memory.current", ""),
+        "memory_peak_bytes": ("unified", "memory.peak", ""),
+        "cpu_usec": ("unified", "cpu.stat", "usage_usec"),
+        "pids": ("unified", "pids.current", ""),
+        "oom_kills": ("unified", "memory.events", "oom_kill"),
+    }
 
-    def report(self) -> dict[str, str]:
-        words = {"cpu": "quota", "cpuset": "cgroup", "memory": "hard", "pids": "hard"}
+    def enforced(self) -> tuple[list[str], str]:
         has = self.kernel.read(f"{self.base['unified']}/cgroup.controllers").split()
-        enforced = {name: word for name, word in words.items() if name in has}
-        kill = (
-            "cgroup.kill"
-            if self.kernel.exists(f"{self.base['unified']}/cgroup.kill")
-            else "freezer"
-        )
-        return self._report(**{"cpuset": "affinity"} | enforced, kill=kill)
+        whole = self.kernel.exists(f"{self.base['unified']}/shims/cgroup.kill")
+        return has, "cgroup.kill" if whole else "process tree"
 
     def open_up(self, path: str) -> None:
         """Hand the controllers down, except into leaves; at a slot only what accounts for its
@@ -83,25 +84,12 @@ class V2(CgroupDriver):
                 "CARVE_FAILED", message, file=f"{path}/memory.max", wrote=memory_bytes, read=used
             )
 
-    def make_task(self, path: str) -> None:
-        """A task that is out of memory dies as a whole, its neighbours in the slot live."""
-        if self.kernel.exists(f"{path}/memory.oom.group"):
-            self.put(f"{path}/memory.oom.group", "1")
-
     def make(self, group: Group) -> None:
+        """A task that is out of memory dies as a whole; its neighbours in the slot live."""
         super().make(group)
-        if group["unified"].rpartition("/")[2].startswith("task-"):
-            self.make_task(group["unified"])
-
-    def counters(self, group: Group) -> dict[str, int]:
-        found = {
-            "memory_current_bytes": self.count(group, "unified", "memory.current"),
-            "memory_peak_bytes": self.count(group, "unified", "memory.peak"),
-            "cpu_usec": self.count(group, "unified", "cpu.stat", "usage_usec"),
-            "pids": self.count(group, "unified", "pids.current"),
-            "oom_kills": self.count(group, "unified", "memory.events", "oom_kill"),
-        }
-        return {name: value for name, value in found.items() if value is not None}
+        file = f"{group['unified']}/memory.oom.group"
+        if "/task-" in file and self.kernel.exists(file):
+            self.put(file, "1")
 
     def kill(self, group: Group, _shims: Iterable[int] = ()) -> Job:
         path = group["unified"]
@@ -109,18 +97,7 @@ class V2(CgroupDriver):
             while self.pids(group, ()):
                 self.kernel.write(f"{path}/cgroup.kill", "1")
                 yield 0.005
-        else:
-            yield from self._frozen_kill(group)
+        else:  # kernels before 5.14
+            yield from super().kill(group)
         while self.count(group, "unified", "pids.current"):
             yield 0.005
-
-    def _frozen_kill(self, group: Group) -> Job:
-        """Kernels before 5.14."""
-        freeze = f"{group['unified']}/cgroup.freeze"
-        if self.kernel.exists(freeze):
-            self.kernel.write(freeze, "1")
-        try:
-            yield from super().kill(group)
-        finally:
-            if self.kernel.exists(freeze):
-                self.kernel.write(freeze, "0")

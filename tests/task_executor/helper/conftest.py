@@ -130,6 +130,7 @@ class Host:
         left = await self.client.inspect()
         with suppress(FinegrainError):
             await self.client.stop()
+        await eventually(lambda: not alive(self.pid), "the helper has gone")
         return left
 
 
@@ -164,7 +165,6 @@ async def host(config: HelperConfig) -> AsyncIterator[Host]:
     left = await host.clean_up()
     await host.client.close()
     assert (left.slots, left.tasks) == ([], [])
-    await eventually(lambda: not alive(host.pid), "the helper has gone")
     assert leftover_groups(config.executor_id) == []
     assert list((host.state / "tasks").iterdir()) == []
     assert not list(Path(str(config.scratch_root)).glob("finegrain-task-*"))

@@ -12,7 +12,7 @@ import pytest
 from finegrain.errors import FinegrainError, Reason
 from task_executor.helper.launch import HelperConfig, start_helper
 from task_executor.host.helper_client import HelperClient
-from tests.task_executor.helper.conftest import Host, alive, eventually
+from tests.task_executor.helper.conftest import Host
 
 pytestmark = [pytest.mark.needs("root")]
 
@@ -59,4 +59,3 @@ async def test_a_task_on_a_full_disk(config: HelperConfig, small_disk: Path) -> 
         left = await host.clean_up()
         await host.client.close()
     assert (left.slots, left.tasks) == ([], [])
-    await eventually(lambda: not alive(host.pid), "the helper has gone")

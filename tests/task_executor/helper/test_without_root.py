@@ -45,6 +45,8 @@ async def main(place):
     left = await client.inspect()
     await client.stop()
     await client.close()
+    while os.path.exists(config.socket_path):
+        await asyncio.sleep(0.01)
     print(json.dumps({"driver": info.isolation.driver, "memory": info.isolation.memory,
         "reason": info.isolation.reason, "fix": info.isolation.fix, "uid": info.uid,
         "exit_code": task.exit.exit_code, "peak": task.exit.peak_memory_bytes,

@@ -1,0 +1,58 @@
+"""The privileged process stays what it promises: its own code and the standard library, no more."""
+
+from __future__ import annotations
+
+import ast
+import io
+import sys
+import tokenize
+from pathlib import Path
+
+import pytest
+
+HELPER = Path(__file__).resolve().parents[3] / "task_executor" / "helper"
+MODULES = sorted(HELPER.rglob("*.py"))
+LINES_OF_CODE_MAX = (
+    1850  # all of it; see docs/decisions/0002-front-helper-shim.md before raising it
+)
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda path: str(path.relative_to(HELPER)))
+def test_a_module_imports_the_standard_library_and_the_helper_only(module: Path) -> None:
+    names = set()
+    for node in ast.walk(ast.parse(module.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0
+            names.add(node.module or "")
+    own = {name for name in names if name.startswith("task_executor.helper")}
+    foreign = {name.partition(".")[0] for name in names - own} - sys.stdlib_module_names
+    assert foreign == set()
+    assert not names & {"threading", "asyncio", "subprocess"} or module.name == "launch.py"
+
+
+def test_the_package_above_is_free_of_imports() -> None:
+    tree = ast.parse((HELPER.parent / "__init__.py").read_text())
+    assert not [n for n in ast.walk(tree) if isinstance(n, ast.Import | ast.ImportFrom)]
+
+
+def lines_of_code(module: Path) -> int:
+    """Lines with code on them: no blank lines, no comments, no docstrings."""
+    text = module.read_text()
+    code: set[int] = set()
+    silent = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in (*silent, tokenize.ENDMARKER):
+            code |= set(range(token.start[0], token.end[0] + 1))
+    for node in ast.walk(ast.parse(text)):
+        body = getattr(node, "body", None)
+        if isinstance(body, list) and body and isinstance(body[0], ast.Expr):
+            first = body[0]
+            if isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
+                code -= set(range(first.lineno, (first.end_lineno or first.lineno) + 1))
+    return len(code)
+
+
+def test_the_privileged_code_can_be_read_in_an_afternoon() -> None:
+    assert sum(map(lines_of_code, MODULES)) <= LINES_OF_CODE_MAX
