@@ -153,7 +153,12 @@ def everything() -> Changes:
         ],
         cluster_events=[
             cluster_event(
-                1, executor_id="host-a", job_id="job-1", allocation_id="slot-1", message="m"
+                1,
+                executor_id="host-a",
+                job_id="job-1",
+                allocation_id="slot-1",
+                reason="r",
+                message="m",
             )
         ],
         counters={"arrival_number": 7, "cluster_sequence": 2**62},

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from itertools import pairwise
+from dataclasses import MISSING, fields, replace
+from itertools import chain, pairwise
 
 import pytest
 
 from finegrain.errors import ConfigurationError, InvariantBroken, StoreError
 from finegrain.resources import ResourceProfile
 from resource_manager.engine.effects import Changes
-from resource_manager.engine.entities import RequestSpec, RequestState
+from resource_manager.engine.entities import (
+    ClusterEvent,
+    Executor,
+    Job,
+    JobEvent,
+    Request,
+    RequestSpec,
+    RequestState,
+    Slot,
+)
 from resource_manager.storage.store import NotLeader, Store
 from tests.support.books import (
     books_of,
@@ -304,3 +314,23 @@ def test_ids_are_told_apart_by_case_and_accents(store: Store) -> None:
     names = ["a", "A", "ä", "Ä", "a\u0308", " a", "a ", str(sys.maxsize)]
     store.commit(Changes(jobs=[job(name) for name in names]))
     assert sorted(each.job_id for each in store.load().jobs) == sorted(names)
+
+
+@pytest.mark.parametrize("kind", [Job, Request, Slot, Executor, JobEvent, ClusterEvent])
+def test_no_durable_field_is_left_out_of_the_round_trip(kind: type) -> None:
+    """`everything` moves each one away from its default, so that the round trip would miss it."""
+    durable = inspect.getsource(kind).partition("# runtime")[0]
+    changes = everything()
+    stored = chain(
+        *(changes.jobs, changes.requests, changes.slots, changes.executors),
+        *(changes.job_events, changes.cluster_events),
+    )
+    rows = [row for row in stored if isinstance(row, kind)]
+    with_default = [
+        each
+        for each in fields(kind)
+        if each.default is not MISSING and f"    {each.name}: " in durable
+    ]
+    assert rows
+    for each in with_default:
+        assert any(getattr(row, each.name) != each.default for row in rows), each.name
