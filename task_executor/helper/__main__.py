@@ -20,6 +20,7 @@ from typing import Any
 from task_executor.helper.cgroups import choose_driver
 from task_executor.helper.cgroups.base import Kernel
 from task_executor.helper.child import become_subreaper, spare_from_oom
+from task_executor.helper.launch import HelperConfig, digest
 from task_executor.helper.loop import Job, Loop
 from task_executor.helper.paths import boot_id, read_json, write_json
 from task_executor.helper.protocol import (
@@ -43,6 +44,8 @@ class Helper:
         state = Path(config["state_dir"])
         known = read_json(state / "helper.json") or {}
         base = known.get("base") if known.get("boot_id") == boot_id() else None
+        if base and next((state / "slots").glob("*.json"), None):
+            config = config | {"isolation": "auto"}  # slots that are in cgroups stay in them
         self.driver = choose_driver(config, Kernel(), base)
         write_json(state / "helper.json", {"boot_id": boot_id(), "base": self.driver.base})
         self.loop = Loop(_reap)
@@ -65,6 +68,7 @@ class Helper:
         return {
             "protocol_version": PROTOCOL_VERSION,
             "executor_id": self.config["executor_id"],
+            "config": digest(HelperConfig(**self.config)),
             "pid": os.getpid(),
             "boot_id": boot_id(),
             "uid": os.geteuid(),

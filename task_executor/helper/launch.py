@@ -4,6 +4,7 @@ answers.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import socket
@@ -57,56 +58,59 @@ class HelperNotStarted(RuntimeError):
 
 
 def start_helper(config: HelperConfig) -> int:
-    """The pid of a helper that answers at the socket: a live one is reused, else one is started,
-    detached.
+    """The pid of a helper that answers at the socket, detached from us. A live one is reused if it
+    was started with the same configuration, else it is replaced; tasks live through that.
     """
     config = replace(config, front_pid=config.front_pid or os.getpid())
-    said = ""
-    for _attempt in range(_ATTEMPTS):
-        if (hello := _hello(Path(config.socket_path))) is not None:
-            if hello["protocol_version"] != PROTOCOL_VERSION:
-                raise HelperNotStarted(f"the helper at {config.socket_path} is of another version")
-            if hello["executor_id"] != config.executor_id:
-                raise HelperNotStarted(
-                    f"{config.socket_path} belongs to executor {hello['executor_id']}"
-                )
+    path, said = Path(config.socket_path), ""
+    for attempt in range(_ATTEMPTS):
+        if attempt:
+            time.sleep(_PAUSE_S)
+        if (hello := _ask(path, "hello")) is None:
+            said = _spawn(config)
+        elif hello["executor_id"] != config.executor_id:
+            raise HelperNotStarted(f"{path} belongs to executor {hello['executor_id']}")
+        elif hello["protocol_version"] == PROTOCOL_VERSION and hello["config"] == digest(config):
             return int(hello["pid"])
-        log = Path(config.state_dir) / "helper.log"
-        try:
-            log.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
-        except OSError as error:
-            raise HelperNotStarted(f"state directory {log.parent}: {error.strerror}") from None
-        with log.open("ab") as output:
-            command = [
-                sys.executable,
-                "-I",
-                "-S",
-                "-X",
-                "utf8",
-                "-c",
-                _PROGRAM,
-                json.dumps(asdict(config)),
-            ]
-            subprocess.run(
-                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, check=False
-            )
-        said = log.read_text(errors="replace")[-2000:]
-        time.sleep(_PAUSE_S if _attempt else 0)
-    raise HelperNotStarted(f"helper does not answer at {config.socket_path}: {said}")
+        else:
+            _ask(path, "stop")
+    raise HelperNotStarted(f"helper does not answer at {path}: {said}")
 
 
-def _hello(path: Path) -> dict[str, Any] | None:
+def digest(config: HelperConfig) -> str:
+    """What of a configuration makes two helpers different."""
+    kept = asdict(replace(config, front_pid=None))
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
+
+
+def _spawn(config: HelperConfig) -> str:
+    """Start one and wait until it answers or has given up; returns the end of its log."""
+    log = Path(config.state_dir) / "helper.log"
+    given = json.dumps(asdict(config))
+    command = [sys.executable, "-I", "-S", "-X", "utf8", "-c", _PROGRAM, given]
+    try:
+        log.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+        with log.open("ab") as out:
+            subprocess.run(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, check=False)
+        return log.read_text(errors="replace")[-2000:]
+    except OSError as error:
+        raise HelperNotStarted(f"state directory {log.parent}: {error.strerror}") from None
+
+
+def _ask(path: Path, verb: str) -> dict[str, Any] | None:
+    """The result of one call without arguments; None if nobody answers."""
     try:
         with socket.socket(socket.AF_UNIX) as peer, socket_address(path) as address:
             peer.settimeout(_ANSWER_S)
             peer.connect(address)
-            peer.sendall(encode({"id": 1, "verb": "hello", "args": {}}))
+            peer.sendall(encode({"id": 1, "verb": verb, "args": {}}))
             inbox = bytearray()
             while data := peer.recv(1 << 16):
                 inbox += data
                 for body in frames(inbox):
-                    result: dict[str, Any] = decode(body)["result"]
-                    return result
+                    if "id" in (answer := decode(body)):
+                        result: dict[str, Any] = answer["result"]
+                        return result
     except OSError:
         return None
     return None

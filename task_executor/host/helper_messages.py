@@ -98,6 +98,7 @@ class HelperInfo:
     boot_id: str
     uid: int
     isolation: IsolationReport
+    config: str = ""  # a digest of what it was started with
 
 
 @dataclass(frozen=True)

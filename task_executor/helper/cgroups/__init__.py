@@ -78,7 +78,7 @@ def _leave_inner_node(own: str, front_pid: int | None, kernel: Kernel) -> None:
     a leaf.
     """
     here = kernel.read(f"{own}/cgroup.procs").split()
-    for pid in {os.getpid(), front_pid} - {None}:
+    for pid in {os.getpid(), os.getppid(), front_pid} - {None}:
         if str(pid) in here and kernel.exists(f"{own}/cgroup.type"):  # the root group has no type
             kernel.mkdir(f"{own}/finegrain-daemon")
             kernel.write(f"{own}/finegrain-daemon/cgroup.procs", str(pid))

@@ -203,6 +203,19 @@ async def test_a_live_helper_is_reused(host: Host) -> None:
     assert start_helper(host.config) == host.pid
 
 
+async def test_a_helper_with_another_configuration_is_replaced_and_tasks_live_on(
+    host: Host,
+) -> None:
+    await host.slot()
+    pid = await host.start("sleep 60")
+    host.config = replace(host.config, allow_root_tasks=False, isolation="none")
+    before, host.pid = host.pid, start_helper(host.config)
+    assert host.pid != before
+    assert (await host.client.inspect()).tasks[0].pid == pid
+    driver = (await host.client.hello()).isolation.driver
+    assert driver == "v1" or os.geteuid() != 0  # the slot is in a cgroup, so it stays there
+
+
 async def test_two_starts_at_once_give_one_helper(config: HelperConfig) -> None:
     pids = await asyncio.gather(*(asyncio.to_thread(start_helper, config) for _ in range(4)))
     assert len(set(pids)) == 1
