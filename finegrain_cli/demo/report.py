@@ -1,0 +1,77 @@
+"""What the demo tells: progress line by line, and at the end what ran where and how."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from finegrain_cli.output import Column, say, table_lines
+from finegrain_cli.units import format_bytes, format_cpu
+from finegrain_client import Slot, TaskResult
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One task that ran: what, where, within which limits, and what it used."""
+
+    what: str
+    executor_id: str
+    cpu_milli: int
+    memory_bytes: int
+    result: TaskResult
+
+    @classmethod
+    def of(cls, what: str, slot: Slot, result: TaskResult) -> Record:
+        """The record of a task that ended in `slot`."""
+        return cls(what, slot.executor_id, slot.profile.cpu_milli, slot.memory_bytes, result)
+
+
+@dataclass(slots=True)
+class Story:
+    """Progress on standard error, facts for the report, and what turned out wrong."""
+
+    started_at: float = field(default_factory=time.monotonic)
+    records: list[Record] = field(default_factory=list)
+    mismatches: list[str] = field(default_factory=list)
+
+    def tell(self, text: str) -> None:
+        """One line of progress, with the seconds since the start."""
+        say(f"[{time.monotonic() - self.started_at:5.1f} s] {text}")
+
+    def ran(self, what: str, slot: Slot, result: TaskResult) -> TaskResult:
+        """Notes a task that ended."""
+        self.records.append(Record.of(what, slot, result))
+        return result
+
+    def expect(self, holds: bool, what: str) -> None:
+        """Notes a mismatch unless `holds`."""
+        if not holds:
+            self.mismatches.append(what)
+            self.tell(f"MISMATCH: {what}")
+
+
+def report(records: Sequence[Record]) -> str:
+    """The table of all tasks: where they ran, their limits, what they used, how they ended."""
+    columns = [
+        Column("task", lambda each: each.what),
+        Column("executor", lambda each: each.executor_id),
+        Column("cpu", lambda each: format_cpu(each.cpu_milli), right=True),
+        Column("memory", lambda each: format_bytes(each.memory_bytes), right=True),
+        Column("peak", lambda each: _peak(each.result), right=True),
+        Column("cpu time", lambda each: f"{each.result.cpu_time_s:.2f}s", right=True),
+        Column("ended", lambda each: _ended(each.result)),
+    ]
+    return "\n".join(table_lines(columns, records))
+
+
+def _peak(result: TaskResult) -> str:
+    return format_bytes(result.peak_memory_bytes) if result.peak_memory_bytes else "unknown"
+
+
+def _ended(result: TaskResult) -> str:
+    if result.oom_killed:
+        return "out of memory, killed"
+    if result.signal:
+        return f"signal {result.signal}"
+    return "ok" if result.ok else f"exit code {result.exit_code}"

@@ -1,0 +1,175 @@
+"""The demo's job master: a word count over real files, through the public client alone.
+
+Map tasks run in slots of many sizes, reduce tasks read the maps' output from their standard input.
+On the way one request has to wait and says why, one executor is drained, and one task eats more
+memory than its slot has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import finegrain_client as fg
+from finegrain_cli.demo import wordcount
+from finegrain_cli.demo.report import Story
+from finegrain_cli.explanation import explanation_text
+
+MAPS = 16
+REDUCES = 3
+GRANT_TIMEOUT_S = 20.0
+SCRIPT = wordcount.__file__
+HOG = "held = []\nwhile True: held.append(bytearray(1 << 20))"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What the job works on: `share_milli` is the cpu of each of the two executors."""
+
+    files: tuple[Path, ...]
+    share_milli: int
+    steady_executor: str
+    drained_executor: str
+
+    @property
+    def map_specs(self) -> list[fg.SlotSpec]:
+        """16 sizes: 4 to 11.5 % of an executor's cpu, 32 to 62 MiB; more than one executor has."""
+        return [
+            fg.SlotSpec(
+                cpu_milli=self.share_milli * (40 + 5 * index) // 1000,
+                memory_bytes=(32 + 2 * index) * fg.MIB,
+            )
+            for index in range(MAPS)
+        ]
+
+    def chunks(self) -> list[list[str]]:
+        """The files dealt out to the maps."""
+        return [[str(path) for path in self.files[index::MAPS]] for index in range(MAPS)]
+
+
+async def count_words(cluster: fg.Cluster, plan: Plan, story: Story) -> Counter[str]:
+    """Runs the whole story and returns the words counted."""
+    async with cluster.job("wordcount", group="demo") as job:
+        slots = await _carve(job, plan, story)
+        tasks = [
+            await slot.run([sys.executable, SCRIPT, "map", str(REDUCES), *chunk])
+            for slot, chunk in zip(slots, plan.chunks(), strict=True)
+        ]
+        big = await _one_that_waits(job, plan, story)
+        await cluster.drain(plan.drained_executor, reason="demo")
+        story.tell(f"drained {plan.drained_executor}: what runs there goes on, nothing new comes")
+        lines = await _finish_maps(slots, tasks, story)
+        slot = await big.granted(GRANT_TIMEOUT_S)
+        story.tell(f"capacity came back, and the request that waited got {_where(slot)}")
+        story.expect(
+            slot.executor_id == plan.steady_executor, "a new slot was placed on a drained executor"
+        )
+        await slot.release()
+        words = await _reduce(job, plan, lines, story)
+        await _eat_too_much(job, plan, story)
+    await cluster.undrain(plan.drained_executor)
+    story.tell(f"undrained {plan.drained_executor}")
+    return words
+
+
+async def _carve(job: fg.Job, plan: Plan, story: Story) -> list[fg.Slot]:
+    requests = await job.request_slots(plan.map_specs)
+    slots = [await request.granted(GRANT_TIMEOUT_S) for request in requests]
+    homes = Counter(slot.executor_id for slot in slots)
+    spread = ", ".join(f"{count} on {home}" for home, count in sorted(homes.items()))
+    story.tell(f"carved {len(slots)} slots of {len(slots)} sizes: {spread}")
+    for slot, spec in zip(slots, plan.map_specs, strict=True):
+        story.expect(
+            slot.profile.cpu_milli == spec.cpu_milli and slot.memory_bytes == spec.memory_bytes,
+            f"slot {slot.allocation_id} is not what was asked for",
+        )
+    return slots
+
+
+async def _one_that_waits(job: fg.Job, plan: Plan, story: Story) -> fg.Request:
+    (request,) = await job.request_slots(
+        fg.SlotSpec(cpu_milli=plan.share_milli * 8 // 10, memory_bytes=64 * fg.MIB)
+    )
+    try:
+        await request.granted(0.3)
+        story.expect(False, "the request that should wait was granted at once")
+    except fg.StillWaiting:
+        explanation = await request.explain()
+        story.tell("one more request has to wait; finegrain explain says:")
+        for line in explanation_text(explanation).splitlines():
+            story.tell("  " + line)
+        story.expect(explanation.executors_fitting == 0, "explain says that it fits")
+        story.expect(bool(explanation.would_fit_if), "explain names no change that would fit")
+    return request
+
+
+async def _finish_maps(
+    slots: Sequence[fg.Slot], tasks: Sequence[fg.Task], story: Story
+) -> list[str]:
+    """Waits for the maps, gives each slot back as its task ends; returns the lines they wrote."""
+
+    async def finish(index: int) -> list[str]:
+        result = (await tasks[index].wait()).check()
+        story.ran(f"map {index}", slots[index], result)
+        done = sum(each.what.startswith("map") for each in story.records)
+        if done % 4 == 0:
+            story.tell(f"maps done: {done}/{len(tasks)}")
+        await slots[index].release()
+        return result.stdout.decode().splitlines()
+
+    outputs = await asyncio.gather(*(finish(index) for index in range(len(tasks))))
+    return [line for output in outputs for line in output]
+
+
+async def _reduce(job: fg.Job, plan: Plan, lines: list[str], story: Story) -> Counter[str]:
+    requests = await job.request_slots(
+        [
+            fg.SlotSpec(
+                cpu_milli=plan.share_milli * (200 + 50 * part) // 1000,
+                memory_bytes=(48 + 8 * part) * fg.MIB,
+            )
+            for part in range(REDUCES)
+        ]
+    )
+
+    async def reduce(part: int) -> Counter[str]:
+        slot = await requests[part].granted(GRANT_TIMEOUT_S)
+        story.expect(slot.executor_id == plan.steady_executor, "a reduce ran on a drained executor")
+        data = "\n".join(lines[part::REDUCES]).encode()
+        task = await slot.run([sys.executable, SCRIPT, "reduce"], stdin=data)
+        result = story.ran(f"reduce {part}", slot, (await task.wait()).check())
+        await slot.release()
+        return Counter(json.loads(result.stdout))
+
+    words: Counter[str] = Counter()
+    for part in await asyncio.gather(*(reduce(part) for part in range(REDUCES))):
+        words.update(part)
+    story.tell(f"reduced: {words.total()} words, {len(words)} different ones")
+    return words
+
+
+async def _eat_too_much(job: fg.Job, plan: Plan, story: Story) -> None:
+    """A task that wants more memory than its slot has dies alone, and is reported as such."""
+    (request,) = await job.request_slots(
+        fg.SlotSpec(cpu_milli=plan.share_milli // 2, memory_bytes=40 * fg.MIB)
+    )
+    slot = await request.granted(GRANT_TIMEOUT_S)
+    if slot.isolation is None or slot.isolation.memory != "hard":
+        story.tell(
+            "memory limits are not enforced on this host: left out the task that eats memory"
+        )
+        return
+    task = await slot.run([sys.executable, "-c", HOG])
+    result = story.ran("memory hog", slot, await task.wait())
+    story.tell("a task ate more memory than its slot has: it " + result.how)
+    story.expect(result.oom_killed, "the memory limit did not hold")
+    await slot.release()
+
+
+def _where(slot: fg.Slot) -> str:
+    return f"a slot on {slot.executor_id}"

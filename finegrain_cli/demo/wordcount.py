@@ -1,0 +1,54 @@
+"""The demo's task: counts words of files (map), or adds up counts (reduce). Standard library only.
+
+wordcount.py map PARTS FILE...   writes one JSON object per part: word -> count
+wordcount.py reduce              reads such objects, one per line, and writes their sum
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import zlib
+from collections import Counter
+from collections.abc import Iterable
+
+WORD = re.compile(r"[A-Za-z]{3,}")
+
+
+def count_words(paths: Iterable[str]) -> Counter[str]:
+    """Words of the files in lower case with how often they occur."""
+    words: Counter[str] = Counter()
+    for path in paths:
+        with open(path, encoding="utf-8") as file:
+            words.update(word.lower() for word in WORD.findall(file.read()))
+    return words
+
+
+def part_of(word: str, parts: int) -> int:
+    """Which reducer a word belongs to; the same in every process."""
+    return zlib.crc32(word.encode()) % parts
+
+
+def split(words: Counter[str], parts: int) -> list[Counter[str]]:
+    """The words by reducer."""
+    result: list[Counter[str]] = [Counter() for _ in range(parts)]
+    for word, count in words.items():
+        result[part_of(word, parts)][word] = count
+    return result
+
+
+def main(arguments: list[str]) -> None:
+    """Runs one map or one reduce."""
+    if arguments[0] == "map":
+        for part in split(count_words(arguments[2:]), int(arguments[1])):
+            print(json.dumps(part))
+    else:
+        total: Counter[str] = Counter()
+        for line in sys.stdin:
+            total.update(json.loads(line))
+        print(json.dumps(total))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
