@@ -15,6 +15,9 @@ from finegrain.errors import FinegrainError
 T = TypeVar("T")
 log = logging.getLogger("finegrain_client")
 
+CLEANING_UP = "taking back"
+"""How the names of tasks begin that undo something and then end by themselves."""
+
 
 class Background:
     """A set of running tasks; an error in one is logged, an unexpected one with its traceback."""
@@ -32,9 +35,9 @@ class Background:
         task.add_done_callback(self._ended)
         return task
 
-    async def settle_named(self, prefix: str, timeout_s: float) -> None:
-        """Waits for those whose name begins with `prefix`, at most so long."""
-        some = {task for task in self._tasks if task.get_name().startswith(prefix)}
+    async def settle(self, timeout_s: float) -> None:
+        """Waits for those that end by themselves, at most so long."""
+        some = {task for task in self._tasks if task.get_name().startswith(CLEANING_UP)}
         if some:
             await asyncio.wait(some, timeout=timeout_s)
 
@@ -87,6 +90,10 @@ async def unless(event: asyncio.Event, work: Awaitable[T], error: Callable[[], E
     `work` is cancelled and awaited when it is not needed any more, for whatever reason.
     """
     working = asyncio.ensure_future(work)
+    if event.is_set():  # then it is not even begun
+        working.cancel()
+        await asyncio.gather(working, return_exceptions=True)
+        raise error()
     alarm = asyncio.ensure_future(event.wait())
     try:
         await asyncio.wait({working, alarm}, return_when=asyncio.FIRST_COMPLETED)

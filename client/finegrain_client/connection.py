@@ -131,9 +131,15 @@ class Connection:
         )
 
     def acquire_executor(self, address: str) -> TaskExecutorServiceAsyncStub:
-        """The service of an executor; give it back with `release_executor`."""
+        """The service of an executor; give it back with `release_executor`.
+
+        Raises:
+            ConfigurationError: the job's secret would go over a network in clear.
+        """
         link = self._links.get(address)
         if link is None:
+            secret = self._token or ""  # a job's secret is worth as much as a token
+            check_token_is_safe(address, tls=self._tls, token=secret, insecure=self._insecure)
             channel = self._open(address)
             stub = task_executor_pb2_grpc.TaskExecutorServiceStub(channel)
             link = _ExecutorLink(channel, cast("TaskExecutorServiceAsyncStub", stub))

@@ -21,6 +21,7 @@ from finegrain.options import TlsOptions
 from finegrain.v1 import resource_manager_pb2 as rm
 from finegrain.v1 import slots_pb2
 from finegrain_client import reading
+from finegrain_client.background import CLEANING_UP
 from finegrain_client.connection import Connection
 from finegrain_client.context import JobContext
 from finegrain_client.errors import JobEnded, Rejection, RequestRejected
@@ -262,7 +263,7 @@ class Job:
         ended = self._story.error is not None
         self._story.over(JobEnded(f"job {self.job_id} was left"), expected=True)
         if self.detached:
-            await self._context.background.settle_named("taking back", ENDING_BUDGET_S)
+            await self._context.background.settle(ENDING_BUDGET_S)
         await self._context.background.stop()
         if self._offers is not None:
             await self._offers.stop()
@@ -340,7 +341,7 @@ class Job:
     def _take_back(self, ids: Sequence[str]) -> None:
         if ids and self._story.error is None:
             self._context.background.start(
-                self._cancel_all(ids), f"taking back {len(ids)} requests of job {self.job_id}"
+                self._cancel_all(ids), f"{CLEANING_UP} {len(ids)} requests of job {self.job_id}"
             )
 
     async def _cancel_all(self, ids: Sequence[str]) -> None:

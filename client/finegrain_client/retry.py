@@ -19,7 +19,7 @@ from typing import Protocol, TypeVar
 
 import grpc
 
-from finegrain.errors import FinegrainError, ResourceExhausted
+from finegrain.errors import FailedPrecondition, FinegrainError, Reason, ResourceExhausted
 from finegrain.rpc.status import error_from_rpc
 
 T = TypeVar("T")
@@ -79,6 +79,17 @@ def delay_before_retry(
     return None
 
 
+def raise_if_closed() -> None:
+    """Tells a call that was cancelled because its channel was closed from one that we cancelled.
+
+    Raises:
+        FailedPrecondition: nobody cancelled the present task.
+    """
+    task = asyncio.current_task()
+    if task is not None and not task.cancelling():
+        raise FailedPrecondition("the client was closed", reason=Reason.CONFIGURATION) from None
+
+
 async def call_with_retries(
     attempt: Callable[[float], Awaitable[T]],
     *,
@@ -111,6 +122,9 @@ async def call_with_retries(
                 late = code_of(error) is grpc.StatusCode.DEADLINE_EXCEEDED
                 raise error_from_rpc(last if late and last else error, where()) from None
             last = error
+        except asyncio.CancelledError:
+            raise_if_closed()
+            raise
         await asyncio.sleep(delay_s)
         if after_unavailable is not None:
             await after_unavailable(backoff.failures)
@@ -157,6 +171,9 @@ async def resumed(
                 yield message
         except grpc.RpcError as failure:
             error = failure
+        except asyncio.CancelledError:
+            raise_if_closed()
+            raise
         finally:
             # An abandoned call is never collected and keeps its handler at the server alive.
             call.cancel()

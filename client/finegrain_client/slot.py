@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterable, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterable, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import grpc
@@ -47,7 +48,8 @@ class Slot:
     def __init__(self, context: JobContext, status: SlotStatus) -> None:
         self._context = context
         self._address = status.executor_address
-        self._stub = context.connection.acquire_executor(self._address)
+        self._stub: TaskExecutorServiceAsyncStub | None = None  # dialled when first needed
+        self._readers = 0
         self.status = status
         self.lost = asyncio.Event()
         self.error: FinegrainError | None = None
@@ -193,14 +195,36 @@ class Slot:
         """The slot is gone. Its tasks' waits end `at_once`, or when their streams end."""
         if self.error is None:
             self.error = error
-            self._context.connection.release_executor(self._address)
         if at_once:
             self.lost.set()
+        self._hang_up()
 
     @property
     def stub(self) -> TaskExecutorServiceAsyncStub:
-        """The executor's service."""
+        """The executor's service.
+
+        Raises:
+            ConfigurationError: the job's secret would go over a network in clear.
+        """
+        if self._stub is None:
+            self._stub = self._context.connection.acquire_executor(self._address)
         return self._stub
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Keeps the channel to the executor, also when the slot ends meanwhile."""
+        self._readers += 1
+        try:
+            yield
+        finally:
+            self._readers -= 1
+            if self.has_ended:
+                self._hang_up()
+
+    def _hang_up(self) -> None:
+        if self._stub is not None and self._readers == 0:
+            self._stub = None
+            self._context.connection.release_executor(self._address)
 
     async def guard(self, work: Awaitable[T]) -> T:
         """The result of `work`, unless the slot is lost before; errors say what they mean then.
@@ -234,7 +258,7 @@ class Slot:
         """
         return await self.guard(
             call_with_retries(
-                lambda timeout_s: attempt(self._stub, timeout_s),
+                lambda timeout_s: attempt(self.stub, timeout_s),
                 where=lambda: self._address,
                 policy=self._context.connection.policy,
                 after_unavailable=self.after_break,
@@ -261,9 +285,9 @@ class Slot:
             return  # a hint only; the next round asks again
         address = answer.executor.address
         if address and address != self._address and self.error is None:
-            connection.release_executor(self._address)
-            self._address = address
-            self._stub = connection.acquire_executor(address)
+            if self._stub is not None:
+                connection.release_executor(self._address)
+            self._address, self._stub = address, None
 
     def _why(self) -> FinegrainError:
         return self.error or SlotLost(self.allocation_id, self.generation, self.executor_id, "", "")

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Literal
 from finegrain.errors import FinegrainError, InvalidArgument, NotFound, Unavailable
 from finegrain.v1 import task_executor_pb2 as te
 from finegrain_client import reading_tasks
+from finegrain_client.background import CLEANING_UP
 from finegrain_client.context import JobContext
 from finegrain_client.errors import JobEnded, TaskNotStarted, reason_of
 from finegrain_client.reading import duration
@@ -162,12 +163,13 @@ class Task:
             FinegrainError: the executor refused.
         """
         reader = _Reader(Offsets(stdout_offset, stderr_offset))
-        async with aclosing(self._messages(reader)) as messages:
-            while (message := await self._slot.guard(anext(messages, None))) is not None:
-                if (chunk := reader.take(message)) is not None:
-                    yield chunk
-                if reader.is_done:
-                    return
+        with self._slot.in_use():
+            async with aclosing(self._messages(reader)) as messages:
+                while (message := await self._slot.guard(anext(messages, None))) is not None:
+                    if (chunk := reader.take(message)) is not None:
+                        yield chunk
+                    if reader.is_done:
+                        return
 
     async def write_input(self, data: bytes, *, eof: bool = False) -> None:
         """Writes to the task's standard input; returns when the executor has taken it in.
@@ -212,7 +214,8 @@ class Task:
 
     async def _watch(self) -> None:
         try:
-            await self._slot.guard(follow(self._messages(self._reader), self._take))
+            with self._slot.in_use():
+                await self._slot.guard(follow(self._messages(self._reader), self._take))
             self._finish()
         except asyncio.CancelledError:
             if not self._done.done():
@@ -283,7 +286,9 @@ async def start_task(slot: Slot, context: JobContext, task_id: str, options: Tas
         )
     except (asyncio.CancelledError, Unavailable):
         if not slot.has_ended:
-            context.background.start(_forget(slot, context, task_id), f"cancelling task {task_id}")
+            context.background.start(
+                _forget(slot, context, task_id), f"{CLEANING_UP} task {task_id}"
+            )
         raise
     status = reading_tasks.task(answer.task)
     if status.state is TaskState.FAILED:

@@ -106,6 +106,9 @@ class Story:
                 await asyncio.sleep(backoff.next_s())
             except FinegrainError as error:
                 self.over(_meaning(self._context.job_id, error))
+            except Exception as error:  # a bug, but nobody may wait for ever because of it
+                log.exception("watching job %s failed", self._context.job_id)
+                self.over(FinegrainError(f"watching job {self._context.job_id} failed: {error!r}"))
 
     async def keep_alive(self, interval_s: float) -> None:
         """Renews the lease and acknowledges what was taken in, every `interval_s` seconds."""
@@ -186,6 +189,7 @@ class Story:
             return
         generation = status.slot.generation if status.slot else request.generation
         if (request.state, request.generation) == (status.state, generation):
+            request.reason = status.reason
             return
         self._tell(
             JobEvent(

@@ -141,7 +141,7 @@ def test_a_closed_client_says_so_and_leaves_no_thread(served: Served) -> None:
 @pytest.mark.parametrize("name", ["Cluster", "Job", "Request", "Slot", "Task"])
 def test_the_blocking_twin_has_the_same_names_and_arguments(name: str) -> None:
     inner_only = {"take_state", "reject", "fail", "on_change", "off_change", "end", "mark_released"}
-    inner_only |= {"stub", "guard", "call", "after_break"}
+    inner_only |= {"stub", "guard", "call", "after_break", "in_use"}
     ours, twin = getattr(fg, name), getattr(fg.blocking, name)
     for each, member in inspect.getmembers(ours):
         if each.startswith("_") or (each in inner_only and not hasattr(twin, each)):

@@ -217,3 +217,26 @@ async def test_leaving_while_the_resource_manager_is_gone_does_not_hang(
         servant.failures["EndJob"].extend([fg.Unavailable("starting")] * 100)
         await job.__aexit__(None, None, None)
     assert "it ends when its lease" in caplog.text
+
+
+async def test_a_wrong_secret_does_not_open_a_job(servant: Scripted, cluster: fg.Cluster) -> None:
+    servant.failures["WatchJob"].append(
+        fg.PermissionDenied("not yours", reason=Reason.JOB_SECRET_WRONG)
+    )
+    with pytest.raises(fg.PermissionDenied, match="not yours"):
+        async with cluster.attach_job("job-1", "guessed"):
+            pass
+
+
+async def test_closing_the_client_too_early_is_said(servant: Scripted) -> None:
+    cluster = fg.connect(servant.address)
+    servant.auto_grant = False
+    job = cluster.job("early")
+    await job.__aenter__()
+    (request,) = await job.request_slots(fg.SlotSpec())
+    await eventually(lambda: servant.live["WatchJob"] == 1)
+    waiting = asyncio.create_task(request.granted(timeout_s=10))
+    await asyncio.sleep(0)
+    await cluster.close()
+    with pytest.raises(fg.FailedPrecondition, match="closed"):
+        await waiting

@@ -3,11 +3,13 @@
 import asyncio
 import signal
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 
 import pytest
 
 import finegrain_client as fg
 from finegrain.errors import Reason
+from finegrain_client import connection
 from tests.client.scripted import LOST, RELEASED, Program, Scripted, eventually
 
 TEXT = b"the quick brown fox jumps over the lazy dog"
@@ -245,3 +247,35 @@ async def test_nothing_is_left_behind(servant: Scripted, cluster: fg.Cluster) ->
         await eventually(lambda: job.requests == [])
     await eventually(lambda: len(asyncio.all_tasks()) <= before + 2)
     assert +servant.live == {}
+
+
+async def test_a_secret_is_not_sent_in_clear_over_a_network(servant: Scripted, job: fg.Job) -> None:
+    servant.address = "192.0.2.1:1"  # where the executor claims to be
+    (request,) = await job.request_slots(fg.SlotSpec())
+    slot = await request.granted(timeout_s=10)
+    with pytest.raises(fg.ConfigurationError, match="clear"):
+        await slot.run(["true"])
+
+
+async def test_channels_of_executors_that_nobody_uses_are_closed(
+    servant: Scripted, job: fg.Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "EXECUTOR_CHANNELS_IDLE_MAX", 1)
+    program = Program(stdout=TEXT, ends=False)
+    hosts = [Scripted() for _ in range(3)]
+    async with AsyncExitStack() as stack:
+        running = []
+        for host in hosts:
+            host.programs["say"] = program
+            await stack.enter_async_context(host.served())
+            servant.address = host.address
+            (request,) = await job.request_slots(fg.SlotSpec())
+            slot = await request.granted(timeout_s=10)
+            running.append(await slot.run(["say"]))
+            await slot.release()
+        program.ends = True
+        for host, task in zip(hosts, running, strict=True):
+            await host.wake()
+            assert (await task.wait(timeout_s=10)).stdout == TEXT
+        links = job._context.connection._links
+        await eventually(lambda: len(links) == 1)
