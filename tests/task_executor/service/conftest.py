@@ -1,15 +1,41 @@
-"""A scripted resource manager, and executors that it commands."""
+"""A scripted resource manager, and executors that it commands: in this process with a fake helper,
+or as a process of their own with the real one.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import tempfile
 from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from finegrain.cpuset import CpuSet
+from finegrain.options import ListenOptions
+from task_executor.engine.slot_table import HostShare
+from task_executor.helper.launch import HelperConfig
+from task_executor.host.detection import detect
+from task_executor.options import TaskExecutorOptions
+from task_executor.service.checkpoint import StateDirectory
+from task_executor.service.front import Front
+from task_executor.service.host_plan import plan_host
+from task_executor.service.prepared import Prepared
+from task_executor.service.task_users import user_policy
 from tests.task_executor.service.executor_process import ExecutorProcess
-from tests.task_executor.service.scripted_rm import JobMaster, ScriptedRM, eventually
+from tests.task_executor.service.fake_helper import FakeHelper
+from tests.task_executor.service.scripted_rm import (
+    CLUSTER_TOKEN,
+    MIB,
+    JobMaster,
+    ScriptedRM,
+    eventually,
+)
+
+TOTAL = {"cpu_milli": 4000, "memory_bytes": 1024 * MIB}
 
 
 @pytest.fixture
@@ -18,6 +44,82 @@ async def rm() -> AsyncIterator[ScriptedRM]:
     await manager.start()
     yield manager
     await manager.stop()
+
+
+@dataclass
+class Executor:
+    """A front in this process."""
+
+    folder: Path
+    helper: FakeHelper
+    options: TaskExecutorOptions
+    front: Front = field(init=False)
+    directory: StateDirectory = field(init=False)
+    running: asyncio.Task[None] = field(init=False)
+
+    @property
+    def job_master(self) -> JobMaster:
+        return JobMaster(self.front.address)
+
+    async def start(self, **changes: Any) -> Front:
+        options = replace(self.options, **changes)
+        self.directory = StateDirectory.open(self.folder / "state")
+        saved = self.directory.load(options.executor_id)
+        plan = plan_host(options, detect(Path("/")))
+        share = HostShare(TOTAL, CpuSet.parse("0-3"), options.slots_max)
+        prepared = Prepared(
+            options=options,
+            directory=self.directory,
+            saved=saved,
+            plan=replace(plan, share=share),
+            users=user_policy(options),
+            cluster_token=CLUSTER_TOKEN,
+            helper=HelperConfig(str(self.folder / "helper"), "", options.executor_id, 0, 0),
+        )
+        self.front = Front(prepared, self.helper, await self.helper.hello())
+        await self.front.start()
+        self.running = asyncio.create_task(self.front.run())
+        return self.front
+
+    async def stop(self) -> None:
+        self.running.cancel()
+        await self.front.stop()
+        self.directory.close()
+
+    async def crash(self) -> None:
+        """Everything of the front ends at once; nothing is said or written any more."""
+        self.running.cancel()
+        await self.front.abandon()
+        self.directory.close()
+
+
+@asynccontextmanager
+async def executor_at(folder: Path, *managers: str) -> AsyncIterator[Executor]:
+    options = TaskExecutorOptions(
+        state_dir=folder / "state",
+        run_dir=folder / "run",
+        managers=managers,
+        executor_id="host-a",
+        listen=ListenOptions("127.0.0.1:0", "127.0.0.1:0"),
+        task_user="self",
+        allow_root_tasks=True,
+    )
+    executor = Executor(folder, FakeHelper(folder / "helper" / "tasks"), options)
+    try:
+        yield executor
+    finally:
+        executor.helper.destroy_gate.set()
+        executor.helper.start_gate.set()
+        await executor.stop()
+
+
+@pytest.fixture
+async def executor(rm: ScriptedRM, tmp_path: Path) -> AsyncIterator[Executor]:
+    """Registered, with a fake helper."""
+    async with executor_at(tmp_path, rm.address) as made:
+        await made.start()
+        await eventually(lambda: rm.reports, "it reports")
+        yield made
 
 
 @pytest.fixture

@@ -84,7 +84,8 @@ class ExecutorProcess:
                 content: dict[str, Any] = json.loads(path.read_text())
                 if self.process is None or content["pid"] == self.process.pid:
                     return content
-            assert time.monotonic() < end and self.exit_code is None, self.log[-3000:]
+            assert time.monotonic() < end, self.log[-3000:]
+            assert self.exit_code is None, self.log[-3000:]
             time.sleep(0.02)
 
     @property
@@ -113,7 +114,7 @@ class ExecutorProcess:
         lock = str(self.state_dir / "helper" / "helper.lock")
         for entry in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
-                links = [os.readlink(fd) for fd in (entry / "fd").iterdir()]
+                links = [str(fd.readlink()) for fd in (entry / "fd").iterdir()]
                 if lock in links:
                     return int(entry.name)
         raise LookupError("no helper")

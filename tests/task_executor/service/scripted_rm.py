@@ -17,7 +17,7 @@ from finegrain.rpc.status import error_from_rpc, status_of
 from finegrain.rpc.tokens import sha256_hex
 from finegrain.rpc.wire import duration_ms_to_proto
 from finegrain.v1 import resource_manager_pb2 as rm
-from finegrain.v1 import resource_manager_pb2_grpc, slots_pb2, task_executor_pb2_grpc
+from finegrain.v1 import slots_pb2, task_executor_pb2_grpc
 from finegrain.v1 import task_executor_pb2 as te
 
 CLUSTER_TOKEN = "cluster-token-of-the-tests"
@@ -37,7 +37,7 @@ async def eventually(condition: Callable[[], Any], what: str) -> Any:
 
 
 @dataclass
-class ScriptedRM(resource_manager_pb2_grpc.ResourceManagerServiceServicer):
+class ScriptedRM:
     """Knows one executor. What it was told is kept; what it answers can be set."""
 
     rm_epoch: int = 1
@@ -46,6 +46,7 @@ class ScriptedRM(resource_manager_pb2_grpc.ResourceManagerServiceServicer):
     report_interval_ms: int = 100
     registrations: list[rm.RegisterExecutorRequest] = field(default_factory=list)
     reports: list[rm.ReportSlotsRequest] = field(default_factory=list)
+    states: list[slots_pb2.SlotReport] = field(default_factory=list)
     unowned: list[rm.SlotRelease] = field(default_factory=list)
     refuse: FinegrainError | None = None
     register_again: bool = False
@@ -56,7 +57,17 @@ class ScriptedRM(resource_manager_pb2_grpc.ResourceManagerServiceServicer):
 
     async def start(self, address: str = "127.0.0.1:0") -> str:
         self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
-        resource_manager_pb2_grpc.add_ResourceManagerServiceServicer_to_server(self, self._server)
+        methods = {
+            name: grpc.unary_unary_rpc_method_handler(handler, decode.FromString, _encode)
+            for name, handler, decode in (
+                ("RegisterExecutor", self.RegisterExecutor, rm.RegisterExecutorRequest),
+                ("ReportSlots", self.ReportSlots, rm.ReportSlotsRequest),
+            )
+        }
+        service = "finegrain.v1.ResourceManagerService"
+        self._server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(service, methods),)
+        )
         port = self._server.add_insecure_port(address)
         self.address = f"127.0.0.1:{port}"
         await self._server.start()
@@ -75,6 +86,7 @@ class ScriptedRM(resource_manager_pb2_grpc.ResourceManagerServiceServicer):
     async def RegisterExecutor(self, request: Any, context: Any) -> rm.RegisterExecutorResponse:
         await self._refuse(context)
         self.registrations.append(request)
+        self.states.append(request.report)
         self.registration_number += 1
         self.command_number = 0
         self.register_again = False
@@ -92,6 +104,7 @@ class ScriptedRM(resource_manager_pb2_grpc.ResourceManagerServiceServicer):
     async def ReportSlots(self, request: Any, context: Any) -> rm.ReportSlotsResponse:
         await self._refuse(context)
         self.reports.append(request)
+        self.states.append(request.report)
         unowned, self.unowned = self.unowned, []
         full, self.send_full_report = self.send_full_report, False
         return rm.ReportSlotsResponse(
@@ -113,8 +126,7 @@ class ScriptedRM(resource_manager_pb2_grpc.ResourceManagerServiceServicer):
         return str(self.registered.address)
 
     def full_reports(self) -> list[slots_pb2.SlotReport]:
-        states = [r.report for r in self.registrations] + [r.report for r in self.reports]
-        return [state for state in states if not state.unchanged]
+        return [state for state in self.states if not state.unchanged]
 
     def slots(self) -> dict[str, int]:
         """Allocation id to state, as last told."""
@@ -122,8 +134,7 @@ class ScriptedRM(resource_manager_pb2_grpc.ResourceManagerServiceServicer):
 
     def ended(self) -> dict[str, str]:
         """Allocation id to reason, over all reports."""
-        states = [r.report for r in self.registrations] + [r.report for r in self.reports]
-        return {each.allocation_id: each.reason for state in states for each in state.ended}
+        return {each.allocation_id: each.reason for state in self.states for each in state.ended}
 
     # -- commands ----------------------------------------------------------------------------
 
@@ -131,13 +142,15 @@ class ScriptedRM(resource_manager_pb2_grpc.ResourceManagerServiceServicer):
         self, *allocations: te.SlotAllocation, number: int | None = None, **changes: Any
     ) -> te.AllocateSlotsResponse:
         request = te.AllocateSlotsRequest(**self._numbers(number, changes), allocations=allocations)
-        return await self._command("AllocateSlots", request)
+        answer: te.AllocateSlotsResponse = await self._command("AllocateSlots", request)
+        return answer
 
     async def free(
         self, *slots: te.SlotFree, number: int | None = None, **changes: Any
     ) -> te.FreeSlotsResponse:
         request = te.FreeSlotsRequest(**self._numbers(number, changes), slots=slots)
-        return await self._command("FreeSlots", request)
+        answer: te.FreeSlotsResponse = await self._command("FreeSlots", request)
+        return answer
 
     def _numbers(self, number: int | None, changes: dict[str, Any]) -> dict[str, Any]:
         if number is None:
@@ -162,6 +175,10 @@ async def calling(call: Any) -> Any:
         return await call
     except grpc.RpcError as error:
         raise error_from_rpc(error) from None
+
+
+def _encode(message: Any) -> bytes:
+    return bytes(message.SerializeToString())
 
 
 def allocation(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from typing import Any
 
 import pytest
 
@@ -149,7 +150,7 @@ async def test_more_output_than_the_limit_is_counted_not_kept(
     ],
 )
 async def test_a_command_that_cannot_run_says_why(
-    rm: ScriptedRM, real: JobMaster, argv: list[str], spec: dict[str, str], reason: str
+    rm: ScriptedRM, real: JobMaster, argv: list[str], spec: dict[str, Any], reason: str
 ) -> None:
     await rm.allocate(allocation())
     status = await real.submit(*argv, **spec)

@@ -1,0 +1,161 @@
+"""A helper without processes: it keeps what it is told; a test decides what happens on the host."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from finegrain.errors import FailedPrecondition, FinegrainError, NotFound, Reason
+from task_executor.host.helper_messages import (
+    ExitRecord,
+    HelperEvent,
+    HelperInfo,
+    HelperState,
+    IsolationReport,
+    SlotLimits,
+    SlotState,
+    SlotUsage,
+    TaskExited,
+    TaskRecord,
+    TaskSpec,
+    TaskStarted,
+    Usage,
+)
+
+ENFORCED = IsolationReport("v1", "quota", "cgroup", "hard", "hard", "freezer")
+Key = tuple[str, int]
+
+
+@dataclass
+class FakeHelper:
+    """Implements `task_executor.service.ports.Helper`."""
+
+    task_root: Path
+    slots: dict[Key, SlotLimits] = field(default_factory=dict)
+    specs: dict[str, TaskSpec] = field(default_factory=dict)
+    exits: dict[str, ExitRecord] = field(default_factory=dict)
+    calls: list[str] = field(default_factory=list)
+    refuse_create: dict[str, FinegrainError] = field(default_factory=dict)
+    refuse_start: FinegrainError | None = None
+    destroy_gate: asyncio.Event = field(default_factory=asyncio.Event)
+    start_gate: asyncio.Event = field(default_factory=asyncio.Event)
+    input_bytes: bytearray = field(default_factory=bytearray)
+    input_pipe_bytes: int = 1 << 20
+    stopped: bool = False
+    _events: asyncio.Queue[HelperEvent] = field(default_factory=asyncio.Queue)
+
+    def __post_init__(self) -> None:
+        self.destroy_gate.set()
+        self.start_gate.set()
+
+    # -- what a test does ----------------------------------------------------------------------
+
+    def tell(self, event: HelperEvent) -> None:
+        self._events.put_nowait(event)
+
+    def write(self, task_id: str, data: bytes, stream: str = "stdout") -> None:
+        with (self.task_root / task_id / f"{stream}.log").open("ab") as log:
+            log.write(data)
+
+    def end(self, task_id: str, exit_code: int | None = 0, **more: object) -> None:
+        now_ms = round(time.time() * 1000)
+        record = ExitRecord(
+            exit_code,
+            started_unix_ms=now_ms,
+            ended_unix_ms=now_ms,
+            **more,  # type: ignore[arg-type]
+        )
+        self.exits[task_id] = record
+        self.tell(TaskExited(task_id, record))
+
+    def said(self, verb: str) -> list[str]:
+        return [call for call in self.calls if call.startswith(verb)]
+
+    # -- the port ------------------------------------------------------------------------------
+
+    async def events(self) -> AsyncIterator[HelperEvent]:
+        while True:
+            yield await self._events.get()
+
+    async def hello(self) -> HelperInfo:
+        return HelperInfo(1, "fake", 1, "boot", 0, ENFORCED)
+
+    async def create_slot(self, limits: SlotLimits) -> IsolationReport:
+        self.calls.append(f"create {limits.allocation_id}.{limits.generation}")
+        await asyncio.sleep(0)
+        if error := self.refuse_create.get(limits.allocation_id):
+            raise error
+        self.slots[limits.allocation_id, limits.generation] = limits
+        return ENFORCED
+
+    async def destroy_slot(self, allocation_id: str, generation: int, grace_ms: int = 0) -> None:
+        self.calls.append(f"destroy {allocation_id}.{generation} {grace_ms}")
+        await self.destroy_gate.wait()
+        for task_id, spec in self.specs.items():
+            in_slot = (spec.allocation_id, spec.generation) == (allocation_id, generation)
+            if in_slot and task_id not in self.exits:
+                self.end(task_id, None, signal=9)
+        self.slots.pop((allocation_id, generation), None)
+
+    async def start_task(self, spec: TaskSpec) -> TaskStarted:
+        self.calls.append(f"start {spec.task_id}")
+        await self.start_gate.wait()
+        if self.refuse_start is not None:
+            raise self.refuse_start
+        (self.task_root / spec.task_id).mkdir(parents=True, exist_ok=True)
+        self.specs[spec.task_id] = spec
+        return TaskStarted(4242, 1)
+
+    def _running(self, task_id: str) -> None:
+        if task_id not in self.specs:
+            raise NotFound("no task", reason=Reason.TASK_UNKNOWN)
+        if task_id in self.exits:
+            raise FailedPrecondition("it ended", reason=Reason.TASK_ENDED)
+
+    async def signal_task(self, task_id: str, signum: int) -> None:
+        self.calls.append(f"signal {task_id} {signum}")
+        self._running(task_id)
+
+    async def kill_task(self, task_id: str, grace_ms: int = 0) -> None:
+        self.calls.append(f"kill {task_id} {grace_ms}")
+        self._running(task_id)
+        self.end(task_id, None, signal=15)
+
+    async def write_input(self, task_id: str, offset: int, data: bytes, eof: bool = False) -> int:
+        self._running(task_id)
+        new = data[len(self.input_bytes) - offset :][: self.input_pipe_bytes]
+        self.input_bytes += new
+        self.calls.append(f"input {offset} {len(new)} {eof}")
+        return len(self.input_bytes)
+
+    async def inspect(self) -> HelperState:
+        tasks = [
+            TaskRecord(
+                task_id,
+                spec.allocation_id,
+                spec.generation,
+                "exited" if task_id in self.exits else "running",
+                4242,
+                1,
+                self.task_root / task_id,
+                self.exits.get(task_id),
+            )
+            for task_id, spec in self.specs.items()
+        ]
+        return HelperState([SlotState(limits, False) for limits in self.slots.values()], tasks)
+
+    async def usage(self) -> Usage:
+        return Usage([SlotUsage(*key, 1000, 2000, 500_000, 1, 0) for key in self.slots], [])
+
+    async def forget_task(self, task_id: str) -> None:
+        self.calls.append(f"forget {task_id}")
+        self.specs.pop(task_id, None)
+
+    async def stop(self) -> None:
+        self.stopped = True
+
+    async def close(self) -> None:
+        pass
