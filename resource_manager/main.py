@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
 import socket
 import sys
@@ -219,7 +218,7 @@ async def _parts(
     metrics = ResourceManagerMetrics(software_version())
     store = await asyncio.to_thread(_open_store, options, state_dir)
     stack.push_async_callback(asyncio.to_thread, store.close)
-    holder = f"{socket.gethostname()} {options.listen.address} (pid {os.getpid()})"
+    holder = f"{socket.gethostname()} {options.listen.address}"
     limits = RunnerLimits(renew_interval_s=options.database_lease_ms / 4_000)
     books = Books(store, settings, metrics, holder=holder)
     runner = Runner(books, metrics, limits=limits)

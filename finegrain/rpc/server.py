@@ -156,6 +156,9 @@ class GuardedServer:
         if self._listen.reflection:
             self._add_reflection()
         host, port = parse_address(self._listen.address, "listen.address")
+        # Asked beforehand: gRPC tells no reason, and writes to standard error on its own.
+        if (number := _why_not_bound(host, port)) is not None:
+            raise bind_error(self._listen.address, number)
         try:
             if self._listen.tls is None:
                 bound = self._server.add_insecure_port(self._listen.address)
@@ -166,7 +169,7 @@ class GuardedServer:
         except RuntimeError:
             bound = 0
         if bound == 0:
-            raise bind_error(self._listen.address, _why_not_bound(host, port))
+            raise bind_error(self._listen.address, errno.EADDRINUSE)
         await self._server.start()
         await self.set_serving(True)
         return format_address(host, bound)
@@ -174,9 +177,9 @@ class GuardedServer:
     async def set_serving(self, serving: bool) -> None:
         """What the health service answers from now on."""
         if self._health is not None:
-            from grpc_health.v1 import health_pb2  # type: ignore[import-untyped]
+            from grpc_health.v1 import health_pb2
 
-            status = health_pb2.HealthCheckResponse.ServingStatus
+            status = health_pb2.HealthCheckResponse
             await self._health.set("", status.SERVING if serving else status.NOT_SERVING)
 
     async def stop(self, grace_s: float = 1.0) -> None:
@@ -201,7 +204,7 @@ class GuardedServer:
 
     def _add_reflection(self) -> None:
         try:
-            from grpc_reflection.v1alpha import (  # type: ignore[import-untyped]
+            from grpc_reflection.v1alpha import (
                 reflection,
                 reflection_pb2_grpc,
             )
@@ -428,16 +431,17 @@ def bind_error(address: str, number: int) -> ConfigurationError:
     return ConfigurationError(message, reason=reason, details={"address": address, "errno": why})
 
 
-def _why_not_bound(host: str, port: int) -> int:
-    """The errno of a plain bind, since gRPC tells none."""
+def _why_not_bound(host: str, port: int) -> int | None:
+    """The errno of a plain bind; None if it works."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError:
         return errno.EADDRNOTAVAIL
     for family, kind, protocol, _, address in found:
         with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind(address)
             except OSError as error:
-                return error.errno or 0
-    return errno.EADDRINUSE
+                return error.errno or errno.EADDRNOTAVAIL
+    return None

@@ -208,6 +208,13 @@ class ScriptedExecutor(TaskExecutorServiceServicer):
             )
         )
 
+    async def register_if_asked(self) -> bool:
+        """Reports once, registering again where the RM wants that; True then."""
+        if (await self.send_report()).register_again:
+            await self.register()
+            return True
+        return False
+
     async def AllocateSlots(self, request: Any, context: Any) -> te_pb2.AllocateSlotsResponse:
         await self._taken(request)
         results = []

@@ -1,0 +1,266 @@
+"""What happens when the store fails, another leads, the process comes back, or the books lie."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import resource_manager.main as rm_main
+from finegrain.errors import Reason, StoreError
+from finegrain.options import ListenOptions
+from finegrain.v1 import cluster_pb2, slots_pb2
+from finegrain.v1 import resource_manager_pb2 as rm_pb2
+from resource_manager.main import EXIT_FAILED, EXIT_STEPPED_DOWN
+from resource_manager.options import ResourceManagerOptions
+from resource_manager.service import books, watch
+from resource_manager.storage.store import NotLeader, Store, open_store
+from tests.support.rm_service import (
+    ScriptedExecutor,
+    ScriptedJob,
+    endpoint_of,
+    eventually,
+    fetch,
+    next_events,
+    refusal,
+    running_rm,
+    sequences,
+    slot_request,
+)
+
+GRANTED = slots_pb2.REQUEST_STATE_GRANTED
+
+
+class FaultyStore:
+    """A real store whose commits fail as the test says, before or after they were durable."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.failures: list[tuple[str, Exception]] = []  # ("before" or "after", what)
+        self.commits = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def commit(self, changes: Any) -> None:
+        self.commits += 1
+        when, error = self.failures.pop(0) if self.failures else ("", None)
+        if when != "before":
+            self._store.commit(changes)
+        if error is not None:
+            raise error
+
+
+@pytest.fixture
+def faulty(monkeypatch: pytest.MonkeyPatch) -> Callable[[], FaultyStore]:
+    made: list[FaultyStore] = []
+
+    def opened(*args: Any, **kwargs: Any) -> FaultyStore:
+        made.append(FaultyStore(open_store(*args, **kwargs)))
+        return made[-1]
+
+    monkeypatch.setattr(rm_main, "open_store", opened)
+    return lambda: made[-1]
+
+
+BROKEN_DISK = StoreError("the disk is broken")
+
+
+async def test_a_commit_that_failed_did_nothing_and_a_repetition_does_it_once(
+    tmp_path: Path, faulty: Callable[[], FaultyStore]
+) -> None:
+    async with running_rm(tmp_path) as rm, ScriptedExecutor(rm) as executor:
+        job = await ScriptedJob(rm).register()
+        # The channel repeats UNAVAILABLE by itself; it must hear of the failure all the same.
+        faulty().failures = [("before", BROKEN_DISK)]
+        (result,) = await job.request(slot_request("slot-1"))
+        assert not result.HasField("error")
+        await eventually(executor.register_if_asked)
+        stream = job.watch()
+        await eventually(lambda: executor.slots)
+        listed = await rm.cluster.ListRequests(cluster_pb2.ListRequestsRequest())
+        assert [each.allocation_id for each in listed.requests] == ["slot-1"]
+        assert len(executor.slots) == 1
+        stream.cancel()
+
+
+async def test_a_caller_is_told_unavailable_when_its_batch_could_not_be_stored(
+    tmp_path: Path, faulty: Callable[[], FaultyStore]
+) -> None:
+    async with running_rm(tmp_path) as rm:
+        job = await ScriptedJob(rm).register()
+        faulty().failures = [("before", BROKEN_DISK)] * 4  # one for each attempt of the channel
+        error = await refusal(
+            rm.rm.RequestResource(
+                rm_pb2.RequestResourceRequest(job_id=job.job_id, requests=[slot_request("slot-1")]),
+                metadata=job.metadata,
+            )
+        )
+        assert isinstance(error, StoreError)
+        listed = await rm.cluster.ListRequests(cluster_pb2.ListRequestsRequest())
+        assert not listed.requests
+        (result,) = await job.request(slot_request("slot-1"))
+        assert not result.HasField("error")
+
+
+async def test_an_offer_that_was_stored_but_never_published_still_reaches_the_stream(
+    tmp_path: Path, faulty: Callable[[], FaultyStore]
+) -> None:
+    async with running_rm(tmp_path) as rm, ScriptedExecutor(rm) as executor:
+        job = await ScriptedJob(rm).register()
+        stream = job.watch()
+        await stream.read()
+        store = faulty()
+        # The next commits are the acceptance with its order, and then the grant.
+        executor.on_command = lambda _request: store.failures.append(("after", BROKEN_DISK))
+        await job.request(slot_request("slot-1"))
+        await eventually(executor.register_if_asked)
+        (offer,) = await next_events(stream, 1)
+        assert (offer.sequence, offer.state) == (1, GRANTED)
+        stream.cancel()
+
+
+async def test_a_disk_that_stays_broken_ends_the_process_with_a_clear_reason(
+    tmp_path: Path, faulty: Callable[[], FaultyStore]
+) -> None:
+    async with running_rm(tmp_path) as rm:
+        faulty().failures = [("before", BROKEN_DISK)] * 100
+        job = ScriptedJob(rm)
+        while not rm.task.done():
+            try:
+                await job.register()
+            except Exception:
+                await asyncio.sleep(0.01)
+        assert rm.task.result() == EXIT_FAILED
+
+
+async def test_whoever_is_no_longer_the_leader_steps_down(
+    tmp_path: Path, faulty: Callable[[], FaultyStore]
+) -> None:
+    async with running_rm(tmp_path) as rm:
+        faulty().failures = [("before", NotLeader("another one leads"))]
+        error = await refusal(
+            rm.rm.RegisterJob(
+                rm_pb2.RegisterJobRequest(job_id="job", request_id="r" * 16, name="a job")
+            )
+        )
+        assert error.reason in (Reason.NOT_LEADER, Reason.UNREACHABLE)
+        async with asyncio.timeout(20):
+            assert await asyncio.shield(rm.task) == EXIT_STEPPED_DOWN
+
+
+async def test_after_a_restart_streams_go_on_without_gap_or_repetition(tmp_path: Path) -> None:
+    async with running_rm(tmp_path) as first, ScriptedExecutor(first) as executor:
+        job = await ScriptedJob(first).register()
+        await job.request(*(slot_request(f"slot-{n}", cpu_milli=100) for n in range(6)))
+        stream = job.watch(from_sequence=1)
+        seen = await next_events(stream, 6)
+        stream.cancel()
+        known = dict(executor.slots)
+        assert endpoint_of(tmp_path)["address"] == first.address
+    assert not (tmp_path / "endpoint.json").exists()
+    async with running_rm(tmp_path) as second:
+        executor = ScriptedExecutor(second, instance_id=executor.instance_id, slots=known)
+        async with executor:
+            assert executor.rm_epoch > 1
+            stream = job.watch(from_sequence=4, rm=second)
+            seen = seen[:3] + await next_events(stream, 3)
+            job.rm = second
+            await job.release("slot-0")
+            seen += await next_events(stream, 1)
+            stream.cancel()
+    assert sequences(seen) == list(range(1, 8))
+    assert len(executor.slots) == 5
+
+
+async def test_a_slow_reader_reads_from_the_store_what_memory_no_longer_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "TAIL_EVENTS_MAX", 4)
+    monkeypatch.setattr(watch, "MESSAGE_EVENTS_MAX", 3)
+    async with running_rm(tmp_path) as rm, ScriptedExecutor(rm):
+        job = await ScriptedJob(rm).register()
+        slow, quick = job.watch(), job.watch()
+        await slow.read()
+        await quick.read()
+        for n in range(30):
+            await job.request(slot_request(f"slot-{n}", cpu_milli=100))
+        assert sequences(await next_events(quick, 30)) == list(range(1, 31))
+        assert sequences(await next_events(slow, 30)) == list(range(1, 31))
+        slow.cancel()
+        quick.cancel()
+
+
+async def test_events_that_are_no_longer_kept_are_out_of_range_and_a_snapshot_is_offered(
+    tmp_path: Path,
+) -> None:
+    async with running_rm(tmp_path, job_events_max=10) as rm, ScriptedExecutor(rm):
+        job = await ScriptedJob(rm).register()
+        stream = job.watch()
+        await job.request(*(slot_request(f"slot-{n}", cpu_milli=100) for n in range(30)))
+        await next_events(stream, 30)
+        for wrong in (1, 40):
+            late = job.watch(from_sequence=wrong)
+            error = await refusal(late.read())
+            assert error.reason is Reason.OUT_OF_RANGE
+        snapshot = (await job.watch().read()).snapshot
+        assert (snapshot.sequence, len(snapshot.requests)) == (30, 30)
+        stream.cancel()
+
+
+async def test_cancelled_streams_leave_no_feed_behind(tmp_path: Path) -> None:
+    async with running_rm(tmp_path) as rm:
+        job = await ScriptedJob(rm).register()
+        streams = [job.watch() for _ in range(10)]
+        for stream in streams:
+            await stream.read()
+        assert "finegrain_rm_watch_streams 10.0" in (await fetch(rm.metrics_address, "/metrics"))[1]
+        for stream in streams:
+            stream.cancel()
+
+        async def none_left() -> bool:
+            _, text = await fetch(rm.metrics_address, "/metrics")
+            return "finegrain_rm_watch_streams 0.0" in text
+
+        await eventually(none_left)
+
+
+async def test_books_that_contradict_themselves_grant_nothing_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(books, "_engine_check", lambda: lambda _state: ["cpu booked twice"])
+    async with running_rm(tmp_path) as rm, ScriptedExecutor(rm) as executor:
+        job = await ScriptedJob(rm).register()
+        (result,) = await job.request(slot_request("slot-1"))
+        assert not result.HasField("error")
+        status, _ = await fetch(rm.metrics_address, "/readyz")
+        _, text = await fetch(rm.metrics_address, "/metrics")
+        assert status == 503
+        assert "finegrain_rm_ledger_mismatches 1.0" in text
+        assert not executor.commands
+
+
+async def test_a_second_resource_manager_is_refused_by_directory_by_database_and_by_port(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def options(name: str, address: str = "127.0.0.1:0", **more: Any) -> ResourceManagerOptions:
+        return ResourceManagerOptions(
+            state_dir=tmp_path / name, listen=ListenOptions(address=address), **more
+        )
+
+    database = f"sqlite:///{tmp_path / 'first' / 'finegrain.db'}"
+    async with running_rm(tmp_path / "first") as rm:
+        for wrong, word in (
+            (options("first"), "state directory"),
+            (options("second", database_url=database), "STORE_IN_USE"),
+            (options("third", address=rm.address), "in use"),
+            (options("fourth", address="0.0.0.0:0"), "TLS"),
+            (options("fifth", strategy="best"), "strategy"),
+        ):
+            assert await rm_main.serve(wrong) == EXIT_FAILED
+            assert word in caplog.text
+            caplog.clear()
+        assert (await rm.cluster.GetCluster(cluster_pb2.GetClusterRequest())).rm_epoch == 1

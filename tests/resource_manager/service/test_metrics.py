@@ -1,0 +1,66 @@
+"""What operators see on the second port."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.support.rm_service import (
+    ScriptedExecutor,
+    ScriptedJob,
+    fetch,
+    next_events,
+    running_rm,
+    slot_request,
+)
+
+
+async def test_allocated_used_and_reserved_are_told_apart(tmp_path: Path) -> None:
+    async with running_rm(tmp_path) as rm, ScriptedExecutor(rm) as executor:
+        job = await ScriptedJob(rm).register()
+        stream = job.watch()
+        await job.request(
+            slot_request("slot-1", cpu_milli=1500), slot_request("slot-2", cpu_milli=4000)
+        )
+        await next_events(stream, 1)
+        await executor.send_report()
+        status, text = await fetch(rm.metrics_address, "/metrics")
+        stream.cancel()
+    assert status == 200
+    lines = set(text.splitlines())
+    for line in (
+        'finegrain_cpu_cores{executor="host-a",state="total"} 4.0',
+        'finegrain_cpu_cores{executor="host-a",state="allocated"} 1.5',
+        'finegrain_cpu_cores{executor="host-a",state="used"} 0.25',
+        'finegrain_memory_bytes{executor="host-a",state="reserved"} 2.68435456e+08',
+        'finegrain_executor_up{executor="host-a"} 1.0',
+        'finegrain_rm_executors{state="active"} 1.0',
+        'finegrain_rm_pending_requests{reason="WAITING_CAPACITY"} 1.0',
+        'finegrain_rm_requests_total{outcome="accepted"} 2.0',
+        'finegrain_rm_requests_total{outcome="granted"} 1.0',
+        'finegrain_rm_slot_reports_total{result="applied"} 1.0',
+        "finegrain_rm_request_wait_seconds_count 1.0",
+    ):
+        assert line in lines
+    assert job.job_id not in text
+
+
+@pytest.mark.needs("promtool")
+async def test_promtool_finds_nothing_to_say(tmp_path: Path) -> None:
+    async with running_rm(tmp_path) as rm, ScriptedExecutor(rm):
+        _, text = await fetch(rm.metrics_address, "/metrics")
+    command = ["promtool", "check", "metrics"]
+    checked = await asyncio.to_thread(
+        subprocess.run, command, input=text, capture_output=True, text=True, check=False
+    )
+    assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
+
+
+async def test_health_and_readiness(tmp_path: Path) -> None:
+    async with running_rm(tmp_path) as rm:
+        assert await fetch(rm.metrics_address, "/healthz") == (200, "ok\n")
+        assert await fetch(rm.metrics_address, "/readyz") == (200, "ok\n")
+        assert (await fetch(rm.metrics_address, "/../etc/passwd"))[0] == 404

@@ -1,0 +1,244 @@
+"""The one writer: order, group commit, reads, overload, time."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from finegrain.errors import AlreadyExists, Reason, ResourceExhausted, Unavailable
+from resource_manager.engine.effects import Changes, Effect, PublishClusterEvent, Snapshot
+from resource_manager.engine.entities import Instant
+from resource_manager.engine.events import JobRegistered
+from resource_manager.engine.settings import EngineSettings
+from resource_manager.service.books import Books, BooksSuspect
+from resource_manager.service.metrics import ResourceManagerMetrics
+from resource_manager.service.runner import Runner, RunnerLimits
+
+QUIET = RunnerLimits(
+    tick_interval_s=3600, maintain_interval_s=3600, renew_interval_s=3600, check_interval_s=3600
+)
+
+
+class MemoryStore:
+    """Keeps nothing but what a test wants to know; `gate` holds a commit under way."""
+
+    def __init__(self) -> None:
+        self.commits: list[Changes] = []
+        self.gate = threading.Event()
+        self.gate.set()
+        self.committing = threading.Event()
+        self.epoch = 0
+
+    def lead(self, holder: str, *, above_epoch: int = 0, wait_s: float | None = None) -> int:
+        self.epoch += 1
+        return self.epoch
+
+    def load(self) -> Snapshot:
+        return Snapshot(rm_epoch=self.epoch)
+
+    def commit(self, changes: Changes) -> None:
+        self.committing.set()
+        assert self.gate.wait(30)
+        self.commits.append(changes)
+
+    def renew(self) -> None: ...
+
+    def maintain(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Heard:
+    """A listener that remembers."""
+
+    def __init__(self) -> None:
+        self.effects: list[Effect] = []
+        self.reloads: list[int] = []
+
+    def on_effects(self, effects: Sequence[Effect]) -> None:
+        self.effects += effects
+
+    def on_reload(self, rm_epoch: int) -> None:
+        self.reloads.append(rm_epoch)
+
+
+@asynccontextmanager
+async def started(
+    store: MemoryStore, limits: RunnerLimits = QUIET, **parts: Any
+) -> AsyncIterator[tuple[Runner, Heard]]:
+    metrics = ResourceManagerMetrics("test")
+    books = Books(store, EngineSettings(), metrics, holder="test", **parts)  # type: ignore[arg-type]
+    runner, heard = Runner(books, metrics, limits=limits), Heard()
+    await runner.start(heard)
+    try:
+        yield runner, heard
+    finally:
+        store.gate.set()
+        await runner.stop()
+
+
+def job(job_id: str) -> Callable[[Instant], JobRegistered]:
+    return lambda at: JobRegistered(at, job_id, "a job", "default", None, "s" * 64, "r" * 64)
+
+
+def register(runner: Runner, job_id: str) -> asyncio.Future[str]:
+    return asyncio.ensure_future(runner.submit(job(job_id), lambda known: str(known.job_id)))
+
+
+async def committing(store: MemoryStore) -> None:
+    assert await asyncio.to_thread(store.committing.wait, 30)
+    store.committing.clear()
+
+
+async def test_answers_and_effects_come_only_after_the_commit() -> None:
+    store = MemoryStore()
+    store.gate.clear()
+    async with started(store) as (runner, heard):
+        answer = register(runner, "job-1")
+        await committing(store)
+        await asyncio.sleep(0)
+        assert not answer.done()
+        assert not heard.effects
+        store.gate.set()
+        assert await answer == "job-1"
+        assert [each.event.kind for each in heard.effects if isinstance(each, PublishClusterEvent)]
+
+
+async def test_what_arrives_during_a_commit_is_committed_together() -> None:
+    store = MemoryStore()
+    store.gate.clear()
+    async with started(store) as (runner, _):
+        first = register(runner, "job-0")
+        await committing(store)
+        rest = [register(runner, f"job-{n}") for n in range(1, 50)]
+        await asyncio.sleep(0)
+        store.gate.set()
+        await asyncio.gather(first, *rest)
+    assert [len(each.jobs) for each in store.commits] == [1, 49]
+
+
+async def test_reads_wait_for_the_commit_and_never_show_what_is_not_durable() -> None:
+    store = MemoryStore()
+    store.gate.clear()
+    async with started(store) as (runner, _):
+        register(runner, "job-1")
+        await committing(store)
+        seen = asyncio.ensure_future(
+            runner.read(lambda state: (len(state.jobs), len(store.commits)))
+        )
+        await asyncio.sleep(0.05)
+        assert not seen.done()
+        store.gate.set()
+        assert await seen == (1, 1)
+
+
+async def test_a_refused_event_concerns_its_caller_only() -> None:
+    async with started(MemoryStore()) as (runner, _):
+        await register(runner, "job-1")
+        refused = runner.submit(
+            lambda at: JobRegistered(at, "job-1", "another", "default", None, "s" * 64, "r" * 64)
+        )
+        results = await asyncio.gather(refused, register(runner, "job-2"), return_exceptions=True)
+    assert isinstance(results[0], AlreadyExists)
+    assert results[1] == "job-2"
+
+
+async def test_above_the_limit_callers_are_told_when_to_come_back() -> None:
+    store = MemoryStore()
+    store.gate.clear()
+    limits = RunnerLimits(tick_interval_s=3600, queue_items_max=3, overload_retry_s=0.7)
+    async with started(store, limits) as (runner, _):
+        first = register(runner, "job-0")
+        await committing(store)
+        waiting = [register(runner, f"job-{n}") for n in range(1, 4)]
+        await asyncio.sleep(0)
+        with pytest.raises(ResourceExhausted) as caught:
+            await runner.submit(job("job-9"))
+        assert caught.value.retry_after_s == 0.7
+        store.gate.set()
+        assert await asyncio.gather(first, *waiting) == ["job-0", "job-1", "job-2", "job-3"]
+
+
+async def test_large_batches_are_split_and_signs_of_life_go_first() -> None:
+    store = MemoryStore()
+    store.gate.clear()
+    limits = RunnerLimits(tick_interval_s=3600, batch_items_max=10)
+    order: list[str] = []
+    async with started(store, limits) as (runner, _):
+        first = register(runner, "job-0")
+        await committing(store)
+        calls = [runner.submit(job(f"large-{n}"), items=8) for n in range(2)]
+        waiting = [asyncio.ensure_future(each) for each in calls]
+        urgent = asyncio.ensure_future(runner.submit(job("urgent"), urgent=True))
+        for name, task in (("large-0", waiting[0]), ("large-1", waiting[1]), ("urgent", urgent)):
+            task.add_done_callback(lambda _done, name=name: order.append(name))
+        await asyncio.sleep(0)
+        store.gate.set()
+        await asyncio.gather(first, urgent, *waiting)
+    assert [[each.job_id for each in changes.jobs] for changes in store.commits] == [
+        ["job-0"],
+        ["urgent", "large-0"],
+        ["large-1"],
+    ]
+    assert order == ["urgent", "large-0", "large-1"]
+
+
+async def test_a_step_that_may_have_half_changed_the_books_drops_them() -> None:
+    from resource_manager.engine.step import step
+
+    def failing(state: Any, event: Any) -> Any:
+        if isinstance(event, JobRegistered) and event.job_id == "poison":
+            state.jobs["half"] = None
+            raise RuntimeError("a bug")
+        return step(state, event)
+
+    store = MemoryStore()
+    async with started(store, step=failing) as (runner, heard):
+        with pytest.raises(Exception, match="failed at this call"):
+            await runner.submit(job("poison"))
+        assert await runner.read(lambda state: list(state.jobs)) == []
+        assert (heard.reloads, runner.rm_epoch) == ([2], 2)
+        assert not store.commits
+        assert not isinstance(await register(runner, "job-1"), BooksSuspect)
+
+
+async def test_signs_of_life_that_waited_count_before_anybody_is_called_lost() -> None:
+    """The tick of a batch comes last, with the time of the batch."""
+    from resource_manager.engine.step import step
+
+    seen: list[str] = []
+
+    def noting(state: Any, event: Any) -> Any:
+        seen.append(type(event).__name__)
+        return step(state, event)
+
+    store = MemoryStore()
+    store.gate.clear()
+    limits = RunnerLimits(tick_interval_s=0.01)
+    async with started(store, limits, step=noting) as (runner, _):
+        first = register(runner, "job-0")
+        await committing(store)
+        seen.clear()
+        second = register(runner, "job-1")
+        await asyncio.sleep(0.2)  # many ticks come due meanwhile and count as one
+        store.gate.set()
+        await asyncio.gather(first, second)
+        assert seen[:3] == ["JobRegistered", "Ticked", "Decide"]
+
+
+async def test_before_the_start_and_after_the_stop_callers_are_sent_away() -> None:
+    metrics = ResourceManagerMetrics("test")
+    books = Books(MemoryStore(), EngineSettings(), metrics, holder="test")  # type: ignore[arg-type]
+    runner = Runner(books, metrics, limits=QUIET)
+    with pytest.raises(Unavailable, match="starting"):
+        await runner.read(lambda state: state)
+    await runner.start(Heard())
+    await runner.stop()
+    with pytest.raises(Unavailable, match="stopping") as caught:
+        await runner.submit(job("job-1"))
+    assert caught.value.reason is Reason.UNREACHABLE
