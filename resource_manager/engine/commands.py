@@ -120,8 +120,13 @@ def command_answered(turn: Turn, event: CommandAnswered) -> None:
         _refused(turn, slot, outcome)
     host.in_flight = None
     turn.state.outbox[host.host_id] = None
-    take_in(turn, host, event.report, at_least_command=event.command_number)
-    settle(turn, host)
+    taken = take_in(turn, host, event.report, at_least_command=event.command_number)
+    if taken.base_missing:
+        _distrust(turn, host, "it answered a command without its full state")
+        return
+    if not taken.taken:  # a newer state was taken in before this answer came, and contains it
+        host.contained_command = max(host.contained_command, event.command_number)
+        settle(turn, host)
     for slot, outcome in refused:
         _remember_refusal(turn, host, slot, outcome)
 
@@ -133,14 +138,18 @@ def command_refused(turn: Turn, event: CommandRefused) -> None:
     host = _host_of_command(turn, event)
     if host is None:
         return
+    _distrust(turn, host, f"it refused command {event.command_number}", event.reason)
+
+
+def _distrust(turn: Turn, host: Host, why: str, reason: str = "") -> None:
     host.in_flight = None
     host.executor.state = ExecutorState.UNCONFIRMED
     turn.state.touch(host)
     turn.cluster_event(
-        "command_refused",
+        "executor_distrusted",
         executor_id=host.host_id,
-        reason=event.reason,
-        message=f"command {event.command_number} was refused; waiting for a new registration",
+        reason=reason,
+        message=f"{why}; it has to register again",
     )
 
 

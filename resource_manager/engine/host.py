@@ -131,7 +131,7 @@ class Host:
         self.count_unreported()
         self.shrunk = any(
             amount > registration.total.get(name, 0) for name, amount in self.booked.items()
-        )
+        ) or bool(registration.slots_max and len(self.slots) > registration.slots_max)
 
     def start_conversation(self) -> None:
         """Orders under way are void, and nothing has been reported yet. Slots stay booked."""

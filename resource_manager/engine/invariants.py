@@ -1,0 +1,183 @@
+"""Whether the books contradict themselves. Costs a look at everything; changes nothing.
+
+Meant for tests, for the simulator, and for a slow check now and then in the service. Every finding
+is one sentence that names the entity; an empty list means that the books are sound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from finegrain.resources import total_of
+from resource_manager.engine.entities import (
+    ENDED_REQUEST_STATES,
+    ExecutorState,
+    JobState,
+    Request,
+    RequestState,
+    Slot,
+    SlotState,
+)
+from resource_manager.engine.host import Host
+from resource_manager.engine.placement.indexes import carries
+from resource_manager.engine.state import State
+
+
+def check_invariants(state: State) -> list[str]:
+    """Everything that is wrong. The indexes are compared for hosts that were not touched since the
+    last decision.
+    """
+    return [
+        *_requests(state),
+        *_jobs(state),
+        *_slots(state),
+        *_queue(state),
+        *(finding for host in state.hosts.values() for finding in _host(host)),
+        *_indexes(state),
+    ]
+
+
+def _requests(state: State) -> Iterator[str]:
+    for name, request in state.requests.items():
+        yield from _request(state, name, request)
+    if len(state.by_arrival) != len(state.requests):
+        yield f"{len(state.by_arrival)} arrival numbers for {len(state.requests)} requests"
+
+
+def _request(state: State, name: str, request: Request) -> Iterator[str]:
+    title = f"request {name}"
+    if state.by_arrival.get(request.arrival_number) is not request:
+        yield f"{title} is not at its arrival number {request.arrival_number}"
+    job = state.jobs.get(request.job_id)
+    if job is None or name not in job.allocation_ids:
+        yield f"{title} is not known to its job {request.job_id}"
+    elif job.state is JobState.ENDED and request.state not in ENDED_REQUEST_STATES:
+        yield f"{title} is {request.state}, but its job {job.job_id} has ended"
+    if job is not None and job.specified is not (request.spec.profile is not None):
+        yield f"{title} is of another kind than its job's other requests"
+    slot = state.slots.get((name, request.generation))
+    if request.state is RequestState.ALLOCATING and (
+        slot is None or slot.state is not SlotState.PENDING
+    ):
+        yield f"{title} is ALLOCATING, its slot is {slot.state if slot else 'missing'}"
+    if request.state is RequestState.GRANTED and (
+        slot is None or slot.state is not SlotState.ALLOCATED
+    ):
+        yield f"{title} is GRANTED, its slot is {slot.state if slot else 'missing'}"
+    if (request in state.queue) != (request.state is RequestState.PENDING):
+        yield f"{title} is {request.state}, in queue: {request in state.queue}"
+    if request.state in ENDED_REQUEST_STATES and request.end_time_ms is None:
+        yield f"{title} ended without a time"
+
+
+def _jobs(state: State) -> Iterator[str]:
+    for job in state.jobs.values():
+        requests = [state.requests.get(name) for name in job.allocation_ids]
+        if None in requests:
+            yield f"job {job.job_id} names a request that does not exist"
+        living = sum(
+            request is not None and request.state not in ENDED_REQUEST_STATES
+            for request in requests
+        )
+        if living != job.live_requests:
+            yield f"job {job.job_id} counts {job.live_requests} live requests, there are {living}"
+        keys = {key for key, slot in state.slots.items() if slot.job_id == job.job_id}
+        if keys != job.slot_keys:
+            yield f"job {job.job_id} counts slots {sorted(job.slot_keys)}, there are {sorted(keys)}"
+        if not job.trimmed_sequence <= job.last_sequence:
+            yield f"job {job.job_id} forgot events that never were"
+    live = sum(job.state is JobState.ACTIVE for job in state.jobs.values())
+    if live != state.live_jobs:
+        yield f"{state.live_jobs} live jobs counted, there are {live}"
+
+
+def _slots(state: State) -> Iterator[str]:
+    for key, slot in state.slots.items():
+        host = state.hosts.get(slot.executor_id)
+        if host is None or host.slots.get(key) is not slot:
+            yield f"slot {key} is not in the books of its executor {slot.executor_id}"
+        if slot.state is not SlotState.FREEING and state.request_of(slot) is None:
+            yield f"slot {key} is {slot.state} without a living request"
+    on_hosts = sum(len(host.slots) for host in state.hosts.values())
+    if on_hosts != len(state.slots):
+        yield f"executors hold {on_hosts} slots, the books {len(state.slots)}"
+
+
+def _queue(state: State) -> Iterator[str]:
+    waiting = sum(request.state is RequestState.PENDING for request in state.requests.values())
+    if len(state.queue) != waiting:
+        yield f"{len(state.queue)} requests in the queue, {waiting} are PENDING"
+    sleeping = [shape for shapes in state.queue.sleeping.values() for shape in shapes]
+    for shape in state.queue.shapes():
+        if (shape in state.queue.open) == (shape in sleeping):
+            yield f"shape {shape.number} is both open and asleep, or neither"
+        if not shape.members:
+            yield f"shape {shape.number} has no members"
+
+
+def _host(host: Host) -> Iterator[str]:
+    title = f"executor {host.host_id}"
+    executor = host.executor
+    if executor.lost != (executor.state is ExecutorState.LOST):
+        yield f"{title} is {executor.state} with lost={executor.lost}"
+    if host.booked != total_of(slot.booked for slot in host.slots.values()):
+        yield f"{title} has booked {host.booked}, which is not the sum of its slots"
+    unreported = total_of(
+        slot.booked for key, slot in host.slots.items() if key not in host.reported
+    )
+    if host.unreported != unreported:
+        yield f"{title} counts {host.unreported} as not reported, it is {unreported}"
+    total = executor.registration.total
+    over = {name for name, amount in host.booked.items() if amount > total.get(name, 0)}
+    if over and not host.shrunk:
+        yield f"{title} has promised more than it has of {sorted(over)}"
+    limit = executor.registration.slots_max
+    if limit and len(host.slots) > limit and not host.shrunk:
+        yield f"{title} has {len(host.slots)} slots, at most {limit} are allowed"
+    for slot in host.slots.values():
+        yield from _order(host, slot)
+    in_flight = host.in_flight
+    if in_flight is not None and in_flight.number != executor.command_number:
+        yield (
+            f"{title} has command {in_flight.number} in flight,"
+            f" the last one sent is {executor.command_number}"
+        )
+
+
+def _order(host: Host, slot: Slot) -> Iterator[str]:
+    """A slot that is to come, or to go, is in somebody's hands."""
+    key = (slot.allocation_id, slot.generation)
+    if slot.executor_id != host.host_id or host.slots.get(key) is not slot:
+        yield f"slot {key} is filed under {host.host_id}, but on {slot.executor_id}"
+    if host.executor.state is not ExecutorState.ACTIVE:
+        return
+    command = host.in_flight
+    if slot.state is SlotState.PENDING:
+        queued = key in host.to_allocate
+        sent = command is not None and command.number == slot.placed_with_command
+        if queued == sent:
+            yield f"slot {key} is PENDING; its order queued: {queued}, in flight: {sent}"
+    if slot.state is SlotState.FREEING and not (
+        key in host.to_free
+        or (command is not None and key in command.keys)
+        or host.reported.get(key) is SlotState.FREEING
+    ):
+        yield f"slot {key} is FREEING, but nobody was told or says so"
+    if slot.state is not SlotState.FREEING and key in host.to_free:
+        yield f"slot {key} is {slot.state}, but to be freed"
+
+
+def _indexes(state: State) -> Iterator[str]:
+    for labels, index in state.indexes.all().items():
+        yield from index.problems()
+        for host_id, host in state.hosts.items():
+            if host_id in state.dirty_hosts:
+                continue
+            if index.knows(host_id) != carries(host, labels):
+                yield f"index {labels}: holds {host_id} against its labels, or lacks it"
+                continue
+            if not index.knows(host_id):
+                continue
+            vector = {k: v for k, v in host.vector(state.settings.strategy).items() if v}
+            if index.vector(host_id) != vector:
+                yield f"index {labels}: {host_id} is {index.vector(host_id)}, should be {vector}"

@@ -1,0 +1,386 @@
+"""A tiny executor and a tiny store, so that the engine can be tested as one half of a conversation.
+
+The executor follows the rules of slots.proto and task_executor.proto (numbering, fencing, reports),
+and nothing else. The store keeps rows the way a database would: copies, each replaced by what the
+engine hands over.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from finegrain.resources import (
+    Amounts,
+    ResourceProfile,
+    booking,
+    fits,
+    has_separate_pools,
+    subtract,
+    total_of,
+)
+from resource_manager.engine.effects import Changes, Effect, SendAllocate, SendFree, Snapshot
+from resource_manager.engine.entities import (
+    EndedSlot,
+    Instant,
+    Registration,
+    Report,
+    ReportedSlot,
+    SlotState,
+)
+from resource_manager.engine.events import (
+    CommandAnswered,
+    CommandRefused,
+    CommandUndelivered,
+    Decide,
+    Event,
+    ExecutorRegistered,
+    ItemOutcome,
+    RegistrationAnswer,
+    ReportAnswer,
+    SlotsReported,
+    Ticked,
+)
+from resource_manager.engine.settings import EngineSettings
+from resource_manager.engine.state import State
+from resource_manager.engine.step import step
+
+Key = tuple[str, int]
+START_TIME_MS = 1_700_000_000_000
+
+
+@dataclass
+class ModelExecutor:
+    """One host's slot table. `broken` lists allocation ids that it cannot carve."""
+
+    executor_id: str
+    total: Amounts
+    default_profile: ResourceProfile
+    labels: tuple[tuple[str, str], ...] = ()
+    slots_max: int = 0
+    instance_id: str = ""
+    frees_slowly: bool = False
+    broken: set[str] = field(default_factory=set)
+    slots: dict[Key, ReportedSlot] = field(default_factory=dict)
+    ended: list[EndedSlot] = field(default_factory=list)
+    rm_epoch: int = 0
+    registration_number: int = 0
+    report_number: int = 0
+    command_number: int = 0
+    answer: CommandAnswered | None = None
+    hidden: dict[str, int] = field(default_factory=dict)  # taken by something the RM cannot know
+
+    def registration(self) -> Registration:
+        return Registration(
+            executor_id=self.executor_id,
+            instance_id=self.instance_id or f"instance-of-{self.executor_id}",
+            address=f"{self.executor_id}:7000",
+            total=dict(self.total),
+            reserved={},
+            default_profile=self.default_profile,
+            labels=self.labels,
+            slots_max=self.slots_max,
+        )
+
+    def available(self) -> dict[str, int]:
+        separate = has_separate_pools(self.total)
+        booked = total_of(
+            booking(slot.profile, separate_pools=separate) for slot in self.slots.values()
+        )
+        return subtract(subtract(self.total, booked), self.hidden)
+
+    def report(self) -> Report:
+        """The next numbered state."""
+        self.report_number += 1
+        return Report(
+            report_number=self.report_number,
+            rm_epoch=self.rm_epoch,
+            command_number=self.command_number,
+            slots=tuple(self.slots.values()),
+            available=self.available(),
+            ended=tuple(self.ended),
+        )
+
+    def registered(self, answer: RegistrationAnswer, rm_epoch: int) -> None:
+        self.rm_epoch = rm_epoch
+        self.registration_number = answer.registration_number
+        self.command_number = 0
+        self.answer = None
+        self.ended = []
+        self.drop(answer.unowned)
+
+    def drop(self, keys: tuple[Key, ...]) -> None:
+        for key in keys:
+            self.slots.pop(key, None)
+
+    def end(self, key: Key, reason: str) -> None:
+        """A slot ends by itself."""
+        if self.slots.pop(key, None) is not None:
+            self.ended.append(EndedSlot(key[0], key[1], reason))
+
+    def finish_frees(self) -> None:
+        """The processes of slots that are being freed are gone."""
+        for key in [key for key, slot in self.slots.items() if slot.state is SlotState.FREEING]:
+            del self.slots[key]
+
+    def execute(self, effect: SendAllocate | SendFree, at: Instant, rm_epoch: int) -> Event:
+        """Carries out a command, or refuses it as a whole."""
+        last = self.answer
+        if (
+            rm_epoch < self.rm_epoch
+            or effect.registration_number != self.registration_number
+            or effect.command_number not in (self.command_number, self.command_number + 1)
+            or (effect.command_number == self.command_number and last is None)
+        ):
+            return CommandRefused(
+                at,
+                self.executor_id,
+                effect.registration_number,
+                effect.command_number,
+                "COMMAND_OUT_OF_ORDER",
+            )
+        if effect.command_number == self.command_number and last is not None:
+            return replace(last, at=at)
+        self.rm_epoch = max(self.rm_epoch, rm_epoch)
+        self.command_number = effect.command_number
+        if isinstance(effect, SendAllocate):
+            outcomes = tuple(self._carve(order.slot) for order in effect.orders)
+        else:
+            outcomes = tuple(self._free((name, gen)) for name, gen, _ in effect.slots)
+        self.answer = CommandAnswered(
+            at,
+            self.executor_id,
+            effect.registration_number,
+            effect.command_number,
+            outcomes,
+            self.report(),
+        )
+        return self.answer
+
+    def _carve(self, slot: Any) -> ItemOutcome:
+        key = (slot.allocation_id, slot.generation)
+        need = booking(slot.profile, separate_pools=has_separate_pools(self.total))
+        if slot.allocation_id in self.broken:
+            return ItemOutcome(slot.allocation_id, "CARVE_FAILED", "cgroup could not be made")
+        if any(name == slot.allocation_id for name, _ in self.slots):
+            return ItemOutcome(slot.allocation_id, "ALREADY_EXISTS", "an older slot is here")
+        if self.slots_max and len(self.slots) >= self.slots_max:
+            return ItemOutcome(slot.allocation_id, "SLOT_LIMIT", "as many slots as allowed")
+        if not fits(need, self.available()):
+            return ItemOutcome(slot.allocation_id, "INSUFFICIENT_RESOURCES", "does not fit")
+        self.slots[key] = ReportedSlot(
+            slot.allocation_id,
+            slot.generation,
+            slot.job_id,
+            slot.profile,
+            SlotState.ALLOCATED,
+            isolation={"driver": "none"},
+        )
+        return ItemOutcome(slot.allocation_id)
+
+    def _free(self, key: Key) -> ItemOutcome:
+        slot = self.slots.get(key)
+        if slot is not None and self.frees_slowly:
+            self.slots[key] = _freeing(slot)
+        else:
+            self.slots.pop(key, None)
+        return ItemOutcome(key[0])
+
+
+def _freeing(slot: ReportedSlot) -> ReportedSlot:
+    return ReportedSlot(
+        slot.allocation_id, slot.generation, slot.job_id, slot.profile, SlotState.FREEING
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class OnTheWire:
+    """A command that has not arrived yet, and the incarnation that sent it."""
+
+    rm_epoch: int
+    command: SendAllocate | SendFree
+
+
+class ModelStore:
+    """Rows as a database keeps them."""
+
+    def __init__(self) -> None:
+        self.jobs: dict[str, Any] = {}
+        self.requests: dict[str, Any] = {}
+        self.slots: dict[Key, Any] = {}
+        self.executors: dict[str, Any] = {}
+        self.counters: dict[str, int] = {}
+        self.job_events: dict[str, list[Any]] = {}
+        self.cluster_events: list[Any] = []
+
+    def apply(self, changes: Changes) -> None:
+        for executor_id in changes.deleted_executors:
+            self.executors.pop(executor_id, None)
+        for key in changes.deleted_slots:
+            self.slots.pop(key, None)
+        for job_id in changes.deleted_jobs:
+            self.jobs.pop(job_id, None)
+            self.job_events.pop(job_id, None)
+            for name in [n for n, row in self.requests.items() if row.job_id == job_id]:
+                del self.requests[name]
+        self.jobs.update({row.job_id: copy.copy(row) for row in changes.jobs})
+        self.requests.update({row.allocation_id: copy.copy(row) for row in changes.requests})
+        self.slots.update(
+            {(row.allocation_id, row.generation): copy.copy(row) for row in changes.slots}
+        )
+        self.executors.update({row.executor_id: copy.copy(row) for row in changes.executors})
+        self.counters.update(changes.counters)
+        for event in changes.job_events:
+            self.job_events.setdefault(event.job_id, []).append(event)
+        for job_id, sequence in changes.trimmed_job_events:
+            kept = [e for e in self.job_events.get(job_id, []) if e.sequence > sequence]
+            self.job_events[job_id] = kept
+        self.cluster_events.extend(changes.cluster_events)
+        if changes.trimmed_cluster_events is not None:
+            self.cluster_events = [
+                e for e in self.cluster_events if e.sequence > changes.trimmed_cluster_events
+            ]
+
+    def snapshot(self, rm_epoch: int) -> Snapshot:
+        """What a new incarnation reads; runtime fields are at their defaults, as after loading."""
+        return Snapshot(
+            rm_epoch=rm_epoch,
+            jobs=[_without_runtime(row) for row in self.jobs.values()],
+            requests=[copy.copy(row) for row in self.requests.values()],
+            slots=[_without_runtime(row) for row in self.slots.values()],
+            executors=[_without_runtime(row) for row in self.executors.values()],
+            counters=dict(self.counters),
+        )
+
+
+RUNTIME: dict[str, dict[str, Any]] = {
+    "Job": {
+        "lease_until_ms": 0,
+        "acknowledged_sequence": 0,
+        "allocation_ids": set,
+        "live_requests": 0,
+        "slot_keys": set,
+    },
+    "Slot": {"booked": dict, "placed_with_command": 0, "grace_ms": None},
+    "Executor": {
+        "report_number": 0,
+        "report_at_ms": 0,
+        "report_time_ms": 0,
+        "reported_available": None,
+        "command_number": 0,
+        "drain_deadline_at_ms": None,
+    },
+}
+
+
+def _without_runtime(row: Any) -> Any:
+    row = copy.copy(row)
+    for name, value in RUNTIME[type(row).__name__].items():
+        setattr(row, name, value() if callable(value) else value)
+    return row
+
+
+class ModelCluster:
+    """The engine, its store and some executors, with a hand on every message between them."""
+
+    def __init__(self, settings: EngineSettings | None = None) -> None:
+        self.settings = settings or EngineSettings()
+        self.now_ms = 1_000
+        self.store = ModelStore()
+        self.executors: dict[str, ModelExecutor] = {}
+        self.wire: list[OnTheWire] = []
+        self.effects: list[Effect] = []  # of the last batch
+        self.state = State.fresh(self.settings, 1, self.at)
+
+    @property
+    def at(self) -> Instant:
+        return Instant(self.now_ms, START_TIME_MS + self.now_ms)
+
+    def batch(self, *events: Event) -> Any:
+        """Events, a decision, a commit; the answer to the last event."""
+        answer: Any = None
+        self.effects = []
+        for event in (*events, Decide(self.at)):
+            result = step(self.state, event)
+            self.effects.extend(result.effects)
+            answer = answer if isinstance(event, Decide) else result.answer
+        self.store.apply(self.state.take_changes())
+        self.wire.extend(
+            OnTheWire(self.state.rm_epoch, effect)
+            for effect in self.effects
+            if isinstance(effect, SendAllocate | SendFree)
+        )
+        return answer
+
+    def wait(self, ms: int) -> None:
+        self.now_ms += ms
+        self.batch(Ticked(self.at))
+
+    def restart_rm(self) -> None:
+        """A new incarnation from what the store holds. Commands on the wire stay there."""
+        epoch = self.state.rm_epoch + 1
+        self.state = State.restore(self.store.snapshot(epoch), self.settings, self.at)
+
+    def register(self, executor: ModelExecutor) -> RegistrationAnswer:
+        self.executors[executor.executor_id] = executor
+        executor.report_number = 0
+        answer: RegistrationAnswer = self.batch(
+            ExecutorRegistered(self.at, executor.registration(), executor.report())
+        )
+        executor.registered(answer, self.state.rm_epoch)
+        return answer
+
+    def report_of(self, executor: ModelExecutor) -> SlotsReported:
+        """A new report, ready to be sent now or later."""
+        return SlotsReported(
+            self.at,
+            executor.executor_id,
+            executor.registration().instance_id,
+            executor.registration_number,
+            executor.report(),
+        )
+
+    def report(self, executor: ModelExecutor, held: SlotsReported | None = None) -> ReportAnswer:
+        """Delivers a report (a new one, or one that was held back); the executor obeys."""
+        event = replace(held, at=self.at) if held is not None else self.report_of(executor)
+        answer: ReportAnswer = self.batch(event)
+        executor.drop(answer.unowned)
+        executor.ended = [] if not answer.register_again else executor.ended
+        return answer
+
+    def deliver(self, sent: OnTheWire, *, lose_answer: bool = False) -> None:
+        """A command arrives; its answer comes back or is lost, as it is if its sender has died."""
+        self.wire.remove(sent)
+        executor = self.executors[sent.command.executor_id]
+        answer = executor.execute(sent.command, self.at, sent.rm_epoch)
+        if sent.rm_epoch != self.state.rm_epoch:
+            return
+        if lose_answer:
+            self._undelivered(sent.command)
+        else:
+            self.batch(answer)
+
+    def fail(self, sent: OnTheWire) -> None:
+        """A command does not arrive."""
+        self.wire.remove(sent)
+        if sent.rm_epoch == self.state.rm_epoch:
+            self._undelivered(sent.command)
+
+    def _undelivered(self, command: SendAllocate | SendFree) -> None:
+        self.batch(
+            CommandUndelivered(
+                self.at,
+                command.executor_id,
+                command.registration_number,
+                command.command_number,
+            )
+        )
+
+    def settle(self, rounds: int = 50) -> None:
+        """Delivers and reports until nothing is under way."""
+        for _ in range(rounds):
+            if not self.wire:
+                return
+            self.deliver(self.wire[0])
+        raise AssertionError(f"still {len(self.wire)} commands under way: a livelock?")

@@ -1,0 +1,369 @@
+"""Random lives of a small cluster: whatever happens in whatever order, the books stay sound."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from finegrain.resources import GIB, MIB, ResourceProfile, booking, subtract, total_of
+from resource_manager.engine.entities import (
+    ENDED_REQUEST_STATES,
+    ExecutorState,
+    RequestSpec,
+    RequestState,
+)
+from resource_manager.engine.events import (
+    DrainRequested,
+    ExecutorRegistered,
+    ForgetRequested,
+    JobEndRequested,
+    JobKeptAlive,
+    JobRegistered,
+    RequestsCancelled,
+    RequestsSubmitted,
+    SlotsReleased,
+    SlotsReported,
+    UndrainRequested,
+)
+from resource_manager.engine.invariants import check_invariants
+from resource_manager.engine.state import EngineSettings, State
+from tests.resource_manager.engine.model import ModelCluster, ModelExecutor
+
+JOBS = ("specified-job", "unknown-job")
+HOSTS = ("host-a", "host-b", "host-c")
+PROFILES = (
+    ResourceProfile(1000, 256 * MIB),
+    ResourceProfile(500, 100 * MIB, managed_memory_bytes=30 * MIB + 1),
+    ResourceProfile(3000, GIB),
+    ResourceProfile(100, 64 * MIB, extended=(("license-x", 1),)),
+)
+
+
+def model_executor(name: str) -> ModelExecutor:
+    total: dict[str, int] = {"cpu_milli": 4000, "memory_bytes": 2 * GIB, "extended.license-x": 2}
+    if name == "host-c":  # declares its memory pools apart
+        total = {
+            "cpu_milli": 4000,
+            "task_heap_memory_bytes": GIB,
+            "managed_memory_bytes": 64 * MIB,
+        }
+    return ModelExecutor(
+        name,
+        total,
+        default_profile=ResourceProfile(1000, 256 * MIB),
+        labels=(("zone", name[-1]),) if name != "host-c" else (),
+        slots_max=3 if name == "host-b" else 0,
+        frees_slowly=name == "host-b",
+    )
+
+
+class BooksStaySound(RuleBasedStateMachine):
+    """Jobs, executors, time and a network that loses, delays and repeats."""
+
+    strategy = "pack"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cluster = ModelCluster(
+            EngineSettings(strategy=self.strategy, pack_candidates=2, command_items_max=3)  # type: ignore[arg-type]
+        )
+        self.held: list[tuple[ModelExecutor, SlotsReported]] = []
+        self.acknowledged: set[str] = set()
+        self.made = 0
+        for name in HOSTS:
+            self.cluster.executors[name] = model_executor(name)
+        for job_id in JOBS:
+            self._register_job(job_id)
+        self.cluster.register(self.cluster.executors["host-a"])
+
+    def _register_job(self, job_id: str) -> None:
+        at = self.cluster.at
+        self.cluster.batch(JobRegistered(at, job_id, job_id, "default", 60_000, "s", "r"))
+
+    @property
+    def state(self) -> State:
+        return self.cluster.state
+
+    # What job masters do.
+
+    @rule(
+        profile=st.sampled_from(PROFILES),
+        count=st.integers(1, 4),
+        zone=st.sampled_from(["", "", "a", "b", "nowhere"]),
+        restart=st.booleans(),
+        allow_pending=st.booleans(),
+    )
+    def request(
+        self, profile: ResourceProfile, count: int, zone: str, restart: bool, allow_pending: bool
+    ) -> None:
+        labels = (("zone", zone),) if zone else ()
+        self._submit(JOBS[0], profile, count, labels, restart, allow_pending)
+
+    @rule(count=st.integers(1, 3), restart=st.booleans())
+    def request_default_slots(self, count: int, restart: bool) -> None:
+        self._submit(JOBS[1], None, count, (), restart, True)
+
+    def _submit(
+        self, job_id: str, profile: Any, count: int, labels: Any, restart: bool, pending: bool
+    ) -> None:
+        if job_id not in self.state.jobs or self.state.jobs[job_id].state != "ACTIVE":
+            return
+        specs = tuple(
+            RequestSpec(
+                f"r{self.made + n}",
+                profile,
+                required_labels=labels,
+                allow_pending=pending,
+                restart_on_loss=restart,
+            )
+            for n in range(count)
+        )
+        self.made += count
+        outcomes = self.cluster.batch(RequestsSubmitted(self.cluster.at, job_id, specs))
+        self.acknowledged.update(o.id for o in outcomes if not o.reason)
+
+    @precondition(lambda self: self.made)
+    @rule(data=st.data(), release=st.booleans(), operator=st.booleans())
+    def give_up(self, data: st.DataObject, release: bool, operator: bool) -> None:
+        name = f"r{data.draw(st.integers(0, self.made - 1))}"
+        at = self.cluster.at
+        job_id = None if operator else JOBS[0]
+        if release:
+            self.cluster.batch(SlotsReleased(at, job_id, ((name, 0),)))
+        else:
+            self.cluster.batch(RequestsCancelled(at, job_id, (name,)))
+
+    @rule(job_id=st.sampled_from(JOBS))
+    def keep_alive(self, job_id: str) -> None:
+        if self.state.jobs[job_id].state == "ACTIVE":
+            self.cluster.batch(JobKeptAlive(self.cluster.at, job_id))
+
+    @rule(really=st.sampled_from([False] * 5 + [True]))
+    def end_job(self, really: bool) -> None:
+        if really:
+            self.cluster.batch(JobEndRequested(self.cluster.at, JOBS[1], "ENDED"))
+
+    # What executors and the network do.
+
+    @rule(name=st.sampled_from(HOSTS))
+    def register(self, name: str) -> None:
+        self.cluster.register(self.cluster.executors[name])
+
+    @precondition(lambda self: self.cluster.wire)
+    @rule(name=st.sampled_from(HOSTS), data=st.data())
+    def register_while_a_command_arrives(self, name: str, data: st.DataObject) -> None:
+        """The state that comes with a registration may be older than the executor's table."""
+        executor = self.cluster.executors[name]
+        executor.report_number = 0
+        event = ExecutorRegistered(self.cluster.at, executor.registration(), executor.report())
+        sent = data.draw(st.sampled_from(self.cluster.wire))
+        if sent.command.executor_id == name:
+            self.cluster.wire.remove(sent)
+            executor.execute(sent.command, self.cluster.at, sent.rm_epoch)
+        answer = self.cluster.batch(event)
+        executor.registered(answer, self.state.rm_epoch)
+
+    @rule(name=st.sampled_from(HOSTS))
+    def lose_the_table(self, name: str) -> None:
+        """A reboot: nothing is left, and the executor registers."""
+        executor = self.cluster.executors[name]
+        executor.slots.clear()
+        self.cluster.register(executor)
+
+    @precondition(lambda self: self.cluster.wire)
+    @rule(data=st.data(), fate=st.sampled_from(["arrives", "arrives", "answer lost", "lost"]))
+    def command(self, data: st.DataObject, fate: str) -> None:
+        sent = data.draw(st.sampled_from(self.cluster.wire))
+        if fate == "lost":
+            self.cluster.fail(sent)
+        else:
+            self.cluster.deliver(sent, lose_answer=fate == "answer lost")
+
+    @rule()
+    def everything_arrives(self) -> None:
+        self.cluster.settle()
+
+    @rule(name=st.sampled_from(HOSTS))
+    def host_falls_silent(self, name: str) -> None:
+        """All others go on reporting until this one is lost."""
+        for _ in range(2):
+            self.cluster.wait(8_000)
+            for job_id in JOBS:
+                self.keep_alive(job_id)
+            for other in HOSTS:
+                if other != name:
+                    self.report(other)
+
+    @rule(name=st.sampled_from(HOSTS))
+    def report(self, name: str) -> None:
+        executor = self.cluster.executors[name]
+        if executor.registration_number and self.cluster.report(executor).register_again:
+            self.cluster.register(executor)
+
+    @rule(name=st.sampled_from(HOSTS))
+    def hold_back_a_report(self, name: str) -> None:
+        executor = self.cluster.executors[name]
+        if executor.registration_number:
+            self.held.append((executor, self.cluster.report_of(executor)))
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def late_report(self, data: st.DataObject) -> None:
+        executor, report = self.held.pop(data.draw(st.integers(0, len(self.held) - 1)))
+        self.cluster.report(executor, report)
+
+    @rule(name=st.sampled_from(HOSTS), data=st.data())
+    def slot_ends_by_itself(self, name: str, data: st.DataObject) -> None:
+        executor = self.cluster.executors[name]
+        if executor.slots:
+            key = data.draw(st.sampled_from(sorted(executor.slots)))
+            reason = data.draw(st.sampled_from(["OFFER_NOT_ACCEPTED", "SLOT_BROKEN", "ORPHANED"]))
+            executor.end(key, reason)
+
+    @rule(name=st.sampled_from(HOSTS))
+    def processes_end(self, name: str) -> None:
+        self.cluster.executors[name].finish_frees()
+
+    @rule(name=st.sampled_from(HOSTS), amount=st.sampled_from([0, 2000, 4000]))
+    def something_else_takes_cpu(self, name: str, amount: int) -> None:
+        self.cluster.executors[name].hidden = {"cpu_milli": amount} if amount else {}
+
+    @rule(name=st.sampled_from(HOSTS), data=st.data())
+    def carving_breaks(self, name: str, data: st.DataObject) -> None:
+        broken = data.draw(st.sets(st.integers(0, 20), max_size=3))
+        self.cluster.executors[name].broken = {f"r{number}" for number in broken}
+
+    # What operators, time and fate do.
+
+    @rule(
+        name=st.sampled_from(HOSTS),
+        deadline=st.sampled_from([None, 0, 5_000]),
+        really=st.sampled_from([False, False, True]),
+    )
+    def drain(self, name: str, deadline: int | None, really: bool) -> None:
+        if really and name in self.state.hosts:
+            self.cluster.batch(DrainRequested(self.cluster.at, name, "test", deadline))
+
+    @rule(name=st.sampled_from(HOSTS))
+    def undrain(self, name: str) -> None:
+        if name in self.state.hosts:
+            self.cluster.batch(UndrainRequested(self.cluster.at, name))
+
+    @rule(name=st.sampled_from(HOSTS))
+    def forget(self, name: str) -> None:
+        host = self.state.hosts.get(name)
+        if host is not None and host.executor.state is ExecutorState.LOST:
+            self.cluster.batch(ForgetRequested(self.cluster.at, name))
+
+    @rule(ms=st.sampled_from([1, 300, 300, 2_000, 2_000, 2_000, 2_000, 16_000, 61_000]))
+    def time_passes(self, ms: int) -> None:
+        self.cluster.wait(ms)
+
+    @rule()
+    def restart_rm(self) -> None:
+        self.cluster.restart_rm()
+
+    # What must always hold.
+
+    @invariant()
+    def books_are_sound(self) -> None:
+        assert check_invariants(self.state) == []
+
+    @invariant()
+    def store_holds_what_the_books_hold(self) -> None:
+        store = self.cluster.store
+        restored = State.restore(store.snapshot(99), self.state.settings, self.cluster.at)
+        assert durable(restored) == durable(self.state)
+        assert check_invariants(restored) == []
+
+    @invariant()
+    def acknowledged_requests_are_never_forgotten(self) -> None:
+        assert self.acknowledged <= self.state.requests.keys()
+
+    @invariant()
+    def job_logs_have_no_gaps(self) -> None:
+        for events in self.cluster.store.job_events.values():
+            numbers = [event.sequence for event in events]
+            assert numbers == list(range(1, len(numbers) + 1))
+
+    @invariant()
+    def no_executor_was_ordered_more_than_it_has(self) -> None:
+        for executor in self.cluster.executors.values():
+            separate = "memory_bytes" not in executor.total
+            booked = total_of(
+                booking(s.profile, separate_pools=separate) for s in executor.slots.values()
+            )
+            assert all(left >= 0 for left in subtract(executor.total, booked).values())
+
+    def teardown(self) -> None:
+        """When faults end, everything settles: nothing under way, both sides agree, no idling."""
+        for executor in self.cluster.executors.values():
+            executor.hidden = {}
+            executor.broken = set()
+            executor.frees_slowly = False
+        for name, executor in self.cluster.executors.items():
+            if executor.registration_number == 0 or name not in self.state.hosts:
+                self.cluster.register(executor)
+            self.cluster.batch(UndrainRequested(self.cluster.at, name))
+        for _ in range(8):
+            self.cluster.settle()
+            self.cluster.wait(self.state.settings.command_retry_max_ms)
+            self.cluster.settle()
+            for name, executor in self.cluster.executors.items():
+                executor.finish_frees()
+                self.report(name)
+        self.cluster.settle()
+        self._both_sides_agree()
+        self._nothing_that_fits_waits()
+
+    def _both_sides_agree(self) -> None:
+        for name, executor in self.cluster.executors.items():
+            host = self.state.hosts[name]
+            assert set(host.slots) == set(executor.slots)
+            assert {slot.state for slot in host.slots.values()} <= {"ALLOCATED"}
+        living = {r.state for r in self.state.requests.values()} - ENDED_REQUEST_STATES
+        assert RequestState.ALLOCATING not in living
+
+    def _nothing_that_fits_waits(self) -> None:
+        for shape in self.state.queue.shapes():
+            index = self.state.indexes.of(shape.labels, self.state.hosts.values())
+            assert not list(index.covering([shape.pooled_need, shape.separate_need]))
+
+
+class BooksStaySoundSpread(BooksStaySound):
+    """The same with the other strategy."""
+
+    strategy = "spread"
+
+
+def durable(state: State) -> dict[str, Any]:
+    """Everything that has to survive a restart, as plain data."""
+    return {
+        "jobs": {
+            name: (j.name, j.state, j.end_reason, j.last_sequence, j.specified, j.arrival_number)
+            for name, j in state.jobs.items()
+        },
+        "requests": {
+            name: (r.spec, r.job_id, r.state, r.generation, r.arrival_number, r.reason)
+            for name, r in state.requests.items()
+        },
+        "slots": {
+            key: (s.state, s.executor_id, s.profile, s.job_id) for key, s in state.slots.items()
+        },
+        "executors": {
+            name: (e.registration, e.registration_number, e.draining, e.drain_reason, e.lost)
+            for name, e in state.executors.items()
+        },
+        "counters": (state.arrival_number, state.history.last_sequence),
+    }
+
+
+MACHINE = settings(max_examples=60, stateful_step_count=40, suppress_health_check=list(HealthCheck))
+
+TestPack = BooksStaySound.TestCase
+TestPack.settings = MACHINE
+TestSpread = BooksStaySoundSpread.TestCase
+TestSpread.settings = settings(MACHINE, max_examples=20)
