@@ -1,29 +1,28 @@
 """How a command finds the resource manager and a token, and gets a client.
 
-Flag or environment first, then the configuration, then the endpoint file of a resource manager that
-runs on this host under the same user (`finegrain up`, `finegrain rm serve`), then the default
-address.
+Flag or environment first, then the configuration, then the resource manager that this user runs on
+this host (`finegrain up`, `finegrain rm serve`), then the default address. Nothing in here imports
+gRPC or the configuration's model before it is asked for.
 """
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from finegrain.errors import ConfigurationError
 from finegrain.options import TlsOptions
-from finegrain_cli.config.daemon_options import rm_state_dir, tls_options
-from finegrain_cli.config.directories import state_directory
 from finegrain_cli.context import Invocation, current
+from finegrain_cli.published import LocalManager, endpoint_in, find_local_managers
 from resource_manager.options import DEFAULT_ADDRESS
 
 if TYPE_CHECKING:
     import finegrain_client
     from finegrain_client import blocking
 
-ENDPOINT_FILE = "endpoint.json"
+TOKEN_FILES = ("cluster.token", "user.token")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,21 +39,28 @@ def resolve_target(invocation: Invocation | None = None) -> Target:
     """Settles the target of this invocation.
 
     Raises:
-        ConfigurationError: the configuration cannot be used.
+        ConfigurationError: the configuration cannot be used, or several resource managers run here
+            and nobody said which.
     """
+    from finegrain_cli.config.daemon_options import rm_state_dir, tls_options
+
     invocation = invocation or current()
     settings = invocation.configuration().settings
     client = settings.client
     own_rm = rm_state_dir(settings.rm)
     addresses = _split(invocation.manager) or tuple(client.manager)
+    found = find_local_managers()
+    configured = endpoint_in(own_rm)
+    if configured and configured not in found:
+        found.append(configured)
+    if addresses:
+        state_dirs = [each.state_dir for each in found if each.address in addresses]
+    else:
+        chosen = _only(found)
+        addresses = (chosen.address if chosen else DEFAULT_ADDRESS,)
+        state_dirs = [chosen.state_dir] if chosen else []
     token = invocation.token_file or client.token_file
-    state_dirs = [state_directory("up"), own_rm]
-    if not addresses:
-        found = next((each for each in map(_endpoint, state_dirs) if each), None)
-        addresses = (found[1],) if found else (DEFAULT_ADDRESS,)
-        if found:
-            state_dirs = [found[0]]
-    token_file = Path(token) if token else _token_in(state_dirs)
+    token_file = Path(token) if token else _token_in(state_dirs or [own_rm])
     tls = tls_options(client.tls_ca, client.tls_certificate, client.tls_key)
     return Target(addresses, token_file, tls, client.insecure)
 
@@ -83,17 +89,20 @@ def _split(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
-def _endpoint(state_dir: Path) -> tuple[Path, str] | None:
-    try:
-        data = json.loads((state_dir / ENDPOINT_FILE).read_text(encoding="utf-8"))
-        return state_dir, str(data["address"])
-    except (OSError, ValueError, KeyError):
-        return None
+def _only(found: list[LocalManager]) -> LocalManager | None:
+    addresses = list(dict.fromkeys(each.address for each in found))
+    if len(addresses) > 1:
+        raise ConfigurationError(
+            f"{len(addresses)} resource managers run on this host ({', '.join(addresses)}); "
+            "say which with --manager",
+            details={"addresses": ",".join(addresses)},
+        )
+    return found[0] if found else None
 
 
 def _token_in(state_dirs: list[Path]) -> Path | None:
     for state_dir in state_dirs:
-        for name in ("cluster.token", "user.token"):
+        for name in TOKEN_FILES:
             path = state_dir / name
             if os.access(path, os.R_OK):
                 return path

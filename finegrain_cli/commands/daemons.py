@@ -1,9 +1,170 @@
-"""Start the daemons: the resource manager, an executor, or both for one person."""
+"""Start the daemons: the resource manager, an executor, or both for one person.
+
+The flags of the two daemons are the keys of the configuration, so they are made only when one of
+these commands is asked for. Nothing here imports gRPC: an executor's helper has to be started
+before that.
+"""
 
 from __future__ import annotations
 
+import inspect
+from pathlib import Path
+from typing import Annotated, Any
+
 import typer
+from typer.core import TyperGroup
+
+from finegrain.errors import ConfigurationError
+from finegrain_cli.common import ConfigOption, OutputOption, enter_command, reporting_errors
+from finegrain_cli.output import OutputFormat
+from finegrain_cli.units import parse_bytes
+
+RM_SECTIONS = ("rm", "log")
+EXECUTOR_SECTIONS = ("executor", "log")
 
 
 def register(app: typer.Typer) -> None:
     """Adds the commands of this module."""
+    app.command()(reporting_errors(up))
+    for name, help_, group in (
+        ("rm", "The resource manager as a daemon.", _ResourceManagerGroup),
+        ("executor", "The task executor as a daemon.", _ExecutorGroup),
+    ):
+        app.add_typer(typer.Typer(no_args_is_help=True), name=name, help=help_, cls=group)
+
+
+def up(
+    executors: Annotated[
+        int, typer.Option("--executors", min=1, max=64, help="How many share this host.")
+    ] = 1,
+    state_dir: Annotated[
+        str,
+        typer.Option(
+            "--state-dir",
+            metavar="DIR",
+            help="Keep books, tokens and logs here; default: a temporary directory.",
+        ),
+    ] = "",
+    listen: Annotated[
+        str,
+        typer.Option(
+            "--listen", metavar="HOST:PORT", help="Address for calls; port 0: any free one."
+        ),
+    ] = "127.0.0.1:0",
+    cpus: Annotated[
+        str, typer.Option("--cpus", metavar="LIST", help="Use only these cpus, such as 0-3.")
+    ] = "",
+    memory: Annotated[
+        str, typer.Option("--memory", metavar="SIZE", help="Use only this much memory.")
+    ] = "",
+    isolation: Annotated[
+        str, typer.Option("--isolation", metavar="auto|none", help="none: enforce no limits.")
+    ] = "auto",
+    show_logs: Annotated[
+        bool, typer.Option("--show-logs", help="Show what the daemons log, too.")
+    ] = False,
+    log_level: Annotated[
+        str, typer.Option("--log-level", help="Least level of what they log.")
+    ] = "info",
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Run a resource manager and executors here, in the foreground, until Ctrl-C.
+
+    For trying things out and for work on one host. Nothing is left behind, except in --state-dir.
+    """
+    enter_command(output)
+    from finegrain.options import LogOptions
+    from finegrain_cli.foreground import run_in_foreground
+    from finegrain_cli.local_cluster import LocalCluster
+
+    cluster = LocalCluster(
+        executors,
+        state_dir=Path(state_dir) if state_dir else None,
+        listen=listen,
+        cpus=cpus,
+        memory_bytes=parse_bytes("--memory", memory) if memory else None,
+        isolation=isolation,
+        log=LogOptions(level=log_level, format="auto" if show_logs else "json"),
+        show_logs=show_logs,
+    )
+    run_in_foreground(cluster, output)
+
+
+def serve_resource_manager(config: ConfigOption = "", **given: Any) -> None:
+    """Serve the resource manager until SIGTERM."""
+    enter_command(OutputFormat.TABLE, config_file=config)
+    from finegrain_cli.config.daemon_options import resource_manager_options
+    from finegrain_cli.config.flags import flags_given
+    from finegrain_cli.config.load import load_configuration
+
+    loaded = load_configuration(config, flags=flags_given(RM_SECTIONS, given))
+    options = resource_manager_options(loaded.settings)
+    _need("resource-manager", "sqlalchemy", "structlog", "grpc")
+    from resource_manager.main import run
+
+    raise typer.Exit(run(options))
+
+
+def serve_executor(config: ConfigOption = "", **given: Any) -> None:
+    """Serve a task executor until SIGTERM; its tasks live on and are taken up at the next start."""
+    enter_command(OutputFormat.TABLE, config_file=config)
+    from finegrain_cli.config.daemon_options import task_executor_options
+    from finegrain_cli.config.flags import flags_given
+    from finegrain_cli.config.load import load_configuration
+
+    loaded = load_configuration(config, flags=flags_given(EXECUTOR_SECTIONS, given))
+    options = task_executor_options(loaded.settings)
+    _need("task-executor", "structlog", "grpc")
+    from task_executor.main import run
+
+    raise typer.Exit(run(options))
+
+
+def _need(extra: str, *modules: str) -> None:
+    """A missing extra is named, instead of a traceback. Looks without importing."""
+    from importlib.util import find_spec
+
+    missing = [module for module in modules if find_spec(module) is None]
+    if missing:
+        raise ConfigurationError(
+            f"this needs {', '.join(missing)}: pip install 'finegrain[{extra}]' (everything: "
+            "'finegrain[all]')",
+            details={"extra": extra},
+        )
+
+
+class _LateGroup(TyperGroup):
+    """A group with one command, `serve`, that is made when somebody asks for it."""
+
+    sections: tuple[str, ...]
+    serve: Any
+
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002
+        return ["serve"]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002
+        return _serve_command(self.sections, type(self).serve) if cmd_name == "serve" else None
+
+
+class _ResourceManagerGroup(_LateGroup):
+    sections = RM_SECTIONS
+    serve = staticmethod(serve_resource_manager)
+
+
+class _ExecutorGroup(_LateGroup):
+    sections = EXECUTOR_SECTIONS
+    serve = staticmethod(serve_executor)
+
+
+def _serve_command(sections: tuple[str, ...], serve: Any) -> Any:
+    from finegrain_cli.config.flags import parameters
+
+    command = reporting_errors(serve)
+    config = inspect.Parameter(
+        "config", inspect.Parameter.KEYWORD_ONLY, default="", annotation=ConfigOption
+    )
+    signature = inspect.Signature([config, *parameters(*sections)])
+    command.__signature__ = signature  # type: ignore[attr-defined] # read by typer
+    app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
+    app.command("serve")(command)
+    return typer.main.get_command(app)

@@ -86,6 +86,7 @@ def task_executor_options(settings: Settings) -> TaskExecutorOptions:
         output_limit_bytes=own.output_limit,
         offer_timeout_ms=own.offer_timeout,
         orphan_timeout_ms=own.orphan_timeout,
+        stop_tasks_on_exit=own.stop_tasks_on_exit,
     )
 
 

@@ -3,23 +3,62 @@
 from __future__ import annotations
 
 import os
+import stat
 import tempfile
 from pathlib import Path
 
+from finegrain.errors import ConfigurationError
+
+SYSTEM_STATE = Path("/var/lib/finegrain")
+SYSTEM_RUN = Path("/run/finegrain")
+
 
 def state_directory(part: str) -> Path:
-    """Default state directory of "rm", "executor" or "up"."""
+    """Default state directory of "rm" or "executor"."""
     if os.geteuid() == 0:
-        return Path("/var/lib/finegrain") / part
+        return SYSTEM_STATE / part
     base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state"
     return Path(base) / "finegrain" / part
 
 
 def run_directory(part: str) -> Path:
-    """Default directory of sockets; short, since socket paths are limited to 107 bytes."""
+    """Default directory of sockets and notes; short: socket paths have 107 bytes at most."""
     if os.geteuid() == 0:
-        return Path("/run/finegrain") / part
+        return SYSTEM_RUN / part
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     if runtime and Path(runtime).is_dir():
         return Path(runtime) / "finegrain" / part
     return Path(tempfile.gettempdir()) / f"finegrain-{os.geteuid()}" / part
+
+
+def make_private(directory: Path) -> None:
+    """Makes a directory of `run_directory` and its parent, or checks that they are ours alone.
+
+    Raises:
+        ConfigurationError: somebody else could have put something in there.
+    """
+    for path in (directory.parent, directory):
+        try:
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigurationError(
+                f"the directory {path} cannot be made: {error.strerror}",
+                details={"path": path},
+            ) from None
+        if not is_private(path):
+            raise ConfigurationError(
+                f"the directory {path} is not ours alone: it must belong to uid {os.geteuid()} and "
+                "be writable for nobody else; remove it, or set XDG_RUNTIME_DIR to a directory of "
+                "your own",
+                details={"path": path},
+            )
+
+
+def is_private(path: Path) -> bool:
+    """Whether a file or directory is no link, and only we or root can have written it."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return False
+    ours = found.st_uid in (0, os.geteuid())
+    return ours and not stat.S_ISLNK(found.st_mode) and not found.st_mode & 0o022

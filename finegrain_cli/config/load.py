@@ -1,8 +1,7 @@
 """Merges the configuration and remembers where each value came from.
 
-Order, strongest first: environment (FINEGRAIN_RM__LISTEN), the named file or the user's, the host's
-file, defaults. Flags are stronger still; each command applies its own on top. A key that nobody
-knows is refused with the nearest one that exists.
+Order, strongest first: flags, environment (FINEGRAIN_RM__LISTEN), the named file or the user's, the
+host's file, defaults. A key that nobody knows is refused with the nearest one that exists.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import difflib
 import os
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,10 +32,28 @@ class Configuration:
     origins: Mapping[str, str]
 
 
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """A value of the command line for one key; `name` as people write it ("--listen")."""
+
+    name: str
+    section: str
+    key: str
+    value: Any
+
+
 def load_configuration(
-    config_file: str = "", *, environment: Mapping[str, str] | None = None
+    config_file: str = "",
+    *,
+    environment: Mapping[str, str] | None = None,
+    flags: Sequence[Flag] = (),
 ) -> Configuration:
     """Reads and merges everything.
+
+    Args:
+        config_file: instead of the user's own file.
+        environment: instead of the process's.
+        flags: what the command line says, strongest of all.
 
     Raises:
         ConfigurationError: a file is missing or no TOML, a key is unknown, a value is wrong.
@@ -44,7 +61,8 @@ def load_configuration(
     environment = os.environ if environment is None else environment
     merged: dict[str, dict[str, Any]] = {}
     origins: dict[str, str] = {}
-    for origin, values in _layers(config_file, environment):
+    given = [(flag.name, [(flag.section, flag.key, flag.value)]) for flag in flags]
+    for origin, values in (*_layers(config_file, environment), *given):
         for section, key, value in values:
             merged.setdefault(section, {})[key] = value
             origins[f"{section}.{key}"] = origin
@@ -58,6 +76,18 @@ def user_file(environment: Mapping[str, str]) -> Path:
 
 
 Value = tuple[str, str, Any]
+
+
+def check_file(path: Path) -> None:
+    """Checks one file alone.
+
+    Raises:
+        ConfigurationError: it cannot be read, is no TOML, has an unknown key or a wrong value.
+    """
+    merged: dict[str, dict[str, Any]] = {}
+    for section, key, value in _from_file(path):
+        merged.setdefault(section, {})[key] = value
+    _validated(merged, {f"{s}.{k}": str(path) for s, table in merged.items() for k in table})
 
 
 def _layers(config_file: str, environment: Mapping[str, str]) -> Iterator[tuple[str, list[Value]]]:

@@ -8,12 +8,21 @@ out are bytes, thousandths of a core and milliseconds. Defaults stand in those u
 from __future__ import annotations
 
 from collections.abc import Callable
+from enum import StrEnum
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from finegrain.errors import InvalidArgument
 from finegrain_cli.units import parse_bytes, parse_cpu_milli, parse_duration_ms
+
+
+class Kind(StrEnum):
+    """What a number counts, where people write it with a unit."""
+
+    SIZE = "bytes"
+    CPU = "thousandths of a core"
+    DURATION = "milliseconds"
 
 
 def _reader(parse: Callable[[str, str], int]) -> BeforeValidator:
@@ -43,12 +52,13 @@ def _pairs(value: Any) -> Any:
     return value
 
 
-Size = Annotated[int, _reader(parse_bytes)]
-Cpu = Annotated[int, _reader(parse_cpu_milli)]
-Duration = Annotated[int, _reader(parse_duration_ms)]
+Size = Annotated[int, _reader(parse_bytes), Kind.SIZE]
+Cpu = Annotated[int, _reader(parse_cpu_milli), Kind.CPU]
+Duration = Annotated[int, _reader(parse_duration_ms), Kind.DURATION]
 DurationOrNever = Annotated[
     int | None,
     _reader(parse_duration_ms),
+    Kind.DURATION,
     BeforeValidator(lambda value: None if value == "never" else value),  # the last one reads first
 ]
 Words = Annotated[list[str], BeforeValidator(_split)]
@@ -77,9 +87,15 @@ class ClientSection(Section):
 class LogSection(Section):
     """How the daemons log, on standard error."""
 
-    level: str = Field("info", pattern="^(debug|info|warning|error)$", description="least level")
+    level: str = Field(
+        "info",
+        pattern="^(debug|info|warning|error)$",
+        description="least level: debug, info, warning, error",
+    )
     format: str = Field(
-        "auto", pattern="^(auto|json|text)$", description="auto: JSON unless on a terminal"
+        "auto",
+        pattern="^(auto|json|text)$",
+        description="json, text, or auto: JSON unless on a terminal",
     )
 
 
@@ -95,28 +111,38 @@ class ListenSection(Section):
     tls_key: str = Field("", description="key of the server certificate")
     insecure: bool = Field(False, description="listen beyond loopback without TLS")
     reflection: bool = Field(False, description="serve gRPC reflection")
-    cluster_token_file: str = Field("", description="default: cluster.token of the RM's state_dir")
+    cluster_token_file: str = Field(
+        "", description="file with the cluster token; default: cluster.token of the RM's state_dir"
+    )
 
 
 class RmSection(ListenSection):
     """The resource manager."""
 
-    state_dir: str = Field("", description="tokens, lock and SQLite database")
+    state_dir: str = Field("", description="directory of tokens, lock and SQLite database")
     database: str = Field("", description="URL of the database; default: SQLite in state_dir")
-    user_token_file: str = Field("", description="default: user.token in state_dir")
+    user_token_file: str = Field(
+        "", description="file with the user token; default: user.token in state_dir"
+    )
     user_token_group: str = Field("", description="group that may read user.token")
     strategy: str = Field(
-        "pack", pattern="^(pack|spread)$", description="fill hosts one by one, or evenly"
+        "pack",
+        pattern="^(pack|spread)$",
+        description="fill hosts one by one (pack), or evenly (spread)",
     )
     report_interval: Duration = Field(3_000, ge=50, description="how often executors report")
-    lost_timeout: Duration = Field(15_000, ge=200, description="silence after which one is lost")
+    lost_timeout: Duration = Field(
+        15_000, ge=200, description="silence after which an executor is lost"
+    )
     lease: Duration = Field(30_000, ge=1_000, description="default lease of a job")
     cpu_min: Cpu = Field(10, ge=1, description="least cpu of a specified request")
     memory_min: Size = Field(4 << 20, ge=1, description="least memory of a specified request")
     job_requests_max: int = Field(1_000_000, ge=1, description="live requests of one job")
     job_events_max: int = Field(100_000, ge=100, description="events kept per job")
     cluster_events_max: int = Field(1_000_000, ge=100, description="events kept of the cluster")
-    cluster_events_age: Duration = Field(604_800_000, ge=1_000, description="their greatest age")
+    cluster_events_age: Duration = Field(
+        604_800_000, ge=1_000, description="greatest age of those events"
+    )
     ended_retention: Duration = Field(86_400_000, ge=0, description="how long ended ids are kept")
     database_lease: Duration = Field(1_000, ge=200, description="leadership lease on PostgreSQL")
 
@@ -124,14 +150,14 @@ class RmSection(ListenSection):
 class ExecutorSection(ListenSection):
     """The task executor."""
 
-    state_dir: str = Field("", description="identity, checkpoint, task logs")
-    run_dir: str = Field("", description="sockets; a short path")
+    state_dir: str = Field("", description="directory of identity, checkpoint and task logs")
+    run_dir: str = Field("", description="directory of sockets; a short path")
     manager: Words = Field([], description="addresses of resource managers, tried in turn")
     manager_tls_ca: str = Field("", description="authority that the RM is checked against")
     manager_tls_certificate: str = Field("", description="client certificate to show the RM")
     manager_tls_key: str = Field("", description="key of that certificate")
     manager_insecure: bool = Field(False, description="send the token in clear beyond loopback")
-    executor_id: str = Field("", description="default: the host name")
+    executor_id: str = Field("", description="its name in the cluster; default: the host name")
     advertise: str = Field(
         "", description="address that others reach it at; default: the bound one"
     )
@@ -153,15 +179,24 @@ class ExecutorSection(ListenSection):
     )
     slots_max: int = Field(0, ge=0, description="most slots at one time; 0: no limit")
     pids_max: int = Field(4096, ge=1, description="processes per slot where not asked otherwise")
-    isolation: str = Field("auto", pattern="^(auto|none)$", description="auto, or none: books only")
+    isolation: str = Field(
+        "auto",
+        pattern="^(auto|none)$",
+        description="limits as far as the host allows (auto), or books only (none)",
+    )
     cgroup_parent: str = Field("", description="delegated cgroup; default: the daemon's own")
-    task_user: str = Field("nobody", description='as root: user of tasks; "self": the daemon\'s')
+    task_user: str = Field(
+        "nobody", description='user that tasks run as, where the daemon is root; "self": root, too'
+    )
     allow_root_tasks: bool = Field(False, description="let tasks run as uid 0")
     task_kill_grace: Duration = Field(5_000, ge=0, description="between SIGTERM and SIGKILL")
     output_limit: Size = Field(64 << 20, ge=1024, description="kept output per stream and task")
     offer_timeout: Duration = Field(10_000, ge=100, description="for offers to a target address")
     orphan_timeout: DurationOrNever = Field(
         600_000, description='without an RM, slots are freed after this; or "never"'
+    )
+    stop_tasks_on_exit: bool = Field(
+        False, description="free all slots at a planned stop, instead of taking them up again"
     )
 
 

@@ -1,0 +1,123 @@
+"""Values of the configuration as people write them, and the list of all keys with what they mean.
+
+Decides that what is shown can be put into a file again and means the same. Refuses to know where
+values come from.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from finegrain_cli.config.model import Kind, Settings
+
+_SIZES = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
+_DURATIONS = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1))
+_PASSWORD = re.compile(r"(?<=://)([^:/@]*):[^@/]*@")
+
+NEVER = "never"
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One key that can be configured."""
+
+    section: str
+    name: str
+    field: FieldInfo
+
+    @property
+    def path(self) -> str:
+        """As errors and `config show` name it: "rm.listen"."""
+        return f"{self.section}.{self.name}"
+
+    @property
+    def variable(self) -> str:
+        """The environment variable that sets it."""
+        return f"FINEGRAIN_{self.section}__{self.name}".upper()
+
+    @property
+    def kind(self) -> Kind | None:
+        """What its number counts; None for what is written without a unit."""
+        return next((each for each in _markers(self.field) if isinstance(each, Kind)), None)
+
+    @property
+    def default(self) -> Any:
+        """Its default, in base units."""
+        return self.field.get_default()
+
+    @property
+    def help(self) -> str:
+        """What it means."""
+        return self.field.description or ""
+
+
+def all_keys() -> Iterator[Key]:
+    """Every key, section by section."""
+    for section, holder in Settings.model_fields.items():
+        model: Any = holder.annotation
+        for name, field in model.model_fields.items():
+            yield Key(section, name, field)
+
+
+def keys_of(section: str) -> list[Key]:
+    """The keys of one section."""
+    return [key for key in all_keys() if key.section == section]
+
+
+def value_of(settings: BaseModel, key: Key) -> Any:
+    """The value that a key has, in base units."""
+    return getattr(getattr(settings, key.section), key.name)
+
+
+def shown(value: Any) -> Any:
+    """A value for programs: in base units, without passwords."""
+    return _PASSWORD.sub(r"\1:***@", value) if isinstance(value, str) else value
+
+
+def toml_text(key: Key, value: Any) -> str:
+    """A value as it can stand in a file; empty where it is not set and cannot be written."""
+    if value is None:
+        return json.dumps(NEVER) if key.default is not None else ""
+    if isinstance(value, Mapping):
+        inner = ", ".join(
+            f"{json.dumps(name)} = {_plain(key.kind, each)}" for name, each in value.items()
+        )
+        return f"{{ {inner} }}" if inner else "{}"
+    if isinstance(value, list):
+        return "[" + ", ".join(_plain(key.kind, each) for each in value) + "]"
+    return _plain(key.kind, shown(value))
+
+
+def amount_text(kind: Kind, amount: int) -> str:
+    """An amount in the largest unit that divides it: "64MiB", "30s", "0.01"."""
+    if kind is Kind.CPU:
+        return f"{amount / 1000:g}"
+    units = _SIZES if kind is Kind.SIZE else _DURATIONS
+    for unit, factor in units:
+        if amount and amount % factor == 0:
+            return f"{amount // factor}{unit}"
+    return str(amount)
+
+
+def _plain(kind: Kind | None, value: Any) -> str:
+    if kind is not None and isinstance(value, int):
+        return json.dumps(amount_text(kind, value))
+    return json.dumps(value, ensure_ascii=False)  # TOML writes these as JSON does
+
+
+def _markers(field: FieldInfo) -> Iterator[Any]:
+    yield from field.metadata
+    yield from _nested(field.annotation)
+
+
+def _nested(annotation: Any) -> Iterator[Any]:
+    yield from getattr(annotation, "__metadata__", ())
+    for inner in get_args(annotation):
+        yield from _nested(inner)

@@ -1,0 +1,141 @@
+"""`finegrain up`: a local cluster as long as somebody looks at it.
+
+Decides what people are told, and that any way of ending it (Ctrl-C, SIGTERM, the terminal going
+away, the end of a part) stops all of it.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from finegrain.errors import FinegrainError
+from finegrain_cli.columns import amounts_text
+from finegrain_cli.output import API_VERSION, OutputFormat, print_json_line, say
+from finegrain_cli.published import published
+
+if TYPE_CHECKING:
+    from finegrain_cli.local_cluster import LocalCluster
+    from finegrain_client.types import ExecutorStatus
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class _Stopped(Exception):
+    """Somebody wants us to end."""
+
+
+def run_in_foreground(cluster: LocalCluster, output: OutputFormat) -> None:
+    """Starts the cluster, says where it is, and serves until it is told to stop.
+
+    Raises:
+        ConfigurationError: it did not start.
+        FinegrainError: a part ended by itself, or something was left behind.
+    """
+    with _stop_signals():
+        try:
+            cluster.start()
+            with published(_note(cluster)):
+                _announce(cluster, output)
+                cluster.wait()
+        except _Stopped:
+            _tell("stopping: slots are freed, tasks ended")
+        finally:
+            left = cluster.stop()
+    if left:
+        raise FinegrainError("something was left behind: " + "; ".join(left))
+    _tell("stopped; nothing is left behind")
+
+
+def _note(cluster: LocalCluster) -> dict[str, Any]:
+    return {
+        "address": cluster.address,
+        "metrics_address": cluster.metrics_address,
+        "pid": os.getpid(),
+        "state_dir": str(cluster.state_dir),
+        "rm_state_dir": str(cluster.token_file.parent),
+        "token_file": str(cluster.token_file),
+        "user_token_file": str(cluster.user_token_file),
+    }
+
+
+def _announce(cluster: LocalCluster, output: OutputFormat) -> None:
+    executors = _executors(cluster)
+    if output in (OutputFormat.JSON, OutputFormat.JSONL):
+        metrics = {each.executor_id: each for each in cluster.notes}
+        rows = [
+            {
+                "executor_id": each.executor_id,
+                "address": each.address,
+                "metrics_address": metrics[each.executor_id].metrics_address,
+                "pid": metrics[each.executor_id].pid,
+                "total": dict(each.total),
+                "isolation": each.isolation.to_dict() if each.isolation else None,
+            }
+            for each in executors
+        ]
+        line = {"api_version": API_VERSION, "kind": "LocalCluster"}
+        print_json_line({**line, **_note(cluster), "executors": rows})
+        return
+    say(f"resource manager  {cluster.address}  metrics http://{cluster.metrics_address}/metrics")
+    for each in executors:
+        say(f"executor          {each.address}  {each.executor_id}: {amounts_text(each.total)}")
+    say(f"state             {cluster.state_dir}")
+    say(f"tasks run as      {_user()}")
+    for note in _notes(executors):
+        say(f"not enforced      {note}")
+    say("")
+    say("try, in another terminal of the same user:")
+    say("  finegrain run --cpu 0.5 --memory 256M -- python3 -c 'print(42)'")
+    say("  finegrain executors -o wide")
+    say("  finegrain status")
+    say(f"from elsewhere on this host: export FINEGRAIN_MANAGER={cluster.address}")
+    say(f"                             export FINEGRAIN_TOKEN_FILE={cluster.token_file}")
+    say("Ctrl-C stops everything.")
+
+
+def _executors(cluster: LocalCluster) -> list[ExecutorStatus]:
+    from finegrain_client import blocking
+
+    with blocking.connect((cluster.address,), token_file=cluster.token_file) as client:
+        return client.executors()
+
+
+def _notes(executors: list[ExecutorStatus]) -> list[str]:
+    """Each thing that is not enforced, once; the executors share a host."""
+    notes = (note for each in executors if each.isolation for note in each.isolation.notes)
+    return list(dict.fromkeys(notes))
+
+
+def _user() -> str:
+    try:
+        name = getpass.getuser()
+    except (KeyError, OSError):
+        name = f"uid {os.geteuid()}"
+    return f"{name}, who started this" + (" (root!)" if os.geteuid() == 0 else "")
+
+
+def _tell(message: str) -> None:
+    """The terminal may be gone."""
+    try:
+        say(message)
+    except OSError:
+        pass
+
+
+@contextmanager
+def _stop_signals() -> Iterator[None]:
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        raise _Stopped
+
+    before = {number: signal.signal(number, stop) for number in STOP_SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
