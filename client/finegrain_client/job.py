@@ -15,7 +15,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from finegrain.errors import FailedPrecondition, FinegrainError, NotFound, Unavailable
+from finegrain.errors import FailedPrecondition, FinegrainError, NotFound
 from finegrain.ids import new_id
 from finegrain.options import TlsOptions
 from finegrain.v1 import resource_manager_pb2 as rm
@@ -27,6 +27,7 @@ from finegrain_client.context import JobContext
 from finegrain_client.errors import JobEnded, Rejection, RequestRejected
 from finegrain_client.events import JobEvents
 from finegrain_client.request import Request
+from finegrain_client.retry import REFUSALS
 from finegrain_client.slot import Slot
 from finegrain_client.specs import SlotSpec, batches, id_batches
 from finegrain_client.types import ItemOutcome
@@ -149,7 +150,7 @@ class Job:
                 tried += batch
                 await self._send(batch)
         except BaseException as error:
-            if not isinstance(error, asyncio.CancelledError | Unavailable):
+            if isinstance(error, REFUSALS):
                 del tried[-len(batch) :]  # refused as a whole: none of it was taken in
             self._forget([each.allocation_id for each in messages])
             self._take_back([each.allocation_id for each in tried])

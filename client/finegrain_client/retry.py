@@ -19,6 +19,7 @@ from typing import Protocol, TypeVar
 
 import grpc
 
+from finegrain import errors
 from finegrain.errors import FailedPrecondition, FinegrainError, Reason, ResourceExhausted
 from finegrain.rpc.status import error_from_rpc
 
@@ -27,6 +28,17 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 BUDGET_DEFAULT_S = 30.0
+
+REFUSALS = (
+    errors.InvalidArgument,
+    errors.NotFound,
+    errors.AlreadyExists,
+    errors.FailedPrecondition,
+    errors.Unauthenticated,
+    errors.PermissionDenied,
+    errors.ResourceExhausted,
+)
+"""After these a call has certainly changed nothing; after any other error it may have."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,14 +20,14 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from finegrain.errors import FinegrainError, InvalidArgument, NotFound, Unavailable
+from finegrain.errors import FinegrainError, InvalidArgument, NotFound
 from finegrain.v1 import task_executor_pb2 as te
 from finegrain_client import reading_tasks
 from finegrain_client.background import CLEANING_UP
 from finegrain_client.context import JobContext
 from finegrain_client.errors import JobEnded, TaskNotStarted, reason_of
 from finegrain_client.reading import duration
-from finegrain_client.retry import StreamCall, follow, resumed
+from finegrain_client.retry import REFUSALS, StreamCall, follow, resumed
 from finegrain_client.task_input import TaskInput
 from finegrain_client.task_output import Capture, Offsets
 from finegrain_client.types import OutputChunk, TaskResult, TaskState, TaskStatus
@@ -284,8 +284,8 @@ async def start_task(slot: Slot, context: JobContext, task_id: str, options: Tas
                 message, timeout=timeout_s, metadata=context.metadata
             )
         )
-    except (asyncio.CancelledError, Unavailable):
-        if not slot.has_ended:
+    except (asyncio.CancelledError, FinegrainError) as error:
+        if not isinstance(error, REFUSALS) and not slot.has_ended:
             context.background.start(
                 _forget(slot, context, task_id), f"{CLEANING_UP} task {task_id}"
             )

@@ -122,6 +122,20 @@ async def test_a_cancelled_request_is_taken_back(servant: Scripted, job: fg.Job)
     assert job.requests == []
 
 
+async def test_what_a_failed_call_may_have_begun_is_taken_back(
+    servant: Scripted, job: fg.Job
+) -> None:
+    servant.failures["RequestResource"].append(fg.FinegrainError("a bug"))
+    with pytest.raises(fg.FinegrainError, match="a bug"):
+        await job.request_slots(fg.SlotSpec())
+    await eventually(lambda: servant.calls["CancelRequests"])
+    servant.failures["RequestResource"].append(fg.InvalidArgument("labels", "x", "less"))
+    with pytest.raises(fg.InvalidArgument):
+        await job.request_slots(fg.SlotSpec())
+    assert len(servant.calls["CancelRequests"]) == 1
+    assert job.requests == []
+
+
 async def test_large_batches_are_cut(servant: Scripted, job: fg.Job) -> None:
     servant.auto_grant = False
     requests = await job.request_slots(fg.SlotSpec(count=10_001))
@@ -240,3 +254,16 @@ async def test_closing_the_client_too_early_is_said(servant: Scripted) -> None:
     await cluster.close()
     with pytest.raises(fg.FailedPrecondition, match="closed"):
         await waiting
+
+
+async def test_cancelled_waits_leave_nothing_behind(servant: Scripted, job: fg.Job) -> None:
+    servant.auto_grant = False
+    (request,) = await job.request_slots(fg.SlotSpec())
+    before = len(asyncio.all_tasks())
+    waits = [asyncio.create_task(request.granted()) for _ in range(100)]
+    await asyncio.sleep(0)
+    for each in waits:
+        each.cancel()
+    await asyncio.gather(*waits, return_exceptions=True)
+    assert len(asyncio.all_tasks()) <= before
+    assert not request._changes._waiters
