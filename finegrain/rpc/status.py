@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import grpc
 from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import DecodeError
 from google.rpc import (  # type: ignore[import-untyped]
     code_pb2,
     error_details_pb2,
@@ -208,7 +209,7 @@ def _details_of(metadata: Iterable[Any] | None) -> status_pb2.Status:
         if key == DETAILS_KEY and isinstance(value, bytes):
             try:
                 status.ParseFromString(value)
-            except ValueError:  # DecodeError: not ours
+            except DecodeError:  # somebody else's
                 return status_pb2.Status()
     return status
 

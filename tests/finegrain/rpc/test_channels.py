@@ -1,0 +1,220 @@
+"""Addresses, tokens on channels, and peers that freeze or come back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from finegrain.errors import ConfigurationError, InvalidArgument, Unavailable
+from finegrain.options import TlsOptions
+from finegrain.rpc.addresses import check_dialable, format_address
+from finegrain.rpc.channels import (
+    CHANNEL_OPTIONS,
+    SERVICE_CONFIG,
+    channel_credentials,
+    is_loopback,
+    open_channel,
+    parse_address,
+    server_credentials,
+)
+from finegrain.rpc.status import error_from_rpc
+from finegrain.v1 import cluster_pb2, job_master_pb2, task_executor_pb2
+from finegrain.v1 import resource_manager_pb2 as rm_pb2
+from finegrain.v1.resource_manager_pb2_grpc import ResourceManagerServiceStub
+
+SERVER = """
+import asyncio, sys
+from finegrain.options import ListenOptions
+from finegrain.rpc.access import RESOURCE_MANAGER_ACCESS, TokenHashes
+from finegrain.rpc.server import GuardedServer
+from finegrain.v1 import resource_manager_pb2 as rm_pb2
+from finegrain.v1 import resource_manager_pb2_grpc as rm_grpc
+
+class Servicer(rm_grpc.ResourceManagerServiceServicer):
+    async def KeepAlive(self, request, context):
+        return rm_pb2.KeepAliveResponse()
+    async def WatchJob(self, request, context):
+        yield rm_pb2.WatchJobResponse()
+        await asyncio.Event().wait()
+
+async def main():
+    hashes = TokenHashes("", "")
+    server = GuardedServer(ListenOptions(sys.argv[1]), RESOURCE_MANAGER_ACCESS, hashes)
+    server.add(rm_grpc.add_ResourceManagerServiceServicer_to_server, Servicer())
+    print(await server.start(), flush=True)
+    await server.wait()
+
+asyncio.run(main())
+"""
+
+
+class Peer:
+    """A server in a process of its own, which can be frozen, killed and started again."""
+
+    def __init__(self) -> None:
+        self.address = "127.0.0.1:0"
+        self.start()
+
+    def start(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", SERVER, self.address], stdout=subprocess.PIPE, text=True
+        )
+        assert self.process.stdout is not None
+        self.address = self.process.stdout.readline().strip()
+
+    def signal(self, number: int) -> None:
+        os.kill(self.process.pid, number)
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+@pytest.fixture
+def peer() -> Iterator[Peer]:
+    started = Peer()
+    yield started
+    started.end()
+
+
+def keep_alive(channel: Any, **more: Any) -> Any:
+    return ResourceManagerServiceStub(channel).KeepAlive(rm_pb2.KeepAliveRequest(), **more)
+
+
+async def test_a_frozen_peer_is_noticed_long_before_the_deadline(peer: Peer) -> None:
+    async with open_channel(peer.address, token="t" * 16) as channel:
+        await keep_alive(channel)
+        peer.signal(signal.SIGSTOP)
+        began = time.monotonic()
+        with pytest.raises(grpc.RpcError) as caught:
+            await keep_alive(channel, timeout=60)
+        assert time.monotonic() - began < 30
+    error = error_from_rpc(caught.value, peer.address)
+    assert isinstance(error, Unavailable)
+    assert peer.address in error.message
+
+
+async def test_a_stream_from_a_frozen_peer_ends_too(peer: Peer) -> None:
+    async with open_channel(peer.address, token="t" * 16) as channel:
+        stream = ResourceManagerServiceStub(channel).WatchJob(rm_pb2.WatchJobRequest())
+        await stream.read()
+        peer.signal(signal.SIGSTOP)
+        async with asyncio.timeout(30):
+            with pytest.raises(grpc.RpcError):
+                await stream.read()
+
+
+async def test_a_peer_that_comes_back_is_found_again(peer: Peer) -> None:
+    async with open_channel(peer.address, token="t" * 16) as channel:
+        await keep_alive(channel)
+        peer.end()
+        with pytest.raises(grpc.RpcError):
+            await keep_alive(channel)
+        peer.start()
+        async with asyncio.timeout(30):
+            while True:
+                try:
+                    await keep_alive(channel)
+                    break
+                except grpc.RpcError:
+                    await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("127.0.0.1:7170", ("127.0.0.1", 7170)),
+        ("host-a.example:1", ("host-a.example", 1)),
+        ("[::1]:7170", ("::1", 7170)),
+        ("localhost:0", ("localhost", 0)),
+    ],
+)
+def test_addresses(text: str, expected: tuple[str, int]) -> None:
+    assert parse_address(text) == expected
+    assert format_address(*expected) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "host",
+        ":1",
+        "host:",
+        "host:x",
+        "host:65536",
+        "host:-1",
+        "::1:7170",
+        "[::1]",
+        "[x]:1",
+        "ho st:1",
+        "host\n:1",
+        "http://host:1",
+        "[127.0.0.1]:1",
+        "host:٣",
+    ],
+)
+def test_what_is_no_address(text: str) -> None:
+    with pytest.raises(InvalidArgument, match="expected"):
+        parse_address(text)
+
+
+def test_wildcards_and_port_0_cannot_be_dialled() -> None:
+    for text in ("0.0.0.0:1", "[::]:1", "host:0"):
+        with pytest.raises(InvalidArgument):
+            check_dialable(text)
+    assert check_dialable("host:1") == "host:1"
+
+
+def test_what_counts_as_loopback() -> None:
+    assert all(is_loopback(each) for each in ("127.0.0.1:1", "127.9.9.9:1", "[::1]:1"))
+    assert is_loopback("localhost:1")
+    assert not any(is_loopback(each) for each in ("10.0.0.1:1", "[::]:1", "host-a:1", "0.0.0.0:1"))
+
+
+async def test_a_token_never_goes_out_in_clear_beyond_loopback() -> None:
+    with pytest.raises(ConfigurationError, match="in clear"):
+        open_channel("10.0.0.1:7170", token="t" * 16)
+    for allowed in ({"insecure": True}, {"token": None}, {"tls": TlsOptions()}):
+        arguments: dict[str, Any] = {"token": "t" * 16, **allowed}
+        await open_channel("10.0.0.1:7170", **arguments).close()
+
+
+def test_tls_files_that_are_missing_are_named(tmp_path: Path) -> None:
+    missing = tmp_path / "missing.pem"
+    with pytest.raises(ConfigurationError, match=r"missing\.pem"):
+        channel_credentials(TlsOptions(ca=missing))
+    with pytest.raises(ConfigurationError, match="key"):
+        channel_credentials(TlsOptions(certificate=missing))
+    with pytest.raises(ConfigurationError, match="certificate and a key"):
+        server_credentials(TlsOptions())
+
+
+def test_calls_are_repeated_but_streams_are_not() -> None:
+    config = {
+        (name["service"], name.get("method")): "retryPolicy" in entry
+        for entry in json.loads(SERVICE_CONFIG)["methodConfig"]
+        for name in entry["name"]
+    }
+    modules = (rm_pb2, cluster_pb2, task_executor_pb2, job_master_pb2)
+    for module in modules:
+        for service in module.DESCRIPTOR.services_by_name.values():
+            assert config[service.full_name, None]
+            for method in service.methods:
+                streaming = method.client_streaming or method.server_streaming
+                assert ((service.full_name, method.name) in config) == streaming
+                assert not config.get((service.full_name, method.name))
+    assert dict(CHANNEL_OPTIONS)["grpc.http2.ping_timeout_ms"] == 2_000
