@@ -102,7 +102,7 @@ class _Shim:
         self.group: Group = spec["group"]
         self.loop = Loop(self._reap)
         self.pid, self.status, self.timed_out, self.started = 0, -1, False, time.time()
-        self.used_usec, self.peak_bytes = 0, 0
+        self.used_usec, self.peak_bytes, self.died_before_exec = 0, 0, False
         self.inbox, self.received, self.input_fd, self.input_ends = bytearray(), 0, -1, False
         names, limit = ("stdout", "stderr"), spec["log_limit_bytes"]
         self.logs = {n: _Log(directory / f"{n}.log", limit, front_gid) for n in names}
@@ -211,8 +211,6 @@ class _Shim:
         except OSError:
             return b""
 
-    died_before_exec = False
-
     def _reap(self) -> None:
         """All that ends below us, orphans included; the task's own end decides."""
         while True:
@@ -250,9 +248,8 @@ class _Shim:
             raise Fault("TASK_ENDED", f"task {self.spec['task_id']} does not run")
         match verb:
             case "signal":
-                os.killpg(
-                    self.pid, args["signum"]
-                )  # not reaped yet, so the number is still its own
+                # Not reaped yet, so the number is still the task's own.
+                os.killpg(self.pid, args["signum"])
             case "kill":
                 self._stop(args["grace_ms"] / 1000)
             case "input":
@@ -271,7 +268,9 @@ class _Shim:
             )
             raise Fault("OUT_OF_RANGE", message, offset=offset, accepted=self.received)
         new = data[self.received - offset :][: _INPUT_BYTES_MAX - len(self.inbox)]
-        if not self.input_ends:
+        if self.input_ends:  # nobody will ever read it
+            self.received = max(self.received, offset + len(data))
+        else:
             self.received += len(new)
             self.inbox += new
             self.input_ends = eof and self.received >= offset + len(data)
@@ -328,7 +327,8 @@ class _Shim:
             return
 
     def _exit_record(self, counters: dict[str, int], fault: Fault | None) -> dict[str, Any]:
-        died = None if self.status < 0 else os.waitstatus_to_exitcode(self.status)
+        ended = self.status >= 0 and not fault
+        died = os.waitstatus_to_exitcode(self.status) if ended else None
         oom_kills = counters.get("oom_kills", 0)
         return {
             "exit_code": died if died is not None and died >= 0 else None,

@@ -24,29 +24,64 @@ def choose_driver(config: dict[str, Any], kernel: Kernel, known: Group | None = 
     if config["isolation"] == "none":
         fix = 'set isolation = "auto" to have limits enforced'
         return Driver(kernel, {}, "isolation is configured as none", fix)
-    groups = _own_groups(config["cgroup_root"].rstrip("/"), config["cgroup_parent"], kernel)
-    on_v1 = {name: path for name, path in groups.items() if name in v1.CONTROLLERS}
-    if not on_v1 and "unified" not in groups:
+    root, parent = config["cgroup_root"].rstrip("/"), config["cgroup_parent"]
+    groups = _own_groups(root, parent, kernel)
+    own = {name: path for name, path in groups.items() if name in v1.CONTROLLERS}
+    if not own and "unified" not in groups:
         return Driver(kernel, {}, "no cgroup controllers are mounted here", _FIX_NO_MOUNT)
-    own = on_v1 or {"unified": groups["unified"]}
-    base = {name: f"{path}/finegrain/{config['executor_id']}" for name, path in own.items()}
-    driver = (v1.V1 if on_v1 else v2.V2)(
-        kernel, known if known and known.keys() == base.keys() else base
-    )
-    try:
-        if not on_v1:
-            _leave_inner_node(own["unified"], config["front_pid"], kernel)
-            driver.open_up(own["unified"])
-        driver.make(_parents(driver.base))
-        driver.prepare()
-    except (OSError, Fault) as error:
-        fix = _FIX_V1 if on_v1 else _FIX_V2
-        return Driver(kernel, {}, f"cgroup {driver.name} cannot be used: {error}", fix)
-    return driver
+    kind = v1.V1 if own else v2.V2
+    if known and ("unified" in known) == (not own):
+        places = [known]
+    else:
+        top = "" if parent else _own_groups(root, "/", kernel).get("unified", "")
+        on_v2 = [{"unified": path} for path in _v2_places(groups.get("unified", ""), top, kernel)]
+        bases = [own] if own else on_v2
+        inside = f"finegrain/{config['executor_id']}"
+        places = [{name: f"{path}/{inside}" for name, path in base.items()} for base in bases]
+    failure: Exception | None = None
+    for base in places:
+        driver = kind(kernel, base)
+        try:
+            if base is not known:
+                _take_over(driver, config["front_pid"])
+            driver.prepare()
+        except (OSError, Fault) as error:
+            failure = error
+        else:
+            return driver
+    reason = f"cgroup {kind.name} cannot be used: {failure}"
+    return Driver(kernel, {}, reason, _FIX_V1 if own else _FIX_V2)
 
 
-def _parents(base: Group) -> Group:
-    return {name: path.rpartition("/")[0] for name, path in base.items()}
+def _v2_places(own: str, top: str, kernel: Kernel) -> list[str]:
+    """Where slots may go, best first. A group that systemd has not delegated is not ours to split;
+    a service whose group is an inner node could not be started again. Root then uses a directory
+    of its own at the top, which systemd leaves alone.
+    """
+    if not top:
+        return [own]  # told by the configuration
+    is_root = os.geteuid() == 0
+    fit = kernel.is_delegated(own) and not own.endswith(".service")
+    ours = not is_root or fit or not kernel.exists("/run/systemd/system")
+    return [own] * ours + [top] * is_root
+
+
+def _take_over(driver: Driver, front_pid: int | None) -> None:
+    """Make the way down to the base. On v2 the group above becomes an inner node, so what runs in
+    it moves to a leaf: all of it where it was delegated to us, else we and who started us.
+    """
+    parents = {name: path.rpartition("/")[0] for name, path in driver.base.items()}
+    if driver.name == "v2":
+        kernel, own = driver.kernel, parents["unified"].rpartition("/")[0]
+        here = set(kernel.read(f"{own}/cgroup.procs").split())
+        mine = {str(pid) for pid in (os.getpid(), os.getppid(), front_pid)}
+        moving = here if kernel.is_delegated(own) else here & mine
+        if moving and kernel.exists(f"{own}/cgroup.type"):  # the root group has no type
+            kernel.mkdir(f"{own}/finegrain-daemon")
+            for pid in moving:
+                kernel.write(f"{own}/finegrain-daemon/cgroup.procs", pid)
+        driver.open_up(own)
+    driver.make(parents)
 
 
 def _own_groups(root: str, parent: str | None, kernel: Kernel) -> Group:
@@ -71,14 +106,3 @@ def _own_groups(root: str, parent: str | None, kernel: Kernel) -> Group:
 
 def _unescape(field: str) -> str:
     return field.replace("\\040", " ").replace("\\011", "\t").replace("\\134", "\\")
-
-
-def _leave_inner_node(own: str, front_pid: int | None, kernel: Kernel) -> None:
-    """v2: the group that holds our slots becomes an inner node, so we and the front leave it for
-    a leaf.
-    """
-    here = kernel.read(f"{own}/cgroup.procs").split()
-    for pid in {os.getpid(), os.getppid(), front_pid} - {None}:
-        if str(pid) in here and kernel.exists(f"{own}/cgroup.type"):  # the root group has no type
-            kernel.mkdir(f"{own}/finegrain-daemon")
-            kernel.write(f"{own}/finegrain-daemon/cgroup.procs", str(pid))

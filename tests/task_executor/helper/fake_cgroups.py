@@ -30,10 +30,14 @@ class FakeKernel(Kernel):
         self.signals: list[tuple[int, int]] = []
         self.ignore_writes: set[str] = set()
         self.read_only = False
+        self.delegated: set[str] = set()
         self.on_kill: Callable[[int], None] = lambda pid: None
 
     def exists(self, path: str) -> bool:
         return path in self.files or path in self.members
+
+    def is_delegated(self, path: str) -> bool:
+        return path in self.delegated
 
     def children(self, path: str) -> list[str]:
         if path not in self.members:

@@ -297,7 +297,6 @@ def unmounted() -> FakeKernel:
 
 UNUSABLE = [
     pytest.param(forbidden(FakeV2()), {}, "EACCES", "Delegate=yes", id="v2 that is not delegated"),
-    pytest.param(busy(FakeV2()), {}, "EBUSY", "scope of its own", id="v2 shared with a stranger"),
     pytest.param(forbidden(FakeV1(SEPARATE)), {}, "EACCES", "as root", id="v1 without root"),
     pytest.param(unmounted(), {}, "no cgroup controllers", "mount", id="nothing mounted"),
     pytest.param(FakeV2(), {"isolation": "none"}, "configured", "auto", id="switched off"),
@@ -312,6 +311,43 @@ def test_what_cannot_be_enforced_is_said_with_the_way_out(
     assert (report["driver"], report["memory"], report["cpu"]) == ("none", "none", "none")
     assert reason in report["reason"]
     assert fix in report["fix"]
+
+
+def under_systemd(own: str, delegated: bool) -> FakeV2:
+    kernel = FakeV2(own)
+    kernel.files["/run/systemd/system"] = ""
+    kernel.delegated = {kernel.own} if delegated else set()
+    return busy(kernel)
+
+
+TOP = "/sys/fs/cgroup/finegrain/host-a"
+PLACES = [
+    (0, under_systemd("/a.scope", delegated=True), "/sys/fs/cgroup/a.scope/finegrain/host-a"),
+    (0, under_systemd("/session.scope", delegated=False), TOP),
+    (0, under_systemd("/a.service", delegated=True), TOP),
+    (0, busy(FakeV2("/box")), TOP),
+    (7, under_systemd("/a.service", delegated=True), "/sys/fs/cgroup/a.service/finegrain/host-a"),
+    (7, busy(FakeV2("/box")), None),
+]
+PLACE_NAMES = [
+    "root in a delegated scope splits it, and who else is there moves to the leaf",
+    "root in a login session leaves the session alone",
+    "root in a service leaves it whole, or it could not be started again",
+    "root in a group with strangers leaves them alone",
+    "a user's own delegated service is all that there is",
+    "a user among strangers has no isolation",
+]
+
+
+@pytest.mark.parametrize(("uid", "kernel", "base"), PLACES, ids=PLACE_NAMES)
+def test_where_slots_go_on_v2(
+    uid: int, kernel: FakeV2, base: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("task_executor.helper.cgroups.os.geteuid", lambda: uid)
+    driver = choose_driver(config(), kernel)
+    assert driver.base == ({"unified": base} if base else {})
+    if base == TOP:
+        assert kernel.members[kernel.own] >= {4242}
 
 
 def test_v2_without_the_memory_controller_says_so() -> None:

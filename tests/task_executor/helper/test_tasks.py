@@ -182,6 +182,18 @@ async def test_a_sleeping_reader_gets_no_more_than_the_buffer(any_host: Host) ->
     assert await any_host.client.write_input("task", accepted, b"y" * 10) == accepted
 
 
+async def test_input_that_nobody_will_read_is_swallowed(any_host: Host) -> None:
+    await any_host.slot()
+    await any_host.start("exec <&-; echo closed; sleep 60", stdin=True)
+    await eventually(lambda: any_host.output() == "closed\n", "stdin is closed")
+    data, accepted = b"x" * 2_000_000, 0
+    async with asyncio.timeout(30):
+        while accepted < len(data):
+            more = data[accepted:]
+            accepted = await any_host.client.write_input("task", accepted, more, eof=True)
+    assert await any_host.client.write_input("task", accepted, b"more") == accepted + 4
+
+
 async def test_a_task_without_stdin_reads_nothing_and_takes_no_input(any_host: Host) -> None:
     await any_host.slot()
     await any_host.start("cat; echo over; sleep 60")
