@@ -15,7 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from finegrain.errors import ConfigurationError, InvalidArgument, Reason, StoreError
-from resource_manager.storage.creation import copy_sqlite, run_migrations, temporary_database
+from resource_manager.storage.creation import (
+    copy_sqlite,
+    remove_leftovers,
+    run_migrations,
+    temporary_database,
+)
 from resource_manager.storage.location import DatabaseUrl
 from resource_manager.storage.sqlite_errors import sqlite_errors
 from resource_manager.storage.sqlite_file import (
@@ -78,6 +83,7 @@ def restore(url: str, path: Path, *, above_epoch: int) -> Restored:
     with os_errors(target), locked(target, "finegrain db restore"):
         check_not_ahead(check_is_ours(path).schema_version, str(path))
         above_epoch = max(above_epoch, _epoch_if_readable(target))
+        remove_leftovers(target)
         with temporary_database(target) as fresh:
             copy_sqlite(path, fresh)
             _check_sound(fresh, path)

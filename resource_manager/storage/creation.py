@@ -24,6 +24,7 @@ from resource_manager.storage.sqlite_errors import sqlite_errors
 from resource_manager.storage.sqlite_file import (
     check_is_ours,
     create_private,
+    is_temporary,
     locked,
     os_errors,
     put_in_place,
@@ -61,6 +62,7 @@ def create_sqlite(path: Path) -> None:
         if path.exists():
             return
         _refuse_orphaned_wal(path)
+        remove_leftovers(path)
         with temporary_database(path) as temporary:
             create_private(temporary)
             with sqlite_errors(path), closing(sqlite3.connect(temporary)) as connection:
@@ -132,6 +134,13 @@ def temporary_database(path: Path) -> Iterator[Path]:
         yield temporary
     finally:
         remove(temporary)
+
+
+def remove_leftovers(path: Path) -> None:
+    """Remove what a making or restoring of `path` left that a crash cut short; under its lock."""
+    for each in path.parent.iterdir():
+        if is_temporary(each.name, path):
+            each.unlink()
 
 
 def _refuse_orphaned_wal(path: Path) -> None:

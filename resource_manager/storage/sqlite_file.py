@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import sqlite3
 import uuid
 from collections.abc import Iterator
@@ -155,6 +156,12 @@ def shm_of(path: Path) -> Path:
 def temporary_name(path: Path) -> Path:
     """A name beside `path` that nobody uses."""
     return path.with_name(f"{path.name}.{uuid.uuid4().hex}.new")
+
+
+def is_temporary(name: str, path: Path) -> bool:
+    """Whether a file beside `path` bears a name that `temporary_name` gave, or belongs to one."""
+    pattern = re.escape(path.name) + r"\.[0-9a-f]{32}\.new(-wal|-shm|-journal)?"
+    return re.fullmatch(pattern, name) is not None
 
 
 def create_private(path: Path) -> None:

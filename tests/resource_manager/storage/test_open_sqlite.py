@@ -245,6 +245,18 @@ def test_a_making_that_was_interrupted_leaves_no_half_database(
     assert not list(path.parent.glob("*.new*"))
 
 
+def test_what_a_power_cut_left_of_a_making_is_cleared_away(sqlite_url: str, path: Path) -> None:
+    """No process ran to its end here: the unfinished file is still there under its own name."""
+    unfinished = sqlite_file.temporary_name(path)
+    for suffix in ("", "-wal", "-shm"):
+        unfinished.with_name(unfinished.name + suffix).write_bytes(b"half")
+    other = path.with_name("books.db.mine.new")
+    other.write_bytes(b"not ours")
+    open_store(sqlite_url).close()
+    assert not list(path.parent.glob(unfinished.name + "*"))
+    assert other.exists()
+
+
 def test_a_backup_copied_into_place_by_hand_works_in_wal_mode_again(
     sqlite_url: str, made: Path, tmp_path: Path
 ) -> None:
