@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
@@ -16,6 +17,11 @@ from finegrain.errors import ConfigurationError
 _EXPECTED = "expected sqlite:////absolute/path.db or postgresql://USER:PASSWORD@HOST:PORT/DATABASE"
 _POSTGRESQL = frozenset({"postgres", "postgresql", "postgresql+psycopg"})
 _SQLITE = frozenset({"sqlite", "sqlite+pysqlite"})
+
+
+def sqlite_url(path: Path) -> str:
+    """The URL of a database file, whatever characters its name has."""
+    return f"sqlite:///{quote(str(path.absolute()))}"
 
 
 @dataclass(frozen=True, slots=True)

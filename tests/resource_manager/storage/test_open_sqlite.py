@@ -10,13 +10,13 @@ import sys
 import tempfile
 from contextlib import closing
 from pathlib import Path
-from urllib.parse import quote
 
 import pytest
 
 from finegrain.errors import ConfigurationError, FinegrainError, Reason, StoreError
 from resource_manager.engine.effects import Changes
 from resource_manager.storage import sqlite_file, tables
+from resource_manager.storage.location import sqlite_url as sqlite_url_of
 from resource_manager.storage.store import open_store
 from tests.support.books import job, request
 from tests.support.stores import inside
@@ -79,10 +79,10 @@ def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     assert f"{tmp_path}/no/such" in error.message
 
 
-@pytest.mark.parametrize("name", ["two words", "#1", "50%41", "für alle", "a'b"])
+@pytest.mark.parametrize("name", ["two words", "#1", "50%41", "für alle", "a'b", "why?"])
 def test_any_file_name_will_do(tmp_path: Path, name: str) -> None:
     for _ in range(2):
-        with open_store(f"sqlite:///{tmp_path}/{quote(name)}") as store:
+        with open_store(sqlite_url_of(tmp_path / name)) as store:
             store.lead("first")
             store.commit(Changes([job()]))
     assert (tmp_path / name).exists()
