@@ -5,13 +5,14 @@ Decides whom to call and how long to wait before the next attempt. Refuses to kn
 
 from __future__ import annotations
 
+import asyncio
 import random
 from typing import Any, cast
 
 import grpc
 import grpc.aio
 
-from finegrain.errors import ConfigurationError
+from finegrain.errors import ConfigurationError, Unavailable
 from finegrain.options import TlsOptions
 from finegrain.rpc.addresses import check_dialable
 from finegrain.rpc.channels import check_token_is_safe, open_channel
@@ -86,6 +87,12 @@ class ManagerLink:
             answer = await getattr(stub, method)(request, timeout=CALL_S_MAX)
         except grpc.RpcError as error:
             raise error_from_rpc(error, self.address) from None
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            # gRPC's word for a channel that was closed meanwhile, to turn to the next address.
+            raise Unavailable(f"the connection to {self.address} was closed") from None
         self._failures = 0
         return answer
 

@@ -209,8 +209,8 @@ async def test_a_thousand_slots_in_one_command(rm: ScriptedRM, executor: Executo
         *(allocation(f"s{i}", cpu_milli=1, memory_bytes=65536) for i in range(1000))
     )
     assert set(reasons(answer)) == {""}
-    answer = await rm.free(*(free(f"s{i}") for i in range(1000)))
-    assert answer.report.available.cpu_milli == 4000
+    freed = await rm.free(*(free(f"s{i}") for i in range(1000)))
+    assert freed.report.available.cpu_milli == 4000
 
 
 async def test_orders_need_the_cluster_token(rm: ScriptedRM, executor: Executor) -> None:

@@ -60,9 +60,7 @@ async def test_an_rm_that_restarted_gets_a_full_registration(
     assert not (await rm.allocate(allocation("next"))).results[0].HasField("error")
 
 
-async def test_an_rm_that_lost_the_base_gets_everything(
-    rm: ScriptedRM, executor: Executor
-) -> None:
+async def test_an_rm_that_lost_the_base_gets_everything(rm: ScriptedRM, executor: Executor) -> None:
     await eventually(lambda: rm.reports[-1].report.unchanged, "nothing changes")
     count = len(rm.full_reports())
     rm.send_full_report = True

@@ -1,0 +1,147 @@
+"""The state directory: whole after any crash, locked, and honest about damage."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from finegrain.errors import ConfigurationError, Reason
+from task_executor.service import checkpoint
+from task_executor.service.checkpoint import SavedState, Saver, StateDirectory
+
+STATE = SavedState("host-a", "instance", 7, "boot", ({"spec": {}},), ({"key": ["a", 1]},))
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> StateDirectory:
+    return StateDirectory.open(tmp_path / "state")
+
+
+def test_a_fresh_directory_gets_a_fresh_identity(directory: StateDirectory) -> None:
+    first, second = directory.load("host-a"), directory.load("host-a")
+    assert (first.executor_id, first.rm_epoch, first.slots) == ("host-a", 0, ())
+    assert first.instance_id != second.instance_id
+
+
+def test_what_was_saved_is_read_again(directory: StateDirectory) -> None:
+    directory.save(STATE)
+    assert directory.load("host-a") == directory.load("") == STATE
+    assert not directory.damage
+
+
+def test_a_directory_belongs_to_one_executor(directory: StateDirectory) -> None:
+    directory.save(STATE)
+    with pytest.raises(ConfigurationError, match="belongs to executor host-a, not host-b"):
+        directory.load("host-b")
+
+
+def test_a_second_front_on_the_directory_is_refused(directory: StateDirectory) -> None:
+    with pytest.raises(ConfigurationError, match="another task executor uses") as refused:
+        StateDirectory.open(directory.path)
+    assert refused.value.reason is Reason.STORE_IN_USE
+    directory.close()
+    StateDirectory.open(directory.path).close()
+
+
+def test_a_directory_that_cannot_be_made_names_the_way_out(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigurationError, match="--state-dir"):
+        StateDirectory.open(tmp_path / "file" / "state")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param(b"", id="nothing"),
+        pytest.param(b'{"version": 1, "sha256": "x", "cont', id="torn"),
+        pytest.param(b'{"version": 1, "sha256": "x", "content": "{}"}', id="a wrong checksum"),
+        pytest.param(b"\xff\xfe", id="no text"),
+        pytest.param(b"[1, 2]", id="another shape"),
+    ],
+)
+def test_a_damaged_document_is_kept_aside_and_said(
+    directory: StateDirectory, content: bytes
+) -> None:
+    (directory.path / "state.json").write_bytes(content)
+    assert directory.load("host-a").slots == ()
+    assert "state.json is damaged" in directory.damage[0]
+    assert (directory.path / "state.json.damaged").read_bytes() == content
+
+
+@pytest.mark.parametrize("length", range(0, 260, 13))
+def test_no_prefix_of_a_document_is_taken_for_it(directory: StateDirectory, length: int) -> None:
+    directory.save(STATE)
+    path = directory.path / "state.json"
+    whole = path.read_bytes()
+    assert length < len(whole)
+    path.write_bytes(whole[:length])
+    assert directory.load("host-a").instance_id != "instance"
+
+
+def test_a_newer_format_is_refused_and_kept(directory: StateDirectory) -> None:
+    path = directory.path / "state.json"
+    path.write_text(json.dumps({"version": 99, "sha256": "", "content": "{}"}))
+    with pytest.raises(ConfigurationError, match="newer version"):
+        directory.load("host-a")
+    assert path.exists()
+
+
+def test_a_write_that_fails_leaves_the_old_document(
+    directory: StateDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory.save(STATE)
+
+    def full(_descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as disk:
+        disk.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="No space left"):
+            directory.save(SavedState("host-a", "other"))
+    assert directory.load("host-a") == STATE
+    assert [p.name for p in directory.path.iterdir() if p.name.startswith(".")] == []
+
+
+def test_tasks_are_kept_one_by_one(directory: StateDirectory) -> None:
+    directory.save_task("t1", {"task_id": "t1"})
+    directory.save_task("t2", {"task_id": "t2"})
+    (directory.path / "tasks" / "t3.json").write_text("torn")
+    assert list(directory.tasks()) == [{"task_id": "t1"}, {"task_id": "t2"}]
+    assert "t3.json is damaged" in directory.damage[0]
+    directory.forget_task("t1")
+    directory.forget_task("t1")
+    assert [task["task_id"] for task in directory.tasks()] == ["t2"]
+
+
+def test_only_ids_become_file_names(directory: StateDirectory) -> None:
+    with pytest.raises(ValueError, match="not a task id"):
+        directory.save_task("../state", {})
+
+
+async def test_many_who_save_at_once_share_a_write(
+    directory: StateDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writes = 0
+    present = 0
+    write = checkpoint.write_document
+
+    def counted(path: Path, content: dict[str, object], mode: int = 0o600) -> None:
+        nonlocal writes
+        writes += 1
+        write(path, content, mode)
+
+    monkeypatch.setattr(checkpoint, "write_document", counted)
+    saver = Saver(directory, lambda: SavedState("host-a", "instance", present))
+
+    async def change(number: int) -> None:
+        nonlocal present
+        present = max(present, number)
+        await saver.save()
+        assert directory.load("").rm_epoch >= number
+
+    await asyncio.gather(*(change(number) for number in range(1, 101)))
+    assert writes <= 3

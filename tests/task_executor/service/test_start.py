@@ -1,0 +1,173 @@
+"""What an executor offers and whom tasks run as, settled at its start; and what stops it."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from finegrain.errors import ConfigurationError, FinegrainError, InvalidArgument, PermissionDenied
+from finegrain.resources import GIB, MIB
+from finegrain.topology import HostTopology
+from task_executor.host.detection import detect
+from task_executor.host.helper_messages import IsolationReport
+from task_executor.options import TaskExecutorOptions
+from task_executor.service.host_plan import HostPlan, plan_host
+from task_executor.service.isolation import isolation_of, notes_of
+from task_executor.service.prepared import prepare
+from task_executor.service.task_users import User, UserPolicy, user_policy
+from tests.support.components import REPOSITORY
+from tests.task_executor.service.fake_helper import ENFORCED
+
+OPTIONS = TaskExecutorOptions(Path("state"), Path("run"), ("127.0.0.1:1",), memory_bytes=GIB)
+
+
+def options(**changes: Any) -> TaskExecutorOptions:
+    return dataclasses.replace(OPTIONS, **changes)
+
+
+@pytest.fixture(scope="module")
+def host() -> HostTopology:
+    return detect(Path("/"))
+
+
+def plan(host: HostTopology, **changes: Any) -> HostPlan:
+    return plan_host(options(**changes), host)
+
+
+def test_a_share_is_offered_as_it_is(host: HostTopology) -> None:
+    first = str(host.allowed.first(1))
+    made = plan(host, cpus=first, cpu_milli=700, extended=(("license-x", 2),))
+    assert made.share.total == {
+        "cpu_milli": 700,
+        "memory_bytes": GIB,
+        "extended.license-x": 2,
+    }
+    assert str(made.share.shared_cpus) == first
+    assert made.reserved == {}
+
+
+def test_the_default_slot_is_a_fraction_of_the_total(host: HostTopology) -> None:
+    made = plan(host, default_slot_fraction=0.1)
+    assert made.default_profile.task_heap_memory_bytes == GIB // 10 // 65536 * 65536
+    assert made.default_profile.cpu_milli == made.share.total["cpu_milli"] // 10
+
+
+def test_the_number_of_slots_still_works_and_says_what_to_use(host: HostTopology) -> None:
+    made = plan(host, number_of_slots=4)
+    assert made.default_profile.task_heap_memory_bytes == GIB // 4
+    assert any("default_slot_fraction" in warning for warning in made.warnings)
+
+
+def test_pools_apart_make_a_default_slot_of_each_part(host: HostTopology) -> None:
+    pools = (("task_heap_memory_bytes", 512 * MIB), ("managed_memory_bytes", 256 * MIB))
+    made = plan(host, memory_pools=pools, default_slot_fraction=0.5)
+    assert "memory_bytes" not in made.share.total
+    assert made.default_profile.task_heap_memory_bytes == 256 * MIB
+    assert made.default_profile.managed_memory_bytes == 128 * MIB
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"cpu_milli": 10**9}, "cpu_milli"),
+        ({"cpu_milli": 0}, "cpu_milli"),
+        ({"slots_max": -1}, "slots_max"),
+        ({"memory_pools": (("heap", 1),)}, "memory_pools"),
+        ({"memory_pools": (("managed_memory_bytes", 2 * GIB),)}, "memory_pools"),
+        ({"extended": (("license-x", -1),)}, "extended.license-x"),
+        ({"cpus": "zero"}, "cpus"),
+        ({"default_slot_fraction": 2.0}, "default_slot_fraction"),
+    ],
+)
+def test_options_that_contradict_the_host_are_refused_by_name(
+    host: HostTopology, changes: dict[str, Any], field: str
+) -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        plan(host, **changes)
+    assert refused.value.field == field
+
+
+ROOT = User("root", 0, 0, "/root")
+NOBODY = User("nobody", 65534, 65534, "/nonexistent")
+
+
+def test_tasks_run_as_the_configured_user_and_may_name_it() -> None:
+    policy = UserPolicy(ROOT, NOBODY, allow_root_tasks=False)
+    assert policy.resolve("") == policy.resolve("nobody") == policy.resolve("65534") == NOBODY
+
+
+@pytest.mark.parametrize(
+    ("policy", "wanted"),
+    [
+        pytest.param(UserPolicy(ROOT, NOBODY, False), "root", id="root, not allowed"),
+        pytest.param(UserPolicy(ROOT, NOBODY, False), "0", id="root by number"),
+        pytest.param(UserPolicy(ROOT, NOBODY, False), "self", id="root as self"),
+        pytest.param(UserPolicy(ROOT, NOBODY, True), "daemon", id="somebody else"),
+        pytest.param(UserPolicy(ROOT, NOBODY, True), "no-such-user", id="nobody at all"),
+        pytest.param(UserPolicy(NOBODY, NOBODY, True), "root", id="root without being root"),
+    ],
+)
+def test_users_that_are_not_allowed(policy: UserPolicy, wanted: str) -> None:
+    with pytest.raises(PermissionDenied, match="leave user empty to run as nobody"):
+        policy.resolve(wanted)
+
+
+def test_root_may_be_named_where_the_operator_allows_it() -> None:
+    assert UserPolicy(ROOT, NOBODY, allow_root_tasks=True).resolve("root").uid == 0
+
+
+@pytest.mark.needs("root")
+@pytest.mark.parametrize("task_user", ["self", "", "root"])
+def test_tasks_as_root_have_to_be_allowed(task_user: str) -> None:
+    with pytest.raises(ConfigurationError, match="allow_root_tasks"):
+        user_policy(options(task_user=task_user))
+    assert user_policy(options(task_user=task_user, allow_root_tasks=True)).default.uid == 0
+
+
+@pytest.mark.needs("root")
+def test_a_task_user_that_does_not_exist_is_said() -> None:
+    with pytest.raises(ConfigurationError, match="no such user"):
+        user_policy(options(task_user="no-such-user"))
+
+
+def test_what_is_not_enforced_is_said_with_the_fix() -> None:
+    nothing = IsolationReport(
+        "none", "none", "none", "none", "none", "process tree", "no cgroups", "run as root"
+    )
+    notes = notes_of(nothing)
+    assert len(notes) == 4
+    assert all("no cgroups" in note and "run as root" in note for note in notes)
+    affinity = dataclasses.replace(nothing, cpuset="affinity")
+    assert any("could change them" in note for note in notes_of(affinity))
+    assert isolation_of(ENFORCED)["notes"] == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        pytest.param({"isolation": "full"}, "isolation", id="an unknown isolation"),
+        pytest.param({"executor_id": "a/b"}, "executor_id", id="an id with a slash"),
+        pytest.param({"cluster_token_file": Path("/no/token")}, "no token file", id="no token"),
+    ],
+)
+def test_what_cannot_start_says_why_and_leaves_the_directory_free(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    told = options(
+        state_dir=tmp_path / "state", run_dir=tmp_path, task_user="self", allow_root_tasks=True
+    )
+    for _ in range(2):
+        with pytest.raises(FinegrainError, match=message):
+            prepare(dataclasses.replace(told, **changes))
+    assert not (tmp_path / "state" / "helper").exists()
+
+
+def test_no_grpc_before_the_helper() -> None:
+    """A process that has imported grpc must not fork; the helper is started by then."""
+    code = "import sys, task_executor.main; sys.exit('grpc' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY).returncode == 0
