@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from itertools import islice
 
-from finegrain.errors import Reason
 from resource_manager.engine.effects import SendAllocate, SendFree, SlotOrder
 from resource_manager.engine.entities import Executor, ExecutorState, Slot, SlotState
 from resource_manager.engine.events import (
@@ -19,13 +18,12 @@ from resource_manager.engine.events import (
     CommandUndelivered,
     ItemOutcome,
 )
-from resource_manager.engine.host import Command, Host, Refusal
+from resource_manager.engine.host import Command, Host
 from resource_manager.engine.moves import requeue, vanish
+from resource_manager.engine.refusals import backoff_ms, remember_refusal
 from resource_manager.engine.reports import settle, take_in
 from resource_manager.engine.timers import Timer
 from resource_manager.engine.turn import Turn
-
-_BACKOFF_DOUBLINGS_MAX = 16
 
 
 def dispatch(turn: Turn) -> None:
@@ -128,7 +126,7 @@ def command_answered(turn: Turn, event: CommandAnswered) -> None:
         host.contained_command = max(host.contained_command, event.command_number)
         settle(turn, host)
     for slot, outcome in refused:
-        _remember_refusal(turn, host, slot, outcome)
+        remember_refusal(turn, host, slot)
 
 
 def command_refused(turn: Turn, event: CommandRefused) -> None:
@@ -175,23 +173,6 @@ def command_rang(turn: Turn, executor_id: str) -> None:
     turn.state.outbox[executor_id] = None
 
 
-def refusal_rang(turn: Turn, executor_id: str) -> None:
-    """The executor may be asked again for what it refused long enough ago."""
-    host = turn.state.hosts.get(executor_id)
-    if host is None:
-        return
-    if host.end_refusals(turn.now_ms):
-        turn.state.indexes.log_growth(host, turn.state.queue)
-    left = [refusal.until_ms for refusal in host.refusals.values() if refusal.active]
-    if left:
-        turn.state.timers.arm(Timer.REFUSAL, executor_id, min(left))
-
-
-def backoff_ms(failures: int, shortest_ms: int, longest_ms: int) -> int:
-    """Doubles with every failure, within bounds."""
-    return min(longest_ms, shortest_ms << min(failures, _BACKOFF_DOUBLINGS_MAX))
-
-
 def _host_of_command(
     turn: Turn, event: CommandAnswered | CommandRefused | CommandUndelivered
 ) -> Host | None:
@@ -227,18 +208,3 @@ def _refused(turn: Turn, slot: Slot, outcome: ItemOutcome) -> None:
         requeue(turn, request, slot, outcome.reason, outcome.message)
     turn.slot_event("allocation_refused", slot, reason=outcome.reason, message=outcome.message)
     vanish(turn, slot)
-
-
-def _remember_refusal(turn: Turn, host: Host, slot: Slot, outcome: ItemOutcome) -> None:
-    """Keeps the host from being chosen again for the same wish on the same knowledge."""
-    request = turn.state.requests.get(slot.allocation_id)
-    if request is None or outcome.reason == Reason.JOB_ENDED:
-        return
-    settings = turn.state.settings
-    key = (request.spec.profile, request.spec.required_labels)
-    before = host.refusals.get(key)
-    failures = before.failures if before is not None else 0
-    delay = backoff_ms(failures, settings.refusal_backoff_min_ms, settings.refusal_backoff_max_ms)
-    until_ms = turn.now_ms + delay
-    host.refusals[key] = Refusal(failures + 1, until_ms, host.state_seen())
-    turn.state.timers.arm(Timer.REFUSAL, host.host_id, until_ms)

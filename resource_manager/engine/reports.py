@@ -31,6 +31,7 @@ from resource_manager.engine.entities import (
 from resource_manager.engine.events import ReportAnswer, SlotsReported
 from resource_manager.engine.host import Host, SlotKey
 from resource_manager.engine.moves import confirm, decline, key_of, lose, reclaim, vanish
+from resource_manager.engine.refusals import remember_refusal
 from resource_manager.engine.state import State
 from resource_manager.engine.turn import Turn
 
@@ -110,8 +111,7 @@ def take_in(
     executor.report_number = report.report_number
     executor.report_at_ms = turn.now_ms
     executor.report_time_ms = turn.at.time_ms
-    for ended in report.ended:
-        _ended(turn, host, ended)
+    broken = [slot for ended in report.ended if (slot := _ended(turn, host, ended)) is not None]
     contained = report.command_number if report.rm_epoch == turn.state.rm_epoch else 0
     contained = max(contained, at_least_command)
     news = contained > host.contained_command
@@ -132,6 +132,8 @@ def take_in(
     turn.state.touch(host)
     if host.refusals and host.end_refusals(turn.now_ms):
         turn.state.indexes.log_growth(host, turn.state.queue)
+    for slot in broken:
+        remember_refusal(turn, host, slot)
     unowned = tuple(
         key
         for key, seen in reported.items()
@@ -191,17 +193,19 @@ def _free_again(turn: Turn, host: Host, slot: Slot) -> None:
         turn.state.outbox[host.host_id] = None
 
 
-def _ended(turn: Turn, host: Host, ended: EndedSlot) -> None:
-    """A slot that ended at its executor by itself. The executor repeats this until it is
-    acknowledged.
+def _ended(turn: Turn, host: Host, ended: EndedSlot) -> Slot | None:
+    """A slot that ended at its executor by itself; the slot, if it broke there.
+
+    The executor repeats this until it is acknowledged.
     """
     slot = host.slots.get((ended.allocation_id, ended.generation))
     if slot is None:
-        return
+        return None
     if ended.reason == Reason.OFFER_NOT_ACCEPTED:
         decline(turn, slot)
-        return
+        return None
     if slot.state is not SlotState.FREEING:
         message = f"the slot ended on executor {host.host_id}: {ended.reason}"
         lose(turn, slot, ended.reason, message)
     vanish(turn, slot)
+    return slot if ended.reason == Reason.SLOT_BROKEN else None

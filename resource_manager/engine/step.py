@@ -19,7 +19,6 @@ from resource_manager.engine.commands import (
     command_refused,
     command_undelivered,
     dispatch,
-    refusal_rang,
 )
 from resource_manager.engine.effects import StepResult
 from resource_manager.engine.entities import RequestState
@@ -59,6 +58,7 @@ from resource_manager.engine.jobs import (
 )
 from resource_manager.engine.placement.feasibility import waiting_reason
 from resource_manager.engine.placement.matching import place_waiting
+from resource_manager.engine.refusals import refusal_rang
 from resource_manager.engine.reports import slots_reported
 from resource_manager.engine.requests import cancel_requests, release_slots, submit_requests
 from resource_manager.engine.state import State

@@ -354,6 +354,7 @@ class ModelCluster:
         self.wire.remove(sent)
         executor = self.executors[sent.command.executor_id]
         answer = executor.execute(sent.command, self.at, sent.rm_epoch)
+        self.effects = []
         if sent.rm_epoch != self.state.rm_epoch:
             return
         if lose_answer:

@@ -1,0 +1,105 @@
+"""What comes out of a story, one line per fact."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from finegrain.resources import MIB, Amounts, ResourceProfile
+from resource_manager.engine.effects import Effect, PublishJobEvent, SendAllocate, SendFree
+from resource_manager.engine.entities import JobEvent
+from resource_manager.engine.events import ReportAnswer
+from resource_manager.engine.explain import Explanation
+from resource_manager.engine.queries import ExecutorView, RequestView, SlotView
+
+
+def effect(one: Effect) -> Iterator[str]:
+    if isinstance(one, SendAllocate):
+        for order in one.orders:
+            slot = order.slot
+            yield (
+                f"carve {_name(slot.allocation_id, slot.generation)} on {one.executor_id}:"
+                f" {profile(slot.profile)}"
+            )
+    elif isinstance(one, SendFree):
+        for name, generation, _ in one.slots:
+            yield f"free {_name(name, generation)} on {one.executor_id}"
+    elif isinstance(one, PublishJobEvent):
+        yield job_event(one.event)
+
+
+def job_event(event: JobEvent) -> str:
+    where = f" on {event.slot['executor_id']}" if event.slot and event.state == "GRANTED" else ""
+    why = f" ({event.reason})" if event.reason else ""
+    return f"tell {event.job_id}: {event.allocation_id} {event.state}{where}{why}"
+
+
+def profile(one: ResourceProfile) -> str:
+    extended = "".join(f" {name}={amount}" for name, amount in one.extended)
+    return f"cpu={one.cpu_milli}m mem={one.memory_bytes // MIB}Mi{extended}"
+
+
+def amounts(some: Amounts) -> str:
+    mem = some.get("memory_bytes", 0) // MIB
+    return f"cpu={some.get('cpu_milli', 0)}m mem={mem}Mi"
+
+
+def unowned(executor_id: str, keys: tuple[tuple[str, int], ...]) -> Iterator[str]:
+    for name, generation in keys:
+        yield f"{executor_id} is told that nobody owns {_name(name, generation)}"
+
+
+def report_answer(executor_id: str, number: int, answer: ReportAnswer) -> Iterator[str]:
+    if answer.register_again:
+        yield f"{executor_id} is told to register again"
+    elif answer.acknowledged_report_number != number:
+        yield (
+            f"report {number} of {executor_id} is dropped;"
+            f" the last one taken in is {answer.acknowledged_report_number}"
+        )
+    yield from unowned(executor_id, answer.unowned)
+
+
+def request(view: RequestView) -> str:
+    one = view.request
+    where = f" on {view.slot.slot.executor_id}" if view.slot else ""
+    why = f" ({view.reason})" if view.reason else ""
+    return f"{_name(one.allocation_id, one.generation)} {one.state}{where}{why}"
+
+
+def slot(view: SlotView) -> str:
+    one = view.slot
+    return (
+        f"{_name(one.allocation_id, one.generation)} {one.state} on {one.executor_id}:"
+        f" {profile(one.profile)}"
+    )
+
+
+def executor(view: ExecutorView) -> str:
+    state = f"{view.executor.state}{' draining' if view.executor.draining else ''}"
+    return (
+        f"{view.executor.executor_id} {state}: {view.slots} slots,"
+        f" allocated {amounts(view.allocated)}, available {amounts(view.available)}"
+    )
+
+
+def explanation(one: Explanation) -> Iterator[str]:
+    title = f"{one.view.request.allocation_id} {one.view.request.state}"
+    reason = f" {one.primary_reason}" if one.primary_reason else ""
+    yield f"{title}{reason}: {one.summary}"
+    for verdict in one.executors:
+        blockers = f" [{' '.join(verdict.blockers)}]" if verdict.blockers else ""
+        yield f"  {verdict.executor_id}: {verdict.message}{blockers}"
+    for status in one.dimensions:
+        yield (
+            f"  {status.dimension}: asked {status.asked}, free {status.free},"
+            f" largest hole {status.largest_hole}, total {status.total}"
+        )
+    for change in one.would_fit_if:
+        yield f"  {change.message}"
+    if one.blocked_by:
+        names = " ".join(_name(s.allocation_id, s.generation) for s in one.blocked_by)
+        yield f"  blocked by {names} on {one.blocked_by[0].executor_id}"
+
+
+def _name(allocation_id: str, generation: int) -> str:
+    return allocation_id if generation <= 1 else f"{allocation_id} (generation {generation})"

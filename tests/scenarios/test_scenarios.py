@@ -1,0 +1,45 @@
+"""Runs the stories in this folder: commands, `----`, what comes out. README.md has the language."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from resource_manager.engine.invariants import check_invariants
+from tests.scenarios.language import Stage
+
+FOLDER = Path(__file__).parent
+STORIES = sorted(FOLDER.glob("*.txt"))
+
+
+@pytest.mark.parametrize("path", STORIES, ids=lambda path: path.stem.replace("_", " "))
+def test_story(path: Path, request: pytest.FixtureRequest) -> None:
+    text = path.read_text()
+    played = play(text)
+    if request.config.getoption("--rewrite", default=False):
+        path.write_text(played)
+    assert played == text
+
+
+def play(text: str) -> str:
+    """The story with what really comes out under each `----`."""
+    stage = Stage()
+    played = []
+    for block in text.strip("\n").split("\n\n"):
+        lines = block.split("\n")
+        if "----" not in lines:
+            assert all(line.startswith("#") for line in lines), f"no ---- after {lines}"
+            played.append(block)
+            continue
+        commands = lines[: lines.index("----")]
+        output = [line for command in commands for line in stage.run(command)]
+        assert check_invariants(stage.cluster.state) == [], commands
+        played.append("\n".join([*commands, "----", *(output or ["(nothing)"])]))
+    return "\n\n".join(played) + "\n"
+
+
+def test_every_command_of_the_language_is_described() -> None:
+    manual = (FOLDER / "README.md").read_text()
+    missing = [name for name in Stage.commands() if f"`{name}" not in manual]
+    assert missing == []
