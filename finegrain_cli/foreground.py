@@ -37,6 +37,7 @@ def run_in_foreground(cluster: LocalCluster, output: OutputFormat) -> None:
         ConfigurationError: it did not start.
         FinegrainError: a part ended by itself, or something was left behind.
     """
+    failure: FinegrainError | None = None
     with _stop_signals():
         try:
             cluster.start()
@@ -45,10 +46,16 @@ def run_in_foreground(cluster: LocalCluster, output: OutputFormat) -> None:
                 cluster.wait()
         except _Stopped:
             _tell("stopping: slots are freed, tasks ended")
+        except FinegrainError as error:
+            failure = error
         finally:
             left = cluster.stop()
+    for each in left:
+        _tell(f"left behind: {each}")
+    if failure:
+        raise failure
     if left:
-        raise FinegrainError("something was left behind: " + "; ".join(left))
+        raise FinegrainError(f"{len(left)} things were left behind, see above")
     _tell("stopped; nothing is left behind")
 
 
@@ -117,7 +124,7 @@ def _user() -> str:
         name = getpass.getuser()
     except (KeyError, OSError):
         name = f"uid {os.geteuid()}"
-    return f"{name}, who started this" + (" (root!)" if os.geteuid() == 0 else "")
+    return f"{name}, who started this" + ("; so they may do anything" if os.geteuid() == 0 else "")
 
 
 def _tell(message: str) -> None:

@@ -9,6 +9,7 @@ Tasks run as the user who starts it. Everything lies below one directory: `rm/` 
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import signal
@@ -90,16 +91,14 @@ class LocalCluster:
     ) -> None:
         if executors < 1:
             raise InvalidArgument("executors", executors, "1 or more")
-        names = [f"local-{number}" for number in range(1, executors + 1)]
-        self.shares = (
-            list(shares)
-            if shares is not None
-            else divide_host(names, cpus=cpus, memory_bytes=memory_bytes)
-        )
+        self.shares = list(shares or [])
         if len({share.executor_id for share in self.shares}) < len(self.shares):
             raise InvalidArgument("shares", self.shares, "every executor_id once")
         for share in self.shares:
             check_id("executor_id", share.executor_id)
+        self._divide = partial(
+            _equal_shares, executors=executors, cpus=cpus, memory_bytes=memory_bytes
+        )
         self._given_state_dir = state_dir
         self._listen = ListenOptions(listen, metrics_listen)
         self._isolation = isolation
@@ -200,6 +199,7 @@ class LocalCluster:
                 "another one with --state-dir",
                 details={"state_dir": self.state_dir},
             ) from None
+        self.shares = self.shares or self._divide(self.state_dir)
         self.token_file = self.state_dir / "rm" / "cluster.token"
         self.user_token_file = self.state_dir / "rm" / "user.token"
 
@@ -301,6 +301,16 @@ class LocalCluster:
             _sweep(daemon)
 
 
+def _equal_shares(
+    state_dir: Path, *, executors: int, cpus: str, memory_bytes: int | None
+) -> list[ExecutorShare]:
+    """Equal parts; named by the state directory, since names are shared by the whole host (control
+    groups bear them) and have to stay the same as long as the directory is used."""
+    mark = hashlib.sha256(os.fsencode(state_dir)).hexdigest()[:6]
+    names = [f"local-{mark}-{number}" for number in range(1, executors + 1)]
+    return divide_host(names, cpus=cpus, memory_bytes=memory_bytes)
+
+
 def _sweep(executor: DaemonProcess) -> None:
     """An executor that crashed left its helper, slots and tasks: started again it finds them all,
     and stopped in order it frees them."""
@@ -330,9 +340,10 @@ def _registered(executor: DaemonProcess) -> bool:
 
 def _end_of(daemon: DaemonProcess) -> str:
     code = daemon.exit_code() or 0
-    how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+    if code < 0:
+        return f"the {daemon.name} was killed by signal {-code}"
     said = daemon.last_words()
-    return f"the {daemon.name} {how}" + (f": {said}" if said else "")
+    return f"the {daemon.name} ended with exit code {code}" + (f": {said}" if said else "")
 
 
 @contextmanager
