@@ -22,6 +22,7 @@ from task_executor.helper.child import (
     become_subreaper,
     become_task,
     default_signals,
+    remove_as,
 )
 from task_executor.helper.loop import WRITE, Job, Loop, within
 from task_executor.helper.paths import start_ticks, sync_directory, write_json
@@ -316,8 +317,17 @@ class _Shim:
                 yield 1.0 if attempt else 0.1
         (self.directory / "exit.json.new").rename(self.directory / "exit.json")
         sync_directory(self.directory)
+        yield from self._remove_scratch()
         if fault:
             self._report({"error": fault.as_dict()})
+
+    def _remove_scratch(self) -> Job:
+        """Waits for it, but not for long: a remover that has much to do goes on without us."""
+        if scratch := self.spec["scratch"]:
+            remove_as(self.spec["uid"], self.spec["gid"], scratch)
+            end = time.monotonic() + _DRAIN_S
+            while Path(scratch).exists() and time.monotonic() < end:
+                yield 0.002
 
     def _attempt(self, job: Job) -> Job:
         """A group that does not go away keeps nobody from learning how the task ended."""

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from task_executor.helper.cgroups.base import Driver
-from task_executor.helper.child import become_user
+from task_executor.helper.child import remove_as
 from task_executor.helper.loop import Job, Loop
 from task_executor.helper.paths import boot_id, read_json, start_ticks, write_json
 from task_executor.helper.protocol import Fault, decode, encode, fault_of, frames
@@ -279,9 +279,7 @@ class Tasks:
         return answer["result"]
 
     def forget(self, task_id: str) -> Job:
-        """Remove all that is left of an ended task. Scratch is removed as the task's user, so that
-        nothing in it can lead us astray.
-        """
+        """Remove all that is left of an ended task; scratch only where a shim could not."""
         while task_id in self.unclear:
             yield 0.01
         if (task := self.known.get(task_id)) is None:
@@ -289,21 +287,9 @@ class Tasks:
         if not task.exit:
             message = f"task {task_id} still runs; kill it first"
             raise Fault("SLOT_NOT_READY", message, task_id=task_id)
-        if scratch := task.record["scratch"]:
-            pid = os.fork()
-            if pid == 0:
-                _remove_as(task.record["uid"], task.record["gid"], scratch)
-            fd = os.pidfd_open(pid)
+        if (scratch := task.record["scratch"]) and Path(scratch).exists():
+            fd = os.pidfd_open(remove_as(task.record["uid"], task.record["gid"], scratch))
             yield fd, 3600.0
             os.close(fd)
         if self.known.pop(task_id, None):
             shutil.rmtree(task.directory)
-
-
-def _remove_as(uid: int, gid: int, path: str) -> None:
-    try:
-        become_user(uid, gid)
-        script = 'chmod -R u+rwX "$1"; exec rm -rf -- "$1"'
-        os.execv("/bin/sh", ["sh", "-c", script, "sh", path])  # noqa: S606
-    finally:
-        os._exit(1)

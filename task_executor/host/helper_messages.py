@@ -36,7 +36,7 @@ class TaskSpec:
     """One task. Output is bounded by `log_limit_bytes` for each of stdout and stderr (the head is
     kept).
 
-    `cwd` None: a fresh scratch directory of the task. `uid`/`gid` None: the configured task user.
+    `cwd` None: a scratch directory that goes with the task. `uid`/`gid` None: the configured task user.
     `timeout_ms` None: no limit. `env` is all that the task gets.
     """
 

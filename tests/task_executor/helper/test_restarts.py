@@ -108,6 +108,9 @@ async def test_a_shim_that_is_killed_takes_its_task_along_and_says_so(host: Host
     record = await host.next_exit("task")
     assert record.error is not None
     assert "shim was killed" in record.error.message
+    task_json = json.loads((host.directory("task") / "task.json").read_text())
+    await host.client.forget_task("task")
+    assert not Path(task_json["scratch"]).exists()
     assert (record.exit_code, record.signal) == (None, None)
     assert not alive(pid)
 

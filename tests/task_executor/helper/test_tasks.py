@@ -49,14 +49,15 @@ async def test_a_task_has_its_own_environment_directory_session_and_no_strange_d
 ) -> None:
     await any_host.slot()
     script = "env | grep -v -e ^PWD -e ^_= -e SHLVL -e OLDPWD; ls /proc/$$/fd; ulimit -c; pwd"
+    script += "; stat -c %u ."
     pid = await any_host.start(f"{script}; ps -o sid= -p $$ || echo $$", env={"A": "1"})
     await any_host.exit_of()
     lines = any_host.output().split()
     assert lines[:5] == ["A=1", "0", "1", "2", "0"]
     scratch = Path(lines[5])
     assert scratch.name.startswith("finegrain-task-")
-    assert scratch.stat().st_uid == os.getuid()
-    assert lines[6] == str(pid)
+    assert lines[6:] == [str(os.getuid()), str(pid)]
+    assert not scratch.exists()
 
 
 async def test_cpu_time_and_peak_memory_include_children(any_host: Host) -> None:
@@ -271,14 +272,22 @@ async def test_a_running_task_is_not_forgotten(any_host: Host) -> None:
         await any_host.client.forget_task("task")
 
 
-async def test_forgetting_removes_what_the_task_made_undeletable(any_host: Host) -> None:
+async def test_scratch_goes_with_the_task_even_if_it_was_made_undeletable(any_host: Host) -> None:
     await any_host.slot()
-    await any_host.run("mkdir -p a/b; touch a/b/c; chmod 000 a/b a; pwd")
+    await any_host.start("mkdir -p a/b; touch a/b/c; chmod 000 a/b a; pwd; read go", stdin=True)
+    await eventually(any_host.output, "it has made its mess")
     scratch = Path(any_host.output().strip())
     assert scratch.exists()
-    await any_host.client.forget_task("task")
-    await any_host.client.forget_task("task")
+    await any_host.client.write_input("task", 0, b"", eof=True)
+    await any_host.exit_of()
     assert not scratch.exists()
+
+
+async def test_a_forgotten_task_is_unknown(any_host: Host) -> None:
+    await any_host.slot()
+    await any_host.run("true")
+    await any_host.client.forget_task("task")
+    await any_host.client.forget_task("task")
     assert not any_host.directory("task").exists()
     with pytest.raises(NotFound):
         await any_host.client.kill_task("task")
