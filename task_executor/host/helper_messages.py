@@ -36,8 +36,8 @@ class TaskSpec:
     """One task. Output is bounded by `log_limit_bytes` for each of stdout and stderr (the head is
     kept).
 
-    `cwd` None: a scratch directory that goes with the task. `uid`/`gid` None: the configured task user.
-    `timeout_ms` None: no limit. `env` is all that the task gets.
+    `cwd` None: a scratch directory that goes with the task. `uid`/`gid` None: the configured task
+    user. `timeout_ms` None: no limit. `env` is all that the task gets.
     """
 
     task_id: str
