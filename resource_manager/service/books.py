@@ -132,9 +132,9 @@ class Books:
         """Checks all invariants; answers with the seconds that took."""
         started = time.perf_counter()
         found = list(self._check(self.state))
+        self.broken = found
+        self._metrics.ledger_mismatches.set(len(found))
         if found:
-            self.broken = found
-            self._metrics.ledger_mismatches.set(len(found))
             _log.error("invariants_broken", found=found[:20], count=len(found))
         return time.perf_counter() - started
 

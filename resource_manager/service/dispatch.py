@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import assert_never
 
@@ -19,6 +20,7 @@ from resource_manager.service.metrics import ResourceManagerMetrics
 from resource_manager.service.watch import WatchHub
 
 _log = get_logger("finegrain.rm.events")
+_stdlib_log = logging.getLogger("finegrain.rm.events")
 
 _OUTCOMES = {
     RequestState.PENDING: "requeued",
@@ -65,6 +67,8 @@ class Dispatcher:
         if event.kind == "executor_forgotten":
             self._links.forget(event.executor_id)
         # Few of these change the cluster; the many about single slots are for debugging.
+        if event.allocation_id and not _stdlib_log.isEnabledFor(logging.DEBUG):
+            return
         write = _log.debug if event.allocation_id else _log.info
         ids = {
             "executor_id": event.executor_id,

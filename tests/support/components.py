@@ -115,6 +115,7 @@ COMPONENTS: dict[str, Component] = {
     "buf": Component(_program("buf"), INSTALL_TOOLS),
     "protos-generator": Component(_protos_generator, f"./dev protos, or {INSTALL_TOOLS}"),
     "git": Component(_program("git"), "apt-get install git"),
+    "openssl": Component(_program("openssl"), "apt-get install openssl"),
     "cc": Component(_program("cc"), "apt-get install gcc"),
     "root": Component(_root, "run ./dev test as root"),
     "nobody-user": Component(_nobody_user, "run ./dev test as root where a user nobody exists"),

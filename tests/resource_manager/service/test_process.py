@@ -1,0 +1,161 @@
+"""The daemon as a process: signals, kill -9, configuration errors, TLS."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from finegrain.options import TlsOptions
+from finegrain.rpc.channels import open_channel
+from finegrain.v1 import cluster_pb2
+from finegrain.v1.cluster_pb2_grpc import ClusterServiceStub
+from tests.support.rm_service import PATIENCE_S, refusal
+
+DAEMON = """
+import json, sys
+from pathlib import Path
+from finegrain.options import ListenOptions, TlsOptions
+from resource_manager.main import run
+from resource_manager.options import ResourceManagerOptions
+
+given = json.loads(sys.argv[1])
+tls = given.pop("tls", None)
+listen = ListenOptions(
+    "127.0.0.1:0", tls=TlsOptions(**{k: Path(v) for k, v in tls.items()}) if tls else None
+)
+sys.exit(run(ResourceManagerOptions(Path(given.pop("state_dir")), listen=listen, **given)))
+"""
+
+
+class Daemon:
+    """A resource manager in a process of its own."""
+
+    def __init__(self, state_dir: Path, **options: Any) -> None:
+        self.state_dir = state_dir
+        text = json.dumps({"state_dir": str(state_dir), **options})
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", DAEMON, text], stderr=subprocess.PIPE, text=True
+        )
+
+    def ready(self) -> str:
+        """Its address, once it serves."""
+        until = time.monotonic() + PATIENCE_S
+        while time.monotonic() < until:
+            try:
+                note = json.loads((self.state_dir / "endpoint.json").read_text())
+            except FileNotFoundError:
+                time.sleep(0.02)
+                continue
+            if note["pid"] == self.process.pid:
+                address: str = note["address"]
+                return address
+            time.sleep(0.02)
+        raise AssertionError("the daemon does not get ready")
+
+    def ended(self) -> tuple[int, str]:
+        """Exit code and what it wrote."""
+        _, text = self.process.communicate(timeout=PATIENCE_S)
+        return self.process.returncode, text
+
+
+@contextmanager
+def daemon(state_dir: Path, **options: Any) -> Iterator[Daemon]:
+    started = Daemon(state_dir, **options)
+    try:
+        yield started
+    finally:
+        started.process.kill()
+        started.process.communicate()
+
+
+async def epoch_at(address: str, state_dir: Path, **channel: Any) -> int:
+    token = (state_dir / "user.token").read_text().strip()
+    async with open_channel(address, token=token, **channel) as opened:
+        cluster: Any = ClusterServiceStub(opened)
+        answer = await cluster.GetCluster(cluster_pb2.GetClusterRequest())
+    epoch: int = answer.rm_epoch
+    return epoch
+
+
+async def test_it_ends_in_order_at_sigterm(tmp_path: Path) -> None:
+    with daemon(tmp_path) as started:
+        assert await epoch_at(await asyncio.to_thread(started.ready), tmp_path) == 1
+        os.kill(started.process.pid, signal.SIGTERM)
+        code, text = await asyncio.to_thread(started.ended)
+    assert code == 0
+    assert not (tmp_path / "endpoint.json").exists()
+    events = [json.loads(line)["event"] for line in text.splitlines()]
+    assert events == ["serving", "stopping"]
+
+
+async def test_after_kill_9_the_next_one_leads_with_a_higher_epoch(tmp_path: Path) -> None:
+    for epoch in (1, 2, 3):
+        with daemon(tmp_path) as started:
+            assert await epoch_at(await asyncio.to_thread(started.ready), tmp_path) == epoch
+            os.kill(started.process.pid, signal.SIGKILL)
+            assert (await asyncio.to_thread(started.ended))[0] == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        pytest.param({"strategy": "best"}, "pack or spread", id="an unknown strategy"),
+        pytest.param({"lost_timeout_ms": 10}, "lost_timeout_ms", id="a time-out that is too short"),
+        pytest.param({"user_token_group": "no-such-group"}, "groupadd", id="an unknown group"),
+        pytest.param({"database_url": "mysql://x/y"}, "mysql", id="an unknown database"),
+        pytest.param({"tls": {"ca": "/missing.pem"}}, "certificate", id="TLS without a key"),
+    ],
+)
+def test_what_cannot_work_ends_with_one_clear_line(
+    tmp_path: Path, options: dict[str, Any], word: str
+) -> None:
+    with daemon(tmp_path, **options) as started:
+        code, text = started.ended()
+    assert code == 1
+    (line,) = text.splitlines()
+    entry = json.loads(line)
+    assert entry["event"] == "cannot_serve"
+    assert word in entry["error"]
+
+
+def certificates(folder: Path) -> dict[str, str]:
+    """A certificate authority and one certificate for 127.0.0.1, by openssl."""
+
+    def openssl(*arguments: str) -> None:
+        subprocess.run(["openssl", *arguments], check=True, capture_output=True, cwd=folder)
+
+    key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
+    openssl("req", "-x509", *key, "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=ca")
+    openssl("req", *key, "-keyout", "server.key", "-out", "server.csr", "-subj", "/CN=rm")
+    (folder / "names").write_text("subjectAltName=IP:127.0.0.1")
+    openssl(
+        *("x509", "-req", "-in", "server.csr", "-CA", "ca.pem", "-CAkey", "ca.key"),
+        *("-CAcreateserial", "-extfile", "names", "-out", "server.pem"),
+    )
+    names = {"ca": "ca.pem", "certificate": "server.pem", "key": "server.key"}
+    return {name: str(folder / file) for name, file in names.items()}
+
+
+@pytest.mark.needs("openssl")
+async def test_with_tls_both_sides_show_certificates(tmp_path: Path) -> None:
+    folder = tmp_path / "tls"
+    folder.mkdir()
+    files = certificates(folder)
+    with daemon(tmp_path / "state", tls=files) as started:
+        address = await asyncio.to_thread(started.ready)
+        shown = TlsOptions(**{name: Path(path) for name, path in files.items()})
+        assert await epoch_at(address, tmp_path / "state", tls=shown) == 1
+        for wrong in (None, TlsOptions(ca=Path(files["ca"]))):
+            error = await refusal(epoch_at(address, tmp_path / "state", tls=wrong))
+            assert "cannot be reached" in error.message
