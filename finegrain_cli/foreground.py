@@ -94,8 +94,8 @@ def _announce(cluster: LocalCluster, output: OutputFormat) -> None:
         say(f"executor          {each.address}  {each.executor_id}: {amounts_text(each.total)}")
     say(f"state             {cluster.state_dir}")
     say(f"tasks run as      {_user()}")
-    for note in _notes(executors):
-        say(f"not enforced      {note}")
+    for line in _not_enforced(executors):
+        say(line)
     say("")
     say("try, in another terminal of the same user:")
     say("  finegrain run --cpu 0.5 --memory 256M -- python3 -c 'print(42)'")
@@ -113,10 +113,16 @@ def _executors(cluster: LocalCluster) -> list[ExecutorStatus]:
         return client.executors()
 
 
-def _notes(executors: list[ExecutorStatus]) -> list[str]:
-    """Each thing that is not enforced, once; the executors share a host."""
-    notes = (note for each in executors if each.isolation for note in each.isolation.notes)
-    return list(dict.fromkeys(notes))
+def _not_enforced(executors: list[ExecutorStatus]) -> list[str]:
+    """What is not enforced, line by line; the reason and the fix, which are the same, once."""
+    notes = [note for each in executors if each.isolation for note in each.isolation.notes]
+    whats = dict.fromkeys(note.partition(" (")[0] for note in notes)
+    whys = dict.fromkeys(note.partition(" (")[2] for note in notes)
+    lines = [f"not enforced      {what}" for what in whats]
+    for why in whys:
+        if why:
+            lines.append("because           " + why.replace("); ", "; to have it enforced: "))
+    return lines
 
 
 def _user() -> str:

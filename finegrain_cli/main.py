@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from typing import Annotated
+
 import typer
 
 from finegrain_cli.commands import daemons, database, host, lists, operate, run, settings
+from finegrain_cli.exit_codes import ExitCode
 
 app = typer.Typer(
     name="finegrain",
@@ -12,12 +17,33 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    context_settings={"max_content_width": 100},
+    add_completion=False,  # `finegrain completion` prints the scripts
 )
 
 for module in (run, daemons, lists, operate, host, database, settings):
     module.register(app)
 
 
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", is_eager=True)
+    ] = False,
+) -> None:
+    if version:
+        settings.show_version()
+        raise typer.Exit
+
+
 def main() -> None:
-    """Runs the command line."""
-    app(prog_name="finegrain")
+    """Runs the command line; what the reader of a pipe does not want to know is no error."""
+    if settings.COMPLETE_VARIABLE in os.environ:
+        from typer._completion_classes import completion_init
+
+        completion_init()
+    try:
+        app(prog_name="finegrain")
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        sys.exit(ExitCode.ERROR)

@@ -56,6 +56,9 @@ def published(note: Mapping[str, Any]) -> Iterator[None]:
             yield
         finally:
             path.unlink(missing_ok=True)
+            with suppress(OSError):  # others of this user may be in there
+                directory.rmdir()
+                directory.parent.rmdir()
 
 
 def find_local_managers() -> list[LocalManager]:

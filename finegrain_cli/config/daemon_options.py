@@ -13,9 +13,7 @@ from finegrain_cli.config.model import (
     RmSection,
     Settings,
 )
-from resource_manager import options as rm_defaults
-from resource_manager.options import ResourceManagerOptions
-from task_executor import options as executor_defaults
+from resource_manager.options import DEFAULT_ADDRESS, ResourceManagerOptions
 from task_executor.options import TaskExecutorOptions
 
 NO_METRICS = "none"
@@ -27,7 +25,7 @@ def resource_manager_options(settings: Settings) -> ResourceManagerOptions:
     return ResourceManagerOptions(
         state_dir=rm_state_dir(rm),
         database_url=rm.database,
-        listen=_listen(rm, rm_defaults.DEFAULT_ADDRESS, rm_defaults.DEFAULT_METRICS_ADDRESS),
+        listen=_listen(rm),
         log=_log(settings.log),
         cluster_token_file=_path(rm.cluster_token_file),
         user_token_file=_path(rm.user_token_file),
@@ -54,11 +52,9 @@ def task_executor_options(settings: Settings) -> TaskExecutorOptions:
     return TaskExecutorOptions(
         state_dir=Path(own.state_dir) if own.state_dir else state_directory("executor"),
         run_dir=Path(own.run_dir) if own.run_dir else run_directory(name),
-        managers=tuple(own.manager) or (rm_defaults.DEFAULT_ADDRESS,),
+        managers=tuple(own.manager) or (DEFAULT_ADDRESS,),
         executor_id=own.executor_id,
-        listen=_listen(
-            own, executor_defaults.DEFAULT_ADDRESS, executor_defaults.DEFAULT_METRICS_ADDRESS
-        ),
+        listen=_listen(own),
         advertise_address=own.advertise,
         manager_tls=tls_options(
             own.manager_tls_ca, own.manager_tls_certificate, own.manager_tls_key
@@ -101,10 +97,10 @@ def _cluster_token(own: ExecutorSection, rm: RmSection) -> Path:
     return rm_state_dir(rm) / "cluster.token"
 
 
-def _listen(section: ListenSection, address: str, metrics_address: str) -> ListenOptions:
-    metrics = section.metrics_listen or metrics_address
+def _listen(section: ListenSection) -> ListenOptions:
+    metrics = section.metrics_listen
     return ListenOptions(
-        address=section.listen or address,
+        address=section.listen,
         metrics_address="" if metrics == NO_METRICS else metrics,
         tls=tls_options(section.tls_ca, section.tls_certificate, section.tls_key),
         insecure=section.insecure,

@@ -17,7 +17,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from finegrain.errors import ConfigurationError
-from finegrain_cli.config.model import Settings
+from finegrain_cli.config.model import Kind, Settings
+from finegrain_cli.config.values import amount_text, keys_of
 
 HOST_FILE = Path("/etc/finegrain/finegrain.toml")
 ENV_PREFIX = "FINEGRAIN_"
@@ -78,8 +79,8 @@ def user_file(environment: Mapping[str, str]) -> Path:
 Value = tuple[str, str, Any]
 
 
-def check_file(path: Path) -> None:
-    """Checks one file alone.
+def check_file(path: Path) -> Settings:
+    """The settings of one file alone, with defaults.
 
     Raises:
         ConfigurationError: it cannot be read, is no TOML, has an unknown key or a wrong value.
@@ -87,7 +88,7 @@ def check_file(path: Path) -> None:
     merged: dict[str, dict[str, Any]] = {}
     for section, key, value in _from_file(path):
         merged.setdefault(section, {})[key] = value
-    _validated(merged, {f"{s}.{k}": str(path) for s, table in merged.items() for k in table})
+    return _validated(merged, {f"{s}.{k}": str(path) for s, table in merged.items() for k in table})
 
 
 def _layers(config_file: str, environment: Mapping[str, str]) -> Iterator[tuple[str, list[Value]]]:
@@ -162,7 +163,32 @@ def _validated(merged: dict[str, dict[str, Any]], origins: Mapping[str, str]) ->
         first = error.errors(include_url=False)[0]
         name = ".".join(str(part) for part in first["loc"])
         where = origins.get(".".join(str(part) for part in first["loc"][:2]), "configuration")
-        message = first["msg"].removeprefix("Value error, ")
         raise ConfigurationError(
-            f"{where}: {name} is {first['input']!r}; {message}", details={"field": name}
+            f"{where}: {name} is {_given(first)}; expected {_expected(first)}",
+            details={"field": name},
         ) from None
+
+
+def _given(problem: Any) -> str:
+    """The value as people wrote it, or would write it where it has been read already."""
+    value, kind = problem["input"], _kind(problem)
+    return amount_text(kind, value) if kind and isinstance(value, int) else repr(value)
+
+
+def _kind(problem: Any) -> Kind | None:
+    section, name = (str(part) for part in (*problem["loc"], "", "")[:2])
+    return next((key.kind for key in keys_of(section) if key.name == name), None)
+
+
+def _expected(problem: Any) -> str:
+    """What was expected, in the units that people write."""
+    context = problem.get("ctx", {})
+    bounds = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
+    for bound, words in bounds.items():
+        if bound in context:
+            kind, limit = _kind(problem), context[bound]
+            return f"{words} {amount_text(kind, limit) if kind else limit}"
+    if "pattern" in context:
+        return "one of " + ", ".join(context["pattern"].strip("^($)").split("|"))
+    message: str = problem["msg"].removeprefix("Value error, ")
+    return message.removeprefix("expected ").removeprefix("Input should be ")

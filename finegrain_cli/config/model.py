@@ -15,6 +15,11 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from finegrain.errors import InvalidArgument
 from finegrain_cli.units import parse_bytes, parse_cpu_milli, parse_duration_ms
+from resource_manager import options as rm
+from task_executor import options as executor
+
+LISTEN = "address for calls, HOST:PORT; port 0: the kernel chooses"
+METRICS_LISTEN = 'address for metrics and health, HOST:PORT; "none": no such port'
 
 
 class Kind(StrEnum):
@@ -102,10 +107,8 @@ class LogSection(Section):
 class ListenSection(Section):
     """Where a daemon listens, shared by both."""
 
-    listen: str = Field("", description="address for calls, HOST:PORT; port 0: the kernel chooses")
-    metrics_listen: str = Field(
-        "", description='address for metrics and health, HOST:PORT; "none": no such port'
-    )
+    listen: str = Field("", description=LISTEN)
+    metrics_listen: str = Field("", description=METRICS_LISTEN)
     tls_ca: str = Field("", description="demand client certificates signed by this authority")
     tls_certificate: str = Field("", description="server certificate")
     tls_key: str = Field("", description="key of the server certificate")
@@ -119,6 +122,8 @@ class ListenSection(Section):
 class RmSection(ListenSection):
     """The resource manager."""
 
+    listen: str = Field(rm.DEFAULT_ADDRESS, description=LISTEN)
+    metrics_listen: str = Field(rm.DEFAULT_METRICS_ADDRESS, description=METRICS_LISTEN)
     state_dir: str = Field("", description="directory of tokens, lock and SQLite database")
     database: str = Field("", description="URL of the database; default: SQLite in state_dir")
     user_token_file: str = Field(
@@ -150,6 +155,8 @@ class RmSection(ListenSection):
 class ExecutorSection(ListenSection):
     """The task executor."""
 
+    listen: str = Field(executor.DEFAULT_ADDRESS, description=LISTEN)
+    metrics_listen: str = Field(executor.DEFAULT_METRICS_ADDRESS, description=METRICS_LISTEN)
     state_dir: str = Field("", description="directory of identity, checkpoint and task logs")
     run_dir: str = Field("", description="directory of sockets; a short path")
     manager: Words = Field([], description="addresses of resource managers, tried in turn")
