@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import grpc.aio
@@ -37,6 +37,11 @@ from finegrain.v1.task_executor_pb2_grpc import (
 )
 from resource_manager.main import serve
 from resource_manager.options import ResourceManagerOptions
+
+if TYPE_CHECKING:  # the typed base is abstract; what a script does not serve is "unimplemented"
+    _Servicer = object
+else:
+    _Servicer = TaskExecutorServiceServicer
 
 PATIENCE_S = 30.0
 """A generous deadline: no test hangs for ever, and none depends on speed."""
@@ -78,7 +83,8 @@ async def running_rm(
             ready=lambda rm, metrics: bound.set_result((rm, metrics)),
         )
     )
-    await asyncio.wait({bound, task}, return_when=asyncio.FIRST_COMPLETED, timeout=PATIENCE_S)
+    either: set[asyncio.Future[Any]] = {bound, task}
+    await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED, timeout=PATIENCE_S)
     assert bound.done(), f"the resource manager ended with {task.result()}"
     rm_address, metrics_address = bound.result()
     user = (state_dir / USER_TOKEN_FILE).read_text().strip()
@@ -119,7 +125,7 @@ def slot_request(
 
 
 @dataclass
-class ScriptedExecutor(TaskExecutorServiceServicer):
+class ScriptedExecutor(_Servicer):
     """Keeps a slot table in memory and does what it is told; `refuse` names the exceptions.
 
     `on_command` may raise, or wait, before a command is carried out.
@@ -181,6 +187,7 @@ class ScriptedExecutor(TaskExecutorServiceServicer):
 
     async def register(self) -> rm_pb2.RegisterExecutorResponse:
         self.report_number = self.command_number = 0
+        answer: rm_pb2.RegisterExecutorResponse
         answer = await self.rm.rm_as_cluster.RegisterExecutor(self.registration())
         self.rm_epoch, self.registration_number = answer.rm_epoch, answer.registration_number
         return answer
@@ -198,7 +205,7 @@ class ScriptedExecutor(TaskExecutorServiceServicer):
         )
 
     async def send_report(self) -> rm_pb2.ReportSlotsResponse:
-        return await self.rm.rm_as_cluster.ReportSlots(
+        answer: rm_pb2.ReportSlotsResponse = await self.rm.rm_as_cluster.ReportSlots(
             rm_pb2.ReportSlotsRequest(
                 executor_id=self.executor_id,
                 instance_id=self.instance_id,
@@ -207,6 +214,7 @@ class ScriptedExecutor(TaskExecutorServiceServicer):
                 usage=slots_pb2.UsageReport(cpu_milli=250, memory_bytes=MIB, tasks=1),
             )
         )
+        return answer
 
     async def register_if_asked(self) -> bool:
         """Reports once, registering again where the RM wants that; True then."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import grpc.aio
@@ -34,10 +34,15 @@ from finegrain.v1.resource_manager_pb2_grpc import (
     add_ResourceManagerServiceServicer_to_server,
 )
 
+if TYPE_CHECKING:  # the typed base is abstract; what is not served here is "unimplemented"
+    Base = object
+else:
+    Base = resource_manager_pb2_grpc.ResourceManagerServiceServicer
+
 CLUSTER, USER = "c" * 32, "u" * 32
 
 
-class Servicer(resource_manager_pb2_grpc.ResourceManagerServiceServicer):
+class Servicer(Base):
     """Answers as each test wants."""
 
     def __init__(self) -> None:
@@ -66,6 +71,11 @@ class Servicer(resource_manager_pb2_grpc.ResourceManagerServiceServicer):
         await asyncio.Event().wait()
 
 
+def rm_stub(channel: Any) -> Any:
+    """The generated type speaks of blocking calls only."""
+    return ResourceManagerServiceStub(channel)
+
+
 @asynccontextmanager
 async def served(servicer: Any, **options: Any) -> AsyncIterator[tuple[GuardedServer, str]]:
     server = GuardedServer(
@@ -91,14 +101,14 @@ async def test_both_kinds_of_channel_carry_token_and_secret() -> None:
     servicer = Servicer()
     async with served(servicer) as (_, address):
         async with open_channel(address, token=USER) as channel:
-            stub = ResourceManagerServiceStub(channel)
+            stub = rm_stub(channel)
             await stub.RegisterJob(
                 rm_pb2.RegisterJobRequest(), metadata=(("finegrain-job-secret", "x"),)
             )
 
         def blocking() -> None:
             with open_blocking_channel(address, token=CLUSTER) as blocked:
-                ResourceManagerServiceStub(blocked).RegisterJob(rm_pb2.RegisterJobRequest())
+                rm_stub(blocked).RegisterJob(rm_pb2.RegisterJobRequest())
 
         await asyncio.to_thread(blocking)
     user, cluster = servicer.callers
@@ -124,7 +134,7 @@ async def test_a_caller_without_the_needed_token_reaches_no_handler(
     servicer = Servicer()
     request = {"RegisterJob": rm_pb2.RegisterJobRequest, "ReportSlots": rm_pb2.ReportSlotsRequest}
     async with served(servicer) as (_, address), open_channel(address, token=token) as channel:
-        stub = ResourceManagerServiceStub(channel)
+        stub = rm_stub(channel)
         error = await refusal(getattr(stub, method)(request[method]()))
     assert error.reason is reason
     assert servicer.calls == 0
@@ -133,7 +143,7 @@ async def test_a_caller_without_the_needed_token_reaches_no_handler(
 async def test_the_error_class_and_its_details_come_through() -> None:
     servicer = Servicer()
     async with served(servicer) as (_, address), open_channel(address, token=USER) as channel:
-        stub = ResourceManagerServiceStub(channel)
+        stub = rm_stub(channel)
         servicer.failure = errors.InvalidArgument("requests[3].profile.cpu_milli", -5, "0 or more")
         error = await refusal(stub.RegisterJob(rm_pb2.RegisterJobRequest()))
     assert isinstance(error, errors.InvalidArgument)
@@ -146,9 +156,7 @@ async def test_an_unexpected_failure_tells_the_caller_nothing_of_the_inside() ->
     servicer = Servicer()
     servicer.failure = RuntimeError("password is 1234")
     async with served(servicer) as (_, address), open_channel(address, token=USER) as channel:
-        error = await refusal(
-            ResourceManagerServiceStub(channel).RegisterJob(rm_pb2.RegisterJobRequest())
-        )
+        error = await refusal(rm_stub(channel).RegisterJob(rm_pb2.RegisterJobRequest()))
     assert error.reason is Reason.INTERNAL
     assert "1234" not in error.message
 
@@ -157,7 +165,7 @@ async def test_requests_above_the_limit_of_their_method_are_refused_with_the_lim
     servicer = Servicer()
     large = "x" * 100_000
     async with served(servicer) as (_, address), open_channel(address, token=USER) as channel:
-        stub = ResourceManagerServiceStub(channel)
+        stub = rm_stub(channel)
         error = await refusal(stub.RegisterJob(rm_pb2.RegisterJobRequest(name=large)))
         await stub.RequestResource(rm_pb2.RequestResourceRequest(job_id=large))
         too_large = await refusal(
@@ -183,7 +191,7 @@ async def test_a_stream_may_fail_with_a_clear_error() -> None:
     servicer = Servicer()
     servicer.failure = errors.OutOfRange("event 4 is no longer kept; watch from 0")
     async with served(servicer) as (_, address), open_channel(address, token=USER) as channel:
-        stream = ResourceManagerServiceStub(channel).WatchJob(rm_pb2.WatchJobRequest())
+        stream = rm_stub(channel).WatchJob(rm_pb2.WatchJobRequest())
         error = await refusal(stream.read())
     assert isinstance(error, errors.OutOfRange)
 
@@ -193,7 +201,7 @@ async def test_cancelled_streams_leave_no_handler() -> None:
         served(Servicer()) as (server, address),
         open_channel(address, token=USER) as channel,
     ):
-        stub = ResourceManagerServiceStub(channel)
+        stub = rm_stub(channel)
         streams = [stub.WatchJob(rm_pb2.WatchJobRequest()) for _ in range(20)]
         for stream in streams:
             await stream.read()
@@ -210,7 +218,7 @@ async def test_stopping_ends_streams_at_once_and_says_that_one_may_retry() -> No
         served(Servicer()) as (server, address),
         open_channel(address, token=USER) as channel,
     ):
-        stream = ResourceManagerServiceStub(channel).WatchJob(rm_pb2.WatchJobRequest())
+        stream = rm_stub(channel).WatchJob(rm_pb2.WatchJobRequest())
         await stream.read()
         async with asyncio.timeout(5):
             await server.stop(30)
@@ -258,23 +266,29 @@ async def test_health_is_open_and_follows_the_server() -> None:
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 
     async with served(Servicer()) as (server, address), open_channel(address) as channel:
-        health = health_pb2_grpc.HealthStub(channel)
+        health: Any = health_pb2_grpc.HealthStub(channel)
         assert (await health.Check(health_pb2.HealthCheckRequest())).status == 1
         await server.set_serving(False)
         assert (await health.Check(health_pb2.HealthCheckRequest())).status == 2
 
 
+def reflection_stub(channel: Any) -> Any:
+    from grpc_reflection.v1alpha import reflection_pb2_grpc
+
+    return reflection_pb2_grpc.ServerReflectionStub(channel)
+
+
 async def test_reflection_lists_the_services_to_whoever_shows_a_token() -> None:
-    from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+    from grpc_reflection.v1alpha import reflection_pb2
 
     ask = reflection_pb2.ServerReflectionRequest(list_services="")
     async with served(Servicer(), reflection=True) as (_, address):
         async with open_channel(address, token=USER) as channel:
-            stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+            stub = reflection_stub(channel)
             async for answer in stub.ServerReflectionInfo(iter([ask])):
                 names = {each.name for each in answer.list_services_response.service}
         async with open_channel(address) as channel:
-            stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+            stub = reflection_stub(channel)
             error = await refusal(stub.ServerReflectionInfo(iter([ask])).read())
     assert "finegrain.v1.ResourceManagerService" in names
     assert error.reason is Reason.TOKEN_MISSING

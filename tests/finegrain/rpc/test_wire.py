@@ -64,17 +64,16 @@ def test_a_duration_that_is_not_zero_never_becomes_zero() -> None:
     assert duration_ms_from_proto(Duration(nanos=1), "grace") == 1
 
 
-@pytest.mark.parametrize(
-    "message",
-    [
-        Duration(seconds=-1),
-        Duration(nanos=-1000000),
-        Duration(nanos=2000000000),
-        Duration(seconds=2**62),
-        Duration(seconds=-(2**62)),
-    ],
-    ids=str,
-)
+WRONG_DURATIONS = [
+    Duration(seconds=-1),
+    Duration(nanos=-1_000_000),
+    Duration(nanos=2_000_000_000),
+    Duration(seconds=2**62),
+    Duration(seconds=-(2**62)),
+]
+
+
+@pytest.mark.parametrize("message", WRONG_DURATIONS, ids=str)
 def test_durations_out_of_range_are_refused(message: Duration) -> None:
     with pytest.raises(InvalidArgument, match="grace"):
         duration_ms_from_proto(message, "grace")

@@ -322,7 +322,7 @@ def registration(**parts: Any) -> Callable[[rm_pb2.RegisterExecutorRequest], Non
             if isinstance(value, (str, int)):
                 setattr(message, name, value)
             else:
-                message.ClearField(name)
+                message.ClearField(name)  # type: ignore[arg-type]
                 getattr(message, name).MergeFrom(value)
 
     return change

@@ -47,7 +47,7 @@ async def test_a_slot_is_asked_for_carved_offered_and_given_back(tmp_path: Path)
 
         async def free() -> bool:
             cluster = await rm.cluster.GetCluster(cluster_pb2.GetClusterRequest())
-            return cluster.available.cpu_milli == 4000 and cluster.slots == 0
+            return bool(cluster.available.cpu_milli == 4000 and cluster.slots == 0)
 
         await eventually(free)
         stream.cancel()

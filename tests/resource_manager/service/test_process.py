@@ -154,8 +154,9 @@ async def test_with_tls_both_sides_show_certificates(tmp_path: Path) -> None:
     files = certificates(folder)
     with daemon(tmp_path / "state", tls=files) as started:
         address = await asyncio.to_thread(started.ready)
-        shown = TlsOptions(**{name: Path(path) for name, path in files.items()})
+        ca, certificate, key = (Path(files[name]) for name in ("ca", "certificate", "key"))
+        shown = TlsOptions(ca=ca, certificate=certificate, key=key)
         assert await epoch_at(address, tmp_path / "state", tls=shown) == 1
-        for wrong in (None, TlsOptions(ca=Path(files["ca"]))):
+        for wrong in (None, TlsOptions(ca=ca)):
             error = await refusal(epoch_at(address, tmp_path / "state", tls=wrong))
             assert "cannot be reached" in error.message

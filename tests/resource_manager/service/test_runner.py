@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -140,7 +141,7 @@ async def test_reads_wait_for_the_commit_and_never_show_what_is_not_durable() ->
 async def test_a_refused_event_concerns_its_caller_only() -> None:
     async with started(MemoryStore()) as (runner, _):
         await register(runner, "job-1")
-        refused = runner.submit(
+        refused: Coroutine[Any, Any, Any] = runner.submit(
             lambda at: JobRegistered(at, "job-1", "another", "default", None, "s" * 64, "r" * 64)
         )
         results = await asyncio.gather(refused, register(runner, "job-2"), return_exceptions=True)
@@ -169,14 +170,21 @@ async def test_large_batches_are_split_and_signs_of_life_go_first() -> None:
     store.gate.clear()
     limits = RunnerLimits(tick_interval_s=3600, batch_items_max=10)
     order: list[str] = []
+
+    def noted(name: str, _done: asyncio.Future[Any]) -> None:
+        order.append(name)
+
     async with started(store, limits) as (runner, _):
         first = register(runner, "job-0")
         await committing(store)
-        calls = [runner.submit(job(f"large-{n}"), items=8) for n in range(2)]
+        calls: list[Coroutine[Any, Any, Any]] = [
+            runner.submit(job(f"large-{n}"), items=8) for n in range(2)
+        ]
         waiting = [asyncio.ensure_future(each) for each in calls]
-        urgent = asyncio.ensure_future(runner.submit(job("urgent"), urgent=True))
+        sign: Coroutine[Any, Any, Any] = runner.submit(job("urgent"), urgent=True)
+        urgent = asyncio.ensure_future(sign)
         for name, task in (("large-0", waiting[0]), ("large-1", waiting[1]), ("urgent", urgent)):
-            task.add_done_callback(lambda _done, name=name: order.append(name))
+            task.add_done_callback(functools.partial(noted, name))
         await asyncio.sleep(0)
         store.gate.set()
         await asyncio.gather(first, urgent, *waiting)

@@ -1,0 +1,221 @@
+"""What is done around every method: admission, sizes, time, statuses, and streams that end.
+
+Decides the order: who calls, is the request well-formed and small enough, then the handler, then
+the status of whatever it raised. Refuses to know what the methods do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from finegrain.errors import (
+    FinegrainError,
+    InvalidArgument,
+    Reason,
+    ResourceExhausted,
+    Unavailable,
+)
+from finegrain.rpc.access import Access, TokenHashes, enter_call, identify, request_bytes_max
+from finegrain.rpc.status import Metadata, status_code_of, status_of
+
+UNARY_TIME_MAX_S = 60.0
+"""Longest that a unary handler runs, whatever deadline its caller set or forgot."""
+
+Observer = Callable[[str, str, float], None]
+"""Called after every call with method, status name and seconds."""
+
+_log = logging.getLogger("finegrain.rpc")
+
+
+@dataclass(slots=True)
+class ServerLife:
+    """What all methods of one server share."""
+
+    tokens: TokenHashes
+    observe: Observer
+    streams: set[asyncio.Task[Any]] = field(default_factory=set)  # handlers of open streams
+    stopping: bool = False
+
+
+class _Malformed:
+    """Stands for a request whose bytes are no such message."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+
+class GuardedMethod:
+    """One method with everything that is done around it."""
+
+    def __init__(self, life: ServerLife, method: str, need: Access, handler: Any) -> None:
+        self._life = life
+        self._method = method
+        self._need = need
+        self._handler = handler
+        self._bytes_max = request_bytes_max(method)
+
+    async def unary_unary(self, request: Any, context: Any) -> Any:
+        started = time.perf_counter()
+        try:
+            self._admit(context)
+            self._check(request)
+            async with asyncio.timeout(UNARY_TIME_MAX_S):
+                answer = await self._handler.unary_unary(request, context)
+        except BaseException as error:
+            await self._fail(error, context, started)
+            raise
+        self._done("OK", started)
+        return answer
+
+    async def stream_unary(self, requests: AsyncIterator[Any], context: Any) -> Any:
+        started = time.perf_counter()
+        with _Listed(self._life.streams):
+            try:
+                self._admit(context)
+                answer = await self._handler.stream_unary(self._checked(requests), context)
+            except BaseException as error:
+                await self._fail(error, context, started)
+                raise
+        self._done("OK", started)
+        return answer
+
+    async def unary_stream(self, request: Any, context: Any) -> AsyncIterator[Any]:
+        async for message in self._stream(context, lambda: self._open_one(request, context)):
+            yield message
+
+    async def stream_stream(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+        def begin() -> Any:
+            return self._handler.stream_stream(self._checked(requests), context)
+
+        async for message in self._stream(context, begin):
+            yield message
+
+    def _open_one(self, request: Any, context: Any) -> Any:
+        self._check(request)
+        return self._handler.unary_stream(request, context)
+
+    async def _stream(self, context: Any, begin: Callable[[], Any]) -> AsyncIterator[Any]:
+        started = time.perf_counter()
+        with _Listed(self._life.streams):
+            messages: Any = None
+            try:
+                self._admit(context)
+                messages = begin()
+                if asyncio.iscoroutine(messages):  # writes with context.write instead of yielding
+                    await messages
+                else:
+                    async for message in messages:
+                        yield message
+            except GeneratorExit:
+                self._done("CANCELLED", started)
+                raise
+            except BaseException as error:
+                await self._fail(error, context, started)
+                raise
+            finally:
+                if hasattr(messages, "aclose"):
+                    await messages.aclose()
+        self._done("OK", started)
+
+    def _admit(self, context: Any) -> None:
+        metadata = {
+            key: value
+            for key, value in context.invocation_metadata() or ()
+            if isinstance(value, str)
+        }
+        enter_call(identify(metadata, self._need, self._life.tokens, context.peer()))
+
+    def _check(self, request: Any) -> None:
+        if isinstance(request, _Malformed):
+            name = self._method.rpartition("/")[2]
+            raise InvalidArgument("request", f"{request.size} bytes", f"a {name} message")
+        size = request.ByteSize()
+        if size > self._bytes_max:
+            raise ResourceExhausted(
+                f"the request has {size} bytes; {self._method} takes at most {self._bytes_max}; "
+                "send fewer items at a time",
+                reason=Reason.MESSAGE_TOO_LARGE,
+                details={"size_bytes": size, "limit_bytes": self._bytes_max},
+            )
+
+    async def _checked(self, requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
+        async for request in requests:
+            self._check(request)
+            yield request
+
+    async def _fail(self, error: BaseException, context: Any, started: float) -> None:
+        """Ends the call with the status of the error; returns only if there is nobody to tell."""
+        if isinstance(error, grpc.aio.AbortError):
+            self._done("ABORTED", started)
+            return
+        if isinstance(error, asyncio.CancelledError):
+            if not self._life.stopping or context.cancelled():
+                self._done("CANCELLED", started)
+                return
+            error = Unavailable("the server is stopping; try again")
+        elif isinstance(error, TimeoutError):
+            error = Unavailable(f"{self._method} took longer than {UNARY_TIME_MAX_S:g} s")
+        elif isinstance(error, NotImplementedError):
+            error = FinegrainError(f"{self._method} is not served here")
+        elif not isinstance(error, FinegrainError):
+            if not isinstance(error, Exception):
+                return
+            _log.error("call_failed", exc_info=error, extra={"method": self._method})
+            error = FinegrainError(
+                "the server failed at this call; its log has the details", reason=Reason.INTERNAL
+            )
+        else:
+            _log.info(
+                "call_refused",
+                extra={
+                    "method": self._method,
+                    "reason": error.reason.value,
+                    "error": error.message,
+                    "peer": context.peer(),
+                },
+            )
+        self._done(status_code_of(error).name, started)
+        code, message, trailing = status_of(error)
+        await _abort(context, code, message, trailing)
+
+    def _done(self, code: str, started: float) -> None:
+        self._life.observe(self._method, code, time.perf_counter() - started)
+
+
+class _Listed:
+    """Keeps the present task in a set while its stream lives."""
+
+    def __init__(self, tasks: set[asyncio.Task[Any]]) -> None:
+        self._tasks = tasks
+        self._task: asyncio.Task[Any] | None = None
+
+    def __enter__(self) -> None:
+        self._task = asyncio.current_task()
+        if self._task is not None:
+            self._tasks.add(self._task)
+
+    def __exit__(self, *exc: object) -> None:
+        if self._task is not None:
+            self._tasks.discard(self._task)
+
+
+async def _abort(context: Any, code: grpc.StatusCode, message: str, trailing: Metadata) -> None:
+    await context.abort(code, message, trailing)
+
+
+def tolerant(decode: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    def attempt(data: bytes) -> Any:
+        try:
+            return decode(data)
+        except Exception:  # whatever the message library raises for bytes that it cannot read
+            return _Malformed(len(data))
+
+    return attempt
