@@ -63,6 +63,7 @@ class CommandRunner:
         self._offer = offer
         self._lock = asyncio.Lock()
         self._running: set[asyncio.Task[Any]] = set()
+        self._closed = False
 
     async def allocate(
         self, request: task_executor_pb2.AllocateSlotsRequest
@@ -81,7 +82,8 @@ class CommandRunner:
         return await self._once(numbers, lambda: self._free(request, numbers))
 
     async def close(self) -> None:
-        """Waits for the command that is under way."""
+        """Takes no more commands, and waits for the one that is under way."""
+        self._closed = True
         await asyncio.gather(*self._running, return_exceptions=True)
 
     async def _once(self, numbers: CommandNumbers, work: Callable[[], Awaitable[Answer]]) -> Answer:
@@ -97,6 +99,8 @@ class CommandRunner:
         if numbers.registration_number > fence.registration_number:
             await self._registered(REGISTRATION_WAIT_S)
         async with self._lock:
+            if self._closed:
+                raise Unavailable("this executor is stopping")
             if numbers.registration_number == fence.registration_number:
                 await self._keep_epoch(numbers.rm_epoch)
             try:

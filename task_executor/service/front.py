@@ -115,6 +115,7 @@ class Front:
         )
         self._metrics_server: MetricsServer | None = None
         self._background: list[asyncio.Task[None]] = []
+        self._talking: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Recovers, binds, and begins to register.
@@ -135,7 +136,7 @@ class Front:
         self._begin(self.sync.follow_events())
         self._begin(self.sync.sweep())
         self._begin(self._probe_lag())
-        self._begin(self.agent.run())
+        self._talking = self._begin(self.agent.run())
         self._begin(self._watchdog())
         self.offers.offer(list(self.keeper.table))
         systemd.notify("READY=1", f"STATUS=serving {self.address}")
@@ -155,6 +156,8 @@ class Front:
         """A planned stop. Tasks and slots live on unless `stop_tasks_on_exit`."""
         systemd.notify("STOPPING=1")
         await self._server.set_serving(False)
+        await self.commands.close()
+        await self.runner.close()
         if self._options.stop_tasks_on_exit:
             await self._leave_nothing()
         else:
@@ -165,8 +168,6 @@ class Front:
                 hint="start the executor again to take them back, or set stop_tasks_on_exit",
             )
         await self._server.stop()
-        await self.commands.close()
-        await self.runner.close()
         await self._end_parts()
         (self._prepared.directory.path / ENDPOINT_FILE).unlink(missing_ok=True)
         log.info("stopped")
@@ -189,6 +190,9 @@ class Front:
         grace_s = self._options.task_kill_grace_ms / 1000
         await self.keeper.wait_gone(keys, grace_s + STOP_MARGIN_S)
         await self._await_ends()
+        if self._talking is not None:  # one voice at a time
+            self._talking.cancel()
+            await asyncio.wait([self._talking])
         await self.agent.tell_last(LAST_REPORT_S)
         if len(self.keeper.table):
             log.error("slots_left", slots=len(self.keeper.table))
@@ -292,8 +296,10 @@ class Front:
 
     # -- background ----------------------------------------------------------------------------
 
-    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
-        self._background.append(asyncio.create_task(work))
+    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._background.append(task)
+        return task
 
     async def _probe_lag(self) -> None:
         while True:

@@ -86,6 +86,7 @@ class TaskRunner:
         self._users = users
         self._task_root = task_root
         self._starting: set[asyncio.Task[Any]] = set()
+        self._closed = False
         keeper.on_gone = self.slot_gone
 
     # -- submit ------------------------------------------------------------------------------
@@ -95,6 +96,8 @@ class TaskRunner:
         submission = submission_of(request)
         task = self._known(submission, caller)
         if task is None:
+            if self._closed:
+                raise Unavailable("this executor is stopping")
             slot = self._slot_for(submission, caller)
             self._make_room(submission.key)
             task = self._new_task(submission, slot)
@@ -372,7 +375,8 @@ class TaskRunner:
             self._drop(task)
 
     async def close(self) -> None:
-        """Waits for starts that are under way, a moment."""
+        """Starts no more tasks, and waits a moment for those that are being started."""
+        self._closed = True
         if self._starting:
             await asyncio.wait(self._starting, timeout=1.0)
 

@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 
 from finegrain.errors import AlreadyExists, Reason, Unavailable
+from finegrain.rpc.access import Caller
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
+from finegrain.v1.task_executor_pb2 import AllocateSlotsRequest, SubmitTaskRequest, TaskSpec
 from task_executor.host.helper_messages import Reconnected
 from task_executor.service import agent as agent_module
 from tests.task_executor.service.conftest import TOTAL, Executor, executor_at
-from tests.task_executor.service.scripted_rm import ScriptedRM, allocation, eventually, free
+from tests.task_executor.service.scripted_rm import SECRET, ScriptedRM, allocation, eventually, free
 
 
 async def test_a_registration_tells_everything(rm: ScriptedRM, executor: Executor) -> None:
@@ -210,3 +212,19 @@ async def test_a_slot_whose_end_fails_stays_booked_and_is_tried_again(
     await eventually(lambda: not rm.slots(), "it is gone in the end")
     assert answer is not None
     assert not failures
+
+
+async def test_an_executor_that_stops_takes_nothing_new(rm: ScriptedRM, executor: Executor) -> None:
+    await rm.allocate(allocation())
+    await executor.front.commands.close()
+    await executor.front.runner.close()
+    request = AllocateSlotsRequest(
+        rm_epoch=1, registration_number=1, command_number=2, allocations=[allocation("late")]
+    )
+    with pytest.raises(Unavailable, match="stopping"):
+        await executor.front.commands.allocate(request)
+    task = SubmitTaskRequest(
+        task_id="t", allocation_id="slot", generation=1, spec=TaskSpec(argv=["true"])
+    )
+    with pytest.raises(Unavailable, match="stopping"):
+        await executor.front.runner.submit(task, Caller("user", SECRET))
