@@ -94,8 +94,8 @@ def _announce(cluster: LocalCluster, output: OutputFormat) -> None:
         say(f"executor          {each.address}  {each.executor_id}: {amounts_text(each.total)}")
     say(f"state             {cluster.state_dir}")
     say(f"tasks run as      {_user()}")
-    for line in _not_enforced(executors):
-        say(line)
+    for text in _not_enforced(executors):
+        say(text)
     say("")
     say("try, in another terminal of the same user:")
     say("  finegrain run --cpu 0.5 --memory 256M -- python3 -c 'print(42)'")
@@ -118,11 +118,9 @@ def _not_enforced(executors: list[ExecutorStatus]) -> list[str]:
     notes = [note for each in executors if each.isolation for note in each.isolation.notes]
     whats = dict.fromkeys(note.partition(" (")[0] for note in notes)
     whys = dict.fromkeys(note.partition(" (")[2] for note in notes)
-    lines = [f"not enforced      {what}" for what in whats]
-    for why in whys:
-        if why:
-            lines.append("because           " + why.replace("); ", "; to have it enforced: "))
-    return lines
+    return [f"not enforced      {what}" for what in whats] + [
+        "because           " + why.replace("); ", "; to have it enforced: ") for why in whys if why
+    ]
 
 
 def _user() -> str:

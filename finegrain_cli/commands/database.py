@@ -1,9 +1,182 @@
-"""Look after the database of the resource manager."""
+"""Look after the database of the resource manager: `finegrain db ...`."""
 
 from __future__ import annotations
 
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated
+
 import typer
+
+from finegrain.errors import InvalidArgument
+from finegrain_cli.common import ConfigOption, OutputOption, enter_command, reporting_errors
+from finegrain_cli.context import current
+from finegrain_cli.exit_codes import ExitCode
+from finegrain_cli.output import Column, OutputFormat, print_list, print_object, say
+
+DatabaseOption = Annotated[
+    str,
+    typer.Option(
+        "--database", metavar="URL", help="Which; default: as configured, else SQLite in state_dir."
+    ),
+]
+EPOCH_HELP = "The highest rm_epoch that any executor reports; 0 if none runs."
+FINDINGS = (
+    Column("severity", lambda row: row["severity"]),
+    Column("finding", lambda row: row["message"]),
+)
 
 
 def register(app: typer.Typer) -> None:
     """Adds the commands of this module."""
+    group = typer.Typer(no_args_is_help=True)
+    for command in (upgrade, check, backup, restore, raise_epoch):
+        group.command()(reporting_errors(command))
+    app.add_typer(group, name="db", help="The resource manager's database.")
+
+
+def upgrade(
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say what would be done.")
+    ] = False,
+    database: DatabaseOption = "",
+    output: OutputOption = OutputFormat.TABLE,
+    config: ConfigOption = "",
+) -> None:
+    """Bring the schema up to date, or make the database."""
+    enter_command(output, config_file=config)
+    from resource_manager.storage import schema
+
+    url = _url(database, make=not dry_run)
+    done = schema.upgrade(url, dry_run=dry_run)
+    verb = "would upgrade" if dry_run else "upgraded"
+    head = f"{_shown(url)}: {verb} from schema {done.from_version} to {done.to_version}"
+    if not done.steps:
+        head = f"{_shown(url)}: schema {done.to_version}, nothing to do"
+    data = {
+        "database": _shown(url),
+        "from_version": done.from_version,
+        "to_version": done.to_version,
+        "steps": done.steps,
+        "dry_run": dry_run,
+    }
+    print_object(
+        "DatabaseUpgrade", data, output, "\n".join((head, *(f"  {s}" for s in done.steps)))
+    )
+
+
+def check(
+    database: DatabaseOption = "",
+    output: OutputOption = OutputFormat.TABLE,
+    config: ConfigOption = "",
+) -> None:
+    """Read all of the database and say what is wrong or risky; change nothing."""
+    enter_command(output, config_file=config)
+    from resource_manager.storage import schema
+
+    url = _url(database)
+    findings = schema.check(url)
+    rows = [{"severity": each.severity.value, "message": each.message} for each in findings]
+    if rows or output in (OutputFormat.JSON, OutputFormat.JSONL):
+        print_list("DatabaseFindingList", rows, FINDINGS, output)
+    else:
+        print(f"{_shown(url)}: sound, schema {schema.head_version()}")
+    if any(each.severity is schema.Severity.ERROR for each in findings):
+        raise typer.Exit(ExitCode.ERROR)
+
+
+def backup(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="New, or an older backup.")],
+    database: DatabaseOption = "",
+    output: OutputOption = OutputFormat.TABLE,
+    config: ConfigOption = "",
+) -> None:
+    """Write a complete copy of the database, while it is in use or not."""
+    enter_command(output, config_file=config)
+    from resource_manager.storage import schema
+
+    url = _url(database)
+    schema.backup(url, Path(file))
+    data = {"database": _shown(url), "file": str(Path(file).absolute())}
+    print_object("DatabaseBackup", data, output, f"{_shown(url)}: copied to {file}")
+
+
+def restore(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="A backup.")],
+    above_epoch: Annotated[
+        int | None, typer.Option("--above-epoch", min=0, help=EPOCH_HELP, show_default=False)
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    database: DatabaseOption = "",
+    output: OutputOption = OutputFormat.TABLE,
+    config: ConfigOption = "",
+) -> None:
+    """Put a backup in the place of the database; the resource manager must be stopped.
+
+    What was acknowledged after the backup is not in it: executors free those slots.
+    """
+    enter_command(output, config_file=config)
+    from resource_manager.storage import schema
+
+    url = _url(database, make=True)
+    say(f"{_shown(url)} will be replaced by {file}; what is there now is kept beside it")
+    epoch = _epoch(above_epoch)
+    if not yes and _can_ask():
+        typer.confirm("go on?", abort=True, err=True)
+    done = schema.restore(url, Path(file), above_epoch=epoch)
+    data = {
+        "database": _shown(url),
+        "rm_epoch": done.rm_epoch,
+        "kept": str(done.kept) if done.kept else None,
+    }
+    kept = f"; the old one is now {done.kept}" if done.kept else ""
+    print_object(
+        "DatabaseRestore", data, output, f"{_shown(url)}: restored, epoch {done.rm_epoch}{kept}"
+    )
+
+
+def raise_epoch(
+    above_epoch: Annotated[int, typer.Option("--above-epoch", min=0, help=EPOCH_HELP)],
+    database: DatabaseOption = "",
+    output: OutputOption = OutputFormat.TABLE,
+    config: ConfigOption = "",
+) -> None:
+    """After a restore by other means (pg_restore): raise the epoch above those in use."""
+    enter_command(output, config_file=config)
+    from resource_manager.storage import schema
+
+    url = _url(database)
+    epoch = schema.raise_epoch(url, above_epoch=above_epoch)
+    data = {"database": _shown(url), "rm_epoch": epoch}
+    print_object("DatabaseEpoch", data, output, f"{_shown(url)}: epoch {epoch}")
+
+
+def _url(given: str, *, make: bool = False) -> str:
+    """Which database; `make`: the resource manager's state directory, too, as its start would."""
+    from finegrain_cli.config.daemon_options import database_url, rm_state_dir
+
+    settings = current().configuration().settings
+    if make and not given and not settings.rm.database:
+        with suppress(OSError):  # then the database says what is wrong with its folder
+            rm_state_dir(settings.rm).mkdir(mode=0o700, parents=True, exist_ok=True)
+    return given or database_url(settings)
+
+
+def _shown(url: str) -> str:
+    """Without the password."""
+    from resource_manager.storage.location import DatabaseUrl
+
+    return str(DatabaseUrl.parse(url))
+
+
+def _epoch(given: int | None) -> int:
+    if given is not None:
+        return given
+    if not _can_ask():
+        raise InvalidArgument("--above-epoch", "not given", EPOCH_HELP.rstrip(".").lower())
+    return int(typer.prompt(EPOCH_HELP.rstrip("."), type=int, default=0, err=True))
+
+
+def _can_ask() -> bool:
+    return sys.stdin.isatty() and sys.stderr.isatty()

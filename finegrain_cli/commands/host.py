@@ -2,8 +2,164 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
 import typer
+
+from finegrain.errors import InvalidArgument, NotFound, Reason
+from finegrain_cli.common import (
+    ConfigOption,
+    ManagerOption,
+    OutputOption,
+    TokenFileOption,
+    enter_command,
+    reporting_errors,
+)
+from finegrain_cli.connection import open_cluster
+from finegrain_cli.context import current
+from finegrain_cli.exit_codes import ExitCode
+from finegrain_cli.output import Column, OutputFormat, print_list, print_object
+
+if TYPE_CHECKING:
+    from finegrain_cli.doctor.findings import Examination
+    from finegrain_client.blocking import Cluster
+
+FINDINGS = (
+    Column("grade", lambda row: row["grade"].upper()),
+    Column("what", lambda row: row["name"]),
+    Column("finding", lambda row: row["message"]),
+)
 
 
 def register(app: typer.Typer) -> None:
     """Adds the commands of this module."""
+    for command in (detect, topo, doctor):
+        app.command()(reporting_errors(command))
+
+
+def detect(
+    output: OutputOption = OutputFormat.TABLE,
+    config: ConfigOption = "",
+) -> None:
+    """Show what an executor here would report, without starting it.
+
+    Reserves and shares are taken from the configuration ([executor]).
+    """
+    enter_command(output, config_file=config)
+    from finegrain.cpuset import CpuSet
+    from finegrain.topology_text import render_topology
+    from finegrain_cli.columns import profile_text
+    from finegrain_cli.config.daemon_options import task_executor_options
+    from task_executor.host.capacity import CapacityOptions, plan_capacity
+    from task_executor.host.detection import detect as detect_host
+    from task_executor.host.nvml import PynvmlSource
+    from task_executor.service.host_plan import plan_host
+
+    options = task_executor_options(current().configuration().settings)
+    topology = detect_host(Path("/"), PynvmlSource())
+    plan = plan_host(options, topology)
+    capacity = plan_capacity(
+        topology,
+        CapacityOptions(
+            reserved_cpus=CpuSet.parse(options.reserved_cpus) if options.reserved_cpus else None,
+            reserved_memory_bytes=options.reserved_memory_bytes,
+            share_cpus=CpuSet.parse(options.cpus) if options.cpus else None,
+            share_memory_bytes=options.memory_bytes,
+        ),
+    )
+    profile = plan.default_profile.to_dict()
+    data = {
+        "total": dict(plan.share.total),
+        "reserved": dict(plan.reserved),
+        "default_slot_profile": profile,
+        "shared_cpus": str(plan.share.shared_cpus),
+        "topology": topology.to_dict(),
+        "capacity": capacity.to_dict(),
+        "warnings": list(plan.warnings),
+    }
+    text = f"{render_topology(topology, capacity)}\ndefault slot: {profile_text(profile)}"
+    print_object("HostDetection", data, output, text)
+
+
+def topo(
+    executor: Annotated[
+        str, typer.Argument(metavar="[EXECUTOR]", help="Not needed where there is only one.")
+    ] = "",
+    output: OutputOption = OutputFormat.TABLE,
+    manager: ManagerOption = "",
+    token_file: TokenFileOption = "",
+    config: ConfigOption = "",
+) -> None:
+    """Draw the host of an executor, with its slots in their places."""
+    enter_command(output, manager, token_file, config)
+    from finegrain_cli.executor_map import executor_text
+
+    with open_cluster() as cluster:
+        found = cluster.executor(executor or _only_executor(cluster)).to_dict()
+    print_object("Executor", found, output, executor_text(found))
+
+
+def doctor(
+    output: OutputOption = OutputFormat.TABLE,
+    manager: ManagerOption = "",
+    token_file: TokenFileOption = "",
+    config: ConfigOption = "",
+) -> None:
+    """Look for what keeps finegrain from working here, and say how to repair it.
+
+    Exit code 1 if anything fails; warnings alone are 0. Changes nothing.
+    """
+    enter_command(output, manager, token_file, config)
+    from finegrain_cli.doctor.findings import Grade, examine
+
+    findings = list(examine(_examinations()))
+    rows = [each.to_dict() for each in findings]
+    if output in (OutputFormat.JSON, OutputFormat.JSONL):
+        print_list("FindingList", rows, FINDINGS, output)
+    else:
+        print("\n".join(_lines(rows)))
+    if any(each.grade is Grade.FAIL for each in findings):
+        raise typer.Exit(ExitCode.ERROR)
+
+
+def _examinations() -> Sequence[tuple[str, Examination]]:
+    from finegrain_cli.doctor import cgroups, network, places, software
+
+    settings = current().configuration().settings
+    named = bool(current().manager or settings.client.manager)
+    return (
+        ("software", software.examine_software),
+        ("cgroups", cgroups.examine_cgroups),
+        ("nvml", software.examine_gpus),
+        ("clock", software.examine_clock),
+        ("directories", partial(places.examine_directories, settings)),
+        ("tokens", partial(places.examine_tokens, settings)),
+        ("database", partial(places.examine_database, settings)),
+        ("ports", partial(network.examine_ports, settings)),
+        ("resource manager", partial(network.examine_manager, named=named)),
+    )
+
+
+def _lines(rows: list[dict[str, str]]) -> list[str]:
+    lines = []
+    width = max(len(row["name"]) for row in rows)
+    for row in rows:
+        lines.append(f"{row['grade'].upper():<4}  {row['name']:<{width}}  {row['message']}")
+        if row["fix"]:
+            lines.append(f"{'':<4}  {'':<{width}}  fix: {row['fix']}")
+    counts: dict[str, Any] = {}
+    for row in rows:
+        counts[row["grade"]] = counts.get(row["grade"], 0) + 1
+    return [*lines, "", ", ".join(f"{count} {grade}" for grade, count in counts.items())]
+
+
+def _only_executor(cluster: Cluster) -> str:
+    found = [each.executor_id for each in cluster.executors()]
+    if not found:
+        raise NotFound("there is no executor", reason=Reason.EXECUTOR_UNKNOWN)
+    if len(found) > 1:
+        raise InvalidArgument("EXECUTOR", "", f"one of {', '.join(sorted(found)[:20])}")
+    return found[0]

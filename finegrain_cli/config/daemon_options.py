@@ -17,6 +17,7 @@ from resource_manager.options import DEFAULT_ADDRESS, ResourceManagerOptions
 from task_executor.options import TaskExecutorOptions
 
 NO_METRICS = "none"
+DATABASE_FILE = "finegrain.db"
 
 
 def resource_manager_options(settings: Settings) -> ResourceManagerOptions:
@@ -89,6 +90,12 @@ def task_executor_options(settings: Settings) -> TaskExecutorOptions:
 def rm_state_dir(rm: RmSection) -> Path:
     """The resource manager's state directory."""
     return Path(rm.state_dir) if rm.state_dir else state_directory("rm")
+
+
+def database_url(settings: Settings) -> str:
+    """URL of the resource manager's database."""
+    path = (rm_state_dir(settings.rm) / DATABASE_FILE).absolute()
+    return settings.rm.database or f"sqlite:///{path}"
 
 
 def _cluster_token(own: ExecutorSection, rm: RmSection) -> Path:

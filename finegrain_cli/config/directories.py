@@ -23,6 +23,9 @@ def state_directory(part: str) -> Path:
 
 def run_directory(part: str) -> Path:
     """Default directory of sockets and notes; short: socket paths have 107 bytes at most."""
+    chosen = os.environ.get("FINEGRAIN_RUN_DIR")
+    if chosen:
+        return Path(chosen) / part
     if os.geteuid() == 0:
         return SYSTEM_RUN / part
     runtime = os.environ.get("XDG_RUNTIME_DIR")

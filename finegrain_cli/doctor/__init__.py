@@ -1,0 +1,1 @@
+"""What `finegrain doctor` looks at, one module per question; all of them only look."""

@@ -1,0 +1,111 @@
+"""Whether the daemons' ports are free, whose they are if not, and whether somebody answers."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from finegrain.errors import FinegrainError, Unavailable
+from finegrain_cli.doctor.findings import Finding, fail, ok, warn
+
+if TYPE_CHECKING:
+    from finegrain_cli.config.model import Settings
+
+LISTENING = "0A"
+NO_PORT = "none"
+
+
+def examine_ports(settings: Settings) -> Iterator[Finding]:
+    """Each address that a daemon would listen at."""
+    for key, address in (
+        ("rm.listen", settings.rm.listen),
+        ("rm.metrics_listen", settings.rm.metrics_listen),
+        ("executor.listen", settings.executor.listen),
+        ("executor.metrics_listen", settings.executor.metrics_listen),
+    ):
+        if address != NO_PORT:
+            yield _port(key, address)
+
+
+def examine_manager(*, named: bool) -> Iterator[Finding]:
+    """Whether a resource manager answers.
+
+    Args:
+        named: somebody said which one, so that silence is a failure.
+    """
+    from finegrain_cli.common import HINTS
+    from finegrain_cli.connection import open_cluster, resolve_target
+
+    target = resolve_target()
+    where = ", ".join(target.addresses)
+    try:
+        with open_cluster() as cluster:
+            info = cluster.info()
+    except Unavailable as error:
+        fix = "start one: finegrain rm serve (or, to try things out: finegrain up)"
+        grade = fail if named else warn
+        yield grade("resource manager", f"none answers at {where}: {error.message}", fix)
+    except FinegrainError as error:
+        yield fail("resource manager", error.message, HINTS.get(error.reason, "see the message"))
+    else:
+        executors = sum(info.executors.values())
+        message = f"answers at {where}: epoch {info.rm_epoch}, {executors} executors"
+        yield ok("resource manager", message)
+
+
+def _port(key: str, address: str) -> Finding:
+    from finegrain.rpc.addresses import parse_address
+
+    host, port = parse_address(address, key)
+    if port == 0:
+        return ok(key, f"{address}: any free port")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            return _bind_failed(key, address, port, error)
+    return ok(key, f"{address} is free")
+
+
+def _bind_failed(key: str, address: str, port: int, error: OSError) -> Finding:
+    if error.errno == errno.EACCES:
+        return fail(key, f"{address}: ports below 1024 are root's", f"set {key} to a higher port")
+    if error.errno != errno.EADDRINUSE:
+        fix = f"set {key} to an address of this host"
+        return fail(key, f"{address}: {error.strerror or error}", fix)
+    owner = _owner(port)
+    if owner and "finegrain" in owner[1]:
+        return ok(key, f"{address}: in use by finegrain itself (pid {owner[0]})")
+    whose = f"process {owner[0]} ({owner[1]})" if owner else "another process (of another user)"
+    return fail(key, f"{address} is in use by {whose}", f"stop it, or set {key} to another port")
+
+
+def _owner(port: int) -> tuple[int, str] | None:
+    """Pid and command line of who listens at a port, as far as we may look."""
+    inodes = {inode for table in ("tcp", "tcp6") for inode in _listening(table, port)}
+    marks = {f"socket:[{inode}]" for inode in inodes}
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit() and _has_open(process, marks):
+            words = (process / "cmdline").read_bytes().replace(b"\0", b" ")
+            return int(process.name), words.decode(errors="replace").strip()[:120]
+    return None
+
+
+def _listening(table: str, port: int) -> Iterator[str]:
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/net/{table}").read_text(encoding="ascii").splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == LISTENING and int(fields[1].rpartition(":")[2], 16) == port:
+                yield fields[9]
+
+
+def _has_open(process: Path, marks: set[str]) -> bool:
+    with contextlib.suppress(OSError):
+        return any(str(each.readlink()) in marks for each in (process / "fd").iterdir())
+    return False

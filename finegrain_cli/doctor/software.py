@@ -1,0 +1,81 @@
+"""What this host's software can do: Python, SQLite, the GPU driver, the clock."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import sqlite3
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+from finegrain_cli.doctor.findings import Finding, ok, warn
+
+PARTS = {
+    "resource manager": ("resource-manager", ("grpc", "sqlalchemy", "alembic", "structlog")),
+    "task executor": ("task-executor", ("grpc", "structlog", "prometheus_client")),
+}
+SAFE_SQLITE = (3, 51, 3)
+CLOCK_UNSYNCHRONISED = 0x0040  # STA_UNSYNC of adjtimex(2)
+SIZE_OF_TIMEX = 208  # struct timex on 64 bit Linux; more does no harm
+OFFSET_OF_STATUS = 40
+
+
+def examine_software() -> Iterator[Finding]:
+    """Versions, and which parts of finegrain are installed."""
+    yield ok("python", f"{platform.python_version()} ({sys.executable})")
+    for part, (extra, modules) in PARTS.items():
+        missing = [module for module in modules if find_spec(module) is None]
+        if missing:
+            message = f"cannot run here: {', '.join(missing)} missing"
+            yield warn(part, message, f"pip install 'finegrain[{extra}]'")
+        else:
+            yield ok(part, "installed")
+    if sqlite3.sqlite_version_info >= SAFE_SQLITE:
+        yield ok("sqlite", sqlite3.sqlite_version)
+    else:
+        yield warn(
+            "sqlite",
+            f"{sqlite3.sqlite_version}; before 3.51.3 two programs that write at once can damage a "
+            "database",
+            "keep other writing tools off the database while the resource manager runs",
+        )
+
+
+def examine_gpus() -> Iterator[Finding]:
+    """Whether GPUs can be told from one another."""
+    from task_executor.host.detection import detect
+    from task_executor.host.nvml import PynvmlSource
+
+    topology = detect(Path("/"), PynvmlSource())
+    cards = [each for each in topology.pci_devices if each.kind.value == "gpu"]
+    if topology.gpus:
+        yield ok("nvml", f"{len(topology.gpus)} GPUs")
+    elif cards:
+        yield warn(
+            "nvml",
+            f"{len(cards)} GPUs are on the PCI bus, but not offered: {topology.gpu_absence_reason}",
+            "install the NVIDIA driver, and pip install 'finegrain[nvidia]'",
+        )
+    else:
+        yield ok("nvml", f"no GPU here ({topology.gpu_absence_reason or 'none on the PCI bus'})")
+
+
+def examine_clock() -> Iterator[Finding]:
+    """Whether the kernel says that something keeps the clock right."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    buffer = ctypes.create_string_buffer(SIZE_OF_TIMEX * 2)  # modes 0: only read
+    if libc.adjtimex(buffer) < 0:
+        yield warn("clock", f"cannot be asked: {os.strerror(ctypes.get_errno())}", "none needed")
+        return
+    status = int.from_bytes(buffer.raw[OFFSET_OF_STATUS : OFFSET_OF_STATUS + 4], sys.byteorder)
+    if status & CLOCK_UNSYNCHRONISED:
+        yield warn(
+            "clock",
+            "nothing keeps it right: timestamps of hosts may differ (nothing else depends on it)",
+            "run chrony or systemd-timesyncd: timedatectl set-ntp true",
+        )
+    else:
+        yield ok("clock", "kept right")
