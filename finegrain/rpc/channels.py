@@ -58,6 +58,10 @@ SERVER_OPTIONS: tuple[tuple[str, int | str], ...] = (
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
     ("grpc.max_send_message_length", ANSWER_BYTES_MAX),
     ("grpc.max_concurrent_streams", 10_000),  # per connection; one caller may watch many tasks
+    # By default calls are CANCELLED once 1,000 have arrived in a burst that the handlers have not
+    # begun with yet: thousands of executors come back at once when a resource manager restarts.
+    ("grpc.server.max_pending_requests", 20_000),
+    ("grpc.server.max_pending_requests_hard_limit", 40_000),
 )
 
 _STREAMING = (

@@ -213,6 +213,23 @@ async def test_cancelled_streams_leave_no_handler() -> None:
                 await asyncio.sleep(0.01)
 
 
+async def test_thousands_of_callers_at_once_are_all_served() -> None:
+    async with (
+        served(Servicer()) as (server, address),
+        open_channel(address, token=CLUSTER) as channel,
+    ):
+        stub = rm_stub(channel)
+        streams = [stub.WatchJob(rm_pb2.WatchJobRequest()) for _ in range(1_500)]
+        calls = [stub.ReportSlots(rm_pb2.ReportSlotsRequest()) for _ in range(3_000)]
+        answers = await asyncio.gather(*calls)
+        for stream in streams:
+            await stream.read()
+        assert server.live_streams == 1_500
+        for stream in streams:
+            stream.cancel()
+    assert {answer.rm_epoch for answer in answers} == {7}
+
+
 async def test_stopping_ends_streams_at_once_and_says_that_one_may_retry() -> None:
     async with (
         served(Servicer()) as (server, address),
