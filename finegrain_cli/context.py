@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from finegrain_cli.output import ColorChoice, OutputFormat
+from finegrain_cli.output import OutputFormat
 
 if TYPE_CHECKING:
     from finegrain_cli.config.load import Configuration
@@ -24,7 +24,6 @@ class Invocation:
     manager: str = ""
     token_file: str = ""
     output: OutputFormat = OutputFormat.TABLE
-    color: ColorChoice = ColorChoice.AUTO
     _configuration: Configuration | None = None
 
     def configuration(self) -> Configuration:

@@ -10,6 +10,7 @@ import typer
 
 from finegrain_cli.commands import daemons, database, host, lists, operate, run, settings
 from finegrain_cli.exit_codes import ExitCode
+from finegrain_cli.output import ColorChoice, choose_colour
 
 app = typer.Typer(
     name="finegrain",
@@ -30,7 +31,11 @@ def _options(
     version: Annotated[
         bool, typer.Option("--version", help="Show the version and exit.", is_eager=True)
     ] = False,
+    color: Annotated[
+        ColorChoice, typer.Option("--color", help="Colour: by the terminal, always or never.")
+    ] = ColorChoice.AUTO,
 ) -> None:
+    choose_colour(color)
     if version:
         settings.show_version()
         raise typer.Exit

@@ -10,6 +10,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -36,6 +37,18 @@ class ColorChoice(StrEnum):
     NEVER = "never"
 
 
+class Style(StrEnum):
+    """How a word stands out: the parameters of the terminal's SGR sequence."""
+
+    BOLD = "1"
+    GOOD = "32"
+    DOUBTFUL = "33"
+    BAD = "31"
+
+
+_CHOICE: ContextVar[ColorChoice] = ContextVar("colour", default=ColorChoice.AUTO)
+
+
 @dataclass(frozen=True, slots=True)
 class Column:
     """One column of a table: its heading, how a row fills it, and whether only `wide` shows it."""
@@ -52,7 +65,19 @@ def colour_wanted(choice: ColorChoice, stream: Any) -> bool:
         return choice is ColorChoice.ALWAYS
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return False
-    return bool(os.environ.get("FORCE_COLOR")) or stream.isatty()
+    return bool(os.environ.get("FORCE_COLOR")) or bool(stream.isatty())
+
+
+def choose_colour(choice: ColorChoice) -> None:
+    """Makes this the choice for what `painted` returns."""
+    _CHOICE.set(choice)
+
+
+def painted(text: str, style: Style) -> str:
+    """The text for standard output, in its style where colour is wanted there."""
+    if not colour_wanted(_CHOICE.get(), sys.stdout):
+        return text
+    return f"\x1b[{style.value}m{text}\x1b[0m"
 
 
 def print_list(
@@ -81,7 +106,9 @@ def print_object(kind: str, data: Mapping[str, Any], form: OutputFormat, text: s
 
 def print_table(columns: Sequence[Column], rows: Iterable[Any]) -> None:
     """Prints what `table_lines` gives."""
-    for line in table_lines(columns, rows):
+    heading, *lines = table_lines(columns, rows)
+    print(painted(heading, Style.BOLD))
+    for line in lines:
         print(line)
 
 

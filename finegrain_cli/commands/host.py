@@ -21,7 +21,7 @@ from finegrain_cli.common import (
 from finegrain_cli.connection import open_cluster
 from finegrain_cli.context import current
 from finegrain_cli.exit_codes import ExitCode
-from finegrain_cli.output import Column, OutputFormat, print_list, print_object
+from finegrain_cli.output import Column, OutputFormat, Style, painted, print_list, print_object
 
 if TYPE_CHECKING:
     from finegrain_cli.doctor.findings import Examination
@@ -32,6 +32,7 @@ FINDINGS = (
     Column("what", lambda row: row["name"]),
     Column("finding", lambda row: row["message"]),
 )
+STYLES = {"ok": Style.GOOD, "warn": Style.DOUBTFUL, "fail": Style.BAD}
 
 
 def register(app: typer.Typer) -> None:
@@ -147,7 +148,8 @@ def _lines(rows: list[dict[str, str]]) -> list[str]:
     lines = []
     width = max(len(row["name"]) for row in rows)
     for row in rows:
-        lines.append(f"{row['grade'].upper():<4}  {row['name']:<{width}}  {row['message']}")
+        grade = painted(f"{row['grade'].upper():<4}", STYLES[row["grade"]])
+        lines.append(f"{grade}  {row['name']:<{width}}  {row['message']}")
         if row["fix"]:
             lines.append(f"{'':<4}  {'':<{width}}  fix: {row['fix']}")
     counts: dict[str, Any] = {}

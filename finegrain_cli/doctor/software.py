@@ -17,7 +17,6 @@ PARTS = {
     "resource manager": ("resource-manager", ("grpc", "sqlalchemy", "alembic", "structlog")),
     "task executor": ("task-executor", ("grpc", "structlog", "prometheus_client")),
 }
-SAFE_SQLITE = (3, 51, 3)
 CLOCK_UNSYNCHRONISED = 0x0040  # STA_UNSYNC of adjtimex(2)
 SIZE_OF_TIMEX = 208  # struct timex on 64 bit Linux; more does no harm
 OFFSET_OF_STATUS = 40
@@ -33,15 +32,7 @@ def examine_software() -> Iterator[Finding]:
             yield warn(part, message, f"pip install 'finegrain[{extra}]'")
         else:
             yield ok(part, "installed")
-    if sqlite3.sqlite_version_info >= SAFE_SQLITE:
-        yield ok("sqlite", sqlite3.sqlite_version)
-    else:
-        yield warn(
-            "sqlite",
-            f"{sqlite3.sqlite_version}; before 3.51.3 two programs that write at once can damage a "
-            "database",
-            "keep other writing tools off the database while the resource manager runs",
-        )
+    yield ok("sqlite", sqlite3.sqlite_version)
 
 
 def examine_gpus() -> Iterator[Finding]:
