@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from finegrain.errors import ConfigurationError, FinegrainError, InvalidArgument
+from finegrain.errors import FinegrainError, InvalidArgument
 from finegrain.logs import configure_logging, get_logger
 from task_executor.helper.launch import HelperConfig, HelperNotStarted, start_helper
 from task_executor.options import TaskExecutorOptions
@@ -27,7 +27,7 @@ from task_executor.service.prepared import Prepared, prepare
 
 EXIT_OK = 0
 EXIT_FAILED = 1
-EXIT_CONFIGURATION = 78  # EX_CONFIG
+EXIT_USAGE = 2
 HELPER_CHECK_S = 1.0
 
 Ready = Callable[[str, str], None]
@@ -39,7 +39,7 @@ log = get_logger(__name__)
 def run(options: TaskExecutorOptions) -> int:
     """Serves until SIGTERM or SIGINT; answers with the exit status.
 
-    0: a planned stop; 78: it cannot start as configured; 1: anything else.
+    0: a planned stop; 2: an option that makes no sense; 1: anything else.
     """
     configure_logging(options.log)
     try:
@@ -48,8 +48,7 @@ def run(options: TaskExecutorOptions) -> int:
             runner.run(_serve_until_signal(prepared))
     except FinegrainError as error:
         sys.stderr.write(f"finegrain: {error.message}\n")
-        refused = isinstance(error, (ConfigurationError, InvalidArgument))
-        return EXIT_CONFIGURATION if refused else EXIT_FAILED
+        return EXIT_USAGE if isinstance(error, InvalidArgument) else EXIT_FAILED
     return EXIT_OK
 
 

@@ -28,6 +28,7 @@ from task_executor.service.task_book import Task, TaskState
 
 PIDS_MAX = 1 << 22
 SIGKILL = 9
+STATE_BYTES_WITH_NOTES_MAX = 2 * 1024 * 1024
 
 _SLOT_STATES = {
     SlotState.ALLOCATED: slots_pb2.SLOT_STATE_ALLOCATED,
@@ -107,8 +108,12 @@ def slot_to_proto(slot: Slot) -> slots_pb2.SlotStatus:
 
 
 def state_to_proto(state: NumberedState) -> slots_pb2.SlotReport:
-    """A numbered state."""
-    return slots_pb2.SlotReport(
+    """A numbered state.
+
+    Of very many slots the notes on isolation are left out, since a message has to fit; the
+    registration tells the same for the whole host.
+    """
+    message = slots_pb2.SlotReport(
         report_number=state.report_number,
         rm_epoch=state.rm_epoch,
         command_number=state.command_number,
@@ -125,6 +130,10 @@ def state_to_proto(state: NumberedState) -> slots_pb2.SlotReport:
             for ended in state.ended
         ],
     )
+    if len(message.slots) and message.ByteSize() > STATE_BYTES_WITH_NOTES_MAX:
+        for slot in message.slots:
+            slot.isolation.ClearField("notes")
+    return message
 
 
 def isolation_message(report: IsolationReport) -> resources_pb2.IsolationReport:

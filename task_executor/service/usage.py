@@ -5,6 +5,7 @@ Decides how often the helper is asked and how counters become rates. Never used 
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from task_executor.engine.slots import SlotKey
 from task_executor.service.keeper import SlotKeeper
 
 MEASURE_S_MIN = 1.0
+ANSWER_S_MAX = 1.0
 
 log = get_logger(__name__)
 
@@ -59,9 +61,10 @@ class Meter:
             self.latest, self._cpu_usec = Measured(counted=self.latest.counted), {}
             return
         try:
-            usage = await self._keeper.helper.usage()
-        except FinegrainError as error:
-            log.warning("usage_not_measured", error=error.message)
+            async with asyncio.timeout(ANSWER_S_MAX):  # a heartbeat waits for this
+                usage = await self._keeper.helper.usage()
+        except (FinegrainError, TimeoutError) as error:
+            log.warning("usage_not_measured", error=str(error) or "the helper is slow or away")
             return
         counters = {
             SlotKey(slot.allocation_id, slot.generation): slot.cpu_usec

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -18,7 +19,9 @@ from finegrain.errors import (
 from finegrain.v1 import slots_pb2
 from finegrain.v1 import task_executor_pb2 as te
 from task_executor.service import checkpoint
+from tests.task_executor.service import fake_helper
 from tests.task_executor.service.conftest import Executor
+from tests.task_executor.service.fake_helper import ENFORCED
 from tests.task_executor.service.scripted_rm import (
     CLUSTER_TOKEN,
     MIB,
@@ -220,3 +223,18 @@ async def test_orders_need_the_cluster_token(rm: ScriptedRM, executor: Executor)
     with pytest.raises(Unauthenticated):
         await JobMaster(executor.front.address, token="wrong" * 5).call("AllocateSlots", request)
     assert CLUSTER_TOKEN not in repr(executor.front.tokens)
+
+
+async def test_the_state_of_very_many_slots_still_fits_into_a_message(
+    rm: ScriptedRM, executor: Executor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nothing = replace(ENFORCED, cpu="none", memory="none", pids="none", reason="why " * 50)
+    monkeypatch.setattr(fake_helper, "ENFORCED", nothing)
+    few = await rm.allocate(allocation("first", cpu_milli=1, memory_bytes=65536))
+    assert len(few.report.slots[0].isolation.notes) == 3
+    many = await rm.allocate(
+        *(allocation(f"s{i}", cpu_milli=1, memory_bytes=65536) for i in range(3_000))
+    )
+    assert len(many.report.slots) == 3_001
+    assert many.report.ByteSize() < 2 << 20
+    assert {slot.isolation.cpu for slot in many.report.slots} == {"none"}

@@ -12,8 +12,9 @@ from finegrain.errors import AlreadyExists, Reason, Unavailable
 from finegrain.rpc.access import Caller
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
 from finegrain.v1.task_executor_pb2 import AllocateSlotsRequest, SubmitTaskRequest, TaskSpec
-from task_executor.host.helper_messages import Reconnected
+from task_executor.host.helper_messages import Reconnected, Usage
 from task_executor.service import agent as agent_module
+from task_executor.service import usage as usage_module
 from tests.task_executor.service.conftest import TOTAL, Executor, executor_at
 from tests.task_executor.service.scripted_rm import SECRET, ScriptedRM, allocation, eventually, free
 
@@ -228,3 +229,19 @@ async def test_an_executor_that_stops_takes_nothing_new(rm: ScriptedRM, executor
     )
     with pytest.raises(Unavailable, match="stopping"):
         await executor.front.runner.submit(task, Caller("user", SECRET))
+
+
+async def test_a_helper_that_is_away_does_not_hold_up_the_heartbeat(
+    rm: ScriptedRM, executor: Executor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await rm.allocate(allocation())
+
+    async def never() -> Usage:
+        await asyncio.sleep(3600)
+        raise AssertionError
+
+    monkeypatch.setattr(usage_module, "ANSWER_S_MAX", 0.05)
+    monkeypatch.setattr(usage_module, "MEASURE_S_MIN", 0.0)
+    monkeypatch.setattr(executor.helper, "usage", never)
+    before = len(rm.reports)
+    await eventually(lambda: len(rm.reports) > before + 3, "it goes on reporting")

@@ -137,6 +137,21 @@ async def test_a_stop_that_is_to_leave_nothing_behind(
     assert not list((process.state_dir / "tasks").iterdir())
 
 
+async def test_a_stop_that_is_to_leave_nothing_behind_while_the_rm_is_gone(
+    rm: ScriptedRM, process: ExecutorProcess
+) -> None:
+    process.start(stop_tasks_on_exit=True)
+    await eventually(lambda: rm.reports, "it reports")
+    await rm.allocate(allocation())
+    status = await JobMaster(rm.executor_address).submit("sleep", "1000")
+    await rm.stop()
+    assert await process.stop() == 0, process.log[-3000:]
+    with pytest.raises(ProcessLookupError):
+        os.kill(status.pid, 0)
+    await eventually(lambda: not process.has_helper(), "the helper has gone")
+    assert not process.groups()
+
+
 async def test_slots_that_no_checkpoint_names_are_destroyed(
     rm: ScriptedRM, real: JobMaster, process: ExecutorProcess
 ) -> None:
@@ -185,7 +200,7 @@ async def test_a_second_executor_on_the_same_state_directory(
     second = ExecutorProcess(process.folder, process.manager)
     second.start()
     assert second.process is not None
-    assert second.process.wait(30) == 78
+    assert second.process.wait(30) == 1
     assert "another task executor uses the state directory" in process.log
     await rm.allocate(allocation())
 
@@ -194,7 +209,7 @@ async def test_a_port_in_use_is_said_and_leaves_no_helper(process: ExecutorProce
     with socket.create_server(("127.0.0.1", 0)) as taken:
         process.start(address=f"127.0.0.1:{taken.getsockname()[1]}")
         assert process.process is not None
-        assert process.process.wait(30) == 78
+        assert process.process.wait(30) == 1
     assert "in use by another process" in process.log
     await eventually(lambda: not process.has_helper(), "the helper has gone")
 

@@ -174,3 +174,21 @@ async def test_a_hundred_tasks_in_ten_slots(rm: ScriptedRM, real: JobMaster) -> 
 async def test_a_task_of_a_slot_that_never_was(rm: ScriptedRM, real: JobMaster) -> None:
     with pytest.raises(NotFound, match="no slot elsewhere"):
         await real.submit("true", allocation_id="elsewhere")
+
+
+@pytest.mark.needs("nobody-user", "cgroup-v1")
+async def test_tasks_of_another_user_see_nothing_of_the_executor(
+    rm: ScriptedRM, process: ExecutorProcess
+) -> None:
+    process.start(task_user="nobody", allow_root_tasks=False)
+    await eventually(lambda: rm.reports, "it reports")
+    await rm.allocate(allocation())
+    job_master = JobMaster(rm.executor_address)
+    look = f"id -un; touch made && ls; cat {process.state_dir}/state.json; kill -9 $PPID"
+    await job_master.submit("/bin/sh", "-c", look, task_id="looker")
+    seen = await job_master.watch("looker")
+    assert seen.stdout == b"nobody\nmade\n"
+    assert b"Permission denied" in seen.stderr
+    assert b"not permitted" in seen.stderr
+    refused = await job_master.submit("true", task_id="as-root", user="root")
+    assert (refused.state, refused.error.reason) == (te.TASK_STATE_FAILED, "USER_NOT_ALLOWED")
