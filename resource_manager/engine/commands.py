@@ -125,7 +125,7 @@ def command_answered(turn: Turn, event: CommandAnswered) -> None:
     if not taken.taken:  # a newer state was taken in before this answer came, and contains it
         host.contained_command = max(host.contained_command, event.command_number)
         settle(turn, host)
-    for slot, outcome in refused:
+    for slot, _ in refused:
         remember_refusal(turn, host, slot)
 
 

@@ -88,6 +88,7 @@ class Host:
     separate_pools: bool = False
     default_booking: dict[str, int] = field(default_factory=dict)
     labels: dict[str, str] = field(default_factory=dict)
+    dimensions: tuple[tuple[str, int], ...] = ()  # of the total, without zeros
     slots: dict[SlotKey, Slot] = field(default_factory=dict)
     booked: dict[str, int] = field(default_factory=dict)
     unreported: dict[str, int] = field(default_factory=dict)  # booked by slots not in `reported`
@@ -123,6 +124,9 @@ class Host:
         registration = self.executor.registration
         self.separate_pools = has_separate_pools(registration.total)
         self.labels = dict(registration.labels)
+        self.dimensions = tuple(
+            (name, total) for name, total in registration.total.items() if total
+        )
         self.default_booking = self.booking_of(registration.default_profile)
         self.booked = {}
         for slot in self.slots.values():

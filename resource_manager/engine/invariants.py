@@ -34,6 +34,7 @@ def check_invariants(state: State) -> list[str]:
         *_queue(state),
         *(finding for host in state.hosts.values() for finding in _host(host)),
         *_indexes(state),
+        *_sums(state),
     ]
 
 
@@ -142,6 +143,12 @@ def _host(host: Host) -> Iterator[str]:
             f"{title} has command {in_flight.number} in flight,"
             f" the last one sent is {executor.command_number}"
         )
+
+
+def _sums(state: State) -> Iterator[str]:
+    in_use = sum(bool(host.slots) for host in state.hosts.values())
+    if state.hosts_in_use != in_use:
+        yield f"{state.hosts_in_use} hosts in use counted, there are {in_use}"
 
 
 def _order(host: Host, slot: Slot) -> Iterator[str]:

@@ -46,6 +46,7 @@ def place(turn: Turn, request: Request, host: Host) -> Slot:
     key = key_of(slot)
     state.slots[key] = slot
     state.jobs[slot.job_id].slot_keys.add(key)
+    state.hosts_in_use += not host.slots
     host.add(slot)
     host.to_allocate[key] = None
     state.outbox[host.host_id] = None
@@ -113,6 +114,7 @@ def vanish(turn: Turn, slot: Slot) -> None:
     host = turn.host_of(slot)
     key = key_of(slot)
     host.drop(key)
+    state.hosts_in_use -= not host.slots
     del state.slots[key]
     if slot.job_id in state.jobs:
         state.jobs[slot.job_id].slot_keys.discard(key)

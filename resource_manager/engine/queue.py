@@ -21,6 +21,9 @@ SLOTS = "slots"
 DEFAULT_SLOTS = "default_slots"
 """Index column: default slots that a host may still take."""
 
+IDLE_SHAPES_MAX = 1_024
+"""Shapes remembered although nobody waits with them."""
+
 Labels = tuple[tuple[str, str], ...]
 ShapeKey = tuple[ResourceProfile | None, Labels]
 
@@ -79,6 +82,7 @@ class WaitingQueue:
         self.open: dict[Shape, None] = {}
         self.sleeping: dict[Labels, dict[Shape, None]] = {}
         self._shapes: dict[ShapeKey, Shape] = {}
+        self._idle: dict[ShapeKey, Shape] = {}  # nobody waits with them; longest unused first
         self._made = 0
 
     def __len__(self) -> int:
@@ -89,16 +93,21 @@ class WaitingQueue:
         return list(self._shapes.values())
 
     def shape_of(self, spec: RequestSpec) -> Shape:
-        """The shape of a request; a new one, unknown to the queue, if nobody waits with it."""
-        shape = self._shapes.get((spec.profile, spec.required_labels))
-        return shape or self._make(spec)
+        """The shape of a request, whether or not anybody waits with it."""
+        key = (spec.profile, spec.required_labels)
+        shape = self._shapes.get(key) or self._idle.get(key)
+        if shape is None:
+            shape = self._make(spec)
+            self._retire(key, shape)
+        return shape
 
     def add(self, request: Request) -> None:
         """Lets a request wait."""
         key = (request.spec.profile, request.spec.required_labels)
         shape = self._shapes.get(key)
         if shape is None:
-            shape = self._shapes[key] = self._make(request.spec)
+            shape = self._idle.pop(key, None) or self._make(request.spec)
+            self._shapes[key] = shape
             self.open[shape] = None
         shape.add(request)
 
@@ -113,6 +122,8 @@ class WaitingQueue:
             del self._shapes[key]
             self.open.pop(shape, None)
             self.sleeping.get(shape.labels, {}).pop(shape, None)
+            shape.heap.clear()
+            self._retire(key, shape)
 
     def sleep(self, shape: Shape) -> None:
         """Nothing fits this shape now."""
@@ -132,6 +143,12 @@ class WaitingQueue:
     def __contains__(self, request: Request) -> bool:
         shape = self._shapes.get((request.spec.profile, request.spec.required_labels))
         return shape is not None and shape.members.get(request.arrival_number) is request
+
+    def _retire(self, key: ShapeKey, shape: Shape) -> None:
+        """Keeps what was learnt about a shape, for the next one who asks for the same."""
+        self._idle[key] = shape
+        if len(self._idle) > IDLE_SHAPES_MAX:
+            del self._idle[next(iter(self._idle))]
 
     def _make(self, spec: RequestSpec) -> Shape:
         self._made += 1

@@ -26,9 +26,10 @@ class EngineSettings:
     report_interval_ms: int = 3 * SECOND_MS
     lost_timeout_ms: int = 15 * SECOND_MS
 
-    # Placement. "pack" fills hosts that are in use; "spread" takes the least loaded one.
+    # Placement. "pack" takes the first hosts with room and among them the one that
+    # the request suits best; "spread" takes the least loaded one.
     strategy: Strategy = "pack"
-    pack_candidates: int = 8  # fitting hosts that "pack" compares; 1 is plain first fit
+    pack_candidates: int = 8  # hosts with room that "pack" compares at most; 1 is first fit
     label_indexes_max: int = 256  # label selectors whose hosts are kept sorted out
 
     # Requests.

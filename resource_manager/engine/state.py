@@ -59,6 +59,7 @@ class State:
         self.dirty_hosts: dict[str, None] = {}
         self.outbox: dict[str, None] = {}  # executors to look after when commands are sent
         self.newcomers: list[Request] = []  # accepted since the last decision
+        self.hosts_in_use = 0  # that have slots
         self.considered_arrival = 0  # last place in line that a decision has looked at
 
     @classmethod
@@ -90,6 +91,7 @@ class State:
             state._restore_slot(slot)
         for host in state.hosts.values():
             host.adopt_registration()
+            state.hosts_in_use += bool(host.slots)
         state.timers.arm(Timer.HISTORY, "", at.monotonic_ms + state.history.mark_interval_ms)
         state.refresh_indexes()
         state.considered_arrival = state.arrival_number

@@ -2,7 +2,7 @@
 nothing else.
 
 A tree over the hosts in order of id. Leaves hold one number per column and host; every inner node
-holds the largest of its 16 children, per column. A search goes down only where every needed column
+holds the largest of its 32 children, per column. A search goes down only where every needed column
 is large enough, and comes back when the maxima of a node stemmed from different hosts; so it is
 complete, and its cost follows the depth of the tree, not the number of hosts, as long as hosts of
 a neighbourhood are alike.
@@ -20,7 +20,7 @@ from typing import TypeVar
 
 from finegrain.resources import Amounts
 
-_BITS = 4
+_BITS = 5
 _FAN_OUT = 1 << _BITS
 
 GROWTH_LOG_MAX = 4_096

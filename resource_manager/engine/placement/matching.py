@@ -21,7 +21,7 @@ from resource_manager.engine.entities import Request
 from resource_manager.engine.host import SCORE, Host
 from resource_manager.engine.moves import place
 from resource_manager.engine.placement.index import CapacityIndex
-from resource_manager.engine.placement.rank import tightest
+from resource_manager.engine.placement.rank import best_aligned, candidates_compared
 from resource_manager.engine.queue import Shape
 from resource_manager.engine.state import State
 from resource_manager.engine.turn import Turn
@@ -83,8 +83,9 @@ def _choose(state: State, shape: Shape, request: Request) -> tuple[Host | None, 
     settings = state.settings
     if settings.strategy == "spread" or settings.pack_candidates == 1:
         return next(acceptable(), None), held_back
-    few = list(islice(acceptable(), settings.pack_candidates))
-    return tightest(few, shape, index), held_back
+    compared = candidates_compared(settings.pack_candidates, state.hosts_in_use)
+    few = list(islice(acceptable(), compared))
+    return best_aligned(few, shape, index), held_back
 
 
 def _holds_older(host: Host, request: Request) -> bool:
