@@ -54,7 +54,8 @@ _KEEPALIVE = (
 SERVER_OPTIONS: tuple[tuple[str, int | str], ...] = (
     *_KEEPALIVE,
     ("grpc.so_reuseport", 0),  # else a second server starts happily on the same port
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 1_000),
+    # Below the keepalive time of callers: else idle ones are told GOAWAY too_many_pings.
+    ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
     ("grpc.max_send_message_length", ANSWER_BYTES_MAX),
     ("grpc.max_concurrent_streams", 10_000),  # per connection; one caller may watch many tasks

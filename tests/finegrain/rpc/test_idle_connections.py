@@ -1,0 +1,36 @@
+"""A connection on which nothing is said stays open, although both ends ask for signs of life."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+import grpc.aio
+import pytest
+
+from finegrain.rpc.channels import CHANNEL_OPTIONS, KEEPALIVE_TIME_MS, SERVER_OPTIONS
+
+PING_INTERVAL_MS = 1_200  # above what a server takes; quicker than the real one, for the test
+PINGS = 5  # a server that minds hangs up at the third
+
+
+@pytest.mark.slow
+async def test_an_idle_connection_is_not_hung_up() -> None:
+    server = grpc.aio.server(options=SERVER_OPTIONS)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    others = [(name, value) for name, value in CHANNEL_OPTIONS if "keepalive_time" not in name]
+    options = [("grpc.keepalive_time_ms", PING_INTERVAL_MS), *others]
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options) as channel:
+            await asyncio.wait_for(channel.channel_ready(), 30)
+            changed = channel.wait_for_state_change(grpc.ChannelConnectivity.READY)
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(changed, PINGS * PING_INTERVAL_MS / 1000)
+    finally:
+        await server.stop(0)
+
+
+def test_servers_take_pings_more_often_than_callers_send_them() -> None:
+    taken_ms = dict(SERVER_OPTIONS)["grpc.http2.min_ping_interval_without_data_ms"]
+    assert int(taken_ms) < KEEPALIVE_TIME_MS
