@@ -1,0 +1,91 @@
+"""Whatever bytes arrive, the boundary takes them in or names a field; it never fails otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from google.protobuf.message import DecodeError
+from hypothesis import given
+from hypothesis import strategies as st
+
+from finegrain.errors import FailedPrecondition, InvalidArgument
+from finegrain.resources import AMOUNT_MAX
+from finegrain.v1 import resource_manager_pb2 as rm_pb2
+from finegrain.v1 import resources_pb2, slots_pb2
+from resource_manager.service import from_wire
+
+numbers = st.one_of(st.integers(-(2**63), 2**63 - 1), st.integers(-2, 3000))
+texts = st.one_of(st.text(max_size=20), st.sampled_from(["slot-1", "job-1", "0-3", "", "1.0"]))
+profiles = st.builds(
+    resources_pb2.ResourceProfile,
+    cpu_milli=numbers,
+    task_heap_memory_bytes=numbers,
+    extended=st.dictionaries(texts, numbers, max_size=2),
+)
+slots = st.builds(
+    slots_pb2.SlotStatus,
+    allocation_id=texts,
+    generation=numbers,
+    job_id=texts,
+    profile=profiles,
+    state=st.integers(0, 5),
+    cpus=texts,
+    cpu_limit_milli=numbers,
+    isolation=st.builds(resources_pb2.IsolationReport, cpu=texts, notes=st.lists(texts)),
+)
+ended = st.builds(slots_pb2.EndedSlot, allocation_id=texts, generation=numbers, reason=texts)
+reports = st.builds(
+    slots_pb2.SlotReport,
+    report_number=numbers,
+    rm_epoch=numbers,
+    command_number=numbers,
+    unchanged=st.booleans(),
+    slots=st.lists(slots, max_size=3),
+    ended=st.lists(ended, max_size=2),
+    available=st.builds(resources_pb2.ResourceAmounts, cpu_milli=numbers, memory_bytes=numbers),
+)
+
+
+@given(reports)
+def test_reports_are_taken_in_whole_or_refused_by_field(message: slots_pb2.SlotReport) -> None:
+    try:
+        taken = from_wire.report(message, "report")
+    except InvalidArgument as error:
+        assert error.field.startswith("report.")  # noqa: PT017  either outcome is right
+        return
+    assert taken.report_number >= 1
+    assert len({slot.allocation_id for slot in taken.slots}) == len(message.slots)
+    for slot in taken.slots:
+        assert slot.generation >= 1
+        assert 0 <= slot.profile.cpu_milli <= AMOUNT_MAX
+        assert slot.allocation_id.isprintable()
+
+
+READERS: list[tuple[Any, Callable[[Any], object]]] = [
+    (slots_pb2.SlotReport, lambda message: from_wire.report(message, "report")),
+    (slots_pb2.SlotRequest, lambda message: from_wire.slot_request(message, "requests[0]")),
+    (slots_pb2.UsageReport, lambda message: from_wire.usage(message, "usage")),
+    (rm_pb2.RegisterExecutorRequest, from_wire.registration),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "read"), [pytest.param(kind, read, id=kind.__name__) for kind, read in READERS]
+)
+@given(data=st.binary(max_size=200))
+def test_noise_is_refused(kind: Any, read: Callable[[Any], object], data: bytes) -> None:
+    try:
+        read(kind.FromString(data))
+    except (DecodeError, InvalidArgument, FailedPrecondition):
+        return
+
+
+def test_a_batch_names_both_places_of_an_id_that_it_holds_twice() -> None:
+    twice = [slots_pb2.SlotRequest(allocation_id=each) for each in ("a", "b", "a", "a")]
+    specs, repeated = from_wire.slot_requests(twice)
+    assert [spec.allocation_id for spec in specs] == ["a", "b"]
+    assert sorted(repeated) == [2, 3]
+    assert "requests[3].allocation_id" in repeated[3].message
+    assert "requests[0].allocation_id" in repeated[3].message
