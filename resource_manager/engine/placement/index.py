@@ -47,6 +47,7 @@ class CapacityIndex:
         self.grown: list[int] = []
         self.version = 0
         self._vectors: dict[str, dict[str, int]] = {}  # of hosts that came since the last build
+        self._gone: set[str] = set()  # hosts that went since then
         self._stale = False
 
     def __len__(self) -> int:
@@ -54,7 +55,8 @@ class CapacityIndex:
 
     def knows(self, host_id: str) -> bool:
         """True if the host is in this index."""
-        return host_id in self.position or host_id in self._vectors
+        known = host_id in self.position and host_id not in self._gone
+        return known or host_id in self._vectors
 
     def value(self, host_id: str, name: str) -> int:
         """One number of a host; the tree must be fresh."""
@@ -104,24 +106,26 @@ class CapacityIndex:
         """Forgets a host."""
         self._vectors.pop(host_id, None)
         if host_id in self.position:
-            self._pull()
-            del self._vectors[host_id]
+            self._gone.add(host_id)
         self._stale = True
 
     def freshen(self) -> None:
-        """Rebuilds the tree if hosts came or went. To be called before anything is searched."""
+        """Builds the tree anew if hosts came or went. To be called before anything is searched."""
         if not self._stale:
             return
-        self._pull()
-        self.ids = sorted(self._vectors)
+        self.ids = sorted((self.position.keys() - self._gone) | self._vectors.keys())
+        origins = [self.position.get(host_id, -1) for host_id in self.ids]
         self.position = {host_id: at for at, host_id in enumerate(self.ids)}
-        names = sorted({name for vector in self._vectors.values() for name in vector})
-        self.columns = {
-            name: _build_column([self._vectors[host_id].get(name, 0) for host_id in self.ids])
-            for name in names
-        }
-        self.sums = {name: sum(column[0]) for name, column in self.columns.items()}
+        names = {name for vector in self._vectors.values() for name in vector}
+        for name in sorted(self.columns.keys() | names):
+            old = self.columns[name][0] if name in self.columns else []
+            leaves = [old[at] if 0 <= at < len(old) else 0 for at in origins]
+            for host_id, vector in self._vectors.items():
+                leaves[self.position[host_id]] = vector.get(name, 0)
+            self.columns[name] = _build_column(leaves)
+            self.sums[name] = sum(leaves)
         self._vectors = {}
+        self._gone = set()
         self._stale = False
         self.grown.clear()
         self.version += 1
@@ -215,16 +219,6 @@ class CapacityIndex:
             high = min((node + 1) << _BITS, len(score[below]))
             for child in _survivors(columns, below, node << _BITS, high):
                 heapq.heappush(heap, (-score[below][child], child << (_BITS * below), below))
-
-    def _pull(self) -> None:
-        """Takes the vectors out of the tree, so that it can be built anew."""
-        if self._vectors.keys() >= self.position.keys():
-            return
-        for host_id in self.ids:
-            if host_id not in self._vectors:
-                self._vectors[host_id] = self.vector(host_id)
-        self.ids = []
-        self.position = {}
 
     def problems(self) -> list[str]:
         """Where an inner node is not the largest of its children, or a sum is wrong. Empty:

@@ -1,0 +1,156 @@
+"""Everything that could grow without end has a limit, and what ended is forgotten in time."""
+
+from __future__ import annotations
+
+import pytest
+
+from finegrain.errors import AlreadyExists, FailedPrecondition, NotFound, ResourceExhausted
+from finegrain.resources import GIB, MIB, ResourceProfile
+from resource_manager.engine.entities import RequestSpec
+from resource_manager.engine.events import (
+    JobEndRequested,
+    JobKeptAlive,
+    JobRegistered,
+    RequestsCancelled,
+    RequestsSubmitted,
+)
+from resource_manager.engine.invariants import check_invariants
+from resource_manager.engine.settings import DAY_MS
+from resource_manager.engine.state import EngineSettings
+from tests.resource_manager.engine.model import ModelCluster, ModelExecutor
+
+SMALL = ResourceProfile(100, 64 * MIB)
+
+
+def cluster_of(*jobs: str, **settings: int) -> ModelCluster:
+    cluster = ModelCluster(EngineSettings(**settings))  # type: ignore[arg-type]
+    total = {"cpu_milli": 4_000, "memory_bytes": 4 * GIB}
+    cluster.register(ModelExecutor("host-a", total, SMALL))
+    for job_id in jobs:
+        register(cluster, job_id)
+    return cluster
+
+
+def register(cluster: ModelCluster, job_id: str, secret: str = "s") -> None:
+    cluster.batch(JobRegistered(cluster.at, job_id, job_id, "default", None, secret, "r"))
+
+
+def submit(cluster: ModelCluster, *names: str) -> None:
+    specs = tuple(RequestSpec(name, SMALL) for name in names)
+    cluster.batch(RequestsSubmitted(cluster.at, "job", specs))
+
+
+def cycle(cluster: ModelCluster, count: int) -> None:
+    """Requests that come and go, two entries in the job's log each."""
+    for number in range(count):
+        name = f"r{cluster.now_ms}.{number}"
+        submit(cluster, name)
+        cluster.settle()
+        cluster.batch(RequestsCancelled(cluster.at, "job", (name,)))
+        cluster.settle()
+
+
+def test_live_requests_of_one_job_are_limited_as_a_whole_call() -> None:
+    cluster = cluster_of("job", job_requests_max=3)
+    submit(cluster, "r1", "r2")
+    with pytest.raises(ResourceExhausted) as caught:
+        submit(cluster, "r2", "r3", "r4")
+    assert caught.value.retry_after_s is not None
+    assert set(cluster.state.requests) == {"r1", "r2"}
+    submit(cluster, "r1", "r2", "r3")
+    cluster.settle()
+    cluster.batch(RequestsCancelled(cluster.at, "job", ("r1",)))
+    submit(cluster, "r4")
+    assert set(cluster.state.requests) == {"r1", "r2", "r3", "r4"}
+
+
+def test_live_jobs_are_limited() -> None:
+    cluster = cluster_of("one", "two", jobs_max=2)
+    with pytest.raises(ResourceExhausted):
+        register(cluster, "three")
+    cluster.batch(JobEndRequested(cluster.at, "one", "ENDED"))
+    register(cluster, "three")
+
+
+def test_the_same_job_with_another_secret_is_somebody_elses() -> None:
+    cluster = cluster_of("job")
+    register(cluster, "job")
+    with pytest.raises(AlreadyExists):
+        register(cluster, "job", secret="other")
+
+
+def test_a_jobs_log_is_capped_and_says_from_where_it_is_kept() -> None:
+    cluster = cluster_of("job", job_events_max=20)
+    cycle(cluster, 15)
+    job = cluster.state.jobs["job"]
+    kept = cluster.store.job_events["job"]
+    assert job.last_sequence == 30
+    assert len(kept) <= 20
+    assert kept[0].sequence == job.trimmed_sequence + 1
+
+
+def test_acknowledged_events_are_forgotten_in_large_steps() -> None:
+    cluster = cluster_of("job")
+    cycle(cluster, 600)
+    cluster.batch(JobKeptAlive(cluster.at, "job", 900))
+    assert cluster.state.jobs["job"].trimmed_sequence == 0
+    cluster.batch(JobKeptAlive(cluster.at, "job", 1_100))
+    assert cluster.state.jobs["job"].trimmed_sequence == 1_100
+    cluster.batch(JobKeptAlive(cluster.at, "job", 10**9))
+    assert cluster.state.jobs["job"].acknowledged_sequence == 1_200
+
+
+def test_the_clusters_history_is_capped() -> None:
+    cluster = cluster_of("job", cluster_events_max=50)
+    cycle(cluster, 60)
+    kept = cluster.store.cluster_events
+    assert len(kept) <= 50
+    assert kept[-1].sequence == cluster.state.history.last_sequence
+    assert kept[0].sequence == cluster.state.history.trimmed_sequence + 1
+
+
+def test_the_clusters_history_is_forgotten_by_age_even_across_restarts() -> None:
+    cluster = cluster_of("job", cluster_events_age_ms=8 * DAY_MS)
+    cycle(cluster, 3)
+    old = cluster.state.history.last_sequence
+    for day in range(11):
+        cluster.wait(DAY_MS)
+        if day % 3 == 0:
+            cluster.restart_rm()
+    assert cluster.state.history.trimmed_sequence >= old
+    assert all(event.sequence > old for event in cluster.store.cluster_events)
+
+
+def test_ended_ids_are_kept_for_a_day_and_then_forgotten() -> None:
+    cluster = cluster_of("job")
+    submit(cluster, "r1")
+    cluster.settle()
+    cluster.batch(JobEndRequested(cluster.at, "job", "ENDED"))
+    cluster.settle()
+    with pytest.raises(FailedPrecondition):
+        submit(cluster, "r1")
+    cluster.wait(DAY_MS // 2)
+    cluster.restart_rm()
+    assert "r1" in cluster.state.requests
+    cluster.wait(DAY_MS // 2)
+    assert cluster.state.requests == {}
+    assert cluster.store.requests == {}
+    assert "job" not in cluster.store.job_events
+    with pytest.raises(NotFound):
+        submit(cluster, "r1")
+
+
+def test_a_forgotten_jobs_slot_is_still_freed_when_its_host_returns() -> None:
+    cluster = cluster_of("job")
+    submit(cluster, "r1")
+    cluster.settle()
+    cluster.batch(JobEndRequested(cluster.at, "job", "ENDED"))
+    cluster.wire.clear()
+    cluster.wait(2 * DAY_MS)
+    assert cluster.state.jobs == {}
+    assert set(cluster.state.slots) == {("r1", 1)}
+    cluster.restart_rm()
+    cluster.register(cluster.executors["host-a"])
+    cluster.settle()
+    assert cluster.state.slots == {}
+    assert check_invariants(cluster.state) == []
