@@ -10,6 +10,7 @@ slot lives. A slot whose end fails is tried again for ever and stays booked mean
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -69,6 +70,8 @@ class SlotKeeper:
         self._epoch_to_save = 0
         self._saver = Saver(directory, self._snapshot)
         self._taking_down: dict[SlotKey, asyncio.Task[None]] = {}
+        self._grace_ms: dict[SlotKey, int] = {}  # of those
+        self._hurrying: set[asyncio.Task[None]] = set()
         self._cleaning: dict[SlotKey, asyncio.Task[None]] = {}
         self._carves = asyncio.Semaphore(CARVES_AT_ONCE_MAX)
 
@@ -239,9 +242,22 @@ class SlotKeeper:
         self.on_change()
 
     def begin_take_down(self, key: SlotKey, *, grace_ms: int) -> None:
-        """Ends a slot that is FREEING, in the background, once."""
+        """Ends a slot that is FREEING, in the background, once; a shorter grace later on holds."""
         if key not in self._taking_down:
+            self._grace_ms[key] = grace_ms
             self._taking_down[key] = asyncio.create_task(self._take_down(key, grace_ms))
+        elif grace_ms < self._grace_ms[key]:
+            self._grace_ms[key] = grace_ms
+            hurry = asyncio.create_task(self._hurry(key, grace_ms))
+            self._hurrying.add(hurry)
+            hurry.add_done_callback(self._hurrying.discard)
+
+    async def _hurry(self, key: SlotKey, grace_ms: int) -> None:
+        """The slot goes as soon as nothing lives in it, so its tasks are ended sooner."""
+        for task in self.tasks.of_slot(key):
+            with contextlib.suppress(FinegrainError):  # it ended meanwhile
+                if not task.has_ended:
+                    await self.helper.kill_task(task.task_id, grace_ms)
 
     async def wait_gone(self, keys: Iterable[SlotKey], timeout_s: float) -> None:
         """Waits until these slots are gone, at most that long."""
@@ -269,6 +285,7 @@ class SlotKeeper:
             )
         finally:
             self._taking_down.pop(key, None)
+            self._grace_ms.pop(key, None)
         self.on_change()
         await self.save_or_log()
 
@@ -301,7 +318,7 @@ class SlotKeeper:
 
     async def close(self) -> None:
         """Ends the background work; slots stay as they are."""
-        pending = [*self._taking_down.values(), *self._cleaning.values()]
+        pending = [*self._taking_down.values(), *self._cleaning.values(), *self._hurrying]
         for task in pending:
             task.cancel()
         await asyncio.gather(*pending, return_exceptions=True)

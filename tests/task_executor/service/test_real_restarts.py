@@ -11,6 +11,7 @@ import pytest
 
 from finegrain.errors import FailedPrecondition, NotFound, Reason
 from finegrain.v1 import task_executor_pb2 as te
+from finegrain.v1.slots_pb2 import SLOT_STATE_FREEING
 from tests.task_executor.service.executor_process import ExecutorProcess
 from tests.task_executor.service.scripted_rm import (
     JobMaster,
@@ -187,11 +188,13 @@ async def test_freeing_goes_on_after_a_restart(
     await rm.allocate(allocation())
     await real.submit("sh", "-c", "trap '' TERM; echo ready; while :; do sleep 0.05; done")
     await eventually(lambda: process.output("task"), "it ignores SIGTERM")
-    answer = await rm.free(free(grace_ms=3_000))
+    answer = await rm.free(free(grace_ms=60_000))
     assert [slot.allocation_id for slot in answer.report.slots] == ["slot"]
     process.kill()
     await restarted(process, rm)
-    await eventually(lambda: not rm.slots(), "the slot is gone")
+    assert [slot.state for slot in rm.registered.report.slots] == [SLOT_STATE_FREEING]
+    await rm.free(free(grace_ms=0))
+    await eventually(lambda: not rm.slots(), "the slot is gone long before its grace is over")
 
 
 async def test_a_second_executor_on_the_same_state_directory(
