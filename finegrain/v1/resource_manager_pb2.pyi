@@ -365,8 +365,9 @@ class WatchJobResponse(google.protobuf.message.Message):
 
     @property
     def snapshot(self) -> global___JobSnapshot:
-        """The present state of all the job's requests that have not ended; only in the first message of a stream that
-        began at 0. Events that follow have a higher sequence than `snapshot.sequence`.
+        """The present state of all the job's requests that have not ended; only at the head of a stream that began at 0.
+        A large one comes in several consecutive messages with the same `snapshot.sequence`, which add up. Events that
+        follow have a higher sequence.
         """
 
     def __init__(
