@@ -84,7 +84,8 @@ def format_bytes(amount: int) -> str:
 
 def format_cpu(cpu_milli: int) -> str:
     """Cores for people: "0.5", "12"."""
-    return f"{cpu_milli / 1000:g}"
+    whole, rest = divmod(cpu_milli, 1000)
+    return f"{whole}.{rest:03d}".rstrip("0").rstrip(".")
 
 
 def format_duration(seconds: float) -> str:

@@ -87,7 +87,10 @@ def detect(
 
 def topo(
     executor: Annotated[
-        str, typer.Argument(metavar="[EXECUTOR]", help="Not needed where there is only one.")
+        str,
+        typer.Argument(
+            metavar="[EXECUTOR]", help="A prefix will do; none is needed where there is only one."
+        ),
     ] = "",
     output: OutputOption = OutputFormat.TABLE,
     manager: ManagerOption = "",
@@ -99,7 +102,7 @@ def topo(
     from finegrain_cli.executor_map import executor_text
 
     with open_cluster() as cluster:
-        found = cluster.executor(executor or _only_executor(cluster)).to_dict()
+        found = cluster.executor(_executor_id(cluster, executor)).to_dict()
     print_object("Executor", found, output, executor_text(found))
 
 
@@ -158,10 +161,13 @@ def _lines(rows: list[dict[str, str]]) -> list[str]:
     return [*lines, "", ", ".join(f"{count} {grade}" for grade, count in counts.items())]
 
 
-def _only_executor(cluster: Cluster) -> str:
-    found = [each.executor_id for each in cluster.executors()]
+def _executor_id(cluster: Cluster, text: str) -> str:
+    """The full id: exactly this one, else the only one that begins so."""
+    ids = [each.executor_id for each in cluster.executors()]
+    found = [text] if text in ids else [each for each in ids if each.startswith(text)]
     if not found:
-        raise NotFound("there is no executor", reason=Reason.EXECUTOR_UNKNOWN)
+        what = f"no executor is or begins with {text!r}" if text else "there is no executor"
+        raise NotFound(what, reason=Reason.EXECUTOR_UNKNOWN)
     if len(found) > 1:
-        raise InvalidArgument("EXECUTOR", "", f"one of {', '.join(sorted(found)[:20])}")
+        raise InvalidArgument("EXECUTOR", text, f"one of {', '.join(sorted(found)[:20])}")
     return found[0]

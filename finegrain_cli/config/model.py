@@ -32,7 +32,7 @@ class Kind(StrEnum):
 
 def _reader(parse: Callable[[str, str], int]) -> BeforeValidator:
     def read(value: Any) -> Any:
-        if value is None or isinstance(value, bool):
+        if value is None:
             return value
         try:
             return parse("value", str(value))

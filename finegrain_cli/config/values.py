@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from finegrain_cli.config.model import Kind, Settings
+from finegrain_cli.units import format_cpu
 
 _SIZES = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 _DURATIONS = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1))
@@ -98,7 +99,7 @@ def toml_text(key: Key, value: Any) -> str:
 def amount_text(kind: Kind, amount: int) -> str:
     """An amount in the largest unit that divides it: "64MiB", "30s", "0.01"."""
     if kind is Kind.CPU:
-        return f"{amount / 1000:g}"
+        return format_cpu(amount)
     units = _SIZES if kind is Kind.SIZE else _DURATIONS
     for unit, factor in units:
         if amount and amount % factor == 0:

@@ -1,0 +1,117 @@
+"""What operators see, and the shapes that other programs rely on (tests/data/cli)."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.support.cli import EXECUTOR, NOT_ENFORCED, SLOT, FakeCluster, Finegrain
+
+GOLDEN = Path(__file__).parents[2] / "data/cli"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "status",
+        "executors",
+        "slots",
+        "requests --all",
+        "jobs",
+        "events",
+        "explain 01aaaaaa-0000-7000-8000-000000000002",
+        "topo host-a",
+        "drain host-a",
+        "release 01aaaaaa-0000-7000-8000-000000000001",
+    ],
+)
+def test_json_keeps_its_shape(finegrain: Finegrain, cluster: FakeCluster, arguments: str) -> None:
+    result = finegrain(*arguments.split(), "-o", "json")
+
+    assert result.exit_code == 0, result.output
+    golden = json.loads(
+        (GOLDEN / f"{arguments.partition(' ')[0]}.json").read_text(encoding="utf-8")
+    )
+    assert json.loads(result.stdout) == golden
+
+
+@pytest.mark.parametrize("command", ["executors", "slots", "requests", "jobs", "events"])
+def test_json_lines_are_the_items_alone(
+    finegrain: Finegrain, cluster: FakeCluster, command: str
+) -> None:
+    document = json.loads(finegrain(command, "-o", "json").stdout)
+    lines = finegrain(command, "-o", "jsonl").stdout.splitlines()
+
+    assert [json.loads(line) for line in lines] == document["items"]
+
+
+def test_a_table_has_a_row_per_executor(finegrain: Finegrain, cluster: FakeCluster) -> None:
+    cluster.executor_list.append(replace(EXECUTOR, executor_id="host-b", draining=True))
+
+    heading, *rows = finegrain("executors").stdout.splitlines()
+
+    assert heading.split() == ["EXECUTOR", "STATE", "SLOTS", "CPU", "MEMORY", "AVAILABLE"]
+    assert [row.split()[0] for row in rows] == ["host-a", "host-b"]
+    assert "0.5/2" in rows[0]
+    assert "256Mi/3Gi" in rows[0]
+    assert "ACTIVE draining" in rows[1]
+
+
+def test_wide_says_what_is_enforced(finegrain: Finegrain, cluster: FakeCluster) -> None:
+    cluster.executor_list[:] = [replace(EXECUTOR, isolation=NOT_ENFORCED)]
+
+    heading, row = finegrain("executors", "-o", "wide").stdout.splitlines()
+
+    column = heading.index("ISOLATION")
+    assert row[column:].startswith("none")
+
+
+def test_a_prefix_chooses(finegrain: Finegrain, cluster: FakeCluster) -> None:
+    cluster.slot_list.append(replace(SLOT, allocation_id="01ffffff-0000-7000-8000-000000000009"))
+
+    rows = finegrain("slots", "01f", "-o", "json").stdout
+
+    assert [row["allocation_id"][:8] for row in json.loads(rows)["items"]] == ["01ffffff"]
+
+
+def test_an_unknown_id_is_not_found(finegrain: Finegrain, cluster: FakeCluster) -> None:
+    result = finegrain("slots", "nonesuch", "-o", "json")
+
+    assert result.exit_code == 3
+    assert json.loads(result.stdout)["code"] == "ALLOCATION_UNKNOWN"
+    assert "nonesuch" in result.stderr
+
+
+def test_ended_requests_are_shown_when_asked_for(
+    finegrain: Finegrain, cluster: FakeCluster
+) -> None:
+    assert "RELEASED" not in finegrain("requests").stdout
+    assert "RELEASED" in finegrain("requests", "--all").stdout
+
+
+def test_status_tells_who_waits_for_what(finegrain: Finegrain, cluster: FakeCluster) -> None:
+    text = finegrain("status").stdout
+
+    assert "1 WAITING_CAPACITY" in text
+    assert "epoch 5" in text
+
+
+@pytest.mark.parametrize("command", ["executors", "events"])
+def test_one_json_document_cannot_be_watched(
+    finegrain: Finegrain, cluster: FakeCluster, command: str
+) -> None:
+    result = finegrain(command, "--watch", "-o", "json")
+
+    assert result.exit_code == 2
+    assert "jsonl" in result.stderr
+
+
+def test_the_output_form_may_come_from_the_environment(
+    finegrain: Finegrain, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FINEGRAIN_OUTPUT", "json")
+
+    assert json.loads(finegrain("jobs").stdout)["kind"] == "JobList"

@@ -1,0 +1,137 @@
+"""The operators' levers: what is asked of the cluster, what is said first, what is refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from finegrain_client import types
+from tests.support.cli import EXECUTOR, GRANTED, JOB, SLOT, WAITING, FakeCluster, Finegrain
+
+
+def test_drain_names_the_reason(finegrain: Finegrain, cluster: FakeCluster) -> None:
+    result = finegrain("drain", "host-a", "--reason", "new disk")
+
+    assert cluster.done == [("drain", "host-a", "new disk", None)]
+    assert "1 slots left" in result.stdout
+
+
+def test_drain_with_a_deadline_says_what_it_takes_away(
+    finegrain: Finegrain, cluster: FakeCluster
+) -> None:
+    result = finegrain("drain", "host-a", "--deadline", "10m")
+
+    assert "taken away after 10m" in result.stderr
+    assert cluster.done == [("drain", "host-a", "", 600.0)]
+
+
+def test_a_dry_run_changes_nothing(finegrain: Finegrain, cluster: FakeCluster) -> None:
+    drained = finegrain("drain", "host-a", "--dry-run")
+    released = finegrain("release", SLOT.allocation_id, "--dry-run")
+
+    assert "would drain" in drained.stdout
+    assert "would release" in released.stderr
+    assert cluster.done == []
+
+
+def test_undrain_and_forget_and_terminate_reach_the_cluster(
+    finegrain: Finegrain, cluster: FakeCluster
+) -> None:
+    assert finegrain("undrain", "host-a").exit_code == 0
+    assert finegrain("forget", "host-a").exit_code == 0
+    assert finegrain("terminate", JOB.job_id[:6], "--grace", "2s").exit_code == 0
+
+    assert cluster.done == [
+        ("undrain", "host-a"),
+        ("forget", "host-a"),
+        ("terminate", JOB.job_id, 2.0),
+    ]
+
+
+def test_release_takes_a_unique_prefix(finegrain: Finegrain, cluster: FakeCluster) -> None:
+    cluster.request_list[:] = [GRANTED]
+
+    finegrain("release", SLOT.allocation_id[:4])
+
+    assert cluster.done == [("release", SLOT.allocation_id, None)]
+
+
+def test_a_prefix_of_several_is_refused_with_their_names(
+    finegrain: Finegrain, cluster: FakeCluster
+) -> None:
+    result = finegrain("release", "01aaaaaa")
+
+    assert result.exit_code == 2
+    assert GRANTED.allocation_id in result.stderr
+    assert WAITING.allocation_id in result.stderr
+    assert cluster.done == []
+
+
+def test_a_release_that_fails_is_told_per_item(finegrain: Finegrain, cluster: FakeCluster) -> None:
+    refusal = types.ItemOutcome(SLOT.allocation_id, "ALLOCATION_UNKNOWN", "it is gone")
+    cluster.outcomes[SLOT.allocation_id] = refusal
+
+    result = finegrain("release", SLOT.allocation_id)
+
+    assert result.exit_code == 1
+    assert "it is gone" in result.stdout
+    assert "ALLOCATION_UNKNOWN" in result.stderr
+
+
+def test_explain_names_hosts_numbers_and_the_way_out(
+    finegrain: Finegrain, cluster: FakeCluster
+) -> None:
+    text = finegrain("explain", WAITING.allocation_id).stdout
+
+    assert "INFEASIBLE_NEVER" in text
+    assert "cpu asked 64, free 1.5, largest hole 1.5, total 2" in text
+    assert "cpu 1.5 or less, on host-a" in text
+    assert SLOT.allocation_id in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "exit_code", "code"),
+    [
+        (("drain", "nobody"), 3, "EXECUTOR_UNKNOWN"),
+        (("explain", "nonesuch"), 3, "ALLOCATION_UNKNOWN"),
+        (("terminate", "nonesuch"), 3, "JOB_UNKNOWN"),
+        (("topo", "nobody"), 3, "EXECUTOR_UNKNOWN"),
+        (("drain", "host-a", "--deadline", "soon"), 2, "INVALID_ARGUMENT"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
+)
+def test_errors_carry_code_and_exit_status(
+    finegrain: Finegrain,
+    cluster: FakeCluster,
+    arguments: tuple[str, ...],
+    exit_code: int,
+    code: str,
+) -> None:
+    machine = finegrain(*arguments, "-o", "json")
+
+    assert machine.exit_code == exit_code
+    assert json.loads(machine.stdout)["code"] == code
+    assert f"[{code}]" in machine.stderr
+
+
+def test_topo_draws_slots_in_their_pool(finegrain: Finegrain, cluster: FakeCluster) -> None:
+    cluster.slot_list.append(replace(SLOT, allocation_id="01eeeeee-pinned", cpus="1"))
+
+    text = finegrain("topo").stdout
+
+    assert "NUMA node 0: 4 GiB" in text
+    assert text.index("shared pool, CPUs 0-1") < text.index(SLOT.allocation_id)
+    assert text.index("CPUs 1, pinned") < text.index("01eeeeee-pinned")
+
+
+def test_topo_without_a_name_needs_a_single_executor(
+    finegrain: Finegrain, cluster: FakeCluster
+) -> None:
+    cluster.executor_list.append(replace(EXECUTOR, executor_id="host-b"))
+
+    result = finegrain("topo")
+
+    assert result.exit_code == 2
+    assert "one of host-a, host-b" in result.stderr

@@ -1,0 +1,47 @@
+"""What is wrong although every value can be read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from finegrain_cli.config.checks import find_problems
+from finegrain_cli.config.model import Settings
+
+
+def test_defaults_are_in_order() -> None:
+    assert find_problems(Settings()) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"rm": {"listen": "nowhere"}}, "rm.listen is 'nowhere'"),
+        ({"executor": {"manager": ["host:99999"]}}, "executor.manager is 'host:99999'"),
+        ({"rm": {"listen": "0.0.0.0:7170"}}, "beyond loopback: set rm.tls_certificate"),
+        ({"client": {"token_file": "/nonexistent"}}, "client.token_file is /nonexistent"),
+        ({"rm": {"tls_certificate": "/etc/hostname"}}, "rm.tls_key are needed together"),
+        ({"rm": {"lost_timeout": "3s"}}, "at least twice rm.report_interval (3000 ms)"),
+        ({"executor": {"number_of_slots": 4}}, "set executor.default_slot_fraction to 1/4"),
+        ({"executor": {"cpus": "a-b"}}, "executor.cpus is 'a-b'"),
+        ({"executor": {"cpus": "0-3", "reserved_cpus": "0"}}, "are both set"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_each_problem_is_told(settings: dict[str, dict[str, object]], told: str) -> None:
+    problems = find_problems(Settings.model_validate(settings))
+
+    assert len(problems) == 1
+    assert told in problems[0]
+
+
+def test_what_is_meant_is_no_problem(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("x" * 32)
+    settings = {
+        "rm": {"listen": "0.0.0.0:7170", "insecure": True, "metrics_listen": "none"},
+        "client": {"token_file": str(token)},
+    }
+
+    assert find_problems(Settings.model_validate(settings)) == []

@@ -1,0 +1,120 @@
+"""What the daemons are told: every key arrives, and what is not set is the daemon's own default."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from pathlib import Path
+
+from finegrain_cli.config.daemon_options import (
+    database_url,
+    resource_manager_options,
+    task_executor_options,
+)
+from finegrain_cli.config.load import load_configuration
+from finegrain_cli.config.model import Settings
+from resource_manager.options import ResourceManagerOptions
+from task_executor.options import TaskExecutorOptions
+
+
+def test_without_settings_the_daemons_defaults_hold() -> None:
+    rm = resource_manager_options(Settings())
+    executor = task_executor_options(Settings())
+
+    assert rm == ResourceManagerOptions(state_dir=rm.state_dir)
+    expected = TaskExecutorOptions(
+        state_dir=executor.state_dir, run_dir=executor.run_dir, managers=("127.0.0.1:7170",)
+    )
+    assert replace(executor, cluster_token_file=None) == expected
+    assert executor.cluster_token_file == rm.state_dir / "cluster.token"
+
+
+def test_every_option_of_both_daemons_can_be_configured(tmp_path: Path) -> None:
+    file = tmp_path / "all.toml"
+    file.write_text(ALL)
+
+    settings = load_configuration(str(file), environment={}).settings
+
+    for changed, default in (
+        (resource_manager_options(settings), resource_manager_options(Settings())),
+        (task_executor_options(settings), task_executor_options(Settings())),
+    ):
+        same = [
+            each.name
+            for each in fields(changed)
+            if getattr(changed, each.name) == getattr(default, each.name)
+        ]
+        assert same == []
+
+
+def test_no_metrics_port_where_none_is_wanted() -> None:
+    settings = load_configuration(environment={"FINEGRAIN_RM__METRICS_LISTEN": "none"}).settings
+
+    assert resource_manager_options(settings).listen.metrics_address == ""
+
+
+def test_the_database_lies_in_the_state_directory_unless_named() -> None:
+    assert database_url(Settings.model_validate({"rm": {"state_dir": "/s"}})) == (
+        "sqlite:////s/finegrain.db"
+    )
+    named = Settings.model_validate({"rm": {"database": "postgresql://h/d"}})
+    assert database_url(named) == "postgresql://h/d"
+
+
+ALL = """
+[log]
+level = "debug"
+format = "json"
+[rm]
+state_dir = "/srv/rm"
+database = "postgresql://host/books"
+listen = "127.0.0.1:1"
+cluster_token_file = "/t/cluster"
+user_token_file = "/t/user"
+user_token_group = "people"
+strategy = "spread"
+report_interval = "1s"
+lost_timeout = "9s"
+lease = "20s"
+cpu_min = "0.1"
+memory_min = "8M"
+job_requests_max = 10
+job_events_max = 1000
+cluster_events_max = 1000
+cluster_events_age = "1d"
+ended_retention = "1h"
+database_lease = "2s"
+[executor]
+state_dir = "/srv/executor"
+run_dir = "/run/x"
+manager = ["a:1", "b:2"]
+executor_id = "host-x"
+listen = "127.0.0.1:2"
+advertise = "host-x:2"
+manager_tls_ca = "/ca"
+manager_insecure = true
+cluster_token_file = "/t/other"
+reserved_cpus = "0"
+reserved_memory = "1G"
+cpus = "1-3"
+cpu = 2
+memory = "3G"
+default_slot_fraction = 0.25
+number_of_slots = 4
+slots_max = 9
+pids_max = 99
+isolation = "none"
+cgroup_parent = "/finegrain.slice"
+task_user = "self"
+allow_root_tasks = true
+task_kill_grace = "1s"
+output_limit = "1M"
+offer_timeout = "1s"
+orphan_timeout = "never"
+stop_tasks_on_exit = true
+[executor.labels]
+zone = "a"
+[executor.memory_pools]
+managed_memory_bytes = "1G"
+[executor.extended]
+licence = 3
+"""

@@ -1,0 +1,56 @@
+"""What a command loads before it has to; told by the modules, never by the clock."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+PROBE = """
+import sys
+from typer.testing import CliRunner
+from finegrain_cli.main import app
+result = CliRunner().invoke(app, sys.argv[1:], prog_name="finegrain")
+print(" ".join(name for name in HEAVY if name in sys.modules), result.exit_code)
+"""
+MODEL = "finegrain_cli.config.model"
+HEAVY = ("grpc", "sqlalchemy", "alembic", "rich", "structlog", "uvloop", MODEL)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "allowed"),
+    [
+        ("--help", ""),
+        ("executors --help", ""),
+        ("run --help", ""),
+        ("rm --help", MODEL),
+        ("completion bash", ""),
+        ("version", ""),
+        ("config show", MODEL),
+        ("detect", MODEL),
+    ],
+)
+def test_nothing_heavy_is_loaded_for(arguments: str, allowed: str) -> None:
+    code = f"HEAVY = {HEAVY!r}\n{PROBE}"
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments.split()], capture_output=True, text=True, check=True
+    )
+
+    *loaded, exit_code = done.stdout.split()
+    assert exit_code == "0"
+    assert set(loaded) <= {allowed}
+
+
+def test_an_executor_is_served_without_grpc_before_its_helper() -> None:
+    """grpc must not be there when the helper is forked off."""
+    code = """
+import sys
+from task_executor import main
+main.run = lambda options: print("grpc" in sys.modules, options.executor_id) or 0
+from finegrain_cli.main import app
+app(["executor", "serve", "--executor-id", "x", "--state-dir", "/nonexistent"])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+    assert done.stdout.split() == ["False", "x"], done.stderr

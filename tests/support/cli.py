@@ -1,0 +1,265 @@
+"""A scripted cluster behind the command line, and the command line in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import Any, Self
+
+from typer.testing import Result
+
+from finegrain.errors import NotFound, Reason
+from finegrain.resources import GIB, MIB, ResourceProfile
+from finegrain_client import types
+
+Finegrain = Callable[..., Result]
+"""Runs `finegrain ARGS...` in this process."""
+
+MOMENT = datetime(2026, 3, 1, 12, 0, 0, 250_000, tzinfo=UTC)
+SMALL = ResourceProfile(cpu_milli=500, task_heap_memory_bytes=256 * MIB)
+LARGE = ResourceProfile(cpu_milli=64_000, task_heap_memory_bytes=GIB, extended=(("licence", 1),))
+ENFORCED = types.Isolation("quota", "cgroup", "hard", "hard", "freezer", "v1")
+NOT_ENFORCED = types.Isolation(notes=("cpu time is booked (no cgroups); run it as root",))
+
+SLOT = types.SlotStatus(
+    allocation_id="01aaaaaa-0000-7000-8000-000000000001",
+    generation=2,
+    job_id="01bbbbbb-0000-7000-8000-000000000001",
+    executor_id="host-a",
+    executor_address="127.0.0.1:7180",
+    state=types.SlotState.ALLOCATED,
+    profile=SMALL,
+    memory_bytes=256 * MIB,
+    cpu_limit_milli=500,
+    pids_max=4096,
+    cpus="",
+    isolation=ENFORCED,
+    allocated_time=MOMENT,
+)
+GRANTED = types.RequestStatus(
+    allocation_id=SLOT.allocation_id,
+    job_id=SLOT.job_id,
+    job_name="nightly",
+    state=types.RequestState.GRANTED,
+    reason="",
+    profile=SMALL,
+    generation=2,
+    arrival_number=1,
+    create_time=MOMENT,
+    end_time=None,
+    slot=SLOT,
+    cpu_limit_milli=0,
+    pids_max=0,
+    required_labels={},
+    target_address="",
+    allow_pending=False,
+    restart_on_loss=False,
+)
+WAITING = replace(
+    GRANTED,
+    allocation_id="01aaaaaa-0000-7000-8000-000000000002",
+    state=types.RequestState.PENDING,
+    reason="WAITING_CAPACITY",
+    profile=LARGE,
+    generation=0,
+    arrival_number=2,
+    slot=None,
+    required_labels={"zone": "a"},
+    allow_pending=True,
+)
+RELEASED = replace(
+    GRANTED,
+    allocation_id="01cccccc-0000-7000-8000-000000000003",
+    state=types.RequestState.RELEASED,
+    profile=None,
+    end_time=MOMENT,
+    slot=None,
+)
+TOPOLOGY: dict[str, Any] = {
+    "online_cpus": "0-1",
+    "allowed_cpus": "0-1",
+    "isolated_cpus": "",
+    "cores": [
+        {"cpus": "0", "package_index": 0, "numa_node_id": 0, "l3_index": 0, "kind": ""},
+        {"cpus": "1", "package_index": 0, "numa_node_id": 0, "l3_index": 0, "kind": ""},
+    ],
+    "numa_nodes": [{"numa_node_id": 0, "cpus": "0-1", "memory_bytes": 4 * GIB, "distances": [10]}],
+    "devices": [],
+    "memory_bytes": 4 * GIB,
+    "warnings": [],
+}
+EXECUTOR = types.ExecutorStatus(
+    executor_id="host-a",
+    instance_id="01dddddd-0000-7000-8000-000000000001",
+    address="127.0.0.1:7180",
+    state=types.ExecutorState.ACTIVE,
+    draining=False,
+    drain_reason="",
+    drain_deadline_time=None,
+    registration_number=3,
+    report_number=17,
+    report_time=MOMENT,
+    total={"cpu_milli": 2000, "memory_bytes": 3 * GIB},
+    reserved={"memory_bytes": GIB},
+    allocated={"cpu_milli": 500, "memory_bytes": 256 * MIB},
+    available={"cpu_milli": 1500, "memory_bytes": 3 * GIB - 256 * MIB},
+    used=types.Usage(cpu_milli=120, memory_bytes=30 * MIB, tasks=1),
+    slots=1,
+    slots_max=0,
+    labels={"zone": "a"},
+    default_slot_profile=SMALL,
+    isolation=ENFORCED,
+    software_version="0.1.0",
+    shared_cpus="0-1",
+)
+JOB = types.JobStatus(
+    job_id=SLOT.job_id,
+    name="nightly",
+    group="default",
+    ended=False,
+    end_reason="",
+    detached=False,
+    lease_s=30.0,
+    create_time=MOMENT,
+    end_time=None,
+    pending_requests=1,
+    slots=1,
+    allocated={"cpu_milli": 500, "memory_bytes": 256 * MIB},
+    last_sequence=4,
+)
+EVENT = types.ClusterEvent(
+    sequence=9,
+    event_time=MOMENT,
+    kind="SLOT_ALLOCATED",
+    executor_id="host-a",
+    job_id=JOB.job_id,
+    allocation_id=SLOT.allocation_id,
+    reason="",
+    message="generation 2",
+)
+INFO = types.ClusterInfo(
+    rm_epoch=5,
+    software_version="0.1.0",
+    protocol_version="1.0",
+    start_time=MOMENT,
+    total=EXECUTOR.total,
+    reserved=EXECUTOR.reserved,
+    allocated=EXECUTOR.allocated,
+    available=EXECUTOR.available,
+    used=EXECUTOR.used,
+    executors={"ACTIVE": 1},
+    pending_requests={"WAITING_CAPACITY": 1},
+    slots=1,
+    jobs=1,
+)
+CPU = types.Dimension("cpu_milli", 64_000, 1500, 1500, 2000)
+EXPLANATION = types.Explanation(
+    request=WAITING,
+    primary_reason="INFEASIBLE_NEVER",
+    summary="no executor could host it, even when empty",
+    requests_ahead=0,
+    executors_considered=1,
+    executors_fitting=0,
+    executors=(types.ExecutorVerdict("host-a", False, ("cpu_milli",), (CPU,), "too small"),),
+    dimensions=(CPU,),
+    would_fit_if=(types.Counterfactual("host-a", (CPU,), "cpu 1.5 or less, on host-a"),),
+    blocked_by=(SLOT,),
+    snapshot_number=42,
+)
+
+
+@dataclass
+class FakeCluster:
+    """Answers as scripted, and keeps what it was told to do."""
+
+    executor_list: list[types.ExecutorStatus] = field(default_factory=lambda: [EXECUTOR])
+    slot_list: list[types.SlotStatus] = field(default_factory=lambda: [SLOT])
+    request_list: list[types.RequestStatus] = field(
+        default_factory=lambda: [GRANTED, WAITING, RELEASED]
+    )
+    outcomes: dict[str, types.ItemOutcome] = field(default_factory=dict)
+    done: list[tuple[Any, ...]] = field(default_factory=list)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        pass
+
+    def info(self) -> types.ClusterInfo:
+        return INFO
+
+    def executors(self) -> list[types.ExecutorStatus]:
+        return self.executor_list
+
+    def executor(self, executor_id: str) -> types.ExecutorStatus:
+        for each in self.executor_list:
+            if each.executor_id == executor_id:
+                return replace(each, topology=TOPOLOGY, slot_list=tuple(self.slot_list))
+        raise NotFound(f"executor {executor_id} is not known", reason=Reason.EXECUTOR_UNKNOWN)
+
+    def slots(self, *, executor_id: str = "", job_id: str = "") -> list[types.SlotStatus]:
+        return [
+            each
+            for each in self.slot_list
+            if executor_id in ("", each.executor_id) and job_id in ("", each.job_id)
+        ]
+
+    def requests(
+        self,
+        *,
+        job_id: str = "",
+        states: Iterable[str] = (),
+        allocation_ids: Sequence[str] = (),
+    ) -> list[types.RequestStatus]:
+        wanted = set(states) or {"PENDING", "ALLOCATING", "OFFERED", "GRANTED"}
+        return [
+            each
+            for each in self.request_list
+            if each.state in wanted
+            and job_id in ("", each.job_id)
+            and any(each.allocation_id.startswith(some) for some in allocation_ids or ("",))
+        ]
+
+    def jobs(self, *, include_ended: bool = False) -> list[types.JobStatus]:
+        return [JOB]
+
+    def events(
+        self, *, subject_id: str = "", newest: int = 100, follow: bool = False
+    ) -> Iterator[types.ClusterEvent]:
+        yield EVENT
+
+    def explain(
+        self, allocation_id: str, *, executor_id: str = "", max_executors: int = 0
+    ) -> types.Explanation:
+        self.done.append(("explain", allocation_id, executor_id))
+        return EXPLANATION
+
+    def drain(
+        self, executor_id: str, *, reason: str = "", deadline_s: float | None = None
+    ) -> types.ExecutorStatus:
+        self.done.append(("drain", executor_id, reason, deadline_s))
+        return replace(self.executor(executor_id), draining=True, drain_reason=reason)
+
+    def undrain(self, executor_id: str) -> types.ExecutorStatus:
+        self.done.append(("undrain", executor_id))
+        return self.executor(executor_id)
+
+    def forget(self, executor_id: str) -> None:
+        self.done.append(("forget", executor_id))
+
+    def release(
+        self, allocation_ids: Sequence[str], *, grace_s: float | None = None
+    ) -> list[types.ItemOutcome]:
+        self.done.append(("release", *allocation_ids, grace_s))
+        return [self.outcomes.get(each, types.ItemOutcome(each)) for each in allocation_ids]
+
+    def terminate_job(self, job_id: str, *, grace_s: float | None = None) -> None:
+        self.done.append(("terminate", job_id, grace_s))
