@@ -88,9 +88,7 @@ def detect(
 def topo(
     executor: Annotated[
         str,
-        typer.Argument(
-            metavar="[EXECUTOR]", help="A prefix will do; none is needed where there is only one."
-        ),
+        typer.Argument(metavar="[EXECUTOR]", help="A prefix will do; not needed for the only one."),
     ] = "",
     output: OutputOption = OutputFormat.TABLE,
     manager: ManagerOption = "",

@@ -172,7 +172,7 @@ def _validated(merged: dict[str, dict[str, Any]], origins: Mapping[str, str]) ->
 def _given(problem: Any) -> str:
     """The value as people wrote it, or would write it where it has been read already."""
     value, kind = problem["input"], _kind(problem)
-    return amount_text(kind, value) if kind and isinstance(value, int) else repr(value)
+    return amount_text(kind, value) if kind and type(value) is int else repr(value)
 
 
 def _kind(problem: Any) -> Kind | None:

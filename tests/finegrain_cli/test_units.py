@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from finegrain.errors import InvalidArgument
+from finegrain.resources import AMOUNT_MAX
 from finegrain_cli.config.model import Kind
 from finegrain_cli.config.values import amount_text
 from finegrain_cli.units import (
@@ -76,7 +77,7 @@ def test_what_is_no_amount_is_refused_by_field_and_value(parse: Parser, text: st
     assert caught.value.details["value"] == repr(text)
 
 
-@given(st.integers(0, 2**60), st.sampled_from(list(Kind)))
+@given(st.integers(0, AMOUNT_MAX), st.sampled_from(list(Kind)))
 def test_what_the_configuration_shows_is_read_back(amount: int, kind: Kind) -> None:
     parse = {
         Kind.SIZE: parse_bytes,

@@ -32,10 +32,8 @@ def test_json_keeps_its_shape(finegrain: Finegrain, cluster: FakeCluster, argume
     result = finegrain(*arguments.split(), "-o", "json")
 
     assert result.exit_code == 0, result.output
-    golden = json.loads(
-        (GOLDEN / f"{arguments.partition(' ')[0]}.json").read_text(encoding="utf-8")
-    )
-    assert json.loads(result.stdout) == golden
+    golden = GOLDEN / f"{arguments.partition(' ')[0]}.json"
+    assert json.loads(result.stdout) == json.loads(golden.read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("command", ["executors", "slots", "requests", "jobs", "events"])

@@ -1,0 +1,53 @@
+"""The table of all keys in docs/configuration.md, made of the model.
+
+`python -m finegrain_cli.config.reference` writes it into the page; a test proves it current.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from finegrain_cli.config.flags import flag_name
+from finegrain_cli.config.model import Settings
+from finegrain_cli.config.values import Key, keys_of, toml_text
+
+PAGE = Path(__file__).parents[2] / "docs/configuration.md"
+BEGIN, END = "<!-- keys: begin (generated) -->", "<!-- keys: end -->"
+COMMANDS = {"rm": "rm serve", "executor": "executor serve", "log": "both"}
+
+
+def reference() -> str:
+    """One table per section: key, flag, default, meaning."""
+    parts = [BEGIN]
+    for section, holder in Settings.model_fields.items():
+        model = holder.annotation
+        title = (getattr(model, "__doc__", "") or "").strip().rstrip(".")
+        parts += [
+            "",
+            f"### [{section}]",
+            "",
+            f"{title}.",
+            "",
+            "| key | flag | default | meaning |",
+            "| --- | --- | --- | --- |",
+            *map(_row, keys_of(section)),
+        ]
+    return "\n".join([*parts, "", END])
+
+
+def updated(page: str) -> str:
+    """The page with today's tables between the marks."""
+    before, _, rest = page.partition(BEGIN)
+    return before + reference() + rest.partition(END)[2]
+
+
+def _row(key: Key) -> str:
+    flag = f"`{flag_name(key)}`" if key.section in COMMANDS else ""
+    default = toml_text(key, key.default)
+    shown = f"`{default}`" if default not in ("", '""', "[]", "{}") else ""
+    meaning = key.help.replace("|", "\\|")
+    return f"| `{key.name}` | {flag} | {shown} | {meaning} |"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(updated(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
