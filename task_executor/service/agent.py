@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 
-from finegrain.errors import FinegrainError, Reason
+from finegrain.errors import FailedPrecondition, FinegrainError, Reason
 from finegrain.logs import get_logger
 from finegrain.rpc.access import TokenHashes
 from finegrain.rpc.wire import duration_ms_from_proto
@@ -142,10 +142,8 @@ class Agent:
         self._settled.clear()
         try:
             self._keeper.reports.distrust()
-            report = state_to_proto(self._keeper.full_state())
-            request = self._registration(report)
-            answer = await self._link.register(request)
-            await self._take_registration(answer, report.report_number)
+            answer, report_number = await self._announce()
+            await self._take_registration(answer, report_number)
         finally:
             self._settled.set()
         log.info(
@@ -155,6 +153,26 @@ class Agent:
             registration_number=answer.registration_number,
         )
         await self._free_unowned(answer.unowned_slots)
+
+    async def _announce(self) -> tuple[resource_manager_pb2.RegisterExecutorResponse, int]:
+        """The answer, and the number of the state that it is about.
+
+        The RM refuses a registration that looks overtaken; after a restart of ours it is not, and
+        numbers go on above those of the earlier life.
+        """
+        reports = self._keeper.reports
+        for attempt in (1, 2):
+            report = state_to_proto(self._keeper.full_state())
+            try:
+                return await self._link.register(self._registration(report)), report.report_number
+            except FailedPrecondition as error:
+                known = str(error.details.get("report_number", ""))
+                if error.reason is not Reason.STALE_REGISTRATION or not known.isdecimal():
+                    raise
+                if attempt == 2:
+                    raise
+                reports.continue_after(int(known))
+        raise AssertionError("unreachable")
 
     async def _take_registration(
         self, answer: resource_manager_pb2.RegisterExecutorResponse, report_number: int

@@ -28,6 +28,7 @@ from task_executor.service.task_book import Task, TaskState
 from task_executor.service.task_runner import TaskRunner
 
 SWEEP_S = 5.0
+DESTROY_S_MAX = 5.0  # waited for at a start; the rest goes on meanwhile
 
 log = get_logger(__name__)
 
@@ -116,18 +117,11 @@ def _take_in(keeper: SlotKeeper, task: Task, record: TaskRecord) -> None:
 
 
 async def _destroy_unknown_slots(keeper: SlotKeeper, state: HelperState) -> None:
-    for each in state.slots:
-        key = _slot_key(each.limits)
-        if keeper.table.get(key) is None:
-            log.warning(
-                "unknown_slot_destroyed",
-                allocation_id=key.allocation_id,
-                generation=key.generation,
-            )
-            try:
-                await keeper.helper.destroy_slot(*key)
-            except FinegrainError as error:
-                log.error("unknown_slot_stays", error=error.message)
+    keys = [_slot_key(each.limits) for each in state.slots]
+    unknown = [key for key in keys if keeper.table.get(key) is None]
+    for key in unknown:
+        log.warning("unknown_slot", allocation_id=key.allocation_id, generation=key.generation)
+    await keeper.destroy_unknown(unknown, DESTROY_S_MAX)
 
 
 async def _forget_unknown_tasks(keeper: SlotKeeper, state: HelperState) -> None:

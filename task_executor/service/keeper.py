@@ -212,10 +212,21 @@ class SlotKeeper:
     async def _clean(self, key: SlotKey) -> None:
         try:
             await self._destroy(key, grace_ms=0)
-            self.table.carve_failed(key)
+            if self.table.get(key) is not None:
+                self.table.carve_failed(key)
         finally:
             del self._cleaning[key]
         self.on_change()
+
+    async def destroy_unknown(self, keys: Iterable[SlotKey], timeout_s: float) -> None:
+        """Slots on the host that are in no book of ours: returns when they are gone, or after the
+        timeout; what is left is tried again for ever.
+        """
+        for key in keys:
+            if key not in self._cleaning:
+                self._clean_up(key)
+        if self._cleaning:
+            await asyncio.wait(self._cleaning.values(), timeout=timeout_s)
 
     # -- freeing -----------------------------------------------------------------------------
 
