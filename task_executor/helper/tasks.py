@@ -258,12 +258,17 @@ class Tasks:
         gone = Fault("TASK_ENDED", f"task {task_id} does not run any more", task_id=task_id)
         if task.exit:
             raise gone
+        outbox = bytearray(encode({"id": 0, "verb": verb, "args": args}))
         inbox, whole = bytearray(), list[bytes]()
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as peer:
             try:
                 with socket_address(task.directory / "control") as address:
                     peer.connect(address)
-                peer.sendall(encode({"id": 0, "verb": verb, "args": args}))
+                while outbox:  # more than a socket holds at once, if it is input
+                    try:
+                        del outbox[: peer.send(outbox)]
+                    except BlockingIOError:
+                        yield 0.001
                 while not whole:
                     yield peer.fileno(), _ANSWER_S
                     inbox += (data := peer.recv(1 << 20))
@@ -287,7 +292,7 @@ class Tasks:
         if not task.exit:
             message = f"task {task_id} still runs; kill it first"
             raise Fault("SLOT_NOT_READY", message, task_id=task_id)
-        if (scratch := task.record["scratch"]) and Path(scratch).exists():
+        if (scratch := task.record["scratch"]) and os.path.lexists(scratch):
             fd = os.pidfd_open(remove_as(task.record["uid"], task.record["gid"], scratch))
             yield fd, 3600.0
             os.close(fd)
