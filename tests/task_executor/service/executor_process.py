@@ -114,8 +114,7 @@ class ExecutorProcess:
         lock = str(self.state_dir / "helper" / "helper.lock")
         for entry in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
-                links = [str(fd.readlink()) for fd in (entry / "fd").iterdir()]
-                if lock in links:
+                if lock in (_target(fd) for fd in (entry / "fd").iterdir()):
                     return int(entry.name)
         raise LookupError("no helper")
 
@@ -130,8 +129,10 @@ class ExecutorProcess:
         if self.process is not None and self.process.poll() is None:
             self.kill()
         shutil.rmtree(self.folder / "run", ignore_errors=True)
-        with suppress(LookupError):
-            os.kill(self.helper_pid(), signal.SIGKILL)
+        while self.has_helper():
+            with suppress(LookupError, ProcessLookupError):
+                os.kill(self.helper_pid(), signal.SIGKILL)
+            time.sleep(0.01)
         for group in self.groups():
             for procs in sorted(group.rglob("cgroup.procs"), reverse=True):
                 for pid in procs.read_text().split():
@@ -152,3 +153,11 @@ class ExecutorProcess:
         name = f"finegrain/test-{self.folder.name}"
         root = Path("/sys/fs/cgroup")
         return [p for place in places for p in root.glob(f"{place}/{name}")]
+
+
+def _target(link: Path) -> str:
+    """What a descriptor points to; nothing, if it was closed meanwhile."""
+    try:
+        return str(link.readlink())
+    except OSError:
+        return ""
