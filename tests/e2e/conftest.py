@@ -1,0 +1,43 @@
+"""One small cluster per module that wants one; daemons that can be killed for tests that do."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.driving import Daemons, Small, small_cluster
+
+
+@pytest.fixture(scope="module")
+def home() -> Iterator[Path]:
+    """Home and run directory of the users in a module's tests; its path is short."""
+    folder = Path(tempfile.mkdtemp(prefix="fg-home-"))
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def shared(home: Path) -> Iterator[Small]:
+    """Two executors, labelled zone=a and zone=b, with one core and 512 MiB each."""
+    with small_cluster(home) as small:
+        yield small
+
+
+@pytest.fixture
+def small(shared: Small) -> Iterator[Small]:
+    """The module's cluster; the books have to be at zero after every test."""
+    yield shared
+    shared.cli.settle()
+    assert not shared.slot_groups()
+
+
+@pytest.fixture
+def daemons(home: Path) -> Iterator[Daemons]:
+    """A resource manager and executors that a test starts, kills and starts again."""
+    made = Daemons(home)
+    yield made
+    made.clean_up()

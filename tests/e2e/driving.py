@@ -1,0 +1,389 @@
+"""Drives real processes as people do: the command line, the daemons, and what they leave behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import finegrain_client as fg
+from finegrain_cli.local_cluster import ExecutorShare, LocalCluster
+from tests.support.components import REPOSITORY
+
+T = TypeVar("T")
+PATIENCE_S = 60.0
+FINEGRAIN = (sys.executable, "-m", "finegrain_cli")
+
+
+def eventually(look: Callable[[], T], what: str, patience_s: float = PATIENCE_S) -> T:
+    """What `look` gives as soon as it is true."""
+    end = time.monotonic() + patience_s
+    while not (found := look()):
+        assert time.monotonic() < end, f"never happened: {what}"
+        time.sleep(0.05)
+    return found
+
+
+def unique(name: str) -> str:
+    """A name that nothing else on this host has: executors are known to the kernel by theirs."""
+    return f"{name}-{uuid.uuid4().hex[:8]}"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a command ended and what it said."""
+
+    code: int
+    stdout: bytes
+    stderr: str
+
+    @property
+    def text(self) -> str:
+        return self.stdout.decode()
+
+
+@dataclass(frozen=True)
+class Cli:
+    """`finegrain` in an environment of its own, so that no other cluster of this host is found."""
+
+    home: Path
+    manager: str = ""
+    token_file: Path | None = None
+    extra: Mapping[str, str] = field(default_factory=dict)
+    popen: Mapping[str, Any] = field(default_factory=dict)
+
+    def environment(self) -> dict[str, str]:
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("FINEGRAIN_", "XDG_"))
+        }
+        kept |= {"HOME": str(self.home), "XDG_RUNTIME_DIR": str(self.home), "NO_COLOR": "1"}
+        # The checkout may be installed, or not; either way it is this one that is tested.
+        kept["PYTHONPATH"] = f"{REPOSITORY}{os.pathsep}{REPOSITORY / 'client'}"
+        if self.manager:
+            kept["FINEGRAIN_MANAGER"] = self.manager
+        if self.token_file:
+            kept["FINEGRAIN_TOKEN_FILE"] = str(self.token_file)
+        return kept | dict(self.extra)
+
+    def start(self, *args: str, **popen: Any) -> subprocess.Popen[bytes]:
+        """The command, running; by default with pipes for its output and nothing to read."""
+        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        options = {"cwd": self.home, "env": self.environment(), **pipes, **self.popen, **popen}
+        return subprocess.Popen([*FINEGRAIN, *args], **options)
+
+    def __call__(
+        self, *args: str, stdin: bytes = b"", patience_s: float = PATIENCE_S, **popen: Any
+    ) -> Outcome:
+        """The command, to its end."""
+        process = self.start(*args, **({"stdin": subprocess.PIPE} | popen))
+        try:
+            out, err = process.communicate(stdin, patience_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            out, err = process.communicate()
+            raise AssertionError(f"{args} did not end: {out!r} {err!r}") from None
+        return Outcome(process.returncode, out or b"", (err or b"").decode())
+
+    def run(self, *args: str, **options: Any) -> Outcome:
+        """`finegrain run` in a small slot."""
+        small = ("--cpu", "0.1", "--memory", "32M")
+        return self("run", *small, *args, **options)
+
+    def json(self, *args: str) -> Any:
+        """What a command says with `-o json`; it has to succeed."""
+        outcome = self(*args, "-o", "json")
+        assert outcome.code == 0, outcome.stderr
+        return json.loads(outcome.stdout)
+
+    def items(self, *args: str) -> list[dict[str, Any]]:
+        """The rows of a list."""
+        found: list[dict[str, Any]] = self.json(*args)["items"]
+        return found
+
+    def error(self, outcome: Outcome) -> str:
+        """The one line of an error, without its hint."""
+        lines = [line for line in outcome.stderr.splitlines() if line.startswith("finegrain: ")]
+        assert len(lines) == 1, outcome.stderr
+        assert "Traceback" not in outcome.stderr
+        return lines[0].removeprefix("finegrain: ")
+
+    def client(self) -> fg.blocking.Cluster:
+        """A blocking client of the same cluster."""
+        return fg.blocking.connect(self.manager, token_file=self.token_file)
+
+    def settle(self) -> None:
+        """Waits until nothing is booked, nobody waits, and every executor has all that it has."""
+        with self.client() as cluster:
+
+            def at_zero() -> bool:
+                info = cluster.info()
+                busy = any(each.available != each.total for each in cluster.executors())
+                waiting = any(info.pending_requests.values())
+                return not (any(info.allocated.values()) or info.slots or busy or waiting)
+
+            eventually(at_zero, "the books come to zero")
+
+
+@dataclass
+class Small:
+    """A cluster of this test module: its processes, its command line, its client."""
+
+    cluster: LocalCluster
+    cli: Cli
+
+    @property
+    def names(self) -> list[str]:
+        return [note.executor_id for note in self.cluster.notes]
+
+    def connect(self) -> fg.Cluster:
+        """An asyncio client with the cluster token."""
+        return fg.connect(self.cluster.address, token_file=self.cluster.token_file)
+
+    def slot_groups(self) -> list[Path]:
+        """Control groups of slots that exist now."""
+        return [group for name in self.names for group in slot_groups(name)]
+
+
+@contextmanager
+def small_cluster(
+    home: Path,
+    *,
+    executors: int = 2,
+    cpu_milli: int = 1000,
+    memory_bytes: int = 512 * fg.MIB,
+    **options: Any,
+) -> Iterator[Small]:
+    """A resource manager and executors with shares that any host has; leaves nothing behind."""
+    shares = [
+        ExecutorShare(
+            unique(f"e2e-{letter}"),
+            cpu_milli=cpu_milli,
+            memory_bytes=memory_bytes,
+            labels=(("zone", letter),),
+        )
+        for letter in "abcdefgh"[:executors]
+    ]
+    with LocalCluster(shares=shares, **options) as cluster:
+        yield Small(cluster, Cli(home, cluster.address, cluster.token_file))
+
+
+def slot_groups(executor_id: str) -> list[Path]:
+    """Control groups of an executor's slots, in all hierarchies."""
+    root = Path("/sys/fs/cgroup")
+    inside = f"finegrain/{executor_id}/slots/*"
+    return [each for depth in range(5) for each in root.glob(f"{'*/' * depth}{inside}/")]
+
+
+def free_address() -> str:
+    """An address that a daemon can take again after it was killed: below the ports that the kernel
+    gives out by itself."""
+    while True:
+        port = 10_000 + uuid.uuid4().int % 20_000
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return f"127.0.0.1:{port}"
+
+
+class Daemon:
+    """`finegrain rm serve` or `finegrain executor serve`: started, killed, started again."""
+
+    def __init__(self, cli: Cli, state_dir: Path, *command: str) -> None:
+        self.cli, self.state_dir = cli, state_dir
+        self.command = (*command, "--state-dir", str(state_dir), "--log-format", "json")
+        self.log_file = state_dir.with_name(f"{state_dir.name}.log")
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def log(self) -> str:
+        return self.log_file.read_text() if self.log_file.exists() else ""
+
+    def start(self, *more: str) -> None:
+        with self.log_file.open("ab") as log:
+            self.process = self.cli.start(*self.command, *more, stdout=log, stderr=log)
+
+    def endpoint(self) -> dict[str, Any]:
+        """Where it serves, once it does."""
+
+        def look() -> dict[str, Any] | None:
+            assert self.process is not None
+            assert self.process.poll() is None, self.log[-3000:]
+            try:
+                note = json.loads((self.state_dir / "endpoint.json").read_text())
+            except (OSError, ValueError):
+                return None
+            return note if note["pid"] == self.process.pid else None
+
+        return eventually(look, f"{self.command[0]} serves")
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None
+        return self.process.pid
+
+    def kill(self) -> None:
+        """As a crash does."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+
+    def end(self, patience_s: float = PATIENCE_S) -> int:
+        """Waits for its end; its exit code."""
+        assert self.process is not None
+        return self.process.wait(patience_s)
+
+    def stop(self) -> int:
+        """A planned stop; its exit code."""
+        assert self.process is not None
+        self.process.terminate()
+        return self.end()
+
+    def runs(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+
+class Daemons:
+    """A resource manager and executors as an operator runs them, at addresses that stay."""
+
+    def __init__(self, home: Path, database: str = "") -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="fg-e2e-"))  # short: sockets lie in it
+        self.address = free_address()
+        self._bare = Cli(home)
+        where = ("--listen", self.address, "--metrics-listen", "none")
+        quick = ("--report-interval", "500ms", "--lost-timeout", "3s")
+        store = ("--database", database) if database else ()
+        self.manager = Daemon(self._bare, self.folder / "rm", "rm", "serve", *where, *quick, *store)
+        self.token_file = self.folder / "rm" / "cluster.token"
+        self.cli = replace(self._bare, manager=self.address, token_file=self.token_file)
+        self.executors: list[Daemon] = []
+
+    def executor(self, name: str, *more: str) -> Daemon:
+        """An executor with a small share, not started yet."""
+        as_root = ("--allow-root-tasks", "--task-user", "self") if os.geteuid() == 0 else ()
+        here = ("--executor-id", name, "--run-dir", str(self.folder / "run"))
+        addresses = ("--manager", self.address, "--listen", "127.0.0.1:0")
+        share = ("--cpu", "1", "--memory", "512MiB", "--task-kill-grace", "2s")
+        token = ("--metrics-listen", "none", "--cluster-token-file", str(self.token_file))
+        daemon = Daemon(
+            self._bare,
+            self.folder / name,
+            *("executor", "serve", *here, *addresses, *share, *token, *as_root, *more),
+        )
+        self.executors.append(daemon)
+        return daemon
+
+    def await_executors(self, *names: str) -> None:
+        """Waits until the resource manager counts all of these among the living."""
+
+        def all_active() -> bool:
+            rows = self.cli.items("executors")
+            active = {each["executor_id"] for each in rows if each["state"] == "ACTIVE"}
+            return active.issuperset(names)
+
+        eventually(all_active, f"{names} are active")
+
+    def connect(self) -> fg.Cluster:
+        return fg.connect(self.address, token_file=self.token_file)
+
+    def clean_up(self) -> None:
+        """Ends everything in order, and proves that nothing is left."""
+        for daemon in self.executors:
+            if daemon.process is None:
+                continue
+            if daemon.runs():
+                daemon.kill()
+            daemon.start("--stop-tasks-on-exit")  # takes up what there is, to give it back
+            daemon.endpoint()
+            daemon.process.terminate()
+        for daemon in self.executors:
+            if daemon.process is not None:
+                daemon.end()
+        if self.manager.runs():
+            self.manager.stop()
+        left = [str(each) for each in processes_that_name(self.folder)]
+        left += [str(each) for daemon in self.executors for each in slot_groups(name_of(daemon))]
+        shutil.rmtree(self.folder, ignore_errors=True)
+        assert not left, left
+
+
+def name_of(executor: Daemon) -> str:
+    return executor.state_dir.name
+
+
+def helper_pid(executor: Daemon) -> int:
+    """The process that holds this executor's cgroups and tasks."""
+    lock = str(executor.state_dir / "helper" / "helper.lock")
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if any(str(fd.readlink()) == lock for fd in (entry / "fd").iterdir()):
+                return int(entry.name)
+        except OSError:
+            continue
+    raise LookupError("no helper")
+
+
+def processes_that_name(*marks: str | Path) -> list[tuple[int, str]]:
+    """Living processes whose command line holds one of these texts: pid and words."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        if int(entry.name) != os.getpid() and any(str(mark) in words for mark in marks):
+            found.append((int(entry.name), words))
+    return found
+
+
+def gone(*marks: str) -> Callable[[], bool]:
+    """Whether no process names any of the marks any more."""
+    return lambda: not processes_that_name(*marks)
+
+
+def finish(process: subprocess.Popen[bytes], patience_s: float = PATIENCE_S) -> Outcome:
+    """The end of a command that was started."""
+    out, err = process.communicate(timeout=patience_s)
+    return Outcome(process.returncode, out or b"", (err or b"").decode())
+
+
+def read_until(process: subprocess.Popen[bytes], words: bytes) -> bytes:
+    """Its output up to where it says the words."""
+    assert process.stdout is not None
+    said = b""
+    while words not in said:
+        data = os.read(process.stdout.fileno(), 65536)
+        assert data, f"it ended without {words!r}: {said!r}"
+        said += data
+    return said
+
+
+def json_lines(data: bytes) -> list[dict[str, Any]]:
+    """The objects of complete lines."""
+    return [json.loads(line) for line in data.decode().splitlines(keepends=True) if "\n" in line]
+
+
+def interrupt(process: subprocess.Popen[bytes], number: int = signal.SIGINT) -> None:
+    """A signal to a command that lives."""
+    assert process.poll() is None
+    process.send_signal(number)
+
+
+def python(code: str, *args: str) -> Sequence[str]:
+    """A command that runs a program text."""
+    return (sys.executable, "-c", code, *args)
