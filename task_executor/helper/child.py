@@ -7,10 +7,12 @@ program.
 from __future__ import annotations
 
 import ctypes
+import itertools
 import json
 import os
 import resource
 import signal
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -18,9 +20,9 @@ from task_executor.helper.cgroups.base import Driver, Group
 from task_executor.helper.paths import blocked_directory
 from task_executor.helper.protocol import Fault, as_fault, expand
 
-BEFORE_EXEC = b"fg-before-exec"  # the process name until the program's own replaces it
 _DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
-_PR_SET_NAME, _PR_CAPBSET_DROP, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 15, 24, 36, 38
+_PR_SET_DUMPABLE, _PR_CAPBSET_DROP = 4, 24
+_PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 36, 38
 _prctl = ctypes.CDLL(None, use_errno=True).prctl  # resolved once, before any fork
 
 
@@ -52,7 +54,6 @@ def become_task(
     JSON.
     """
     try:
-        _prctl(_PR_SET_NAME, BEFORE_EXEC, 0, 0, 0)
         driver.enter(groups)
         os.setsid()
         default_signals()
@@ -79,18 +80,54 @@ def become_user(uid: int, gid: int) -> None:
         os.setresuid(uid, uid, uid)
 
 
+def close_all_but(keep: Collection[int]) -> None:
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
+        if int(name) not in keep:
+            try:
+                os.close(int(name))
+            except OSError:
+                continue  # the descriptor of the listing itself
+
+
 def remove_as(uid: int, gid: int, path: str) -> int:
     """Remove a directory of a task in a process of its user, so that nothing in it can lead us
     astray. Returns its pid, for the caller to reap.
+
+    It runs no other program: after one, tasks of the same user could read our environment there and
+    take the process over, which is bound by no slot.
     """
     if pid := os.fork():
         return pid
     try:
-        become_user(uid, gid)
-        script = 'chmod -R u+rwX "$1"; exec rm -rf -- "$1"'
-        os.execv("/bin/sh", ["sh", "-c", script, "sh", path])  # noqa: S606
+        default_signals()
+        close_all_but(())
+        _drop_privileges(uid, gid)
+        _prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+        _remove_tree(path)
     finally:
-        os._exit(1)
+        os._exit(0)
+
+
+def _remove_tree(path: str) -> None:
+    """Whatever depth and permissions the task gave it: what lies deeper is moved up before."""
+    if os.path.islink(path):  # noqa: PTH114
+        return os.unlink(path)  # noqa: PTH108
+    os.chmod(path, 0o700)  # noqa: PTH101
+    os.chdir(path)
+    fresh = itertools.count()
+    mark = os.urandom(8).hex()
+    while names := os.listdir():  # noqa: PTH208
+        for name in names:
+            if os.path.islink(name) or not os.path.isdir(name):  # noqa: PTH112, PTH114
+                os.unlink(name)  # noqa: PTH108
+                continue
+            os.chmod(name, 0o700)  # noqa: PTH101
+            for entry in list(os.scandir(name)):
+                if entry.is_dir(follow_symlinks=False):
+                    os.chmod(entry.path, 0o700)  # noqa: PTH101 - else it cannot be moved
+                os.rename(entry.path, f"{mark}-{next(fresh)}")  # noqa: PTH104
+            os.rmdir(name)  # noqa: PTH106
+    return os.rmdir(path)  # noqa: PTH106
 
 
 def _drop_privileges(uid: int, gid: int) -> None:

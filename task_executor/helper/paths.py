@@ -52,6 +52,6 @@ def start_ticks(pid: int) -> int | None:
 
 
 def blocked_directory(path: str) -> str | None:
-    """The first directory on the way to path that this process may not enter."""
-    parents = reversed(Path(path).absolute().parents)
-    return next((str(p) for p in parents if p.is_dir() and not os.access(p, os.X_OK)), None)
+    """The first directory on the way to path, links followed, that this process may not enter."""
+    parents = reversed(Path(os.path.realpath(path)).parents)
+    return next((str(p) for p in parents if os.path.isdir(p) and not os.access(p, os.X_OK)), None)  # noqa: PTH112 - it raises nothing

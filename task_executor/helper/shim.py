@@ -18,9 +18,9 @@ from typing import Any, NoReturn
 
 from task_executor.helper.cgroups.base import Driver, Group
 from task_executor.helper.child import (
-    BEFORE_EXEC,
     become_subreaper,
     become_task,
+    close_all_but,
     default_signals,
     remove_as,
 )
@@ -33,6 +33,7 @@ KILL_GRACE_S = 5.0  # between SIGTERM and SIGKILL when a task has timed out
 _INPUT_BYTES_MAX = 256 << 10
 _RECORD_BYTES = 16384  # reserved at the start, so that a full disk cannot lose an exit status
 _DRAIN_S, _REMOVE_S, _RETRIES = 2.0, 10.0, 60
+_PF_FORKNOEXEC = 0x40  # include/linux/sched.h; in the flags of /proc/PID/stat
 
 
 def run_shim(
@@ -47,12 +48,7 @@ def run_shim(
         for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(signum, signal.SIG_IGN)
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-        for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
-            if int(name) not in keep:
-                try:
-                    os.close(int(name))
-                except OSError:
-                    continue  # the descriptor of the listing itself
+        close_all_but(keep)
         null = os.open("/dev/null", os.O_RDWR)
         for number in range(3):
             os.dup2(null, number)
@@ -153,8 +149,10 @@ class _Shim:
         """Directly below the temporary directory, because another user must get there."""
         if scratch := self.spec["scratch"]:
             os.mkdir(scratch, 0o700)  # noqa: PTH102 - fails if anything is there
-            os.chown(scratch, self.spec["uid"], self.spec["gid"])
-            os.chmod(scratch, 0o711)  # noqa: PTH101, S103
+            fd = os.open(scratch, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            os.fchmod(fd, 0o711)
+            os.fchown(fd, self.spec["uid"], self.spec["gid"])  # from here on others may replace it
+            os.close(fd)
 
     def _fork(self) -> int:
         pipes = {name: os.pipe() for name in ("stdout", "stderr", "error")}
@@ -188,15 +186,13 @@ class _Shim:
         self.loop.watch(fd, readable)
 
     def _until_exec(self, error_fd: int) -> Job:
-        """The pipe closes at exec, or at death before it; then the process still has its old
-        name.
-        """
+        """The pipe closes at exec, or at death before it; the kernel knows which."""
         yield error_fd, 3600.0
         told = os.read(error_fd, 1 << 16)
         os.close(error_fd)
         if told:
             raise fault_of(json.loads(told))
-        while self.status < 0 and self._name() == BEFORE_EXEC:
+        while self.status < 0 and self._is_fork():
             yield 0.001
         if self.status >= 0 and self.died_before_exec:
             if self.driver.counters(self.group).get("oom_kills"):
@@ -206,11 +202,15 @@ class _Shim:
                 )
             raise Fault("START_FAILED", "killed before its program ran")
 
-    def _name(self) -> bytes:
+    def _is_fork(self) -> bool:
+        """The task's process has not called exec yet. A flag of the kernel's, no name: a program
+        can give itself any name.
+        """
         try:
-            return Path(f"/proc/{self.pid}/comm").read_bytes().strip()
+            stat = Path(f"/proc/{self.pid}/stat").read_text()
         except OSError:
-            return b""
+            return False
+        return bool(int(stat.rpartition(")")[2].split()[6]) & _PF_FORKNOEXEC)
 
     def _reap(self) -> None:
         """All that ends below us, orphans included; the task's own end decides."""
@@ -222,7 +222,7 @@ class _Shim:
             if ended is None:
                 return
             if ended.si_pid == self.pid:
-                self.died_before_exec = self._name() == BEFORE_EXEC
+                self.died_before_exec = self._is_fork()
             _, status, usage = os.wait4(ended.si_pid, 0)
             self.used_usec += round((usage.ru_utime + usage.ru_stime) * 1e6)
             self.peak_bytes = max(self.peak_bytes, usage.ru_maxrss * 1024)
@@ -326,7 +326,7 @@ class _Shim:
         if scratch := self.spec["scratch"]:
             remove_as(self.spec["uid"], self.spec["gid"], scratch)
             end = time.monotonic() + _DRAIN_S
-            while Path(scratch).exists() and time.monotonic() < end:
+            while os.path.lexists(scratch) and time.monotonic() < end:
                 yield 0.002
 
     def _attempt(self, job: Job) -> Job:
