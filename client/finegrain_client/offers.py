@@ -16,11 +16,9 @@ import grpc.aio
 from finegrain.errors import ConfigurationError, Reason
 from finegrain.options import TlsOptions
 from finegrain.rpc.addresses import format_address, is_loopback, parse_address
-from finegrain.rpc.channels import SERVER_OPTIONS, server_credentials
+from finegrain.rpc.channels import JOB_SECRET_HASH, SERVER_OPTIONS, server_credentials
 from finegrain.rpc.tokens import same_secret, sha256_hex
 from finegrain.v1 import job_master_pb2, job_master_pb2_grpc, slots_pb2
-
-JOB_SECRET_HASH = "finegrain-job-secret-sha256"
 
 
 class OfferServer(job_master_pb2_grpc.JobMasterServiceServicer):

@@ -74,7 +74,6 @@ TASK_EXECUTOR_ACCESS = table_of(
     user=("SubmitTask", "CancelTask", "SignalTask", "WriteTaskInput", "WatchTask", "ListTasks"),
     cluster=("AllocateSlots", "FreeSlots"),
 )
-JOB_MASTER_ACCESS = table_of("finegrain.v1.JobMasterService", user=("OfferSlots",))
 
 _LARGE = {
     "RequestResource",
@@ -114,17 +113,18 @@ class Caller:
         return self.token_kind == "cluster"
 
     def owns(self, job_secret_sha256: str) -> bool:
-        """True if the caller showed the secret with this hash."""
-        shown = sha256_hex(self.job_secret) if self.job_secret is not None else ""
-        return same_secret(shown, job_secret_sha256)
+        """True if the caller showed the secret with this hash; nobody owns what has no hash."""
+        if self.job_secret is None or not job_secret_sha256:
+            return False
+        return same_secret(sha256_hex(self.job_secret), job_secret_sha256)
 
 
 @dataclass(slots=True)
 class TokenHashes:
     """SHA-256 in hex of the tokens that a server accepts.
 
-    `user_sha256` None: no user token is accepted yet; empty: any is. It may be changed while the
-    server runs (an executor learns it when it registers).
+    `user_sha256` None or empty: no user token is accepted. It may be changed while the server runs
+    (an executor learns it when it registers).
     """
 
     cluster_sha256: str
@@ -166,9 +166,7 @@ def identify(
     shown = sha256_hex(token)
     if same_secret(shown, hashes.cluster_sha256):
         return Caller(token_kind="cluster", job_secret=secret, peer=peer)
-    if hashes.user_sha256 is None or (
-        hashes.user_sha256 and not same_secret(shown, hashes.user_sha256)
-    ):
+    if not hashes.user_sha256 or not same_secret(shown, hashes.user_sha256):
         raise Unauthenticated(
             "the token is not one of this cluster; read it anew from the resource manager's "
             "state directory",

@@ -23,6 +23,7 @@ __all__ = [
     "CHANNEL_OPTIONS",
     "DEFAULT_DEADLINE_S",
     "JOB_SECRET",
+    "JOB_SECRET_HASH",
     "MESSAGE_BYTES_MAX",
     "SERVER_OPTIONS",
     "is_loopback",
@@ -33,6 +34,8 @@ __all__ = [
 
 AUTHORIZATION = "authorization"
 JOB_SECRET = "finegrain-job-secret"
+JOB_SECRET_HASH = "finegrain-job-secret-sha256"
+"""What executors show a job master with an offer: only who knows the secret knows its hash."""
 DEFAULT_DEADLINE_S = 30.0
 MESSAGE_BYTES_MAX = 4 * 1024 * 1024
 """Largest message that a server takes in; some methods take less, see finegrain/rpc/access.py."""

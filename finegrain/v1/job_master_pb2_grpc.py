@@ -27,6 +27,10 @@ if _version_not_supported:
 
 class JobMasterServiceStub(object):
     """Takes slot offers directly from executors.
+
+    Executors show no token here, since anybody may name any address as a target. Every call carries, as metadata
+    `finegrain-job-secret-sha256`, the SHA-256 in hex of the job secret, which only the RM, its executors and the job
+    master know: refuse a call without it. Take the slot itself, and its executor's address, from WatchJob.
     """
 
     def __init__(self, channel):
@@ -44,6 +48,10 @@ class JobMasterServiceStub(object):
 
 class JobMasterServiceServicer(object):
     """Takes slot offers directly from executors.
+
+    Executors show no token here, since anybody may name any address as a target. Every call carries, as metadata
+    `finegrain-job-secret-sha256`, the SHA-256 in hex of the job secret, which only the RM, its executors and the job
+    master know: refuse a call without it. Take the slot itself, and its executor's address, from WatchJob.
     """
 
     def OfferSlots(self, request, context):
@@ -72,6 +80,10 @@ def add_JobMasterServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class JobMasterService(object):
     """Takes slot offers directly from executors.
+
+    Executors show no token here, since anybody may name any address as a target. Every call carries, as metadata
+    `finegrain-job-secret-sha256`, the SHA-256 in hex of the job secret, which only the RM, its executors and the job
+    master know: refuse a call without it. Take the slot itself, and its executor's address, from WatchJob.
     """
 
     @staticmethod

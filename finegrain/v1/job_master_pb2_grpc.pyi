@@ -20,7 +20,12 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
     ...
 
 class JobMasterServiceStub:
-    """Takes slot offers directly from executors."""
+    """Takes slot offers directly from executors.
+
+    Executors show no token here, since anybody may name any address as a target. Every call carries, as metadata
+    `finegrain-job-secret-sha256`, the SHA-256 in hex of the job secret, which only the RM, its executors and the job
+    master know: refuse a call without it. Take the slot itself, and its executor's address, from WatchJob.
+    """
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
     OfferSlots: grpc.UnaryUnaryMultiCallable[
@@ -32,7 +37,12 @@ class JobMasterServiceStub:
     """
 
 class JobMasterServiceAsyncStub:
-    """Takes slot offers directly from executors."""
+    """Takes slot offers directly from executors.
+
+    Executors show no token here, since anybody may name any address as a target. Every call carries, as metadata
+    `finegrain-job-secret-sha256`, the SHA-256 in hex of the job secret, which only the RM, its executors and the job
+    master know: refuse a call without it. Take the slot itself, and its executor's address, from WatchJob.
+    """
 
     OfferSlots: grpc.aio.UnaryUnaryMultiCallable[
         finegrain.v1.job_master_pb2.OfferSlotsRequest,
@@ -43,7 +53,12 @@ class JobMasterServiceAsyncStub:
     """
 
 class JobMasterServiceServicer(metaclass=abc.ABCMeta):
-    """Takes slot offers directly from executors."""
+    """Takes slot offers directly from executors.
+
+    Executors show no token here, since anybody may name any address as a target. Every call carries, as metadata
+    `finegrain-job-secret-sha256`, the SHA-256 in hex of the job secret, which only the RM, its executors and the job
+    master know: refuse a call without it. Take the slot itself, and its executor's address, from WatchJob.
+    """
 
     @abc.abstractmethod
     def OfferSlots(

@@ -851,7 +851,7 @@ class RegisterExecutorResponse(google.protobuf.message.Message):
     registration_number: builtins.int
     """Number of this registration, rising by one per executor. Commands and reports carry it."""
     user_token_sha256: builtins.str
-    """SHA-256 of the token that job masters show, in hex, so that the executor can check it. Empty: any."""
+    """SHA-256 of the token that job masters show, in hex, so that the executor can check it. Empty: none."""
     protocol_version: builtins.str
     """Version of this protocol that the RM speaks."""
     @property

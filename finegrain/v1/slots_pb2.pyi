@@ -264,7 +264,8 @@ class EndedSlot(google.protobuf.message.Message):
     """Its generation."""
     reason: builtins.str
     """Why: "OFFER_NOT_ACCEPTED" (the job master did not take it in time), "ORPHANED" (its job could not be
-    confirmed for `orphan_timeout`), "SLOT_BROKEN" (its group vanished or could not be restored).
+    confirmed for `orphan_timeout`), "SLOT_BROKEN" (its group vanished or could not be restored), "TERMINATED"
+    (the executor was stopped with all its slots).
     """
     def __init__(
         self,

@@ -21,14 +21,13 @@ import grpc.aio
 
 from finegrain.errors import FinegrainError, Reason
 from finegrain.logs import get_logger
-from finegrain.rpc.channels import open_channel
+from finegrain.rpc.channels import JOB_SECRET_HASH, open_channel
 from finegrain.rpc.status import error_from_rpc
 from finegrain.v1 import job_master_pb2, job_master_pb2_grpc, slots_pb2
 from task_executor.engine.slots import Slot, SlotKey, SlotState
 from task_executor.service.keeper import SlotKeeper
 from task_executor.service.messages import slot_to_proto
 
-JOB_SECRET_HASH = "finegrain-job-secret-sha256"
 CALL_S_MAX = 5.0
 PAUSE_S_MIN, PAUSE_S_MAX = 0.1, 1.0
 ITEMS_MAX = 1_000
