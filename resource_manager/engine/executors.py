@@ -53,11 +53,13 @@ def register_executor(turn: Turn, event: ExecutorRegistered) -> RegistrationAnsw
     """A new executor, or a known one that starts its conversation anew.
 
     All orders that were under way are void. The state that comes along counts as newer than
-    everything: what it shows is there, what it lacks is not.
+    everything: what it shows is there, what it lacks is not. That is why a registration that was
+    overtaken, by another attempt or by reports, is refused: it would strike slots that exist.
 
     Raises:
         AlreadyExists: another instance has this id and is not lost.
-        FailedPrecondition: the executor has seen a newer incarnation of the RM.
+        FailedPrecondition: the executor has seen a newer incarnation of the RM, or this
+            registration was overtaken.
         InvalidArgument: the state that comes along is not a full one.
     """
     state = turn.state
@@ -72,6 +74,7 @@ def register_executor(turn: Turn, event: ExecutorRegistered) -> RegistrationAnsw
     host = state.hosts.get(registration.executor_id)
     if host is not None:
         _refuse_other_instance(host, registration)
+        _refuse_overtaken(host, registration, event.report.report_number)
     was_lost = host is not None and host.executor.lost
     host = _adopt(turn, host, registration)
     taken = take_in(turn, host, event.report, returning=was_lost)
@@ -100,6 +103,20 @@ def _refuse_other_instance(host: Host, registration: Registration) -> None:
         )
 
 
+def _refuse_overtaken(host: Host, registration: Registration, report_number: int) -> None:
+    known = host.executor
+    if (
+        known.registration.instance_id == registration.instance_id
+        and report_number <= known.report_number
+    ):
+        raise FailedPrecondition(
+            f"state {report_number} of executor {host.host_id} was overtaken by state"
+            f" {known.report_number}; register again with a higher number",
+            reason=Reason.STALE_REGISTRATION,
+            details={"executor_id": host.host_id, "report_number": known.report_number},
+        )
+
+
 def _adopt(turn: Turn, host: Host | None, registration: Registration) -> Host:
     state = turn.state
     if host is None:
@@ -107,11 +124,13 @@ def _adopt(turn: Turn, host: Host | None, registration: Registration) -> Host:
         host = state.hosts[registration.executor_id] = Host.of(executor)
     else:
         executor = host.executor
+        if executor.registration.instance_id != registration.instance_id:
+            executor.report_number = 0
         executor.registration = registration
         executor.registration_number += 1
     executor.lost = False
     executor.state = ExecutorState.ACTIVE
-    executor.report_number = executor.command_number = 0
+    executor.command_number = 0
     executor.report_at_ms = turn.now_ms
     executor.report_time_ms = turn.at.time_ms
     executor.reported_available = None

@@ -162,7 +162,8 @@ def _order(host: Host, slot: Slot) -> Iterator[str]:
     if slot.state is SlotState.PENDING:
         queued = key in host.to_allocate
         sent = command is not None and command.number == slot.placed_with_command
-        if queued == sent:
+        ends = host.reported.get(key) is SlotState.FREEING  # its end has yet to be told
+        if queued == sent and not (ends and not queued):
             yield f"slot {key} is PENDING; its order queued: {queued}, in flight: {sent}"
     if slot.state is SlotState.FREEING and not (
         key in host.to_free

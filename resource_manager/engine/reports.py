@@ -58,12 +58,12 @@ def slots_reported(turn: Turn, event: SlotsReported) -> ReportAnswer:
         host is None
         or host.executor.state is not ExecutorState.ACTIVE
         or host.executor.registration.instance_id != event.instance_id
-        or host.executor.registration_number < event.registration_number
+        or host.executor.registration_number != event.registration_number
     ):
+        # Nobody waits for the answer to a report that an own registration has overtaken; whoever
+        # does wait has an older registration than we, and would be silent to us for ever.
         return ReportAnswer(register_again=True)
     executor = host.executor
-    if executor.registration_number > event.registration_number:
-        return ReportAnswer(acknowledged_report_number=executor.report_number)
     taken = take_in(turn, host, event.report)
     if taken.taken:
         executor.used = event.used

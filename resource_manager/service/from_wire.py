@@ -217,8 +217,11 @@ def report(message: slots_pb2.SlotReport, field: str) -> Report:
     slots = tuple(
         _reported_slot(each, f"{field}.slots[{index}]") for index, each in enumerate(message.slots)
     )
-    if len({slot.allocation_id for slot in slots}) != len(slots):
-        raise InvalidArgument(f"{field}.slots", f"{len(slots)} slots", "every id once")
+    # Two generations of one id may well stand on a host until the older one is freed.
+    if len({(slot.allocation_id, slot.generation) for slot in slots}) != len(slots):
+        raise InvalidArgument(
+            f"{field}.slots", f"{len(slots)} slots", "every id and generation once"
+        )
     return Report(
         report_number=message.report_number,
         rm_epoch=message.rm_epoch,

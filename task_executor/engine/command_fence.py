@@ -109,12 +109,24 @@ class CommandFence(Generic[Answer]):
 
     def record(self, numbers: CommandNumbers, answer: Answer) -> None:
         """The answer that a retry of this command gets."""
-        self._last_digest = numbers.digest
-        self._last_answer = answer
+        if self._is_current(numbers):
+            self._last_digest = numbers.digest
+            self._last_answer = answer
 
     def contained(self, numbers: CommandNumbers) -> None:
-        """The effects of this command are in the table: states from now on say so."""
-        self.command_number = numbers.command_number
+        """The effects of this command are in the table: states from now on say so.
+
+        A command may outlive its registration while it carves; the numbering of the next one is
+        none of its business.
+        """
+        if self._is_current(numbers):
+            self.command_number = numbers.command_number
+
+    def _is_current(self, numbers: CommandNumbers) -> bool:
+        return (numbers.rm_epoch, numbers.registration_number) == (
+            self.rm_epoch,
+            self.registration_number,
+        )
 
     def _repeats(self, numbers: CommandNumbers) -> bool:
         return self._last_answer is not None and numbers.digest == self._last_digest

@@ -4,6 +4,8 @@ Decides the number of each state, whether a report may say `unchanged`, and when
 a slot that ended by itself. Refuses to know how a state is sent.
 
 Numbers only ever rise, over registrations too, so that a delayed older state can never look newer.
+A restarted executor begins low; the RM then tells what it has taken in, and `continue_after` goes
+on above it.
 """
 
 from __future__ import annotations
@@ -16,6 +18,9 @@ from task_executor.engine.slots import EndedSlot, Slot, SlotKey
 
 _NUMBERS_KEPT_MAX = 1_000
 """Sent and unacknowledged states that are remembered; beyond them a report is simply full."""
+
+_LIFE_STRIDE = 1_000_000
+"""More states than one life of an executor can have under way when it ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +94,13 @@ class ReportLog:
         for key in heard:
             del self._ended[key]
         return bool(heard)
+
+    def continue_after(self, report_number: int) -> None:
+        """The RM has taken in this number, from an earlier life of this executor.
+
+        The distance keeps what that life sent last, and what is still under way, below.
+        """
+        self.report_number = max(self.report_number, report_number + _LIFE_STRIDE)
 
     def distrust(self) -> None:
         """The RM lost the base of `unchanged`, or is another one: the next state is full."""
