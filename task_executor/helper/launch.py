@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from task_executor.helper.protocol import PROTOCOL_VERSION, decode, encode, frames
-from task_executor.helper.server import socket_address
+from task_executor.helper.server import peer_uid, socket_address
 
 _ATTEMPTS, _PAUSE_S, _ANSWER_S = 20, 0.1, 5.0
 _ROOT = Path(__file__).resolve().parents[2]
@@ -103,6 +103,8 @@ def _ask(path: Path, verb: str) -> dict[str, Any] | None:
         with socket.socket(socket.AF_UNIX) as peer, socket_address(path) as address:
             peer.settimeout(_ANSWER_S)
             peer.connect(address)
+            if (uid := peer_uid(peer)) not in (0, os.geteuid()):
+                raise HelperNotStarted(f"{path} belongs to another user (uid {uid}); remove it")
             peer.sendall(encode({"id": 1, "verb": verb, "args": {}}))
             inbox = bytearray()
             while data := peer.recv(1 << 16):

@@ -30,6 +30,12 @@ _CONNECTIONS_MAX = 64
 _OUTBOX_BYTES_MAX = 16 << 20  # a peer that does not read is dropped, not stored up for
 
 
+def peer_uid(peer: Any) -> int:
+    """Who is at the other end of a connected unix socket."""
+    credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return int(struct.unpack("3i", credentials)[1])
+
+
 @contextmanager
 def socket_address(path: Path) -> Iterator[str]:
     """A name for a socket that fits into the 107 bytes of sun_path, however deep it lies."""
@@ -78,9 +84,7 @@ class FrameServer:
     def _accept(self, _events: int) -> None:
         peer, _ = self._listener.accept()
         peer.setblocking(False)
-        credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-        _pid, uid, _gid = struct.unpack("3i", credentials)
-        if uid in self.uids and len(self._connections) < _CONNECTIONS_MAX:
+        if peer_uid(peer) in self.uids and len(self._connections) < _CONNECTIONS_MAX:
             self._connections.add(_Connection(self, peer))
         else:
             peer.close()

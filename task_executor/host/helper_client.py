@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 from collections.abc import AsyncIterator
 from dataclasses import asdict
@@ -18,7 +19,7 @@ from typing import Any, Self
 from finegrain import errors
 from finegrain.errors import FinegrainError, Reason
 from task_executor.helper.protocol import FRAME_BYTES_MAX, Fault, encode
-from task_executor.helper.server import socket_address
+from task_executor.helper.server import peer_uid, socket_address
 from task_executor.host import helper_messages
 from task_executor.host.helper_messages import (
     ExitRecord,
@@ -252,6 +253,9 @@ class HelperClient:
             try:
                 with socket_address(self._path) as address:
                     reader, writer = await asyncio.open_unix_connection(address)
+                if peer_uid(writer.get_extra_info("socket")) not in (0, os.geteuid()):
+                    writer.close()
+                    raise ConnectionRefusedError("another user's")
             except OSError:
                 await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))  # noqa: S311
                 backoff_s = min(backoff_s * 2, _BACKOFF_S_MAX)

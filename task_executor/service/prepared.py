@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import socket
+import stat
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -113,8 +114,27 @@ def _socket_path(options: TaskExecutorOptions, directory: StateDirectory) -> Pat
             f"the run directory {run_dir} cannot be made: {error.strerror}; name another one",
             details={"run_dir": run_dir},
         ) from None
+    for path in (run_dir, run_dir.parent):
+        _check_ours(path)
     mark = hashlib.sha256(str(directory.path).encode()).hexdigest()[:12]
     return run_dir / f"helper-{mark}.sock"
+
+
+def _check_ours(path: Path) -> None:
+    """Who can write where the helper's socket lies can take its place, and is told of every task.
+
+    Raises:
+        ConfigurationError: it belongs to another user, or everybody may replace what is in it.
+    """
+    found = path.stat()
+    open_to_all = found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX
+    if open_to_all or found.st_uid not in (0, os.geteuid()):
+        raise ConfigurationError(
+            f"the run directory cannot be trusted: {path} belongs to uid {found.st_uid} with mode "
+            f"{stat.S_IMODE(found.st_mode):o}; it must be ours or root's and not writable for "
+            "everybody; remove it, or name another one",
+            details={"run_dir": path},
+        )
 
 
 def _host_name() -> str:

@@ -38,6 +38,7 @@ import asyncio, sys
 from finegrain.options import ListenOptions
 from finegrain.rpc.access import RESOURCE_MANAGER_ACCESS, TokenHashes
 from finegrain.rpc.server import GuardedServer
+from finegrain.rpc.tokens import sha256_hex
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
 from finegrain.v1 import resource_manager_pb2_grpc as rm_grpc
 
@@ -49,7 +50,7 @@ class Servicer(rm_grpc.ResourceManagerServiceServicer):
         await asyncio.Event().wait()
 
 async def main():
-    hashes = TokenHashes("", "")
+    hashes = TokenHashes("", sha256_hex("t" * 16))
     server = GuardedServer(ListenOptions(sys.argv[1]), RESOURCE_MANAGER_ACCESS, hashes)
     server.add(rm_grpc.add_ResourceManagerServiceServicer_to_server, Servicer())
     print(await server.start(), flush=True)

@@ -1,0 +1,59 @@
+"""Calling every method that a service declares, so that no test has to list them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from finegrain.rpc.access import Access, AccessTable
+
+
+@dataclass(frozen=True)
+class Method:
+    """One method of a descriptor, and what a table says of it."""
+
+    path: str
+    need: Access
+    client_streams: bool
+    server_streams: bool
+
+
+def methods_of(module: Any, table: AccessTable) -> Iterator[Method]:
+    """All methods of all services of a generated module. KeyError for one without a line."""
+    for service in module.DESCRIPTOR.services_by_name.values():
+        for each in service.methods:
+            path = f"/{service.full_name}/{each.name}"
+            yield Method(path, table[path], each.client_streaming, each.server_streaming)
+
+
+async def status_of_call(
+    channel: grpc.aio.Channel, method: Method, metadata: Sequence[tuple[str, str]], data: bytes
+) -> tuple[grpc.StatusCode, str]:
+    """Code and details with which a call with one raw message ends; OK for a stream that lasts."""
+    kinds: dict[tuple[bool, bool], Any] = {
+        (False, False): channel.unary_unary,
+        (False, True): channel.unary_stream,
+        (True, False): channel.stream_unary,
+        (True, True): channel.stream_stream,
+    }
+    make = kinds[method.client_streams, method.server_streams](method.path)
+    request = iter([data]) if method.client_streams else data
+    call = make(request, metadata=tuple(metadata), timeout=20)
+    try:
+        async with asyncio.timeout(10):
+            if method.server_streams:
+                async for _ in call:
+                    break
+            else:
+                await call
+    except grpc.RpcError as error:
+        refused: Any = error
+        return refused.code(), str(refused.details())
+    finally:
+        call.cancel()
+    return grpc.StatusCode.OK, ""
