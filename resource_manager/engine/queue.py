@@ -52,6 +52,7 @@ class Shape:
     heap: list[int] = field(default_factory=list)  # arrival numbers; some may have left
     cursor: Cursor = field(default_factory=Cursor)
     verdict: tuple[int, str] | None = None  # (version of the cluster, feasibility) as last judged
+    waiting: tuple[int, str] | None = None  # (state of the books, reason) as last asked
 
     def add(self, request: Request) -> None:
         """Puts a request at the place of its arrival number."""

@@ -30,7 +30,7 @@ class EngineSettings:
     # the request suits best; "spread" takes the least loaded one.
     strategy: Strategy = "pack"
     pack_candidates: int = 8  # hosts with room that "pack" compares at most; 1 is first fit
-    label_indexes_max: int = 256  # label selectors whose hosts are kept sorted out
+    label_indexes_max: int = 64  # label selectors whose hosts are kept sorted out
 
     # Requests.
     cpu_milli_min: int = 10

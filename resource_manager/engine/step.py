@@ -73,8 +73,8 @@ def step(state: State, event: Event) -> StepResult:
         FinegrainError: the event is refused as a whole; see the handler for which.
     """
     turn = Turn(state, event.at)
-    answer = _handle(turn, event)
     state.snapshot_number += 1
+    answer = _handle(turn, event)
     return StepResult(answer, turn.effects)
 
 

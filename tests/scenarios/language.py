@@ -220,7 +220,13 @@ class Stage:
         yield from ()
 
     def do_report(self, words: Words) -> Iterator[str]:
-        yield from self._report(self._executor(words))
+        unchanged = words.flag("unchanged")
+        executor = self._executor(words)
+        if not unchanged:
+            yield from self._report(executor)
+            return
+        event = replace(self.cluster.report_of(executor), report=executor.short_report())
+        yield from self._report(executor, event)
 
     def do_hold_report(self, words: Words) -> Iterator[str]:
         executor = self._executor(words)

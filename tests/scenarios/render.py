@@ -51,6 +51,8 @@ def unowned(executor_id: str, keys: tuple[tuple[str, int], ...]) -> Iterator[str
 def report_answer(executor_id: str, number: int, answer: ReportAnswer) -> Iterator[str]:
     if answer.register_again:
         yield f"{executor_id} is told to register again"
+    elif answer.send_full_report:
+        yield f"{executor_id} is asked for a full report"
     elif answer.acknowledged_report_number != number:
         yield (
             f"report {number} of {executor_id} is dropped;"

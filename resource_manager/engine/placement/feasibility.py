@@ -114,6 +114,13 @@ def _needs(shape: Shape, prefix: str) -> list[Need]:
 
 def waiting_reason(state: State, shape: Shape) -> Reason:
     """Why a shape that does not fit has to wait; the indexes must be fresh."""
+    number = state.snapshot_number
+    if shape.waiting is None or shape.waiting[0] != number:
+        shape.waiting = (number, _waiting_reason(state, shape))
+    return Reason(shape.waiting[1])
+
+
+def _waiting_reason(state: State, shape: Shape) -> Reason:
     match feasibility(state, shape):
         case Feasibility.NEVER:
             return Reason.INFEASIBLE_NEVER

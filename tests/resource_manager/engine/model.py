@@ -69,6 +69,7 @@ class ModelExecutor:
     report_number: int = 0
     command_number: int = 0
     answer: CommandAnswered | None = None
+    base: tuple[int, Any] = (0, None)  # number and content of the last state that was acknowledged
     hidden: dict[str, int] = field(default_factory=dict)  # taken by something the RM cannot know
 
     def registration(self) -> Registration:
@@ -102,13 +103,34 @@ class ModelExecutor:
             ended=tuple(self.ended),
         )
 
+    def content(self) -> Any:
+        """What makes one state equal to another."""
+        return tuple(self.slots.items()), tuple(sorted(self.available().items()))
+
+    def short_report(self) -> Report:
+        """The next numbered state, said to be equal to the last one that was acknowledged."""
+        self.report_number += 1
+        return Report(
+            self.report_number,
+            self.rm_epoch,
+            self.command_number,
+            unchanged=True,
+            base_report_number=self.base[0],
+            ended=tuple(self.ended),
+        )
+
+    def acknowledged(self, number: int) -> None:
+        """The RM has taken in the state of this number, which is the present one."""
+        self.ended = []
+        self.base = (number, self.content())
+
     def registered(self, answer: RegistrationAnswer, rm_epoch: int) -> None:
         self.rm_epoch = rm_epoch
         self.registration_number = answer.registration_number
         self.command_number = 0
         self.answer = None
-        self.ended = []
         self.drop(answer.unowned)
+        self.base = (0, None)
 
     def drop(self, keys: tuple[Key, ...]) -> None:
         for key in keys:
@@ -324,7 +346,6 @@ class ModelCluster:
 
     def register(self, executor: ModelExecutor) -> RegistrationAnswer:
         self.executors[executor.executor_id] = executor
-        executor.report_number = 0
         answer: RegistrationAnswer = self.batch(
             ExecutorRegistered(self.at, executor.registration(), executor.report())
         )
@@ -345,9 +366,16 @@ class ModelCluster:
         """Delivers a report (a new one, or one that was held back); the executor obeys."""
         event = replace(held, at=self.at) if held is not None else self.report_of(executor)
         answer: ReportAnswer = self.batch(event)
+        if answer.acknowledged_report_number == executor.report_number:
+            executor.acknowledged(executor.report_number)
         executor.drop(answer.unowned)
-        executor.ended = [] if not answer.register_again else executor.ended
         return answer
+
+    def short_report(self, executor: ModelExecutor) -> ReportAnswer:
+        """Delivers a report that repeats nothing; where that does not do, a full one follows."""
+        held = replace(self.report_of(executor), report=executor.short_report())
+        answer = self.report(executor, held)
+        return self.report(executor) if answer.send_full_report else answer
 
     def deliver(self, sent: OnTheWire, *, lose_answer: bool = False) -> None:
         """A command arrives; its answer comes back or is lost, as it is if its sender has died."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from finegrain.errors import FailedPrecondition
 from finegrain.resources import GIB, MIB, ResourceProfile, booking, subtract, total_of
 from resource_manager.engine.entities import (
     ENDED_REQUEST_STATES,
@@ -71,6 +73,7 @@ class BooksStaySound(RuleBasedStateMachine):
             EngineSettings(strategy=self.strategy, pack_candidates=2, command_items_max=3)  # type: ignore[arg-type]
         )
         self.held: list[tuple[ModelExecutor, SlotsReported]] = []
+        self.held_registrations: list[ExecutorRegistered] = []
         self.acknowledged: set[str] = set()
         self.made = 0
         for name in HOSTS:
@@ -157,7 +160,6 @@ class BooksStaySound(RuleBasedStateMachine):
     def register_while_a_command_arrives(self, name: str, data: st.DataObject) -> None:
         """The state that comes with a registration may be older than the executor's table."""
         executor = self.cluster.executors[name]
-        executor.report_number = 0
         event = ExecutorRegistered(self.cluster.at, executor.registration(), executor.report())
         sent = data.draw(st.sampled_from(self.cluster.wire))
         if sent.command.executor_id == name:
@@ -165,6 +167,27 @@ class BooksStaySound(RuleBasedStateMachine):
             executor.execute(sent.command, self.cluster.at, sent.rm_epoch)
         answer = self.cluster.batch(event)
         executor.registered(answer, self.state.rm_epoch)
+
+    @rule(name=st.sampled_from(HOSTS))
+    def hold_back_a_registration(self, name: str) -> None:
+        executor = self.cluster.executors[name]
+        report = executor.report()
+        self.held_registrations.append(
+            ExecutorRegistered(self.cluster.at, executor.registration(), report)
+        )
+
+    @precondition(lambda self: self.held_registrations)
+    @rule(data=st.data())
+    def late_registration(self, data: st.DataObject) -> None:
+        """Nobody waits for its answer; it is refused if newer states have been taken in."""
+        position = data.draw(st.integers(0, len(self.held_registrations) - 1))
+        event = replace(self.held_registrations.pop(position), at=self.cluster.at)
+        refused = ""
+        try:
+            self.cluster.batch(event)
+        except FailedPrecondition as error:
+            refused = error.reason
+        assert refused in ("", "STALE_REGISTRATION")
 
     @rule(name=st.sampled_from(HOSTS))
     def lose_the_table(self, name: str) -> None:
@@ -200,7 +223,13 @@ class BooksStaySound(RuleBasedStateMachine):
     @rule(name=st.sampled_from(HOSTS))
     def report(self, name: str) -> None:
         executor = self.cluster.executors[name]
-        if executor.registration_number and self.cluster.report(executor).register_again:
+        if executor.registration_number == 0:
+            return
+        if executor.base[1] == executor.content():
+            answer = self.cluster.short_report(executor)
+        else:
+            answer = self.cluster.report(executor)
+        if answer.register_again:
             self.cluster.register(executor)
 
     @rule(name=st.sampled_from(HOSTS))
@@ -264,6 +293,7 @@ class BooksStaySound(RuleBasedStateMachine):
 
     @rule()
     def restart_rm(self) -> None:
+        self.held_registrations.clear()  # connections end with the process
         self.cluster.restart_rm()
 
     # What must always hold.
@@ -361,9 +391,11 @@ def durable(state: State) -> dict[str, Any]:
     }
 
 
-MACHINE = settings(max_examples=60, stateful_step_count=40, suppress_health_check=list(HealthCheck))
+MACHINE = settings(
+    max_examples=150, stateful_step_count=50, suppress_health_check=list(HealthCheck)
+)
 
 TestPack = BooksStaySound.TestCase
 TestPack.settings = MACHINE
 TestSpread = BooksStaySoundSpread.TestCase
-TestSpread.settings = settings(MACHINE, max_examples=20)
+TestSpread.settings = settings(MACHINE, max_examples=50)
