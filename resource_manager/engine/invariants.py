@@ -18,7 +18,7 @@ from resource_manager.engine.entities import (
     Slot,
     SlotState,
 )
-from resource_manager.engine.host import Host
+from resource_manager.engine.host import Host, SlotKey
 from resource_manager.engine.placement.indexes import carries
 from resource_manager.engine.state import State
 
@@ -72,6 +72,9 @@ def _request(state: State, name: str, request: Request) -> Iterator[str]:
 
 
 def _jobs(state: State) -> Iterator[str]:
+    slot_keys: dict[str, set[SlotKey]] = {}
+    for key, slot in state.slots.items():
+        slot_keys.setdefault(slot.job_id, set()).add(key)
     for job in state.jobs.values():
         requests = [state.requests.get(name) for name in job.allocation_ids]
         if None in requests:
@@ -82,7 +85,7 @@ def _jobs(state: State) -> Iterator[str]:
         )
         if living != job.live_requests:
             yield f"job {job.job_id} counts {job.live_requests} live requests, there are {living}"
-        keys = {key for key, slot in state.slots.items() if slot.job_id == job.job_id}
+        keys = slot_keys.get(job.job_id, set())
         if keys != job.slot_keys:
             yield f"job {job.job_id} counts slots {sorted(job.slot_keys)}, there are {sorted(keys)}"
         if not job.trimmed_sequence <= job.last_sequence:

@@ -1,5 +1,5 @@
 """When to look at what again. Knows times and names; what is to be done when one is due,
-`upkeep.py` decides.
+`step.py` knows.
 
 A timer may ring early: whoever handles it looks at the entity's true deadline and arms it anew. So
 a lease that is renewed a thousand times costs one entry, not a thousand.

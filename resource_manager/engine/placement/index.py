@@ -39,13 +39,13 @@ class CapacityIndex:
     out of that log. `version` changes whenever positions or the log lose their meaning.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, version: int = 0) -> None:
         self.ids: list[str] = []
         self.position: dict[str, int] = {}
         self.columns: dict[str, Column] = {}
         self.sums: dict[str, int] = {}
         self.grown: list[int] = []
-        self.version = 0
+        self.version = version
         self._vectors: dict[str, dict[str, int]] = {}  # of hosts that came since the last build
         self._gone: set[str] = set()  # hosts that went since then
         self._stale = False

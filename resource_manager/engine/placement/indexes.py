@@ -13,6 +13,9 @@ from resource_manager.engine.placement.index import CapacityIndex
 from resource_manager.engine.queue import DEFAULT_SLOTS, SLOTS, Labels, WaitingQueue
 from resource_manager.engine.settings import EngineSettings
 
+_VERSIONS_APART = 1 << 40
+"""An index that was dropped and made anew must not pass for the old one with those who wait."""
+
 
 class Indexes:
     """Indexes by label selector; the empty selector's holds every host and always exists."""
@@ -20,6 +23,7 @@ class Indexes:
     def __init__(self, settings: EngineSettings) -> None:
         self._settings = settings
         self.main = CapacityIndex()
+        self._made = 0
         self._selected: dict[Labels, CapacityIndex] = {}  # most recently used last
 
     def of(self, labels: Labels, hosts: Iterable[Host]) -> CapacityIndex:
@@ -30,7 +34,8 @@ class Indexes:
             return self.main
         index = self._selected.pop(labels, None)
         if index is None:
-            index = CapacityIndex()
+            self._made += 1
+            index = CapacityIndex(self._made * _VERSIONS_APART)
             for host in hosts:
                 if carries(host, labels):
                     index.put(host.host_id, host.vector(self._settings.strategy))

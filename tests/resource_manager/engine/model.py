@@ -1,13 +1,11 @@
-"""A tiny executor and a tiny store, so that the engine can be tested as one half of a conversation.
+"""A tiny executor, so that the engine can be tested as one half of a conversation.
 
 The executor follows the rules of slots.proto and task_executor.proto (numbering, fencing, reports),
-and nothing else. The store keeps rows the way a database would: copies, each replaced by what the
-engine hands over.
+and nothing else.
 """
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,7 +18,7 @@ from finegrain.resources import (
     subtract,
     total_of,
 )
-from resource_manager.engine.effects import Changes, Effect, SendAllocate, SendFree, Snapshot
+from resource_manager.engine.effects import Effect, SendAllocate, SendFree
 from resource_manager.engine.entities import (
     EndedSlot,
     Instant,
@@ -45,6 +43,7 @@ from resource_manager.engine.events import (
 from resource_manager.engine.settings import EngineSettings
 from resource_manager.engine.state import State
 from resource_manager.engine.step import step
+from tests.resource_manager.engine.model_store import ModelStore
 
 Key = tuple[str, int]
 START_TIME_MS = 1_700_000_000_000
@@ -222,85 +221,6 @@ class OnTheWire:
 
     rm_epoch: int
     command: SendAllocate | SendFree
-
-
-class ModelStore:
-    """Rows as a database keeps them."""
-
-    def __init__(self) -> None:
-        self.jobs: dict[str, Any] = {}
-        self.requests: dict[str, Any] = {}
-        self.slots: dict[Key, Any] = {}
-        self.executors: dict[str, Any] = {}
-        self.counters: dict[str, int] = {}
-        self.job_events: dict[str, list[Any]] = {}
-        self.cluster_events: list[Any] = []
-
-    def apply(self, changes: Changes) -> None:
-        for executor_id in changes.deleted_executors:
-            self.executors.pop(executor_id, None)
-        for key in changes.deleted_slots:
-            self.slots.pop(key, None)
-        for job_id in changes.deleted_jobs:
-            self.jobs.pop(job_id, None)
-            self.job_events.pop(job_id, None)
-            for name in [n for n, row in self.requests.items() if row.job_id == job_id]:
-                del self.requests[name]
-        self.jobs.update({row.job_id: copy.copy(row) for row in changes.jobs})
-        self.requests.update({row.allocation_id: copy.copy(row) for row in changes.requests})
-        self.slots.update(
-            {(row.allocation_id, row.generation): copy.copy(row) for row in changes.slots}
-        )
-        self.executors.update({row.executor_id: copy.copy(row) for row in changes.executors})
-        self.counters.update(changes.counters)
-        for event in changes.job_events:
-            self.job_events.setdefault(event.job_id, []).append(event)
-        for job_id, sequence in changes.trimmed_job_events:
-            kept = [e for e in self.job_events.get(job_id, []) if e.sequence > sequence]
-            self.job_events[job_id] = kept
-        self.cluster_events.extend(changes.cluster_events)
-        if changes.trimmed_cluster_events is not None:
-            self.cluster_events = [
-                e for e in self.cluster_events if e.sequence > changes.trimmed_cluster_events
-            ]
-
-    def snapshot(self, rm_epoch: int) -> Snapshot:
-        """What a new incarnation reads; runtime fields are at their defaults, as after loading."""
-        return Snapshot(
-            rm_epoch=rm_epoch,
-            jobs=[_without_runtime(row) for row in self.jobs.values()],
-            requests=[copy.copy(row) for row in self.requests.values()],
-            slots=[_without_runtime(row) for row in self.slots.values()],
-            executors=[_without_runtime(row) for row in self.executors.values()],
-            counters=dict(self.counters),
-        )
-
-
-RUNTIME: dict[str, dict[str, Any]] = {
-    "Job": {
-        "lease_until_ms": 0,
-        "acknowledged_sequence": 0,
-        "allocation_ids": set,
-        "live_requests": 0,
-        "slot_keys": set,
-    },
-    "Slot": {"booked": dict, "placed_with_command": 0, "grace_ms": None},
-    "Executor": {
-        "report_number": 0,
-        "report_at_ms": 0,
-        "report_time_ms": 0,
-        "reported_available": None,
-        "command_number": 0,
-        "drain_deadline_at_ms": None,
-    },
-}
-
-
-def _without_runtime(row: Any) -> Any:
-    row = copy.copy(row)
-    for name, value in RUNTIME[type(row).__name__].items():
-        setattr(row, name, value() if callable(value) else value)
-    return row
 
 
 class ModelCluster:
