@@ -26,19 +26,25 @@ for module in (run, daemons, lists, operate, host, database, settings):
     module.register(app)
 
 
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        settings.show_version()
+        raise typer.Exit
+
+
 @app.callback()
 def _options(
-    version: Annotated[
-        bool, typer.Option("--version", help="Show the version and exit.", is_eager=True)
+    version: Annotated[  # noqa: ARG001 - its callback does it
+        bool,
+        typer.Option(
+            "--version", help="Show the version and exit.", is_eager=True, callback=_show_version
+        ),
     ] = False,
     color: Annotated[
         ColorChoice, typer.Option("--color", help="Colour: by the terminal, always or never.")
     ] = ColorChoice.AUTO,
 ) -> None:
     choose_colour(color)
-    if version:
-        settings.show_version()
-        raise typer.Exit
 
 
 def main() -> None:

@@ -15,7 +15,8 @@ from finegrain_cli.demo.report import Story, report
 from finegrain_cli.demo.story import Plan, count_words
 from finegrain_cli.local_cluster import ExecutorShare, LocalCluster
 
-EXECUTORS = ("demo-a", "demo-b")
+# Control groups carry these names: two demos at once on one host must not share them.
+EXECUTORS = (f"demo-{os.getpid()}-a", f"demo-{os.getpid()}-b")
 MEMORY_BYTES = 1024 * MIB
 SETTLE_TRIES = 100
 SETTLE_INTERVAL_S = 0.1

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 LISTENING = "0A"
 NO_PORT = "none"
+OUR_PROGRAMS = {"finegrain", "finegrain_cli", "finegrain_cli.daemon_process"}
 
 
 def examine_ports(settings: Settings) -> Iterator[Finding]:
@@ -80,20 +81,28 @@ def _bind_failed(key: str, address: str, port: int, error: OSError) -> Finding:
         fix = f"set {key} to an address of this host"
         return fail(key, f"{address}: {error.strerror or error}", fix)
     owner = _owner(port)
-    if owner and "finegrain" in owner[1]:
+    if owner and _is_ours(owner[1]):
         return ok(key, f"{address}: in use by finegrain itself (pid {owner[0]})")
-    whose = f"process {owner[0]} ({owner[1]})" if owner else "another process (of another user)"
+    whose = (
+        f"process {owner[0]} ({' '.join(owner[1])[:120]})"
+        if owner
+        else "another process (of another user)"
+    )
     return fail(key, f"{address} is in use by {whose}", f"stop it, or set {key} to another port")
 
 
-def _owner(port: int) -> tuple[int, str] | None:
+def _is_ours(words: list[str]) -> bool:
+    return any(Path(word).name in OUR_PROGRAMS for word in words)
+
+
+def _owner(port: int) -> tuple[int, list[str]] | None:
     """Pid and command line of who listens at a port, as far as we may look."""
     inodes = {inode for table in ("tcp", "tcp6") for inode in _listening(table, port)}
     marks = {f"socket:[{inode}]" for inode in inodes}
     for process in Path("/proc").iterdir():
         if process.name.isdigit() and _has_open(process, marks):
-            words = (process / "cmdline").read_bytes().replace(b"\0", b" ")
-            return int(process.name), words.decode(errors="replace").strip()[:120]
+            line = (process / "cmdline").read_bytes().decode(errors="replace")
+            return int(process.name), line.rstrip("\0").split("\0")
     return None
 
 

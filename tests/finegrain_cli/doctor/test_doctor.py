@@ -1,0 +1,161 @@
+"""`finegrain doctor` on hosts where something is wrong: what it says, and the exact fix."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from finegrain.errors import Unavailable
+from finegrain_cli.doctor.findings import Finding, Grade, examine
+from tests.support.cli import Finegrain
+
+Doctor = Callable[..., tuple[int, dict[str, Any]]]
+
+
+@pytest.fixture
+def doctor(finegrain: Finegrain, tmp_path: Path) -> Doctor:
+    """Runs it with these settings; exit code and findings by name."""
+
+    def run(rm: str = "") -> tuple[int, dict[str, Any]]:
+        listen = 'listen = "127.0.0.1:0"\nmetrics_listen = "none"\n'
+        file = tmp_path / "doctor.toml"
+        own_rm = "" if "state_dir" in rm else f'state_dir = "{tmp_path / "rm"}"\n'
+        file.write_text(
+            f"[rm]\n{own_rm}{rm}\n{'' if 'listen' in rm else listen}"
+            f'[executor]\nstate_dir = "{tmp_path / "executor"}"\n{listen}'
+        )
+        result = finegrain("doctor", "--config", str(file), "-o", "json")
+        items = json.loads(result.stdout)["items"]
+        return result.exit_code, {each["name"]: each for each in items}
+
+    return run
+
+
+def test_an_ordinary_host_fails_nowhere(doctor: Doctor) -> None:
+    exit_code, found = doctor()
+
+    assert exit_code == 0
+    assert {each["grade"] for each in found.values()} <= {"ok", "warn"}
+    assert all(each["fix"] for each in found.values() if each["grade"] != "ok")
+
+
+@contextmanager
+def listening() -> Iterator[int]:
+    """A port that another program has."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        yield taken.getsockname()[1]
+
+
+def test_a_port_in_use_names_the_process(doctor: Doctor) -> None:
+    with listening() as port:
+        exit_code, found = doctor(rm=f'listen = "127.0.0.1:{port}"\nmetrics_listen = "none"')
+
+    assert exit_code == 1
+    assert found["rm.listen"]["grade"] == "fail"
+    assert "in use by process" in found["rm.listen"]["message"]
+    assert "set rm.listen to another port" in found["rm.listen"]["fix"]
+
+
+def test_an_address_of_another_host_cannot_be_listened_at(doctor: Doctor) -> None:
+    _, found = doctor(rm='listen = "192.0.2.1:7170"\nmetrics_listen = "none"')
+
+    assert found["rm.listen"]["grade"] == "fail"
+    assert "an address of this host" in found["rm.listen"]["fix"]
+
+
+def test_a_damaged_database_is_told(doctor: Doctor, tmp_path: Path) -> None:
+    (tmp_path / "rm").mkdir()
+    (tmp_path / "rm/finegrain.db").write_bytes(b"not a database")
+
+    exit_code, found = doctor()
+
+    assert exit_code == 1
+    assert "is not an SQLite database" in found["database"]["message"]
+    assert "db restore" in found["database"]["fix"]
+
+
+def test_a_database_that_cannot_be_reached_is_told_without_its_password(doctor: Doctor) -> None:
+    url = "postgresql://me:hunter2@127.0.0.1:1/books?connect_timeout=1"
+
+    _, found = doctor(rm=f'database = "{url}"')
+
+    assert found["database"]["grade"] == "fail"
+    assert "hunter2" not in json.dumps(found)
+
+
+@pytest.mark.parametrize(
+    ("mode", "grade"),
+    [(0o600, "ok"), (0o640, "warn"), (0o644, "fail")],
+    ids=["0600", "0640", "0644"],
+)
+def test_a_token_that_others_can_read(
+    doctor: Doctor, tmp_path: Path, mode: int, grade: str
+) -> None:
+    token = tmp_path / "rm/cluster.token"
+    token.parent.mkdir()
+    token.write_text("x" * 40)
+    token.chmod(mode)
+
+    _, found = doctor()
+
+    assert found["cluster.token"]["grade"] == grade
+    assert grade == "ok" or found["cluster.token"]["fix"] == f"chmod 0600 {token}"
+
+
+def test_a_state_directory_that_cannot_be_made(doctor: Doctor, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+
+    exit_code, found = doctor(rm=f'state_dir = "{tmp_path / "file/rm"}"')
+
+    assert exit_code == 1
+    assert found["rm.state_dir"]["grade"] == "fail"
+
+
+def test_nobody_at_the_usual_place_is_a_warning_but_at_a_named_one_a_failure(
+    doctor: Doctor, finegrain: Finegrain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nobody() -> None:
+        raise Unavailable("connection refused")
+
+    monkeypatch.setattr("finegrain_cli.connection.open_cluster", nobody)
+
+    _, found = doctor()
+    named = finegrain("doctor", "--manager", "127.0.0.1:1", "-o", "json")
+
+    assert found["resource manager"]["grade"] in ("ok", "warn")
+    last = json.loads(named.stdout)["items"][-1]
+    assert last["grade"] == "fail"
+    assert "finegrain up" in last["fix"]
+    assert named.exit_code == 1
+
+
+def test_an_examination_that_breaks_is_a_finding_and_not_the_end() -> None:
+    def breaks() -> Iterator[Finding]:
+        raise OSError("the disk is on fire")
+
+    def works() -> Iterator[Finding]:
+        yield Finding("other", Grade.OK, "fine")
+
+    found = list(examine([("broken", breaks), ("other", works)]))
+
+    assert [(each.name, each.grade) for each in found] == [
+        ("broken", Grade.FAIL),
+        ("other", Grade.OK),
+    ]
+    assert "on fire" in found[0].message
+
+
+def test_the_text_puts_each_fix_below_its_finding(finegrain: Finegrain) -> None:
+    lines = finegrain("doctor", "--manager", "127.0.0.1:1").stdout.splitlines()
+
+    position = next(i for i, line in enumerate(lines) if line.startswith("FAIL  resource manager"))
+    assert lines[position + 1].strip().startswith("fix: start one: finegrain rm serve")
+    assert lines[-1].endswith("fail")
