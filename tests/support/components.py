@@ -82,6 +82,15 @@ def _cgroup_v1() -> str | None:
     return None
 
 
+def _network_namespace() -> str | None:
+    try:
+        command = ["unshare", "-n", "ip", "link", "set", "lo", "up"]
+        made = subprocess.run(command, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return "unshare (util-linux) is not in PATH"
+    return None if made.returncode == 0 else f"unshare -n: {made.stderr.strip()}"
+
+
 def _protos_generator() -> str | None:
     stamp = REPOSITORY / ".venv-protos/setup-stamp"
     return None if stamp.exists() else "the pinned generator's .venv-protos is not set up"
@@ -120,6 +129,9 @@ COMPONENTS: dict[str, Component] = {
     "root": Component(_root, "run ./dev test as root"),
     "nobody-user": Component(_nobody_user, "run ./dev test as root where a user nobody exists"),
     "cgroup-v1": Component(_cgroup_v1, "run as root on a host with writable cgroup v1"),
+    "network-namespace": Component(
+        _network_namespace, "run as root, with util-linux and iproute2 (apt-get install iproute2)"
+    ),
     "package-index": Component(_package_index, "let pip reach a package index"),
 }
 
