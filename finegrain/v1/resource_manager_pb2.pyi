@@ -644,7 +644,7 @@ class ExecutorVerdict(google.protobuf.message.Message):
     @property
     def blockers(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Stable codes of what stands in the way: "INSUFFICIENT_<DIMENSION>", "LABEL_MISMATCH", "DRAINING", "LOST",
-        "UNCONFIRMED", "SLOT_LIMIT", "TOTAL_TOO_SMALL".
+        "UNCONFIRMED", "SLOT_LIMIT", "TOTAL_TOO_SMALL", "REFUSED" (it refused this request, and is asked again later).
         """
 
     @property
@@ -803,7 +803,10 @@ class RegisterExecutorRequest(google.protobuf.message.Message):
 
     @property
     def report(self) -> finegrain.v1.slots_pb2.SlotReport:
-        """The slots that exist, numbered as report 1 of the coming registration or higher."""
+        """The slots that exist. A number that is not above every one that the RM has taken in from this instance is refused
+        with FAILED_PRECONDITION and reason "STALE_REGISTRATION"; its detail `report_number` says above which to go on, as a
+        restarted executor has to.
+        """
 
     @property
     def isolation(self) -> finegrain.v1.resources_pb2.IsolationReport:

@@ -282,9 +282,10 @@ global___EndedSlot = EndedSlot
 class SlotReport(google.protobuf.message.Message):
     """Everything one executor has allocated plus what it has available, at one moment.
 
-    `report_number` rises by one with every state that an executor puts on the wire, in reports and in the answers
-    to commands alike. The RM takes in a state only when its number is higher than the last one it took in. A
-    slot that the RM placed with a command later than `command_number` is not missing, only not there yet.
+    `report_number` rises with every state that an executor puts on the wire, in registrations, reports and the answers
+    to commands alike, and never falls while the instance lives, over registrations too. The RM takes in a state only
+    when its number is higher than the last one it took in. A slot that the RM placed with a command later than
+    `command_number` is not missing, only not there yet.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -298,7 +299,7 @@ class SlotReport(google.protobuf.message.Message):
     AVAILABLE_FIELD_NUMBER: builtins.int
     ENDED_FIELD_NUMBER: builtins.int
     report_number: builtins.int
-    """Number of this state, 1 or more, counted since the registration."""
+    """Number of this state, 1 or more."""
     rm_epoch: builtins.int
     """Highest epoch that the executor has seen."""
     command_number: builtins.int
