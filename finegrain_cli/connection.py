@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import finegrain_client
     from finegrain_client import blocking
 
+PATIENCE_S = 5.0
 TOKEN_FILES = ("cluster.token", "user.token")
 
 
@@ -65,13 +66,21 @@ def resolve_target(invocation: Invocation | None = None) -> Target:
     return Target(addresses, token_file, tls, client.insecure)
 
 
-def open_cluster() -> blocking.Cluster:
-    """A blocking client of this invocation's cluster; use it in `with`."""
+def open_cluster(budget_s: float = PATIENCE_S) -> blocking.Cluster:
+    """A blocking client of this invocation's cluster; use it in `with`.
+
+    Args:
+        budget_s: how long one call may take with all its tries; somebody is waiting for it.
+    """
     from finegrain_client import blocking
 
     target = resolve_target()
     return blocking.connect(
-        target.addresses, token_file=target.token_file, tls=target.tls, insecure=target.insecure
+        target.addresses,
+        token_file=target.token_file,
+        tls=target.tls,
+        insecure=target.insecure,
+        budget_s=budget_s,
     )
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 LISTENING = "0A"
 NO_PORT = "none"
+PATIENCE_S = 2.0
 OUR_PROGRAMS = {"finegrain", "finegrain_cli", "finegrain_cli.daemon_process"}
 
 
@@ -44,7 +45,7 @@ def examine_manager(*, named: bool) -> Iterator[Finding]:
     target = resolve_target()
     where = ", ".join(target.addresses)
     try:
-        with open_cluster() as cluster:
+        with open_cluster(budget_s=PATIENCE_S) as cluster:
             info = cluster.info()
     except Unavailable as error:
         fix = "start one: finegrain rm serve (or, to try things out: finegrain up)"

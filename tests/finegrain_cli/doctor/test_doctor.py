@@ -122,7 +122,7 @@ def test_a_state_directory_that_cannot_be_made(doctor: Doctor, tmp_path: Path) -
 def test_nobody_at_the_usual_place_is_a_warning_but_at_a_named_one_a_failure(
     doctor: Doctor, finegrain: Finegrain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def nobody() -> None:
+    def nobody(budget_s: float) -> None:
         raise Unavailable("connection refused")
 
     monkeypatch.setattr("finegrain_cli.connection.open_cluster", nobody)

@@ -1,0 +1,222 @@
+"""`finegrain up` with real processes: ready, found, used, ended; and then nothing is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from finegrain_cli.leftovers import find_leftovers
+
+pytestmark = pytest.mark.slow
+
+PATIENCE_S = 60.0
+COMMAND = (sys.executable, "-m", "finegrain_cli")
+
+
+@dataclass
+class Up:
+    """One that runs, and what it said when it was ready."""
+
+    process: subprocess.Popen[str]
+    told: dict[str, Any]
+
+    @property
+    def base(self) -> Path:
+        """Its temporary directory."""
+        return Path(self.told["state_dir"]).parent
+
+    def finegrain(self, *args: str) -> subprocess.CompletedProcess[str]:
+        """Another terminal of the same user, without any flag."""
+        return subprocess.run(
+            [*COMMAND, *args], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+        )
+
+    def end(self, number: int) -> tuple[int, str]:
+        """Sends a signal; the exit code and what was said."""
+        self.process.send_signal(number)
+        return self.wait()
+
+    def wait(self) -> tuple[int, str]:
+        """Waits for the end; the exit code and what was said."""
+        _, errors = self.process.communicate(timeout=PATIENCE_S)
+        return self.process.returncode, errors
+
+    def leftovers(self) -> list[str]:
+        """Processes, cgroups and files that should be gone."""
+        state_dir = Path(self.told["state_dir"])
+        groups = [group for group in self.groups if group.exists()]
+        files = [str(self.base)] if self.base.exists() else []
+        return [*find_leftovers(self.base, state_dir, []), *map(str, groups), *files]
+
+    @property
+    def groups(self) -> list[Path]:
+        """The executors' control groups, whether they exist or not."""
+        names = [each["executor_id"] for each in self.told["executors"]]
+        mounts = [Path("/sys/fs/cgroup"), *Path("/sys/fs/cgroup").glob("*")]
+        return [mount / "finegrain" / name for mount in mounts for name in names]
+
+
+@contextmanager
+def up(*args: str) -> Iterator[Up]:
+    """Starts it and waits until it is ready."""
+    process = subprocess.Popen(
+        [*COMMAND, "up", "-o", "json", *args],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line, process.communicate()
+        yield Up(process, json.loads(line))
+    finally:
+        with suppress(ProcessLookupError):
+            process.terminate()
+        process.communicate(timeout=PATIENCE_S)
+
+
+@contextmanager
+def busy(running: Up) -> Iterator[subprocess.Popen[str]]:
+    """A slot with a task in it that would go on for long."""
+    task = subprocess.Popen(
+        [*COMMAND, "run", "--cpu", "0.1", "--memory", "32M", "--", "sleep", "1000"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    try:
+        deadline = time.monotonic() + PATIENCE_S
+        while time.monotonic() < deadline:
+            if json.loads(running.finegrain("slots", "-o", "json").stdout)["items"]:
+                break
+        yield task
+    finally:
+        task.kill()
+        task.wait(PATIENCE_S)
+
+
+def test_two_executors_are_found_used_and_gone() -> None:
+    with up("--executors", "2") as running:
+        listed = json.loads(running.finegrain("executors", "-o", "json").stdout)["items"]
+        ran = running.finegrain("run", "--cpu", "0.1", "--memory", "32M", "--", "id", "-u")
+        with busy(running):
+            code, said = running.end(signal.SIGINT)
+
+        assert [each["state"] for each in listed] == ["ACTIVE", "ACTIVE"]
+        assert {each["executor_id"] for each in listed} == {
+            each["executor_id"] for each in running.told["executors"]
+        }
+        assert ran.stdout.strip() == str(os.geteuid())
+        assert code == 0, said
+        assert "nothing is left behind" in said
+        assert running.leftovers() == []
+        gone = running.finegrain("jobs", "--manager", running.told["address"])
+        assert gone.returncode == 7, gone.stderr
+
+
+def test_what_is_not_enforced_is_said_with_reason_and_fix() -> None:
+    process = subprocess.Popen(
+        [*COMMAND, "up", "--isolation", "none"], stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr is not None
+    lines = []
+    for line in process.stderr:
+        lines.append(line.strip())
+        if line.startswith("Ctrl-C"):
+            process.send_signal(signal.SIGINT)
+    assert process.wait(PATIENCE_S) == 0
+
+    told = [line.split(maxsplit=2)[2] for line in lines if line.startswith("not enforced")]
+    assert any("memory is booked, but a task can take more" in each for each in told)
+    because = next(line for line in lines if line.startswith("because"))
+    assert 'to have it enforced: set isolation = "auto"' in because
+    assert any(line.startswith("tasks run as") for line in lines)
+    assert lines[-1] == "stopped; nothing is left behind"
+
+
+@pytest.mark.parametrize("part", ["executor", "resource manager"])
+def test_the_death_of_a_part_ends_all_of_it(part: str) -> None:
+    with up() as running, busy(running):
+        note = json.loads(Path(running.told["rm_state_dir"], "endpoint.json").read_text())
+        pid = note["pid"] if part == "resource manager" else running.told["executors"][0]["pid"]
+        os.kill(pid, signal.SIGKILL)
+        code, said = running.wait()
+
+        assert code == 1
+        assert f"the {part}" in said
+        assert "was killed by signal 9" in said
+        assert running.leftovers() == []
+
+
+def test_a_terminal_that_goes_away_ends_it() -> None:
+    with up() as running:
+        code, _ = running.end(signal.SIGHUP)
+
+        assert code == 0
+        assert running.leftovers() == []
+
+
+def test_its_own_sudden_death_leaves_no_process() -> None:
+    with up() as running, busy(running):
+        running.end(signal.SIGKILL)
+
+        deadline = time.monotonic() + PATIENCE_S
+        left = running.leftovers()
+        while left != [str(running.base)] and time.monotonic() < deadline:
+            time.sleep(0.1)
+            left = running.leftovers()
+        assert left == [str(running.base)]
+        subprocess.run(["rm", "-r", running.base], check=True)
+
+
+def test_a_state_directory_is_taken_up_again(tmp_path: Path) -> None:
+    epochs = []
+    for _ in range(2):
+        with up("--state-dir", str(tmp_path / "kept")) as running:
+            epochs.append(json.loads(running.finegrain("status", "-o", "json").stdout)["rm_epoch"])
+            names = {each["executor_id"] for each in running.told["executors"]}
+            assert running.end(signal.SIGTERM)[0] == 0
+
+    assert epochs == [1, 2]
+    assert (tmp_path / "kept/rm/finegrain.db").is_file()
+    assert {each.name for each in (tmp_path / "kept/executors").iterdir()} == names
+
+
+def test_a_start_that_fails_says_why_and_leaves_nothing(tmp_path: Path) -> None:
+    with up() as running:
+        address = running.told["address"]
+        second = running.finegrain("up", "--listen", address, "-o", "json")
+
+    assert second.returncode == 1
+    assert f"{address} is in use" in json.loads(second.stdout)["message"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--memory", "lots"), "--memory is 'lots'"),
+        (("--executors", "0"), "--executors"),
+        (("--executors", "2", "--cpus", "60000"), "cpus is '60000'"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_bad_input_is_a_usage_error(arguments: tuple[str, ...], told: str) -> None:
+    done = subprocess.run(
+        [*COMMAND, "up", *arguments], capture_output=True, text=True, timeout=60, check=False
+    )
+
+    assert done.returncode == 2
+    assert told in done.stderr
