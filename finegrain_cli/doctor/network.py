@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 LISTENING = "0A"
 NO_PORT = "none"
 PATIENCE_S = 2.0
-OUR_PROGRAMS = {"finegrain", "finegrain_cli", "finegrain_cli.daemon_process"}
+OUR_MODULES = (["finegrain_cli"], ["finegrain_cli.daemon_process"])
 
 
 def examine_ports(settings: Settings) -> Iterator[Finding]:
@@ -93,7 +93,9 @@ def _bind_failed(key: str, address: str, port: int, error: OSError) -> Finding:
 
 
 def _is_ours(words: list[str]) -> bool:
-    return any(Path(word).name in OUR_PROGRAMS for word in words)
+    module = words[words.index("-m") + 1 :][:1] if "-m" in words else []
+    script = [Path(word).name for word in words[:2]]
+    return "finegrain" in script or module in OUR_MODULES
 
 
 def _owner(port: int) -> tuple[int, list[str]] | None:
