@@ -120,7 +120,8 @@ def _refuse_overtaken(host: Host, registration: Registration, report_number: int
 def _adopt(turn: Turn, host: Host | None, registration: Registration) -> Host:
     state = turn.state
     if host is None:
-        executor = Executor(registration, 1, first_seen_time_ms=turn.at.time_ms)
+        number = state.forgotten_registration_number + 1
+        executor = Executor(registration, number, first_seen_time_ms=turn.at.time_ms)
         host = state.hosts[registration.executor_id] = Host.of(executor)
     else:
         executor = host.executor
@@ -134,6 +135,8 @@ def _adopt(turn: Turn, host: Host | None, registration: Registration) -> Host:
     executor.report_at_ms = turn.now_ms
     executor.report_time_ms = turn.at.time_ms
     executor.reported_available = None
+    if any(refusal.active for refusal in host.refusals.values()):
+        state.indexes.log_growth(host, state.queue)
     host.start_conversation()
     host.adopt_registration()
     state.touch_cluster(host)
@@ -239,6 +242,7 @@ def forget_executor(turn: Turn, event: ForgetRequested) -> None:
         )
     for slot in list(host.slots.values()):
         vanish(turn, slot)
+    state.keep_registration_number(host.executor.registration_number)
     del state.hosts[host.host_id]
     state.dirty_hosts.pop(host.host_id, None)
     state.outbox.pop(host.host_id, None)

@@ -67,9 +67,17 @@ def confirm(
     request = state.requests[slot.allocation_id]
     state.story.move_request(request, RequestInput.CONFIRM)
     state.changes.request(request)
-    turn.host_of(slot).refusals.pop((request.spec.profile, request.spec.required_labels), None)
+    _serves(turn, turn.host_of(slot), request)
     turn.job_event(request, slot=slot)
     turn.slot_event("slot_granted", slot)
+
+
+def _serves(turn: Turn, host: Host, request: Request) -> None:
+    """Whatever the host refused of this shape is over, and others of the shape may come."""
+    key = (request.spec.profile, request.spec.required_labels)
+    refusal = host.refusals.pop(key, None)
+    if refusal is not None and refusal.active:
+        turn.state.indexes.log_growth(host, turn.state.queue)
 
 
 def reclaim(

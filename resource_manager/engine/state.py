@@ -31,6 +31,8 @@ from resource_manager.engine.transitions import Story
 
 __all__ = ["EngineSettings", "State", "Strategy"]
 
+_FORGOTTEN = "forgotten_registration_number"
+
 
 class State:
     """Jobs, requests, slots and hosts, with everything that is derived from them."""
@@ -46,6 +48,7 @@ class State:
         self.slots: dict[SlotKey, Slot] = {}
         self.hosts: dict[str, Host] = {}
         self.arrival_number = 0  # last one given, to jobs and requests alike
+        self.forgotten_registration_number = 0  # highest of all executors that were forgotten
         self.history = History(settings)
         # derived
         self.live_jobs = 0
@@ -80,6 +83,7 @@ class State:
         """
         state = cls(settings, snapshot.rm_epoch, at)
         state.arrival_number = snapshot.counters.get("arrival_number", 0)
+        state.forgotten_registration_number = snapshot.counters.get(_FORGOTTEN, 0)
         state.history.restore(snapshot.counters)
         for executor in snapshot.executors:
             state._restore_executor(executor)
@@ -117,6 +121,13 @@ class State:
         self.arrival_number += 1
         self.changes.counter("arrival_number", self.arrival_number)
         return self.arrival_number
+
+    def keep_registration_number(self, number: int) -> None:
+        """An executor is forgotten; should it come back, its commands must not pass for old
+        ones.
+        """
+        self.forgotten_registration_number = max(self.forgotten_registration_number, number)
+        self.changes.counter(_FORGOTTEN, self.forgotten_registration_number)
 
     def touch(self, host: Host) -> None:
         """A host's free capacity may have changed."""
