@@ -15,9 +15,14 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from finegrain.errors import NotFound, Reason
+from finegrain.errors import NotFound, Reason, ResourceExhausted
 from task_executor.engine.slots import SlotKey
 from task_executor.host.helper_messages import ExitRecord, TaskFault
+
+TASKS_MAX = 50_000
+RUNNING_MIN = 200  # however small the executor
+SHIM_BYTES = 3 << 20  # of a task's shim, measured; outside every slot, so it has to be bounded
+SHIMS_SHARE = 20  # one part in so many of the executor's memory may go into shims
 
 
 class TaskState(StrEnum):
@@ -146,6 +151,21 @@ class TaskBook:
                 details={"task_id": task_id},
             )
         return task
+
+    def check_room(self, memory_bytes: int) -> None:
+        """Whether an executor of this much memory takes one more task.
+
+        Raises:
+            ResourceExhausted: it keeps too many, or too many run.
+        """
+        running_max = max(RUNNING_MIN, memory_bytes // SHIMS_SHARE // SHIM_BYTES)
+        if len(self) >= TASKS_MAX:
+            why = f"this executor keeps {TASKS_MAX} tasks already; release slots that are done"
+        elif len(self) >= running_max and self.running() >= running_max:
+            why = f"{running_max} tasks run on this executor already; wait for some of them to end"
+        else:
+            return
+        raise ResourceExhausted(why, details={"tasks": len(self)}, retry_after_s=5.0)
 
     def add(self, task: Task) -> None:
         """A new task."""

@@ -23,11 +23,11 @@ from finegrain.errors import (
     NotFound,
     PermissionDenied,
     Reason,
-    ResourceExhausted,
     Unavailable,
 )
 from finegrain.ids import check_id
 from finegrain.logs import get_logger
+from finegrain.resources import MEMORY_BYTES, MEMORY_PARTS
 from finegrain.rpc.access import Caller
 from finegrain.v1 import task_executor_pb2
 from task_executor.engine.slots import Slot, SlotKey, SlotState
@@ -41,7 +41,6 @@ from task_executor.service.task_users import UserPolicy, task_environment
 LINGER_S = 60.0
 LINGER_WATCHED_S = 600.0
 ENDED_PER_SLOT_MAX = 1_000
-TASKS_MAX = 50_000
 SETTLE_S = 20.0
 INPUT_BYTES_MAX = 64 * 1024
 INPUT_PAUSE_S_MIN, INPUT_PAUSE_S_MAX = 0.005, 0.2
@@ -346,12 +345,8 @@ class TaskRunner:
             task.slot_gone_at = now
 
     def _make_room(self, key: SlotKey) -> None:
-        if len(self._book) >= TASKS_MAX:
-            raise ResourceExhausted(
-                f"this executor keeps {TASKS_MAX} tasks already; release slots that are done",
-                details={"tasks": len(self._book)},
-                retry_after_s=5.0,
-            )
+        total = self._keeper.table.share.total
+        self._book.check_room(sum(total.get(name, 0) for name in (MEMORY_BYTES, *MEMORY_PARTS)))
         in_slot = self._book.of_slot(key)
         if len(in_slot) >= ENDED_PER_SLOT_MAX:
             ended = [t for t in in_slot if t.has_ended and not t.watchers]

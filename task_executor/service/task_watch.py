@@ -17,6 +17,7 @@ from finegrain.v1 import task_executor_pb2
 from task_executor.host.task_log import Stream, read_output
 from task_executor.service.messages import task_to_proto
 from task_executor.service.task_book import Task
+from task_executor.service.task_requests import OUTPUT_LIMIT_BYTES_MAX
 
 CHUNK_BYTES = 64 * 1024
 POLL_S_MIN, POLL_S_MAX = 0.01, 0.25
@@ -40,7 +41,7 @@ async def watch_task(
     """The messages of WatchTask in task_executor.proto.
 
     Raises:
-        InvalidArgument: a negative offset.
+        InvalidArgument: an offset that no output can have.
     """
     tails = _tails(request)
     clock = asyncio.get_running_loop().time
@@ -70,8 +71,8 @@ async def watch_task(
 
 def _tails(request: task_executor_pb2.WatchTaskRequest) -> list[_Tail]:
     for field in ("stdout_offset", "stderr_offset"):
-        if getattr(request, field) < 0:
-            raise InvalidArgument(field, getattr(request, field), "0 or more")
+        if not 0 <= (offset := getattr(request, field)) <= OUTPUT_LIMIT_BYTES_MAX:
+            raise InvalidArgument(field, offset, f"0 to {OUTPUT_LIMIT_BYTES_MAX}")
     if request.no_output:
         return []
     return [

@@ -11,13 +11,21 @@ import grpc
 import grpc.aio
 import pytest
 
-from finegrain.errors import AlreadyExists, FinegrainError, PermissionDenied, Reason
+from finegrain.errors import (
+    AlreadyExists,
+    FinegrainError,
+    InvalidArgument,
+    PermissionDenied,
+    Reason,
+    ResourceExhausted,
+)
 from finegrain.rpc.access import TASK_EXECUTOR_ACCESS, Access
 from finegrain.rpc.channels import AUTHORIZATION, JOB_SECRET
 from finegrain.v1 import task_executor_pb2 as te
 from finegrain.v1 import task_executor_pb2_grpc
+from task_executor.service import task_book
 from tests.support.every_method import Method, methods_of, status_of_call
-from tests.task_executor.service.conftest import Executor
+from tests.task_executor.service.conftest import TOTAL, Executor
 from tests.task_executor.service.executor_process import ExecutorProcess
 from tests.task_executor.service.scripted_rm import (
     CLUSTER_TOKEN,
@@ -156,15 +164,44 @@ async def test_no_task_becomes_a_user_that_is_not_allowed(
     assert (status.state, status.error.reason) == (te.TASK_STATE_FAILED, "USER_NOT_ALLOWED")
 
 
-@pytest.mark.parametrize("offset", [10**9, 2**62, 2**63 - 1])
+@pytest.mark.parametrize("offset", [10**9, 2**50])
 async def test_watching_from_beyond_the_end_brings_the_end(
     rm: ScriptedRM, executor: Executor, offset: int
 ) -> None:
     await rm.allocate(allocation())
     await executor.job_master.submit("true")
+    executor.helper.write("task", b"short")
     executor.helper.end("task")
     seen = await executor.job_master.watch(stdout_offset=offset, stderr_offset=offset)
     assert (seen.is_over, seen.stdout) == (True, b"")
+
+
+async def test_offsets_that_no_output_can_have_are_refused(
+    rm: ScriptedRM, executor: Executor
+) -> None:
+    await rm.allocate(allocation())
+    await executor.job_master.submit("true")
+    executor.helper.write("task", b"short")
+    for offset in (-(2**63), -1, 2**50 + 1, 2**63 - 1):
+        with pytest.raises(InvalidArgument, match="stdout_offset"):
+            await executor.job_master.watch(stdout_offset=offset)
+
+
+async def test_so_many_tasks_may_run_that_their_shims_fit_beside_the_slots(
+    rm: ScriptedRM, executor: Executor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await rm.allocate(allocation())
+    job_master = executor.job_master
+    monkeypatch.setattr(task_book, "RUNNING_MIN", 3)
+    monkeypatch.setattr(task_book, "SHIM_BYTES", TOTAL["memory_bytes"] // 20 // 5)
+    for number in range(5):
+        await job_master.submit("true", task_id=f"task-{number}")
+    with pytest.raises(ResourceExhausted, match="5 tasks run") as refused:
+        await job_master.submit("true", task_id="one-more")
+    assert refused.value.retry_after_s
+    executor.helper.end("task-0")
+    await job_master.watch("task-0")
+    await job_master.submit("true", task_id="one-more")
 
 
 @pytest.mark.slow
