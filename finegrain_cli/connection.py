@@ -84,13 +84,21 @@ def open_cluster(budget_s: float = PATIENCE_S) -> blocking.Cluster:
     )
 
 
-def open_cluster_async() -> finegrain_client.Cluster:
-    """An asyncio client of this invocation's cluster; use it in `async with`."""
+def open_cluster_async(budget_s: float) -> finegrain_client.Cluster:
+    """An asyncio client of this invocation's cluster; use it in `async with`.
+
+    Args:
+        budget_s: how long one call may take with all its tries.
+    """
     import finegrain_client
 
     target = resolve_target()
     return finegrain_client.connect(
-        target.addresses, token_file=target.token_file, tls=target.tls, insecure=target.insecure
+        target.addresses,
+        token_file=target.token_file,
+        tls=target.tls,
+        insecure=target.insecure,
+        budget_s=budget_s,
     )
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import finegrain_client as fg
 from finegrain.errors import InvalidArgument, Reason
-from finegrain_cli.connection import open_cluster_async
+from finegrain_cli.connection import PATIENCE_S, open_cluster_async
 from finegrain_cli.exit_codes import ExitCode
 from finegrain_cli.output import say
 from finegrain_cli.units import format_bytes, format_duration
@@ -28,6 +28,7 @@ PASSED_VARIABLES = ("PATH", "LANG", "LANGUAGE", "TERM", "TZ")
 
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 OTHER_SIGNALS = (signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+OUTAGE_S = 60.0  # an outage of the resource manager that a run lives through
 QUIET_S = 1.5  # waiting for a slot is not worth a word before
 INPUT_CHUNK_BYTES = 64 * 1024
 
@@ -78,8 +79,10 @@ def run_command(options: RunOptions) -> int:
 async def _run(options: RunOptions) -> int:
     environment = environment_of(options.env)
     signals = _Signals(options.grace_s)
+    async with open_cluster_async(PATIENCE_S) as cluster:
+        await cluster.info()  # one who has mistyped the address learns it soon
     async with (
-        open_cluster_async() as cluster,
+        open_cluster_async(OUTAGE_S) as cluster,
         cluster.job(options.name, group=options.group) as job,
     ):
         request = (await job.request_slots(_spec(options)))[0]
