@@ -12,7 +12,8 @@ import json
 import os
 import resource
 import signal
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -109,25 +110,32 @@ def remove_as(uid: int, gid: int, path: str) -> int:
 
 
 def _remove_tree(path: str) -> None:
-    """Whatever depth and permissions the task gave it: what lies deeper is moved up before."""
+    """Whatever depth and permissions the task gave it: what lies deeper is moved up before. More
+    than one may be at it.
+    """
     if os.path.islink(path):  # noqa: PTH114
         return os.unlink(path)  # noqa: PTH108
-    os.chmod(path, 0o700)  # noqa: PTH101
-    os.chdir(path)
-    fresh = itertools.count()
-    mark = os.urandom(8).hex()
-    while names := os.listdir():  # noqa: PTH208
-        for name in names:
-            if os.path.islink(name) or not os.path.isdir(name):  # noqa: PTH112, PTH114
-                os.unlink(name)  # noqa: PTH108
-                continue
-            os.chmod(name, 0o700)  # noqa: PTH101
-            for entry in list(os.scandir(name)):
-                if entry.is_dir(follow_symlinks=False):
-                    os.chmod(entry.path, 0o700)  # noqa: PTH101 - else it cannot be moved
-                os.rename(entry.path, f"{mark}-{next(fresh)}")  # noqa: PTH104
-            os.rmdir(name)  # noqa: PTH106
-    return os.rmdir(path)  # noqa: PTH106
+    mark, numbers = os.urandom(8).hex(), itertools.count()
+    with suppress(FileNotFoundError):
+        os.chmod(path, 0o700)  # noqa: PTH101
+        os.chdir(path)
+        while names := os.listdir():  # noqa: PTH208
+            for name in names:
+                with suppress(FileNotFoundError):
+                    _remove_level(name, mark, numbers)
+        os.rmdir(path)  # noqa: PTH106
+    return None
+
+
+def _remove_level(name: str, mark: str, numbers: Iterator[int]) -> None:
+    if os.path.islink(name) or not os.path.isdir(name):  # noqa: PTH112, PTH114
+        return os.unlink(name)  # noqa: PTH108
+    os.chmod(name, 0o700)  # noqa: PTH101
+    for entry in list(os.scandir(name)):
+        if entry.is_dir(follow_symlinks=False):
+            os.chmod(entry.path, 0o700)  # noqa: PTH101 - else it cannot be moved
+        os.rename(entry.path, f"{mark}-{next(numbers)}")  # noqa: PTH104
+    return os.rmdir(name)  # noqa: PTH106
 
 
 def _drop_privileges(uid: int, gid: int) -> None:

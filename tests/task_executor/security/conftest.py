@@ -51,10 +51,12 @@ async def nobody(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[HostOfNobody]
     )
     pid = start_helper(config)
     host = HostOfNobody(config, pid, await HelperClient.connect(config.socket_path))
-    yield host
-    left = await host.clean_up()
-    await host.client.close()
-    assert (left.slots, left.tasks) == ([], [])
-    assert leftover_groups(config.executor_id) == []
-    assert not list(scratch.glob("finegrain-task-*"))
-    shutil.rmtree(place)
+    try:
+        yield host
+        left = await host.clean_up()
+        assert (left.slots, left.tasks) == ([], [])
+        assert leftover_groups(config.executor_id) == []
+        assert not list(scratch.glob("finegrain-task-*"))
+    finally:
+        await host.client.close()
+        shutil.rmtree(place)

@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from finegrain.errors import FinegrainError, Reason
+from task_executor.helper.child import remove_as
 from tests.task_executor.helper.conftest import PATIENCE_S, alive, eventually
 from tests.task_executor.security.conftest import DAEMON_SECRET, HostOfNobody
 
@@ -151,6 +153,17 @@ os.chmod(".", 0)
     await nobody.client.forget_task("task")
     assert not list(Path(str(nobody.config.scratch_root)).iterdir())
     assert Path("/etc/passwd").exists()
+
+
+def test_two_who_remove_the_same_tree_do_not_stop_each_other() -> None:
+    tree = Path(tempfile.mkdtemp(prefix="fg-security-"))
+    for number in range(300):
+        (tree / f"{number}/inner/most").mkdir(parents=True)
+        (tree / f"{number}/inner/file").touch()
+    pids = [remove_as(os.getuid(), os.getgid(), str(tree)) for _ in range(3)]
+    for pid in pids:
+        os.waitpid(pid, 0)
+    assert not tree.exists()
 
 
 async def test_who_tidies_up_for_a_task_cannot_be_used_by_another(nobody: HostOfNobody) -> None:

@@ -72,6 +72,7 @@ class ExecutorProcess:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", _PROGRAM, json.dumps(told | self.options | changes)],
                 cwd=REPOSITORY,
+                env=os.environ | {"TMPDIR": str(self.folder)},  # of tasks; it ends with us
                 stdout=log,
                 stderr=log,
             )
