@@ -23,7 +23,7 @@ from finegrain_cli.local_cluster import ExecutorShare, LocalCluster
 from tests.support.components import REPOSITORY
 
 T = TypeVar("T")
-PATIENCE_S = 60.0
+PATIENCE_S = 20.0
 FINEGRAIN = (sys.executable, "-m", "finegrain_cli")
 
 
@@ -283,7 +283,17 @@ class Daemons:
         daemon = Daemon(
             self._bare,
             self.folder / name,
-            *("executor", "serve", *here, *addresses, *share, *token, *as_root, *more),
+            *(
+                "executor",
+                "serve",
+                *here,
+                *addresses,
+                *share,
+                *token,
+                *as_root,
+                "--stop-tasks-on-exit",
+                *more,
+            ),
         )
         self.executors.append(daemon)
         return daemon
@@ -306,9 +316,8 @@ class Daemons:
         for daemon in self.executors:
             if daemon.process is None:
                 continue
-            if daemon.runs():
-                daemon.kill()
-            daemon.start("--stop-tasks-on-exit")  # takes up what there is, to give it back
+            if not daemon.runs():
+                daemon.start()  # takes up what there is, to give it back
             daemon.endpoint()
             daemon.process.terminate()
         for daemon in self.executors:

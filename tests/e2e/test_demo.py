@@ -1,0 +1,72 @@
+"""`./dev demo`: a real job on a small cluster, with books at zero at its end."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.driving import Cli, Outcome, finish, python
+
+pytestmark = pytest.mark.alone  # it has to be done in half a minute
+
+BROKEN = """
+import sys
+from collections import Counter
+from finegrain_cli.demo import __main__ as demo, wordcount
+wordcount.count_words = lambda paths: Counter(surprise=1)
+sys.exit(demo.main())
+"""
+
+
+def _run(home: Path, *command: str) -> Outcome:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return finish(subprocess.Popen(command, env=Cli(home).environment(), **pipes), 120)
+
+
+@pytest.fixture(scope="module")
+def demo(home: Path) -> tuple[Outcome, float]:
+    """How the demo ended, and how many seconds it took."""
+    started = time.monotonic()
+    return _run(home, sys.executable, "-m", "finegrain_cli.demo"), time.monotonic() - started
+
+
+def test_it_ends_well_with_books_at_zero(demo: tuple[Outcome, float]) -> None:
+    outcome, took_s = demo
+    assert outcome.code == 0, outcome.text + outcome.stderr
+    assert "the books are at zero, no process and no cgroup is left" in outcome.text
+    assert took_s < 30
+
+
+def test_it_shows_what_the_cluster_can_do(demo: tuple[Outcome, float]) -> None:
+    text = demo[0].stderr + demo[0].text
+    for words in ("carved 16 slots of 16 sizes", "WAITING_CAPACITY", "would fit now if", "drained"):
+        assert words in text
+    report = text[text.index("TASK ") :].splitlines()
+    assert report[0].split() == [
+        "TASK",
+        "EXECUTOR",
+        "CPU",
+        "MEMORY",
+        "PEAK",
+        "CPU",
+        "TIME",
+        "ENDED",
+    ]
+    assert sum(line.startswith("map ") and line.endswith(" ok") for line in report) == 16
+    assert sum(line.startswith("reduce ") and line.endswith(" ok") for line in report) == 3
+
+
+@pytest.mark.needs("cgroup-v1")
+def test_it_shows_a_memory_limit_that_holds(demo: tuple[Outcome, float]) -> None:
+    assert "used up the slot's memory" in demo[0].stderr
+
+
+def test_any_mismatch_is_an_exit_code(home: Path) -> None:
+    outcome = _run(home, *python(BROKEN))
+    assert outcome.code == 1
+    assert "1 mismatches" in outcome.text
+    assert "the cluster counted other words than one process does" in outcome.text

@@ -1,0 +1,223 @@
+"""Daemons that are killed and come back: what was acknowledged holds, what runs goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import finegrain_client as fg
+from tests.e2e.driving import Daemons, eventually, finish, helper_pid, json_lines, unique
+from tests.support.postgresql import PostgresqlServer
+
+pytestmark = pytest.mark.slow
+
+TICKER = "i=0; while [ $i -lt 60 ]; do i=$((i+1)); echo $i; sleep 0.05; done; exit 7"
+TICKS = b"".join(b"%d\n" % number for number in range(1, 61))
+
+
+@pytest.fixture(scope="module")
+def postgresql_server() -> Iterator[PostgresqlServer]:
+    """A server that lives as long as this module."""
+    server = PostgresqlServer()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(
+    params=["sqlite", pytest.param("postgresql", marks=pytest.mark.needs("postgresql"))]
+)
+def daemons(request: pytest.FixtureRequest, home: Path) -> Iterator[Daemons]:
+    """Daemons over each kind of database."""
+    database = ""
+    if request.param == "postgresql":
+        server: PostgresqlServer = request.getfixturevalue("postgresql_server")
+        database = server.url(server.create_database())
+    made = Daemons(home, database)
+    yield made
+    made.clean_up()
+
+
+@pytest.fixture
+def on_sqlite(home: Path) -> Iterator[Daemons]:
+    """Where the database makes no difference."""
+    made = Daemons(home)
+    yield made
+    made.clean_up()
+
+
+def started(daemons: Daemons, *names: str) -> None:
+    daemons.manager.start()
+    daemons.manager.endpoint()
+    for name in names:
+        daemons.executor(name).start()
+    daemons.await_executors(*names)
+
+
+def epoch(daemons: Daemons) -> int:
+    return int(daemons.cli.json("status")["rm_epoch"])
+
+
+async def test_a_killed_resource_manager_comes_back_as_if_nothing_had_been(
+    daemons: Daemons,
+) -> None:
+    name = unique("e2e-stays")
+    started(daemons, name)
+    first_epoch = epoch(daemons)
+    async with daemons.connect() as cluster, cluster.job("lives on") as job:
+        events = job.events()
+        held, patient = await job.request_slots(
+            [fg.SlotSpec(cpu_milli=600), fg.SlotSpec(cpu_milli=700)]
+        )
+        slot = await held.granted(30)
+        task = await slot.run(["sh", "-c", TICKER])
+        daemons.manager.kill()
+        executor = daemons.executors[0].process
+        assert executor is not None
+        assert executor.poll() is None
+        daemons.manager.start()
+        daemons.manager.endpoint()
+        result = await task.wait(60)  # it never noticed
+        assert (result.stdout, result.exit_code) == (TICKS, 7)
+        daemons.await_executors(name)
+        assert epoch(daemons) > first_epoch
+        books = {each.allocation_id: each.state for each in await cluster.requests()}
+        assert books == {held.allocation_id: "GRANTED", patient.allocation_id: "PENDING"}
+        await slot.release()
+        again = await patient.granted(60)
+        await again.release()
+        told = [await anext(events) for _ in range(4)]
+        assert [event.sequence for event in told] == [1, 2, 3, 4]
+        assert [event.state for event in told][:2] == ["GRANTED", "RELEASED"]
+    daemons.cli.settle()
+
+
+async def test_what_was_acknowledged_just_before_the_kill_is_kept(daemons: Daemons) -> None:
+    name = unique("e2e-kept")
+    started(daemons, name)
+    async with daemons.connect() as cluster:
+        async with cluster.job("many", detached=True) as job:
+            requests = await job.request_slots(fg.SlotSpec(cpu_milli=900, count=500))
+            daemons.manager.kill()
+        daemons.manager.start()
+        daemons.manager.endpoint()
+        known = {each.allocation_id for each in await cluster.requests()}
+        assert known == {each.allocation_id for each in requests}
+        async with cluster.attach_job(job.job_id, job.secret) as job:
+            await job.end(grace_s=0)
+    daemons.await_executors(name)
+    daemons.cli.settle()
+
+
+def test_a_planned_restart_says_nothing_to_those_who_watch(on_sqlite: Daemons) -> None:
+    name = unique("e2e-watched")
+    started(on_sqlite, name)
+    watch = on_sqlite.cli.start("events", "--watch", "-o", "jsonl")
+    assert watch.stdout is not None
+    seen = watch.stdout.readline()
+    assert on_sqlite.manager.stop() == 0
+    on_sqlite.manager.start()
+    on_sqlite.manager.endpoint()
+    on_sqlite.await_executors(name)
+    mark = unique("after-the-restart")
+    with on_sqlite.cli.client() as cluster, cluster.job(mark):
+        while mark.encode() not in seen:
+            line = watch.stdout.readline()
+            assert line, finish(watch).stderr
+            seen += line
+    watch.send_signal(signal.SIGINT)
+    finish(watch)
+    numbers = [event["sequence"] for event in json_lines(seen)]
+    assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+
+
+def test_books_of_the_past_command_nobody(on_sqlite: Daemons) -> None:
+    """A database put back from a copy has an older epoch: what executors know is newer, so nothing
+    of theirs may be touched before an operator has said so."""
+    name = unique("e2e-epoch")
+    started(on_sqlite, name)
+    assert on_sqlite.manager.stop() == 0
+    rm = on_sqlite.manager.state_dir
+    copies = {path: path.read_bytes() for path in rm.glob("*.db*")}
+    assert copies
+    for _ in range(2):
+        on_sqlite.manager.start()
+        on_sqlite.manager.endpoint()
+        on_sqlite.await_executors(name)
+        last_epoch = epoch(on_sqlite)
+        assert on_sqlite.manager.stop() == 0
+    for path in rm.glob("*.db*"):
+        path.unlink()
+    for path, content in copies.items():
+        path.write_bytes(content)
+    on_sqlite.manager.start()
+    on_sqlite.manager.endpoint()
+    assert epoch(on_sqlite) < last_epoch
+    executor = on_sqlite.executors[0]
+    eventually(
+        lambda: "STALE_EPOCH" in executor.log and "STALE_EPOCH" in on_sqlite.manager.log,
+        "both say that the epoch is stale",
+    )
+    (listed,) = on_sqlite.cli.items("executors")
+    assert listed["state"] == "UNCONFIRMED"
+    assert on_sqlite.cli.run("--allow-pending", "--wait-timeout", "1s", "--", "true").code == 125
+
+
+async def test_a_killed_executor_loses_neither_task_nor_output_nor_exit_status(
+    on_sqlite: Daemons,
+) -> None:
+    name = unique("e2e-front")
+    started(on_sqlite, name)
+    (executor,) = on_sqlite.executors
+    async with on_sqlite.connect() as cluster, cluster.job("front") as job:
+        (request,) = await job.request_slots(fg.SlotSpec(cpu_milli=200))
+        slot = await request.granted(30)
+        task = await slot.run(["sh", "-c", TICKER], output="stream")
+        seen = b""
+        async for chunk in task.output():
+            seen += chunk.data
+            if chunk.offset == 0:
+                executor.kill()
+                executor.start()
+        result = await task.wait(60)
+        assert (seen, result.exit_code) == (TICKS, 7)
+        assert not slot.is_lost
+        assert (await (await slot.run(["echo", "same slot"])).wait(60)).check().ok
+        (listed,) = await cluster.slots()
+        assert (listed.generation, listed.state) == (1, "ALLOCATED")
+
+
+async def test_a_task_that_ended_meanwhile(on_sqlite: Daemons) -> None:
+    name = unique("e2e-meanwhile")
+    started(on_sqlite, name)
+    (executor,) = on_sqlite.executors
+    async with on_sqlite.connect() as cluster, cluster.job("meanwhile") as job:
+        (request,) = await job.request_slots(fg.SlotSpec(cpu_milli=200))
+        slot = await request.granted(30)
+        task = await slot.run(["sh", "-c", "echo here; sleep 0.3; echo there; exit 5"])
+        executor.kill()
+        record = executor.state_dir / "helper" / "tasks" / task.task_id / "exit.json"
+        eventually(record.exists, "it ends")
+        executor.start()
+        result = await task.wait(60)
+        assert (result.stdout, result.exit_code) == (b"here\nthere\n", 5)
+
+
+async def test_a_killed_helper_loses_nothing(on_sqlite: Daemons) -> None:
+    name = unique("e2e-helper")
+    started(on_sqlite, name)
+    (executor,) = on_sqlite.executors
+    async with on_sqlite.connect() as cluster, cluster.job("helper") as job:
+        (request,) = await job.request_slots(fg.SlotSpec(cpu_milli=200))
+        slot = await request.granted(30)
+        task = await slot.run(["sh", "-c", TICKER])
+        helper = helper_pid(executor)
+        os.kill(helper, signal.SIGKILL)
+        result = await task.wait(60)
+        assert (result.stdout, result.exit_code) == (TICKS, 7)
+        assert eventually(lambda: helper_pid(executor), "another helper") != helper
+        assert (await (await slot.run(["echo", "same slot"])).wait(60)).check().ok
+    on_sqlite.cli.settle()
