@@ -53,6 +53,7 @@ class ExecutorProcess:
         return (self.folder / "log").read_text()
 
     def start(self, **changes: Any) -> None:
+        self.folder.chmod(0o711)  # other users' tasks have their scratch in it
         token = self.folder / "cluster.token"
         token.write_text(CLUSTER_TOKEN)
         token.chmod(0o600)
@@ -72,7 +73,7 @@ class ExecutorProcess:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", _PROGRAM, json.dumps(told | self.options | changes)],
                 cwd=REPOSITORY,
-                env=os.environ | {"TMPDIR": str(self.folder)},  # of tasks; it ends with us
+                env=os.environ | {"TMPDIR": str(self.folder)},  # scratch ends with us
                 stdout=log,
                 stderr=log,
             )
