@@ -93,6 +93,7 @@ class Host:
     booked: dict[str, int] = field(default_factory=dict)
     unreported: dict[str, int] = field(default_factory=dict)  # booked by slots not in `reported`
     reported: dict[SlotKey, SlotState] = field(default_factory=dict)  # of the last state taken in
+    unowned: tuple[SlotKey, ...] = ()  # shown by that state, and nobody's
     contained_command: int = 0  # last command that state contains
     in_flight: Command | None = None
     to_allocate: dict[SlotKey, None] = field(default_factory=dict)
@@ -140,6 +141,7 @@ class Host:
     def start_conversation(self) -> None:
         """Orders under way are void, and nothing has been reported yet. Slots stay booked."""
         self.reported = {}
+        self.unowned = ()
         self.contained_command = 0
         self.in_flight = None
         self.to_allocate.clear()

@@ -9,7 +9,8 @@ The rules:
 4. A missing slot that was being freed is gone. A missing one that was wanted is lost, and its job
    master is told.
 5. A slot that the state shows and the books do not know, or know as an older generation, is owned
-   by nobody: the executor is told to free it.
+   by nobody: the executor is told to free it, with every report until a state lacks it. (The state
+   may have come with a command's answer, to which nothing can be answered.)
 6. A slot that its request waits for again, because the executor was lost, is taken back when the
    executor returns with it before the request was placed anew.
 """
@@ -119,7 +120,7 @@ def take_in(
     if report.unchanged:
         if news:
             settle(turn, host)
-        return TakenIn(taken=True)
+        return TakenIn(taken=True, unowned=host.unowned)
     reported = {(slot.allocation_id, slot.generation): slot for slot in report.slots}
     host.reported = {key: slot.state for key, slot in reported.items()}
     executor.reported_available = dict(report.available)
@@ -134,12 +135,12 @@ def take_in(
         turn.state.indexes.log_growth(host, turn.state.queue)
     for slot in broken:
         remember_refusal(turn, host, slot)
-    unowned = tuple(
+    host.unowned = tuple(
         key
         for key, seen in reported.items()
         if key not in host.slots and seen.state is not SlotState.FREEING
     )
-    return TakenIn(taken=True, unowned=unowned)
+    return TakenIn(taken=True, unowned=host.unowned)
 
 
 def settle(turn: Turn, host: Host) -> None:

@@ -4,8 +4,8 @@ Decides the number of each state, whether a report may say `unchanged`, and when
 a slot that ended by itself. Refuses to know how a state is sent.
 
 Numbers only ever rise, over registrations too, so that a delayed older state can never look newer.
-A restarted executor begins low; the RM then tells what it has taken in, and `continue_after` goes
-on above it.
+Every life of an executor has a range of its own. Should the count of lives be lost with the
+checkpoint, the RM tells what it has taken in, and `continue_after` goes on above it.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from task_executor.engine.slots import EndedSlot, Slot, SlotKey
 _NUMBERS_KEPT_MAX = 1_000
 """Sent and unacknowledged states that are remembered; beyond them a report is simply full."""
 
-_LIFE_STRIDE = 1_000_000
-"""More states than one life of an executor can have under way when it ends."""
+_LIFE_STRIDE = 1 << 40
+"""More states than one life of an executor sends; 8 million lives fit into 63 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +94,10 @@ class ReportLog:
         for key in heard:
             del self._ended[key]
         return bool(heard)
+
+    def begin_life(self, starts: int) -> None:
+        """Numbers go on above those of the lives before this start (1, 2, ...)."""
+        self.report_number = max(self.report_number, starts * _LIFE_STRIDE)
 
     def continue_after(self, report_number: int) -> None:
         """The RM has taken in this number, from an earlier life of this executor.

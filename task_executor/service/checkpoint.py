@@ -44,6 +44,7 @@ class SavedState:
     boot_id: str = ""
     slots: tuple[dict[str, Any], ...] = ()
     ended: tuple[dict[str, Any], ...] = ()
+    starts: int = 0  # of fronts with this identity; separates the numbers of their reports
 
 
 @dataclass(slots=True)
@@ -138,6 +139,7 @@ class StateDirectory:
                 "instance_id": state.instance_id,
                 "rm_epoch": state.rm_epoch,
                 "boot_id": state.boot_id,
+                "starts": state.starts,
                 "slots": list(state.slots),
                 "ended": list(state.ended),
             },
@@ -264,6 +266,7 @@ def _parse_state(content: dict[str, Any]) -> SavedState:
             instance_id=content["instance_id"],
             rm_epoch=int(content["rm_epoch"]),
             boot_id=content["boot_id"],
+            starts=int(content.get("starts", 0)),
             slots=tuple(content["slots"]),
             ended=tuple(content["ended"]),
         )

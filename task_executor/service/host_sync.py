@@ -39,6 +39,8 @@ async def recover(keeper: SlotKeeper, saved: SavedState) -> None:
     Slots of an earlier boot are gone with it; slots that were being freed are freed on.
     """
     keeper.fence.raise_epoch(saved.rm_epoch)
+    keeper.starts = saved.starts + 1
+    keeper.reports.begin_life(keeper.starts)
     for ended in saved.ended:
         keeper.reports.ended(EndedSlot(SlotKey(*ended["key"]), ended["reason"]))
     state = await keeper.helper.inspect()

@@ -62,6 +62,7 @@ class SlotKeeper:
         self.default_grace_ms = default_grace_ms
         self.tasks = TaskBook()
         self.reports = ReportLog()
+        self.starts = 0  # of fronts with this identity, this one included
         self.fence: CommandFence[Any] = CommandFence()
         self.on_change: Callable[[], None] = lambda: None  # wakes the report loop
         self.on_gone: Callable[[SlotKey], None] = lambda _key: None  # the slot's tasks may go
@@ -99,6 +100,7 @@ class SlotKeeper:
             instance_id=self.identity.instance_id,
             rm_epoch=max(self.fence.rm_epoch, self._epoch_to_save),
             boot_id=self.identity.boot_id,
+            starts=self.starts,
             slots=tuple(slot.to_dict() for slot in self.table.visible()),
             ended=tuple(
                 {"key": list(ended.key), "reason": ended.reason}

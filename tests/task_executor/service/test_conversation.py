@@ -26,7 +26,8 @@ async def test_a_registration_tells_everything(rm: ScriptedRM, executor: Executo
     assert (told.total.cpu_milli, told.total.memory_bytes) == tuple(TOTAL.values())
     assert told.default_slot_profile.cpu_milli > 0
     assert told.topology.online_cpus
-    assert (told.report.report_number, told.report.available) == (1, told.total)
+    assert told.report.report_number > 0
+    assert told.report.available == told.total
     assert (told.boot_id, told.isolation.driver, told.shared_cpus) == ("boot", "v1", "0-3")
     assert told.protocol_version == "1.0"
 
@@ -36,7 +37,8 @@ async def test_reports_come_at_the_interval_and_say_that_nothing_changed(
 ) -> None:
     await eventually(lambda: len(rm.reports) >= 4, "some reports come")
     numbers = [report.report.report_number for report in rm.reports]
-    assert numbers == list(range(2, 2 + len(numbers)))
+    first = rm.registered.report.report_number + 1
+    assert numbers == list(range(first, first + len(numbers)))
     assert all(report.report.unchanged for report in rm.reports)
     assert rm.reports[2].report.base_report_number == numbers[1]
     assert rm.reports[0].registration_number == 1
