@@ -23,8 +23,7 @@ from finegrain_cli.local_cluster import ExecutorShare, LocalCluster
 from tests.support.components import REPOSITORY
 
 T = TypeVar("T")
-PATIENCE_S = 20.0
-FINEGRAIN = (sys.executable, "-m", "finegrain_cli")
+PATIENCE_S = 60.0
 
 
 def eventually(look: Callable[[], T], what: str, patience_s: float = PATIENCE_S) -> T:
@@ -63,6 +62,7 @@ class Cli:
     token_file: Path | None = None
     extra: Mapping[str, str] = field(default_factory=dict)
     popen: Mapping[str, Any] = field(default_factory=dict)
+    python: str = sys.executable
 
     def environment(self) -> dict[str, str]:
         kept = {
@@ -83,7 +83,7 @@ class Cli:
         """The command, running; by default with pipes for its output and nothing to read."""
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         options = {"cwd": self.home, "env": self.environment(), **pipes, **self.popen, **popen}
-        return subprocess.Popen([*FINEGRAIN, *args], **options)
+        return subprocess.Popen([self.python, "-m", "finegrain_cli", *args], **options)
 
     def __call__(
         self, *args: str, stdin: bytes = b"", patience_s: float = PATIENCE_S, **popen: Any
