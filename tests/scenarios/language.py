@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 from finegrain.errors import FinegrainError
 from finegrain.resources import MIB, ResourceProfile
 from resource_manager.engine.entities import RequestSpec
 from resource_manager.engine.events import (
     DrainRequested,
+    ExecutorRegistered,
     ForgetRequested,
     ItemOutcome,
     JobEndRequested,
@@ -85,7 +87,9 @@ class Stage:
     # The stage itself.
 
     def do_settings(self, words: Words) -> Iterator[str]:
-        numbers = {name: int(v) if v.isdigit() else v for name, v in words.values.items()}
+        numbers: dict[str, Any] = {
+            name: int(v) if v.isdigit() else v for name, v in words.values.items()
+        }
         words.values.clear()
         self.cluster = ModelCluster(replace(EngineSettings(), **numbers))
         yield from ()
@@ -195,6 +199,23 @@ class Stage:
         executor.slots.clear()
         yield from self._register(executor)
 
+    def do_registration(self, words: Words) -> Iterator[str]:
+        yield f"registration {self._executor(words).registration_number} of {words.subjects[0]}"
+
+    def do_hold_registration(self, words: Words) -> Iterator[str]:
+        executor = self._executor(words)
+        self.held[executor.executor_id] = ExecutorRegistered(
+            self.cluster.at, executor.registration(), executor.report()
+        )
+        yield from ()
+
+    def do_late_registration(self, words: Words) -> Iterator[str]:
+        executor = self._executor(words)
+        answer = self.cluster.batch(self.held.pop(executor.executor_id))  # type: ignore[arg-type]
+        executor.registered(answer, self.cluster.state.rm_epoch)
+        yield from render.unowned(executor.executor_id, answer.unowned)
+        yield from self._effects()
+
     def do_deliver(self, words: Words) -> Iterator[str]:
         self.cluster.deliver(self._sent(words.subjects[0]))
         yield from self._effects()
@@ -252,6 +273,12 @@ class Stage:
         """A slot ends by itself; the next report says so."""
         name, generation = words.values.pop("slot"), words.number("generation", 1)
         self._executor(words).end((name, generation), words.values.pop("reason"))
+        yield from ()
+
+    def do_comes_down(self, words: Words) -> Iterator[str]:
+        """A slot is taken down without an order."""
+        executor = self._executor(words)
+        executor.free((words.values.pop("slot"), words.number("generation", 1)))
         yield from ()
 
     def do_gone(self, words: Words) -> Iterator[str]:

@@ -168,7 +168,7 @@ class ModelExecutor:
         if isinstance(effect, SendAllocate):
             outcomes = tuple(self._carve(order.slot) for order in effect.orders)
         else:
-            outcomes = tuple(self._free((name, gen)) for name, gen, _ in effect.slots)
+            outcomes = tuple(self.free((name, gen)) for name, gen, _ in effect.slots)
         self.answer = CommandAnswered(
             at,
             self.executor_id,
@@ -200,7 +200,8 @@ class ModelExecutor:
         )
         return ItemOutcome(slot.allocation_id)
 
-    def _free(self, key: Key) -> ItemOutcome:
+    def free(self, key: Key) -> ItemOutcome:
+        """Takes a slot down, slowly if that is its way."""
         slot = self.slots.get(key)
         if slot is not None and self.frees_slowly:
             self.slots[key] = _freeing(slot)

@@ -101,6 +101,18 @@ def test_a_registration_of_an_older_epoch_is_refused() -> None:
     assert error.value.reason is Reason.STALE_EPOCH
 
 
+def test_a_command_that_outlives_its_registration_leaves_the_next_numbering_alone() -> None:
+    fence: CommandFence[str] = CommandFence()
+    fence.register(1, 1)
+    slow = numbers(1, 1, 1, "slow")
+    assert fence.admit(slow) is None
+    fence.register(1, 2)
+    fence.contained(slow)
+    fence.record(slow, "late")
+    assert fence.command_number == 0
+    assert fence.admit(numbers(1, 2, 1, "next")) is None
+
+
 class Fence(RuleBasedStateMachine):
     """Commands, repetitions and strays in any order: each takes effect at most once, in order."""
 

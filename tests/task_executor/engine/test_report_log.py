@@ -101,3 +101,12 @@ def test_slots_that_are_being_carved_are_not_told_and_not_missing() -> None:
     state = host.full()
     assert state.slots == ()
     assert state.available["cpu_milli"] == 1000
+
+
+def test_no_life_of_an_executor_counts_where_an_earlier_one_did() -> None:
+    first, second, third = Host(), Host(), Host()
+    first.log.begin_life(1)
+    second.log.begin_life(2)
+    assert first.full().report_number < second.full().report_number
+    third.log.continue_after(second.log.report_number)
+    assert third.full().report_number > second.full().report_number

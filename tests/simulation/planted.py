@@ -1,0 +1,180 @@
+"""Bugs on purpose. The suite's seeds must find every one of them, or they prove little.
+
+Each entry plants one bug by patching the engines; see `test_simulation.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from finegrain.errors import Reason
+from resource_manager.engine import commands, executors, jobs, moves, reports, requests, step
+from resource_manager.engine.changes import ChangeTracker
+from resource_manager.engine.entities import Job, Request, RequestState, Slot
+from resource_manager.engine.events import CommandUndelivered
+from resource_manager.engine.host import Host
+from resource_manager.engine.queue import WaitingQueue
+from resource_manager.engine.turn import Turn
+from task_executor.engine.command_fence import CommandFence
+from task_executor.engine.slot_table import SlotTable
+from task_executor.engine.slots import Slot as TableSlot
+from task_executor.engine.slots import SlotKey
+
+Patch = pytest.MonkeyPatch
+
+
+def late_report_frees_a_pending_slot(patch: Patch) -> None:
+    """Whatever a report lacks is taken for missing."""
+    patch.setattr(Host, "contains", lambda _host, _slot: True)
+
+
+def capacity_not_booked_while_outcome_unknown(patch: Patch) -> None:
+    """A command that was not answered is taken for not carried out."""
+
+    def undelivered(turn: Turn, event: CommandUndelivered) -> None:
+        host = turn.state.hosts.get(event.executor_id)
+        if host is None or host.in_flight is None or not host.in_flight.allocates:
+            return commands.command_undelivered(turn, event)
+        slots = [host.slots[key] for key in host.in_flight.keys if key in host.slots]
+        host.in_flight = None
+        turn.state.outbox[host.host_id] = None
+        for slot in slots:
+            moves.lose(turn, slot, Reason.UNREACHABLE, "")
+            moves.vanish(turn, slot)
+        return None
+
+    patch.setattr(step, "command_undelivered", undelivered)
+
+
+def generation_ignored_in_release(patch: Patch) -> None:
+    """A job master that gives back an older slot loses the present one."""
+    real = requests._give_up
+    patch.setattr(
+        requests, "_give_up", lambda turn, by, name, _gen, grace: real(turn, by, name, 0, grace)
+    )
+
+
+def refused_request_goes_to_the_end_of_the_line(patch: Patch) -> None:
+    """It gets a new place instead of its old one."""
+    real = moves.requeue
+
+    def requeue(turn: Turn, request: Request, slot: Slot, reason: str, message: str) -> None:
+        del turn.state.by_arrival[request.arrival_number]
+        request.arrival_number = turn.state.next_arrival_number()
+        turn.state.by_arrival[request.arrival_number] = request
+        real(turn, request, slot, reason, message)
+
+    patch.setattr(commands, "requeue", requeue)
+
+
+def slots_of_an_ended_job_are_kept(patch: Patch) -> None:
+    """Its requests end, and nobody frees what was carved for them."""
+
+    def give_up(turn: Turn, request: Request, **said: Any) -> None:
+        slot = turn.state.slot_of(request)
+        moves.give_up(turn, request, **said)
+        if slot is not None:
+            turn.host_of(slot).to_free.pop(moves.key_of(slot), None)
+
+    patch.setattr(jobs, "give_up", give_up)
+
+
+def requests_are_durable_only_when_placed(patch: Patch) -> None:
+    """A crash forgets what was acknowledged and waits."""
+    real = ChangeTracker.request
+
+    def request(tracker: ChangeTracker, row: Request) -> None:
+        if row.state is not RequestState.PENDING:
+            real(tracker, row)
+
+    patch.setattr(ChangeTracker, "request", request)
+
+
+def event_numbers_are_not_durable(patch: Patch) -> None:
+    """After a restart a job's log repeats numbers."""
+    real = ChangeTracker.job
+
+    def job(tracker: ChangeTracker, row: Job) -> None:
+        if row.last_sequence == 0:
+            real(tracker, row)
+
+    patch.setattr(ChangeTracker, "job", job)
+
+
+def nobody_wakes_when_a_host_grows(patch: Patch) -> None:
+    """Work waits beside free capacity."""
+    patch.setattr(WaitingQueue, "wake", lambda _queue, _labels: None)
+
+
+def capacity_is_free_before_the_processes_are_gone(patch: Patch) -> None:
+    """An executor sells what dying tasks still use."""
+    real = SlotTable.begin_free
+
+    def begin_free(table: SlotTable, key: SlotKey, *, end_reason: str = "") -> TableSlot | None:
+        slot = real(table, key, end_reason=end_reason)
+        if slot is not None:
+            table._strike(slot)
+        return slot
+
+    patch.setattr(SlotTable, "begin_free", begin_free)
+
+
+def executor_frees_whatever_generation(patch: Patch) -> None:
+    """An order about an older slot takes the newest one of that id down."""
+    real = SlotTable.begin_free
+
+    def begin_free(table: SlotTable, key: SlotKey, *, end_reason: str = "") -> TableSlot | None:
+        latest = table.latest(key.allocation_id)
+        return real(table, latest.key if latest else key, end_reason=end_reason)
+
+    patch.setattr(SlotTable, "begin_free", begin_free)
+
+
+def command_outlives_its_registration(patch: Patch) -> None:
+    """A slow carve moves the numbering of the next registration."""
+    patch.setattr(CommandFence, "_is_current", lambda _fence, _numbers: True)
+
+
+def overtaken_registration_is_taken_in(patch: Patch) -> None:
+    """A late copy of a registration strikes slots that exist."""
+    real = executors._adopt
+
+    def adopt(turn: Turn, host: Host | None, registration: Any) -> Host:
+        host = real(turn, host, registration)
+        host.executor.report_number = 0
+        return host
+
+    patch.setattr(executors, "_refuse_overtaken", lambda *_: None)
+    patch.setattr(executors, "_adopt", adopt)
+
+
+def unowned_slots_are_never_told(patch: Patch) -> None:
+    """What nobody owns stays on its host for ever."""
+    real = reports.take_in
+
+    def take_in(turn: Turn, host: Host, report: Any, **said: Any) -> Any:
+        taken = real(turn, host, report, **said)
+        return reports.TakenIn(taken.taken, taken.base_missing)
+
+    patch.setattr(reports, "take_in", take_in)
+    patch.setattr(executors, "take_in", take_in)
+
+
+PLANTED: tuple[Callable[[Patch], None], ...] = (
+    late_report_frees_a_pending_slot,
+    capacity_not_booked_while_outcome_unknown,
+    generation_ignored_in_release,
+    refused_request_goes_to_the_end_of_the_line,
+    slots_of_an_ended_job_are_kept,
+    requests_are_durable_only_when_placed,
+    event_numbers_are_not_durable,
+    nobody_wakes_when_a_host_grows,
+    capacity_is_free_before_the_processes_are_gone,
+    executor_frees_whatever_generation,
+    command_outlives_its_registration,
+    overtaken_registration_is_taken_in,
+    unowned_slots_are_never_told,
+)
