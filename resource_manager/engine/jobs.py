@@ -18,6 +18,8 @@ from resource_manager.engine.state import State
 from resource_manager.engine.timers import Timer
 from resource_manager.engine.turn import Turn
 
+_RETENTION_RETRY_MS = 1_000
+
 
 def known_job(state: State, job_id: str) -> Job:
     """The job.
@@ -148,12 +150,15 @@ def lease_rang(turn: Turn, job_id: str) -> None:
 
 
 def retention_rang(turn: Turn, job_id: str) -> None:
-    """Forgets an ended job with its requests. A slot of it that still exists is freed all the
-    same.
+    """Forgets an ended job with its requests, once none of its slots exists (a lost executor may
+    keep one for long): an id that comes back would be taken for that slot's.
     """
     state = turn.state
     job = state.jobs.get(job_id)
     if job is None or job.state is not JobState.ENDED:
+        return
+    if job.slot_keys:
+        state.timers.arm(Timer.RETENTION, job_id, turn.now_ms + _RETENTION_RETRY_MS)
         return
     for allocation_id in job.allocation_ids:
         request = state.requests.pop(allocation_id)

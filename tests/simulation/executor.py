@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 from finegrain.errors import FailedPrecondition, FinegrainError, InvalidArgument, Reason
@@ -46,6 +47,7 @@ class Executor(SlotHost):
         self.life += 1
         self.up = True
         self.disk.starts += 1
+        self._configure()
         self.table, self.reports = SlotTable(self.share), ReportLog()
         self.reports.begin_life(self.disk.starts)
         self.fence = CommandFence()
@@ -78,6 +80,15 @@ class Executor(SlotHost):
         if reboot:
             self.on_host.clear()
         self.loop.after(self.rng.choice((20, 300, 2_000, 7_000)), self.start)
+
+    def _configure(self) -> None:
+        """An operator may have given this host another share meanwhile."""
+        if self.life > 1 and self.rng.random() < self.troubles.resized:
+            total = dict(self.share.total)
+            total["cpu_milli"] = self.rng.choice((1_000, 4_000, 8_000))
+            self.share = replace(self.share, total=total, slots_max=self.rng.choice((0, 2)))
+            self.labels = (("zone", self.rng.choice("abc")),)
+            self.log(f"{self.name} is given {total}, at most {self.share.slots_max} slots")
 
     # -- the agent -------------------------------------------------------------------------
 

@@ -41,6 +41,7 @@ class Troubles:
 
     carve_fails: float = 0.0
     offer_declined: float = 0.0
+    resized: float = 0.0
 
 
 class SlotHost(Node):

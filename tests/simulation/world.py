@@ -137,6 +137,7 @@ class World:
             self.loop.after(rng.choice((10, 1_000, 10_000)), executor.start)
         self.troubles.carve_fails = rng.choice((0.0, 0.05, 0.3))
         self.troubles.offer_declined = rng.choice((0.0, 0.5))
+        self.troubles.resized = rng.choice((0.0, 0.3))
         self._keep_jobs()
         self._next_fault()
         self._next_weather()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from finegrain.errors import AlreadyExists, Reason, Unavailable
+from finegrain.errors import AlreadyExists, FailedPrecondition, Reason, Unavailable
 from finegrain.rpc.access import Caller
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
 from finegrain.v1.task_executor_pb2 import AllocateSlotsRequest, SubmitTaskRequest, TaskSpec
@@ -247,3 +247,18 @@ async def test_a_helper_that_is_away_does_not_hold_up_the_heartbeat(
     monkeypatch.setattr(executor.helper, "usage", never)
     before = len(rm.reports)
     await eventually(lambda: len(rm.reports) > before + 3, "it goes on reporting")
+
+
+async def test_numbers_go_on_above_what_the_rm_knows_of_an_earlier_life(
+    rm: ScriptedRM, executor: Executor
+) -> None:
+    known = 7 << 50
+    rm.refuse = FailedPrecondition(
+        "overtaken", reason=Reason.STALE_REGISTRATION, details={"report_number": known}
+    )
+    before = len(rm.registrations)
+    reports = executor.front.keeper.reports
+    await eventually(lambda: reports.report_number > known, "the executor is told")
+    rm.refuse = None
+    await eventually(lambda: len(rm.registrations) > before, "it registers again")
+    assert rm.registered.report.report_number > known
