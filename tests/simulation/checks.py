@@ -71,6 +71,7 @@ class Checks:
         self.batches += 1
         if changed or self.batches % QUIET_CHECK_EVERY == 0:
             self.require(check_invariants(state))
+        self.require(self._orders_without_slots(state))
         if self.batches % IDLE_CHECK_EVERY == 0:
             self.require(self._idle(state))
         for effect in effects:
@@ -78,6 +79,15 @@ class Checks:
                 self.nobody_owns(state, [(name, number) for name, number, _ in effect.slots])
             elif isinstance(effect, PublishJobEvent):
                 self._job_event(effect)
+
+    def _orders_without_slots(self, state: State) -> Iterator[str]:
+        """What was ordered stays booked until its outcome is known."""
+        for host in state.hosts.values():
+            if host.in_flight is not None and host.in_flight.allocates:
+                table = self.executors[host.host_id].table
+                for key in host.in_flight.keys:
+                    if key not in host.slots and table.get(SlotKey(*key)) is not None:
+                        yield f"slot {key} exists at {host.host_id}, but is booked no longer"
 
     def _idle(self, state: State) -> Iterator[str]:
         """Nobody waits for what is free."""

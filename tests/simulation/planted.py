@@ -122,17 +122,6 @@ def capacity_is_free_before_the_processes_are_gone(patch: Patch) -> None:
     patch.setattr(SlotTable, "begin_free", begin_free)
 
 
-def executor_frees_whatever_generation(patch: Patch) -> None:
-    """An order about an older slot takes the newest one of that id down."""
-    real = SlotTable.begin_free
-
-    def begin_free(table: SlotTable, key: SlotKey, *, end_reason: str = "") -> TableSlot | None:
-        latest = table.latest(key.allocation_id)
-        return real(table, latest.key if latest else key, end_reason=end_reason)
-
-    patch.setattr(SlotTable, "begin_free", begin_free)
-
-
 def command_outlives_its_registration(patch: Patch) -> None:
     """A slow carve moves the numbering of the next registration."""
     patch.setattr(CommandFence, "_is_current", lambda _fence, _numbers: True)
@@ -173,7 +162,6 @@ PLANTED: tuple[Callable[[Patch], None], ...] = (
     event_numbers_are_not_durable,
     nobody_wakes_when_a_host_grows,
     capacity_is_free_before_the_processes_are_gone,
-    executor_frees_whatever_generation,
     command_outlives_its_registration,
     overtaken_registration_is_taken_in,
     unowned_slots_are_never_told,

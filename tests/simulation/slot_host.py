@@ -99,12 +99,15 @@ class SlotHost(Node):
 
     def _free(self, keys: Iterable[SlotKey], *, reason: str = "") -> None:
         before = {slot.key for slot in self.table if slot.state is SlotState.FREEING}
-        begun = [k for k in keys if self.table.begin_free(k, end_reason=reason) is not None]
+        wanted = list(keys)
+        begun = [k for k in wanted if self.table.begin_free(k, end_reason=reason) is not None]
         if not begun:
             return
         self._save()
         for slot in list(self.table):
             if slot.state is SlotState.FREEING and slot.key not in before:
+                if slot.key not in wanted:
+                    self.checks.require([f"{self.name} frees {slot.key}, but was told {wanted}"])
                 self._take_down(slot.key)
         self._change()
 
