@@ -24,9 +24,10 @@ from tests.support.components import REPOSITORY
 
 T = TypeVar("T")
 PATIENCE_S = 60.0
+FINEGRAIN = (sys.executable, "-m", "finegrain_cli")
 
 
-def eventually(look: Callable[[], T], what: str, patience_s: float = PATIENCE_S) -> T:
+def eventually(look: Callable[[], T | None], what: str, patience_s: float = PATIENCE_S) -> T:
     """What `look` gives as soon as it is true."""
     end = time.monotonic() + patience_s
     while not (found := look()):

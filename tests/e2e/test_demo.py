@@ -23,8 +23,10 @@ sys.exit(demo.main())
 
 
 def _run(home: Path, *command: str) -> Outcome:
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return finish(subprocess.Popen(command, env=Cli(home).environment(), **pipes), 120)
+    process = subprocess.Popen(
+        command, env=Cli(home).environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    return finish(process, 120)
 
 
 @pytest.fixture(scope="module")
