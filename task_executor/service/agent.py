@@ -102,6 +102,7 @@ class Agent:
         self._tokens = tokens
         self._orphan_timeout_ms = orphan_timeout_ms
         self._clock = clock
+        self._held_out_for: Reason | None = None  # what was logged last of an RM that is away
         self._changed = asyncio.Event()
         self._settled = asyncio.Event()  # no registration is under way
         self._settled.set()
@@ -252,12 +253,14 @@ class Agent:
     def _met(self) -> None:
         if not self.state.connected:
             log.info("manager_connected", manager=self._link.address)
+        self._held_out_for = None
         self.state.connected = True
         self.state.contact_at = self._clock()
 
     async def _hold_out(self, error: FinegrainError) -> None:
         """The RM is away or refuses us: tasks go on, until they are orphans."""
-        if self.state.connected or not self.state.registered:
+        if error.reason is not self._held_out_for or not self.state.registered:
+            self._held_out_for = error.reason
             log.warning(
                 "manager_not_reached",
                 manager=self._link.address,
