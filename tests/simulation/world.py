@@ -24,7 +24,7 @@ from tests.simulation.slot_host import Troubles
 
 STORMY_MS = 25_000
 HEAL_MS = 20_000
-EMPTY_MS = 8_000
+EMPTY_MS = 25_000
 STORY_LINES = 30
 
 LEAST = {"grants": 10, "ends": 10, "faults": 5, "batches": 300}
