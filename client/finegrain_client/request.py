@@ -24,8 +24,12 @@ from finegrain_client.errors import (
     SlotLost,
     StillWaiting,
 )
+from finegrain_client.retry import RetryPolicy
 from finegrain_client.slot import Slot
 from finegrain_client.types import Explanation, RequestState, SlotStatus
+
+REASON_POLICY = RetryPolicy(budget_s=2.0)
+"""Whoever has waited in vain does not wait long for the reason."""
 
 
 class Request:
@@ -86,9 +90,8 @@ class Request:
                     await self._changes.next()
                 return slot
         except TimeoutError:
-            raise StillWaiting(
-                self.allocation_id, timeout_s or 0, self.state, self.reason
-            ) from None
+            reason = await self._waiting_reason()
+            raise StillWaiting(self.allocation_id, timeout_s or 0, self.state, reason) from None
 
     async def cancel(self) -> None:
         """Takes the request back; a slot that it has meanwhile is released.
@@ -111,13 +114,26 @@ class Request:
         Raises:
             FinegrainError: the RM could not be asked.
         """
+        return await self._explain(executor_id, max_executors, None)
+
+    async def _waiting_reason(self) -> str:
+        """Why it waits, as the RM sees it now; what is known here where the RM does not answer."""
+        try:
+            return (await self._explain("", 1, REASON_POLICY)).primary_reason or self.reason
+        except FinegrainError:
+            return self.reason
+
+    async def _explain(
+        self, executor_id: str, max_executors: int, policy: RetryPolicy | None
+    ) -> Explanation:
         message = rm.ExplainRequest(
             allocation_id=self.allocation_id, executor_id=executor_id, max_executors=max_executors
         )
         answer = await self._context.connection.call_manager(
             lambda manager, timeout_s: manager.Explain(
                 message, timeout=timeout_s, metadata=self._context.metadata
-            )
+            ),
+            policy=policy,
         )
         return reading.explanation(answer)
 

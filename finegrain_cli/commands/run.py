@@ -92,7 +92,7 @@ def run(
             env=tuple(env),
             cwd=cwd,
             user=user,
-            name=name or command[0][:200],
+            name=name or command[0][:200] or "run",
             group=group,
             timeout_s=_seconds("--timeout", timeout),
             wait_timeout_s=_seconds("--wait-timeout", wait_timeout),
