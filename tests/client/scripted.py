@@ -8,7 +8,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 
@@ -20,6 +20,7 @@ from finegrain.v1 import (
     cluster_pb2_grpc,
     resource_manager_pb2,
     resource_manager_pb2_grpc,
+    resources_pb2,
     slots_pb2,
     task_executor_pb2,
     task_executor_pb2_grpc,
@@ -49,11 +50,20 @@ class Program:
     cancelled: bool = False
 
 
-class Scripted(
-    resource_manager_pb2_grpc.ResourceManagerServiceServicer,
-    cluster_pb2_grpc.ClusterServiceServicer,
-    task_executor_pb2_grpc.TaskExecutorServiceServicer,
-):
+if TYPE_CHECKING:
+    # The stubs make every method abstract; at run time those not scripted answer UNIMPLEMENTED.
+    _Servicer = object
+else:
+
+    class _Servicer(
+        resource_manager_pb2_grpc.ResourceManagerServiceServicer,
+        cluster_pb2_grpc.ClusterServiceServicer,
+        task_executor_pb2_grpc.TaskExecutorServiceServicer,
+    ):
+        pass
+
+
+class Scripted(_Servicer):
     """Both services; attributes are what the test sets and sees."""
 
     def __init__(self) -> None:
@@ -218,7 +228,9 @@ class Scripted(
 
     async def GetCluster(self, request: Any, context: Any) -> Any:
         await self._begin("GetCluster", request, context)
-        return cluster_pb2.GetClusterResponse(available={"cpu_milli": 500}, rm_epoch=1)
+        return cluster_pb2.GetClusterResponse(
+            available=resources_pb2.ResourceAmounts(cpu_milli=500), rm_epoch=1
+        )
 
     async def ListRequests(self, request: Any, context: Any) -> Any:
         await self._begin("ListRequests", request, context)
@@ -387,9 +399,10 @@ async def serving(
 ) -> AsyncIterator[grpc.aio.Server]:
     """Serves until the end of the block; `servant.address` tells where."""
     server = grpc.aio.server(options=SERVER_OPTIONS)
-    resource_manager_pb2_grpc.add_ResourceManagerServiceServicer_to_server(servant, server)
-    cluster_pb2_grpc.add_ClusterServiceServicer_to_server(servant, server)
-    task_executor_pb2_grpc.add_TaskExecutorServiceServicer_to_server(servant, server)
+    service: Any = servant  # all three services in one
+    resource_manager_pb2_grpc.add_ResourceManagerServiceServicer_to_server(service, server)
+    cluster_pb2_grpc.add_ClusterServiceServicer_to_server(service, server)
+    task_executor_pb2_grpc.add_TaskExecutorServiceServicer_to_server(service, server)
     servant.address = f"127.0.0.1:{server.add_insecure_port(address)}"
     await server.start()
     servant.server = server

@@ -1,6 +1,7 @@
 """Offers that executors make directly: answered from the job's own books."""
 
 import hashlib
+from typing import Any
 
 import grpc.aio
 import pytest
@@ -15,7 +16,7 @@ HASH = hashlib.sha256(b"the-secret").hexdigest()
 
 async def _offer(address: str, *slots: tuple[str, int], shown: str = HASH) -> list[str]:
     async with grpc.aio.insecure_channel(address) as channel:
-        stub = job_master_pb2_grpc.JobMasterServiceStub(channel)
+        stub: Any = job_master_pb2_grpc.JobMasterServiceStub(channel)
         offered = [slots_pb2.SlotStatus(allocation_id=a, generation=g) for a, g in slots]
         answer = await stub.OfferSlots(
             job_master_pb2.OfferSlotsRequest(slots=offered),
