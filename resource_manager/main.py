@@ -31,6 +31,7 @@ from finegrain.v1.resource_manager_pb2_grpc import (
     ResourceManagerServiceServicer,
     add_ResourceManagerServiceServicer_to_server,
 )
+from resource_manager.engine.epochs import EpochSeen
 from resource_manager.engine.settings import EngineSettings
 from resource_manager.options import ResourceManagerOptions
 from resource_manager.service.books import Books, now
@@ -45,6 +46,8 @@ from resource_manager.service.ownership import JobSecrets
 from resource_manager.service.runner import Runner, RunnerLimits
 from resource_manager.service.state_dir import locked_state_dir, remove_endpoint, write_endpoint
 from resource_manager.service.watch import WatchHub
+from resource_manager.service.way_out import out_of_the_past
+from resource_manager.storage.location import DatabaseUrl, sqlite_url
 from resource_manager.storage.store import NotLeader, Store, open_store
 
 DATABASE_FILE = "finegrain.db"
@@ -84,6 +87,7 @@ class _Running:
     """A resource manager that serves."""
 
     runner: Runner
+    database: DatabaseUrl
     address: str
     metrics_address: str
 
@@ -124,7 +128,7 @@ async def serve(
             if ready is not None:
                 ready(running.address, running.metrics_address)
             notify("READY=1", f"STATUS=serving at {running.address}")
-            code = await _until_the_end(running.runner, stopping)
+            code = await _until_the_end(running, stopping)
             notify("STOPPING=1")
             return code
     except FinegrainError as error:
@@ -191,6 +195,8 @@ async def _resource_manager(options: ResourceManagerOptions) -> AsyncIterator[_R
         await server.set_serving(False)
         stack.push_async_callback(runner.stop)
         stack.push_async_callback(links.stop)
+        # Whoever may not command any more does not end what it began, either.
+        runner.fatal.add_done_callback(lambda _fatal: links.drop_all())
         await runner.start(Dispatcher(links, hub, metrics))
         await server.set_serving(True)
         # Callers go first; what they have begun is still written.
@@ -205,7 +211,8 @@ async def _resource_manager(options: ResourceManagerOptions) -> AsyncIterator[_R
             rm_epoch=runner.rm_epoch,
             state_dir=str(state_dir),
         )
-        yield _Running(runner, address, metrics_address)
+        database = DatabaseUrl.parse(_database_url(options, state_dir))
+        yield _Running(runner, database, address, metrics_address)
 
 
 async def _parts(
@@ -235,8 +242,11 @@ def _tokens(options: ResourceManagerOptions, state_dir: Path) -> Tokens:
 
 
 def _open_store(options: ResourceManagerOptions, state_dir: Path) -> Store:
-    url = options.database_url or f"sqlite:///{(state_dir / DATABASE_FILE).resolve()}"
-    return open_store(url, lease_ms=options.database_lease_ms)
+    return open_store(_database_url(options, state_dir), lease_ms=options.database_lease_ms)
+
+
+def _database_url(options: ResourceManagerOptions, state_dir: Path) -> str:
+    return options.database_url or sqlite_url((state_dir / DATABASE_FILE).resolve())
 
 
 def _server(parts: _Parts, hub: WatchHub) -> GuardedServer:
@@ -283,7 +293,8 @@ async def _serve_metrics(parts: _Parts, stack: AsyncExitStack) -> str:
     return address
 
 
-async def _until_the_end(runner: Runner, stopping: asyncio.Event) -> int:
+async def _until_the_end(running: _Running, stopping: asyncio.Event) -> int:
+    runner = running.runner
     watchdog = asyncio.create_task(_feed_watchdog(runner))
     runner.fatal.add_done_callback(lambda _fatal: stopping.set())
     try:
@@ -294,8 +305,11 @@ async def _until_the_end(runner: Runner, stopping: asyncio.Event) -> int:
         _log.info("stopping")
         return EXIT_OK
     error = runner.fatal.result()
-    _log.error("ended", reason=error.reason.value, error=error.message)
-    return EXIT_STEPPED_DOWN if isinstance(error, NotLeader) else EXIT_FAILED
+    told = error.message
+    if isinstance(error, EpochSeen):
+        told = out_of_the_past(error, running.database)
+    _log.error("ended", reason=error.reason.value, error=told)
+    return EXIT_STEPPED_DOWN if isinstance(error, NotLeader | EpochSeen) else EXIT_FAILED
 
 
 async def _feed_watchdog(runner: Runner) -> None:

@@ -18,6 +18,7 @@ from resource_manager.engine.entities import (
     Slot,
     SlotState,
 )
+from resource_manager.engine.epochs import refuse_seen_epoch
 from resource_manager.engine.events import (
     DrainRequested,
     ExecutorRegistered,
@@ -27,7 +28,7 @@ from resource_manager.engine.events import (
 )
 from resource_manager.engine.host import Host
 from resource_manager.engine.moves import free, key_of, lose, vanish
-from resource_manager.engine.reports import refuse_newer_epoch, take_in
+from resource_manager.engine.reports import take_in
 from resource_manager.engine.state import State
 from resource_manager.engine.timers import Timer
 from resource_manager.engine.turn import Turn
@@ -58,13 +59,13 @@ def register_executor(turn: Turn, event: ExecutorRegistered) -> RegistrationAnsw
 
     Raises:
         AlreadyExists: another instance has this id and is not lost.
-        FailedPrecondition: the executor has seen a newer incarnation of the RM, or this
-            registration was overtaken.
+        EpochSeen: the executor knows newer books than these.
+        FailedPrecondition: this registration was overtaken.
         InvalidArgument: the state that comes along is not a full one.
     """
     state = turn.state
     registration = event.registration
-    refuse_newer_epoch(state, event.report)
+    refuse_seen_epoch(state, registration.executor_id, event.report.rm_epoch)
     if event.report.unchanged or event.report.report_number < 1:
         raise InvalidArgument(
             "report",
@@ -75,6 +76,7 @@ def register_executor(turn: Turn, event: ExecutorRegistered) -> RegistrationAnsw
     if host is not None:
         _refuse_other_instance(host, registration)
         _refuse_overtaken(host, registration, event.report.report_number)
+    state.answered_executors.add(registration.executor_id)
     was_lost = host is not None and host.executor.lost
     host = _adopt(turn, host, registration)
     taken = take_in(turn, host, event.report, returning=was_lost)

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from finegrain.errors import FailedPrecondition, Reason
+from finegrain.errors import Reason
 from resource_manager.engine.entities import (
     EndedSlot,
     ExecutorState,
@@ -29,11 +29,11 @@ from resource_manager.engine.entities import (
     Slot,
     SlotState,
 )
+from resource_manager.engine.epochs import refuse_seen_epoch
 from resource_manager.engine.events import ReportAnswer, SlotsReported
 from resource_manager.engine.host import Host, SlotKey
 from resource_manager.engine.moves import confirm, decline, key_of, lose, reclaim, vanish
 from resource_manager.engine.refusals import remember_refusal
-from resource_manager.engine.state import State
 from resource_manager.engine.turn import Turn
 
 
@@ -50,10 +50,11 @@ def slots_reported(turn: Turn, event: SlotsReported) -> ReportAnswer:
     """Takes in a report, or says what to do first.
 
     Raises:
-        FailedPrecondition: the executor has seen a newer incarnation of the RM than this one.
+        EpochSeen: the executor knows newer books than these.
     """
     state = turn.state
-    refuse_newer_epoch(state, event.report)
+    refuse_seen_epoch(state, event.executor_id, event.report.rm_epoch)
+    state.answered_executors.add(event.executor_id)
     host = state.hosts.get(event.executor_id)
     if (
         host is None
@@ -73,22 +74,6 @@ def slots_reported(turn: Turn, event: SlotsReported) -> ReportAnswer:
         unowned=taken.unowned,
         acknowledged_report_number=executor.report_number,
     )
-
-
-def refuse_newer_epoch(state: State, report: Report) -> None:
-    """An executor that has seen a higher epoch belongs to another incarnation, and so do the books
-    by now.
-
-    Raises:
-        FailedPrecondition: it has.
-    """
-    if report.rm_epoch > state.rm_epoch:
-        raise FailedPrecondition(
-            f"the executor has seen epoch {report.rm_epoch}, this RM has {state.rm_epoch}:"
-            " a newer one is in charge, this one must step down",
-            reason=Reason.STALE_EPOCH,
-            details={"seen": report.rm_epoch, "own": state.rm_epoch},
-        )
 
 
 def take_in(

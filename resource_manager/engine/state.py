@@ -64,6 +64,7 @@ class State:
         self.newcomers: list[Request] = []  # accepted since the last decision
         self.hosts_in_use = 0  # that have slots
         self.considered_arrival = 0  # last place in line that a decision has looked at
+        self.answered_executors: set[str] = set()  # by us: they may know our epoch from us
 
     @classmethod
     def fresh(cls, settings: EngineSettings, rm_epoch: int, at: Instant) -> State:

@@ -21,6 +21,7 @@ from finegrain.errors import (
 from finegrain.logs import get_logger
 from resource_manager.engine.effects import Effect, PublishJobEvent, StepResult
 from resource_manager.engine.entities import Instant, RequestState
+from resource_manager.engine.epochs import EpochSeen
 from resource_manager.engine.events import Decide, Event, Ticked
 from resource_manager.engine.settings import EngineSettings
 from resource_manager.engine.state import State
@@ -119,6 +120,7 @@ class Books:
 
         Raises:
             StoreError, NotLeader, InvariantBroken: the commit failed.
+            EpochSeen: the books are not the newest; nothing was stored, nothing may be commanded.
             BooksSuspect: a step failed; the books must be read anew.
         """
         effects: list[Effect] = []
@@ -174,6 +176,9 @@ class Books:
         except (IllegalTransition, InvariantBroken) as error:
             item.error = error
             raise BooksSuspect(f"{type(event).__name__}: {error}") from error
+        except EpochSeen as error:
+            item.error = error
+            raise
         except FinegrainError as error:
             item.error = error  # refused as a whole; the books are as before
             return []

@@ -28,6 +28,7 @@ from finegrain.errors import (
 )
 from finegrain.logs import get_logger
 from resource_manager.engine.effects import Effect
+from resource_manager.engine.epochs import EpochSeen
 from resource_manager.engine.state import State
 from resource_manager.service.books import Books, Item, MakeEvent
 from resource_manager.service.metrics import ResourceManagerMetrics
@@ -244,6 +245,9 @@ class Runner:
         except NotLeader as error:
             self._fail(batch, Unavailable(error.message, reason=Reason.NOT_LEADER))
             self._die(error)
+        except EpochSeen as error:
+            self._fail(batch, Unavailable(error.message, reason=Reason.NOT_LEADER))
+            self._die(await self._replaced() or error)
         except Exception as error:
             self._metrics.commit_failures.inc()
             _log.error("batch_dropped", error=str(error), events=len(batch), exc_info=error)
@@ -255,6 +259,16 @@ class Runner:
             if effects and self._listener is not None:
                 self._listener.on_effects(effects)
 
+    async def _replaced(self) -> NotLeader | None:
+        """The plainer reason why others know a newer epoch, where it is the reason."""
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._renewer, self._books.store.renew)
+        except NotLeader as error:
+            return error
+        except FinegrainError as error:
+            _log.warning("renewal_failed", error=error.message)
+        return None
+
     def _fail(self, batch: list[Item], error: FinegrainError) -> None:
         for item in batch:
             item.error = item.error or error
@@ -262,7 +276,7 @@ class Runner:
 
     def _die(self, error: FinegrainError) -> None:
         if not self.fatal.done():
-            _log.error("stepping_down", error=error.message, reason=error.reason.value)
+            _log.info("stepping_down", reason=error.reason.value)  # whoever ends us says more
             self.fatal.set_result(error)
         self._refuse_all(Unavailable("the resource manager is stopping", reason=Reason.NOT_LEADER))
 

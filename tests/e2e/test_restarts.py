@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
+import shlex
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import finegrain_client as fg
-from tests.e2e.driving import Daemons, eventually, finish, helper_pid, json_lines, unique
+from tests.e2e.driving import (
+    Daemon,
+    Daemons,
+    eventually,
+    finish,
+    helper_pid,
+    json_lines,
+    slot_groups,
+    unique,
+)
 from tests.support.postgresql import PostgresqlServer
 
 pytestmark = pytest.mark.slow
@@ -59,6 +72,11 @@ def started(daemons: Daemons, *names: str) -> None:
 
 def epoch(daemons: Daemons) -> int:
     return int(daemons.cli.json("status")["rm_epoch"])
+
+
+def logged(daemon: Daemon, since: int) -> list[dict[str, Any]]:
+    """Entries of a daemon's log from there on."""
+    return [json.loads(line) for line in daemon.log[since:].splitlines()]
 
 
 async def test_a_killed_resource_manager_comes_back_as_if_nothing_had_been(
@@ -134,36 +152,55 @@ def test_a_planned_restart_says_nothing_to_those_who_watch(on_sqlite: Daemons) -
     assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
 
 
-def test_books_of_the_past_command_nobody(on_sqlite: Daemons) -> None:
-    """A database put back from a copy has an older epoch: what executors know is newer, so nothing
-    of theirs may be touched before an operator has said so."""
+@pytest.mark.parametrize("starts", [1, 3], ids=["the same epoch again", "an epoch far below"])
+async def test_books_of_the_past_command_nobody(on_sqlite: Daemons, starts: int) -> None:
+    """A database put back from a copy: executors know newer things, so nothing of theirs is touched
+    before an operator has said so, with the command that the resource manager names."""
     name = unique("e2e-epoch")
     started(on_sqlite, name)
     assert on_sqlite.manager.stop() == 0
-    rm = on_sqlite.manager.state_dir
-    copies = {path: path.read_bytes() for path in rm.glob("*.db*")}
+    rm = on_sqlite.manager
+    copies = {path: path.read_bytes() for path in rm.state_dir.glob("*.db*")}
     assert copies
-    for _ in range(2):
-        on_sqlite.manager.start()
-        on_sqlite.manager.endpoint()
+    for rest in reversed(range(starts)):
+        rm.start()
+        rm.endpoint()
         on_sqlite.await_executors(name)
         last_epoch = epoch(on_sqlite)
-        assert on_sqlite.manager.stop() == 0
-    for path in rm.glob("*.db*"):
+        if rest:
+            assert rm.stop() == 0
+    async with on_sqlite.connect() as cluster, cluster.job("later", detached=True) as job:
+        (request,) = await job.request_slots(fg.SlotSpec(cpu_milli=200))
+        slot = await request.granted(30)
+        await slot.run(["sleep", "600"])
+    assert rm.stop() == 0
+    for path in rm.state_dir.glob("*.db*"):
         path.unlink()
     for path, content in copies.items():
         path.write_bytes(content)
-    on_sqlite.manager.start()
-    on_sqlite.manager.endpoint()
-    assert epoch(on_sqlite) < last_epoch
-    executor = on_sqlite.executors[0]
-    eventually(
-        lambda: "STALE_EPOCH" in executor.log and "STALE_EPOCH" in on_sqlite.manager.log,
-        "both say that the epoch is stale",
+
+    seen_before = len(rm.log)
+    rm.start()
+    assert rm.end() == 4
+    (error,) = [each for each in logged(rm, seen_before) if each["level"] == "error"]
+    assert error["reason"] == "STALE_EPOCH"
+    own = last_epoch - starts + 1
+    assert (
+        f"executor {name} has seen rm_epoch {last_epoch}, these books have {own}" in error["error"]
     )
-    (listed,) = on_sqlite.cli.items("executors")
-    assert listed["state"] == "UNCONFIRMED"
-    assert on_sqlite.cli.run("--allow-pending", "--wait-timeout", "1s", "--", "true").code == 125
+    assert "STALE_EPOCH" in on_sqlite.executors[0].log
+    assert "unowned_slot" not in on_sqlite.executors[0].log
+    assert slot_groups(name)
+
+    (command,) = re.findall(r"`finegrain (db raise-epoch [^`]*)`", error["error"])
+    assert on_sqlite.cli(*shlex.split(command)).code == 0
+    rm.start()
+    rm.endpoint()
+    on_sqlite.await_executors(name)
+    assert epoch(on_sqlite) > last_epoch
+    on_sqlite.cli.settle()  # nobody owns that slot any more
+    eventually(lambda: not slot_groups(name), "its slot is gone")
+    assert on_sqlite.cli.run("--", "echo", "on").stdout == b"on\n"
 
 
 async def test_a_killed_executor_loses_neither_task_nor_output_nor_exit_status(

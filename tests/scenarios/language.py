@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -64,6 +65,7 @@ class Stage:
     def __init__(self) -> None:
         self.cluster = ModelCluster()
         self.held: dict[str, object] = {}
+        self.copy = self.cluster.store
 
     @classmethod
     def commands(cls) -> list[str]:
@@ -95,7 +97,16 @@ class Stage:
         yield from ()
 
     def do_restart_rm(self, words: Words) -> Iterator[str]:
-        self.cluster.restart_rm()
+        self.cluster.restart_rm(words.number("epoch") or None)
+        yield from ()
+
+    def do_copy_books(self, words: Words) -> Iterator[str]:
+        self.copy = deepcopy(self.cluster.store)
+        yield from ()
+
+    def do_put_books_back(self, words: Words) -> Iterator[str]:
+        """As copying files does, behind the back of a stopped RM."""
+        self.cluster.store = deepcopy(self.copy)
         yield from ()
 
     def do_wait(self, words: Words) -> Iterator[str]:

@@ -260,9 +260,11 @@ class ModelCluster:
         self.now_ms += ms
         self.batch(Ticked(self.at))
 
-    def restart_rm(self) -> None:
-        """A new incarnation from what the store holds. Commands on the wire stay there."""
-        epoch = self.state.rm_epoch + 1
+    def restart_rm(self, epoch: int | None = None) -> None:
+        """A new incarnation from what the store holds, by default with the next epoch. Commands on
+        the wire stay there.
+        """
+        epoch = epoch or self.state.rm_epoch + 1
         self.state = State.restore(self.store.snapshot(epoch), self.settings, self.at)
 
     def register(self, executor: ModelExecutor) -> RegistrationAnswer:
