@@ -52,6 +52,11 @@ class ResourceManagerMetrics:
             "Batches that could not be stored and came to nothing.",
             registry=registry,
         )
+        self.step_failures = Counter(
+            "finegrain_rm_step_failures_total",
+            "Batches dropped because a bug may have left the books half changed.",
+            registry=registry,
+        )
         self.reloads = Counter(
             "finegrain_rm_reloads_total",
             "Times the books were dropped and read anew.",

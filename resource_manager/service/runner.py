@@ -30,7 +30,7 @@ from finegrain.logs import get_logger
 from resource_manager.engine.effects import Effect
 from resource_manager.engine.epochs import EpochSeen
 from resource_manager.engine.state import State
-from resource_manager.service.books import Books, Item, MakeEvent
+from resource_manager.service.books import Books, BooksSuspect, Item, MakeEvent
 from resource_manager.service.metrics import ResourceManagerMetrics
 from resource_manager.storage.store import NotLeader, Store
 
@@ -249,7 +249,8 @@ class Runner:
             self._fail(batch, Unavailable(error.message, reason=Reason.NOT_LEADER))
             self._die(await self._replaced() or error)
         except Exception as error:
-            self._metrics.commit_failures.inc()
+            suspect = isinstance(error, BooksSuspect)
+            (self._metrics.step_failures if suspect else self._metrics.commit_failures).inc()
             _log.error("batch_dropped", error=str(error), events=len(batch), exc_info=error)
             self._fail(batch, _public(error))
             await self._reload(error)

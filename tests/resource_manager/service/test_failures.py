@@ -7,13 +7,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 import resource_manager.main as rm_main
-from finegrain.errors import Reason, StoreError
+from finegrain.errors import IllegalTransition, InvariantBroken, Reason, StoreError
 from finegrain.options import ListenOptions
 from finegrain.v1 import cluster_pb2, slots_pb2
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
+from resource_manager.engine.events import JobRegistered
+from resource_manager.engine.step import step
 from resource_manager.main import EXIT_FAILED, EXIT_STEPPED_DOWN
 from resource_manager.options import ResourceManagerOptions
 from resource_manager.service import books, watch
@@ -241,6 +244,67 @@ async def test_books_that_contradict_themselves_grant_nothing_more(
         assert status == 503
         assert "finegrain_rm_ledger_mismatches 1.0" in text
         assert not executor.commands
+
+
+@pytest.mark.parametrize("bug", [IllegalTransition, InvariantBroken, RuntimeError])
+async def test_a_bug_in_a_step_is_internal_and_the_books_are_read_anew(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    bug: type[Exception],
+) -> None:
+    """Planted where it hurts: half of the change is made already."""
+
+    def planted(state: Any, event: Any) -> Any:
+        result = step(state, event)
+        if isinstance(event, JobRegistered) and event.name == "poison":
+            raise bug("planted")
+        return result
+
+    monkeypatch.setattr(books, "_engine_step", lambda: planted)
+    async with running_rm(tmp_path) as rm, ScriptedExecutor(rm) as executor:
+        job = await ScriptedJob(rm).register()
+        await job.request(slot_request("slot-1"))
+        with pytest.raises(grpc.RpcError) as told:
+            await ScriptedJob(rm).register(name="poison")
+        assert told.value.code() is grpc.StatusCode.INTERNAL  # which no client repeats
+        assert (await rm.cluster.GetCluster(cluster_pb2.GetClusterRequest())).rm_epoch == 2
+        (dropped,) = [each for each in caplog.records if "batch_dropped" in each.getMessage()]
+        assert "JobRegistered: " in dropped.getMessage()
+        assert "planted" in dropped.getMessage()
+        _, text = await fetch(rm.metrics_address, "/metrics")
+        for counted in (
+            "finegrain_rm_step_failures_total 1.0",
+            "finegrain_rm_reloads_total 1.0",
+            "finegrain_rm_db_commit_failures_total 0.0",
+            "finegrain_rm_ledger_mismatches 0.0",
+        ):
+            assert counted in text
+        listed = await rm.cluster.ListJobs(cluster_pb2.ListJobsRequest())
+        assert [each.job_id for each in listed.jobs] == [job.job_id]
+        await eventually(executor.register_if_asked)
+        await job.request(slot_request("slot-2"))
+        await eventually(lambda: set(executor.slots) == {"slot-1", "slot-2"})
+
+
+@pytest.mark.parametrize("ahead", [0, 3], ids=["the same epoch", "a higher epoch"])
+async def test_books_that_executors_have_overtaken_command_nothing_and_name_the_way_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, ahead: int
+) -> None:
+    async with running_rm(tmp_path) as rm, ScriptedExecutor(rm) as known:
+        job = await ScriptedJob(rm).register()
+        stranger = ScriptedExecutor(rm, "host-b", rm_epoch=known.rm_epoch + ahead)
+        error = await refusal(stranger.register())
+        assert error.reason is Reason.STALE_EPOCH
+        assert f"host-b has seen rm_epoch {1 + ahead}, these books have 1" in error.message
+        late = await refusal(job.request(slot_request("slot-1")))
+        assert late.reason in (Reason.NOT_LEADER, Reason.UNREACHABLE)
+        async with asyncio.timeout(20):
+            assert await asyncio.shield(rm.task) == EXIT_STEPPED_DOWN
+        assert not known.commands
+    (told,) = [each.getMessage() for each in caplog.records if each.levelname == "ERROR"]
+    database = f"sqlite:///{tmp_path / 'finegrain.db'}"
+    assert f"`finegrain db raise-epoch --above-epoch {1 + ahead} --database {database}`" in told
 
 
 async def test_a_second_resource_manager_is_refused_by_directory_by_database_and_by_port(

@@ -11,10 +11,18 @@ from typing import Any
 
 import pytest
 
-from finegrain.errors import AlreadyExists, Reason, ResourceExhausted, Unavailable
+from finegrain.errors import (
+    AlreadyExists,
+    IllegalTransition,
+    InvariantBroken,
+    Reason,
+    ResourceExhausted,
+    StoreError,
+    Unavailable,
+)
 from resource_manager.engine.effects import Changes, Effect, PublishClusterEvent, Snapshot
 from resource_manager.engine.entities import Instant
-from resource_manager.engine.events import JobRegistered
+from resource_manager.engine.events import Decide, JobRegistered
 from resource_manager.engine.settings import EngineSettings
 from resource_manager.service.books import Books, BooksSuspect
 from resource_manager.service.metrics import ResourceManagerMetrics
@@ -213,6 +221,50 @@ async def test_a_step_that_may_have_half_changed_the_books_drops_them() -> None:
         assert (heard.reloads, runner.rm_epoch) == ([2], 2)
         assert not store.commits
         assert not isinstance(await register(runner, "job-1"), BooksSuspect)
+
+
+async def test_who_shares_a_batch_with_a_bug_may_try_again() -> None:
+    from resource_manager.engine.step import step
+
+    def failing(state: Any, event: Any) -> Any:
+        if isinstance(event, JobRegistered) and event.job_id == "poison":
+            raise IllegalTransition("a bug")
+        return step(state, event)
+
+    store = MemoryStore()
+    store.gate.clear()
+    async with started(store, step=failing) as (runner, heard):
+        first = register(runner, "job-0")
+        await committing(store)
+        rest = [register(runner, name) for name in ("job-1", "poison", "job-2")]
+        await asyncio.sleep(0)
+        store.gate.set()
+        told = await asyncio.gather(first, *rest, return_exceptions=True)
+        assert [type(each) for each in told] == [str, StoreError, IllegalTransition, StoreError]
+        assert [[each.job_id for each in changes.jobs] for changes in store.commits] == [["job-0"]]
+        assert await register(runner, "job-1") == "job-1"
+        assert heard.reloads == [2]
+
+
+async def test_a_bug_in_a_decision_undoes_its_batch() -> None:
+    from resource_manager.engine.step import step
+
+    broken = True
+
+    def failing(state: Any, event: Any) -> Any:
+        nonlocal broken
+        if broken and isinstance(event, Decide):
+            broken = False
+            raise InvariantBroken("a bug")
+        return step(state, event)
+
+    store = MemoryStore()
+    async with started(store, step=failing) as (runner, heard):
+        with pytest.raises(StoreError, match="was not made; try again"):
+            await register(runner, "job-1")
+        assert not store.commits
+        assert await register(runner, "job-1") == "job-1"
+        assert heard.reloads == [2]
 
 
 async def test_signs_of_life_that_waited_count_before_anybody_is_called_lost() -> None:
