@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Self
 
 from finegrain.errors import FailedPrecondition, FinegrainError, NotFound
 from finegrain.ids import new_id
-from finegrain.options import TlsOptions
 from finegrain.v1 import resource_manager_pb2 as rm
 from finegrain.v1 import slots_pb2
 from finegrain_client import reading
@@ -212,7 +211,6 @@ class Job:
         self,
         address: str = "127.0.0.1:0",
         *,
-        tls: TlsOptions | None = None,
         insecure: bool = False,
     ) -> str:
         """Lets executors offer slots to this process directly; see `finegrain_client.offers`.
@@ -220,12 +218,13 @@ class Job:
         Returns the address to put into `SlotSpec.target_address`. Ends with the job.
 
         Raises:
-            ConfigurationError: the address is in use, or beyond loopback without TLS.
+            ConfigurationError: the address is in use, or beyond loopback, where offers travel in
+                clear.
         """
         from finegrain_client.offers import OfferServer
 
         if self._offers is None:
-            server = OfferServer(self._may_accept, self.secret, address, tls=tls, insecure=insecure)
+            server = OfferServer(self._may_accept, self.secret, address, insecure=insecure)
             await server.start()
             self._offers = server
         return self._offers.address

@@ -3,7 +3,7 @@
 Decides only what to answer: yes to a slot that the job still wants, if the caller knows the hash of
 the job's secret (executors of its cluster do), no to all else. An offer tells who may keep a slot,
 never where a slot is: the slot itself, with the address that will be shown the job's secret, is
-taken from the RM's watch stream.
+taken from the RM's watch stream. Executors dial in clear, so there is no TLS here.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from typing import Any
 import grpc.aio
 
 from finegrain.errors import ConfigurationError, Reason
-from finegrain.options import TlsOptions
 from finegrain.rpc.addresses import format_address, is_loopback, parse_address
-from finegrain.rpc.channels import JOB_SECRET_HASH, SERVER_OPTIONS, server_credentials
+from finegrain.rpc.channels import JOB_SECRET_HASH, SERVER_OPTIONS
 from finegrain.rpc.tokens import same_secret, sha256_hex
 from finegrain.v1 import job_master_pb2, job_master_pb2_grpc, slots_pb2
 
@@ -34,24 +33,22 @@ class OfferServer(job_master_pb2_grpc.JobMasterServiceServicer):
         job_secret: str,
         address: str = "127.0.0.1:0",
         *,
-        tls: TlsOptions | None = None,
         insecure: bool = False,
     ) -> None:
         """`wanted` is asked with allocation id and generation.
 
         Raises:
             InvalidArgument: a malformed address.
-            ConfigurationError: beyond loopback without TLS.
+            ConfigurationError: beyond loopback, where offers travel in clear.
         """
-        if tls is None and not insecure and not is_loopback(address):
+        if not insecure and not is_loopback(address):
             raise ConfigurationError(
-                f"offers would be taken at {address} in clear; give tls, or say insecure=True if "
-                "nobody else can reach that address",
+                f"offers would be taken at {address} in clear; say insecure=True if nobody else "
+                "can reach that address",
                 details={"address": address},
             )
         self._wanted = wanted
         self._secret_sha256 = sha256_hex(job_secret)
-        self._tls = tls
         self._server: grpc.aio.Server | None = None
         self.address = address
 
@@ -59,16 +56,13 @@ class OfferServer(job_master_pb2_grpc.JobMasterServiceServicer):
         """Begins to serve.
 
         Raises:
-            ConfigurationError: ADDRESS_IN_USE, or unreadable TLS files.
+            ConfigurationError: ADDRESS_IN_USE.
         """
         server = grpc.aio.server(options=SERVER_OPTIONS)
         job_master_pb2_grpc.add_JobMasterServiceServicer_to_server(self, server)
         host, _ = parse_address(self.address)
         try:
-            if self._tls is None:
-                port = server.add_insecure_port(self.address)
-            else:
-                port = server.add_secure_port(self.address, server_credentials(self._tls))
+            port = server.add_insecure_port(self.address)
         except RuntimeError:
             raise ConfigurationError(
                 f"offers cannot be taken at {self.address}: the address is in use or not of this "

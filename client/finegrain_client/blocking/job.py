@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Self
 
-from finegrain.options import TlsOptions
 from finegrain_client import job as aio_job
 from finegrain_client import types
 from finegrain_client.blocking.handles import Request, Slot
@@ -82,10 +81,9 @@ class Job:
         self,
         address: str = "127.0.0.1:0",
         *,
-        tls: TlsOptions | None = None,
         insecure: bool = False,
     ) -> str:
-        return self.loop.run(self.inner.serve_offers(address, tls=tls, insecure=insecure))
+        return self.loop.run(self.inner.serve_offers(address, insecure=insecure))
 
     def end(self, grace_s: float | None = None) -> None:
         self.loop.run(self.inner.end(grace_s))
