@@ -69,7 +69,8 @@ def _used(row: Row) -> str:
 
 
 def _executor_state(row: Row) -> str:
-    return str(row["state"]) + (" draining" if row["draining"] else "")
+    draining = " draining" if row["draining"] else ""
+    return str(row["state"]) + draining + (" unreachable" if row["unreachable_reason"] else "")
 
 
 def _labels(row: Row) -> str:
@@ -100,6 +101,7 @@ EXECUTORS = (
     Column("address", _text("address"), wide=True),
     Column("labels", _labels, wide=True),
     Column("drain reason", _text("drain_reason"), wide=True),
+    Column("unreachable because", _text("unreachable_reason"), wide=True),
 )
 
 SLOTS = (
@@ -112,7 +114,7 @@ SLOTS = (
     Column("generation", _text("generation"), wide=True, right=True),
     Column("limit", lambda row: format_bytes(row["memory_bytes"]), wide=True, right=True),
     Column("cpu cap", lambda row: format_cpu(row["cpu_limit_milli"]), wide=True, right=True),
-    Column("pids", _text("pids_max"), wide=True, right=True),
+    Column("pids", lambda row: str(row["pids_max"] or "default"), wide=True, right=True),
     Column("cpus", lambda row: str(row["cpus"] or "shared"), wide=True),
     Column("isolation", _isolation, wide=True),
 )

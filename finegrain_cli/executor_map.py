@@ -36,6 +36,8 @@ def executor_text(executor: Data) -> str:
         f"allocated  {amounts_text(executor['allocated'])}",
         f"available  {amounts_text(executor['available'])}",
     ]
+    if executor["unreachable_reason"]:
+        lines.insert(1, f"the resource manager cannot dial it: {executor['unreachable_reason']}")
     if executor["topology"]:
         lines += ["", render_topology(host_topology(executor["topology"]))]
     shared = executor["shared_cpus"] or "all"

@@ -192,6 +192,7 @@ def executor(
         isolation=isolation(message.isolation) if message.HasField("isolation") else None,
         software_version=message.software_version,
         shared_cpus=message.shared_cpus,
+        unreachable_reason=message.unreachable_reason,
         topology=plain(message.topology) if message.HasField("topology") else None,
         slot_list=None if slot_list is None else tuple(slot_list),
     )

@@ -154,7 +154,8 @@ class ExecutorStatus(Value):
     """One executor.
 
     `topology` (the fields of the protocol's HostTopology) and `slot_list` are only there when the
-    executor was asked for by name.
+    executor was asked for by name. `unreachable_reason` says why the RM cannot dial it although it
+    reports; empty: it can.
     """
 
     executor_id: str
@@ -179,6 +180,7 @@ class ExecutorStatus(Value):
     isolation: Isolation | None
     software_version: str
     shared_cpus: str
+    unreachable_reason: str = ""
     topology: Mapping[str, Any] | None = None
     slot_list: tuple[SlotStatus, ...] | None = None
 

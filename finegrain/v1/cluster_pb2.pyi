@@ -101,6 +101,7 @@ class ExecutorStatus(google.protobuf.message.Message):
     SOFTWARE_VERSION_FIELD_NUMBER: builtins.int
     TOPOLOGY_FIELD_NUMBER: builtins.int
     SHARED_CPUS_FIELD_NUMBER: builtins.int
+    UNREACHABLE_REASON_FIELD_NUMBER: builtins.int
     executor_id: builtins.str
     """Its name."""
     instance_id: builtins.str
@@ -125,6 +126,10 @@ class ExecutorStatus(google.protobuf.message.Message):
     """Its software version."""
     shared_cpus: builtins.str
     """Cpus of the shared pool, as a cpu list."""
+    unreachable_reason: builtins.str
+    """Why the RM cannot dial the executor although it reports, with the way out; empty: it can. Nothing new is placed
+    on it then; it is tried again and again, and used again by itself once it can be dialled.
+    """
     @property
     def drain_deadline_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
         """When its remaining slots are taken away; absent: never."""
@@ -195,9 +200,10 @@ class ExecutorStatus(google.protobuf.message.Message):
         software_version: builtins.str = ...,
         topology: finegrain.v1.resources_pb2.HostTopology | None = ...,
         shared_cpus: builtins.str = ...,
+        unreachable_reason: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["allocated", b"allocated", "available", b"available", "default_slot_profile", b"default_slot_profile", "drain_deadline_time", b"drain_deadline_time", "isolation", b"isolation", "report_time", b"report_time", "reserved", b"reserved", "topology", b"topology", "total", b"total", "used", b"used"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "allocated", b"allocated", "available", b"available", "default_slot_profile", b"default_slot_profile", "drain_deadline_time", b"drain_deadline_time", "drain_reason", b"drain_reason", "draining", b"draining", "executor_id", b"executor_id", "instance_id", b"instance_id", "isolation", b"isolation", "labels", b"labels", "registration_number", b"registration_number", "report_number", b"report_number", "report_time", b"report_time", "reserved", b"reserved", "shared_cpus", b"shared_cpus", "slots", b"slots", "slots_max", b"slots_max", "software_version", b"software_version", "state", b"state", "topology", b"topology", "total", b"total", "used", b"used"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "allocated", b"allocated", "available", b"available", "default_slot_profile", b"default_slot_profile", "drain_deadline_time", b"drain_deadline_time", "drain_reason", b"drain_reason", "draining", b"draining", "executor_id", b"executor_id", "instance_id", b"instance_id", "isolation", b"isolation", "labels", b"labels", "registration_number", b"registration_number", "report_number", b"report_number", "report_time", b"report_time", "reserved", b"reserved", "shared_cpus", b"shared_cpus", "slots", b"slots", "slots_max", b"slots_max", "software_version", b"software_version", "state", b"state", "topology", b"topology", "total", b"total", "unreachable_reason", b"unreachable_reason", "used", b"used"]) -> None: ...
 
 global___ExecutorStatus = ExecutorStatus
 
@@ -424,7 +430,7 @@ class GetClusterResponse(google.protobuf.message.Message):
 
     @property
     def executors(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]:
-        """Executors by state ("active", "unconfirmed", "lost", "draining")."""
+        """Executors by state ("active", "unconfirmed", "lost", "draining", "unreachable")."""
 
     @property
     def pending_requests(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]:

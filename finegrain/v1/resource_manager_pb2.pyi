@@ -644,7 +644,8 @@ class ExecutorVerdict(google.protobuf.message.Message):
     @property
     def blockers(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Stable codes of what stands in the way: "INSUFFICIENT_<DIMENSION>", "LABEL_MISMATCH", "DRAINING", "LOST",
-        "UNCONFIRMED", "SLOT_LIMIT", "TOTAL_TOO_SMALL", "REFUSED" (it refused this request, and is asked again later).
+        "UNREACHABLE" (it reports, but cannot be dialled), "UNCONFIRMED", "SLOT_LIMIT", "TOTAL_TOO_SMALL", "REFUSED" (it
+        refused this request, and is asked again later).
         """
 
     @property

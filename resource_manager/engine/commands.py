@@ -20,6 +20,7 @@ from resource_manager.engine.events import (
 )
 from resource_manager.engine.host import Command, Host
 from resource_manager.engine.moves import requeue, vanish
+from resource_manager.engine.reachability import command_arrived, find_unreachable
 from resource_manager.engine.refusals import backoff_ms, remember_refusal
 from resource_manager.engine.reports import settle, take_in
 from resource_manager.engine.timers import Timer
@@ -35,6 +36,8 @@ def dispatch(turn: Turn) -> None:
         host = state.hosts.get(executor_id)
         if host is None or host.executor.state is not ExecutorState.ACTIVE:
             continue  # whoever registers gets its orders anew
+        if host.reach.unreachable:
+            continue  # likewise whoever can be dialled again
         command = host.in_flight
         if command is None:
             _send_next(turn, host)
@@ -103,6 +106,7 @@ def command_answered(turn: Turn, event: CommandAnswered) -> None:
     if host is None or host.in_flight is None:
         return
     command = host.in_flight
+    command_arrived(host)
     refused: list[tuple[Slot, ItemOutcome]] = []
     for key, outcome in zip(command.keys, event.outcomes, strict=False):
         slot = host.slots.get(key)
@@ -136,7 +140,16 @@ def command_refused(turn: Turn, event: CommandRefused) -> None:
     host = _host_of_command(turn, event)
     if host is None:
         return
-    _distrust(turn, host, f"it refused command {event.command_number}", event.reason)
+    why = f"it refused command {event.command_number}"
+    host.reach.refused += 1
+    if host.reach.refused >= turn.state.settings.refused_commands_max:
+        host.reach.cause = (
+            f"{why} with {event.reason}, and {host.reach.refused - 1} before that; is it another"
+            " executor that listens at this address?"
+        )
+        find_unreachable(turn, host)
+        return
+    _distrust(turn, host, why, event.reason)
 
 
 def _distrust(turn: Turn, host: Host, why: str, reason: str = "") -> None:
@@ -164,6 +177,9 @@ def command_undelivered(turn: Turn, event: CommandUndelivered) -> None:
         command.failures, settings.command_retry_min_ms, settings.command_retry_max_ms
     )
     command.failures += 1
+    if command.failing_since_ms is None:
+        command.failing_since_ms = turn.now_ms
+    host.reach.cause = event.cause
     command.retry_at_ms = turn.now_ms + delay
     turn.state.timers.arm(Timer.COMMAND, host.host_id, command.retry_at_ms)
 

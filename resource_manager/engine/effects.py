@@ -48,6 +48,16 @@ class SendFree:
 
 
 @dataclass(frozen=True, slots=True)
+class ProbeExecutor:
+    """Find out whether an executor can be dialled, without asking anything of it, and answer with
+    ExecutorProbed. An answer that gets lost does no harm: another probe follows.
+    """
+
+    executor_id: str
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
 class PublishJobEvent:
     """Push an entry of a job's log to its watchers. It is stored with the batch."""
 
@@ -64,7 +74,7 @@ class PublishClusterEvent:
     event: ClusterEvent
 
 
-Effect = SendAllocate | SendFree | PublishJobEvent | PublishClusterEvent
+Effect = SendAllocate | SendFree | ProbeExecutor | PublishJobEvent | PublishClusterEvent
 
 
 @dataclass(slots=True)

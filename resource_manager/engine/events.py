@@ -169,13 +169,28 @@ class CommandRefused:
 class CommandUndelivered:
     """The outcome of the command in flight is unknown (deadline, connection lost).
 
-    It will be sent again. Answer: None.
+    It will be sent again. `cause` says why, for people. Answer: None.
     """
 
     at: Instant
     executor_id: str
     registration_number: int
     command_number: int
+    cause: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorProbed:
+    """An executor that could not be dialled was tried again at this address; `cause` empty: it
+    answers now.
+
+    Answer: None.
+    """
+
+    at: Instant
+    executor_id: str
+    address: str
+    cause: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +254,7 @@ Event = (
     | CommandAnswered
     | CommandRefused
     | CommandUndelivered
+    | ExecutorProbed
     | DrainRequested
     | UndrainRequested
     | ForgetRequested

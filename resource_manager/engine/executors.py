@@ -28,6 +28,7 @@ from resource_manager.engine.events import (
 )
 from resource_manager.engine.host import Host
 from resource_manager.engine.moves import free, key_of, lose, vanish
+from resource_manager.engine.reachability import unreachable_registered
 from resource_manager.engine.reports import take_in
 from resource_manager.engine.state import State
 from resource_manager.engine.timers import Timer
@@ -127,6 +128,11 @@ def _adopt(turn: Turn, host: Host | None, registration: Registration) -> Host:
         host = state.hosts[registration.executor_id] = Host.of(executor)
     else:
         executor = host.executor
+        if host.reach.unreachable:
+            # Unless it only did what it was told, whoever runs it may have mended something.
+            told_to = executor.state is ExecutorState.UNCONFIRMED
+            moved = executor.registration.address != registration.address
+            unreachable_registered(turn, host, changed=moved or not told_to)
         if executor.registration.instance_id != registration.instance_id:
             executor.report_number = 0
         executor.registration = registration

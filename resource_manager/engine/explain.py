@@ -135,8 +135,8 @@ def _distance(one: Judgement) -> tuple[int, int, str]:
 
 
 def _is_out_of_reach(one: Judgement) -> bool:
-    """True if not even an empty executor of this kind would do now: absent, draining, other
-    labels.
+    """True if not even an empty executor of this kind would do now: absent, draining, unreachable,
+    other labels.
     """
     return not one.host.eligible or Blocker.LABEL_MISMATCH in one.blockers
 
@@ -169,6 +169,7 @@ def _verdict_message(one: Judgement) -> str:
         Blocker.LOST: "is lost",
         Blocker.UNCONFIRMED: "has not registered with this incarnation of the RM yet",
         Blocker.DRAINING: f"is draining: {executor.drain_reason or 'no reason given'}",
+        Blocker.UNREACHABLE: f"reports, but cannot be dialled: {one.host.reach.cause}",
         Blocker.LABEL_MISMATCH: "lacks a required label",
         Blocker.TOTAL_TOO_SMALL: "is too small even when empty",
         Blocker.SLOT_LIMIT: f"has {len(one.host.slots)} slots of at most"
@@ -304,7 +305,8 @@ def _waiting(reason: str, usable: list[Judgement], considered: int, ahead: int) 
         Reason.NOT_YET_CONSIDERED: "has just arrived and was not considered yet",
         Reason.WAITING_FRAGMENTED: "enough is free in sum, but on no single executor",
         Reason.WAITING_LABELS: "no executor that carries the required labels is large enough",
-        Reason.INFEASIBLE_NOW_OFFLINE: "only executors that are lost or draining could host it",
+        Reason.INFEASIBLE_NOW_OFFLINE: "only executors that are lost, draining or"
+        " unreachable could host it",
         Reason.INFEASIBLE_NEVER: "no known executor could host it, even when empty",
     }
     if reason in texts:

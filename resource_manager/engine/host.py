@@ -37,7 +37,7 @@ KNOWN = "known/"
 """Prefix of index columns: what a host in any state could give when empty."""
 
 ONLINE = "online/"
-"""Likewise, of hosts that are neither lost nor draining."""
+"""Likewise, of hosts that are neither lost, draining nor unreachable."""
 
 SCORE = "score"
 """Index column of the spread strategy: smallest free share over all dimensions, in millionths."""
@@ -52,6 +52,7 @@ class Command:
     effect: SendAllocate | SendFree
     keys: tuple[SlotKey, ...]
     failures: int = 0
+    failing_since_ms: int | None = None  # its first failed delivery
     retry_at_ms: int | None = None
 
     @property
@@ -80,6 +81,19 @@ class Refusal:
     active: bool = True
 
 
+@dataclass(slots=True)
+class Reach:
+    """Whether the RM can dial the executor. Registrations do not end this: they say that the
+    executor can dial the RM.
+    """
+
+    unreachable: bool = False
+    cause: str = ""  # of the last failure, for people
+    failures: int = 0  # probes and findings since a command was last answered
+    refused: int = 0  # commands refused since then
+    probe_at_ms: int = 0
+
+
 @dataclass(slots=True, eq=False)
 class Host:
     """An executor with everything that the RM derives about it."""
@@ -101,6 +115,7 @@ class Host:
     frees_failed: int = 0
     hold_frees_until_ms: int = 0
     refusals: dict[ShapeKey, Refusal] = field(default_factory=dict)
+    reach: Reach = field(default_factory=Reach)
     shrunk: bool = False  # registered with less than its slots have booked
 
     @classmethod
@@ -118,7 +133,14 @@ class Host:
     @property
     def eligible(self) -> bool:
         """True if new slots may be placed here."""
-        return self.executor.state is ExecutorState.ACTIVE and not self.executor.draining
+        active = self.executor.state is ExecutorState.ACTIVE
+        return active and not self.executor.draining and not self.reach.unreachable
+
+    @property
+    def online(self) -> bool:
+        """True if new slots may be placed here, now or once it has registered."""
+        lost = self.executor.state is ExecutorState.LOST
+        return not (lost or self.executor.draining or self.reach.unreachable)
 
     def adopt_registration(self) -> None:
         """Derives what hangs on the registration, bookings of present slots included."""
@@ -215,10 +237,9 @@ class Host:
 
     def vector(self, strategy: Strategy) -> dict[str, int]:
         """All columns of the index."""
-        executor = self.executor
         empty = self.empty()
         columns = {KNOWN + name: amount for name, amount in empty.items()}
-        if executor.state is not ExecutorState.LOST and not executor.draining:
+        if self.online:
             columns.update({ONLINE + name: amount for name, amount in empty.items()})
         if self.eligible:
             free = self.free()

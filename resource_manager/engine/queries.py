@@ -47,12 +47,15 @@ class Page(Generic[_Item, _Key]):
 
 @dataclass(frozen=True, slots=True)
 class ExecutorView:
-    """An executor with its sums. `available` is empty while nothing new may be placed on it."""
+    """An executor with its sums. `available` is empty while nothing new may be placed on it;
+    `unreachable_reason` says why the RM cannot dial it, empty: it can.
+    """
 
     executor: Executor
     allocated: dict[str, int]
     available: dict[str, int]
     slots: int
+    unreachable_reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +95,7 @@ class ClusterView:
     allocated: dict[str, int]
     available: dict[str, int]
     used: Usage
-    executors: dict[str, int]  # by "active", "unconfirmed", "lost", "draining"
+    executors: dict[str, int]  # by "active", "unconfirmed", "lost", "draining", "unreachable"
     pending_requests: dict[str, int]  # by primary reason
     slots: int
     jobs: int  # that have not ended
@@ -100,10 +103,11 @@ class ClusterView:
 
 def cluster_view(state: State) -> ClusterView:
     """The sums of the cluster."""
-    counts = dict.fromkeys(("active", "unconfirmed", "lost", "draining"), 0)
+    counts = dict.fromkeys(("active", "unconfirmed", "lost", "draining", "unreachable"), 0)
     for host in state.hosts.values():
         counts[host.executor.state.value.lower()] += 1
         counts["draining"] += host.executor.draining
+        counts["unreachable"] += host.reach.unreachable
     here = [h for h in state.hosts.values() if h.executor.state is not ExecutorState.LOST]
     used = [host.executor.used for host in here]
     return ClusterView(
@@ -275,6 +279,7 @@ def _view_of(host: Host) -> ExecutorView:
         allocated=dict(host.booked),
         available=host.free() if host.eligible else {},
         slots=len(host.slots),
+        unreachable_reason=host.reach.cause if host.reach.unreachable else "",
     )
 
 

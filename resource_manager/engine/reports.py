@@ -33,6 +33,11 @@ from resource_manager.engine.epochs import refuse_seen_epoch
 from resource_manager.engine.events import ReportAnswer, SlotsReported
 from resource_manager.engine.host import Host, SlotKey
 from resource_manager.engine.moves import confirm, decline, key_of, lose, reclaim, vanish
+from resource_manager.engine.reachability import (
+    delivery_overdue,
+    find_unreachable,
+    frees_to_tell,
+)
 from resource_manager.engine.refusals import remember_refusal
 from resource_manager.engine.turn import Turn
 
@@ -69,9 +74,12 @@ def slots_reported(turn: Turn, event: SlotsReported) -> ReportAnswer:
     taken = take_in(turn, host, event.report)
     if taken.taken:
         executor.used = event.used
+    if delivery_overdue(turn, host):
+        find_unreachable(turn, host)
+        return ReportAnswer(register_again=True)
     return ReportAnswer(
         send_full_report=taken.base_missing,
-        unowned=taken.unowned,
+        unowned=(*taken.unowned, *frees_to_tell(host)),
         acknowledged_report_number=executor.report_number,
     )
 

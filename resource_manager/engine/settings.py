@@ -48,6 +48,13 @@ class EngineSettings:
     command_retry_max_ms: int = 5 * SECOND_MS
     command_items_max: int = 1_000
 
+    # An executor that reports and cannot be dialled: when nothing more is placed there, and how
+    # often it is tried then.
+    unreachable_after_ms: int = 10 * SECOND_MS  # of failed deliveries of one command
+    refused_commands_max: int = 5  # in a row; likewise
+    probe_min_ms: int = 1 * SECOND_MS
+    probe_max_ms: int = 30 * SECOND_MS
+
     # A host that refused a shape is not asked for it again before this, unless its state changes.
     refusal_backoff_min_ms: int = 1 * SECOND_MS
     refusal_backoff_max_ms: int = 300 * SECOND_MS

@@ -29,6 +29,7 @@ from resource_manager.engine.events import (
     Decide,
     DrainRequested,
     Event,
+    ExecutorProbed,
     ExecutorRegistered,
     ForgetRequested,
     JobEndRequested,
@@ -58,6 +59,7 @@ from resource_manager.engine.jobs import (
 )
 from resource_manager.engine.placement.feasibility import waiting_reason
 from resource_manager.engine.placement.matching import place_waiting
+from resource_manager.engine.reachability import executor_probed, probe_rang
 from resource_manager.engine.refusals import refusal_rang
 from resource_manager.engine.reports import slots_reported
 from resource_manager.engine.requests import cancel_requests, release_slots, submit_requests
@@ -102,6 +104,8 @@ def _handle(turn: Turn, event: Event) -> object:  # noqa: C901, PLR0912 -- one c
             command_refused(turn, event)
         case CommandUndelivered():
             command_undelivered(turn, event)
+        case ExecutorProbed():
+            executor_probed(turn, event)
         case DrainRequested():
             return request_drain(turn, event)
         case UndrainRequested():
@@ -146,6 +150,8 @@ def _tick(turn: Turn) -> None:
                 drain_rang(turn, entity_id)
             case Timer.COMMAND:
                 command_rang(turn, entity_id)
+            case Timer.PROBE:
+                probe_rang(turn, entity_id)
             case Timer.REFUSAL:
                 refusal_rang(turn, entity_id)
             case Timer.HISTORY:

@@ -19,6 +19,7 @@ class Timer(StrEnum):
     SILENCE = "SILENCE"  # an executor may be lost
     DRAIN = "DRAIN"  # an executor's drain deadline may have passed
     COMMAND = "COMMAND"  # a command may be sent again
+    PROBE = "PROBE"  # an executor that could not be dialled may be tried again
     REFUSAL = "REFUSAL"  # an executor may be asked again for what it refused
     HISTORY = "HISTORY"  # old cluster events may be forgotten
 

@@ -9,6 +9,7 @@ from typing import assert_never
 from finegrain.logs import get_logger
 from resource_manager.engine.effects import (
     Effect,
+    ProbeExecutor,
     PublishClusterEvent,
     PublishJobEvent,
     SendAllocate,
@@ -48,6 +49,8 @@ class Dispatcher:
             match effect:
                 case SendAllocate() | SendFree():
                     self._links.send(effect)
+                case ProbeExecutor():
+                    self._links.probe(effect)
                 case PublishJobEvent():
                     if outcome := _OUTCOMES.get(effect.event.state):
                         self._metrics.requests.labels(outcome).inc()

@@ -3,6 +3,7 @@
 At most one command per executor is in flight (the engine sees to that); a command whose outcome is
 unknown is reported as such and sent again by the engine with the same number. Decides only how
 calls are made; nothing here retries beyond the channel's own attempts within the deadline.
+Why an executor cannot be dialled is logged once, and again when the cause is another one.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from finegrain.errors import FailedPrecondition, FinegrainError, InvalidArgument
+from finegrain.errors import FailedPrecondition, FinegrainError, InvalidArgument, Reason
 from finegrain.logs import get_logger
 from finegrain.options import TlsOptions
 from finegrain.rpc.channels import open_channel
@@ -23,20 +24,23 @@ from finegrain.rpc.status import error_from_rpc
 from finegrain.rpc.wire import duration_ms_to_proto
 from finegrain.v1 import slots_pb2, task_executor_pb2
 from finegrain.v1.task_executor_pb2_grpc import TaskExecutorServiceStub
-from resource_manager.engine.effects import SendAllocate, SendFree
+from resource_manager.engine.effects import ProbeExecutor, SendAllocate, SendFree
 from resource_manager.engine.events import (
     CommandAnswered,
     CommandRefused,
     CommandUndelivered,
+    ExecutorProbed,
     ItemOutcome,
 )
 from resource_manager.service import from_wire
 from resource_manager.service.books import MakeEvent
+from resource_manager.service.dialling import Obstacle, cause_of, obstacle_of, was_reached
 from resource_manager.service.metrics import ResourceManagerMetrics
 from resource_manager.service.runner import Runner
 from resource_manager.service.to_wire import slot_status
 
 COMMAND_DEADLINE_S = 10.0
+PROBE_DEADLINE_S = 5.0
 COMMANDS_IN_FLIGHT_MAX = 1_000  # over all executors
 
 _log = get_logger("finegrain.rm.executor_link")
@@ -64,6 +68,7 @@ class ExecutorLinks:
         self._metrics = metrics
         self._options = options
         self._channels: dict[str, tuple[str, grpc.aio.Channel]] = {}  # address beside it
+        self._obstacles: dict[str, Obstacle] = {}  # what was logged last, by executor
         self._slots = asyncio.Semaphore(COMMANDS_IN_FLIGHT_MAX)
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -72,6 +77,10 @@ class ExecutorLinks:
         # The epoch of the books that decided it: newer books must not lend it theirs.
         self._spawn(self._deliver(command, self._runner.rm_epoch))
 
+    def probe(self, probe: ProbeExecutor) -> None:
+        """Begins to find out whether an executor can be dialled; likewise."""
+        self._spawn(self._probe(probe))
+
     def drop_all(self) -> None:
         """Ends what is in flight: the books that ordered it are gone."""
         for task in list(self._tasks):
@@ -79,6 +88,10 @@ class ExecutorLinks:
 
     def forget(self, executor_id: str) -> None:
         """Closes the channel to an executor that is no longer in the books."""
+        self._obstacles.pop(executor_id, None)
+        self._close(executor_id)
+
+    def _close(self, executor_id: str) -> None:
         known = self._channels.pop(executor_id, None)
         if known is not None:
             self._spawn(known[1].close())
@@ -99,12 +112,32 @@ class ExecutorLinks:
     async def _deliver(self, command: Command, rm_epoch: int) -> None:
         async with self._slots:
             make = await self._outcome(command, rm_epoch)
+        await self._tell(command.executor_id, make)
+
+    async def _tell(self, executor_id: str, make: MakeEvent) -> None:
         try:
             await self._runner.submit(make, render=lambda _none: None, urgent=True)
         except FinegrainError as error:  # the books moved on: the engine asks again if it must
-            _log.info(
-                "command_outcome_dropped", executor_id=command.executor_id, error=error.message
-            )
+            _log.info("command_outcome_dropped", executor_id=executor_id, error=error.message)
+
+    async def _probe(self, probe: ProbeExecutor) -> None:
+        """Makes a call that changes nothing; whatever the executor itself says to it is good."""
+        cause = ""
+        try:
+            stub: Any = TaskExecutorServiceStub(self._channel(probe.executor_id, probe.address))
+            try:
+                await stub.ListTasks(task_executor_pb2.ListTasksRequest(), timeout=PROBE_DEADLINE_S)
+            except grpc.RpcError as error:
+                raise error_from_rpc(error, probe.address) from None
+        except FinegrainError as error:
+            if not was_reached(error):
+                cause = self._not_reached(probe.executor_id, probe.address, error)
+        if not cause:
+            self._reached(probe.executor_id, probe.address)
+        await self._tell(
+            probe.executor_id,
+            lambda at: ExecutorProbed(at, probe.executor_id, probe.address, cause),
+        )
 
     async def _outcome(self, command: Command, rm_epoch: int) -> MakeEvent:
         name = "allocate" if isinstance(command, SendAllocate) else "free"
@@ -112,6 +145,9 @@ class ExecutorLinks:
         try:
             answered = await self._call(command, rm_epoch)
         except FailedPrecondition as error:
+            if error.reason is Reason.VERSION_MISMATCH:  # whoever listens there is no executor
+                outcome(name, "undelivered").inc()
+                return self._undelivered(command, error)
             outcome(name, "refused").inc()
             self._note(command, error, "command_refused")
             return _refused(command, error.reason.value)
@@ -121,9 +157,9 @@ class ExecutorLinks:
             return _refused(command, error.reason.value)
         except FinegrainError as error:
             outcome(name, "undelivered").inc()
-            self._note(command, error, "command_undelivered")
-            return _undelivered(command)
+            return self._undelivered(command, error)
         outcome(name, "answered").inc()
+        self._reached(command.executor_id, command.address)
         return answered
 
     async def _call(self, command: Command, rm_epoch: int) -> MakeEvent:
@@ -156,13 +192,41 @@ class ExecutorLinks:
         known = self._channels.get(executor_id)
         if known is not None and known[0] == address:
             return known[1]
-        self.forget(executor_id)
+        self._close(executor_id)
         options = self._options
         channel = open_channel(
             address, tls=options.tls, token=options.token, insecure=options.insecure
         )
         self._channels[executor_id] = (address, channel)
         return channel
+
+    def _undelivered(self, command: Command, error: FinegrainError) -> MakeEvent:
+        cause = self._not_reached(command.executor_id, command.address, error)
+        return lambda at: CommandUndelivered(
+            at=at,
+            executor_id=command.executor_id,
+            registration_number=command.registration_number,
+            command_number=command.command_number,
+            cause=cause,
+        )
+
+    def _not_reached(self, executor_id: str, address: str, error: FinegrainError) -> str:
+        """Logs why, unless that is known already; answers with the cause and the way out."""
+        obstacle = obstacle_of(error)
+        if self._obstacles.get(executor_id) is not obstacle:
+            self._obstacles[executor_id] = obstacle
+            _log.warning(
+                "executor_not_reached",
+                executor_id=executor_id,
+                address=address,
+                error=error.message,
+                hint=obstacle.value,
+            )
+        return cause_of(error, address)
+
+    def _reached(self, executor_id: str, address: str) -> None:
+        if self._obstacles.pop(executor_id, None) is not None:
+            _log.info("executor_reached_again", executor_id=executor_id, address=address)
 
     def _note(self, command: Command, error: FinegrainError, what: str) -> None:
         _log.warning(
@@ -235,13 +299,4 @@ def _refused(command: Command, reason: str) -> Callable[[Any], CommandRefused]:
         registration_number=command.registration_number,
         command_number=command.command_number,
         reason=reason,
-    )
-
-
-def _undelivered(command: Command) -> Callable[[Any], CommandUndelivered]:
-    return lambda at: CommandUndelivered(
-        at=at,
-        executor_id=command.executor_id,
-        registration_number=command.registration_number,
-        command_number=command.command_number,
     )

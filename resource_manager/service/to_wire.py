@@ -201,6 +201,7 @@ def executor_status(
         isolation=isolation_to_proto(known.isolation),
         software_version=known.software_version,
         shared_cpus=known.shared_cpus,
+        unreachable_reason=view.unreachable_reason,
     )
     _set_times(message, executor)
     if with_topology:

@@ -12,6 +12,7 @@ from finegrain.resources import MIB, ResourceProfile
 from resource_manager.engine.entities import RequestSpec
 from resource_manager.engine.events import (
     DrainRequested,
+    ExecutorProbed,
     ExecutorRegistered,
     ForgetRequested,
     ItemOutcome,
@@ -239,6 +240,17 @@ class Stage:
 
     def do_lose(self, words: Words) -> Iterator[str]:
         self.cluster.fail(self._sent(words.subjects[0]))
+        yield from self._effects()
+
+    def do_probe(self, words: Words) -> Iterator[str]:
+        """The RM hears what became of dialling an executor: it answers, or not."""
+        failed = words.flag("fails")
+        executor = self._executor(words)
+        address = executor.registration().address
+        event = ExecutorProbed(
+            self.cluster.at, executor.executor_id, address, "connection refused" if failed else ""
+        )
+        self.cluster.batch(event)
         yield from self._effects()
 
     def do_lose_answer(self, words: Words) -> Iterator[str]:

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from finegrain.resources import MIB, Amounts, ResourceProfile
-from resource_manager.engine.effects import Effect, PublishJobEvent, SendAllocate, SendFree
+from resource_manager.engine.effects import (
+    Effect,
+    ProbeExecutor,
+    PublishClusterEvent,
+    PublishJobEvent,
+    SendAllocate,
+    SendFree,
+)
 from resource_manager.engine.entities import JobEvent
 from resource_manager.engine.events import ReportAnswer
 from resource_manager.engine.explain import Explanation
@@ -23,6 +30,11 @@ def effect(one: Effect) -> Iterator[str]:
     elif isinstance(one, SendFree):
         for name, generation, _ in one.slots:
             yield f"free {_name(name, generation)} on {one.executor_id}"
+    elif isinstance(one, ProbeExecutor):
+        yield f"dial {one.executor_id}"
+    elif isinstance(one, PublishClusterEvent):
+        if one.event.kind in ("executor_unreachable", "executor_reachable"):
+            yield f"note {one.event.kind} {one.event.executor_id}: {one.event.message}"
     elif isinstance(one, PublishJobEvent):
         yield job_event(one.event)
 
@@ -78,6 +90,7 @@ def slot(view: SlotView) -> str:
 
 def executor(view: ExecutorView) -> str:
     state = f"{view.executor.state}{' draining' if view.executor.draining else ''}"
+    state += " unreachable" if view.unreachable_reason else ""
     return (
         f"{view.executor.executor_id} {state}: {view.slots} slots,"
         f" allocated {amounts(view.allocated)}, available {amounts(view.available)}"

@@ -15,7 +15,7 @@ from finegrain.errors import (
     InvariantBroken,
     Reason,
 )
-from resource_manager.engine.effects import Effect, SendAllocate, SendFree
+from resource_manager.engine.effects import Effect, ProbeExecutor, SendAllocate, SendFree
 from resource_manager.engine.entities import Instant
 from resource_manager.engine.events import (
     CommandAnswered,
@@ -23,6 +23,7 @@ from resource_manager.engine.events import (
     CommandUndelivered,
     Decide,
     Event,
+    ExecutorProbed,
     Ticked,
 )
 from resource_manager.engine.settings import EngineSettings
@@ -157,6 +158,8 @@ class Manager(Node):
         for effect in effects:
             if isinstance(effect, SendAllocate | SendFree):
                 self._command(effect)
+            elif isinstance(effect, ProbeExecutor):
+                self._probe(effect)
         self._busy = False
         if self._inbox or self._tick_due:
             self._wake()
@@ -176,6 +179,18 @@ class Manager(Node):
             COMMAND_WAIT_MS,
         )
 
+    def _probe(self, probe: ProbeExecutor) -> None:
+        names = (probe.executor_id, probe.address)
+        self.network.call(
+            self,
+            self.executors[probe.executor_id],
+            lambda reply: reply(None),
+            lambda result: self.submit(
+                lambda at: ExecutorProbed(at, *names, repr(result) if result else "")
+            ),
+            COMMAND_WAIT_MS,
+        )
+
     def _outcome(self, command: SendAllocate | SendFree, result: Any) -> None:
         names = (command.executor_id, command.registration_number, command.command_number)
         try:
@@ -189,8 +204,9 @@ class Manager(Node):
             if error.reason is Reason.COMMAND_OUT_OF_ORDER:  # both sides count the same, always
                 self.checks.require([f"{names[0]}: {error}"])
             self.submit(lambda at: CommandRefused(at, *names, reason=reason))
-        except (FinegrainError, Unreached):
-            self.submit(lambda at: CommandUndelivered(at, *names))
+        except (FinegrainError, Unreached) as error:
+            cause = repr(error)
+            self.submit(lambda at: CommandUndelivered(at, *names, cause=cause))
         else:
             self.submit(lambda at: CommandAnswered(at, *names, outcomes=outcomes, report=report))
 

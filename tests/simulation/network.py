@@ -76,6 +76,7 @@ class Network:
     rng: Random
     weather: Weather = field(default_factory=Weather)
     cut: set[tuple[str, str]] = field(default_factory=set)  # (from, to) that lose everything
+    undialled: set[tuple[str, str]] = field(default_factory=set)  # (from, to) that cannot call
     lost: int = 0
     repeated: int = 0
     delayed: int = 0
@@ -95,7 +96,10 @@ class Network:
         def reply(result: Any) -> None:
             self._send(target, source, lambda: finish(result))
 
-        self._send(source, target, lambda: serve(reply))
+        if (source.name, target.name) in self.undialled:
+            self.lost += 1
+        else:
+            self._send(source, target, lambda: serve(reply))
         source.after(wait_ms, lambda: finish(Unreached()))
 
     def _send(self, source: Node, target: Node, deliver: Action) -> None:

@@ -152,6 +152,11 @@ def unowned_slots_are_never_told(patch: Patch) -> None:
     patch.setattr(executors, "take_in", take_in)
 
 
+def nobody_dials_an_unreachable_executor_again(patch: Patch) -> None:
+    """What could not be reached once is never used again."""
+    patch.setattr(step, "probe_rang", lambda _turn, _executor_id: None)
+
+
 PLANTED: tuple[Callable[[Patch], None], ...] = (
     late_report_frees_a_pending_slot,
     capacity_not_booked_while_outcome_unknown,
@@ -165,4 +170,5 @@ PLANTED: tuple[Callable[[Patch], None], ...] = (
     command_outlives_its_registration,
     overtaken_registration_is_taken_in,
     unowned_slots_are_never_told,
+    nobody_dials_an_unreachable_executor_again,
 )

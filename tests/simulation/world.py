@@ -67,6 +67,8 @@ class World:
             pack_candidates=rng.choice((1, 2, 8)),
             command_items_max=rng.choice((1, 3, 1_000)),
             command_retry_max_ms=2_000,
+            unreachable_after_ms=rng.choice((1_000, 2_500)),
+            probe_max_ms=2_000,
             refusal_backoff_min_ms=rng.choice((100, 1_000)),
             refusal_backoff_max_ms=5_000,
             ended_retention_ms=rng.choice((3_000, 86_400_000)),
@@ -147,6 +149,7 @@ class World:
         self.log("everything heals")
         self.network.weather = Weather()
         self.network.cut.clear()
+        self.network.undialled.clear()
         self.troubles.carve_fails = self.troubles.offer_declined = 0.0
         self.manager.crash_at = ""
         for master in self.checks.masters.values():
@@ -219,9 +222,9 @@ class World:
         if self.loop.now_ms > STORMY_MS - 1_000:
             return
         fault = self.rng.choices(
-            (self._rm_dies, self._executor_dies, self._cut_off, self._break, self._operate,
-             self._job_ends),
-            (3, 3, 3, 1, 3, 1),
+            (self._rm_dies, self._executor_dies, self._cut_off, self._close_port, self._break,
+             self._operate, self._job_ends),
+            (3, 3, 3, 2, 1, 3, 1),
         )[0]  # fmt: skip
         self.faults += bool(fault())
         self.loop.after(self.rng.randint(100, 1_600) * self.calm, self._next_fault)
@@ -257,6 +260,16 @@ class World:
 
     def _join(self, cut: set[tuple[str, str]]) -> None:
         self.network.cut -= cut
+
+    def _close_port(self) -> bool:
+        """The executor reaches the manager, and not the other way round."""
+        way = ("rm", self._some_executor().name)
+        self.log(f"{way[1]} cannot be dialled")
+        self.network.undialled.add(way)
+        self.loop.after(
+            self.rng.choice((2_000, 6_000, 12_000)), lambda: self.network.undialled.discard(way)
+        )
+        return True
 
     def _break(self) -> bool:
         return self._some_executor().break_slot()

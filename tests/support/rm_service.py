@@ -149,17 +149,24 @@ class ScriptedExecutor(_Servicer):
     _server: GuardedServer | None = None
 
     async def __aenter__(self) -> ScriptedExecutor:
+        await self.open_port()
+        await self.register()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close_port()
+
+    async def open_port(self) -> None:
+        """Serves, where it did before if it was closed meanwhile."""
         self._server = GuardedServer(
-            ListenOptions(address="127.0.0.1:0"),
+            ListenOptions(address=self.address or "127.0.0.1:0"),
             TASK_EXECUTOR_ACCESS,
             TokenHashes(sha256_hex(self.rm.cluster_token)),
         )
         self._server.add(add_TaskExecutorServiceServicer_to_server, self)
         self.address = await self._server.start()
-        await self.register()
-        return self
 
-    async def __aexit__(self, *exc: object) -> None:
+    async def close_port(self) -> None:
         assert self._server is not None
         await self._server.stop(0)
 
@@ -186,7 +193,7 @@ class ScriptedExecutor(_Servicer):
         )
 
     async def register(self) -> rm_pb2.RegisterExecutorResponse:
-        self.report_number = self.command_number = 0
+        self.command_number = 0
         answer: rm_pb2.RegisterExecutorResponse
         answer = await self.rm.rm_as_cluster.RegisterExecutor(self.registration())
         self.rm_epoch, self.registration_number = answer.rm_epoch, answer.registration_number
@@ -243,6 +250,9 @@ class ScriptedExecutor(_Servicer):
             self.slots.pop(each.allocation_id, None)
         results = [slots_pb2.ItemResult(id=each.allocation_id) for each in request.slots]
         return te_pb2.FreeSlotsResponse(results=results, report=self.report())
+
+    async def ListTasks(self, request: Any, context: Any) -> te_pb2.ListTasksResponse:
+        return te_pb2.ListTasksResponse()
 
     async def _taken(self, request: Any) -> None:
         self.commands.append(request)

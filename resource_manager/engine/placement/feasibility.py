@@ -25,7 +25,7 @@ class Feasibility(StrEnum):
     """What the sizes of the hosts say about a shape, whatever is free now."""
 
     POSSIBLE = "POSSIBLE"  # some executor could serve it when empty
-    OFFLINE = "OFFLINE"  # only executors that are lost or draining could
+    OFFLINE = "OFFLINE"  # only lost, draining or unreachable executors could
     LABELS = "LABELS"  # only executors without the labels could
     NEVER = "NEVER"  # no executor could
 
@@ -36,6 +36,7 @@ class Blocker(StrEnum):
     LOST = "LOST"
     UNCONFIRMED = "UNCONFIRMED"
     DRAINING = "DRAINING"
+    UNREACHABLE = "UNREACHABLE"  # it reports, but cannot be dialled
     LABEL_MISMATCH = "LABEL_MISMATCH"
     TOTAL_TOO_SMALL = "TOTAL_TOO_SMALL"
     SLOT_LIMIT = "SLOT_LIMIT"
@@ -70,6 +71,8 @@ def judge(host: Host, shape: Shape) -> Judgement:
         blockers.append(Blocker(host.executor.state.value))
     if host.executor.draining:
         blockers.append(Blocker.DRAINING)
+    if host.reach.unreachable:
+        blockers.append(Blocker.UNREACHABLE)
     if not carries(host, shape.labels):
         blockers.append(Blocker.LABEL_MISMATCH)
     if shortfall(asked, total):

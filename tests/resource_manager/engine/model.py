@@ -326,6 +326,7 @@ class ModelCluster:
                 command.executor_id,
                 command.registration_number,
                 command.command_number,
+                cause="connection refused",
             )
         )
 

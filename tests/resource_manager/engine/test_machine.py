@@ -19,6 +19,7 @@ from resource_manager.engine.entities import (
 )
 from resource_manager.engine.events import (
     DrainRequested,
+    ExecutorProbed,
     ExecutorRegistered,
     ForgetRequested,
     JobEndRequested,
@@ -70,7 +71,12 @@ class BooksStaySound(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.cluster = ModelCluster(
-            EngineSettings(strategy=self.strategy, pack_candidates=2, command_items_max=3)  # type: ignore[arg-type]
+            EngineSettings(
+                strategy=self.strategy,  # type: ignore[arg-type]
+                pack_candidates=2,
+                command_items_max=3,
+                unreachable_after_ms=1_000,
+            )
         )
         self.held: list[tuple[ModelExecutor, SlotsReported]] = []
         self.held_registrations: list[ExecutorRegistered] = []
@@ -204,6 +210,12 @@ class BooksStaySound(RuleBasedStateMachine):
             self.cluster.fail(sent)
         else:
             self.cluster.deliver(sent, lose_answer=fate == "answer lost")
+
+    @rule(name=st.sampled_from(HOSTS), cause=st.sampled_from(["", "", "refused"]))
+    def probe(self, name: str, cause: str) -> None:
+        """Whether an executor can be dialled, if that is the question."""
+        address = self.cluster.executors[name].registration().address
+        self.cluster.batch(ExecutorProbed(self.cluster.at, name, address, cause))
 
     @rule()
     def everything_arrives(self) -> None:
@@ -345,6 +357,7 @@ class BooksStaySound(RuleBasedStateMachine):
             for name, executor in self.cluster.executors.items():
                 executor.finish_frees()
                 self.report(name)
+                self.probe(name, "")
         self.cluster.settle()
         self._both_sides_agree()
         self._nothing_that_fits_waits()

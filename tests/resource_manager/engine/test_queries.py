@@ -112,7 +112,13 @@ def test_the_sums_of_the_cluster_add_up(cluster: ModelCluster) -> None:
     assert view.total == {"cpu_milli": 8_000, "memory_bytes": 8 * GIB}
     assert view.allocated == {"cpu_milli": 8_000, "memory_bytes": 2 * GIB}
     assert view.available == {"memory_bytes": 6 * GIB}
-    assert view.executors == {"active": 2, "unconfirmed": 0, "lost": 0, "draining": 0}
+    assert view.executors == {
+        "active": 2,
+        "unconfirmed": 0,
+        "lost": 0,
+        "draining": 0,
+        "unreachable": 0,
+    }
     assert view.pending_requests == {"WAITING_CAPACITY": 2}
     assert (view.slots, view.jobs) == (8, 2)
     jobs = list_jobs(cluster.state, limit=10).items
