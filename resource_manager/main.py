@@ -186,7 +186,11 @@ async def _resource_manager(options: ResourceManagerOptions) -> AsyncIterator[_R
         links = ExecutorLinks(
             runner,
             metrics,
-            LinkOptions(parts.tokens.cluster, options.listen.tls, options.listen.insecure),
+            LinkOptions(
+                parts.tokens.cluster,
+                options.executor_tls or options.listen.tls,
+                options.listen.insecure,
+            ),
         )
         hub = WatchHub(runner, metrics)
         server = _server(parts, hub)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from finegrain.options import ListenOptions, LogOptions
+from finegrain.options import ListenOptions, LogOptions, TlsOptions
 
 DEFAULT_ADDRESS = "127.0.0.1:7170"
 DEFAULT_METRICS_ADDRESS = "127.0.0.1:7171"
@@ -25,6 +25,7 @@ class ResourceManagerOptions:
             address=DEFAULT_ADDRESS, metrics_address=DEFAULT_METRICS_ADDRESS
         )
     )
+    executor_tls: TlsOptions | None = None  # how executors are dialled; None: as `listen` says
     log: LogOptions = field(default_factory=LogOptions)
     cluster_token_file: Path | None = (
         None  # None: cluster.token in the state directory, made at first start

@@ -16,10 +16,17 @@ from finegrain_cli.config.model import ListenSection, Settings
 FILES = (
     ("client", ("token_file", "tls_ca", "tls_certificate", "tls_key")),
     ("rm", ("tls_ca", "tls_certificate", "tls_key", "cluster_token_file", "user_token_file")),
+    ("rm", ("executor_tls_ca", "executor_tls_certificate", "executor_tls_key")),
     ("executor", ("tls_ca", "tls_certificate", "tls_key", "cluster_token_file")),
     ("executor", ("manager_tls_ca", "manager_tls_certificate", "manager_tls_key")),
 )
-PAIRS = (("client", "tls_"), ("rm", "tls_"), ("executor", "tls_"), ("executor", "manager_tls_"))
+PAIRS = (
+    ("client", "tls_"),
+    ("rm", "tls_"),
+    ("rm", "executor_tls_"),
+    ("executor", "tls_"),
+    ("executor", "manager_tls_"),
+)
 
 
 def find_problems(settings: Settings) -> list[str]:

@@ -27,6 +27,7 @@ def resource_manager_options(settings: Settings) -> ResourceManagerOptions:
         state_dir=rm_state_dir(rm),
         database_url=rm.database,
         listen=_listen(rm),
+        executor_tls=_executor_tls(rm),
         log=_log(settings.log),
         cluster_token_file=_path(rm.cluster_token_file),
         user_token_file=_path(rm.user_token_file),
@@ -120,6 +121,17 @@ def tls_options(ca: str, certificate: str, key: str) -> TlsOptions | None:
     if not (ca or certificate or key):
         return None
     return TlsOptions(ca=_path(ca), certificate=_path(certificate), key=_path(key))
+
+
+def _executor_tls(rm: RmSection) -> TlsOptions | None:
+    """A certificate and its key replace the RM's own together: one does not go with another's."""
+    own = rm.executor_tls_certificate or rm.executor_tls_key
+    certificate, key = (
+        (rm.executor_tls_certificate, rm.executor_tls_key)
+        if own
+        else (rm.tls_certificate, rm.tls_key)
+    )
+    return tls_options(rm.executor_tls_ca or rm.tls_ca, certificate, key)
 
 
 def _log(section: LogSection) -> LogOptions:

@@ -129,6 +129,13 @@ class RmSection(ListenSection):
     user_token_file: str = Field(
         "", description="file with the user token; default: user.token in state_dir"
     )
+    executor_tls_ca: str = Field(
+        "", description="authority that executors are checked against; default: tls_ca"
+    )
+    executor_tls_certificate: str = Field(
+        "", description="client certificate to show executors; default: tls_certificate"
+    )
+    executor_tls_key: str = Field("", description="key of that certificate; default: tls_key")
     user_token_group: str = Field("", description="group that may read user.token")
     strategy: str = Field(
         "pack",

@@ -226,6 +226,40 @@ def test_an_executor_of_another_authority_is_not_let_in(secured: Network) -> Non
     assert process.wait(60) == 0
 
 
+def test_executors_are_checked_against_an_authority_of_their_own() -> None:
+    """The RM demands no client certificates, so `tls_ca` is not there to check executors with."""
+    with tempfile.TemporaryDirectory(prefix="fg-tls-") as name, network(Path(name)) as made:
+        folder = made.folder
+        authority(folder, "ca")
+        certificate(folder, "host", "ca", f"IP:{HOST}")
+        ca, own = str(folder / "ca.pem"), made.tls("host")
+        del own["tls_ca"]
+        rm = {"state_dir": str(folder / "rm"), "listen": SERVED, "metrics_listen": "none"} | own
+        share = {"listen": f"{HOST}:0", "metrics_listen": "none", "executor_id": unique("tls")}
+        share |= {"state_dir": str(folder / "executor"), "run_dir": str(folder / "run")}
+        share |= {"manager": SERVED, "cpu": "1", "memory": "256M", "isolation": "none"}
+        share |= own | {"manager_tls_ca": ca, "task_user": "self"}
+        config = made.config("executor", executor=share, rm=rm)
+        client = made.config("client", client={"tls_ca": ca})
+        more = ("--allow-root-tasks", "--stop-tasks-on-exit")
+
+        manager = made.start("rm", "serve", "--config", str(made.config("rm", rm=rm)))
+        eventually((folder / "rm" / "endpoint.json").exists, "the RM serves")
+        made.start("executor", "serve", "--config", str(config), *more)
+        eventually(lambda: "registered" in made.log("executor"), "the executor registers")
+        small = ("--cpu", "0.1", "--memory", "32M", "--wait-timeout", "3s")
+        assert made.call("run", "--config", str(client), *small, "--", "true").code != 0
+        assert "executor_not_reached" in made.log("rm")
+        assert "rm.executor_tls_ca" in made.log("rm")
+
+        manager.terminate()
+        assert manager.wait(60) == 0
+        told = made.config("rm", rm=rm | {"executor_tls_ca": ca})
+        made.start("rm", "serve", "--config", str(told))
+        done = made.run(client, "echo", "42")
+        assert (done.stdout, done.code) == (b"42\n", 0), done.stderr
+
+
 @pytest.mark.parametrize(
     "command",
     [

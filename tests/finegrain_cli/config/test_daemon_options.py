@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from pathlib import Path
 
+from finegrain.options import TlsOptions
 from finegrain_cli.config.daemon_options import (
     database_url,
     resource_manager_options,
@@ -46,6 +47,19 @@ def test_every_option_of_both_daemons_can_be_configured(tmp_path: Path) -> None:
         assert same == []
 
 
+def test_executors_are_dialled_as_the_rm_is_unless_told_otherwise() -> None:
+    own = {"tls_ca": "/ca", "tls_certificate": "/rm.crt", "tls_key": "/rm.key"}
+    other = {"executor_tls_certificate": "/c.crt", "executor_tls_key": "/c.key"}
+
+    def dialled(**keys: str) -> TlsOptions | None:
+        return resource_manager_options(Settings.model_validate({"rm": keys})).executor_tls
+
+    assert dialled() is None
+    assert dialled(**own) == TlsOptions(Path("/ca"), Path("/rm.crt"), Path("/rm.key"))
+    assert dialled(**own, **other) == TlsOptions(Path("/ca"), Path("/c.crt"), Path("/c.key"))
+    assert dialled(executor_tls_ca="/x") == TlsOptions(Path("/x"))
+
+
 def test_no_metrics_port_where_none_is_wanted() -> None:
     settings = load_configuration(environment={"FINEGRAIN_RM__METRICS_LISTEN": "none"}).settings
 
@@ -83,6 +97,7 @@ cluster_events_max = 1000
 cluster_events_age = "1d"
 ended_retention = "1h"
 database_lease = "2s"
+executor_tls_ca = "/ca"
 [executor]
 state_dir = "/srv/executor"
 run_dir = "/run/x"
