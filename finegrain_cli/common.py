@@ -55,7 +55,6 @@ HINTS: dict[Reason, str] = {
     Reason.INFEASIBLE_NEVER: (
         "ask for less, or see `finegrain executors -o wide` for what the hosts have"
     ),
-    Reason.STORE_SCHEMA: "run `finegrain db upgrade`",
     Reason.STORE_IN_USE: "another resource manager holds this database; stop it first",
     Reason.ADDRESS_IN_USE: "choose another port with --listen, or stop what listens there",
 }

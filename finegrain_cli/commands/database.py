@@ -120,6 +120,7 @@ def restore(
     from resource_manager.storage import schema
 
     url = _url(database, make=True)
+    schema.check_restorable(url)
     say(f"{_shown(url)} will be replaced by {file}; what is there now is kept beside it")
     epoch = _epoch(above_epoch)
     if not yes and _can_ask():

@@ -63,6 +63,11 @@ def backup(url: str, path: Path) -> None:
     copy_sqlite(source, path)
 
 
+def check_restorable(url: str) -> None:
+    """Raises ConfigurationError if `restore` is not for this kind of database."""
+    _file(url, "pg_restore, then finegrain db raise-epoch")
+
+
 def restore(url: str, path: Path, *, above_epoch: int) -> Restored:
     """Put the backup at `path` in the place of the database at `url`.
 

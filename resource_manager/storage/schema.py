@@ -12,7 +12,7 @@ from sqlalchemy import Connection
 
 from finegrain.errors import FinegrainError
 from resource_manager.storage import migrate
-from resource_manager.storage.backup import Restored, backup, restore
+from resource_manager.storage.backup import Restored, backup, check_restorable, restore
 from resource_manager.storage.creation import create_sqlite, upgrade_sqlite
 from resource_manager.storage.location import DatabaseUrl
 from resource_manager.storage.sqlite_file import check_is_ours, os_errors, sqlite_engine
@@ -27,6 +27,7 @@ __all__ = [
     "Upgrade",
     "backup",
     "check",
+    "check_restorable",
     "current_version",
     "differences",
     "head_version",

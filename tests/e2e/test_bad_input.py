@@ -6,6 +6,7 @@ tests/resource_manager/service/test_bad_input.py; those of the wrapper in tests/
 
 from __future__ import annotations
 
+import json
 import os
 import sqlite3
 import subprocess
@@ -18,6 +19,7 @@ import pytest
 import finegrain_client as fg
 from finegrain.ids import new_id
 from tests.e2e.driving import Daemon, Daemons, Small, free_address, unique
+from tests.support.postgresql import PASSWORD_USER, PostgresqlServer
 
 TOO_MUCH = "99999999999999999999"
 LONG = "x" * 300
@@ -232,6 +234,92 @@ def test_a_corrupt_database(made: Daemons) -> None:
 def test_a_file_that_is_no_database(made: Daemons) -> None:
     database(made).write_bytes(b"not a database at all, but long enough to look at" * 100)
     assert str(database(made)) in refused(made.manager)
+
+
+# -- the same on PostgreSQL ----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PostgresqlServer]:
+    """A server that lives as long as this module."""
+    started = PostgresqlServer()
+    yield started
+    started.stop()
+
+
+def refused_on(daemons: Daemons, url: str) -> str:
+    """The one error of a resource manager that cannot serve from this database."""
+    daemons.manager.command = (*daemons.manager.command, "--database", url)
+    (line,) = refused(daemons.manager).splitlines()
+    entry = json.loads(line)
+    assert (entry["event"], daemons.manager.end()) == ("cannot_serve", 1)
+    assert "geheim" not in line
+    return f"{entry['reason']}: {entry['error']}"
+
+
+def test_a_postgresql_that_cannot_be_reached(daemons: Daemons) -> None:
+    said = refused_on(daemons, f"postgresql://user:geheim@{free_address()}/books")
+    assert said.startswith("STORE_UNAVAILABLE: ")
+    assert "cannot be reached or broke off; check that the server runs, and its host" in said
+
+
+@pytest.mark.needs("postgresql")
+def test_a_wrong_password(daemons: Daemons, server: PostgresqlServer) -> None:
+    server.execute(f"CREATE USER {PASSWORD_USER} PASSWORD 'right'")
+    said = refused_on(daemons, server.url(server.create_database(), PASSWORD_USER, "geheim"))
+    assert said.startswith("STORE_UNAVAILABLE: ")
+    assert f"refuses user {PASSWORD_USER}; correct user or password in the database URL" in said
+
+
+@pytest.mark.needs("postgresql")
+def test_a_postgresql_database_that_nobody_made(daemons: Daemons, server: PostgresqlServer) -> None:
+    assert "is missing; make it: createdb nowhere" in refused_on(daemons, server.url("nowhere"))
+
+
+@pytest.mark.needs("postgresql")
+def test_a_postgresql_database_of_another_program(
+    daemons: Daemons, server: PostgresqlServer
+) -> None:
+    name = server.create_database()
+    server.execute("CREATE TABLE photos (name text)", name)
+    said = refused_on(daemons, server.url(name))
+    assert said.startswith("STORE_SCHEMA: ")
+    assert "not those of finegrain; name an empty database" in said
+    left = server.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public'", name)
+    assert left == [("photos",)]
+
+
+@pytest.mark.needs("postgresql")
+def test_a_postgresql_database_of_newer_software(
+    daemons: Daemons, server: PostgresqlServer
+) -> None:
+    name = server.create_database()
+    assert daemons.cli("db", "upgrade", "--database", server.url(name)).code == 0
+    server.execute("UPDATE alembic_version SET version_num = '0099'", name)
+    said = refused_on(daemons, server.url(name))
+    assert said.startswith("STORE_SCHEMA: ")
+    assert "has schema version 99" in said
+    assert "install that version again" in said
+
+
+@pytest.mark.needs("postgresql")
+def test_a_postgresql_database_that_another_resource_manager_holds(
+    daemons: Daemons, server: PostgresqlServer
+) -> None:
+    url = server.url(server.create_database())
+    listen = ("--listen", free_address(), "--metrics-listen", "none", "--database", url)
+    first = Daemon(daemons.cli, daemons.folder / "first", "rm", "serve", *listen)
+    first.start()
+    first.endpoint()
+    try:
+        said = refused_on(daemons, url)
+        assert said.startswith("STORE_IN_USE: ")
+        assert listen[1] in said
+        assert "stop that one first, or give this one a database of its own" in said
+    finally:
+        assert first.stop() == 0  # it led all the time
+    daemons.manager.start()
+    daemons.manager.endpoint()
 
 
 @pytest.fixture

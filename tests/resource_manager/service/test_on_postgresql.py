@@ -10,7 +10,9 @@ import pytest
 
 from finegrain.v1 import slots_pb2
 from resource_manager.main import EXIT_STEPPED_DOWN
+from resource_manager.storage import schema
 from resource_manager.storage.store import open_store
+from tests.support.migrations import know_next_version
 from tests.support.postgresql import PostgresqlServer
 from tests.support.rm_service import (
     PATIENCE_S,
@@ -51,6 +53,20 @@ async def test_a_slot_is_granted_and_survives_a_restart(
         (request,) = (await stream.read()).snapshot.requests
         assert request.slot.state == slots_pb2.SLOT_STATE_ALLOCATED
         stream.cancel()
+
+
+async def test_a_database_of_older_software_is_brought_up_to_date_at_the_start(
+    tmp_path: Path, server: PostgresqlServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = server.url(server.create_database())
+    async with running_rm(tmp_path, database_url=url) as rm:
+        job = await ScriptedJob(rm).register()
+    know_next_version(monkeypatch, tmp_path / "migrations")
+    async with running_rm(tmp_path, database_url=url) as newer:
+        stream = job.watch(rm=newer)
+        await stream.read()  # it is still known
+        stream.cancel()
+    assert schema.current_version(url) == 2
 
 
 async def test_whoever_lost_the_lease_steps_down(tmp_path: Path, server: PostgresqlServer) -> None:

@@ -15,22 +15,14 @@ from sqlalchemy import create_engine, text
 
 from finegrain.errors import Reason, StoreError
 from resource_manager.engine.effects import Changes
-from resource_manager.storage import creation, migrate, schema, tables, versions
+from resource_manager.storage import creation, migrate, schema, tables
 from resource_manager.storage.location import DatabaseUrl
 from resource_manager.storage.store import open_store
 from tests.support.books import books_of, everything, same_books
+from tests.support.migrations import SECOND, know_next_version
 from tests.support.postgresql import PostgresqlServer
 
 REPOSITORY = Path(__file__).resolve().parents[3]
-
-SECOND = '''"""A step for tests."""
-import sqlalchemy as sa
-from alembic import op
-revision = "0002"
-down_revision = "0001"
-def upgrade():
-    op.add_column("jobs", sa.Column("note", sa.Text(), nullable=False, server_default="none"))
-'''
 
 BROKEN = SECOND + '    op.execute("INSERT INTO no_such_table VALUES (1)")\n'
 
@@ -40,16 +32,7 @@ def next_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[s
     """Makes this software one that knows a second migration."""
 
     def use(step: str) -> None:
-        folder = tmp_path / "migrations"
-        shutil.copytree(migrate.migrations_folder(), folder)
-        (folder / "versions/0002_note.py").write_text(step)
-        monkeypatch.setattr(migrate, "migrations_folder", lambda: folder)
-        for module in (tables, versions, schema):
-            monkeypatch.setattr(module, "SCHEMA_VERSION", 2)
-        from resource_manager.storage import postgresql_server, postgresql_store
-
-        for module in (postgresql_server, postgresql_store):
-            monkeypatch.setattr(module, "SCHEMA_VERSION", 2)
+        know_next_version(monkeypatch, tmp_path / "migrations", step)
 
     return use
 
