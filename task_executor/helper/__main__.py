@@ -13,14 +13,18 @@ import os
 import signal
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from task_executor.helper.cgroups import choose_driver
 from task_executor.helper.cgroups.base import Kernel
-from task_executor.helper.child import become_subreaper, spare_from_oom
-from task_executor.helper.launch import HelperConfig, digest
+from task_executor.helper.child import (
+    become_subreaper,
+    close_all_but,
+    default_signals,
+    spare_from_oom,
+)
+from task_executor.helper.launch import EXIT_CONFIG, EXIT_IN_USE, HelperConfig, digest
 from task_executor.helper.loop import Job, Loop
 from task_executor.helper.paths import boot_id, read_json, write_json
 from task_executor.helper.protocol import (
@@ -34,8 +38,8 @@ from task_executor.helper.server import FrameServer, listen
 from task_executor.helper.slots import Slots, slot_name
 from task_executor.helper.tasks import Tasks
 
-EXIT_CONFIG, EXIT_IN_USE = 2, 3
 _PAGE = 400  # slots, and tasks, per answer: well inside one frame
+_LEAVE_S = 3600.0  # a remover of scratch may have that much to do
 
 
 class Helper:
@@ -138,14 +142,21 @@ class Helper:
 
     def _leave(self) -> None:
         self.loop.running = False
+
+    def serve(self) -> None:
+        """Until we are told to stop. Where nothing runs any more, we go when the groups are gone;
+        a helper that comes meanwhile finds everything unlocked, and the groups are its own.
+        """
+        self.loop.serve()
         Path(self.config["socket_path"]).unlink(missing_ok=True)
-        if self.slots.limits or not all(task.exit for task in self.tasks.known.values()):
+        running = not all(task.exit for task in self.tasks.known.values())
+        if running or self.slots.limits or self.tasks.unclear:
             return
-        for _attempt, _busy in zip(range(50), self.driver.remove(self.driver.base), strict=False):
-            time.sleep(0.01)
-        for path in self.driver.base.values():  # shared with other executors of this host
-            with suppress(OSError):
-                self.driver.kernel.rmdir(path.rpartition("/")[0])
+        default_signals()
+        close_all_but((0, 1, 2))
+        end = time.monotonic() + _LEAVE_S
+        while self.driver.leave() and time.monotonic() < end:
+            time.sleep(0.05)
 
 
 def _reap() -> None:
@@ -184,12 +195,16 @@ def main(argument: str) -> int:
     spare_from_oom(-900)
     for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(signum, signal.SIG_IGN)
-    helper = Helper(config)
+    try:
+        helper = Helper(config)
+    except (OSError, Fault) as error:
+        sys.stderr.write(f"helper: {error}\n")
+        return EXIT_CONFIG
     os.write(up, b"1")
     os.close(up)
     gc.collect()
     gc.freeze()
-    helper.loop.serve()
+    helper.serve()
     return 0
 
 

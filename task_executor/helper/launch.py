@@ -19,6 +19,7 @@ from task_executor.helper.protocol import PROTOCOL_VERSION, decode, encode, fram
 from task_executor.helper.server import peer_uid, socket_address
 
 _ATTEMPTS, _PAUSE_S, _ANSWER_S = 20, 0.1, 5.0
+EXIT_CONFIG, EXIT_IN_USE = 2, 3
 _ROOT = Path(__file__).resolve().parents[2]
 _PROGRAM = (
     f"import sys; sys.path.insert(0, {str(_ROOT)!r});"
@@ -60,6 +61,8 @@ class HelperNotStarted(RuntimeError):
 def start_helper(config: HelperConfig) -> int:
     """The pid of a helper that answers at the socket, detached from us. A live one is reused if it
     was started with the same configuration, else it is replaced; tasks live through that.
+
+    Raises HelperNotStarted.
     """
     config = replace(config, front_pid=config.front_pid or os.getpid())
     path, said = Path(config.socket_path), ""
@@ -84,17 +87,24 @@ def digest(config: HelperConfig) -> str:
 
 
 def _spawn(config: HelperConfig) -> str:
-    """Start one and wait until it answers or has given up; returns the end of its log."""
+    """Start one and wait until it answers or has given up; returns what it said.
+
+    Raises HelperNotStarted where a repetition is of no use.
+    """
     log = Path(config.state_dir) / "helper.log"
     given = json.dumps(asdict(config))
     command = [sys.executable, "-I", "-S", "-X", "utf8", "-c", _PROGRAM, given]
     try:
         log.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
         with log.open("ab") as out:
-            subprocess.run(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, check=False)
-        return log.read_text(errors="replace")[-2000:]
+            before, null = out.tell(), subprocess.DEVNULL
+            done = subprocess.run(command, stdin=null, stdout=out, stderr=out, check=False)
+        said = log.read_bytes()[before:][-2000:].decode(errors="replace").strip()
     except OSError as error:
         raise HelperNotStarted(f"state directory {log.parent}: {error.strerror}") from None
+    if done.returncode == EXIT_CONFIG:
+        raise HelperNotStarted(said.removeprefix("helper: "))
+    return said
 
 
 def _ask(path: Path, verb: str) -> dict[str, Any] | None:

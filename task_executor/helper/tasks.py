@@ -28,7 +28,7 @@ from task_executor.helper.protocol import Fault, decode, encode, fault_of, frame
 from task_executor.helper.server import socket_address
 from task_executor.helper.shim import run_shim
 
-_START_S, _ANSWER_S = 60.0, 10.0
+_START_S, _ANSWER_S = 60.0, 5.0
 
 
 class Task:
@@ -248,7 +248,11 @@ class Tasks:
         return chosen
 
     def ask(self, task_id: str, verb: str, args: dict[str, Any]) -> Job:
-        """One question to a task's shim, without blocking anybody."""
+        """One question to a task's shim, without blocking anybody.
+
+        Raises TASK_ENDED only when that is certain, else UNREACHABLE: whoever feeds a task and is
+        told that it has ended throws the rest away.
+        """
         while task_id in self.unclear:
             yield 0.01
         if task_id not in self.known:
@@ -256,29 +260,22 @@ class Tasks:
         task = self.known[task_id]
         yield from self._until_started(task)
         gone = Fault("TASK_ENDED", f"task {task_id} does not run any more", task_id=task_id)
+        deadline = time.monotonic() + _ANSWER_S
         if task.exit:
             raise gone
-        outbox = bytearray(encode({"id": 0, "verb": verb, "args": args}))
-        inbox, whole = bytearray(), list[bytes]()
+        request = bytearray(encode({"id": 0, "verb": verb, "args": args}))
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as peer:
             try:
                 with socket_address(task.directory / "control") as address:
                     peer.connect(address)
-                while outbox:  # more than a socket holds at once, if it is input
-                    try:
-                        del outbox[: peer.send(outbox)]
-                    except BlockingIOError:
-                        yield 0.001
-                while not whole:
-                    yield peer.fileno(), _ANSWER_S
-                    inbox += (data := peer.recv(1 << 20))
-                    if not data:
-                        raise gone
-                    whole = list(frames(inbox))
+                answer = decode((yield from _exchange(peer, request, deadline)))
             except OSError as error:
-                message = f"the shim of task {task_id} does not answer: {error}"
-                raise Fault("TASK_ENDED", message, task_id=task_id) from None
-        answer = decode(whole[0])
+                while not isinstance(error, BlockingIOError) and time.monotonic() < deadline:
+                    if task.exit:
+                        raise gone from None
+                    yield 0.01  # it goes: its pidfd tells when
+                message = f"the shim of task {task_id} does not answer ({error}); try again"
+                raise Fault("UNREACHABLE", message, task_id=task_id) from None
         if not answer["ok"]:
             raise fault_of(answer["error"])
         return answer["result"]
@@ -298,3 +295,22 @@ class Tasks:
             os.close(fd)
         if self.known.pop(task_id, None):
             shutil.rmtree(task.directory)
+
+
+def _exchange(peer: socket.socket, outbox: bytearray, deadline: float) -> Job:
+    """The frame that answers outbox. OSError if none comes; BlockingIOError if it is too late."""
+    inbox, whole = bytearray(), list[bytes]()
+    while outbox:  # more than a socket holds at once, if it is input
+        try:
+            del outbox[: peer.send(outbox)]
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise
+            yield 0.001
+    while not whole:
+        yield peer.fileno(), max(0.0, deadline - time.monotonic())
+        inbox += (data := peer.recv(1 << 20))
+        if not data:
+            raise ConnectionResetError("it hung up")
+        whole = list(frames(inbox))
+    return whole[0]

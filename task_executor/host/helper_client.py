@@ -75,6 +75,7 @@ _CLASSES: dict[str, type[FinegrainError]] = {
     Reason.OUT_OF_RANGE: errors.OutOfRange,
     Reason.USER_NOT_ALLOWED: errors.PermissionDenied,
     Reason.OVER_LIMIT: errors.ResourceExhausted,
+    Reason.UNREACHABLE: errors.Unavailable,
     Reason.INTERNAL: FinegrainError,
 }
 
@@ -159,7 +160,7 @@ class HelperClient:
         return TaskStarted(**await self._call("start_task", args))
 
     async def signal_task(self, task_id: str, signum: int) -> None:
-        """To the task's process group. Raises TASK_ENDED, TASK_UNKNOWN."""
+        """To the task's process group. Raises TASK_ENDED, TASK_UNKNOWN, UNREACHABLE."""
         await self._call("signal_task", {"task_id": task_id, "signum": signum}, repeat=False)
 
     async def kill_task(self, task_id: str, grace_ms: int = 0) -> None:
@@ -173,7 +174,7 @@ class HelperClient:
         little later.
 
         Offsets count from the start of stdin, so a repetition is harmless. eof holds once all of
-        data is taken.
+        data is taken. Raises TASK_ENDED, and UNREACHABLE while the shim does not answer: try again.
         """
         accepted, end = offset, offset + len(data)
         while True:

@@ -4,13 +4,17 @@ way out.
 
 from __future__ import annotations
 
+import errno
 import os
+import time
 from typing import Any
 
 from task_executor.helper.cgroups import v1, v2
-from task_executor.helper.cgroups.base import Driver, Group, Kernel
+from task_executor.helper.cgroups.base import Driver, Group, InUse, Kernel
 from task_executor.helper.protocol import Fault
 
+_ATTEMPTS, _PAUSE_S = 50, 0.02
+_FOR_GOOD = (errno.EACCES, errno.EPERM, errno.EROFS)
 _FIX_V1 = "run the executor as root (cgroup v1 cannot be delegated safely to other users)"
 _FIX_V2 = "run it as root or in a scope of its own: systemd-run --user --scope -p Delegate=yes ..."
 _FIX_NO_MOUNT = "mount a cgroup file system with cpu, cpuset, memory and pids controllers"
@@ -19,7 +23,9 @@ _FIX_NO_MOUNT = "mount a cgroup file system with cpu, cpuset, memory and pids co
 def choose_driver(config: dict[str, Any], kernel: Kernel, known: Group | None = None) -> Driver:
     """A prepared driver.
 
-    `known`: the base of an earlier helper in this boot, which holds our slots.
+    `known`: the base of an earlier helper in this boot, which holds our slots. What fails is tried
+    again for a second: other executors come and go, and remove the group above theirs when it is
+    empty. Raises InUse if another helper has our executor_id.
     """
     if config["isolation"] == "none":
         fix = 'set isolation = "auto" to have limits enforced'
@@ -30,7 +36,8 @@ def choose_driver(config: dict[str, Any], kernel: Kernel, known: Group | None = 
     if not own and "unified" not in groups:
         return Driver(kernel, {}, "no cgroup controllers are mounted here", _FIX_NO_MOUNT)
     kind = v1.V1 if own else v2.V2
-    if known and ("unified" in known) == (not own):
+    above = [path.rsplit("/", 2)[0] for path in (known or {}).values()]
+    if known and ("unified" in known) == (not own) and all(map(kernel.exists, above)):
         places = [known]
     else:
         top = "" if parent else _own_groups(root, "/", kernel).get("unified", "")
@@ -38,17 +45,20 @@ def choose_driver(config: dict[str, Any], kernel: Kernel, known: Group | None = 
         bases = [own] if own else on_v2
         inside = f"finegrain/{config['executor_id']}"
         places = [{name: f"{path}/{inside}" for name, path in base.items()} for base in bases]
-    failure: Exception | None = None
-    for base in places:
-        driver = kind(kernel, base)
-        try:
-            if base is not known:
-                _take_over(driver, config["front_pid"])
-            driver.prepare()
-        except (OSError, Fault) as error:
-            failure = error
-        else:
+    drivers = [kind(kernel, base) for base in places]
+    for driver in drivers:
+        elsewhere = [] if driver is drivers[-1] else [errno.EBUSY]  # strangers in an inner node
+        is_known, for_good = driver.base is known, (*_FOR_GOOD, *elsewhere)
+        failure = _prepare(driver, is_known, config["front_pid"], for_good)
+        if failure is None:
             return driver
+        if isinstance(failure, InUse):
+            break
+    for driver in drivers:
+        if driver.base is not known:
+            driver.leave()  # what the attempts have made
+    if isinstance(failure, InUse):
+        raise failure
     reason = f"cgroup {kind.name} cannot be used: {failure}"
     return Driver(kernel, {}, reason, _FIX_V1 if own else _FIX_V2)
 
@@ -66,13 +76,32 @@ def _v2_places(own: str, top: str, kernel: Kernel) -> list[str]:
     return [own] * ours + [top] * is_root
 
 
+def _prepare(
+    driver: Driver, is_known: bool, front_pid: int | None, for_good: tuple[int, ...]
+) -> Exception | None:
+    """Why it failed for good, or for a second, with nothing held; None if it did not."""
+    failure: Exception | None = None
+    for attempt in range(_ATTEMPTS):
+        time.sleep(_PAUSE_S if attempt else 0)
+        try:
+            if not is_known:
+                _take_over(driver, front_pid)
+            driver.prepare()
+            return None
+        except (OSError, Fault) as error:
+            driver.let_go()
+            failure = error
+        if getattr(failure, "errno", 0) in for_good:
+            break
+    return failure
+
+
 def _take_over(driver: Driver, front_pid: int | None) -> None:
-    """Make the way down to the base. On v2 the group above becomes an inner node, so what runs in
+    """Open the way down to the base. On v2 the group above becomes an inner node, so what runs in
     it moves to a leaf: all of it where it was delegated to us, else we and who started us.
     """
-    parents = {name: path.rpartition("/")[0] for name, path in driver.base.items()}
     if driver.name == "v2":
-        kernel, own = driver.kernel, parents["unified"].rpartition("/")[0]
+        kernel, own = driver.kernel, driver.base["unified"].rsplit("/", 2)[0]
         here = set(kernel.read(f"{own}/cgroup.procs").split())
         mine = {str(pid) for pid in (os.getpid(), os.getppid(), front_pid)}
         moving = here if kernel.is_delegated(own) else here & mine
@@ -81,7 +110,6 @@ def _take_over(driver: Driver, front_pid: int | None) -> None:
             for pid in moving:
                 kernel.write(f"{own}/finegrain-daemon/cgroup.procs", pid)
         driver.open_up(own)
-    driver.make(parents)
 
 
 def _own_groups(root: str, parent: str | None, kernel: Kernel) -> Group:

@@ -8,10 +8,12 @@ Decides how groups are made, entered, emptied and removed. Refuses to know which
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import signal
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -22,6 +24,10 @@ Group = dict[str, str]
 Counted = Mapping[str, tuple[str, str, str]]
 _CPU_LIST = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
 PERIOD_US = 100_000
+
+
+class InUse(Fault):
+    """Another helper holds the groups of our executor_id."""
 
 
 class Kernel:
@@ -56,6 +62,33 @@ class Kernel:
     def kill(self, pid: int, signum: int) -> None:
         os.kill(pid, signum)
 
+    def hold(self, path: str) -> int:
+        """A descriptor that locks a group until it is closed.
+
+        Raises BlockingIOError where another has it, FileNotFoundError if it was removed meanwhile.
+        """
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(fd).st_ino != Path(path).stat().st_ino:
+                raise FileNotFoundError(path)
+        except OSError:
+            os.close(fd)
+            raise
+        return fd
+
+    def holder(self, path: str) -> str:
+        """Who has locked a group, in words; another helper's state directory is in its command."""
+        try:
+            at = Path(path).stat()
+            place = f"{os.major(at.st_dev):02x}:{os.minor(at.st_dev):02x}:{at.st_ino}"
+            locks = map(str.split, self.read("/proc/locks").splitlines())
+            pid = next(lock[4] for lock in locks if lock[1] == "FLOCK" and lock[5] == place)
+            state = re.search(r'"state_dir": "([^"]*)"', self.read(f"/proc/{pid}/cmdline"))
+        except (OSError, StopIteration):
+            return "another process"
+        return f"pid {pid}" + (f" with state directory {state[1]}" if state else "")
+
 
 def quota_us(limits: dict[str, Any]) -> int:
     """Microseconds of cpu per period; -1 without a cap."""
@@ -74,6 +107,7 @@ class Driver:
 
     def __init__(self, kernel: Kernel, base: Group, reason: str = "", fix: str = "") -> None:
         self.kernel, self.base, self.reason, self.fix = kernel, base, reason, fix
+        self.held: list[int] = []
 
     def report(self) -> dict[str, str]:
         """What is really enforced, per dimension."""
@@ -89,9 +123,36 @@ class Driver:
         return [], "process tree"
 
     def prepare(self) -> None:
-        """Make the base, `shims` and `slots`. OSError when this place cannot be used."""
-        for part in ("", "/shims", "/slots"):
+        """Make the base, take hold of it, make `shims` and `slots`. OSError or Fault when this
+        place cannot be used, InUse while another helper does.
+        """
+        self.make({name: path.rpartition("/")[0] for name, path in self.base.items()})
+        self.make(self.base)
+        for path in dict.fromkeys(self.base.values()):
+            try:
+                self.held.append(self.kernel.hold(path))
+            except BlockingIOError:
+                raise _in_use(path, self.kernel.holder(path)) from None
+        for part in ("/shims", "/slots"):
             self.make({name: path + part for name, path in self.base.items()})
+
+    def let_go(self) -> None:
+        while self.held:
+            os.close(self.held.pop())
+
+    def leave(self) -> bool:
+        """Remove a base of which we have let go, unless it is another's by now. True while
+        something is in it.
+        """
+        left = False
+        for base in dict.fromkeys(self.base.values()):
+            with suppress(OSError):
+                fd = self.kernel.hold(base)
+                left |= self._remove_tree(base)
+                os.close(fd)
+            with suppress(OSError):  # shared with other executors of this host
+                self.kernel.rmdir(base.rpartition("/")[0])
+        return left
 
     def shims(self) -> Group:
         return {name: f"{path}/shims" for name, path in self.base.items()}
@@ -218,6 +279,13 @@ class CgroupDriver(Driver):
             except OSError:
                 continue  # removed meanwhile
         return found - {0}
+
+
+def _in_use(base: str, holder: str) -> InUse:
+    name = base.rpartition("/")[2]
+    message = f"executor_id {name} is in use on this host, by {holder}"
+    way_out = "stop that executor, or name this one differently with --executor-id"
+    return InUse("CONFIGURATION", f"{message}; {way_out}", executor_id=name, holder=holder)
 
 
 def _same(wrote: str, read: str) -> bool:

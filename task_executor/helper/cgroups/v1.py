@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 from task_executor.helper.cgroups.base import PERIOD_US, CgroupDriver, Counted, Group, quota_us
 from task_executor.helper.loop import Job
+from task_executor.helper.protocol import Fault
 
 CONTROLLERS = ("cpu", "cpuacct", "cpuset", "memory", "freezer", "pids")
 _FREEZE_STEPS = 100  # of 5 ms; a process in uninterruptible sleep may never freeze
@@ -35,7 +36,9 @@ class V1(CgroupDriver):
         parent = path.rpartition("/")[0]
         for file in ("cpuset.cpus", "cpuset.mems"):
             if self.kernel.exists(f"{path}/{file}") and not self.kernel.read(f"{path}/{file}"):
-                self.put(f"{path}/{file}", self.kernel.read(f"{parent}/{file}"))
+                if not (whole := self.kernel.read(f"{parent}/{file}")):  # just made anew by another
+                    raise Fault("CARVE_FAILED", f"{parent}/{file} is empty")
+                self.put(f"{path}/{file}", whole)
         hierarchy = f"{path}/memory.use_hierarchy"
         if self.kernel.exists(hierarchy) and self.kernel.read(hierarchy) == "0":
             self.put(hierarchy, "1")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import signal
 from collections.abc import Callable
+from tempfile import TemporaryDirectory
 
 from task_executor.helper.cgroups.base import Kernel
 from task_executor.helper.protocol import expand
@@ -26,6 +27,8 @@ class FakeKernel(Kernel):
         self.me = me
         self.files: dict[str, str] = {}
         self.members: dict[str, set[int]] = {}
+        self.inodes: dict[str, TemporaryDirectory[str]] = {}  # real ones, for real locks
+        self.before_mkdir: Callable[[str], None] = lambda path: None
         self.zombies: dict[str, int] = {}
         self.signals: list[tuple[int, int]] = []
         self.ignore_writes: set[str] = set()
@@ -55,7 +58,15 @@ class FakeKernel(Kernel):
             raise fail(errno.ENOENT, path)
         return self.files[path]
 
+    def hold(self, path: str) -> int:
+        if path not in self.members:
+            raise fail(errno.ENOENT, path)
+        if path not in self.inodes:
+            self.inodes[path] = TemporaryDirectory()
+        return super().hold(self.inodes[path].name)
+
     def mkdir(self, path: str) -> None:
+        self.before_mkdir(path)
         if path in self.members:
             return
         if self.read_only:
@@ -71,6 +82,7 @@ class FakeKernel(Kernel):
         if self.members[path] or self.children(path):
             raise fail(errno.EBUSY, path)
         del self.members[path]
+        self.inodes.pop(path, None)
         self.files = {p: v for p, v in self.files.items() if p.rpartition("/")[0] != path}
 
     def write(self, path: str, value: str) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from task_executor.helper.cgroups import choose_driver
-from task_executor.helper.cgroups.base import Driver
 from task_executor.helper.loop import Job
 from task_executor.helper.protocol import Fault
 from task_executor.helper.slots import Slots
@@ -256,6 +255,7 @@ def test_a_slot_frozen_by_a_helper_that_was_killed_is_thawed(tmp_path: Path) -> 
     slots = slots_on(kernel, tmp_path)
     slots.create(limits())
     kernel.files["/sys/fs/cgroup/freezer/box/finegrain/host-a/slots/a.1/freezer.state"] = "FROZEN"
+    slots.driver.let_go()
     again = slots_on(kernel, tmp_path)
     assert again.adopt() == []
     assert again.limits == {"a.1": limits()}
@@ -268,6 +268,7 @@ def test_a_group_that_no_record_names_is_reported_for_removal(tmp_path: Path) ->
     slots = slots_on(kernel, tmp_path)
     slots.create(limits())
     (tmp_path / "slots/a.1.json").unlink()
+    slots.driver.let_go()
     assert slots_on(kernel, tmp_path).adopt() == ["a.1"]
 
 
@@ -361,10 +362,3 @@ def test_a_delegated_scope_is_used_instead_of_our_own_group(tmp_path: Path) -> N
     driver = choose_driver(config(cgroup_parent="/tasks.scope"), kernel)
     assert driver.base == {"unified": "/sys/fs/cgroup/tasks.scope/finegrain/host-a"}
     assert kernel.members[kernel.own] == {100}  # we stay where we are
-
-
-def test_two_executors_on_one_host_do_not_meet() -> None:
-    kernel = FakeV1(SEPARATE)
-    first: Driver = choose_driver(config(), kernel)
-    second: Driver = choose_driver(config(executor_id="host-b"), kernel)
-    assert not set(first.base.values()) & set(second.base.values())

@@ -21,6 +21,7 @@ from finegrain.errors import (
     NotFound,
     OutOfRange,
     Reason,
+    Unavailable,
 )
 from task_executor.helper.launch import HelperConfig, start_helper
 from task_executor.host.helper_client import HelperClient, SlotLimits, TaskSpec
@@ -181,6 +182,31 @@ async def test_a_sleeping_reader_gets_no_more_than_the_buffer(any_host: Host) ->
     accepted = await any_host.client.write_input("task", 0, b"x" * 3_000_000)
     assert 0 < accepted < 1_000_000
     assert await any_host.client.write_input("task", accepted, b"y" * 10) == accepted
+
+
+async def test_input_for_a_shim_that_is_slow_is_refused_for_now_and_none_of_it_is_lost(
+    any_host: Host,
+) -> None:
+    await any_host.slot()
+    await any_host.start("cat", stdin=True)
+    shim = json.loads((any_host.directory("task") / "task.json").read_text())["shim_pid"]
+    data, accepted = bytes(range(256)) * 4096, 0
+    accepted = await any_host.client.write_input("task", 0, data[:1000])
+    os.kill(shim, signal.SIGSTOP)
+    refusals = await asyncio.gather(
+        any_host.client.write_input("task", accepted, data[accepted:]),  # does not fit a socket
+        any_host.client.write_input("task", accepted, data[accepted : accepted + 100]),
+        return_exceptions=True,
+    )
+    for refusal in refusals:
+        assert isinstance(refusal, Unavailable)
+        assert refusal.reason is Reason.UNREACHABLE
+    os.kill(shim, signal.SIGCONT)
+    while accepted < len(data):
+        more = data[accepted:]
+        accepted = await any_host.client.write_input("task", accepted, more, eof=True)
+    await any_host.exit_of()
+    assert read_output(any_host.directory("task"), "stdout", 0, len(data) + 1) == data
 
 
 async def test_input_that_nobody_will_read_is_swallowed(any_host: Host) -> None:
