@@ -12,6 +12,7 @@ from itertools import islice
 
 from resource_manager.engine.effects import SendAllocate, SendFree, SlotOrder
 from resource_manager.engine.entities import Executor, ExecutorState, Slot, SlotState
+from resource_manager.engine.epochs import refuse_seen_epoch
 from resource_manager.engine.events import (
     CommandAnswered,
     CommandRefused,
@@ -136,7 +137,11 @@ def command_answered(turn: Turn, event: CommandAnswered) -> None:
 def command_refused(turn: Turn, event: CommandRefused) -> None:
     """The executor does not accept our numbers: nothing believed of it holds until it registers
     again.
+
+    Raises:
+        EpochSeen: the executor knows newer books than these.
     """
+    refuse_seen_epoch(turn.state, event.executor_id, event.known_rm_epoch)
     host = _host_of_command(turn, event)
     if host is None:
         return

@@ -155,7 +155,8 @@ class CommandRefused:
     """An executor refused the command in flight as a whole (stale epoch or registration, out of
     order).
 
-    The RM then trusts nothing it believes of that executor until it registers again. Answer: None.
+    The RM then trusts nothing it believes of that executor until it registers again.
+    `known_rm_epoch` is the highest epoch that it has seen, where it says so. Answer: None.
     """
 
     at: Instant
@@ -163,6 +164,7 @@ class CommandRefused:
     registration_number: int
     command_number: int
     reason: str
+    known_rm_epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -150,11 +150,11 @@ class ExecutorLinks:
                 return self._undelivered(command, error)
             outcome(name, "refused").inc()
             self._note(command, error, "command_refused")
-            return _refused(command, error.reason.value)
+            return _refused(command, error)
         except InvalidArgument as error:  # its answer is malformed, or it calls ours so
             outcome(name, "refused").inc()
             self._note(command, error, "command_answer_unusable")
-            return _refused(command, error.reason.value)
+            return _refused(command, error)
         except FinegrainError as error:
             outcome(name, "undelivered").inc()
             return self._undelivered(command, error)
@@ -292,11 +292,13 @@ def _outcomes(
     )
 
 
-def _refused(command: Command, reason: str) -> Callable[[Any], CommandRefused]:
+def _refused(command: Command, error: FinegrainError) -> Callable[[Any], CommandRefused]:
+    known = error.details.get("known_rm_epoch", "") if error.reason is Reason.STALE_EPOCH else ""
     return lambda at: CommandRefused(
         at=at,
         executor_id=command.executor_id,
         registration_number=command.registration_number,
         command_number=command.command_number,
-        reason=reason,
+        reason=error.reason.value,
+        known_rm_epoch=int(known) if known.isdecimal() else 0,
     )

@@ -11,7 +11,13 @@ import grpc
 import pytest
 
 import resource_manager.main as rm_main
-from finegrain.errors import IllegalTransition, InvariantBroken, Reason, StoreError
+from finegrain.errors import (
+    FailedPrecondition,
+    IllegalTransition,
+    InvariantBroken,
+    Reason,
+    StoreError,
+)
 from finegrain.options import ListenOptions
 from finegrain.v1 import cluster_pb2, slots_pb2
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
@@ -305,6 +311,24 @@ async def test_books_that_executors_have_overtaken_command_nothing_and_name_the_
     (told,) = [each.getMessage() for each in caplog.records if each.levelname == "ERROR"]
     database = f"sqlite:///{tmp_path / 'finegrain.db'}"
     assert f"`finegrain db raise-epoch --above-epoch {1 + ahead} --database {database}`" in told
+
+
+async def test_an_executor_that_obeys_a_newer_resource_manager_stops_this_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def obeys_another(_request: Any) -> None:
+        raise FailedPrecondition(
+            "a newer resource manager is in charge, step down",
+            reason=Reason.STALE_EPOCH,
+            details={"known_rm_epoch": 7},
+        )
+
+    async with running_rm(tmp_path) as rm, ScriptedExecutor(rm) as executor:
+        executor.on_command = obeys_another
+        await (await ScriptedJob(rm).register()).request(slot_request("slot-1"))
+        async with asyncio.timeout(20):
+            assert await asyncio.shield(rm.task) == EXIT_STEPPED_DOWN
+    assert "host-a has seen rm_epoch 7, these books have 1" in caplog.text
 
 
 async def test_a_second_resource_manager_is_refused_by_directory_by_database_and_by_port(
