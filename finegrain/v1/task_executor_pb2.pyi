@@ -93,12 +93,17 @@ class AllocateSlotsRequest(google.protobuf.message.Message):
     REGISTRATION_NUMBER_FIELD_NUMBER: builtins.int
     COMMAND_NUMBER_FIELD_NUMBER: builtins.int
     ALLOCATIONS_FIELD_NUMBER: builtins.int
+    EXECUTOR_ID_FIELD_NUMBER: builtins.int
     rm_epoch: builtins.int
     """Incarnation of the RM that orders this."""
     registration_number: builtins.int
     """Registration that it speaks to."""
     command_number: builtins.int
     """Number of the command."""
+    executor_id: builtins.str
+    """Whom it is meant for; another executor that listens at this address refuses it with ALREADY_EXISTS and reason
+    "INSTANCE_CONFLICT". Empty: whoever listens.
+    """
     @property
     def allocations(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___SlotAllocation]:
         """1 to 10,000 slots."""
@@ -110,8 +115,9 @@ class AllocateSlotsRequest(google.protobuf.message.Message):
         registration_number: builtins.int = ...,
         command_number: builtins.int = ...,
         allocations: collections.abc.Iterable[global___SlotAllocation] | None = ...,
+        executor_id: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["allocations", b"allocations", "command_number", b"command_number", "registration_number", b"registration_number", "rm_epoch", b"rm_epoch"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["allocations", b"allocations", "command_number", b"command_number", "executor_id", b"executor_id", "registration_number", b"registration_number", "rm_epoch", b"rm_epoch"]) -> None: ...
 
 global___AllocateSlotsRequest = AllocateSlotsRequest
 
@@ -152,12 +158,17 @@ class FreeSlotsRequest(google.protobuf.message.Message):
     REGISTRATION_NUMBER_FIELD_NUMBER: builtins.int
     COMMAND_NUMBER_FIELD_NUMBER: builtins.int
     SLOTS_FIELD_NUMBER: builtins.int
+    EXECUTOR_ID_FIELD_NUMBER: builtins.int
     rm_epoch: builtins.int
     """Incarnation of the RM that orders this."""
     registration_number: builtins.int
     """Registration that it speaks to."""
     command_number: builtins.int
     """Number of the command."""
+    executor_id: builtins.str
+    """Whom it is meant for; another executor that listens at this address refuses it with ALREADY_EXISTS and reason
+    "INSTANCE_CONFLICT". Empty: whoever listens.
+    """
     @property
     def slots(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___SlotFree]:
         """1 to 10,000 slots. A slot that does not exist is done."""
@@ -169,8 +180,9 @@ class FreeSlotsRequest(google.protobuf.message.Message):
         registration_number: builtins.int = ...,
         command_number: builtins.int = ...,
         slots: collections.abc.Iterable[global___SlotFree] | None = ...,
+        executor_id: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["command_number", b"command_number", "registration_number", b"registration_number", "rm_epoch", b"rm_epoch", "slots", b"slots"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["command_number", b"command_number", "executor_id", b"executor_id", "registration_number", b"registration_number", "rm_epoch", b"rm_epoch", "slots", b"slots"]) -> None: ...
 
 global___FreeSlotsRequest = FreeSlotsRequest
 

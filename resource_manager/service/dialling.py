@@ -52,6 +52,7 @@ class Obstacle(Enum):
     IN_CLEAR = "set rm.executor_tls_ca, or rm.insecure if nobody else can listen"
     TOKEN = "the executor must read the resource manager's present cluster.token"
     NO_EXECUTOR = "something else listens there: correct executor.advertise"
+    ANOTHER_EXECUTOR = "another executor listens there: correct executor.advertise of this one"
     OTHER = "see docs/operations.md, Executors that cannot be dialled"
 
 
@@ -81,6 +82,8 @@ def obstacle_of(error: FinegrainError) -> Obstacle:
         return Obstacle.IN_CLEAR
     if error.reason is Reason.VERSION_MISMATCH:
         return Obstacle.NO_EXECUTOR
+    if error.reason is Reason.INSTANCE_CONFLICT:
+        return Obstacle.ANOTHER_EXECUTOR
     return next((found for words, found in _WORDS if words in error.message), Obstacle.OTHER)
 
 

@@ -241,6 +241,7 @@ class ExecutorLinks:
 
 def _allocate(command: SendAllocate, rm_epoch: int) -> task_executor_pb2.AllocateSlotsRequest:
     return task_executor_pb2.AllocateSlotsRequest(
+        executor_id=command.executor_id,
         rm_epoch=rm_epoch,
         registration_number=command.registration_number,
         command_number=command.command_number,
@@ -257,6 +258,7 @@ def _allocate(command: SendAllocate, rm_epoch: int) -> task_executor_pb2.Allocat
 
 def _free(command: SendFree, rm_epoch: int) -> task_executor_pb2.FreeSlotsRequest:
     return task_executor_pb2.FreeSlotsRequest(
+        executor_id=command.executor_id,
         rm_epoch=rm_epoch,
         registration_number=command.registration_number,
         command_number=command.command_number,

@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
-from finegrain.errors import FinegrainError, InvalidArgument, Reason, Unavailable
+from finegrain.errors import AlreadyExists, FinegrainError, InvalidArgument, Reason, Unavailable
 from finegrain.ids import check_id
 from finegrain.logs import get_logger
 from finegrain.rpc.wire import duration_ms_from_proto
@@ -69,6 +69,7 @@ class CommandRunner:
         self, request: task_executor_pb2.AllocateSlotsRequest
     ) -> task_executor_pb2.AllocateSlotsResponse:
         """See AllocateSlots in task_executor.proto."""
+        self._check_meant_for_us(request)
         _check_count("allocations", len(request.allocations))
         numbers = numbers_of(request)
         return await self._once(numbers, lambda: self._allocate(request, numbers))
@@ -77,9 +78,22 @@ class CommandRunner:
         self, request: task_executor_pb2.FreeSlotsRequest
     ) -> task_executor_pb2.FreeSlotsResponse:
         """See FreeSlots in task_executor.proto."""
+        self._check_meant_for_us(request)
         _check_count("slots", len(request.slots))
         numbers = numbers_of(request)
         return await self._once(numbers, lambda: self._free(request, numbers))
+
+    def _check_meant_for_us(self, request: Command) -> None:
+        """Two executors' numbers may be equal: only the name shows that another one advertises our
+        address.
+        """
+        own = self._keeper.identity.executor_id
+        if request.executor_id not in ("", own):
+            raise AlreadyExists(
+                f"the command is meant for executor {request.executor_id}, and {own} listens here",
+                reason=Reason.INSTANCE_CONFLICT,
+                details={"executor_id": own},
+            )
 
     async def close(self) -> None:
         """Takes no more commands, and waits for the one that is under way."""

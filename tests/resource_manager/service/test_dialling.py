@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import pytest
 
-from finegrain.errors import FinegrainError
+from finegrain.errors import AlreadyExists, FinegrainError, Reason
 from finegrain.options import ListenOptions, TlsOptions
 from finegrain.rpc.access import TASK_EXECUTOR_ACCESS, TokenHashes
 from finegrain.rpc.channels import open_channel
@@ -126,6 +126,12 @@ async def test_somebody_listens_who_does_not_speak() -> None:
 async def test_something_else_listens() -> None:
     async with server(None, executor=False) as address:
         assert obstacle_of(await failure(address, None)) is Obstacle.NO_EXECUTOR
+
+
+def test_another_executor_listens() -> None:
+    error = AlreadyExists("meant for host-a", reason=Reason.INSTANCE_CONFLICT)
+    assert obstacle_of(error) is Obstacle.ANOTHER_EXECUTOR
+    assert not was_reached(error)
 
 
 async def test_the_token_is_another_clusters() -> None:

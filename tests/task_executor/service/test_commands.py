@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from finegrain.errors import (
+    AlreadyExists,
     FailedPrecondition,
     FinegrainError,
     InvalidArgument,
@@ -214,6 +215,18 @@ async def test_a_thousand_slots_in_one_command(rm: ScriptedRM, executor: Executo
     assert set(reasons(answer)) == {""}
     freed = await rm.free(*(free(f"s{i}") for i in range(1000)))
     assert freed.report.available.cpu_milli == 4000
+
+
+async def test_orders_for_another_executor_change_nothing(
+    rm: ScriptedRM, executor: Executor
+) -> None:
+    with pytest.raises(AlreadyExists, match="meant for executor another") as caught:
+        await rm.allocate(allocation(), number=1, executor_id="another")
+    assert caught.value.reason is Reason.INSTANCE_CONFLICT
+    with pytest.raises(AlreadyExists):
+        await rm.free(free(), number=1, executor_id="another")
+    own = rm.registered.executor_id
+    assert reasons(await rm.allocate(allocation(), number=1, executor_id=own)) == [""]
 
 
 async def test_orders_need_the_cluster_token(rm: ScriptedRM, executor: Executor) -> None:
