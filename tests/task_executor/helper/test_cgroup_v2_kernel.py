@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from task_executor.helper.launch import HelperConfig, start_helper
+from task_executor.helper.launch import HelperConfig, HelperNotStarted, start_helper
 from task_executor.host.helper_client import HelperClient
 from tests.task_executor.helper.conftest import Host, alive, eventually
 
@@ -77,3 +77,12 @@ async def test_killing_one_task_leaves_its_neighbour(v2_host: Host) -> None:
     await v2_host.client.kill_task("one")
     assert (await v2_host.exit_of("one")).signal == 9
     assert alive(two)
+
+
+async def test_a_second_helper_of_the_same_name_is_refused(v2_host: Host, place: Path) -> None:
+    other = replace(v2_host.config, state_dir=str(place / "b"), socket_path=str(place / "b.sock"))
+    with pytest.raises(HelperNotStarted, match=f"is in use on this host, by pid {v2_host.pid} "):
+        start_helper(other)
+    v2_host.kill_helper()
+    v2_host.restart_helper()
+    assert (await v2_host.client.hello()).isolation.driver == "v2"
