@@ -7,6 +7,7 @@ program.
 from __future__ import annotations
 
 import ctypes
+import errno
 import itertools
 import json
 import os
@@ -119,11 +120,11 @@ def _remove_tree(path: str) -> None:
     with suppress(FileNotFoundError):
         os.chmod(path, 0o700)  # noqa: PTH101
         os.chdir(path)
-        while names := os.listdir():  # noqa: PTH208
-            for name in names:
+        while True:
+            for name in os.listdir():  # noqa: PTH208
                 with suppress(FileNotFoundError):
                     _remove_level(name, mark, numbers)
-        os.rmdir(path)  # noqa: PTH106
+            _remove_if_empty(path)  # a listing while another moves things may have missed some
     return None
 
 
@@ -135,7 +136,15 @@ def _remove_level(name: str, mark: str, numbers: Iterator[int]) -> None:
         if entry.is_dir(follow_symlinks=False):
             os.chmod(entry.path, 0o700)  # noqa: PTH101 - else it cannot be moved
         os.rename(entry.path, f"{mark}-{next(numbers)}")  # noqa: PTH104
-    return os.rmdir(name)  # noqa: PTH106
+    return _remove_if_empty(name)
+
+
+def _remove_if_empty(path: str) -> None:
+    try:
+        os.rmdir(path)  # noqa: PTH106
+    except OSError as error:
+        if error.errno != errno.ENOTEMPTY:
+            raise
 
 
 def _drop_privileges(uid: int, gid: int) -> None:
