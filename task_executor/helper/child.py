@@ -106,8 +106,9 @@ def remove_as(uid: int, gid: int, path: str) -> int:
         _drop_privileges(uid, gid)
         _prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
         _remove_tree(path)
-    finally:
         os._exit(0)
+    finally:
+        os._exit(1)
 
 
 def _remove_tree(path: str) -> None:
