@@ -17,6 +17,7 @@ from finegrain.errors import ConfigurationError
 
 T = TypeVar("T")
 
+LOOK_UP_S = 1.0
 LEAVING_S = 30.0
 """How long an interrupted call may take to clean up."""
 
@@ -57,7 +58,7 @@ class PrivateLoop:
 
         self._loop.call_soon_threadsafe(begin)
         try:
-            return outcome.result()
+            return _wait_for(outcome)
         except BaseException:
             if not outcome.done():  # it is us who was interrupted, not the work that failed
                 self._loop.call_soon_threadsafe(stop)
@@ -98,6 +99,18 @@ class PrivateLoop:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+def _wait_for(outcome: Future[T]) -> T:
+    """The outcome. A signal that comes just before the thread goes to sleep would not wake it, so
+    it looks up now and then.
+    """
+    while True:
+        try:
+            return outcome.result(LOOK_UP_S)
+        except TimeoutError:
+            if outcome.done():  # the work's own, or it came just now
+                return outcome.result()
 
 
 async def _close(items: Any) -> None:
