@@ -203,12 +203,16 @@ class _Signals:
 
 
 def _pass_on(chunk: OutputChunk) -> None:
-    stream = sys.stdout.buffer if chunk.stream == "stdout" else sys.stderr.buffer
+    stream = sys.stdout if chunk.stream == "stdout" else sys.stderr
     try:
-        stream.write(chunk.data)
-        stream.flush()
+        stream.buffer.write(chunk.data)
+        stream.buffer.flush()
     except BrokenPipeError:
-        # Nobody reads any more: end as a command at the head of a pipe does.
+        # Nobody reads any more: end, once, as a command at the head of a pipe does. What still
+        # comes goes nowhere.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
         os.kill(os.getpid(), signal.SIGTERM)
 
 
