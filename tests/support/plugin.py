@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import signal
 import tempfile
 from collections import Counter
 from collections.abc import Generator
@@ -30,7 +31,9 @@ def in_ci() -> bool:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Declare the markers."""
+    """Declare the markers, and let Ctrl-C be tested even where a shell ignores it for us."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started in the background of a script
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     for line in (
         "needs(*components): names of tests/support/components.py the test cannot do without",
         "alone: no other test may run at the same time",
