@@ -55,7 +55,7 @@ def explanation_text(found: Explanation) -> str:
     if found.executors:
         lines += ["", *("  " + line for line in _verdicts(found.executors))]
     if found.would_fit_if:
-        lines += ["", "  would fit now if"]
+        lines += ["", "  smallest changes"]
         lines += [f"    {each.message}" for each in found.would_fit_if]
     if found.blocked_by:
         lines += ["", "  waits for the end of"]
