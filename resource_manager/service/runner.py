@@ -6,7 +6,8 @@ fsync serves many callers. Books, commits and reads live on one thread of their 
 between batches and never show what is not durable, and the event loop stays free for calls.
 
 If a commit fails nothing is answered as done: the books in memory are dropped, leadership is taken
-anew (a higher epoch) and the books are read again. Knows no rules and no wire form.
+anew (a higher epoch) and the books are read again; as long as the database is away, callers are
+told so at once. Knows no rules and no wire form.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from finegrain.errors import (
@@ -32,7 +33,8 @@ from resource_manager.engine.epochs import EpochSeen
 from resource_manager.engine.state import State
 from resource_manager.service.books import Books, BooksSuspect, Item, MakeEvent
 from resource_manager.service.metrics import ResourceManagerMetrics
-from resource_manager.storage.store import NotLeader, Store
+from resource_manager.service.recovery import Recovery, RecoveryLimits
+from resource_manager.storage.store import NotLeader, Store, StoreAway
 
 _log = get_logger("finegrain.rm.runner")
 T = TypeVar("T")
@@ -50,9 +52,7 @@ class RunnerLimits:
     renew_interval_s: float = 0.25
     check_interval_s: float = 10.0  # of the invariants; longer where a check takes long
     check_share_max: float = 0.01  # of the writer's time
-    reloads_max: int = 5  # within `reloads_window_s`; one more and the process ends
-    reloads_window_s: float = 60.0
-    reload_pause_s: float = 0.2
+    recovery: RecoveryLimits = field(default_factory=RecoveryLimits)
 
 
 class Listener(Protocol):
@@ -93,7 +93,7 @@ class Runner:
         self._closing = False
         self._writer: asyncio.Task[None] | None = None
         self._timers: list[asyncio.Task[None]] = []
-        self._reloads: deque[float] = deque()
+        self._recovery = Recovery(self._limits.recovery)
         self._check_due_at = 0.0
         self._maintain_due_at = 0.0
         self.fatal: asyncio.Future[FinegrainError] = asyncio.get_running_loop().create_future()
@@ -107,7 +107,10 @@ class Runner:
     def healthy(self) -> bool:
         """True while requests are accepted and granted."""
         return self._writer is not None and not (
-            self._closing or self.fatal.done() or self._books.broken
+            self._closing
+            or self.fatal.done()
+            or self._books.broken
+            or self._recovery.refusal() is not None
         )
 
     async def start(self, listener: Listener) -> int:
@@ -160,8 +163,8 @@ class Runner:
 
         Raises:
             FinegrainError: as the engine refuses; StoreError when the commit failed (nothing is
-                done, or the outcome is unknown and a repetition settles it); ResourceExhausted
-                when too much waits.
+                done, or the outcome is unknown and a repetition settles it) or the database is
+                away; ResourceExhausted when too much waits.
         """
         if not urgent and self._waiting_items + items > self._limits.queue_items_max:
             self._metrics.refused_overload.inc()
@@ -197,6 +200,8 @@ class Runner:
             raise Unavailable("the resource manager is starting; try again")
         if self._closing or self.fatal.done():
             raise Unavailable("the resource manager is stopping; try again")
+        if (away := self._recovery.refusal()) is not None:
+            raise away
         (self._urgent if urgent else self._queue).append(item)
         self._waiting_items += item.items
         self._arrived.set()
@@ -214,7 +219,8 @@ class Runner:
                 await self._serve(self._gather(), ticked=ticked)
                 if self.fatal.done():
                     return
-                await self._maintain()
+                if not self._closing:  # else the books may not have been read again
+                    await self._maintain()
             if self._closing:
                 return
 
@@ -289,30 +295,28 @@ class Runner:
         self._fail(waiting, error)
 
     async def _reload(self, cause: BaseException) -> None:
-        """Reads the books anew; gives up after `reloads_max` times in a short while."""
+        """Reads the books anew, as soon as there is a database to read them from."""
+        at_once = not isinstance(cause, StoreAway)
         while not self._closing:
-            moment = time.monotonic()
-            self._reloads.append(moment)
-            while self._reloads[0] < moment - self._limits.reloads_window_s:
-                self._reloads.popleft()
-            if len(self._reloads) > self._limits.reloads_max:
-                self._die(
-                    StoreError(
-                        f"giving up after {self._limits.reloads_max} failures in "
-                        f"{self._limits.reloads_window_s:g} s; the last one: {cause}"
-                    )
-                )
+            if (final := self._recovery.failed(cause, time.monotonic())) is not None:
+                self._die(final)
                 return
+            if (away := self._recovery.refusal()) is not None:
+                self._refuse_all(away)
+            if not at_once:
+                await asyncio.sleep(self._recovery.pause_s())
+            at_once = False
             try:
                 await self._in_thread(self._books.load)
             except NotLeader as error:
                 self._die(error)
                 return
             except Exception as error:
-                _log.error("reload_failed", error=str(error), exc_info=error)
+                if not isinstance(error, StoreAway):
+                    _log.error("reload_failed", error=str(error), exc_info=error)
                 cause = error
-                await asyncio.sleep(self._limits.reload_pause_s * len(self._reloads))
             else:
+                self._recovery.recovered(time.monotonic())
                 _log.warning("books_reloaded", rm_epoch=self.rm_epoch)
                 self._metrics.reloads.inc()
                 if self._listener is not None:

@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from sqlalchemy.exc import DBAPIError, DisconnectionError
+from sqlalchemy.exc import DBAPIError, DisconnectionError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from finegrain.errors import FinegrainError, InvariantBroken, Reason, StoreError
 from resource_manager.storage.location import DatabaseUrl
+from resource_manager.storage.store import StoreAway
 
 # SQLSTATE classes and codes: PostgreSQL manual, appendix A.
 _CONTRADICTION = ("23", "21000")
@@ -24,6 +25,8 @@ _NOT_ALLOWED = ("42501",)
 _WRONG_PASSWORD = ("28",)
 _TOO_MANY = ("53300",)
 _READ_ONLY = ("25006",)
+_SESSION_BROKEN_OFF = ("25P03", "57P", "08")
+_TOO_LARGE = ("54",)
 
 
 @contextmanager
@@ -32,13 +35,24 @@ def postgresql_errors(location: DatabaseUrl) -> Iterator[None]:
     try:
         yield
     except DBAPIError as error:
-        raise translated(error.orig or error, location) from error
-    except (DisconnectionError, PoolTimeoutError, UnicodeError, ValueError) as error:
+        away = error.connection_invalidated or isinstance(error, OperationalError | InterfaceError)
+        raise translated(error.orig or error, location, away=away) from error
+    except (DisconnectionError, PoolTimeoutError) as error:
+        raise translated(error, location, away=True) from error
+    except (UnicodeError, ValueError) as error:
         raise translated(error, location) from error
 
 
-def translated(error: BaseException, location: DatabaseUrl) -> FinegrainError:
-    """The error to raise for one of the driver's."""
+def translated(
+    error: BaseException, location: DatabaseUrl, *, away: bool = False
+) -> FinegrainError:
+    """The error to raise for one of the driver's.
+
+    Args:
+        error: the driver's.
+        location: for the message.
+        away: it is about the server or the way there, not about what was asked of it.
+    """
     state = str(getattr(error, "sqlstate", None) or "")
     # Only the first line: the rest is context, and may quote rows.
     told = next(iter(str(error).strip().splitlines()), type(error).__name__)
@@ -48,11 +62,15 @@ def translated(error: BaseException, location: DatabaseUrl) -> FinegrainError:
             f"rows for {location} contradict each other ({told}); nothing was written",
             details=details,
         )
-    reason, advice = _meaning(state, str(error), location)
-    return StoreError(f"the database {location} {advice} ({told})", reason=reason, details=details)
+    away = state.startswith((*_SESSION_BROKEN_OFF, *_READ_ONLY)) or (
+        away and not state.startswith(_TOO_LARGE)
+    )
+    reason, advice = _meaning(state, str(error), location, away=away)
+    kind = StoreAway if away else StoreError
+    return kind(f"the database {location} {advice} ({told})", reason=reason, details=details)
 
 
-def _meaning(state: str, told: str, location: DatabaseUrl) -> tuple[Reason, str]:
+def _meaning(state: str, told: str, location: DatabaseUrl, *, away: bool) -> tuple[Reason, str]:
     if state.startswith(_DISK_FULL):
         return Reason.DISK_FULL, "has no space left; free space on the server's disk"
     if state.startswith(_LOCKED):
@@ -79,6 +97,8 @@ def _meaning(state: str, told: str, location: DatabaseUrl) -> tuple[Reason, str]
             f"refuses user {location.url.username}; correct user or password in the database URL, "
             f"or pg_hba.conf at the server"
         )
+    if not away:
+        return Reason.STORE_UNAVAILABLE, "refuses a statement; the server's log may say more"
     return Reason.STORE_UNAVAILABLE, (
         "cannot be reached or broke off; check that the server runs, and its host and port"
     )

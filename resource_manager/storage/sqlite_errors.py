@@ -14,9 +14,18 @@ from pathlib import Path
 from sqlalchemy.exc import DBAPIError
 
 from finegrain.errors import FinegrainError, InvariantBroken, Reason, StoreError
+from resource_manager.storage.store import StoreAway, StoreBroken
 
 _PRIMARY = 0xFF
 """Extended result codes carry the primary one in their low byte."""
+
+_KINDS: dict[int | None, type[StoreError]] = {
+    sqlite3.SQLITE_BUSY: StoreAway,
+    sqlite3.SQLITE_LOCKED: StoreAway,
+    sqlite3.SQLITE_FULL: StoreAway,
+    # Pages that could not be written or synced may be marked clean: a second try would lie.
+    sqlite3.SQLITE_IOERR: StoreBroken,
+}
 
 
 @contextmanager
@@ -30,12 +39,6 @@ def sqlite_errors(path: Path) -> Iterator[None]:
         raise translated(error, path) from error
 
 
-def is_io_error(error: FinegrainError) -> bool:
-    """True if SQLite could not write or sync: what the kernel still holds of the file cannot be
-    trusted."""
-    return error.details.get("sqlite_error", "").startswith("SQLITE_IOERR")
-
-
 def translated(error: BaseException, path: Path) -> FinegrainError:
     """The error to raise for one of the driver's."""
     code = getattr(error, "sqlite_errorcode", None)
@@ -45,8 +48,10 @@ def translated(error: BaseException, path: Path) -> FinegrainError:
         return InvariantBroken(
             f"rows for {path} contradict each other ({error}); nothing was written", details=details
         )
-    reason, message = _meaning(None if code is None else code & _PRIMARY, path)
-    return StoreError(f"{message} ({name}: {error})", reason=reason, details=details)
+    primary = None if code is None else code & _PRIMARY
+    reason, message = _meaning(primary, path)
+    kind = _KINDS.get(primary, StoreError)
+    return kind(f"{message} ({name}: {error})", reason=reason, details=details)
 
 
 def _meaning(primary: int | None, path: Path) -> tuple[Reason, str]:

@@ -21,6 +21,7 @@ from sqlalchemy import Connection, Engine, QueuePool, create_engine, event
 
 from finegrain.errors import Reason, StoreError
 from resource_manager.storage.sqlite_errors import not_a_database, sqlite_errors
+from resource_manager.storage.store import StoreAway
 from resource_manager.storage.tables import APPLICATION_ID
 
 BUSY_TIMEOUT_S = 5.0
@@ -198,7 +199,7 @@ def os_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         full = error.errno in {28, 122}  # ENOSPC, EDQUOT
-        raise StoreError(
+        raise (StoreAway if full else StoreError)(
             f"the database {path} cannot be used: {error.strerror or error}; "
             + (
                 f"free space on the disk that holds {path.parent}"

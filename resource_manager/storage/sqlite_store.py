@@ -15,13 +15,13 @@ from pathlib import Path
 
 from sqlalchemy import Connection, Engine, select, update
 
-from finegrain.errors import FinegrainError, Reason, StoreError
+from finegrain.errors import Reason, StoreError
 from resource_manager.engine.effects import Changes
 from resource_manager.storage import tables
 from resource_manager.storage.creation import create_sqlite, upgrade_sqlite
 from resource_manager.storage.location import DatabaseUrl
 from resource_manager.storage.sql_store import SqlStore
-from resource_manager.storage.sqlite_errors import is_io_error, sqlite_errors
+from resource_manager.storage.sqlite_errors import sqlite_errors
 from resource_manager.storage.sqlite_file import (
     SAFE_SQLITE,
     LockFile,
@@ -30,6 +30,7 @@ from resource_manager.storage.sqlite_file import (
     sqlite_engine,
 )
 from resource_manager.storage.statements import SqliteStatements
+from resource_manager.storage.store import StoreBroken
 from resource_manager.storage.versions import check_not_ahead, check_not_behind
 
 READERS = 2
@@ -51,7 +52,7 @@ class SqliteStore(SqlStore):
         self._path: Path = location.path
         self._lock = LockFile(self._path)
         self._identity = self._path.stat()
-        self._broken: FinegrainError | None = None
+        self._broken: StoreBroken | None = None
         self._commits = 0
         self._rows = 0
         self._last_commit_at_s = time.monotonic()
@@ -59,7 +60,7 @@ class SqliteStore(SqlStore):
     @contextmanager
     def _errors(self) -> Iterator[None]:
         if self._broken is not None:
-            raise StoreError(
+            raise StoreBroken(
                 f"writing {self._path} failed before; start this process anew: {self._broken}",
                 reason=self._broken.reason,
                 details=self._broken.details,
@@ -67,10 +68,8 @@ class SqliteStore(SqlStore):
         try:
             with sqlite_errors(self._path):
                 yield
-        except StoreError as error:
-            # Pages that could not be synced may be marked clean: a second try would lie.
-            if is_io_error(error):
-                self._broken = error
+        except StoreBroken as error:
+            self._broken = error
             raise
 
     def lead(self, holder: str, *, above_epoch: int = 0, wait_s: float | None = None) -> int:  # noqa: ARG002

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from types import TracebackType
 from typing import Self
 
-from finegrain.errors import FailedPrecondition, Reason
+from finegrain.errors import FailedPrecondition, Reason, StoreError
 from resource_manager.engine.effects import Changes, Snapshot
 from resource_manager.engine.entities import ClusterEvent, JobEvent
 from resource_manager.storage.location import DatabaseUrl
@@ -25,14 +25,27 @@ class NotLeader(FailedPrecondition):
     default_reason = Reason.NOT_LEADER
 
 
+class StoreAway(StoreError):
+    """The database cannot be reached, is held up or has no room; that may pass by itself.
+
+    Wait, then `lead` and `load`.
+    """
+
+
+class StoreBroken(StoreError):
+    """This process must not use the database any more, since what it wrote may be neither on the
+    disk nor gone; a new process may."""
+
+
 class Store(ABC):
     """Durable books, fenced by leadership.
 
     `lead`, `commit` and `maintain` MUST be called from one thread at a time (the writer);
     everything else MAY be called from any thread meanwhile. All methods block. Whatever goes wrong
     with the database is a `StoreError`; after one from `commit` it is unknown whether the
-    transaction is durable, so the caller MUST drop its state and either exit or `lead` and `load`
-    again. Texts MUST be valid Unicode without NUL, integers MUST fit 64 bits.
+    transaction is durable, so the caller MUST drop its state and either exit (`StoreBroken`) or
+    `lead` and `load` again (after a pause where it is `StoreAway`). Texts MUST be valid Unicode
+    without NUL, integers MUST fit 64 bits.
     """
 
     @abstractmethod
