@@ -110,8 +110,8 @@ class StateDirectory:
         """
         try:
             content = read_document(self.path / STATE_FILE)
-            saved = _parse_state(content) if content else None
-        except _DamagedError as error:
+            saved = parse_state(content) if content else None
+        except DamagedError as error:
             aside = self.path / f"{STATE_FILE}.damaged"
             (self.path / STATE_FILE).replace(aside)
             self.damage.append(f"{STATE_FILE} is damaged ({error}); kept as {aside.name}")
@@ -132,18 +132,7 @@ class StateDirectory:
 
     def save(self, state: SavedState) -> None:
         """Replaces the document durably. Raises OSError with the old one untouched."""
-        write_document(
-            self.path / STATE_FILE,
-            {
-                "executor_id": state.executor_id,
-                "instance_id": state.instance_id,
-                "rm_epoch": state.rm_epoch,
-                "boot_id": state.boot_id,
-                "starts": state.starts,
-                "slots": list(state.slots),
-                "ended": list(state.ended),
-            },
-        )
+        write_document(self.path / STATE_FILE, state_content(state))
 
     # -- tasks -------------------------------------------------------------------------------
 
@@ -152,7 +141,7 @@ class StateDirectory:
         for path in sorted((self.path / TASKS_FOLDER).glob("*.json")):
             try:
                 content = read_document(path)
-            except (_DamagedError, OSError) as error:
+            except (DamagedError, OSError) as error:
                 self.damage.append(f"{TASKS_FOLDER}/{path.name} is damaged ({error})")
                 continue
             if content is not None:
@@ -198,16 +187,15 @@ class Saver:
             self._written = covers
 
 
-class _DamagedError(Exception):
+class DamagedError(Exception):
     """A document that was not written by us, or not to its end."""
 
 
 def write_document(path: Path, content: dict[str, Any], mode: int = 0o600) -> None:
-    """Replaces a file durably: content with version and checksum, fsync, rename, fsync of the
+    """Replaces a file durably: text with version and checksum, fsync, rename, fsync of the
     directory.
     """
-    body = json.dumps(content, separators=(",", ":"), sort_keys=True)
-    text = json.dumps({"version": FORMAT_VERSION, "sha256": _digest(body), "content": body})
+    text = encode_document(content)
     fresh = path.with_name(f".{path.name}.new")
     descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
     try:
@@ -234,13 +222,33 @@ def read_document(path: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except UnicodeDecodeError:
-        raise _DamagedError("not text") from None
+        raise DamagedError("not text") from None
+    return decode_document(text, path)
+
+
+def encode_document(content: dict[str, Any]) -> str:
+    """The text of a document: the content with version and checksum."""
+    body = json.dumps(content, separators=(",", ":"), sort_keys=True)
+    return json.dumps({"version": FORMAT_VERSION, "sha256": _digest(body), "content": body})
+
+
+def decode_document(text: str, path: Path) -> dict[str, Any]:
+    """The content of a text that `encode_document` made.
+
+    Args:
+        text: what a file held.
+        path: that file, for the messages.
+
+    Raises:
+        DamagedError: it is torn, changed or not ours.
+        ConfigurationError: a newer version wrote it.
+    """
     try:
         document = json.loads(text)
         version, body = document["version"], document["content"]
         intact = document["sha256"] == _digest(body)
     except (ValueError, TypeError, KeyError, AttributeError):
-        raise _DamagedError("torn or not ours") from None
+        raise DamagedError("torn or not ours") from None
     if version > FORMAT_VERSION:
         raise ConfigurationError(
             f"{path} was written by a newer version of finegrain (format {version}, this one "
@@ -248,10 +256,10 @@ def read_document(path: Path) -> dict[str, Any] | None:
             reason=Reason.VERSION_MISMATCH,
         )
     if not intact:
-        raise _DamagedError("its checksum is wrong")
+        raise DamagedError("its checksum is wrong")
     content = json.loads(body)
     if not isinstance(content, dict):
-        raise _DamagedError("not an object")
+        raise DamagedError("not an object")
     return content
 
 
@@ -259,7 +267,25 @@ def _digest(body: str) -> str:
     return hashlib.sha256(body.encode()).hexdigest()
 
 
-def _parse_state(content: dict[str, Any]) -> SavedState:
+def state_content(state: SavedState) -> dict[str, Any]:
+    """The content of the document; the inverse of `parse_state`."""
+    return {
+        "executor_id": state.executor_id,
+        "instance_id": state.instance_id,
+        "rm_epoch": state.rm_epoch,
+        "boot_id": state.boot_id,
+        "starts": state.starts,
+        "slots": list(state.slots),
+        "ended": list(state.ended),
+    }
+
+
+def parse_state(content: dict[str, Any]) -> SavedState:
+    """Reads what `state_content` made.
+
+    Raises:
+        DamagedError: something is missing or of the wrong kind.
+    """
     try:
         return SavedState(
             executor_id=content["executor_id"],
@@ -271,4 +297,4 @@ def _parse_state(content: dict[str, Any]) -> SavedState:
             ended=tuple(content["ended"]),
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise _DamagedError(f"{type(error).__name__}: {error}") from None
+        raise DamagedError(f"{type(error).__name__}: {error}") from None
