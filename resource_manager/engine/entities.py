@@ -160,7 +160,7 @@ class Registration:
     labels: tuple[tuple[str, str], ...] = ()
     slots_max: int = 0
     shared_cpus: str = ""
-    topology: dict[str, object] = field(default_factory=dict)  # HostTopology as JSON, opaque here
+    topology: str = "{}"  # HostTopology as compact JSON text, opaque here: a tenth of its dicts
     isolation: dict[str, object] = field(default_factory=dict)
     boot_id: str = ""
     protocol_version: str = ""

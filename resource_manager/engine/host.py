@@ -10,6 +10,7 @@ effect through the state that comes with it.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from finegrain.resources import (
@@ -43,6 +44,8 @@ SCORE = "score"
 """Index column of the spread strategy: smallest free share over all dimensions, in millionths."""
 
 SHARE_UNIT = 1_000_000
+
+_KNOWN_BOOKINGS = 16_384  # kept; clusters use few different profiles
 
 
 @dataclass(slots=True)
@@ -177,7 +180,7 @@ class Host:
 
     def booking_of(self, profile: ResourceProfile) -> dict[str, int]:
         """What a slot of this profile books here."""
-        return booking(profile, separate_pools=self.separate_pools)
+        return _booking(profile, self.separate_pools)
 
     def need_of(self, shape: Shape) -> dict[str, int]:
         """What a shape needs here, in columns of the index."""
@@ -294,6 +297,12 @@ class Host:
                 refusal.active = False
                 ended = True
         return ended
+
+
+@lru_cache(_KNOWN_BOOKINGS)
+def _booking(profile: ResourceProfile, separate_pools: bool) -> dict[str, int]:
+    """Shared by all slots that are alike: nobody may change it."""
+    return booking(profile, separate_pools=separate_pools)
 
 
 def _increase(amounts: dict[str, int], more: Amounts) -> None:

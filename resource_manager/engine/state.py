@@ -197,6 +197,7 @@ class State:
                 f"request {request.allocation_id} belongs to job {request.job_id},"
                 " which is not stored"
             )
+        request.job_id = job.job_id  # one text for all of them
         self.requests[request.allocation_id] = request
         self.by_arrival[request.arrival_number] = request
         job.allocation_ids.add(request.allocation_id)
@@ -212,7 +213,14 @@ class State:
                 f"slot {slot.allocation_id}/{slot.generation} is on executor {slot.executor_id},"
                 " which is not stored"
             )
-        self.slots[slot.allocation_id, slot.generation] = slot
-        host.slots[slot.allocation_id, slot.generation] = slot
-        if slot.job_id in self.jobs:
-            self.jobs[slot.job_id].slot_keys.add((slot.allocation_id, slot.generation))
+        request = self.requests.get(slot.allocation_id)
+        if request is not None:
+            slot.allocation_id = request.spec.allocation_id
+        slot.executor_id = host.host_id
+        key = slot.allocation_id, slot.generation
+        self.slots[key] = slot
+        host.slots[key] = slot
+        job = self.jobs.get(slot.job_id)
+        if job is not None:
+            slot.job_id = job.job_id
+            job.slot_keys.add(key)

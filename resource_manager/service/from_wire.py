@@ -7,6 +7,7 @@ engine to say.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 
@@ -175,7 +176,9 @@ def registration(message: rm_pb2.RegisterExecutorRequest) -> Registration:
         labels=labels_from_proto(message.labels, "labels"),
         slots_max=message.slots_max,
         shared_cpus=check_cpu_list(message.shared_cpus, "shared_cpus"),
-        topology=topology_from_proto(message.topology, "topology"),
+        topology=json.dumps(
+            topology_from_proto(message.topology, "topology"), separators=(",", ":")
+        ),
         isolation=isolation_from_proto(message.isolation, "isolation"),
         boot_id=message.boot_id,
         protocol_version=check_protocol_version(message.protocol_version),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import cast
 
@@ -205,7 +206,7 @@ def executor_status(
     )
     _set_times(message, executor)
     if with_topology:
-        message.topology.CopyFrom(topology_dict_to_proto(known.topology))
+        message.topology.CopyFrom(topology_dict_to_proto(json.loads(known.topology)))
     return message
 
 

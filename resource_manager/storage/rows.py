@@ -34,6 +34,12 @@ Row = tuple[Any, ...]
 T = TypeVar("T")
 
 _KNOWN_PROFILES = 65_536  # different profiles kept decoded; clusters use few
+_KNOWN_ISOLATIONS = 4_096  # likewise of isolation reports
+
+# Looked up here, because making a member of its value costs as much as the rest of a row.
+_JOB_STATES = {str(state): state for state in JobState}
+_REQUEST_STATES = {str(state): state for state in RequestState}
+_SLOT_STATES = {str(state): state for state in SlotState}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +73,13 @@ def _labels_text(labels: tuple[tuple[str, str], ...]) -> str:
 @lru_cache(_KNOWN_PROFILES)
 def _labels(text: str) -> tuple[tuple[str, str], ...]:
     return tuple(json.loads(text).items())
+
+
+@lru_cache(_KNOWN_ISOLATIONS)
+def _isolation(text: str) -> dict[str, object]:
+    """Shared by all that say the same, so nobody may change it."""
+    found: dict[str, object] = json.loads(text)
+    return found
 
 
 def _optional_json(value: Mapping[str, object] | None) -> str | None:
@@ -110,7 +123,7 @@ def _decode_job(row: Sequence[Any]) -> Job:
         request_id_sha256=row[5],
         arrival_number=row[6],
         create_time_ms=row[7],
-        state=JobState(row[8]),
+        state=_JOB_STATES[row[8]],
         end_reason=row[9],
         end_time_ms=row[10],
         last_sequence=row[11],
@@ -158,7 +171,7 @@ def _decode_request(row: Sequence[Any]) -> Request:
         job_id=row[1],
         arrival_number=row[2],
         create_time_ms=row[3],
-        state=RequestState(row[4]),
+        state=_REQUEST_STATES[row[4]],
         reason=row[5],
         message=row[6],
         generation=row[7],
@@ -192,9 +205,9 @@ def _decode_slot(row: Sequence[Any]) -> Slot:
         cpu_limit_milli=row[5],
         pids_max=row[6],
         cpus=row[7],
-        state=SlotState(row[8]),
+        state=_SLOT_STATES[row[8]],
         allocated_time_ms=row[9],
-        isolation=_optional_dict(row[10]),
+        isolation=None if row[10] is None else _isolation(row[10]),
     )
 
 
@@ -210,7 +223,7 @@ def _encode_executor(executor: Executor) -> Row:
         _labels_text(announced.labels),
         announced.slots_max,
         announced.shared_cpus,
-        _json(announced.topology),
+        announced.topology,
         _json(announced.isolation),
         announced.boot_id,
         announced.protocol_version,
@@ -235,8 +248,8 @@ def _decode_executor(row: Sequence[Any]) -> Executor:
         labels=_labels(row[6]),
         slots_max=row[7],
         shared_cpus=row[8],
-        topology=json.loads(row[9]),
-        isolation=json.loads(row[10]),
+        topology=row[9],
+        isolation=_isolation(row[10]),
         boot_id=row[11],
         protocol_version=row[12],
         software_version=row[13],
@@ -271,7 +284,7 @@ def _decode_job_event(row: Sequence[Any]) -> JobEvent:
         sequence=row[1],
         time_ms=row[2],
         allocation_id=row[3],
-        state=RequestState(row[4]),
+        state=_REQUEST_STATES[row[4]],
         reason=row[5],
         message=row[6],
         slot=_optional_dict(row[7]),

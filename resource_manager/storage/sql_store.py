@@ -25,6 +25,9 @@ from resource_manager.storage.store import NotLeader, Store
 
 T = TypeVar("T")
 
+ROWS_AT_A_TIME = 2_000
+"""Fetched at once when tables are read."""
+
 
 class SqlStore(Store):
     """A store on two engines: one that writes, one that only reads."""
@@ -188,11 +191,13 @@ def _encoded(codec: Codec[T], entities: Sequence[T]) -> list[rows.Row]:
 
 def _decoded(connection: Connection, query: Select[Any], codec: Codec[T]) -> list[T]:
     decode = codec.decode
-    return [decode(row) for row in connection.execute(query).all()]
+    return [decode(row) for row in connection.execute(query)]
 
 
 def _all(connection: Connection, codec: Codec[T]) -> list[T]:
-    return _decoded(connection, select(codec.table), codec)
+    # As a stream: whole tables as rows beside what they are turned into would double the memory.
+    query = select(codec.table).execution_options(yield_per=ROWS_AT_A_TIME)
+    return _decoded(connection, query, codec)
 
 
 def _cluster_events(from_sequence: int, limit: int, subject_id: str) -> Select[Any]:
