@@ -109,10 +109,15 @@ class PostgresqlServer:
         rule = f"local all {PASSWORD_USER} scram-sha-256\n"
         access.write_text(rule + access.read_text())
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    def _start(self, *, among_threads: bool = False) -> subprocess.Popen[bytes]:
+        """`among_threads`: nothing of ours may run between fork and exec, so a program of the
+        system's has to see to it that the server goes with us.
+        """
+        leash = ("setpriv", "--pdeathsig", "INT", "--") if among_threads else ()
         with open(self.folder / "log", "wb") as log:
             process = subprocess.Popen(
                 [
+                    *leash,
                     *(self._programs / "postgres", "-D", self.folder / "data"),
                     *("-k", self.folder, "-c", "listen_addresses="),
                     *("-c", "max_connections=50", "-c", "shared_buffers=32MB"),
@@ -122,7 +127,7 @@ class PostgresqlServer:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                preexec_fn=_end_with_parent,  # noqa: PLW1509  no threads that hold locks here
+                preexec_fn=None if among_threads else _end_with_parent,  # noqa: PLW1509
                 **self._as_user(),
             )
         deadline = time.monotonic() + START_TIMEOUT_S
@@ -137,6 +142,11 @@ class PostgresqlServer:
                 time.sleep(0.05)
             else:
                 return process
+
+    @property
+    def pid(self) -> int:
+        """The server's main process; its children are those that work."""
+        return self._process.pid
 
     def url(self, database: str, user: str = SUPERUSER, password: str = "") -> str:
         """URL of a database for `open_store`."""
@@ -160,6 +170,17 @@ class PostgresqlServer:
     def drop_database(self, name: str) -> None:
         """Drop a database, whoever is connected."""
         self.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+
+    def shut_down(self, *, at_once: bool) -> None:
+        """End the server, keep its data: "immediate" (as a crash; it recovers at its next start)
+        or "fast" (sessions are ended, nothing is left to recover).
+        """
+        self._process.send_signal(signal.SIGQUIT if at_once else signal.SIGINT)
+        self._process.wait(timeout=60)
+
+    def start_again(self) -> None:
+        """After `shut_down`: returns once it answers."""
+        self._process = self._start(among_threads=True)
 
     def stop(self) -> None:
         """End the server and its sessions ("fast" shutdown: it removes its shared memory), and its

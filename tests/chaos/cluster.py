@@ -1,0 +1,218 @@
+"""The cluster under fire: its processes by name, how they start, and how they all end.
+
+Decides what a whole cluster consists of. Refuses to know which faults befall it.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+import tempfile
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+import finegrain_client as fg
+from finegrain.rpc.tokens import ensure_token_files
+from tests.chaos.daemons import Daemon, Executor, Place, eventually, executor, manager
+from tests.chaos.job_master import Config
+from tests.chaos.network import Network
+from tests.e2e.driving import FINEGRAIN, free_address
+from tests.support.postgresql import PostgresqlServer
+
+MANAGER_PORT, EXECUTOR_PORT = 7170, 7180
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a cluster consists of."""
+
+    managers: int = 1
+    executors: int = 3
+    masters: int = 3
+    database: str = "sqlite"  # or postgresql
+    network: bool = False  # every process in a namespace of its own
+    lease_s: float = 30.0
+
+
+class Cluster:
+    """Starts in order, ends in order, and leaves nothing behind unless asked to."""
+
+    def __init__(self, shape: Shape, seed: int) -> None:
+        self.shape, self.seed = shape, seed
+        self.folder = Path(tempfile.mkdtemp(prefix="fg-chaos-"))  # short: sockets lie in it
+        self.folder.chmod(0o711)
+        (self.folder / "logs").mkdir()
+        (self.folder / "journals").mkdir()
+        ensure_token_files(self.folder)
+        self.token_file = self.folder / "cluster.token"
+        self.mark = uuid.uuid4().hex[:6]  # names of executors are known to the kernel
+        self.network = Network() if shape.network else None
+        self.postgresql = PostgresqlServer() if shape.database == "postgresql" else None
+        database = ""
+        if self.postgresql is not None:
+            database = self.postgresql.url(self.postgresql.create_database())
+        names = ["rm"] if shape.managers == 1 else [f"rm{n + 1}" for n in range(shape.managers)]
+        places = {name: self._place(name) for name in names}
+        self.addresses = [
+            f"{places[name].host}:{MANAGER_PORT}" if self.network else free_address()
+            for name in names
+        ]
+        self.managers: list[Daemon] = [
+            manager(
+                name,
+                self.folder,
+                places[name],
+                address,
+                database=database or self._shared_sqlite(),
+                standby=shape.managers > 1,
+            )
+            for name, address in zip(names, self.addresses, strict=True)
+        ]
+        self.executors: list[Executor] = [self._executor(n) for n in range(shape.executors)]
+        self.masters: list[Daemon] = []
+        self.retired: list[Path] = []  # journals of job masters that were killed
+        self._random = random.Random(seed)
+
+    def _shared_sqlite(self) -> str:
+        if self.shape.managers == 1:
+            return ""
+        return f"sqlite:///{self.folder / 'books.db'}"
+
+    def _place(self, name: str) -> Place:
+        return self.network.node(name) if self.network else Place()
+
+    def _executor(self, number: int) -> Executor:
+        name = f"chaos-{self.mark}-{number}"
+        place = self._place(name)
+        address = f"{place.host}:{EXECUTOR_PORT}" if self.network else free_address()
+        return executor(name, self.folder, place, address, ",".join(self.addresses))
+
+    @property
+    def hold_file(self) -> Path:
+        return self.folder / "hold"
+
+    @property
+    def stop_file(self) -> Path:
+        return self.folder / "stop"
+
+    @property
+    def journals(self) -> list[Path]:
+        return sorted((self.folder / "journals").iterdir())
+
+    def start(self) -> None:
+        for each in self.managers:
+            each.start()
+        if len(self.managers) == 1:
+            self.managers[0].await_serving()
+        for each in self.executors:
+            each.start()
+        for each in self.executors:
+            each.await_serving()
+        for number in range(self.shape.masters):
+            self.add_master(f"master-{number}")
+
+    def add_master(self, node: str) -> Daemon:
+        """A new job master at a node; one that was killed there never comes back as itself."""
+        name = f"{node}-{len(self.masters) + len(self.retired)}"
+        config = Config(
+            name=name,
+            seed=self._random.getrandbits(32),
+            addresses=self.addresses,
+            token_file=str(self.token_file),
+            journal=str(self.folder / "journals" / f"{name}.jsonl"),
+            hold_file=str(self.hold_file),
+            stop_file=str(self.stop_file),
+            lease_s=self.shape.lease_s,
+        )
+        path = self.folder / f"{name}.json"
+        config.save(path)
+        argv = (FINEGRAIN[0], "-m", "tests.chaos.job_master", str(path))
+        master = Daemon(name, argv, self.folder, self._place(node))
+        master.start()
+        self.masters.append(master)
+        return master
+
+    def replace_master(self, master: Daemon) -> None:
+        """After its crash."""
+        self.masters.remove(master)
+        self.retired.append(self.folder / "journals" / f"{master.name}.jsonl")
+        self.add_master(node_of(master))
+
+    def connect(self) -> fg.Cluster:
+        """A client of the run's own, which nothing cuts off."""
+        return fg.connect(self.addresses, token_file=self.token_file, insecure=True, budget_s=60.0)
+
+    def daemons(self) -> list[Daemon]:
+        return [*self.managers, *self.executors, *self.masters]
+
+    def heal(self) -> None:
+        """Everything runs, and everybody reaches everybody."""
+        if self.network is not None:
+            self.network.heal()
+        for daemon in self.daemons():
+            daemon.resume()
+            if not daemon.runs:
+                daemon.start()
+
+    def finish_masters(self) -> list[str]:
+        """Lets them end their jobs; what went wrong, a line each."""
+        self.stop_file.touch()
+        wrong = []
+        for master in self.masters:
+            try:
+                code = master.process.wait(180) if master.process else 0
+            except Exception as error:
+                wrong.append(f"{master.name} did not end: {error}")
+                continue
+            if code:
+                wrong.append(f"{master.name} ended with {code}: {master.last_words()}")
+        return wrong
+
+    def stop(self) -> list[str]:
+        """A planned stop of all daemons; whatever does not end in order, a line each."""
+        wrong = []
+        for daemon in (*self.executors, *self.managers):
+            if not daemon.runs:
+                continue
+            try:
+                code = daemon.end()
+            except Exception as error:
+                wrong.append(f"{daemon.name} did not stop: {error}")
+            else:
+                if code:
+                    wrong.append(f"{daemon.name} stopped with exit code {code}")
+        return wrong
+
+    def put_down(self) -> None:
+        """Whatever still lives, after a run that failed: freed in order as far as possible."""
+        for daemon in self.daemons():
+            daemon.resume()
+        for master in self.masters:
+            if master.runs:
+                master.kill()
+        for each in self.executors:
+            if not each.runs and each.starts:
+                each.start()
+                eventually(lambda each=each: not each.runs or each.note(), "back", 30)  # type: ignore[misc]
+        self.stop()
+        for daemon in self.daemons():
+            if daemon.runs:
+                daemon.kill()
+
+    def close(self, *, keep: bool) -> None:
+        """Removes what is temporary; `keep` leaves the folder with logs and journals."""
+        if self.network is not None:
+            self.network.close()
+        if self.postgresql is not None:
+            self.postgresql.stop()
+        if not keep:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def node_of(master: Daemon) -> str:
+    return master.name.rpartition("-")[0]
+
+
+def node_of_journal(path: Path) -> str:
+    return path.stem.rpartition("-")[0]

@@ -1,0 +1,218 @@
+"""Processes of a cluster that are killed, stopped and started at will, and where they live.
+
+Decides command lines and addresses. Refuses to know when anything happens to them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from task_executor.service.checkpoint import read_document
+from tests.support.components import REPOSITORY
+
+T = TypeVar("T")
+PATIENCE_S = 120.0
+REPORT_INTERVAL = "500ms"
+LOST_TIMEOUT_S = 8.0
+CPU_MILLI, MEMORY_MIB = 1000, 512
+
+
+def eventually(look: Callable[[], T | None], what: str, patience_s: float = PATIENCE_S) -> T:
+    """What `look` gives as soon as it is true.
+
+    Raises:
+        TimeoutError: it never was.
+    """
+    end = time.monotonic() + patience_s
+    while not (found := look()):
+        if time.monotonic() > end:
+            raise TimeoutError(f"after {patience_s:.0f} s still not: {what}")
+        time.sleep(0.02)
+    return found
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a process lives: its address, and what puts it there."""
+
+    host: str = "127.0.0.1"
+    inside: Sequence[str] = ()
+
+
+@dataclass
+class Daemon:
+    """One process of the cluster, whatever it is."""
+
+    name: str
+    argv: Sequence[str]
+    folder: Path
+    place: Place = Place()
+    process: subprocess.Popen[bytes] | None = None
+    stopped: bool = False
+    starts: int = 0
+
+    @property
+    def log_file(self) -> Path:
+        return self.folder / "logs" / f"{self.name}.log"
+
+    @property
+    def state_dir(self) -> Path:
+        return self.folder / self.name
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None
+        return self.process.pid
+
+    @property
+    def runs(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    def start(self) -> None:
+        self.starts += 1
+        with self.log_file.open("ab") as log:
+            self.process = subprocess.Popen(
+                [*self.place.inside, *self.argv],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self.folder,
+                env=environment(self.folder),
+            )
+
+    def note(self) -> Mapping[str, Any] | None:
+        """Where it serves, once it does; of this very process."""
+        if not self.runs:
+            raise RuntimeError(f"{self.name} has ended: {self.last_words()}")
+        try:
+            note = json.loads((self.state_dir / "endpoint.json").read_text())
+        except (OSError, ValueError):
+            return None
+        return note if note["pid"] == self.pid else None
+
+    def await_serving(self) -> None:
+        eventually(self.note, f"{self.name} serves")
+
+    def last_words(self) -> str:
+        return self.log_file.read_text(errors="replace")[-2000:]
+
+    def kill(self) -> None:
+        """As a crash does."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+        self.stopped = False
+
+    def end(self, patience_s: float = PATIENCE_S) -> int:
+        """A planned stop; its exit code."""
+        assert self.process is not None
+        if self.runs:
+            self.process.terminate()
+        return self.process.wait(patience_s)
+
+    def suspend(self) -> None:
+        os.kill(self.pid, signal.SIGSTOP)
+        self.stopped = True
+
+    def resume(self) -> None:
+        if self.stopped and self.runs:
+            os.kill(self.pid, signal.SIGCONT)
+        self.stopped = False
+
+
+class Executor(Daemon):
+    """A front with its helper."""
+
+    def helper_pid(self) -> int:
+        """The process that holds its cgroups; 0: none lives."""
+        lock = str(self.state_dir / "helper" / "helper.lock")
+        for entry in Path("/proc").glob("[0-9]*"):
+            try:
+                if any(str(fd.readlink()) == lock for fd in (entry / "fd").iterdir()):
+                    return int(entry.name)
+            except OSError:
+                continue
+        return 0
+
+    def helper_lives(self) -> bool:
+        pid = self.helper_pid()
+        return pid != 0
+
+    def kill_helper(self) -> None:
+        if pid := self.helper_pid():
+            os.kill(pid, signal.SIGKILL)
+
+    def saved_slots(self) -> dict[str, str]:
+        """Its table as it is on disk: "allocation.generation" and state."""
+        state = read_document(self.state_dir / "state.json") or {}
+        found = {}
+        for each in state.get("slots", ()):
+            spec = each["spec"]
+            found[f"{spec['allocation_id']}.{spec['generation']}"] = str(each["state"])
+        return found
+
+
+@dataclass
+class Addresses:
+    """Where everything is; made once, so that whoever comes back comes back there."""
+
+    managers: list[str] = field(default_factory=list)
+
+    @property
+    def joined(self) -> str:
+        return ",".join(self.managers)
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """Of every process, so that no other cluster of this host is found."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("FINEGRAIN_", "XDG_"))
+    }
+    kept |= {"HOME": str(folder), "XDG_RUNTIME_DIR": str(folder), "NO_COLOR": "1"}
+    kept["PYTHONPATH"] = f"{REPOSITORY}{os.pathsep}{REPOSITORY / 'client'}"
+    return kept
+
+
+FINEGRAIN = (sys.executable, "-m", "finegrain_cli")
+OPEN = ("--metrics-listen", "none", "--log-format", "json", "--insecure")
+
+
+def manager(
+    name: str, folder: Path, place: Place, address: str, *, database: str, standby: bool
+) -> Daemon:
+    """A resource manager, not started yet."""
+    tokens: Sequence[str] = ("--cluster-token-file", str(folder / "cluster.token"))
+    tokens = (*tokens, "--user-token-file", str(folder / "user.token"))
+    times = ("--report-interval", REPORT_INTERVAL, "--lost-timeout", f"{LOST_TIMEOUT_S:g}s")
+    store = ("--database", database) if database else ()
+    argv = (*FINEGRAIN, "rm", "serve", "--state-dir", str(folder / name), "--listen", address)
+    more = ("--standby",) if standby else ()
+    return Daemon(name, (*argv, *OPEN, *tokens, *times, *store, *more), folder, place)
+
+
+def executor(name: str, folder: Path, place: Place, address: str, managers: str) -> Executor:
+    """A task executor with a small share, not started yet."""
+    argv = (*FINEGRAIN, "executor", "serve", "--state-dir", str(folder / name))
+    where = ("--executor-id", name, "--run-dir", str(folder / "run"), "--listen", address)
+    share = ("--cpu", str(CPU_MILLI / 1000), "--memory", f"{MEMORY_MIB}MiB")
+    token = (
+        "--manager",
+        managers,
+        "--manager-insecure",
+        "--cluster-token-file",
+        str(folder / "cluster.token"),
+    )
+    tasks = ("--task-user", "self", "--task-kill-grace", "1s", "--stop-tasks-on-exit")
+    root = ("--allow-root-tasks",) if os.geteuid() == 0 else ()
+    return Executor(name, (*argv, *where, *share, *token, *tasks, *root, *OPEN), folder, place)

@@ -1,0 +1,342 @@
+"""What befalls the cluster: a seeded sequence of faults, and how each is brought about.
+
+Decides order, targets and lengths from the seed alone, and writes down who was disturbed from when
+to when, which is what the judge may excuse. Refuses to know what is right or wrong afterwards.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.chaos.cluster import Cluster, node_of
+from tests.chaos.daemons import LOST_TIMEOUT_S, Daemon, Executor, eventually
+
+STOP_S_MAX = 20.0
+CUT_S_MAX = 20.0
+
+RM_KILL = "rm-kill"
+RM_STOP = "rm-stop"
+FRONT_KILL = "front-kill"
+HELPER_KILL = "helper-kill"
+BOTH_KILL = "both-kill"
+FRONT_STOP = "front-stop"
+HELPER_STOP = "helper-stop"
+MASTER_KILL = "master-kill"
+MASTER_STOP = "master-stop"
+CUT_RM_EXECUTOR = "cut-rm-executor"
+CUT_RM_MASTER = "cut-rm-master"
+CUT_EXECUTOR_MASTER = "cut-executor-master"
+SLOW_LINE = "slow-line"
+DATABASE_KILL = "database-kill"
+DATABASE_RESTART = "database-restart"
+
+KINDS: dict[str, tuple[str, ...]] = {
+    "rm": (RM_KILL,),
+    "executor": (FRONT_KILL, HELPER_KILL, BOTH_KILL),
+    "stop": (RM_STOP, FRONT_STOP, HELPER_STOP, MASTER_STOP),
+    "master": (MASTER_KILL,),
+    "network": (CUT_RM_EXECUTOR, CUT_RM_MASTER, CUT_EXECUTOR_MASTER, SLOW_LINE),
+    "database": (DATABASE_KILL, DATABASE_RESTART),
+}
+"""Groups of faults by the word of the command line."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault: what, which of the targets (counted modulo), how long, when."""
+
+    kind: str
+    which: int
+    other: int
+    pause_s: float  # before it
+    length_s: float  # of it
+    one_way: int = 0  # cuts: 0 both, 1 there, 2 back
+    again: bool = False  # kills: once more while it starts
+
+    def __str__(self) -> str:
+        way = ("", " one way", " the other way")[self.one_way]
+        twice = " twice" if self.again else ""
+        return (
+            f"{self.kind}{way}{twice} #{self.which},{self.other}"
+            f" after {self.pause_s:.2f} s for {self.length_s:.2f} s"
+        )
+
+
+def plan(seed: int, groups: Sequence[str], cycles: int) -> list[Fault]:
+    """The sequence: every kind as often as any other, in random order."""
+    chance = random.Random(seed)
+    kinds = [kind for group in groups for kind in KINDS[group]]
+    order = [kinds[n % len(kinds)] for n in range(cycles)]
+    chance.shuffle(order)
+    return [_fault(kind, chance) for kind in order]
+
+
+def _fault(kind: str, chance: random.Random) -> Fault:
+    short = kind in (RM_KILL, FRONT_KILL, HELPER_KILL, BOTH_KILL, MASTER_KILL)
+    length_s = chance.choice((0.0, 0.0, chance.uniform(0, 1.5))) if short else 0.0
+    if not short:
+        length_s = chance.uniform(1.0, STOP_S_MAX if chance.random() < 0.5 else 5.0)
+    return Fault(
+        kind=kind,
+        which=chance.randrange(1000),
+        other=chance.randrange(1000),
+        pause_s=chance.uniform(0.1, 1.6),
+        length_s=length_s,
+        one_way=chance.choice((0, 0, 1, 2)) if kind.startswith("cut") else 0,
+        again=short and chance.random() < 0.2,
+    )
+
+
+@dataclass
+class Disturbance:
+    """From when to when (wall clock) these could not do their part."""
+
+    kind: str
+    names: frozenset[str]
+    start: float
+    end: float = field(default=float("inf"))
+
+
+class Chaos:
+    """Carries faults out, one at a time."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.disturbances: list[Disturbance] = []
+        self.done: Counter[str] = Counter()
+        self.restart_s: list[float] = []  # of resource managers: from the start to serving
+        self._lock = threading.Lock()
+        self._acts: dict[str, Callable[[Fault], None]] = {
+            RM_KILL: self._kill_manager,
+            RM_STOP: self._stop_manager,
+            FRONT_KILL: self._kill_front,
+            HELPER_KILL: self._kill_helper,
+            BOTH_KILL: self._kill_both,
+            FRONT_STOP: self._stop_front,
+            HELPER_STOP: self._stop_helper,
+            MASTER_KILL: self._kill_master,
+            MASTER_STOP: self._stop_master,
+            CUT_RM_EXECUTOR: self._cut_executor,
+            CUT_RM_MASTER: self._cut_master,
+            CUT_EXECUTOR_MASTER: self._cut_work,
+            SLOW_LINE: self._slow_line,
+            DATABASE_KILL: self._kill_database,
+            DATABASE_RESTART: self._restart_database,
+        }
+
+    def carry_out(self, fault: Fault) -> None:
+        """Waits, does it, and undoes it."""
+        time.sleep(fault.pause_s)
+        self._acts[fault.kind](fault)
+        self.done[fault.kind] += 1
+
+    @contextmanager
+    def disturbing(self, kind: str, *names: str) -> Iterator[None]:
+        """Writes down that these are disturbed meanwhile."""
+        disturbance = Disturbance(kind, frozenset(names), time.time())
+        with self._lock:
+            self.disturbances.append(disturbance)
+        try:
+            yield
+        finally:
+            disturbance.end = time.time()
+
+    # -- who ---------------------------------------------------------------------------------
+
+    def _executor(self, fault: Fault) -> Executor:
+        return self.cluster.executors[fault.which % len(self.cluster.executors)]
+
+    def _master(self, number: int) -> Daemon:
+        return self.cluster.masters[number % len(self.cluster.masters)]
+
+    def leader(self) -> Daemon:
+        """The resource manager that serves, or the first that lives."""
+        managers = self.cluster.managers
+        if len(managers) == 1:
+            return managers[0]
+
+        def look() -> Daemon | None:
+            return next((each for each in managers if each.runs and each.note()), None)
+
+        return eventually(look, "a resource manager leads")
+
+    # -- resource managers -------------------------------------------------------------------
+
+    def _kill_manager(self, fault: Fault) -> None:
+        manager = self.leader()
+        with self.disturbing(fault.kind, manager.name):
+            manager.kill()
+            if fault.again:
+                manager.start()
+                time.sleep(fault.length_s)
+                manager.kill()
+            else:
+                time.sleep(fault.length_s)
+            begun = time.monotonic()
+            manager.start()
+            if len(self.cluster.managers) == 1:
+                manager.await_serving()
+                self.restart_s.append(time.monotonic() - begun)
+            else:
+                self.leader()
+
+    def _stop_manager(self, fault: Fault) -> None:
+        self._suspended(fault, self.leader())
+
+    def _suspended(self, fault: Fault, daemon: Daemon) -> None:
+        with self.disturbing(fault.kind, daemon.name):
+            daemon.suspend()
+            time.sleep(fault.length_s)
+            daemon.resume()
+
+    # -- executors ---------------------------------------------------------------------------
+
+    def _kill_front(self, fault: Fault) -> None:
+        self._kill_executor(fault, front=True, helper=False)
+
+    def _kill_helper(self, fault: Fault) -> None:
+        executor = self._executor(fault)
+        with self.disturbing(fault.kind, executor.name):
+            executor.kill_helper()
+            eventually(executor.helper_pid, f"{executor.name} has a helper again")
+
+    def _kill_both(self, fault: Fault) -> None:
+        self._kill_executor(fault, front=True, helper=True)
+
+    def _kill_executor(self, fault: Fault, *, front: bool, helper: bool) -> None:
+        executor = self._executor(fault)
+        with self.disturbing(fault.kind, executor.name):
+            if front:
+                executor.kill()
+            if helper:
+                executor.kill_helper()
+            time.sleep(fault.length_s)
+            executor.start()
+            if fault.again:
+                time.sleep(fault.length_s)
+                executor.kill()
+                executor.start()
+            executor.await_serving()
+
+    def _stop_front(self, fault: Fault) -> None:
+        self._suspended(fault, self._executor(fault))
+
+    def _stop_helper(self, fault: Fault) -> None:
+        import os
+        import signal
+
+        executor = self._executor(fault)
+        with self.disturbing(fault.kind, f"{executor.name}/helper"):
+            pid = eventually(executor.helper_pid, f"{executor.name} has a helper")
+            os.kill(pid, signal.SIGSTOP)
+            time.sleep(fault.length_s)
+            os.kill(pid, signal.SIGCONT)
+
+    # -- job masters -------------------------------------------------------------------------
+
+    def _kill_master(self, fault: Fault) -> None:
+        master = self._master(fault.which)
+        master.kill()
+        time.sleep(fault.length_s)
+        self.cluster.replace_master(master)
+
+    def _stop_master(self, fault: Fault) -> None:
+        self._suspended(fault, self._master(fault.which))
+
+    # -- the network -------------------------------------------------------------------------
+
+    def _cut(self, fault: Fault, one: str, other: str) -> None:
+        network = self.cluster.network
+        assert network is not None
+        if fault.one_way == 2:
+            one, other = other, one
+        with self.disturbing(fault.kind, one, other):
+            network.cut(one, other, one_way=fault.one_way != 0)
+            time.sleep(fault.length_s)
+            network.mend(one, other)
+
+    def _cut_executor(self, fault: Fault) -> None:
+        self._cut(fault, self.leader().name, self._executor(fault).name)
+
+    def _cut_master(self, fault: Fault) -> None:
+        self._cut(fault, self.leader().name, node_of(self._master(fault.other)))
+
+    def _cut_work(self, fault: Fault) -> None:
+        self._cut(fault, self._executor(fault).name, node_of(self._master(fault.other)))
+
+    def _slow_line(self, fault: Fault) -> None:
+        network = self.cluster.network
+        assert network is not None
+        nodes = [self.leader().name, *(each.name for each in self.cluster.executors)]
+        name = nodes[fault.which % len(nodes)]
+        disturbed = nodes[1:] if name == nodes[0] else [name]
+        with self.disturbing(fault.kind, *disturbed, nodes[0]):
+            network.slow(name)
+            time.sleep(fault.length_s)
+            network.fast(name)
+
+    # -- the database ------------------------------------------------------------------------
+
+    def _kill_database(self, fault: Fault) -> None:
+        self._end_database(fault, at_once=True)
+
+    def _restart_database(self, fault: Fault) -> None:
+        self._end_database(fault, at_once=False)
+
+    def _end_database(self, fault: Fault, *, at_once: bool) -> None:
+        server = self.cluster.postgresql
+        assert server is not None
+        with self.disturbing(fault.kind, "database"):
+            server.shut_down(at_once=at_once)
+            time.sleep(fault.length_s)
+            server.start_again()
+
+
+def excuses_loss(
+    disturbances: Sequence[Disturbance], executor: str, at: float, silence_s: float = LOST_TIMEOUT_S
+) -> bool:
+    """Whether somebody kept this executor silent for the whole timeout before `at`."""
+    spans = sorted(
+        (each.start, each.end)
+        for each in disturbances
+        if executor in each.names and each.kind != CUT_EXECUTOR_MASTER
+    )
+    return _covers(spans, at - silence_s + 2.0, at - 3.0)
+
+
+def excuses_job_end(
+    disturbances: Sequence[Disturbance], node: str, at: float, lease_s: float
+) -> bool:
+    """Whether the job master could not renew its lease for most of it."""
+    spans = sorted(
+        (each.start, each.end)
+        for each in disturbances
+        if any(name == node or node_of_name(name) == node for name in each.names)
+        and each.kind != CUT_EXECUTOR_MASTER
+    )
+    return any(min(end, at) - start > lease_s / 2 for start, end in spans)
+
+
+def node_of_name(name: str) -> str:
+    return name.rpartition("-")[0]
+
+
+def _covers(spans: Sequence[tuple[float, float]], start: float, end: float) -> bool:
+    """Whether spans, with gaps of up to 3 s, cover all of start..end."""
+    reach = None
+    for begin, finish in spans:
+        if begin <= (start if reach is None else reach + 3.0):
+            reach = finish if reach is None else max(reach, finish)
+    return reach is not None and reach >= end
+
+
+def write_plan(path: Path, faults: Sequence[Fault]) -> None:
+    """A line for each."""
+    path.write_text("".join(f"{number:4} {fault}\n" for number, fault in enumerate(faults)))

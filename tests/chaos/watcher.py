@@ -1,0 +1,113 @@
+"""A second, bare watch stream beside the client's: what the resource manager really sends.
+
+Decides what a stream may say: sequence numbers without gap or repeat across every break, and for
+each request a story whose steps can follow each other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+
+from finegrain.rpc.channels import JOB_SECRET, open_channel
+from finegrain.v1 import resource_manager_pb2, slots_pb2
+from finegrain.v1.resource_manager_pb2_grpc import ResourceManagerServiceStub
+from tests.chaos.journal import EVENT, WRONG, Journal
+
+FOLLOWS = {
+    "PENDING": {"ALLOCATING", "GRANTED", "CANCELLED", "REJECTED", "RELEASED", "LOST"},
+    "ALLOCATING": {"PENDING", "GRANTED", "CANCELLED", "REJECTED", "RELEASED", "LOST"},
+    "GRANTED": {"PENDING", "RELEASED", "LOST"},
+}
+"""States that may follow a state; none follow the end."""
+
+PAUSE_S = 0.2
+
+
+@dataclass(slots=True)
+class RequestStory:
+    """Where the story of one request stands."""
+
+    state: str = "PENDING"
+    generation: int = 0
+
+    def take(self, state: str, generation: int) -> str:
+        """What is wrong with the next step; empty: nothing."""
+        before, self.state = self.state, state
+        if state not in FOLLOWS.get(before, set()):
+            return f"{before} was followed by {state}"
+        if state == "GRANTED":
+            known, self.generation = self.generation, generation
+            if generation <= known:
+                return f"generation {known} was followed by {generation}"
+        return ""
+
+
+@dataclass(slots=True)
+class Watcher:
+    """Follows one job by itself, at whichever address answers."""
+
+    addresses: Sequence[str]
+    token: str
+    job_id: str
+    secret: str
+    journal: Journal
+    last_sequence: int = 0
+    stories: dict[str, RequestStory] = field(default_factory=dict)
+
+    async def run(self) -> None:
+        """Until the job has ended."""
+        turn = 0
+        while True:
+            address = self.addresses[turn % len(self.addresses)]
+            turn += 1
+            async with open_channel(address, token=self.token, insecure=True) as channel:
+                if await self._follow(ResourceManagerServiceStub(channel)):
+                    return
+            await asyncio.sleep(PAUSE_S)
+
+    async def _follow(self, stub: Any) -> bool:
+        """True where there is nothing more to hear."""
+        request = resource_manager_pb2.WatchJobRequest(
+            job_id=self.job_id, from_sequence=self.last_sequence + 1
+        )
+        call = stub.WatchJob(request, metadata=((JOB_SECRET, self.secret),))
+        try:
+            async for message in call:
+                for event in message.events:
+                    self._take(event)
+        except grpc.RpcError as error:
+            if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
+                return True
+            if error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
+                self._wrong(f"the stream broke with {error.code().name}: {error.details()}")
+                return True
+        finally:
+            call.cancel()
+        return False
+
+    def _take(self, event: resource_manager_pb2.JobEvent) -> None:
+        if event.sequence != self.last_sequence + 1:
+            self._wrong(f"event {event.sequence} followed event {self.last_sequence}")
+        self.last_sequence = event.sequence
+        name = slots_pb2.RequestState.Name(event.state).removeprefix("REQUEST_STATE_")
+        story = self.stories.setdefault(event.allocation_id, RequestStory())
+        if wrong := story.take(name, event.slot.generation):
+            self._wrong(f"request {event.allocation_id}, event {event.sequence}: {wrong}")
+        self.journal.write(
+            EVENT,
+            job_id=self.job_id,
+            sequence=event.sequence,
+            id=event.allocation_id,
+            state=name,
+            reason=event.reason,
+            generation=event.slot.generation,
+            executor=event.slot.executor_id,
+        )
+
+    def _wrong(self, message: str) -> None:
+        self.journal.write(WRONG, message=f"job {self.job_id}: {message}")
