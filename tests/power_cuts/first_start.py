@@ -1,0 +1,105 @@
+"""Power cuts during the very first start, when tokens and database are made.
+
+Decides that the next start succeeds with what is there. Also checks what a first start has told: a
+token that somebody could have used is the token ever after.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import finegrain_client as fg
+from tests.power_cuts import manager
+from tests.power_cuts.load import settled
+from tests.power_cuts.machine import Machine
+
+TOKENS = ("cluster.token", "user.token")
+BEGIN_S = 0.5  # Python itself starts; nothing is written yet
+
+
+@dataclass
+class FirstStarts:
+    """Many first starts, each cut short. `found` is what went wrong."""
+
+    machine: Machine
+    address: str
+    seed: int
+    found: list[str] = field(default_factory=list)
+    cut_before_ready: int = 0
+
+    @property
+    def state_dir(self) -> Path:
+        return self.machine.disk / "rm"
+
+    async def run(self, cuts: int) -> None:
+        """One new machine after the other, each cut once or more until a start gets through."""
+        moments = random.Random(self.seed)
+        while self.machine.cuts < cuts and not self.found:
+            self.machine.forget()
+            known: dict[str, str] = {}
+            for _ in range(moments.randint(1, 3)):
+                await self._start_and_cut(moments, known)
+                self._check_tokens(known)
+            await self._start_for_good(known)
+
+    async def _start_and_cut(self, moments: random.Random, known: dict[str, str]) -> None:
+        await self._start()
+        # Most of it happens within a short while after the first file is there.
+        if moments.random() < 0.8:
+            await settled(self.state_dir.exists)
+            await asyncio.sleep(moments.uniform(0, 0.25))
+        else:
+            await asyncio.sleep(moments.uniform(0, 2 * BEGIN_S))
+        program = self.machine.program
+        ended = program is not None and program.poll()
+        self.cut_before_ready += not (self.state_dir / "endpoint.json").exists()
+        # Whoever could read a token by now may have copied it to other hosts.
+        await self._note_tokens(known)
+        await asyncio.to_thread(self.machine.cut_power)
+        if ended:
+            self.found.append(f"a start failed: {self._last_words()}")
+
+    async def _note_tokens(self, known: dict[str, str]) -> None:
+        """Only once calls are served has anybody a reason to."""
+        if (self.state_dir / "endpoint.json").exists():
+            for name in TOKENS:
+                known[name] = (self.state_dir / name).read_text()
+
+    def _check_tokens(self, known: dict[str, str]) -> None:
+        for name, text in known.items():
+            path = self.machine.image / "rm" / name
+            if not path.exists() or path.read_text() != text:
+                self.found.append(f"{name} of a resource manager that served is gone or another")
+
+    async def _start_for_good(self, known: dict[str, str]) -> None:
+        program = await self._start()
+        token_file = self.state_dir / "cluster.token"
+        endpoint = self.state_dir / "endpoint.json"
+        if not await settled(lambda: program.poll() is not None or endpoint.exists()) or (
+            program.poll() is not None
+        ):
+            self.found.append(f"after a cut first start the next fails: {self._last_words()}")
+            return
+        async with (
+            fg.connect(self.address, token_file=token_file) as cluster,
+            cluster.job("first", detached=True) as job,
+        ):
+            spec = fg.SlotSpec(cpu_milli=100, memory_bytes=64 * fg.MIB, allow_pending=True)
+            await job.request_slots(spec)
+            await job.end()
+        await self._note_tokens(known)
+        await asyncio.to_thread(self.machine.cut_power)
+        self._check_tokens(known)
+
+    async def _start(self) -> manager.Process:
+        await asyncio.to_thread(self.machine.power_on)
+        (self.state_dir / "endpoint.json").unlink(missing_ok=True)  # an earlier start's
+        with (self.machine.folder / "rm.log").open("wb") as log:
+            self.machine.program = manager.start(self.state_dir, self.address, log)
+        return self.machine.program
+
+    def _last_words(self) -> str:
+        return (self.machine.folder / "rm.log").read_text()[-2000:]
