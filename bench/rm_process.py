@@ -1,0 +1,111 @@
+"""A real resource manager in a process of its own, for benchmarks: started, asked, weighed, ended.
+
+Decides nothing about what is measured.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from finegrain.ids import new_id
+from finegrain.rpc.channels import open_channel
+from finegrain.rpc.tokens import CLUSTER_TOKEN_FILE, USER_TOKEN_FILE
+from finegrain.v1 import resource_manager_pb2 as rm_pb2
+from finegrain.v1.resource_manager_pb2_grpc import ResourceManagerServiceStub
+
+START_TIMEOUT_S = 300.0
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+class RmProcess:
+    """`finegrain rm serve` on loopback; its log goes to a file in the state directory's parent."""
+
+    def __init__(self, state_dir: Path, port: int, options: Sequence[str] = ()) -> None:
+        self.state_dir = state_dir
+        self.address = f"127.0.0.1:{port}"
+        self._options = options
+        self._process: subprocess.Popen[bytes] | None = None
+        self.started_at_s = 0.0
+
+    def start(self) -> None:
+        """Starts it; does not wait."""
+        command = [sys.executable, "-m", "finegrain_cli", "rm", "serve"]
+        command += ["--state-dir", str(self.state_dir), "--listen", self.address]
+        command += ["--metrics-listen", "none", "--log-level", "warning", *self._options]
+        self.started_at_s = time.monotonic()
+        with (self.state_dir.parent / "rm.log").open("ab") as log:
+            self._process = subprocess.Popen(command, stdout=log, stderr=log)
+
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        assert self._process is not None
+        return self._process.pid
+
+    def kill(self) -> None:
+        """As a crash does."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(signal.SIGKILL)
+            self._process.wait()
+
+    def token(self, *, cluster: bool = False) -> str:
+        """What callers show."""
+        return (
+            (self.state_dir / (CLUSTER_TOKEN_FILE if cluster else USER_TOKEN_FILE))
+            .read_text()
+            .strip()
+        )
+
+    def cpu_s(self) -> float:
+        """CPU time that the process has taken so far."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+
+    def memory_bytes(self, name: str = "VmRSS") -> int:
+        """Resident memory of the process, now (VmRSS) or at most so far (VmHWM)."""
+        for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
+            if line.startswith(name + ":"):
+                return int(line.split()[1]) * 1024
+        raise LookupError(name)
+
+    async def ready(self) -> float:
+        """Seconds from the start until a job could be registered."""
+        until = time.monotonic() + START_TIMEOUT_S
+        request = rm_pb2.RegisterJobRequest(
+            job_id=new_id(), request_id=new_id(), name="first", detached=True
+        )
+        async with open_channel(self.address, token=self.token()) as channel:
+            rm: Any = ResourceManagerServiceStub(channel)
+            while True:
+                assert self._process is not None
+                assert self._process.poll() is None, "the resource manager ended; see rm.log"
+                try:
+                    await rm.RegisterJob(request, timeout=START_TIMEOUT_S)
+                except grpc.aio.AioRpcError as error:
+                    if time.monotonic() > until:
+                        raise
+                    if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                        raise
+                    await asyncio.sleep(0.02)
+                else:
+                    return time.monotonic() - self.started_at_s
+
+
+def free_port() -> int:
+    """A loopback port that nobody listens on."""
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
