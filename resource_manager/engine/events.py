@@ -229,9 +229,14 @@ class Ticked:
     """Time has passed: leases, lost executors, drain deadlines, retries of commands, retention.
 
     Answer: None.
+
+    Attributes:
+        after_stall: this process stood still until a moment ago (stopped, or its host was). It
+            could hear nobody meanwhile, so silence and leases count anew, as after a restart.
     """
 
     at: Instant
+    after_stall: bool = False
 
 
 @dataclass(frozen=True, slots=True)

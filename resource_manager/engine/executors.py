@@ -164,7 +164,8 @@ def silence_rang(turn: Turn, executor_id: str) -> None:
     if host is None or host.executor.state is ExecutorState.LOST:
         return
     executor = host.executor
-    due_ms = executor.report_at_ms + state.settings.lost_timeout_ms
+    heard_at_ms = max(executor.report_at_ms, state.timers.listening_since_ms)
+    due_ms = heard_at_ms + state.settings.lost_timeout_ms
     if turn.now_ms < due_ms:
         state.timers.arm(Timer.SILENCE, executor_id, due_ms)
         return

@@ -140,11 +140,13 @@ def end_job(turn: Turn, job: Job, reason: str, grace_ms: int | None = None) -> N
 
 def lease_rang(turn: Turn, job_id: str) -> None:
     """Ends a job whose lease has lapsed."""
+    timers = turn.state.timers
     job = turn.state.jobs.get(job_id)
     if job is None or job.state is JobState.ENDED or job.lease_ms is None:
         return
-    if turn.now_ms < job.lease_until_ms:
-        turn.state.timers.arm(Timer.LEASE, job_id, job.lease_until_ms)
+    until_ms = max(job.lease_until_ms, timers.listening_since_ms + job.lease_ms)
+    if turn.now_ms < until_ms:
+        timers.arm(Timer.LEASE, job_id, until_ms)
         return
     end_job(turn, job, Reason.LEASE_EXPIRED)
 

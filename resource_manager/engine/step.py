@@ -113,7 +113,7 @@ def _handle(turn: Turn, event: Event) -> object:  # noqa: C901, PLR0912 -- one c
         case ForgetRequested():
             forget_executor(turn, event)
         case Ticked():
-            _tick(turn)
+            _tick(turn, event)
         case Decide():
             _decide(turn)
         case _:
@@ -137,7 +137,9 @@ def _decide(turn: Turn) -> None:
     state.considered_arrival = state.arrival_number
 
 
-def _tick(turn: Turn) -> None:
+def _tick(turn: Turn, event: Ticked) -> None:
+    if event.after_stall:
+        turn.state.timers.listening_since_ms = turn.now_ms
     for timer, entity_id in turn.state.timers.pop_due(turn.now_ms):
         match timer:
             case Timer.LEASE:

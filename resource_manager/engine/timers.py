@@ -25,9 +25,15 @@ class Timer(StrEnum):
 
 
 class Timers:
-    """A lazy priority queue with at most one live entry per timer and id."""
+    """A lazy priority queue with at most one live entry per timer and id.
+
+    Attributes:
+        listening_since_ms: before this moment (monotonic) nobody could be heard, so nobody's
+            silence counts from an earlier one.
+    """
 
     def __init__(self) -> None:
+        self.listening_since_ms = 0
         self._heap: list[tuple[int, Timer, str]] = []
         self._armed: dict[tuple[Timer, str], int] = {}
 

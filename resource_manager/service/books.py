@@ -89,6 +89,8 @@ class Books:
         self._state: State | None = None
         self.rm_epoch = 0
         self.broken: list[str] = []  # invariants found broken; nothing is granted any more
+        self._turned_ms = 0  # monotonic: when the latest change of the books began; 0: none
+        self._stalled = False  # since the latest tick
 
     @property
     def state(self) -> State:
@@ -148,11 +150,13 @@ class Books:
         started = time.perf_counter()
         effects: list[Effect] = []
         at = self._clock()
+        self._notice_stall(at)
         for item in batch:
             if item.make is not None and not item.future.cancelled():
                 effects += self._step_item(item, item.make(at))
         if ticked:  # last, so that signs of life that waited here count before anybody is lost
-            effects += self._step_own(Ticked(at))
+            effects += self._step_own(Ticked(at, after_stall=self._stalled))
+            self._stalled = False
         if not self.broken:
             effects += self._step_own(Decide(at))
         changes = self.state.take_changes()
@@ -163,6 +167,16 @@ class Books:
             self._metrics.commit_seconds.observe(time.perf_counter() - decided)
         self._observe_grants(effects)
         return effects
+
+    def _notice_stall(self, at: Instant) -> None:
+        """Ticks come many times in a report interval. Where they did not, we stood still, and what
+        was sent to us meanwhile has not been read yet.
+        """
+        before_ms, self._turned_ms = self._turned_ms, at.monotonic_ms
+        stood_still_ms = at.monotonic_ms - before_ms
+        if before_ms and stood_still_ms > self._settings.report_interval_ms:
+            self._stalled = True
+            _log.warning("stood_still", milliseconds=stood_still_ms)
 
     def _observe_grants(self, effects: list[Effect]) -> None:
         for effect in effects:

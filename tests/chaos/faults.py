@@ -330,11 +330,11 @@ def node_of_name(name: str) -> str:
 
 def _covers(spans: Sequence[tuple[float, float]], start: float, end: float) -> bool:
     """Whether spans, with gaps of up to 3 s, cover all of start..end."""
-    reach = None
-    for begin, finish in spans:
-        if begin <= (start if reach is None else reach + 3.0):
-            reach = finish if reach is None else max(reach, finish)
-    return reach is not None and reach >= end
+    reach = start
+    for begin, finish in spans:  # in order of their beginning
+        if begin <= max(start, reach + (3.0 if reach > start else 0.0)):
+            reach = max(reach, finish)
+    return reach >= end
 
 
 def write_plan(path: Path, faults: Sequence[Fault]) -> None:
