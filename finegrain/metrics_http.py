@@ -30,6 +30,7 @@ class MetricsServer:
         address: "host:port"; port 0 lets the kernel choose.
         registry: what /metrics shows.
         health: what /readyz answers.
+        unready: the words of /readyz where it is not healthy.
         refresh: awaited before every /metrics.
         insecure: may listen beyond loopback.
     """
@@ -40,6 +41,7 @@ class MetricsServer:
         registry: CollectorRegistry,
         health: Callable[[], bool],
         *,
+        unready: Callable[[], str] = lambda: "not ready",
         refresh: Callable[[], Awaitable[None]] | None = None,
         insecure: bool = False,
     ) -> None:
@@ -53,6 +55,7 @@ class MetricsServer:
         self._address = address
         self._registry = registry
         self._health = health
+        self._unready = unready
         self._refresh = refresh
         self._server: asyncio.Server | None = None
         self._scraping = asyncio.Lock()
@@ -125,10 +128,9 @@ class MetricsServer:
         if path == "/healthz":
             return _answer(200, "text/plain", b"ok\n")
         if path == "/readyz":
-            ready = self._health()
-            return _answer(
-                200 if ready else 503, "text/plain", b"ok\n" if ready else b"not ready\n"
-            )
+            if self._health():
+                return _answer(200, "text/plain", b"ok\n")
+            return _answer(503, "text/plain", f"{self._unready()}\n".encode())
         return _answer(404, "text/plain", b"there is /metrics, /healthz and /readyz\n")
 
 

@@ -1,14 +1,17 @@
 """Starts and stops a resource manager: opens what it needs in order, closes it in reverse.
 
 Order: the state directory is locked, tokens are read, the port is bound (callers get UNAVAILABLE
-until the books are read), then leadership is taken. Everything wrong with the configuration ends
-the process with one clear line.
+until the books are read), then leadership is taken, or waited for by a standby. Everything wrong
+with the configuration ends the process with one clear line. A standby that led and was replaced
+begins anew as a fresh program: nothing of what it had under way can outlast that.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+import os
 import signal
 import socket
 import sys
@@ -19,10 +22,17 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from finegrain.errors import FinegrainError, InvalidArgument, Unavailable
+from finegrain.errors import (
+    ConfigurationError,
+    FinegrainError,
+    InvalidArgument,
+    StoreError,
+    Unavailable,
+)
 from finegrain.logs import configure_logging, get_logger
 from finegrain.metrics_http import MetricsServer
 from finegrain.rpc.access import CLUSTER_ACCESS, RESOURCE_MANAGER_ACCESS, TokenHashes
+from finegrain.rpc.addresses import check_dialable
 from finegrain.rpc.server import GuardedServer
 from finegrain.rpc.tokens import Tokens, ensure_token_files, read_token, sha256_hex
 from finegrain.systemd import notify, watchdog_interval_s
@@ -44,18 +54,22 @@ from resource_manager.service.job_service import JobCalls
 from resource_manager.service.metrics import ResourceManagerMetrics
 from resource_manager.service.ownership import JobSecrets
 from resource_manager.service.runner import Runner, RunnerLimits
+from resource_manager.service.standby import Leadership
 from resource_manager.service.state_dir import locked_state_dir, remove_endpoint, write_endpoint
 from resource_manager.service.watch import WatchHub
 from resource_manager.service.way_out import out_of_the_past
+from resource_manager.storage.late_store import LateStore
 from resource_manager.storage.location import DatabaseUrl, sqlite_url
 from resource_manager.storage.store import NotLeader, Store, open_store
 
 DATABASE_FILE = "finegrain.db"
 EXIT_OK, EXIT_FAILED, EXIT_STEPPED_DOWN = 0, 1, 4
+EXIT_REPLACED = 5
+"""Of `serve` only: a standby led and was replaced; `run` begins anew."""
 STOP_GRACE_S = 2.0
 
 Ready = Callable[[str, str], None]
-"""Called with address and metrics address (empty: none) once calls are served."""
+"""Called with address and metrics address (empty: none) once calls are served, or stood by for."""
 
 _log = get_logger("finegrain.rm")
 
@@ -69,31 +83,72 @@ class _Parts:
     tokens: Tokens
     metrics: ResourceManagerMetrics
     store: Store
+    books: Books
     runner: Runner
+    leadership: Leadership
+    secrets: JobSecrets
 
 
 class _Servicer(JobCalls, ExecutorCalls, ResourceManagerServiceServicer):
     """ResourceManagerService: what job masters and what executors use of it."""
 
-    def __init__(
-        self, parts: _Parts, hub: WatchHub, secrets: JobSecrets, terms: ExecutorTerms
-    ) -> None:
-        JobCalls.__init__(self, parts.runner, hub, secrets, parts.settings, parts.metrics)
+    def __init__(self, parts: _Parts, hub: WatchHub, terms: ExecutorTerms) -> None:
+        JobCalls.__init__(self, parts.runner, hub, parts.secrets, parts.settings, parts.metrics)
         ExecutorCalls.__init__(self, parts.runner, terms, parts.metrics)
 
 
 @dataclass(frozen=True, slots=True)
 class _Running:
-    """A resource manager that serves."""
+    """A resource manager whose ports are bound; `lead` makes it serve."""
 
-    runner: Runner
-    database: DatabaseUrl
+    parts: _Parts
+    server: GuardedServer
+    dispatcher: Dispatcher
+    state_dir: Path
     address: str
     metrics_address: str
 
+    @property
+    def database(self) -> DatabaseUrl:
+        """Which one it uses."""
+        return DatabaseUrl.parse(_database_url(self.parts.options, self.state_dir))
+
+    async def lead(self, ready: Callable[[str], None]) -> None:
+        """Serves from now on; a standby may have to wait before. `ready` is told how it stands.
+
+        Raises:
+            FinegrainError: see `Leadership`.
+        """
+        leadership = self.parts.leadership
+        if self.parts.options.standby:
+
+            def waiting() -> None:
+                write_endpoint(self.state_dir, self.address, self.metrics_address)
+                ready(f"standing by at {self.address}")
+
+            await leadership.wait_and_take(self.dispatcher, waiting)
+        else:
+            await leadership.take(self.dispatcher)
+        salt = await self.parts.runner.in_store(lambda store: store.meta("cluster_salt"))
+        self.parts.secrets.unlock(salt or "")
+        leadership.begin()
+        await self.server.set_serving(True)
+        write_endpoint(self.state_dir, self.address, self.metrics_address)
+        _log.info(
+            "serving",
+            address=self.address,
+            metrics_address=self.metrics_address,
+            rm_epoch=self.parts.runner.rm_epoch,
+            state_dir=str(self.state_dir),
+        )
+        ready(f"serving at {self.address}")
+
 
 def run(options: ResourceManagerOptions) -> int:
-    """Serves until SIGTERM or SIGINT; answers with the exit code. Blocks."""
+    """Serves until SIGTERM or SIGINT; answers with the exit code. Blocks.
+
+    A standby that led and was replaced does not return: the program begins anew in this process.
+    """
     try:
         configure_logging(options.log)
     except InvalidArgument as error:
@@ -102,8 +157,14 @@ def run(options: ResourceManagerOptions) -> int:
     try:
         import uvloop
     except ImportError:
-        return asyncio.run(serve(options, handle_signals=True))
-    return uvloop.run(serve(options, handle_signals=True))
+        code = asyncio.run(serve(options, handle_signals=True))
+    else:
+        code = uvloop.run(serve(options, handle_signals=True))
+    if code == EXIT_REPLACED and sys.executable:
+        _log.warning("beginning_anew")
+        logging.shutdown()
+        os.execv(sys.executable, sys.orig_argv)  # noqa: S606  the same words as before
+    return code
 
 
 async def serve(
@@ -120,20 +181,27 @@ async def serve(
         handle_signals: SIGTERM and SIGINT end it in order.
     """
     stopping = asyncio.Event()
+    told = False
     try:
         async with _resource_manager(options) as running:
             if handle_signals:
                 for number in (signal.SIGTERM, signal.SIGINT):
                     asyncio.get_running_loop().add_signal_handler(number, stopping.set)
-            if ready is not None:
-                ready(running.address, running.metrics_address)
-            notify("READY=1", f"STATUS=serving at {running.address}")
-            code = await _until_the_end(running, stopping)
-            notify("STOPPING=1")
+
+            def tell(status: str) -> None:
+                nonlocal told
+                if ready is not None and not told:
+                    ready(running.address, running.metrics_address)
+                told = True
+                notify("READY=1", f"STATUS={status}")
+
+            code = await _until_the_end(running, stopping, tell)
+            if code != EXIT_REPLACED:
+                notify("STOPPING=1")
             return code
     except FinegrainError as error:
         _log.error("cannot_serve", reason=error.reason.value, error=error.message)
-        return EXIT_STEPPED_DOWN if isinstance(error, NotLeader) else EXIT_FAILED
+        return _exit_code(error, options)
 
 
 def settings_of(options: ResourceManagerOptions) -> EngineSettings:
@@ -177,6 +245,8 @@ def software_version() -> str:
 
 @asynccontextmanager
 async def _resource_manager(options: ResourceManagerOptions) -> AsyncIterator[_Running]:
+    if options.advertise_address:
+        check_dialable(options.advertise_address, "advertise_address")
     async with AsyncExitStack() as stack:
         state_dir = stack.enter_context(
             locked_state_dir(options.state_dir, options.user_token_group)
@@ -194,29 +264,36 @@ async def _resource_manager(options: ResourceManagerOptions) -> AsyncIterator[_R
         )
         hub = WatchHub(runner, metrics)
         server = _server(parts, hub)
-        address = await server.start()
+        address = await server.start(serving=False)
+        parts.leadership.address = parts.books.address = _advertised(options, address)
         stack.push_async_callback(server.stop, 0)
-        await server.set_serving(False)
         stack.push_async_callback(runner.stop)
         stack.push_async_callback(links.stop)
         # Whoever may not command any more does not end what it began, either.
         runner.fatal.add_done_callback(lambda _fatal: links.drop_all())
-        await runner.start(Dispatcher(links, hub, metrics))
-        await server.set_serving(True)
+        runner.fatal.add_done_callback(lambda _fatal: parts.leadership.end())
         # Callers go first; what they have begun is still written.
         stack.push_async_callback(server.stop, STOP_GRACE_S)
         metrics_address = await _serve_metrics(parts, stack)
-        write_endpoint(state_dir, address, metrics_address)
         stack.callback(remove_endpoint, state_dir)
-        _log.info(
-            "serving",
-            address=address,
-            metrics_address=metrics_address,
-            rm_epoch=runner.rm_epoch,
-            state_dir=str(state_dir),
-        )
-        database = DatabaseUrl.parse(_database_url(options, state_dir))
-        yield _Running(runner, database, address, metrics_address)
+        dispatcher = Dispatcher(links, hub, metrics)
+        yield _Running(parts, server, dispatcher, state_dir, address, metrics_address)
+
+
+def _advertised(options: ResourceManagerOptions, bound: str) -> str:
+    """Where others call this one; empty where that cannot be told from the port that is bound."""
+    if options.advertise_address:
+        return options.advertise_address
+    try:
+        return check_dialable(bound, "listen.address")
+    except InvalidArgument:
+        if not options.standby:
+            return ""
+    raise ConfigurationError(
+        f"this resource manager listens at {bound}, which says nothing to others; a standby needs "
+        "an address to tell them: --advertise HOST:PORT",
+        details={"address": bound},
+    )
 
 
 async def _parts(
@@ -227,13 +304,21 @@ async def _parts(
 ) -> _Parts:
     tokens = _tokens(options, state_dir)
     metrics = ResourceManagerMetrics(software_version())
-    store = await asyncio.to_thread(_open_store, options, state_dir)
+    store: Store
+    if options.standby:
+        url = _database_url(options, state_dir)
+        store = LateStore(url, lambda: _open_store(options, state_dir))
+    else:
+        store = await asyncio.to_thread(_open_store, options, state_dir)
     stack.push_async_callback(asyncio.to_thread, store.close)
-    holder = f"{socket.gethostname()} {options.listen.address}"
-    limits = RunnerLimits(renew_interval_s=options.database_lease_ms / 4_000)
+    holder = f"{socket.gethostname()} {options.advertise_address or options.listen.address}"
+    lease_s = options.database_lease_ms / 1_000
+    limits = RunnerLimits(renew_interval_s=lease_s / 4, unsure_max_s=lease_s)
     books = Books(store, settings, metrics, holder=holder)
     runner = Runner(books, metrics, limits=limits)
-    return _Parts(options, settings, tokens, metrics, store, runner)
+    leadership = Leadership(runner, metrics)
+    secrets = JobSecrets(runner)
+    return _Parts(options, settings, tokens, metrics, store, books, runner, leadership, secrets)
 
 
 def _tokens(options: ResourceManagerOptions, state_dir: Path) -> Tokens:
@@ -262,6 +347,7 @@ def _server(parts: _Parts, hub: WatchHub) -> GuardedServer:
         observe=lambda method, status, _seconds: metrics.calls.labels(
             method.rpartition("/")[2], status
         ).inc(),
+        gate=parts.leadership.refusal,
     )
     terms = ExecutorTerms(
         report_interval_ms=parts.settings.report_interval_ms,
@@ -269,9 +355,8 @@ def _server(parts: _Parts, hub: WatchHub) -> GuardedServer:
         user_token_sha256=sha256_hex(tokens.user),
         loopback_only=listen.tls is None and not listen.insecure,
     )
-    secrets = JobSecrets(parts.runner, parts.store.meta("cluster_salt") or "")
     about = About(software_version(), start_time_ms=time.time_ns() // 1_000_000)
-    server.add(add_ResourceManagerServiceServicer_to_server, _Servicer(parts, hub, secrets, terms))
+    server.add(add_ResourceManagerServiceServicer_to_server, _Servicer(parts, hub, terms))
     server.add(add_ClusterServiceServicer_to_server, ClusterServicer(parts.runner, hub, about))
     return server
 
@@ -288,7 +373,8 @@ async def _serve_metrics(parts: _Parts, stack: AsyncExitStack) -> str:
     http = MetricsServer(
         options.listen.metrics_address,
         metrics.registry,
-        health=lambda: runner.healthy,
+        health=lambda: parts.leadership.healthy,
+        unready=lambda: parts.leadership.unready,
         refresh=refresh,
         insecure=options.listen.insecure,
     )
@@ -297,14 +383,23 @@ async def _serve_metrics(parts: _Parts, stack: AsyncExitStack) -> str:
     return address
 
 
-async def _until_the_end(running: _Running, stopping: asyncio.Event) -> int:
-    runner = running.runner
-    watchdog = asyncio.create_task(_feed_watchdog(runner))
+async def _until_the_end(
+    running: _Running, stopping: asyncio.Event, tell: Callable[[str], None]
+) -> int:
+    runner = running.parts.runner
+    watchdog = asyncio.create_task(_feed_watchdog(running.parts))
     runner.fatal.add_done_callback(lambda _fatal: stopping.set())
+    leading = asyncio.create_task(running.lead(tell))
+    end = asyncio.create_task(stopping.wait())
     try:
-        await stopping.wait()
+        await asyncio.wait({leading, end}, return_when=asyncio.FIRST_COMPLETED)
+        if leading.done() and not runner.fatal.done():
+            leading.result()
+        await end
     finally:
-        watchdog.cancel()
+        for task in (watchdog, leading, end):
+            task.cancel()
+        await asyncio.gather(leading, end, return_exceptions=True)
     if not runner.fatal.done():
         _log.info("stopping")
         return EXIT_OK
@@ -313,14 +408,22 @@ async def _until_the_end(running: _Running, stopping: asyncio.Event) -> int:
     if isinstance(error, EpochSeen):
         told = out_of_the_past(error, running.database)
     _log.error("ended", reason=error.reason.value, error=told)
-    return EXIT_STEPPED_DOWN if isinstance(error, NotLeader | EpochSeen) else EXIT_FAILED
+    return _exit_code(error, running.parts.options)
 
 
-async def _feed_watchdog(runner: Runner) -> None:
-    """Tells systemd that we live, as long as the writer answers."""
+def _exit_code(error: FinegrainError, options: ResourceManagerOptions) -> int:
+    if isinstance(error, NotLeader):
+        return EXIT_REPLACED if options.standby else EXIT_STEPPED_DOWN
+    return EXIT_STEPPED_DOWN if isinstance(error, EpochSeen) else EXIT_FAILED
+
+
+async def _feed_watchdog(parts: _Parts) -> None:
+    """Tells systemd that we live: as a leader, as long as the writer answers."""
     interval_s = watchdog_interval_s()
     while interval_s is not None:
         with contextlib.suppress(Unavailable):
-            await runner.read(lambda _state: None)
+            if parts.leadership.leading:
+                with contextlib.suppress(StoreError):  # the writer answers: the database is away
+                    await parts.runner.read(lambda _state: None)
             notify("WATCHDOG=1")
         await asyncio.sleep(interval_s)

@@ -25,6 +25,8 @@ class ResourceManagerOptions:
             address=DEFAULT_ADDRESS, metrics_address=DEFAULT_METRICS_ADDRESS
         )
     )
+    advertise_address: str = ""  # where others call it; empty: the bound address
+    standby: bool = False  # wait while another one leads, instead of ending
     executor_tls: TlsOptions | None = None  # how executors are dialled; None: as `listen` says
     log: LogOptions = field(default_factory=LogOptions)
     cluster_token_file: Path | None = (

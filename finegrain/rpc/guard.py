@@ -29,6 +29,9 @@ from finegrain.rpc.status import Metadata, status_code_of, status_of
 UNARY_TIME_MAX_S = 60.0
 """Longest that a unary handler runs, whatever deadline its caller set or forgot."""
 
+Gate = Callable[[], FinegrainError | None]
+"""What every call is refused with at present; None: calls are served."""
+
 Observer = Callable[[str, str, float], None]
 """Called after every call with method, status name and seconds."""
 
@@ -41,6 +44,7 @@ class ServerLife:
 
     tokens: TokenHashes
     observe: Observer
+    gate: Gate = lambda: None
     streams: set[asyncio.Task[Any]] = field(default_factory=set)  # handlers of open streams
     stopping: bool = False
 
@@ -55,8 +59,11 @@ class _Malformed:
 class GuardedMethod:
     """One method with everything that is done around it."""
 
-    def __init__(self, life: ServerLife, method: str, need: Access, handler: Any) -> None:
+    def __init__(
+        self, life: ServerLife, method: str, need: Access, handler: Any, *, gated: bool = True
+    ) -> None:
         self._life = life
+        self._gated = gated
         self._method = method
         self._need = need
         self._handler = handler
@@ -132,6 +139,8 @@ class GuardedMethod:
             if isinstance(value, str)
         }
         enter_call(identify(metadata, self._need, self._life.tokens, context.peer()))
+        if self._gated and (refusal := self._life.gate()) is not None:
+            raise refusal
 
     def _check(self, request: Any) -> None:
         if isinstance(request, _Malformed):

@@ -21,7 +21,7 @@ from finegrain.options import ListenOptions
 from finegrain.rpc.access import Access, AccessTable, Caller, TokenHashes, current_caller
 from finegrain.rpc.addresses import format_address, is_loopback, parse_address
 from finegrain.rpc.channels import SERVER_OPTIONS, server_credentials
-from finegrain.rpc.guard import GuardedMethod, Observer, ServerLife, tolerant
+from finegrain.rpc.guard import Gate, GuardedMethod, Observer, ServerLife, tolerant
 
 __all__ = [
     "Access",
@@ -68,6 +68,8 @@ class GuardedServer:
         access: what each method needs; a method that is not listed makes `add` fail.
         tokens: whose tokens are accepted; may be changed while the server runs.
         observe: told of every call that ended.
+        gate: what calls are refused with at present, once it is known who calls; health and
+            reflection answer all the same.
     """
 
     def __init__(
@@ -77,11 +79,12 @@ class GuardedServer:
         tokens: TokenHashes,
         *,
         observe: Observer | None = None,
+        gate: Gate = lambda: None,
     ) -> None:
         check_listen_is_safe(listen)
         self._listen = listen
         self._access = {**access, **_OPEN_METHODS}
-        self._life = ServerLife(tokens, observe or (lambda _method, _code, _seconds: None))
+        self._life = ServerLife(tokens, observe or (lambda _method, _code, _seconds: None), gate)
         self._server = grpc.aio.server(options=list(SERVER_OPTIONS))
         self._health: Any = None
         self._names: list[str] = []
@@ -108,8 +111,11 @@ class GuardedServer:
             generic = grpc.method_handlers_generic_handler(service, wrapped)
             self._server.add_generic_rpc_handlers((generic,))
 
-    async def start(self) -> str:
+    async def start(self, *, serving: bool = True) -> str:
         """Binds and serves; answers with the address, its port filled in.
+
+        Args:
+            serving: what the health service answers at first.
 
         Raises:
             ConfigurationError: the address cannot be bound, with the way out.
@@ -132,8 +138,8 @@ class GuardedServer:
             bound = 0
         if bound == 0:
             raise bind_error(self._listen.address, errno.EADDRINUSE)
+        await self.set_serving(serving)
         await self._server.start()
-        await self.set_serving(True)
         return format_address(host, bound)
 
     async def set_serving(self, serving: bool) -> None:
@@ -182,7 +188,8 @@ class GuardedServer:
         need = self._access.get(method)
         if need is None:
             raise ConfigurationError(f"method {method} has no line in the access table")
-        call = GuardedMethod(self._life, method, need, handler)
+        gated = method not in _OPEN_METHODS
+        call = GuardedMethod(self._life, method, need, handler, gated=gated)
         decode = tolerant(handler.request_deserializer)
         encode = handler.response_serializer
         if handler.request_streaming and handler.response_streaming:

@@ -27,6 +27,11 @@ DETAILS_KEY = "grpc-status-details-bin"
 UNAVAILABLE_RETRY_S = 0.2
 """Told to callers that get UNAVAILABLE; the client adds back-off and jitter of its own."""
 
+LEADER_ADDRESS = "leader_address"
+"""Detail of a NOT_LEADER error: where the leader was last known to be; a hint, it may be stale."""
+_PUSHBACK = ("grpc-retry-pushback-ms", "-1")
+"""Tells the caller's channel not to try again by itself: whoever leads listens elsewhere."""
+
 _TEXT_MAX = 800  # of a message: it travels twice in metadata, whose hard limit is 16 KiB
 _DETAIL_MAX = 200
 _DETAILS_MAX = 16
@@ -113,7 +118,10 @@ def status_of(error: FinegrainError) -> tuple[grpc.StatusCode, str, Metadata]:
         delay = Duration()
         delay.FromMilliseconds(round(retry_s * 1000))
         status.details.add().Pack(error_details_pb2.RetryInfo(retry_delay=delay))
-    return code, message, ((DETAILS_KEY, status.SerializeToString()),)
+    details: Metadata = ((DETAILS_KEY, status.SerializeToString()),)
+    if error.reason is Reason.NOT_LEADER:
+        details = (*details, _PUSHBACK)
+    return code, message, details
 
 
 def error_from_rpc(error: grpc.RpcError, address: str = "") -> FinegrainError:

@@ -27,6 +27,8 @@ def resource_manager_options(settings: Settings) -> ResourceManagerOptions:
         state_dir=rm_state_dir(rm),
         database_url=rm.database,
         listen=_listen(rm),
+        advertise_address=rm.advertise,
+        standby=rm.standby,
         executor_tls=_executor_tls(rm),
         log=_log(settings.log),
         cluster_token_file=_path(rm.cluster_token_file),

@@ -126,6 +126,12 @@ class RmSection(ListenSection):
     metrics_listen: str = Field(rm.DEFAULT_METRICS_ADDRESS, description=METRICS_LISTEN)
     state_dir: str = Field("", description="directory of tokens, lock and SQLite database")
     database: str = Field("", description="URL of the database; default: SQLite in state_dir")
+    standby: bool = Field(
+        False, description="wait while another RM leads on this database, then take over"
+    )
+    advertise: str = Field(
+        "", description="address that others reach it at; default: the bound one"
+    )
     user_token_file: str = Field(
         "", description="file with the user token; default: user.token in state_dir"
     )

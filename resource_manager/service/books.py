@@ -75,6 +75,7 @@ class Books:
         metrics: ResourceManagerMetrics,
         *,
         holder: str,
+        address: str = "",
         step: Step | None = None,
         check: Check | None = None,
         clock: Callable[[], Instant] | None = None,
@@ -83,6 +84,7 @@ class Books:
         self._settings = settings
         self._metrics = metrics
         self._holder = holder
+        self.address = address  # told to those who find another one in the lead
         self._step = step or _engine_step()
         self._check = check or _engine_check()
         self._clock = clock or now
@@ -104,21 +106,34 @@ class Books:
         return self._state
 
     def load(self) -> None:
-        """Takes leadership and reads the books; at a higher epoch each time.
+        """Takes leadership and reads the books; at a higher epoch each time. Raises as both."""
+        self.lead()
+        self.read()
+
+    def lead(self) -> None:
+        """Takes leadership at a higher epoch; whatever was known before is dropped.
 
         Raises:
             StoreError, NotLeader: as the store says.
-            InvariantBroken: the rows contradict each other.
         """
         self._state = None
-        epoch = self.store.lead(self._holder, above_epoch=self.rm_epoch)
+        self.rm_epoch = self.store.lead(
+            self._holder, above_epoch=self.rm_epoch, address=self.address
+        )
+        self._metrics.rm_epoch.set(self.rm_epoch)
+
+    def read(self) -> None:
+        """Reads the books; the lease has to be renewed meanwhile, since large ones take long.
+
+        Raises:
+            StoreError: as the store says.
+            InvariantBroken: the rows contradict each other.
+        """
         with _no_collections():
             snapshot = self.store.load()
-            snapshot.rm_epoch = epoch
+            snapshot.rm_epoch = self.rm_epoch
             self._state = State.restore(snapshot, self._settings, self._clock())
             del snapshot
-        self.rm_epoch = epoch
-        self._metrics.rm_epoch.set(epoch)
         self.check()
 
     def turn(self, batch: list[Item], ticked: bool) -> list[Effect]:

@@ -16,7 +16,13 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from finegrain.errors import FailedPrecondition, FinegrainError, InvalidArgument, Reason
+from finegrain.errors import (
+    FailedPrecondition,
+    FinegrainError,
+    InvalidArgument,
+    Reason,
+    StoreError,
+)
 from finegrain.logs import get_logger
 from finegrain.options import TlsOptions
 from finegrain.rpc.channels import open_channel
@@ -38,9 +44,11 @@ from resource_manager.service.dialling import Obstacle, cause_of, obstacle_of, w
 from resource_manager.service.metrics import ResourceManagerMetrics
 from resource_manager.service.runner import Runner
 from resource_manager.service.to_wire import slot_status
+from resource_manager.storage.store import NotLeader
 
 COMMAND_DEADLINE_S = 10.0
 PROBE_DEADLINE_S = 5.0
+CONFIRM_PAUSE_S = 0.2
 COMMANDS_IN_FLIGHT_MAX = 1_000  # over all executors
 
 _log = get_logger("finegrain.rm.executor_link")
@@ -111,8 +119,22 @@ class ExecutorLinks:
 
     async def _deliver(self, command: Command, rm_epoch: int) -> None:
         async with self._slots:
+            if not await self._may_command():
+                return
             make = await self._outcome(command, rm_epoch)
         await self._tell(command.executor_id, make)
+
+    async def _may_command(self) -> bool:
+        """Waits while it is unsure who leads; False: another does."""
+        while True:
+            try:
+                await self._runner.confirm()
+            except NotLeader:
+                return False
+            except StoreError:  # the books will be read anew, which drops this command
+                await asyncio.sleep(CONFIRM_PAUSE_S)
+            else:
+                return True
 
     async def _tell(self, executor_id: str, make: MakeEvent) -> None:
         try:

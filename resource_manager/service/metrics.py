@@ -35,6 +35,11 @@ class ResourceManagerMetrics:
         self.rm_epoch = Gauge(
             "finegrain_rm_epoch", "Incarnation of the resource manager.", registry=registry
         )
+        self.leader = Gauge(
+            "finegrain_rm_leader",
+            "1 while this resource manager leads; 0: it stands by, or starts.",
+            registry=registry,
+        )
         self.decision_seconds = Histogram(
             "finegrain_rm_placement_duration_seconds",
             "Time to step and decide one batch, without the commit.",

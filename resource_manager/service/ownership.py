@@ -11,7 +11,7 @@ import hashlib
 import hmac
 from collections import OrderedDict
 
-from finegrain.errors import PermissionDenied, Reason
+from finegrain.errors import PermissionDenied, Reason, Unavailable
 from finegrain.rpc.access import current_caller
 from resource_manager.engine.jobs import known_job
 from resource_manager.service.runner import Runner
@@ -22,17 +22,26 @@ CACHED_JOBS_MAX = 100_000
 class JobSecrets:
     """Makes and checks job secrets.
 
-    Args:
-        salt: 256 secret bits of this cluster, as hexadecimal.
+    `unlock` comes first, once the database has been opened.
     """
 
-    def __init__(self, runner: Runner, salt: str) -> None:
+    def __init__(self, runner: Runner) -> None:
         self._runner = runner
-        self._key = bytes.fromhex(salt)
+        self._key = b""
         self._hashes: OrderedDict[str, str] = OrderedDict()
 
+    def unlock(self, salt: str) -> None:
+        """Takes the 256 secret bits of this cluster, as hexadecimal."""
+        self._key = bytes.fromhex(salt)
+
     def derive(self, job_id: str, request_id: str) -> str:
-        """The secret of a job."""
+        """The secret of a job.
+
+        Raises:
+            Unavailable: before `unlock`.
+        """
+        if not self._key:
+            raise Unavailable("the resource manager is starting; try again")
         text = f"{job_id}|{request_id}".encode()  # ids hold no bar: the two cannot be confused
         digest = hmac.new(self._key, text, hashlib.sha256).digest()
         return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()

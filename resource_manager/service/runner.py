@@ -7,7 +7,8 @@ between batches and never show what is not durable, and the event loop stays fre
 
 If a commit fails nothing is answered as done: the books in memory are dropped, leadership is taken
 anew (a higher epoch) and the books are read again; as long as the database is away, callers are
-told so at once. Knows no rules and no wire form.
+told so at once. Nothing goes out, answers to reads included, before it is sure that nobody else
+leads by now. Knows no rules and no wire form.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from resource_manager.engine.effects import Effect
 from resource_manager.engine.epochs import EpochSeen
 from resource_manager.engine.state import State
 from resource_manager.service.books import Books, BooksSuspect, Item, MakeEvent
+from resource_manager.service.lease import LeaseKeeper
 from resource_manager.service.metrics import ResourceManagerMetrics
 from resource_manager.service.recovery import Recovery, RecoveryLimits
 from resource_manager.storage.store import NotLeader, Store, StoreAway
@@ -50,6 +52,7 @@ class RunnerLimits:
     tick_interval_s: float = 0.2
     maintain_interval_s: float = 1.0
     renew_interval_s: float = 0.25
+    unsure_max_s: float = 1.0  # a lease in doubt for longer: callers are sent away
     check_interval_s: float = 10.0  # of the invariants; longer where a check takes long
     check_share_max: float = 0.01  # of the writer's time
     recovery: RecoveryLimits = field(default_factory=RecoveryLimits)
@@ -83,7 +86,9 @@ class Runner:
         self._metrics = metrics
         self._limits = limits or RunnerLimits()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="rm-writer")
-        self._renewer = ThreadPoolExecutor(1, thread_name_prefix="rm-renew")
+        self._lease = LeaseKeeper(books.store, self._limits.renew_interval_s, self._die)
+        self._unsure_since_s: float | None = None
+        self._serving: list[Item] = []
         self._listener: Listener | None = None
         self._urgent: deque[Item] = deque()
         self._queue: deque[Item] = deque()
@@ -121,12 +126,19 @@ class Runner:
             InvariantBroken: what it holds contradicts itself.
         """
         self._listener = listener
-        await self._in_thread(self._books.load)
+        await self._in_thread(self._books.lead)
+        self._lease.start()
+        try:
+            await self._in_thread(self._books.read)
+        except BaseException:
+            self._lease.pause()
+            raise
+        if self.fatal.done():
+            raise self.fatal.result()
         self._writer = asyncio.create_task(self._run(), name="rm-writer")
         self._writer.add_done_callback(self._writer_ended)
         self._timers = [
             asyncio.create_task(self._tick(), name="rm-tick"),
-            asyncio.create_task(self._renew(), name="rm-renew"),
         ]
         return self.rm_epoch
 
@@ -140,9 +152,10 @@ class Runner:
             task.cancel()
         await asyncio.gather(*self._timers, return_exceptions=True)
         self._refuse_all(Unavailable("the resource manager is stopping; try again"))
+        self._lease.pause()
         await self._in_thread(self._books.store.close)
+        self._lease.stop()
         self._thread.shutdown(wait=False)
-        self._renewer.shutdown(wait=False)
 
     async def submit(
         self,
@@ -186,6 +199,19 @@ class Runner:
         result: T = await self._enqueue(Item(self._future(), read=fn), urgent=True)
         return result
 
+    async def confirm(self) -> None:
+        """Returns when nobody else can be leading; to be called before anything is commanded.
+
+        Raises:
+            NotLeader: somebody does; this process is about to end.
+            StoreError: the database does not say.
+        """
+        try:
+            await self._lease.be_sure()
+        except NotLeader as error:
+            self._die(error)
+            raise
+
     async def in_store(self, fn: Callable[[Store], T]) -> T:
         """Runs a read-only call of the store (event logs) beside the writer."""
         return await asyncio.get_running_loop().run_in_executor(None, fn, self._books.store)
@@ -200,7 +226,7 @@ class Runner:
             raise Unavailable("the resource manager is starting; try again")
         if self._closing or self.fatal.done():
             raise Unavailable("the resource manager is stopping; try again")
-        if (away := self._recovery.refusal()) is not None:
+        if (away := self._recovery.refusal() or self._doubt()) is not None:
             raise away
         (self._urgent if urgent else self._queue).append(item)
         self._waiting_items += item.items
@@ -246,8 +272,11 @@ class Runner:
         return batch
 
     async def _serve(self, batch: list[Item], *, ticked: bool) -> None:
+        self._serving = batch
         try:
             effects = await self._in_thread(self._books.turn, batch, ticked)
+            if batch or effects:
+                await self._lease.be_sure()
         except NotLeader as error:
             self._fail(batch, Unavailable(error.message, reason=Reason.NOT_LEADER))
             self._die(error)
@@ -269,7 +298,7 @@ class Runner:
     async def _replaced(self) -> NotLeader | None:
         """The plainer reason why others know a newer epoch, where it is the reason."""
         try:
-            await asyncio.get_running_loop().run_in_executor(self._renewer, self._books.store.renew)
+            await self._lease.ask()
         except NotLeader as error:
             return error
         except FinegrainError as error:
@@ -329,20 +358,31 @@ class Runner:
             due = loop.time() + self._limits.tick_interval_s
             await asyncio.sleep(self._limits.tick_interval_s)
             self._metrics.loop_lag.observe(max(0.0, loop.time() - due))
+            self._watch_lease(time.monotonic())
             self._tick_due = True
             self._arrived.set()
 
-    async def _renew(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            await asyncio.sleep(self._limits.renew_interval_s)
-            try:
-                await loop.run_in_executor(self._renewer, self._books.store.renew)
-            except NotLeader as error:
-                self._die(error)
-                return
-            except FinegrainError as error:  # a commit will notice if it lasts
-                _log.warning("renewal_failed", error=error.message)
+    def _watch_lease(self, moment_s: float) -> None:
+        """Sends callers away while the database does not say who leads: another may by now."""
+        if self._lease.sure:
+            self._unsure_since_s = None
+            return
+        if self._unsure_since_s is None:
+            self._unsure_since_s = moment_s
+        if (doubt := self._doubt()) is not None:
+            self._refuse_all(doubt)
+            for item in self._serving:  # what becomes of it is unknown; a repetition settles it
+                if not item.future.done():
+                    item.future.set_exception(doubt)
+
+    def _doubt(self) -> Unavailable | None:
+        since_s = self._unsure_since_s
+        if since_s is None or time.monotonic() - since_s < self._limits.unsure_max_s:
+            return None
+        return Unavailable(
+            "the database does not say whether this resource manager still leads; try again",
+            reason=Reason.NOT_LEADER,
+        )
 
     async def _maintain(self) -> None:
         moment = time.monotonic()

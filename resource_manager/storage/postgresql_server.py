@@ -19,7 +19,7 @@ from resource_manager.storage.postgresql_errors import postgresql_errors
 from resource_manager.storage.tables import SCHEMA_VERSION
 from resource_manager.storage.versions import check_not_ahead, check_not_behind
 
-CONNECTIONS = 4  # writer, renewal, two readers
+CONNECTIONS = 3  # writer, two readers; the lease has one of its own
 CONNECT_TIMEOUT_S = 5
 SILENCE_MS = 10_000
 """A server that acknowledges nothing for so long counts as gone."""
@@ -40,8 +40,15 @@ _UPGRADE_LOCK = tables.APPLICATION_ID
 """Key of the advisory lock under which schemas are made and changed; ends with the transaction."""
 
 
-def postgresql_engine(location: DatabaseUrl) -> Engine:
+def postgresql_engine(
+    location: DatabaseUrl, *, connections: int = CONNECTIONS, look_first: bool = False
+) -> Engine:
     """An engine for this database; connects at first use.
+
+    Args:
+        location: where.
+        connections: at most.
+        look_first: replace a connection that broke meanwhile before it is used.
 
     Raises:
         ConfigurationError: the driver is not installed.
@@ -64,7 +71,12 @@ def postgresql_engine(location: DatabaseUrl) -> Engine:
     }
     given = {key: value for key, value in defaults.items() if key not in location.url.query}
     return create_engine(
-        location.url, pool_size=CONNECTIONS, max_overflow=0, pool_timeout=30, connect_args=given
+        location.url,
+        pool_size=connections,
+        max_overflow=0,
+        pool_timeout=30,
+        pool_pre_ping=look_first,
+        connect_args=given,
     )
 
 
@@ -75,6 +87,7 @@ class Lease:
     holder: str
     rm_epoch: int
     remaining_ms: int
+    address: str = ""
 
 
 def read_lease(connection: Connection, *, lock: bool = False) -> Lease:
@@ -86,7 +99,9 @@ def read_lease(connection: Connection, *, lock: bool = False) -> Lease:
     """
     row = connection.execute(
         text(
-            f"SELECT holder, rm_epoch, until_time_ms - {NOW_MS} FROM leadership WHERE id = 1"  # noqa: S608
+            # Older schemas have no column `address`; software that waits for them still asks.
+            f"SELECT holder, rm_epoch, until_time_ms - {NOW_MS}, "  # noqa: S608
+            "coalesce(to_jsonb(leadership) ->> 'address', '') FROM leadership WHERE id = 1"
             + (" FOR UPDATE" if lock else "")
         )
     ).first()
@@ -95,17 +110,21 @@ def read_lease(connection: Connection, *, lock: bool = False) -> Lease:
             "the database is damaged: it has no leadership row; restore it from a backup",
             reason=Reason.STORE_CORRUPT,
         )
-    return Lease(row[0], row[1], row[2])
+    return Lease(*row)
 
 
 def in_use(location: DatabaseUrl, lease: Lease) -> StoreError:
     """Somebody leads."""
     return StoreError(
         f"the database {location} is in use by {lease.holder} (epoch {lease.rm_epoch}, renewed for "
-        f"another {lease.remaining_ms} ms); stop that one first, or give this one a database of "
-        f"its own",
+        f"another {lease.remaining_ms} ms); stop that one first, start this one with --standby to "
+        f"take over from it, or give this one a database of its own",
         reason=Reason.STORE_IN_USE,
-        details={"holder": lease.holder, "rm_epoch": lease.rm_epoch},
+        details={
+            "holder": lease.holder,
+            "rm_epoch": lease.rm_epoch,
+            "leader_address": lease.address,
+        },
     )
 
 

@@ -8,8 +8,9 @@ ones find another epoch. Session locks would not do: they vanish unnoticed behin
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -39,16 +40,28 @@ from resource_manager.storage.versions import check_not_ahead
 
 LEASE_MS_MIN = 100
 
+Clock = Callable[[], float]
+
+
+def boot_seconds() -> float:
+    """A clock that no adjustment moves, and that runs while the host sleeps."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
 IDLE_SHARE = 0.4
 """A transaction in which the client is silent for this share of a lease is broken off: a frozen
 leader must not keep its successor waiting for the row. Measured with 400 ms of 1 s."""
+
+SURE_SHARE = 0.9
+"""So much of a lease is relied on without asking: the rest is for clocks that run apart and for the
+way from the decision to the wire."""
 
 # `durable` is joined so that its setting is made; one statement, so that nothing idles in between.
 _TAKE = text(
     f"""
     WITH durable AS MATERIALIZED (SELECT {DURABLE})
     UPDATE leadership SET holder = :holder, rm_epoch = greatest(rm_epoch, :above_epoch) + 1,
-        until_time_ms = {NOW_MS} + :lease_ms
+        until_time_ms = {NOW_MS} + :lease_ms, address = :address
     FROM durable
     WHERE id = 1 AND CASE WHEN :old_epoch = 0 THEN until_time_ms < {NOW_MS}
             ELSE holder = :old_holder AND rm_epoch = :old_epoch END
@@ -73,8 +86,10 @@ _GIVE_BACK = text(
     """
 )
 
+# A leader that dies while it waits for another session's lock must not keep the row locked either.
 _FENCE = f"""
-    SELECT {DURABLE}, set_config('idle_in_transaction_session_timeout', %s, true)
+    SELECT {DURABLE}, set_config('idle_in_transaction_session_timeout', %s, true),
+        set_config('lock_timeout', %s, true)
     FROM leadership WHERE id = 1 AND holder = %s AND rm_epoch = %s FOR SHARE
     """
 
@@ -88,7 +103,13 @@ class PostgresqlStore(SqlStore):
     """See the module. Made by `open_store`."""
 
     def __init__(
-        self, location: DatabaseUrl, engine: Engine, *, read_only: bool, lease_ms: int
+        self,
+        location: DatabaseUrl,
+        engine: Engine,
+        *,
+        read_only: bool,
+        lease_ms: int,
+        clock: Clock = boot_seconds,
     ) -> None:
         super().__init__(
             location,
@@ -99,23 +120,34 @@ class PostgresqlStore(SqlStore):
             statements=PostgresqlStatements(),
         )
         self._engine = engine
-        self._single = engine.execution_options(isolation_level="AUTOCOMMIT")
+        # A connection of its own: renewals never wait for readers to give one back.
+        self._lease_engine = postgresql_engine(location, connections=1, look_first=True)
+        self._single = self._lease_engine.execution_options(isolation_level="AUTOCOMMIT")
+        self._lease_lock = threading.Lock()  # no renewal sees half of a new epoch
         self._lease_ms = lease_ms
         self._idle_ms = str(max(1, round(lease_ms * IDLE_SHARE)))
+        self._clock = clock
+        self._sure_until_s = float("-inf")
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
         with postgresql_errors(self.location):
             yield
 
-    def lead(self, holder: str, *, above_epoch: int = 0, wait_s: float | None = None) -> int:
+    def lead(
+        self,
+        holder: str,
+        *,
+        above_epoch: int = 0,
+        wait_s: float | None = None,
+        address: str = "",
+    ) -> int:
         """See `Store.lead`."""
         self._writer_engine()
         give_up_at_s = None if wait_s is None else time.monotonic() + wait_s
         while True:
-            rm_epoch = self._take(holder, above_epoch)
+            rm_epoch = self._take(holder, address, above_epoch)
             if rm_epoch is not None:
-                self._holder, self._rm_epoch = holder, rm_epoch
                 return rm_epoch
             if self._rm_epoch:
                 raise self._not_leader()
@@ -127,41 +159,59 @@ class PostgresqlStore(SqlStore):
                 raise in_use(self.location, lease)
             time.sleep(POLL_S)
 
-    def _take(self, holder: str, above_epoch: int) -> int | None:
+    def _take(self, holder: str, address: str, above_epoch: int) -> int | None:
         # A store that leads only raises its own epoch; it does not take over from others.
         values = {
             "holder": holder,
+            "address": address,
             "above_epoch": above_epoch,
             "lease_ms": self._lease_ms,
-            "old_holder": self._holder,
-            "old_epoch": self._rm_epoch,
             "version": migrate.revision_name(SCHEMA_VERSION),
         }
-        with self._write_lock:
+        with self._lease_lock, self._errors():
             self._must_be_open()
-            with self._errors(), self._single.connect() as connection:
+            values |= {"old_holder": self._holder, "old_epoch": self._rm_epoch}
+            asked_at_s = self._clock()
+            with self._single.connect() as connection:
                 found = connection.scalar(_TAKE, values)
-        return None if found is None else int(found)
+            if found is None:
+                return None
+            self._holder, self._rm_epoch = holder, int(found)
+            self._rely_on_lease(asked_at_s)
+            return self._rm_epoch
 
     def _lease(self) -> Lease:
-        with self._reading() as connection:
+        with self._lease_lock, self._errors(), self._single.connect() as connection:
             # Newer software may have upgraded the schema while this one waited for the lease.
-            check_not_ahead(version_of(connection, self.location), str(self.location))
+            check_not_ahead(migrate.recorded_version(connection), str(self.location))
             return read_lease(connection)
 
+    def _rely_on_lease(self, asked_at_s: float) -> None:
+        self._sure_until_s = asked_at_s + self._lease_ms / 1000 * SURE_SHARE
+
+    def surely_leads(self) -> bool:
+        """See `Store.surely_leads`."""
+        return self._rm_epoch > 0 and self._clock() < self._sure_until_s
+
     def _fence(self, connection: Connection) -> bool:
-        found = connection.exec_driver_sql(_FENCE, (self._idle_ms, self._holder, self._rm_epoch))
+        found = connection.exec_driver_sql(
+            _FENCE, (self._idle_ms, str(self._lease_ms), self._holder, self._rm_epoch)
+        )
         return found.first() is not None
 
     def renew(self) -> None:
         """See `Store.renew`."""
         self._must_be_open()
-        if not self._rm_epoch:
-            raise self._not_leader()
-        with self._errors(), self._single.connect() as connection:
-            renewed = connection.execute(_RENEW, self._me() | {"lease_ms": self._lease_ms})
-            if renewed.rowcount != 1:
+        with self._lease_lock, self._errors():
+            if not self._rm_epoch:
                 raise self._not_leader()
+            asked_at_s = self._clock()
+            with self._single.connect() as connection:
+                renewed = connection.execute(_RENEW, self._me() | {"lease_ms": self._lease_ms})
+            if renewed.rowcount != 1:
+                self._sure_until_s = float("-inf")
+                raise self._not_leader()
+            self._rely_on_lease(asked_at_s)
 
     def _me(self) -> dict[str, Any]:
         return {"holder": self._holder, "rm_epoch": self._rm_epoch}
@@ -192,7 +242,7 @@ class PostgresqlStore(SqlStore):
         """See `Store.close`."""
         if self._closed:
             return
-        with self._write_lock:
+        with self._write_lock, self._lease_lock:
             self._closed = True
             if self._rm_epoch:
                 try:
@@ -201,6 +251,7 @@ class PostgresqlStore(SqlStore):
                 except SQLAlchemyError:
                     pass  # then the lease runs out by itself
             self._engine.dispose()
+            self._lease_engine.dispose()
 
 
 def open_postgresql(

@@ -223,8 +223,8 @@ class LockFile:
         self.path = database.with_name(database.name + ".lock")
         self._descriptor: int | None = None
 
-    def acquire(self, holder: str) -> None:
-        """Take the lock, or keep it.
+    def acquire(self, holder: str, address: str = "") -> None:
+        """Take the lock, or keep it, and note who has it.
 
         Raises:
             StoreError: STORE_IN_USE, naming who has it.
@@ -233,7 +233,16 @@ class LockFile:
             if self._descriptor is None:
                 self._descriptor = self._locked()
             os.ftruncate(self._descriptor, 0)
-            os.pwrite(self._descriptor, f"{holder}\n{os.getpid()}\n".encode(), 0)
+            os.pwrite(self._descriptor, f"{holder}\n{os.getpid()}\n{address}\n".encode(), 0)
+
+    def check_free(self) -> None:
+        """Return if nobody has the lock at this moment; opens the lock file only.
+
+        Raises:
+            StoreError: STORE_IN_USE, naming who has it.
+        """
+        with os_errors(self._database):
+            os.close(self._locked())
 
     def _locked(self) -> int:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
@@ -253,14 +262,21 @@ class LockFile:
 
     def _in_use(self) -> StoreError:
         try:
-            holder, pid = self.path.read_text(errors="replace").splitlines()[:2]
-        except (OSError, ValueError):
-            holder, pid = "unknown", "unknown"
+            lines = self.path.read_text(errors="replace").splitlines()
+        except OSError:
+            lines = []
+        holder, pid, address, *_ = [*lines, *(["unknown", "unknown", ""][len(lines) :])]
         return StoreError(
             f"the database {self._database} is in use by {holder} (pid {pid}); stop that one "
-            f"first, or give this one a database of its own",
+            f"first, start this one with --standby to take over from it, or give this one a "
+            f"database of its own",
             reason=Reason.STORE_IN_USE,
-            details={"path": self._database, "holder": holder, "pid": pid},
+            details={
+                "path": self._database,
+                "holder": holder,
+                "pid": pid,
+                "leader_address": address,
+            },
         )
 
     @property

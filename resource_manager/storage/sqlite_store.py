@@ -72,11 +72,18 @@ class SqliteStore(SqlStore):
             self._broken = error
             raise
 
-    def lead(self, holder: str, *, above_epoch: int = 0, wait_s: float | None = None) -> int:  # noqa: ARG002
+    def lead(
+        self,
+        holder: str,
+        *,
+        above_epoch: int = 0,
+        wait_s: float | None = None,  # noqa: ARG002
+        address: str = "",
+    ) -> int:
         """See `Store.lead`. Never waits: the kernel ends a leadership with its process."""
         self._writer_engine()
         self._must_be_open()
-        self._lock.acquire(holder)
+        self._lock.acquire(holder, address)
         row = tables.leadership
         with self._writing() as connection:
             if self._rm_epoch and not self._fence(connection):
@@ -88,7 +95,7 @@ class SqliteStore(SqlStore):
             written = connection.execute(
                 update(row)
                 .where(row.c.id == 1, row.c.rm_epoch == stored)
-                .values(holder=holder, rm_epoch=rm_epoch)
+                .values(holder=holder, rm_epoch=rm_epoch, address=address)
             )
             if written.rowcount != 1:
                 raise StoreError(
@@ -117,6 +124,10 @@ class SqliteStore(SqlStore):
             in_place = False
         if not self._rm_epoch or not self._lock.held or not in_place:
             raise self._not_leader()
+
+    def surely_leads(self) -> bool:
+        """See `Store.surely_leads`: the lock file goes with the process, not with time."""
+        return self._rm_epoch > 0
 
     def commit(self, changes: Changes) -> None:
         """See `Store.commit`."""

@@ -49,7 +49,14 @@ class Store(ABC):
     """
 
     @abstractmethod
-    def lead(self, holder: str, *, above_epoch: int = 0, wait_s: float | None = None) -> int:
+    def lead(
+        self,
+        holder: str,
+        *,
+        above_epoch: int = 0,
+        wait_s: float | None = None,
+        address: str = "",
+    ) -> int:
         """Take leadership, or, leading already, raise the epoch once more.
 
         Args:
@@ -60,13 +67,15 @@ class Store(ABC):
                 that a restart after a crash succeeds; 0: try once, as a standby does again and
                 again. No wait is needed where the operating system ends a leadership with its
                 process.
+            address: where this process is called, for those who ask a standby; empty: not told.
 
         Returns:
             The new `rm_epoch`. It MUST be above every epoch ever returned for this database, and
             committed by a conditional write before the call returns.
 
         Raises:
-            StoreError: reason STORE_IN_USE when another process leads; the message names it.
+            StoreError: reason STORE_IN_USE when another process leads; the message names it, and so
+                do the details `holder` and, where it told one, `leader_address`.
             NotLeader: this store led, and another took over.
         """
 
@@ -76,6 +85,16 @@ class Store(ABC):
 
         Raises:
             NotLeader: another took over, or the files were replaced under this process.
+        """
+
+    @abstractmethod
+    def surely_leads(self) -> bool:
+        """Whether nobody can have taken over yet, as far as this process can tell by itself.
+
+        Asks no database. True means: the lease that was last taken or renewed cannot have run out,
+        counted by this host's boot time from before that was asked for. False means: `renew`, and
+        let nothing out before that succeeded. Always true where a leadership ends only with its
+        process.
         """
 
     @abstractmethod

@@ -27,7 +27,7 @@ from sqlalchemy import (
     text,
 )
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Number of the last migration; the file `migrations/versions/000N_*.py` with this N must exist."""
 
 APPLICATION_ID = 0x4647524D
@@ -77,14 +77,15 @@ def _of_job() -> Column[Any]:
 
 meta = _table("meta", _text("key", primary_key=True), _text("value"))
 
-# One row, id 1: who leads, in which incarnation, and (PostgreSQL) until when by the database's
-# clock.
+# One row, id 1: who leads, in which incarnation, (PostgreSQL) until when by the database's clock,
+# and where it is called.
 leadership = _table(
     "leadership",
     _key_number("id"),
     _text("holder"),
     _number("rm_epoch"),
     _number("until_time_ms"),
+    _text("address", server_default=text("''")),
     CheckConstraint("id = 1", name="one_row"),
     with_rowid=True,
 )

@@ -9,22 +9,24 @@ import pytest
 
 from resource_manager.storage import migrate, schema, tables, versions
 
-SECOND = '''"""A step for tests."""
+NEXT = tables.SCHEMA_VERSION + 1
+
+STEP = f'''"""A step for tests."""
 import sqlalchemy as sa
 from alembic import op
-revision = "0002"
-down_revision = "0001"
+revision = "{NEXT:04d}"
+down_revision = "{NEXT - 1:04d}"
 def upgrade():
     op.add_column("jobs", sa.Column("note", sa.Text(), nullable=False, server_default="none"))
 '''
 
 
-def know_next_version(patched: pytest.MonkeyPatch, folder: Path, step: str = SECOND) -> None:
-    """Makes this software one that knows a second migration, which lies in `folder`."""
+def know_next_version(patched: pytest.MonkeyPatch, folder: Path, step: str = STEP) -> None:
+    """Makes this software one that knows one more migration, which lies in `folder`."""
     from resource_manager.storage import postgresql_server, postgresql_store
 
     shutil.copytree(migrate.migrations_folder(), folder)
-    (folder / "versions/0002_note.py").write_text(step)
+    (folder / f"versions/{NEXT:04d}_note.py").write_text(step)
     patched.setattr(migrate, "migrations_folder", lambda: folder)
     for module in (tables, versions, schema, postgresql_server, postgresql_store):
-        patched.setattr(module, "SCHEMA_VERSION", 2)
+        patched.setattr(module, "SCHEMA_VERSION", NEXT)

@@ -13,7 +13,7 @@ from typer.testing import Result
 from resource_manager.storage import postgresql_server as server_side
 from resource_manager.storage.store import open_store
 from tests.support.cli import Finegrain
-from tests.support.migrations import know_next_version
+from tests.support.migrations import NEXT, know_next_version
 from tests.support.postgresql import PASSWORD_USER, PostgresqlServer
 
 pytestmark = pytest.mark.needs("postgresql")
@@ -135,10 +135,10 @@ def test_a_database_of_older_software(
     know_next_version(monkeypatch, tmp_path / "migrations")
     for command in (("check",), ("raise-epoch", "--above-epoch", "7")):
         _, message = told(finegrain("db", *command, "--database", filled, "-o", "json"))
-        assert "has schema version 1, this software needs 2" in message
+        assert f"has schema version {NEXT - 1}, this software needs {NEXT}" in message
         assert "stop the resource manager and run `finegrain db upgrade`" in message
     plan = finegrain("db", "upgrade", "--dry-run", "--database", filled, "-o", "json")
-    assert json.loads(plan.stdout)["steps"] == ["0002 A step for tests."]
+    assert json.loads(plan.stdout)["steps"] == [f"{NEXT:04d} A step for tests."]
     done = finegrain("db", "upgrade", "--database", filled, "-o", "json")
     assert json.loads(done.stdout) == json.loads(plan.stdout) | {"dry_run": False}
     assert "nothing to do" in finegrain("db", "upgrade", "--database", filled).stdout
@@ -156,7 +156,7 @@ def test_a_database_that_a_resource_manager_holds(
         with pytest.MonkeyPatch.context() as newer:
             know_next_version(newer, tmp_path / "migrations")
             plan = finegrain("db", "upgrade", "--dry-run", "--database", filled)
-            assert "would upgrade from schema 1 to 2" in plan.stdout
+            assert f"would upgrade from schema {NEXT - 1} to {NEXT}" in plan.stdout
             result = finegrain("db", "upgrade", "--database", filled, "-o", "json")
         code, message = told(result)
         assert code == "STORE_IN_USE"
@@ -180,7 +180,7 @@ def test_an_empty_database_is_filled_by_an_upgrade_only(finegrain: Finegrain, ur
     assert json.loads(planned.stdout) == json.loads(done.stdout) | {"dry_run": True}
     checked = finegrain("db", "check", "--database", url)
     assert checked.exit_code == 0
-    assert checked.stdout.endswith(": sound, schema 1\n")
+    assert checked.stdout.endswith(f": sound, schema {NEXT - 1}\n")
 
 
 def test_copies_are_left_to_the_servers_own_tools(

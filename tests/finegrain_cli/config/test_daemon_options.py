@@ -79,6 +79,8 @@ ALL = """
 level = "debug"
 format = "json"
 [rm]
+standby = true
+advertise = "rm-b:7170"
 state_dir = "/srv/rm"
 database = "postgresql://host/books"
 listen = "127.0.0.1:1"

@@ -12,7 +12,7 @@ from finegrain.v1 import slots_pb2
 from resource_manager.main import EXIT_STEPPED_DOWN
 from resource_manager.storage import schema
 from resource_manager.storage.store import open_store
-from tests.support.migrations import know_next_version
+from tests.support.migrations import NEXT, know_next_version
 from tests.support.postgresql import PostgresqlServer
 from tests.support.rm_service import (
     PATIENCE_S,
@@ -66,7 +66,7 @@ async def test_a_database_of_older_software_is_brought_up_to_date_at_the_start(
         stream = job.watch(rm=newer)
         await stream.read()  # it is still known
         stream.cancel()
-    assert schema.current_version(url) == 2
+    assert schema.current_version(url) == NEXT
 
 
 async def test_whoever_lost_the_lease_steps_down(tmp_path: Path, server: PostgresqlServer) -> None:

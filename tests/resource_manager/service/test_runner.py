@@ -43,9 +43,19 @@ class MemoryStore:
         self.committing = threading.Event()
         self.epoch = 0
 
-    def lead(self, holder: str, *, above_epoch: int = 0, wait_s: float | None = None) -> int:
+    def lead(
+        self,
+        holder: str,
+        *,
+        above_epoch: int = 0,
+        wait_s: float | None = None,
+        address: str = "",
+    ) -> int:
         self.epoch += 1
         return self.epoch
+
+    def surely_leads(self) -> bool:
+        return True
 
     def load(self) -> Snapshot:
         return Snapshot(rm_epoch=self.epoch)

@@ -19,17 +19,17 @@ from resource_manager.storage import creation, migrate, schema, tables
 from resource_manager.storage.location import DatabaseUrl
 from resource_manager.storage.store import open_store
 from tests.support.books import books_of, everything, same_books
-from tests.support.migrations import SECOND, know_next_version
+from tests.support.migrations import NEXT, STEP, know_next_version
 from tests.support.postgresql import PostgresqlServer
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 
-BROKEN = SECOND + '    op.execute("INSERT INTO no_such_table VALUES (1)")\n'
+BROKEN = STEP + '    op.execute("INSERT INTO no_such_table VALUES (1)")\n'
 
 
 @pytest.fixture
 def next_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Makes this software one that knows a second migration."""
+    """Makes this software one that knows one more migration."""
 
     def use(step: str) -> None:
         know_next_version(monkeypatch, tmp_path / "migrations", step)
@@ -123,25 +123,25 @@ def test_books_survive_an_upgrade(url: str, next_version: Callable[[str], None])
         store.lead("old software")
         store.commit(changes)
         salt = store.meta("cluster_salt")
-    next_version(SECOND)
+    next_version(STEP)
     with pytest.raises(StoreError, match="finegrain db upgrade") as caught:
         open_store(url, upgrade=False)
     assert caught.value.reason is Reason.STORE_SCHEMA
-    assert schema.upgrade(url, dry_run=True).steps == ["0002 A step for tests."]
+    assert schema.upgrade(url, dry_run=True).steps == [f"{NEXT:04d} A step for tests."]
     with open_store(url) as store:
         assert store.lead("new software") == 2
         assert same_books(store.load(), books_of(changes))
         assert store.meta("cluster_salt") == salt
-    assert schema.current_version(url) == 2
+    assert schema.current_version(url) == NEXT
 
 
 def test_a_copy_of_the_old_file_is_kept(
     sqlite_url: str, tmp_path: Path, next_version: Callable[[str], None]
 ) -> None:
     schema.upgrade(sqlite_url)
-    next_version(SECOND)
+    next_version(STEP)
     schema.upgrade(sqlite_url)
-    assert schema.current_version(f"sqlite:///{tmp_path}/books.db.before-0002") == 1
+    assert schema.current_version(f"sqlite:///{tmp_path}/books.db.before-{NEXT:04d}") == NEXT - 1
 
 
 def test_an_upgrade_that_fails_leaves_the_database_as_it_was(
@@ -154,7 +154,7 @@ def test_an_upgrade_that_fails_leaves_the_database_as_it_was(
     next_version(BROKEN)
     with pytest.raises(StoreError, match="no_such_table"):
         open_store(url)
-    assert schema.current_version(url) == 1
+    assert schema.current_version(url) == NEXT - 1
     location = DatabaseUrl.parse(url)
     assert schema.differences(location) == []
 
@@ -164,7 +164,7 @@ def test_nothing_is_upgraded_under_a_running_resource_manager(
 ) -> None:
     with open_store(url, lease_ms=60_000) as store:
         store.lead("old software")
-        next_version(SECOND)
+        next_version(STEP)
         if DatabaseUrl.parse(url).is_sqlite:
             with pytest.raises(StoreError, match="in use by old software"):
                 open_store(url)
@@ -175,7 +175,7 @@ def test_nothing_is_upgraded_under_a_running_resource_manager(
                 patched.setattr(postgresql_server, "LEASE_WAIT_MAX_S", 0.1)
                 with pytest.raises(StoreError, match="in use by old software"):
                     open_store(url)
-        assert schema.current_version(url) == 1
+        assert schema.current_version(url) == NEXT - 1
         store.commit(Changes(counters={"x": 1}))
 
 

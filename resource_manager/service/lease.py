@@ -1,0 +1,96 @@
+"""Leadership over time: renewed from a thread of its own, and relied on only while it surely holds.
+
+Decides when to renew and when the lease has to be asked about before anything goes out. A process
+that was stopped or starved for longer than its lease finds out here, before it answers a caller or
+commands an executor. Refuses to know how a lease is kept; that is the store's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+from finegrain.errors import FinegrainError
+from finegrain.logs import get_logger
+from resource_manager.storage.store import NotLeader, Store
+
+_log = get_logger("finegrain.rm.lease")
+
+
+class LeaseKeeper:
+    """Keeps the leadership of one store.
+
+    Args:
+        store: leads already when `start` is called.
+        interval_s: between two renewals.
+        on_lost: told on the event loop, once, that another leads.
+    """
+
+    def __init__(
+        self, store: Store, interval_s: float, on_lost: Callable[[NotLeader], None]
+    ) -> None:
+        self._store = store
+        self._interval_s = interval_s
+        self._on_lost = on_lost
+        # Not a task: a busy event loop must not cost the leadership.
+        self._thread: threading.Thread | None = None
+        self._over = threading.Event()
+        self._asking = ThreadPoolExecutor(1, thread_name_prefix="rm-lease")
+
+    def start(self) -> None:
+        """Begins to renew; again after `pause`."""
+        self._over = threading.Event()
+        self._thread = threading.Thread(
+            target=self._run,
+            args=(self._over, asyncio.get_running_loop()),
+            name="rm-renew",
+            daemon=True,
+        )
+        self._thread.start()
+
+    def pause(self) -> None:
+        """Stops renewing; what is under way ends by itself."""
+        self._over.set()
+
+    def stop(self) -> None:
+        """The same for good."""
+        self.pause()
+        self._asking.shutdown(wait=False)
+
+    @property
+    def sure(self) -> bool:
+        """Whether nobody can have taken over."""
+        return self._store.surely_leads()
+
+    async def be_sure(self) -> None:
+        """Returns when nobody can have taken over; asks the database only where that is in doubt.
+
+        Raises:
+            NotLeader: another leads.
+            StoreError: the database does not say.
+        """
+        if not self._store.surely_leads():
+            await self.ask()
+
+    async def ask(self) -> None:
+        """Renews now; raises as `be_sure`."""
+        await asyncio.get_running_loop().run_in_executor(self._asking, self._store.renew)
+
+    def _run(self, over: threading.Event, loop: asyncio.AbstractEventLoop) -> None:
+        failing = False
+        while not over.wait(self._interval_s):
+            try:
+                self._store.renew()
+            except NotLeader as error:
+                with suppress(RuntimeError):  # the loop has been closed
+                    loop.call_soon_threadsafe(self._on_lost, error)
+                return
+            except FinegrainError as error:
+                if not (failing or over.is_set()):  # once per outage; a commit says more
+                    _log.warning("renewal_failed", error=error.message)
+                failing = True
+            else:
+                failing = False

@@ -1,0 +1,118 @@
+"""A store that is opened when it first leads, and asked about the leader until then.
+
+Decides that a standby leaves an SQLite file alone while its lock is held: it is neither opened nor
+folded before. Refuses to know why somebody waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from finegrain.errors import StoreError
+from resource_manager.engine.effects import Changes, Snapshot
+from resource_manager.engine.entities import ClusterEvent, JobEvent
+from resource_manager.storage.location import DatabaseUrl
+from resource_manager.storage.store import Store
+
+
+class LateStore(Store):
+    """The store of a resource manager that may have to wait for its turn.
+
+    Args:
+        url: see `open_store`.
+        opener: opens it, upgrades included.
+    """
+
+    def __init__(self, url: str, opener: Callable[[], Store]) -> None:
+        self._location = DatabaseUrl.parse(url)
+        self._opener = opener
+        self._store: Store | None = None
+        self._led = False
+        self._closed = False
+
+    def lead(
+        self,
+        holder: str,
+        *,
+        above_epoch: int = 0,
+        wait_s: float | None = None,
+        address: str = "",
+    ) -> int:
+        """See `Store.lead`; tries once, whatever `wait_s` says."""
+        del wait_s
+        try:
+            if self._store is None:
+                self._check_free()
+                self._store = self._opener()
+            epoch = self._store.lead(holder, above_epoch=above_epoch, wait_s=0, address=address)
+        except StoreError:
+            # Others may replace or upgrade an SQLite file while they lead.
+            if not self._led and self._location.is_sqlite:
+                self._let_go()
+            raise
+        self._led = True
+        return epoch
+
+    def _check_free(self) -> None:
+        if self._location.is_sqlite:
+            from resource_manager.storage.sqlite_file import LockFile
+
+            LockFile(self._location.path).check_free()
+
+    def _let_go(self) -> None:
+        if self._store is not None:
+            self._store.close()
+            self._store = None
+
+    @property
+    def _opened(self) -> Store:
+        if self._store is None:
+            raise StoreError(
+                f"the database {self._location} "
+                + ("was closed by this process" if self._closed else "is not led by this process")
+            )
+        return self._store
+
+    def renew(self) -> None:
+        """See `Store.renew`."""
+        self._opened.renew()
+
+    def surely_leads(self) -> bool:
+        """See `Store.surely_leads`."""
+        return self._store is not None and self._store.surely_leads()
+
+    def load(self) -> Snapshot:
+        """See `Store.load`."""
+        return self._opened.load()
+
+    def commit(self, changes: Changes) -> None:
+        """See `Store.commit`."""
+        self._opened.commit(changes)
+
+    def maintain(self) -> None:
+        """See `Store.maintain`."""
+        self._opened.maintain()
+
+    def read_job_events(self, job_id: str, after_sequence: int, limit: int) -> list[JobEvent]:
+        """See `Store.read_job_events`."""
+        return self._opened.read_job_events(job_id, after_sequence, limit)
+
+    def read_cluster_events(
+        self, from_sequence: int, limit: int, subject_id: str = ""
+    ) -> list[ClusterEvent]:
+        """See `Store.read_cluster_events`."""
+        return self._opened.read_cluster_events(from_sequence, limit, subject_id)
+
+    def meta(self, key: str) -> str | None:
+        """See `Store.meta`."""
+        return self._opened.meta(key)
+
+    def check(self) -> list[str]:
+        """See `Store.check`."""
+        return self._opened.check()
+
+    def close(self) -> None:
+        """See `Store.close`."""
+        self._closed = True
+        if self._store is not None:
+            self._store.close()
