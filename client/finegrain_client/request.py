@@ -158,9 +158,11 @@ class Request:
         """Takes one step of the story in; repeated steps change nothing."""
         if self._error is not None:
             return
+        back_in_line = self.state is RequestState.PENDING
         self.state, self.reason, self.message = state, reason, message
         if state is RequestState.GRANTED and slot is not None:
-            if self.slot is None or slot.generation > self.slot.generation:
+            # Of the same generation where a lost executor has come back with the slot.
+            if self.slot is None or back_in_line or slot.generation > self.slot.generation:
                 self._end_slot(at_once=True)
                 self.slot = Slot(self._context, slot)
         elif state is RequestState.RELEASED:

@@ -31,6 +31,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+FAILURES_AFTER_RELEASE_MAX = 12
+"""Tries without an answer, about 20 s, after which tasks of a slot that was given back are given up
+with it: their executor is the only one who knows how they ended, and may be restarting."""
+
 FAILURES_BEFORE_ASKING = 3
 """After so many tries without an answer the RM is asked whether the executor has moved."""
 
@@ -266,12 +270,14 @@ class Slot:
         )
 
     async def after_break(self, failures: int) -> None:
-        """Between two tries: gives up if the slot has ended, asks where the executor is by now.
+        """Between two tries: gives up if the slot is lost, or has ended and nobody answers for
+        long; asks where the executor is by now.
 
         Raises:
-            SlotLost: the slot has ended, so there is nobody left to answer.
+            SlotLost: there is nobody left to answer.
         """
-        if self.error is not None:
+        given_up = self.is_lost or failures >= FAILURES_AFTER_RELEASE_MAX
+        if self.error is not None and given_up:
             raise self.error
         if failures % FAILURES_BEFORE_ASKING == 0:
             await self._find_executor()
@@ -284,7 +290,7 @@ class Slot:
         except grpc.RpcError:
             return  # a hint only; the next round asks again
         address = answer.executor.address
-        if address and address != self._address and self.error is None:
+        if address and address != self._address and not self.is_lost:
             if self._stub is not None:
                 connection.release_executor(self._address)
             self._address, self._stub = address, None

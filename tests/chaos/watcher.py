@@ -42,7 +42,8 @@ class RequestStory:
             return f"{before} was followed by {state}"
         if state == "GRANTED":
             known, self.generation = self.generation, generation
-            if generation <= known:
+            # The same again is right where a lost executor has come back with the slot.
+            if generation < known or (generation == known and before != "PENDING"):
                 return f"generation {known} was followed by {generation}"
         return ""
 

@@ -161,6 +161,17 @@ async def test_a_slot_that_comes_again_after_a_loss(servant: Scripted, job: fg.J
     assert (second.generation, second.is_lost) == (2, False)
 
 
+async def test_a_slot_whose_lost_host_comes_back_with_it(servant: Scripted, job: fg.Job) -> None:
+    (request,) = await job.request_slots(fg.SlotSpec(restart_on_loss=True))
+    first = await request.granted(timeout_s=10)
+    await servant.tell(request.allocation_id, PENDING, reason="EXECUTOR_LOST")
+    await asyncio.wait_for(first.lost.wait(), 10)
+    await servant.tell(request.allocation_id, GRANTED, generation=1)
+    again = await request.granted(timeout_s=10)
+    assert (again.generation, again.has_ended) == (1, False)
+    assert first.is_lost
+
+
 async def test_a_lease_that_is_over_is_heard_by_everybody(servant: Scripted, job: fg.Job) -> None:
     servant.auto_grant = False
     (request,) = await job.request_slots(fg.SlotSpec())

@@ -148,6 +148,22 @@ async def test_a_released_slot_lets_its_tasks_end(servant: Scripted, slot: fg.Sl
     assert (await task.wait(timeout_s=10)).cancelled
 
 
+async def test_tasks_of_a_released_slot_outlive_a_restart_of_their_executor(
+    servant: Scripted, slot: fg.Slot
+) -> None:
+    servant.programs["sleep"] = Program(ends=False)
+    task = await slot.run(["sleep"])
+    await eventually(lambda: servant.live["WatchTask"] == 1)
+    await slot.release()
+    servant.failures["WatchTask"].extend([fg.Unavailable("restarting")] * 2)
+    servant.interrupt_watches = True
+    await servant.wake()
+    await eventually(lambda: not servant.failures["WatchTask"])
+    servant.interrupt_watches = False
+    await servant.end_program("sleep", cancelled=True)
+    assert (await task.wait(timeout_s=10)).cancelled
+
+
 async def test_a_released_slot_whose_tasks_are_forgotten(servant: Scripted, slot: fg.Slot) -> None:
     servant.programs["sleep"] = Program(ends=False)
     task = await slot.run(["sleep"])
