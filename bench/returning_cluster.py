@@ -131,7 +131,7 @@ class _Executor:
         self.failed_calls = 0
 
     async def live(self) -> None:
-        await asyncio.sleep(random.uniform(0, REPORT_INTERVAL_S))  # noqa: S311
+        await asyncio.sleep(random.uniform(0, REPORT_INTERVAL_S))
         self._heard_s = time.monotonic()
         async with open_channel(self._address, token=self._token) as channel:
             rm: Any = ResourceManagerServiceStub(channel)
@@ -171,4 +171,4 @@ class _Executor:
                 return await method(request, timeout=CALL_TIMEOUT_S)
             except grpc.aio.AioRpcError:
                 self.failed_calls += 1
-                await asyncio.sleep(random.uniform(0.5, 2))  # noqa: S311
+                await asyncio.sleep(random.uniform(0.5, 2))
