@@ -29,7 +29,7 @@ def place(turn: Turn, request: Request, host: Host) -> Slot:
     state = turn.state
     spec = request.spec
     profile = spec.profile or host.executor.registration.default_profile
-    request.generation += 1
+    request.generation = max(request.generation, state.generation_floor) + 1
     slot = Slot(
         allocation_id=spec.allocation_id,
         generation=request.generation,

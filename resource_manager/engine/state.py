@@ -31,6 +31,10 @@ from resource_manager.engine.transitions import Story
 
 __all__ = ["EngineSettings", "State", "Strategy"]
 
+GENERATION_FLOOR = "generation_floor"
+"""Counter that a restore of older books raises, so that no placement of theirs is taken for one of
+those they have lost."""
+
 _FORGOTTEN = "forgotten_registration_number"
 
 
@@ -49,6 +53,7 @@ class State:
         self.hosts: dict[str, Host] = {}
         self.arrival_number = 0  # last one given, to jobs and requests alike
         self.forgotten_registration_number = 0  # highest of all executors that were forgotten
+        self.generation_floor = 0  # placements of books that a restore has replaced end here
         self.history = History(settings)
         # derived
         self.live_jobs = 0
@@ -85,6 +90,7 @@ class State:
         state = cls(settings, snapshot.rm_epoch, at)
         state.arrival_number = snapshot.counters.get("arrival_number", 0)
         state.forgotten_registration_number = snapshot.counters.get(_FORGOTTEN, 0)
+        state.generation_floor = snapshot.counters.get(GENERATION_FLOOR, 0)
         state.history.restore(snapshot.counters)
         for executor in snapshot.executors:
             state._restore_executor(executor)
