@@ -22,6 +22,7 @@ from resource_manager.storage.creation import (
     temporary_database,
 )
 from resource_manager.storage.location import DatabaseUrl
+from resource_manager.storage.lost_history import leave_lost_history
 from resource_manager.storage.sqlite_errors import sqlite_errors
 from resource_manager.storage.sqlite_file import (
     check_is_ours,
@@ -144,6 +145,7 @@ def _raise_epoch(database: Path, above_epoch: int) -> int:
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("PRAGMA journal_mode = DELETE")
         with connection:
+            leave_lost_history(connection.execute)
             connection.execute(
                 "UPDATE leadership SET holder = '', rm_epoch = max(rm_epoch, ?) + 1", (above_epoch,)
             )

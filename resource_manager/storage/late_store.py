@@ -89,6 +89,10 @@ class LateStore(Store):
         """See `Store.commit`."""
         self._opened.commit(changes)
 
+    def leave_lost_history(self) -> None:
+        """See `Store.leave_lost_history`."""
+        self._opened.leave_lost_history()
+
     def maintain(self) -> None:
         """See `Store.maintain`."""
         self._opened.maintain()

@@ -169,11 +169,13 @@ def _differences(connection: Connection) -> list[str]:
 
 
 def raise_epoch(url: str, *, above_epoch: int) -> int:
-    """After a database was restored by other means: make its next epoch one above `above_epoch`;
-    returns the epoch now.
+    """After a database was restored by other means: make its next epoch one above `above_epoch`,
+    and nothing else that it numbers a repetition of what was lost; returns the epoch now.
 
     Raises:
         StoreError: somebody leads, or see `open_store`.
     """
     with open_store(url, create=False, upgrade=False) as store:
-        return store.lead("finegrain db raise-epoch", above_epoch=above_epoch)
+        epoch = store.lead("finegrain db raise-epoch", above_epoch=above_epoch)
+        store.leave_lost_history()
+        return epoch

@@ -19,6 +19,7 @@ from resource_manager.engine.effects import Changes, Snapshot
 from resource_manager.engine.entities import ClusterEvent, JobEvent
 from resource_manager.storage import rows, tables
 from resource_manager.storage.location import DatabaseUrl
+from resource_manager.storage.lost_history import leave_lost_history
 from resource_manager.storage.rows import Codec
 from resource_manager.storage.statements import Statements
 from resource_manager.storage.store import NotLeader, Store
@@ -96,6 +97,13 @@ class SqlStore(Store):
             if not self._rm_epoch or not self._fence(connection):
                 raise self._not_leader()
             prepared.apply(connection, self._statements)
+
+    def leave_lost_history(self) -> None:
+        """See `Store.leave_lost_history`."""
+        with self._writing() as connection:
+            if not self._rm_epoch or not self._fence(connection):
+                raise self._not_leader()
+            leave_lost_history(connection.exec_driver_sql)
 
     def load(self) -> Snapshot:
         """See `Store.load`."""

@@ -118,6 +118,15 @@ class Store(ABC):
         """
 
     @abstractmethod
+    def leave_lost_history(self) -> None:
+        """These books are an older copy of what executors and job masters know: go on beyond
+        whatever was told since; see `lost_history.py`. Needs leadership, like `commit`.
+
+        Raises:
+            NotLeader, StoreError: as `commit`.
+        """
+
+    @abstractmethod
     def maintain(self) -> None:
         """House-keeping that is due, most often none. The writer calls it between batches and about
         once per second."""

@@ -12,8 +12,10 @@ import pytest
 
 from finegrain.errors import InvalidArgument, Reason, StoreError
 from resource_manager.engine.effects import Changes
+from resource_manager.engine.state import GENERATION_FLOOR
 from resource_manager.storage import backup as backup_module
 from resource_manager.storage import schema
+from resource_manager.storage.lost_history import SEQUENCE_STEP
 from resource_manager.storage.store import Store, open_store
 from tests.support.books import books_of, everything, job, same_books
 
@@ -48,7 +50,10 @@ def test_a_backup_is_one_private_file(leading: Store, sqlite_url: str, copy: Pat
 
 
 def test_the_restore_drill(leading: Store, sqlite_url: str, copy: Path) -> None:
-    """Books of the backup, an epoch above what the executors saw, the replaced file kept."""
+    """Books of the backup, an epoch above what the executors saw, the replaced file kept.
+
+    What was lost with that file is skipped: see test_lost_history.py.
+    """
     changes = everything()
     leading.commit(changes)
     schema.backup(sqlite_url, copy)
@@ -56,8 +61,14 @@ def test_the_restore_drill(leading: Store, sqlite_url: str, copy: Path) -> None:
     leading.close()
     done = schema.restore(sqlite_url, copy, above_epoch=57)
     assert done.rm_epoch == 58
+    expected = books_of(changes)
+    for each in expected.jobs:
+        each.last_sequence += SEQUENCE_STEP
+        each.trimmed_sequence = each.last_sequence
     with open_store(sqlite_url) as store:
-        assert same_books(store.load(), books_of(changes))
+        found = store.load()
+        del found.counters[GENERATION_FLOOR]
+        assert same_books(found, expected)
         assert store.lead("second") == 59
     assert done.kept is not None
     with open_store(f"sqlite:///{done.kept}", read_only=True) as old:

@@ -1,0 +1,23 @@
+"""Restored books number their placements above all that they may have lost."""
+
+from __future__ import annotations
+
+from finegrain.resources import GIB, MIB, ResourceProfile
+from resource_manager.engine.effects import Snapshot
+from resource_manager.engine.entities import RequestSpec
+from resource_manager.engine.events import JobRegistered, RequestsSubmitted
+from resource_manager.engine.settings import EngineSettings
+from resource_manager.engine.state import GENERATION_FLOOR, State
+from tests.resource_manager.engine.model import ModelCluster, ModelExecutor
+
+SMALL = ResourceProfile(100, 64 * MIB)
+
+
+def test_the_first_placement_after_a_restore_is_above_the_floor() -> None:
+    cluster = ModelCluster(EngineSettings())
+    snapshot = Snapshot(rm_epoch=7, counters={GENERATION_FLOOR: 1_000_003})
+    cluster.state = State.restore(snapshot, cluster.state.settings, cluster.at)
+    cluster.register(ModelExecutor("host-a", {"cpu_milli": 4_000, "memory_bytes": 4 * GIB}, SMALL))
+    cluster.batch(JobRegistered(cluster.at, "job", "job", "default", None, "s", "r"))
+    cluster.batch(RequestsSubmitted(cluster.at, "job", (RequestSpec("r1", SMALL),)))
+    assert list(cluster.state.slots) == [("r1", 1_000_004)]

@@ -1,0 +1,59 @@
+"""Books that a restore puts in the place of newer ones name nothing that those have named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from resource_manager.engine.effects import Changes
+from resource_manager.engine.entities import JobEvent, Request, RequestSpec, RequestState
+from resource_manager.engine.state import GENERATION_FLOOR
+from resource_manager.storage import schema
+from resource_manager.storage.lost_history import GENERATION_STEP, SEQUENCE_STEP
+from resource_manager.storage.store import Store, open_store
+from tests.support.books import job
+
+
+def _asked_and_told(store: Store) -> None:
+    """One job with one request that was placed four times, and two events."""
+    owner = job("job-1")
+    owner.last_sequence = 2
+    spec = RequestSpec("a-1", None)
+    request = Request(spec, "job-1", 1, 0, RequestState.PENDING, generation=4)
+    events = [JobEvent("job-1", number, 0, "a-1", RequestState.PENDING) for number in (1, 2)]
+    store.commit(Changes([owner], [request], job_events=events))
+
+
+def _check_skipped(store: Store, times: int) -> None:
+    snapshot = store.load()
+    (owner,) = snapshot.jobs
+    assert owner.last_sequence == owner.trimmed_sequence == 2 + times * SEQUENCE_STEP
+    assert store.read_job_events("job-1", 0, 10) == []
+    assert snapshot.counters[GENERATION_FLOOR] == 4 + times * GENERATION_STEP
+
+
+def test_raising_the_epoch_skips_events_and_placements(url: str) -> None:
+    with open_store(url) as store:
+        store.lead("first")
+        _asked_and_told(store)
+    for times in (1, 2):
+        schema.raise_epoch(url, above_epoch=10 * times)
+        with open_store(url, read_only=True) as store:
+            _check_skipped(store, times)
+
+
+def test_a_restore_skips_them_too(sqlite_url: str, tmp_path: Path) -> None:
+    copy = tmp_path / "backup.db"
+    with open_store(sqlite_url) as store:
+        store.lead("first")
+        _asked_and_told(store)
+        schema.backup(sqlite_url, copy)
+    schema.restore(sqlite_url, copy, above_epoch=7)
+    with open_store(sqlite_url, read_only=True) as store:
+        _check_skipped(store, 1)
+
+
+def test_nothing_is_skipped_without_a_restore(sqlite_url: str) -> None:
+    with open_store(sqlite_url) as store:
+        store.lead("first")
+        _asked_and_told(store)
+        assert GENERATION_FLOOR not in store.load().counters
