@@ -6,7 +6,7 @@ is one sentence that names the entity; an empty list means that the books are so
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from finegrain.resources import total_of
 from resource_manager.engine.entities import (
@@ -35,6 +35,20 @@ def check_invariants(state: State) -> list[str]:
         *(finding for host in state.hosts.values() for finding in _host(host)),
         *_indexes(state),
         *_sums(state),
+    ]
+
+
+def check_touched(
+    state: State, requests: Iterable[Request], executor_ids: Iterable[str]
+) -> list[str]:
+    """The same for these requests and executors alone: cheap enough for every step of large
+    books.
+    """
+    hosts = [state.hosts[name] for name in executor_ids if name in state.hosts]
+    living = [each for each in requests if state.requests.get(each.allocation_id) is each]
+    return [
+        *(finding for each in living for finding in _request(state, each.allocation_id, each)),
+        *(finding for host in hosts for finding in _host(host)),
     ]
 
 
