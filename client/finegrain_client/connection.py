@@ -1,6 +1,7 @@
 """Channels to the RM and to executors: one per address, opened late, always closed.
 
-Decides which of several RM addresses is spoken to, and how long an executor's channel is kept.
+Decides how long an executor's channel is kept; which of several RMs is spoken to is decided in
+`finegrain/rpc/leaders.py`.
 Refuses to know what the calls mean.
 """
 
@@ -9,15 +10,16 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar, cast
 
 import grpc.aio
 
-from finegrain.errors import InvalidArgument
+from finegrain.errors import FinegrainError, InvalidArgument
 from finegrain.options import TlsOptions
 from finegrain.rpc.addresses import check_dialable
 from finegrain.rpc.channels import check_token_is_safe, open_channel
+from finegrain.rpc.leaders import Leaders
 from finegrain.v1 import cluster_pb2_grpc, resource_manager_pb2_grpc, task_executor_pb2_grpc
 from finegrain_client.retry import RetryPolicy, call_with_retries
 
@@ -27,6 +29,10 @@ if TYPE_CHECKING:
     from finegrain.v1.task_executor_pb2_grpc import TaskExecutorServiceAsyncStub
 
 T = TypeVar("T")
+
+GROWTH_OF_SEVERAL = 1.5
+"""Pauses between two tries grow by this where there are several RMs: a pause that doubles until one
+leads would be as long as the takeover was."""
 
 EXECUTOR_CHANNELS_IDLE_MAX = 64
 """Channels to executors that are kept open although no slot uses them."""
@@ -63,8 +69,9 @@ class Connection:
             check_dialable(address)
             check_token_is_safe(address, tls=tls, token=token, insecure=insecure)
         self.policy = policy or RetryPolicy()
-        self._addresses = list(addresses)
-        self._current = 0
+        self._leaders = Leaders(addresses, tls)
+        if self._leaders.several:  # found soon after a takeover, whenever that is
+            self.policy = replace(self.policy, growth=GROWTH_OF_SEVERAL)
         self._token = token
         self._tls = tls
         self._insecure = insecure
@@ -75,7 +82,7 @@ class Connection:
     @property
     def manager_address(self) -> str:
         """The RM that is spoken to at present."""
-        return self._addresses[self._current]
+        return self._leaders.current
 
     @property
     def manager(self) -> ResourceManagerServiceAsyncStub:
@@ -108,10 +115,18 @@ class Connection:
         """The same for the service for operators."""
         return await self._call(lambda timeout_s: call(self.cluster, timeout_s), None)
 
-    def leave_manager(self, address: str) -> None:
-        """Speak to the next of the RM addresses from now on, if `address` is the present one."""
-        if address == self.manager_address:
-            self._current = (self._current + 1) % len(self._addresses)
+    def manager_answered(self, address: str) -> None:
+        """The RM at `address` leads."""
+        self._leaders.worked(address)
+
+    def leave_manager(self, address: str, error: FinegrainError | None = None) -> bool:
+        """Speak to another RM from now on; True if that one is worth calling at once.
+
+        Args:
+            address: of the RM that failed; nothing changes if it is not the present one.
+            error: what it said; the leader that it names is followed.
+        """
+        return self._leaders.failed(address, error)
 
     async def _call(
         self, attempt: Callable[[float], Awaitable[T]], policy: RetryPolicy | None
@@ -121,13 +136,15 @@ class Connection:
         async def once(timeout_s: float) -> T:
             nonlocal used
             used = self.manager_address
-            return await attempt(timeout_s)
-
-        async def move_on(_failures: int) -> None:
-            self.leave_manager(used)
+            answer = await attempt(timeout_s)
+            self.manager_answered(used)
+            return answer
 
         return await call_with_retries(
-            once, where=lambda: used, policy=policy or self.policy, after_unavailable=move_on
+            once,
+            where=lambda: used,
+            policy=policy or self.policy,
+            turn=lambda error: self.leave_manager(used, error),
         )
 
     def acquire_executor(self, address: str) -> TaskExecutorServiceAsyncStub:
@@ -171,8 +188,16 @@ class Connection:
     def _manager_channel(self) -> grpc.aio.Channel:
         address = self.manager_address
         if address not in self._manager_channels:
-            self._manager_channels[address] = self._open(address)
+            self._manager_channels[address] = self._open(
+                address, one_of_several=self._leaders.several
+            )
         return self._manager_channels[address]
 
-    def _open(self, address: str) -> grpc.aio.Channel:
-        return open_channel(address, tls=self._tls, token=self._token, insecure=self._insecure)
+    def _open(self, address: str, *, one_of_several: bool = False) -> grpc.aio.Channel:
+        return open_channel(
+            address,
+            tls=self._tls,
+            token=self._token,
+            insecure=self._insecure,
+            one_of_several=one_of_several,
+        )

@@ -41,6 +41,10 @@ REFUSALS = (
 """After these a call has certainly changed nothing; after any other error it may have."""
 
 
+Turn = Callable[[FinegrainError | None], bool]
+"""Turns to another server after a failure; True: it is worth calling at once."""
+
+
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
     """How long and how often to try."""
@@ -48,10 +52,11 @@ class RetryPolicy:
     budget_s: float = BUDGET_DEFAULT_S  # all tries of one call together
     first_delay_s: float = 0.1
     longest_delay_s: float = 2.0
+    growth: float = 2.0  # of the delay, from one try to the next
 
 
 class Backoff:
-    """Delays that double up to a cap, each between half and all of its value."""
+    """Delays that grow up to a cap, each between half and all of its value."""
 
     def __init__(self, policy: RetryPolicy) -> None:
         self._policy = policy
@@ -63,9 +68,9 @@ class Backoff:
 
     def next_s(self) -> float:
         """The delay before the next try, in seconds."""
-        doubled = self._policy.first_delay_s * 2 ** min(self.failures, 16)
+        grown_s = self._policy.first_delay_s * self._policy.growth ** min(self.failures, 16)
         self.failures += 1
-        longest_s = min(doubled, self._policy.longest_delay_s)
+        longest_s = min(grown_s, self._policy.longest_delay_s)
         return float(longest_s * random.uniform(0.5, 1.0))  # noqa: S311
 
 
@@ -108,6 +113,7 @@ async def call_with_retries(
     where: Callable[[], str],
     policy: RetryPolicy,
     after_unavailable: Callable[[int], Awaitable[None]] | None = None,
+    turn: Turn | None = None,
 ) -> T:
     """The answer of a unary call.
 
@@ -116,6 +122,7 @@ async def call_with_retries(
         where: address of the server, for the message of an error.
         policy: budget and delays.
         after_unavailable: told, before the next try, how many tries found nobody.
+        turn: told what an unavailable server said; True: the next try need not wait.
 
     Raises:
         FinegrainError: the call failed for good, or the budget is used up.
@@ -134,6 +141,8 @@ async def call_with_retries(
                 late = code_of(error) is grpc.StatusCode.DEADLINE_EXCEEDED
                 raise error_from_rpc(last if late and last else error, where()) from None
             last = error
+            if turn is not None and code_of(error) is grpc.StatusCode.UNAVAILABLE:
+                delay_s = 0.0 if turn(error_from_rpc(error, where())) else delay_s
         except asyncio.CancelledError:
             raise_if_closed()
             raise
@@ -156,6 +165,7 @@ async def resumed(
     where: Callable[[], str],
     policy: RetryPolicy,
     after_break: Callable[[int], Awaitable[None]] | None = None,
+    turn: Turn | None = None,
     is_complete: Callable[[], bool] = lambda: False,
 ) -> AsyncGenerator[T, None]:
     """The messages of a server stream, opened again whenever it breaks or ends.
@@ -168,6 +178,8 @@ async def resumed(
         where: address of the server, for the message of an error.
         policy: delays; the budget does not count.
         after_break: told, after each break, how many there were since the last message.
+        turn: told what the server said when it broke the stream, None where it ended it; True: the
+            next try need not wait.
         is_complete: asked when the server has ended the stream properly.
 
     Raises:
@@ -192,6 +204,8 @@ async def resumed(
         if error is None and is_complete():
             return
         delay_s = backoff.next_s() if error is None else _stream_delay(error, backoff, where())
+        if turn is not None and turn(error_from_rpc(error, where()) if error else None):
+            delay_s = 0.0
         if after_break is not None:
             await after_break(backoff.failures)
         await asyncio.sleep(delay_s)

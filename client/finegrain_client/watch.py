@@ -94,7 +94,7 @@ class Story:
                     self._open,
                     where=lambda: self._context.connection.manager_address,
                     policy=self._context.connection.policy,
-                    after_break=self._after_break,
+                    turn=lambda error: self._context.connection.leave_manager(self._watched, error),
                 )
                 await follow(stream, self._take)
             except OutOfRange as error:
@@ -130,9 +130,6 @@ class Story:
                 else:
                     log.warning("job %s could not be kept alive: %s", self._context.job_id, error)
 
-    async def _after_break(self, _failures: int) -> None:
-        self._context.connection.leave_manager(self._watched)
-
     def _open(self) -> StreamCall[rm.WatchJobResponse]:
         self._watched = self._context.connection.manager_address
         # A snapshot can only be asked about requests that were acknowledged before it was made.
@@ -144,6 +141,7 @@ class Story:
         return self._context.connection.manager.WatchJob(message, metadata=self._context.metadata)
 
     async def _take(self, response: rm.WatchJobResponse) -> bool:
+        self._context.connection.manager_answered(self._watched)
         if response.HasField("snapshot"):
             await self._take_snapshot(response.snapshot)
         for message in response.events:

@@ -54,6 +54,15 @@ _KEEPALIVE = (
     ("grpc.http2.max_pings_without_data", 0),
 )
 
+# Where there is another one to turn to, a frozen peer is left after three seconds, and a call that
+# failed is tried elsewhere instead of here again.
+_ONE_OF_SEVERAL: tuple[tuple[str, int | str], ...] = (
+    ("grpc.keepalive_time_ms", 2_000),
+    ("grpc.keepalive_timeout_ms", 1_000),
+    ("grpc.http2.ping_timeout_ms", 1_000),
+    ("grpc.enable_retries", 0),
+)
+
 SERVER_OPTIONS: tuple[tuple[str, int | str], ...] = (
     *_KEEPALIVE,
     ("grpc.so_reuseport", 0),  # else a second server starts happily on the same port
@@ -121,18 +130,27 @@ def open_channel(
     tls: TlsOptions | None = None,
     token: str | None = None,
     insecure: bool = False,
+    one_of_several: bool = False,
 ) -> grpc.aio.Channel:
     """An asyncio channel; connects lazily, reconnects by itself.
 
     Unary calls get a deadline of `DEFAULT_DEADLINE_S` unless they bring their own, and every call
     carries the token.
 
+    Args:
+        address: of the server.
+        tls: None: in clear.
+        token: sent with every call.
+        insecure: send it in clear beyond loopback, too.
+        one_of_several: the caller turns to another address when this one fails: fail soon, and do
+            not try again here.
+
     Raises:
         InvalidArgument: a malformed address.
         ConfigurationError: a token would go in clear beyond loopback; unreadable TLS files.
     """
     check_token_is_safe(address, tls=tls, token=token, insecure=insecure)
-    options = _options(tls)
+    options = _options(tls, one_of_several=one_of_several)
     if tls is None:
         inner = grpc.aio.insecure_channel(address, options=options)
     else:
@@ -217,8 +235,14 @@ def _read(path: Path | None) -> bytes | None:
         ) from None
 
 
-def _options(tls: TlsOptions | None) -> list[tuple[str, int | str]]:
-    options = list(CHANNEL_OPTIONS)
+def _options(
+    tls: TlsOptions | None, *, one_of_several: bool = False
+) -> list[tuple[str, int | str]]:
+    options = list(
+        (dict(CHANNEL_OPTIONS) | dict(_ONE_OF_SEVERAL)).items()
+        if one_of_several
+        else CHANNEL_OPTIONS
+    )
     if tls is not None and tls.server_name:
         options.append(("grpc.ssl_target_name_override", tls.server_name))
     return options

@@ -270,7 +270,7 @@ class Agent:
         self.state.connected = False
         if error.reason in (Reason.STALE_REGISTRATION, Reason.EXECUTOR_UNKNOWN):
             self.state.registered = False
-        pause_s = await self._link.next_address()
+        pause_s = await self._link.next_address(error)
         if error.reason in MEANT_FOR_PEOPLE:
             log.error("registration_refused", reason=error.reason.value, error=error.message)
             pause_s = CONFLICT_PAUSE_S

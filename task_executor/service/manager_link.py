@@ -1,6 +1,7 @@
-"""The way to the resource managers: one channel at a time, the next address when one fails.
+"""The way to the resource managers: one channel at a time, another address when one fails.
 
-Decides whom to call and how long to wait before the next attempt. Refuses to know what is said.
+Decides how long to wait before the next attempt; whom to call is decided in
+`finegrain/rpc/leaders.py`. Refuses to know what is said.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from typing import Any, cast
 import grpc
 import grpc.aio
 
-from finegrain.errors import ConfigurationError, Unavailable
+from finegrain.errors import ConfigurationError, FinegrainError, Unavailable
 from finegrain.options import TlsOptions
 from finegrain.rpc.addresses import check_dialable
 from finegrain.rpc.channels import check_token_is_safe, open_channel
+from finegrain.rpc.leaders import Leaders
 from finegrain.rpc.status import error_from_rpc
 from finegrain.v1.resource_manager_pb2 import (
     RegisterExecutorRequest,
@@ -50,16 +52,16 @@ class ManagerLink:
         for address in managers:
             check_dialable(address, "manager")
             check_token_is_safe(address, tls=tls, token=token, insecure=insecure)
-        self._managers = managers
+        self._leaders = Leaders(managers, tls)
+        self._several = len(managers)
         self._token, self._tls, self._insecure = token, tls, insecure
-        self._index = 0
         self._channel: grpc.aio.Channel | None = None
         self._failures = 0
 
     @property
     def address(self) -> str:
         """Of the resource manager that is called now."""
-        return self._managers[self._index]
+        return self._leaders.current
 
     async def register(self, request: RegisterExecutorRequest) -> RegisterExecutorResponse:
         """See RegisterExecutor in resource_manager.proto.
@@ -80,7 +82,11 @@ class ManagerLink:
     async def _call(self, method: str, request: Any) -> Any:
         if self._channel is None:
             self._channel = open_channel(
-                self.address, tls=self._tls, token=self._token, insecure=self._insecure
+                self.address,
+                tls=self._tls,
+                token=self._token,
+                insecure=self._insecure,
+                one_of_several=self._leaders.several,
             )
         stub: Any = ResourceManagerServiceStub(self._channel)
         try:
@@ -94,14 +100,17 @@ class ManagerLink:
             # gRPC's word for a channel that was closed meanwhile, to turn to the next address.
             raise Unavailable(f"the connection to {self.address} was closed") from None
         self._failures = 0
+        self._leaders.worked(self.address)
         return answer
 
-    async def next_address(self) -> float:
-        """Turns to the next address; how long to wait before calling it, in seconds."""
+    async def next_address(self, error: FinegrainError | None = None) -> float:
+        """Turns to the next address, or to the leader that `error` names; how long to wait before
+        calling it, in seconds."""
         await self.close()
-        self._index = (self._index + 1) % len(self._managers)
+        if self._leaders.failed(self.address, error):
+            return 0.0
         self._failures += 1
-        rounds = (self._failures - 1) // len(self._managers)
+        rounds = (self._failures - 1) // self._several
         backoff_s: float = min(BACKOFF_S_MIN * 2 ** min(rounds, 10), BACKOFF_S_MAX)
         return backoff_s * random.uniform(0.5, 1.0)  # noqa: S311 - jitter
 
