@@ -96,13 +96,15 @@ async def _serve(prepared: Prepared, *, ready: Ready | None, stop: asyncio.Event
             if ready is not None:
                 ready(front.address, front.metrics_address)
             try:
-                await _until_first(
-                    front.run(), stop.wait(), _keep_helper(prepared.helper, info.pid)
-                )
+                works = [front.run(), stop.wait()]
+                if prepared.helper_is_ours:
+                    works.append(_keep_helper(prepared.helper, info.pid))
+                await _until_first(*works)
             finally:
                 await front.stop()
         except BaseException:
-            await _end_idle_helper(helper)
+            if prepared.helper_is_ours:
+                await _end_idle_helper(helper)
             raise
         finally:
             await helper.close()

@@ -52,4 +52,7 @@ class TaskExecutorOptions:
     output_limit_bytes: int = 64 * 1024 * 1024  # per stream and task
     offer_timeout_ms: int = 10_000
     orphan_timeout_ms: int | None = 600_000  # None: never
+    helper_socket: Path | None = None  # of a helper in a unit of its own; None: the front starts it
+    helper_state_dir: Path | None = None  # of that helper
+    front_user: str = ""  # who may use that socket
     stop_tasks_on_exit: bool = False  # `finegrain up`: leave nothing behind

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import typer
 from typer.core import TyperGroup
@@ -120,6 +120,19 @@ def serve_executor(config: ConfigOption = "", **given: Any) -> None:
     raise typer.Exit(run(options))
 
 
+def serve_helper(config: ConfigOption = "", **given: Any) -> None:
+    """Be the privileged half of an executor, in a unit of its own (see helper_socket)."""
+    enter_command(OutputFormat.TABLE, config_file=config)
+    from finegrain_cli.config.daemon_options import task_executor_options
+    from finegrain_cli.config.flags import flags_given
+    from finegrain_cli.config.load import load_configuration
+
+    loaded = load_configuration(config, flags=flags_given(EXECUTOR_SECTIONS, given))
+    from task_executor.helper_main import run
+
+    raise typer.Exit(run(task_executor_options(loaded.settings)))
+
+
 def _need(extra: str, *modules: str) -> None:
     """A missing extra is named, instead of a traceback. Looks without importing."""
     from importlib.util import find_spec
@@ -134,29 +147,30 @@ def _need(extra: str, *modules: str) -> None:
 
 
 class _LateGroup(TyperGroup):
-    """A group with one command, `serve`, that is made when somebody asks for it."""
+    """A group whose commands are made when somebody asks for them."""
 
     sections: tuple[str, ...]
-    serve: Any
+    serves: ClassVar[dict[str, Any]]
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002
-        return ["serve"]
+        return list(self.serves)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002
-        return _serve_command(self.sections, type(self).serve) if cmd_name == "serve" else None
+        serve = self.serves.get(cmd_name)
+        return _serve_command(cmd_name, self.sections, serve) if serve else None
 
 
 class _ResourceManagerGroup(_LateGroup):
     sections = RM_SECTIONS
-    serve = staticmethod(serve_resource_manager)
+    serves: ClassVar[dict[str, Any]] = {"serve": serve_resource_manager}
 
 
 class _ExecutorGroup(_LateGroup):
     sections = EXECUTOR_SECTIONS
-    serve = staticmethod(serve_executor)
+    serves: ClassVar[dict[str, Any]] = {"serve": serve_executor, "helper": serve_helper}
 
 
-def _serve_command(sections: tuple[str, ...], serve: Any) -> Any:
+def _serve_command(name: str, sections: tuple[str, ...], serve: Any) -> Any:
     from finegrain_cli.config.flags import parameters
 
     command = reporting_errors(serve)
@@ -166,5 +180,5 @@ def _serve_command(sections: tuple[str, ...], serve: Any) -> Any:
     signature = inspect.Signature([config, *parameters(*sections)])
     command.__signature__ = signature  # type: ignore[attr-defined] # read by typer
     app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
-    app.command("serve")(command)
+    app.command(name)(command)
     return typer.main.get_command(app)

@@ -86,6 +86,9 @@ def task_executor_options(settings: Settings) -> TaskExecutorOptions:
         output_limit_bytes=own.output_limit,
         offer_timeout_ms=own.offer_timeout,
         orphan_timeout_ms=own.orphan_timeout,
+        helper_socket=_path(own.helper_socket),
+        helper_state_dir=_path(own.helper_state_dir),
+        front_user=own.front_user,
         stop_tasks_on_exit=own.stop_tasks_on_exit,
     )
 

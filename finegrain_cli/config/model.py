@@ -215,6 +215,11 @@ class ExecutorSection(ListenSection):
     orphan_timeout: DurationOrNever = Field(
         600_000, description='without an RM, slots are freed after this; or "never"'
     )
+    helper_socket: str = Field(
+        "", description="of a helper in a unit of its own; default: the executor starts one"
+    )
+    helper_state_dir: str = Field("", description="directory of that helper and of task logs")
+    front_user: str = Field("", description="who may use helper_socket, besides root")
     stop_tasks_on_exit: bool = Field(
         False, description="free all slots at a planned stop, instead of taking them up again"
     )

@@ -1,7 +1,8 @@
 """`python -m task_executor.helper CONFIG`: the privileged process itself. CONFIG is JSON, or the
 path of a file of it.
 
-Comes up, detaches, and answers at its socket until it is told to stop; tasks live on without it.
+Comes up, detaches (or tells systemd that it is up), and answers at its socket until it is told to
+stop; tasks live on without it.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ import gc
 import json
 import os
 import signal
+import socket
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -58,9 +61,13 @@ class Helper:
         listener = listen(Path(config["socket_path"]), config["front_uid"], config["front_gid"])
         uids = {0, os.geteuid(), config["front_uid"]}
         self.server = FrameServer(self.loop, listener, uids, HELPER_VERBS, self.handle)
+        self.holder = os.pidfd_open(config["holder_pid"]) if config["holder_pid"] else -1
+        if self.holder >= 0:
+            self.loop.watch(self.holder, self._unheld)
         self.tasks.adopt()
-        for name in self.slots.adopt():
-            self.loop.run(self.slots.destroy(name))
+        self.slots.adopt()
+        self.strangers: list[dict[str, Any]] = []  # not told to a front yet
+        self._end_strangers()
 
     def tell(self, event: dict[str, Any]) -> None:
         self.server.broadcast(event)
@@ -103,15 +110,29 @@ class Helper:
     def forget_task(self, args: dict[str, Any]) -> Job:
         return self.tasks.forget(args["task_id"])
 
+    def _end_strangers(self) -> None:
+        """Groups among the slots that no record of ours explains are killed, and told of."""
+        for name in self.slots.strangers():
+            pids = sorted(self.driver.pids(self.driver.slot(name), []))
+            sys.stderr.write(f"{name} is no slot of ours: killed with processes {pids[:10]}\n")
+            self.strangers.append({"group": name[:200], "pids": pids[:10]})
+            self.loop.run(self.slots.destroy(name))
+
     def inspect(self, args: dict[str, Any]) -> dict[str, Any]:
+        """A page; the first one of a round ends strangers, the last one tells of them."""
+        if not args["after"]:
+            self._end_strangers()
         slots, tasks, after = self._page(args["after"])
         described = [
             self.slots.limits[n] | {"destroying": n in self.slots.destroying} for n in slots
         ]
+        told = [] if after else self.strangers[:_PAGE]
+        del self.strangers[: len(told)]
         return {
             "slots": described,
             "tasks": [self.tasks.known[t].describe() for t in tasks],
             "after": after,
+            "strangers": told,
         }
 
     def usage(self, args: dict[str, Any]) -> dict[str, Any]:
@@ -140,7 +161,12 @@ class Helper:
         self.loop.later(0.05, self._leave)
         return {}
 
-    def _leave(self) -> None:
+    def _unheld(self, _events: int) -> None:
+        """Only tasks keep our scope now. Who starts us again holds it, or makes a new one."""
+        sys.stderr.write("the holder of our scope has died: starting anew\n")
+        self._leave()
+
+    def _leave(self, *_signal: Any) -> None:
         self.loop.running = False
 
     def serve(self) -> None:
@@ -153,6 +179,9 @@ class Helper:
         if running or self.slots.limits or self.tasks.unclear:
             return
         default_signals()
+        if self.holder >= 0:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self.holder, signal.SIGKILL)  # the scope goes with it
         close_all_but((0, 1, 2))
         end = time.monotonic() + _LEAVE_S
         while self.driver.leave() and time.monotonic() < end:
@@ -168,9 +197,15 @@ def _reap() -> None:
         return
 
 
+def _tell_systemd(message: str) -> None:
+    if path := os.environ.get("NOTIFY_SOCKET"):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender, suppress(OSError):
+            sender.sendto(message.encode(), path.replace("@", "\0", 1))
+
+
 def main(argument: str) -> int:
-    """Returns 0 in the process that was started once the socket answers; the helper goes on in a
-    fork of it.
+    """Where it detaches, returns 0 in the process that was started once the socket answers; the
+    helper goes on in a fork of it.
     """
     try:
         text = argument if argument.startswith("{") else Path(argument).read_text()
@@ -186,10 +221,11 @@ def main(argument: str) -> int:
         sys.stderr.write(f"helper: {error}\n")
         return EXIT_CONFIG
     ready, up = os.pipe()
-    if os.fork():
+    if config["detached"] and os.fork():
         os.close(up)
         return 0 if os.read(ready, 1) else EXIT_CONFIG
-    os.setsid()
+    with suppress(PermissionError):  # systemd has made us the leader of a session already
+        os.setsid()
     os.chdir("/")
     become_subreaper()
     spare_from_oom(-900)
@@ -200,8 +236,12 @@ def main(argument: str) -> int:
     except (OSError, Fault) as error:
         sys.stderr.write(f"helper: {error}\n")
         return EXIT_CONFIG
+    if not config["detached"]:
+        signal.signal(signal.SIGTERM, helper._leave)
+        _tell_systemd("READY=1")
     os.write(up, b"1")
     os.close(up)
+    os.close(ready)
     gc.collect()
     gc.freeze()
     helper.serve()

@@ -1,5 +1,5 @@
-"""Start the helper from the front, before grpc is imported, or find the one that already
-answers.
+"""Start the helper from the front, before grpc is imported, or find the one that already answers;
+or become the helper, in a unit of its own.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ import sys
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, NoReturn
 
 from task_executor.helper.protocol import PROTOCOL_VERSION, decode, encode, frames
+from task_executor.helper.scope import ScopeError, hold_scope, scope_fits
 from task_executor.helper.server import peer_uid, socket_address
 
-_ATTEMPTS, _PAUSE_S, _ANSWER_S = 20, 0.1, 5.0
+_ATTEMPTS, _PAUSE_S, _ANSWER_S, _UNIT_S = 20, 0.1, 5.0, 30.0
 EXIT_CONFIG, EXIT_IN_USE = 2, 3
 _ROOT = Path(__file__).resolve().parents[2]
 _PROGRAM = (
@@ -34,7 +35,8 @@ class HelperConfig:
     `front_uid` may connect. Tasks run as `task_uid`/`task_gid` unless they name a number within the
     range; 0 only with `allow_root_tasks`; without root everything runs as the helper's own user.
     `cgroup_parent`: the delegated group ("/finegrain.slice/...") if it is not our own. `front_pid`:
-    on v2 moved to a leaf together with the helper.
+    on v2 moved to a leaf together with the helper. `holder_pid`: who holds the scope that was made
+    for the slots. `detached`: goes on in a fork, away from who starts it.
     """
 
     state_dir: str
@@ -52,6 +54,8 @@ class HelperConfig:
     task_uid_max: int = 0
     allow_root_tasks: bool = False
     scratch_root: str | None = None
+    holder_pid: int | None = None
+    detached: bool = True
 
 
 class HelperNotStarted(RuntimeError):
@@ -80,9 +84,52 @@ def start_helper(config: HelperConfig) -> int:
     raise HelperNotStarted(f"helper does not answer at {path}: {said}")
 
 
+def become_helper(config: HelperConfig) -> NoReturn:
+    """Turn this process into the helper; systemd hears from it when it answers.
+
+    Raises OSError.
+    """
+    state = Path(config.state_dir)
+    state.mkdir(mode=0o750, parents=True, exist_ok=True)
+    os.chown(state, -1, config.front_gid)  # so that the front gets to the logs of tasks
+    config = _in_scope(replace(config, detached=False), None)
+    os.execv(sys.executable, _command(config))  # noqa: S606 - no shell on purpose
+
+
+def find_helper(config: HelperConfig) -> int:
+    """The pid of the helper that a unit of its own has started; waits until there is one.
+
+    Raises HelperNotStarted.
+    """
+    path, end = Path(config.socket_path), time.monotonic() + _UNIT_S
+    while (hello := _ask(path, "hello")) is None:
+        if time.monotonic() > end:
+            message = f"nobody answers at {path}; start it (finegrain executor helper)"
+            raise HelperNotStarted(message)
+        time.sleep(_PAUSE_S)
+    if hello["executor_id"] != config.executor_id:
+        message = f"{path} belongs to executor {hello['executor_id']}, not to {config.executor_id}"
+        raise HelperNotStarted(f"{message}; set executor_id for both")
+    if hello["protocol_version"] != PROTOCOL_VERSION:
+        raise HelperNotStarted("the helper is of another version; restart it, tasks live on")
+    return int(hello["pid"])
+
+
+def _in_scope(config: HelperConfig, said: IO[bytes] | None) -> HelperConfig:
+    """With a scope of its own where systemd gives us one; else in the next best place."""
+    wanted = config.isolation != "none" and not config.cgroup_parent and config.cgroup_root == "/"
+    if wanted and scope_fits():
+        try:
+            pid = hold_scope(Path(config.state_dir), config.executor_id, said)
+            return replace(config, holder_pid=pid)
+        except ScopeError as error:
+            os.write(said.fileno() if said else 2, f"helper: {error}\n".encode())
+    return config
+
+
 def digest(config: HelperConfig) -> str:
     """What of a configuration makes two helpers different."""
-    kept = asdict(replace(config, front_pid=None))
+    kept = asdict(replace(config, front_pid=None, holder_pid=None))
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
 
 
@@ -92,12 +139,11 @@ def _spawn(config: HelperConfig) -> str:
     Raises HelperNotStarted where a repetition is of no use.
     """
     log = Path(config.state_dir) / "helper.log"
-    given = json.dumps(asdict(config))
-    command = [sys.executable, "-I", "-S", "-X", "utf8", "-c", _PROGRAM, given]
     try:
         log.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
         with log.open("ab") as out:
             before, null = out.tell(), subprocess.DEVNULL
+            command = _command(_in_scope(config, out))
             done = subprocess.run(command, stdin=null, stdout=out, stderr=out, check=False)
         said = log.read_bytes()[before:][-2000:].decode(errors="replace").strip()
     except OSError as error:
@@ -105,6 +151,11 @@ def _spawn(config: HelperConfig) -> str:
     if done.returncode == EXIT_CONFIG:
         raise HelperNotStarted(said.removeprefix("helper: "))
     return said
+
+
+def _command(config: HelperConfig) -> list[str]:
+    given = json.dumps(asdict(config))
+    return [sys.executable, "-I", "-S", "-X", "utf8", "-c", _PROGRAM, given]
 
 
 def _ask(path: Path, verb: str) -> dict[str, Any] | None:

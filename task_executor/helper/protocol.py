@@ -201,6 +201,8 @@ CONFIG: Fields = {
     "cgroup_root": Field(absolute, "/"),
     "cgroup_parent": Field(absolute, None),
     "front_pid": Field(integer(1, 1 << 22), None),
+    "holder_pid": Field(integer(1, 1 << 22), None),
+    "detached": Field(flag, True),
     "isolation": Field(text, "auto"),
     "task_uid": Field(_USER.check, 65534),
     "task_gid": Field(_USER.check, 65534),

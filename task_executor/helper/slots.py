@@ -28,11 +28,8 @@ class Slots:
         self.limits: dict[str, dict[str, Any]] = {}
         self.destroying: set[str] = set()
 
-    def adopt(self) -> list[str]:
-        """Take over what an earlier helper left.
-
-        Returns the groups that no record names, to be destroyed.
-        """
+    def adopt(self) -> None:
+        """Take over what an earlier helper left."""
         for path in self.directory.glob("*.json"):
             record = read_json(path)
             group = self.driver.slot(path.stem)
@@ -42,9 +39,12 @@ class Slots:
                 self.driver.thaw(group)
             else:
                 path.unlink()
+
+    def strangers(self) -> list[str]:
+        """The groups that no record names, to be destroyed."""
         kernel, places = self.driver.kernel, self.driver.base.values()
         found = {p.rpartition("/")[2] for base in places for p in kernel.children(f"{base}/slots")}
-        return sorted(found - self.limits.keys())
+        return sorted(found - self.limits.keys() - self.destroying)
 
     def need(self, args: dict[str, Any]) -> str:
         name = slot_name(args)

@@ -31,6 +31,7 @@ from task_executor.host.helper_messages import (
     SlotLimits,
     SlotState,
     SlotUsage,
+    Stranger,
     TaskExited,
     TaskOom,
     TaskRecord,
@@ -187,12 +188,13 @@ class HelperClient:
                 return accepted
 
     async def inspect(self) -> HelperState:
-        slots, tasks = await self._pages("inspect")
+        slots, tasks, last = await self._pages("inspect")
         known = [helper_messages.task_record(task) for task in tasks]
-        return HelperState([helper_messages.slot_state(slot) for slot in slots], known)
+        strangers = [Stranger(**each) for each in last.get("strangers", [])]
+        return HelperState([helper_messages.slot_state(slot) for slot in slots], known, strangers)
 
     async def usage(self) -> Usage:
-        slots, tasks = await self._pages("usage")
+        slots, tasks, _ = await self._pages("usage")
         return Usage([SlotUsage(**slot) for slot in slots], [TaskUsage(**task) for task in tasks])
 
     async def forget_task(self, task_id: str) -> None:
@@ -203,7 +205,9 @@ class HelperClient:
         """End the helper, not the tasks."""
         await self._call("stop", {}, repeat=False)
 
-    async def _pages(self, verb: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    async def _pages(
+        self, verb: str
+    ) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, Any]]:
         slots, tasks, after = [], [], ""
         while True:
             page = await self._call(verb, {"after": after})
@@ -211,7 +215,7 @@ class HelperClient:
             tasks += page["tasks"]
             after = page["after"]
             if not after:
-                return slots, tasks
+                return slots, tasks, page
 
     async def _call(
         self, verb: str, args: dict[str, Any], *, repeat: bool = True, deadline_s: float = GAP_S

@@ -164,6 +164,15 @@ class HelperState:
 
     slots: list[SlotState]
     tasks: list[TaskRecord]
+    strangers: list[Stranger] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Stranger:
+    """A group among the slots that nobody could explain; it has been killed. Told once."""
+
+    group: str
+    pids: list[int]  # the first of its processes
 
 
 @dataclass(frozen=True)

@@ -200,8 +200,9 @@ class Front:
             with contextlib.suppress(FinegrainError):
                 await self._helper.forget_task(task.task_id)
                 self.keeper.directory.forget_task(task.task_id)
-        with contextlib.suppress(FinegrainError):
-            await self._helper.stop()
+        if self._prepared.helper_is_ours:
+            with contextlib.suppress(FinegrainError):
+                await self._helper.stop()
 
     async def _await_ends(self) -> None:
         """The ends of tasks reach their watchers before the streams are ended."""

@@ -119,6 +119,8 @@ def _take_in(keeper: SlotKeeper, task: Task, record: TaskRecord) -> None:
 
 
 async def _destroy_unknown_slots(keeper: SlotKeeper, state: HelperState) -> None:
+    for stranger in state.strangers:
+        log.error("stranger_killed", group=stranger.group, pids=stranger.pids)
     keys = [_slot_key(each.limits) for each in state.slots]
     unknown = [key for key in keys if keeper.table.get(key) is None]
     for key in unknown:

@@ -16,7 +16,12 @@ from pathlib import Path
 from finegrain.errors import ConfigurationError, InvalidArgument
 from finegrain.ids import ID_PATTERN, check_id
 from finegrain.rpc.tokens import CLUSTER_TOKEN_FILE, read_token
-from task_executor.helper.launch import HelperConfig, HelperNotStarted, start_helper
+from task_executor.helper.launch import (
+    HelperConfig,
+    HelperNotStarted,
+    find_helper,
+    start_helper,
+)
 from task_executor.host.detection import detect
 from task_executor.host.nvml import PynvmlSource
 from task_executor.options import TaskExecutorOptions
@@ -41,6 +46,11 @@ class Prepared:
     helper: HelperConfig
 
     @property
+    def helper_is_ours(self) -> bool:
+        """We start it and end it; else it has a unit of its own."""
+        return self.options.helper_socket is None
+
+    @property
     def task_root(self) -> Path:
         """Where the helper keeps the tasks' directories."""
         return Path(self.helper.state_dir) / "tasks"
@@ -55,11 +65,15 @@ def prepare(options: TaskExecutorOptions) -> Prepared:
     directory = StateDirectory.open(options.state_dir.absolute())
     try:
         prepared = _settle(options, directory)
-        start_helper(prepared.helper)
+        if prepared.helper_is_ours:
+            start_helper(prepared.helper)
+        else:
+            find_helper(prepared.helper)
     except HelperNotStarted as error:
         directory.close()
+        what = "could not be started" if options.helper_socket is None else "cannot be used"
         raise ConfigurationError(
-            f"the helper could not be started: {error}", details={"state_dir": directory.path}
+            f"the helper {what}: {error}", details={"state_dir": directory.path}
         ) from None
     except BaseException:
         directory.close()
@@ -73,7 +87,7 @@ def _settle(options: TaskExecutorOptions, directory: StateDirectory) -> Prepared
     if options.isolation not in ISOLATIONS:
         raise InvalidArgument("isolation", options.isolation, "one of " + ", ".join(ISOLATIONS))
     saved = directory.load(options.executor_id)
-    saved = replace(saved, executor_id=saved.executor_id or _host_name())
+    saved = replace(saved, executor_id=saved.executor_id or host_name())
     users = user_policy(options)
     return Prepared(
         options=options,
@@ -82,16 +96,19 @@ def _settle(options: TaskExecutorOptions, directory: StateDirectory) -> Prepared
         plan=plan_host(options, detect(Path("/"), PynvmlSource())),
         users=users,
         cluster_token=read_token(options.cluster_token_file or directory.path / CLUSTER_TOKEN_FILE),
-        helper=_helper_config(options, directory, saved.executor_id, users),
+        helper=helper_config(options, saved.executor_id, users),
     )
 
 
-def _helper_config(
-    options: TaskExecutorOptions, directory: StateDirectory, executor_id: str, users: UserPolicy
+def helper_config(
+    options: TaskExecutorOptions, executor_id: str, users: UserPolicy
 ) -> HelperConfig:
+    """What the helper is told, whoever starts it."""
+    state_dir = options.state_dir.absolute()
+    own_state_dir = (options.helper_state_dir or state_dir / HELPER_FOLDER).absolute()
     return HelperConfig(
-        state_dir=str(directory.path / HELPER_FOLDER),
-        socket_path=str(_socket_path(options, directory)),
+        state_dir=str(own_state_dir),
+        socket_path=str(options.helper_socket or _socket_path(options, state_dir)),
         executor_id=executor_id,
         front_uid=os.geteuid(),
         front_gid=os.getegid(),
@@ -104,7 +121,7 @@ def _helper_config(
     )
 
 
-def _socket_path(options: TaskExecutorOptions, directory: StateDirectory) -> Path:
+def _socket_path(options: TaskExecutorOptions, state_dir: Path) -> Path:
     """Short, and of its own for every state directory, so that executors can share `run_dir`."""
     run_dir = options.run_dir.absolute()
     try:
@@ -115,12 +132,12 @@ def _socket_path(options: TaskExecutorOptions, directory: StateDirectory) -> Pat
             details={"run_dir": run_dir},
         ) from None
     for path in (run_dir, run_dir.parent):
-        _check_ours(path)
-    mark = hashlib.sha256(str(directory.path).encode()).hexdigest()[:12]
+        check_ours(path)
+    mark = hashlib.sha256(str(state_dir).encode()).hexdigest()[:12]
     return run_dir / f"helper-{mark}.sock"
 
 
-def _check_ours(path: Path) -> None:
+def check_ours(path: Path) -> None:
     """Who can write where the helper's socket lies can take its place, and is told of every task.
 
     Raises:
@@ -137,7 +154,7 @@ def _check_ours(path: Path) -> None:
         )
 
 
-def _host_name() -> str:
+def host_name() -> str:
     """The short host name where it can be an id."""
     name = socket.gethostname().partition(".")[0]
     return name if ID_PATTERN.fullmatch(name) else DEFAULT_EXECUTOR_ID

@@ -36,6 +36,7 @@ class UserPolicy:
     own: User
     default: User
     allow_root_tasks: bool
+    root_helper: bool = False  # a helper with a unit of its own can do what we cannot
 
     def resolve(self, wanted: str) -> User:
         """The user of a task that names `wanted`; empty: the default.
@@ -52,7 +53,7 @@ class UserPolicy:
             raise self._refusal(wanted, "there is no such user on this host")
         if user.uid == self.default.uid:
             return user
-        if self.own.uid != 0:
+        if self.own.uid != 0 and not self.root_helper:
             raise self._refusal(wanted, f"this executor runs as {self.own.name}, not as root")
         if user.uid == 0 and self.allow_root_tasks:
             return user
@@ -76,7 +77,8 @@ def user_policy(options: TaskExecutorOptions) -> UserPolicy:
             `allow_root_tasks`.
     """
     own = find_user(str(os.geteuid())) or User(str(os.geteuid()), os.geteuid(), os.getegid(), "/")
-    if own.uid != 0 or options.task_user in ("", SELF):
+    root_helper = options.helper_socket is not None
+    if (own.uid != 0 and not root_helper) or options.task_user in ("", SELF):
         default = own
     else:
         found = find_user(options.task_user)
@@ -93,7 +95,7 @@ def user_policy(options: TaskExecutorOptions) -> UserPolicy:
             "another user (nobody), or allow_root_tasks if that is meant",
             details={"task_user": options.task_user},
         )
-    return UserPolicy(own=own, default=default, allow_root_tasks=options.allow_root_tasks)
+    return UserPolicy(own, default, options.allow_root_tasks, root_helper)
 
 
 def find_user(name: str) -> User | None:

@@ -128,6 +128,7 @@ COMPONENTS: dict[str, Component] = {
     "cc": Component(_program("cc"), "apt-get install gcc"),
     "root": Component(_root, "run ./dev test as root"),
     "nobody-user": Component(_nobody_user, "run ./dev test as root where a user nobody exists"),
+    "systemd-analyze": Component(_program("systemd-analyze"), INSTALL_TOOLS),
     "cgroup-v1": Component(_cgroup_v1, "run as root on a host with writable cgroup v1"),
     "network-namespace": Component(
         _network_namespace, "run as root, with util-linux and iproute2 (apt-get install iproute2)"

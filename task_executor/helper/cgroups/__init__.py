@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 from task_executor.helper.cgroups import v1, v2
-from task_executor.helper.cgroups.base import Driver, Group, InUse, Kernel
+from task_executor.helper.cgroups.base import LEAF, Driver, Group, InUse, Kernel
 from task_executor.helper.protocol import Fault
 
 _ATTEMPTS, _PAUSE_S = 50, 0.02
@@ -23,24 +23,25 @@ _FIX_NO_MOUNT = "mount a cgroup file system with cpu, cpuset, memory and pids co
 def choose_driver(config: dict[str, Any], kernel: Kernel, known: Group | None = None) -> Driver:
     """A prepared driver.
 
-    `known`: the base of an earlier helper in this boot, which holds our slots. What fails is tried
-    again for a second: other executors come and go, and remove the group above theirs when it is
-    empty. Raises InUse if another helper has our executor_id.
+    `known`: the base of an earlier helper in this boot, which holds our slots. Else they go below
+    the groups of `holder_pid` (a scope), or of ourselves. What fails is tried again for a second:
+    other executors come and go, and remove the group above theirs when it is empty. Raises InUse if
+    another helper has our executor_id.
     """
     if config["isolation"] == "none":
         fix = 'set isolation = "auto" to have limits enforced'
         return Driver(kernel, {}, "isolation is configured as none", fix)
     root, parent = config["cgroup_root"].rstrip("/"), config["cgroup_parent"]
-    groups = _own_groups(root, parent, kernel)
+    holder = config.get("holder_pid")
+    groups = _own_groups(root, parent, kernel, holder or "self")
     own = {name: path for name, path in groups.items() if name in v1.CONTROLLERS}
     if not own and "unified" not in groups:
         return Driver(kernel, {}, "no cgroup controllers are mounted here", _FIX_NO_MOUNT)
     kind = v1.V1 if own else v2.V2
-    above = [path.rsplit("/", 2)[0] for path in (known or {}).values()]
-    if known and ("unified" in known) == (not own) and all(map(kernel.exists, above)):
+    if known and ("unified" in known) == (not own) and all(map(kernel.exists, known.values())):
         places = [known]
     else:
-        top = "" if parent else _own_groups(root, "/", kernel).get("unified", "")
+        top = "" if parent or holder else _own_groups(root, "/", kernel).get("unified", "")
         on_v2 = [{"unified": path} for path in _v2_places(groups.get("unified", ""), top, kernel)]
         bases = [own] if own else on_v2
         inside = f"finegrain/{config['executor_id']}"
@@ -51,6 +52,8 @@ def choose_driver(config: dict[str, Any], kernel: Kernel, known: Group | None = 
         is_known, for_good = driver.base is known, (*_FOR_GOOD, *elsewhere)
         failure = _prepare(driver, is_known, config["front_pid"], for_good)
         if failure is None:
+            units = groups.keys() & {"name=systemd", "unified"} if holder and own else set()
+            driver.unit = {name: groups[name] for name in units}
             return driver
         if isinstance(failure, InUse):
             break
@@ -106,17 +109,18 @@ def _take_over(driver: Driver, front_pid: int | None) -> None:
         mine = {str(pid) for pid in (os.getpid(), os.getppid(), front_pid)}
         moving = here if kernel.is_delegated(own) else here & mine
         if moving and kernel.exists(f"{own}/cgroup.type"):  # the root group has no type
-            kernel.mkdir(f"{own}/finegrain-daemon")
+            kernel.mkdir(f"{own}/{LEAF}")
             for pid in moving:
-                kernel.write(f"{own}/finegrain-daemon/cgroup.procs", pid)
+                kernel.write(f"{own}/{LEAF}/cgroup.procs", pid)
         driver.open_up(own)
 
 
-def _own_groups(root: str, parent: str | None, kernel: Kernel) -> Group:
-    """Controller -> the directory of our own (or the delegated) group in its hierarchy."""
+def _own_groups(root: str, parent: str | None, kernel: Kernel, of: int | str = "self") -> Group:
+    """Controller -> the directory of a process's own (or the delegated) group in its hierarchy."""
     own: Group = {}
-    for line in kernel.read(f"{root}/proc/self/cgroup").splitlines():
+    for line in kernel.read(f"{root}/proc/{of}/cgroup").splitlines():
         _number, controllers, path = line.split(":", 2)
+        path = path if of == "self" else path.removesuffix(f"/{LEAF}")
         own |= dict.fromkeys(controllers.split(",") if controllers else ["unified"], path)
     groups: Group = {}
     for line in kernel.read(f"{root}/proc/self/mountinfo").splitlines():

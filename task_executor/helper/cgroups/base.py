@@ -24,6 +24,7 @@ Group = dict[str, str]
 Counted = Mapping[str, tuple[str, str, str]]
 _CPU_LIST = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
 PERIOD_US = 100_000
+LEAF = "finegrain-daemon"  # on v2 what runs in a group that we split moves there
 
 
 class InUse(Fault):
@@ -108,6 +109,7 @@ class Driver:
     def __init__(self, kernel: Kernel, base: Group, reason: str = "", fix: str = "") -> None:
         self.kernel, self.base, self.reason, self.fix = kernel, base, reason, fix
         self.held: list[int] = []
+        self.unit: Group = {}  # v1: by which systemd tells to what unit a process belongs
 
     def report(self) -> dict[str, str]:
         """What is really enforced, per dimension."""
@@ -155,7 +157,8 @@ class Driver:
         return left
 
     def shims(self) -> Group:
-        return {name: f"{path}/shims" for name, path in self.base.items()}
+        """Also what tells systemd that a shim and its task are no part of our service."""
+        return {name: f"{path}/shims" for name, path in self.base.items()} | self.unit
 
     def slot(self, name: str) -> Group:
         return {controller: f"{path}/slots/{name}" for controller, path in self.base.items()}

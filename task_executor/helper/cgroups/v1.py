@@ -71,7 +71,7 @@ class V1(CgroupDriver):
         """Freeze, kill what is frozen, thaw; until empty and no zombie is charged any more."""
         freezer = f"{group['freezer']}/freezer.state" if "freezer" in group else ""
         while self.pids(group, ()):
-            if not freezer:
+            if not freezer or not self.kernel.exists(freezer):  # a group that others have made
                 yield from super().kill(group)
                 continue
             yield from self._frozen_kill(group, freezer)

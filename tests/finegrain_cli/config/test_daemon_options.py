@@ -127,6 +127,9 @@ task_kill_grace = "1s"
 output_limit = "1M"
 offer_timeout = "1s"
 orphan_timeout = "never"
+helper_socket = "/run/x/socket"
+helper_state_dir = "/var/x"
+front_user = "front"
 stop_tasks_on_exit = true
 [executor.labels]
 zone = "a"

@@ -246,7 +246,7 @@ class FakeV1(FakeKernel):
             "pids": {"pids.max": "max"},
         }
         for controller in path.split("/")[4].split(","):
-            for name, content in known[controller].items():
+            for name, content in known.get(controller, {}).items():
                 self.files[f"{path}/{name}"] = content
 
     def accept(self, path: str, value: str) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,13 @@ from task_executor.host.helper_client import (
     Reconnected,
     TaskExited,
 )
-from tests.task_executor.helper.conftest import PATIENCE_S, Host, alive, eventually
+from tests.task_executor.helper.conftest import (
+    PATIENCE_S,
+    Host,
+    alive,
+    eventually,
+    leftover_groups,
+)
 
 
 def shim_of(host: Host, task_id: str = "task") -> int:
@@ -277,3 +284,31 @@ async def test_exits_are_told_once_each_to_a_front_that_stays(host: Host) -> Non
     assert sorted(told) == [f"t{n}" for n in range(5)]
     with pytest.raises(FinegrainError):
         await host.client.kill_task("t0")
+
+
+@pytest.mark.needs("root")
+@pytest.mark.parametrize("comes_back", ["front", "helper"])
+async def test_a_group_that_nobody_can_explain_is_killed_and_told_of(
+    comes_back: str, host: Host
+) -> None:
+    """Made by hand among the slots, with a process in it; where there are several hierarchies, in
+    one of them only.
+    """
+    await host.slot()
+    await host.start("sleep 600")
+    places = leftover_groups(host.config.executor_id)
+    place = next((path for path in places if "memory" in str(path)), places[0])
+    group = place / "slots/by-hand"
+    group.mkdir()
+    stranger = subprocess.Popen(["sleep", "600"])  # noqa: ASYNC220 - it does not block
+    (group / "cgroup.procs").write_text(str(stranger.pid))
+    if comes_back == "helper":
+        host.kill_helper()
+        host.restart_helper()
+    state = await host.client.inspect()  # what a front does when it comes back
+    assert [(each.group, each.pids) for each in state.strangers] == [("by-hand", [stranger.pid])]
+    assert await asyncio.to_thread(stranger.wait, PATIENCE_S) == -signal.SIGKILL
+    await eventually(lambda: not group.exists(), "the group is gone")
+    state = await host.client.inspect()
+    assert state.strangers == []
+    assert [task.state for task in state.tasks] == ["running"]

@@ -13,7 +13,7 @@ import pytest
 HELPER = Path(__file__).resolve().parents[3] / "task_executor" / "helper"
 MODULES = sorted(HELPER.rglob("*.py"))
 LINES_OF_CODE_MAX = (
-    1990  # all of it; see docs/decisions/0002-front-helper-shim.md before raising it
+    2130  # all of it; see docs/decisions/0002-front-helper-shim.md before raising it
 )
 
 
@@ -29,7 +29,9 @@ def test_a_module_imports_the_standard_library_and_the_helper_only(module: Path)
     own = {name for name in names if name.startswith("task_executor.helper")}
     foreign = {name.partition(".")[0] for name in names - own} - sys.stdlib_module_names
     assert foreign == set()
-    assert not names & {"threading", "asyncio", "subprocess"} or module.name == "launch.py"
+    assert not names & {"threading", "asyncio", "subprocess"} or (
+        module.name in ("launch.py", "scope.py")  # run in whoever starts the helper
+    )
 
 
 def test_the_package_above_is_free_of_imports() -> None:

@@ -26,8 +26,9 @@ from finegrain.options import ListenOptions, LogOptions
 from task_executor.main import run
 from task_executor.options import TaskExecutorOptions
 told = json.loads(sys.argv[1])
-for name in ("state_dir", "run_dir", "cluster_token_file"):
-    told[name] = Path(told[name])
+for name in ("state_dir", "run_dir", "cluster_token_file", "helper_socket", "helper_state_dir"):
+    if name in told:
+        told[name] = Path(told[name])
 listen = ListenOptions(address=told.pop("address"), metrics_address="127.0.0.1:0")
 log = LogOptions(level="debug", format="json")
 assert "grpc" not in sys.modules, "grpc before the helper"

@@ -1,0 +1,102 @@
+"""A delegated scope for the slots: systemd leaves it alone, and no restart of ours ends it.
+
+Decides that one sleeping process holds it, for groups without processes would be removed. Runs in
+whoever starts the helper. Refuses to know slots and tasks.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import IO
+
+from task_executor.helper.cgroups.base import LEAF, Kernel
+from task_executor.helper.paths import boot_id, read_json, start_ticks, write_json
+
+_SYSTEMD = Path("/run/systemd/system")
+_CGROUPS = Path("/sys/fs/cgroup")  # where systemd mounts all of them
+_ATTEMPTS, _RETRY_S, _START_S, _PAUSE_S = 3, 1.0, 60.0, 0.02
+_HOLDER = ("sleep", "infinity")
+_PROPERTIES = ("Delegate=yes", "TasksMax=infinity", "Description=Slots and tasks of finegrain")
+_IN_BACKGROUND = '"$@" </dev/null >/dev/null & echo $!'  # an orphan at once: init buries it
+
+
+class ScopeError(RuntimeError):
+    """systemd did not give us a scope; the message says why."""
+
+
+def scope_fits() -> bool:
+    """Root under systemd, unless the group that we are in was delegated for slots already."""
+    own = Path("/proc/self/cgroup").read_text().rpartition("0::")[2].splitlines()[:1] or [""]
+    given = own[0].endswith(".scope") and Kernel().is_delegated(f"{_CGROUPS}{own[0]}")
+    return os.geteuid() == 0 and _SYSTEMD.exists() and not given
+
+
+def hold_scope(state: Path, executor_id: str, said: IO[bytes] | None) -> int:
+    """The pid of the process that holds the scope of this executor: the one that is there, or a new
+    one. What systemd says goes to `said` (None: our own standard error).
+
+    Raises ScopeError.
+    """
+    unit, failure = f"finegrain-{executor_id}.scope", ""
+    known = read_json(state / "holder.json") or {}
+    if known.get("boot_id") == boot_id() and _lives(known["pid"], known["start_ticks"]):
+        return int(known["pid"])
+    for _ in range(_ATTEMPTS):
+        try:
+            pid = _put_into(place, said) if (place := _place(unit)) else _make(unit, said)
+        except (OSError, subprocess.SubprocessError, ScopeError) as error:
+            failure = str(error)  # it was just vanishing, perhaps
+            time.sleep(_RETRY_S)
+            continue
+        record = {"boot_id": boot_id(), "pid": pid, "start_ticks": start_ticks(pid)}
+        write_json(state / "holder.json", record)
+        return pid
+    raise ScopeError(f"no scope {unit}: {failure}")
+
+
+def _lives(pid: int, ticks: int) -> bool:
+    with suppress(OSError):
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return state not in "ZX" and start_ticks(pid) == ticks
+    return False
+
+
+def _place(unit: str) -> str:
+    """The group of a scope that is active; empty if there is none."""
+    command = ["systemctl", "show", "--property=ControlGroup", "--value", unit]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def _make(unit: str, said: IO[bytes] | None) -> int:
+    command = ["systemd-run", "--scope", "--quiet", "--collect", "--slice=finegrain.slice"]
+    command += [f"--unit={unit}", *(f"--property={each}" for each in _PROPERTIES)]
+    pid, end = _start([*command, *_HOLDER], said), time.monotonic() + _START_S
+    with suppress(FileNotFoundError):  # it has given up
+        while time.monotonic() < end:
+            inside = f"/{unit}" in Path(f"/proc/{pid}/cgroup").read_text()
+            if inside and Path(f"/proc/{pid}/comm").read_text().strip() == _HOLDER[0]:
+                return pid
+            time.sleep(_PAUSE_S)
+    raise ScopeError("systemd-run failed; the log says more")
+
+
+def _put_into(place: str, said: IO[bytes] | None) -> int:
+    """A new holder where tasks have outlived the old one: in each hierarchy that systemd uses."""
+    pid = _start(list(_HOLDER), said)
+    for root in (_CGROUPS, *_CGROUPS.iterdir()):
+        if (group := Path(f"{root}{place}")).is_dir():
+            leaf = group / LEAF
+            (leaf if leaf.is_dir() else group).joinpath("cgroup.procs").write_text(str(pid))
+    return pid
+
+
+def _start(command: list[str], said: IO[bytes] | None) -> int:
+    shell = ["/bin/sh", "-c", _IN_BACKGROUND, "sh", *command]
+    run = subprocess.run(
+        shell, stdout=subprocess.PIPE, stderr=said, check=True, start_new_session=True
+    )
+    return int(run.stdout)

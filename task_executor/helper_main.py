@@ -1,0 +1,69 @@
+"""`finegrain executor helper`: the privileged half of an executor in a unit of its own.
+
+Decides what the helper is told, by the same options as the front's; then becomes it. Imports no
+grpc.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from finegrain.errors import ConfigurationError, FinegrainError
+from finegrain.ids import ID_PATTERN
+from task_executor.helper.launch import become_helper
+from task_executor.options import TaskExecutorOptions
+from task_executor.service.checkpoint import STATE_FILE
+from task_executor.service.prepared import check_ours, helper_config, host_name
+from task_executor.service.task_users import User, find_user, user_policy
+
+EXIT_USAGE = 2
+
+
+def run(options: TaskExecutorOptions) -> int:
+    """Returns only if it cannot start: exit status 2, with the reason on standard error."""
+    try:
+        socket = options.helper_socket
+        if socket is None:
+            raise ConfigurationError(
+                "helper_socket is not set; a helper of its own listens there, and the executor "
+                "finds it there: set executor.helper_socket for both"
+            )
+        front = _front_user(options)
+        config = helper_config(options, executor_id(options), user_policy(options))
+        socket.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        check_ours(socket.parent)
+        become_helper(replace(config, front_uid=front.uid, front_gid=front.gid, front_pid=None))
+    except FinegrainError as error:
+        sys.stderr.write(f"finegrain: {error.message}\n")
+    except OSError as error:
+        sys.stderr.write(f"finegrain: the helper cannot be started: {error}\n")
+    return EXIT_USAGE
+
+
+def _front_user(options: TaskExecutorOptions) -> User:
+    user = find_user(options.front_user or str(os.geteuid()))
+    if user is None:
+        raise ConfigurationError(
+            f"front_user is {options.front_user!r}, and there is no such user on this host; make "
+            "it (useradd --system), or name another one",
+            details={"front_user": options.front_user},
+        )
+    return user
+
+
+def executor_id(options: TaskExecutorOptions) -> str:
+    """As configured; else the one that the front keeps; else what the front will take, too."""
+    return options.executor_id or _saved_id(options.state_dir / STATE_FILE) or host_name()
+
+
+def _saved_id(path: Path) -> str:
+    """What the front has written there is believed no further than an id."""
+    try:
+        found = json.loads(json.loads(path.read_text())["content"])["executor_id"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+    return found if isinstance(found, str) and ID_PATTERN.fullmatch(found) else ""

@@ -1,0 +1,91 @@
+"""`python -m tests.systemd_host`: finegrain under systemd on a host that may be messed with.
+
+Runs as root, needs systemd (244 or newer on cgroup v2), Python and an installed finegrain; nothing
+else. Installs the units that ship, tells its stories, removes everything again (`--keep`: leaves
+it). A reboot in between is the caller's business: `--before-reboot`, then `--after-reboot`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.systemd_host import installation, reboot
+from tests.systemd_host.machine import FRONT, HELPER, RM, journal, sh
+from tests.systemd_host.stories import STORIES
+
+
+def main() -> int:
+    """0: every story holds; 1: one does not, and the journals say more; 2: not on this host."""
+    told = _arguments()
+    if not told.i_may_break_this_host:
+        sys.stderr.write(
+            "this installs and removes units, users, /etc/finegrain and /var/lib/finegrain, and "
+            "kills what finegrain runs here; say --i-may-break-this-host on a machine for that\n"
+        )
+        return 2
+    try:
+        installation.check_host()
+    except AssertionError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    program = Path(told.finegrain).absolute()
+    failed = []
+    for name, story in _plot(told, program):
+        began, used = time.monotonic(), time.process_time()
+        print(f"-- {name}", flush=True)
+        try:
+            story()
+        except Exception:
+            traceback.print_exc()
+            failed.append(name)
+            _show()
+            if name == "install":
+                break
+        print(f"   {time.monotonic() - began:.1f} s ({time.process_time() - used:.1f} s of ours)")
+    if not told.keep:
+        installation.remove()
+    print(f"{len(failed)} failed: {', '.join(failed)}" if failed else "every story holds")
+    return 1 if failed else 0
+
+
+def _plot(told: argparse.Namespace, program: Path) -> list[tuple[str, Callable[[], None]]]:
+    plot: list[tuple[str, Callable[[], None]]] = []
+    if not told.installed:
+        plot.append(("install", lambda: installation.install(program)))
+    if told.before_reboot:
+        return [*plot, ("before the reboot", reboot.before)]
+    if told.after_reboot:
+        return [*plot, ("after the reboot", reboot.after)]
+    wanted = [s for s in STORIES if not told.stories or s.__name__ in told.stories]
+    named = [(s.__name__.replace("_", " "), lambda s=s: s(program)) for s in wanted]
+    return [*plot, *named]
+
+
+def _arguments() -> argparse.Namespace:
+    beside = shutil.which("finegrain", path=str(Path(sys.executable).parent))
+    parser = argparse.ArgumentParser(prog="tests.systemd_host", description=__doc__)
+    parser.add_argument("--i-may-break-this-host", action="store_true")
+    parser.add_argument("--finegrain", default=beside or "/opt/finegrain/bin/finegrain")
+    parser.add_argument("--installed", action="store_true", help="use the units that are there")
+    parser.add_argument("--keep", action="store_true", help="leave everything installed")
+    parser.add_argument("--before-reboot", action="store_true")
+    parser.add_argument("--after-reboot", action="store_true")
+    parser.add_argument("stories", nargs="*", help="names; default: all")
+    return parser.parse_args()
+
+
+def _show() -> None:
+    for unit in (RM, HELPER, FRONT):
+        print(f"   journal of {unit}:\n" + journal(unit)[-3000:])
+    print(sh("systemctl", "status", "--no-pager", "--full", RM, HELPER, FRONT, check=False)[-6000:])
+    print(sh("systemd-cgls", "--no-pager", "--xattr=no", check=False)[-3000:])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,72 @@
+"""Installs finegrain on this host the way docs/operations.md says, from the files that ship.
+
+Decides nothing that a user could not type. What differs is said here: patience for emulated hosts.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from tests.systemd_host.machine import FRONT, HELPER, RM, eventually, is_active, sh
+
+SHIPPED = Path(__file__).resolve().parents[2] / "deploy/systemd"
+USERS = Path("/etc/sysusers.d/finegrain.conf")
+UNITS = Path("/etc/systemd/system")
+CONFIGURATION = Path("/etc/finegrain/finegrain.toml")
+RM_STATE = Path("/var/lib/finegrain/rm")
+# A front on an emulated host takes half a minute to come back; it shall not be lost meanwhile.
+PATIENT = 'lost_timeout = "5m"\nlease = "10m"\n'
+
+
+def install(program: Path) -> None:
+    """Users, units, configuration; starts the resource manager, gives out its tokens, starts the
+    executor. What is there already is replaced.
+
+    Args:
+        program: the `finegrain` command that the units start.
+    """
+    USERS.parent.mkdir(exist_ok=True)
+    shutil.copy(SHIPPED / "sysusers.conf", USERS)
+    sh("systemd-sysusers", str(USERS))
+    for unit in (RM, HELPER, FRONT):
+        text = (SHIPPED / unit).read_text()
+        (UNITS / unit).write_text(text.replace("/opt/finegrain/bin/finegrain", str(program)))
+    CONFIGURATION.parent.mkdir(mode=0o755, exist_ok=True)
+    shipped = (SHIPPED / "finegrain.toml").read_text()
+    CONFIGURATION.write_text(shipped.replace("[rm]\n", f"[rm]\n{PATIENT}"))
+    sh("systemd-analyze", "verify", *(str(UNITS / unit) for unit in (RM, HELPER, FRONT)))
+    sh("systemctl", "daemon-reload")
+    sh("systemctl", "enable", "--now", RM)
+    give_token("cluster.token", "finegrain-executor")
+    give_token("user.token", "finegrain")
+    sh("systemctl", "enable", "--now", HELPER, FRONT)
+    eventually(lambda: is_active(FRONT), "the executor is active")
+
+
+def give_token(name: str, group: str) -> None:
+    """A copy beside the configuration, readable for one group."""
+    target = CONFIGURATION.parent / name
+    shutil.copy(RM_STATE / name, target)
+    shutil.chown(target, "root", group)
+    target.chmod(0o640)
+
+
+def remove() -> None:
+    """Everything that `install` has made, and the state."""
+    sh("systemctl", "disable", "--now", FRONT, HELPER, RM, check=False)
+    sh("systemctl", "stop", "finegrain.slice", check=False)
+    for unit in (RM, HELPER, FRONT):
+        (UNITS / unit).unlink(missing_ok=True)
+    sh("systemctl", "daemon-reload")
+    USERS.unlink(missing_ok=True)
+    for directory in ("/etc/finegrain", "/var/lib/finegrain/rm", "/var/lib/finegrain/executor"):
+        shutil.rmtree(directory, ignore_errors=True)
+    shutil.rmtree("/var/lib/finegrain/executor-helper", ignore_errors=True)
+
+
+def check_host() -> None:
+    """Raises AssertionError where the stories cannot be told."""
+    assert os.geteuid() == 0, "run as root"
+    assert Path("/run/systemd/system").is_dir(), "this host does not run systemd"

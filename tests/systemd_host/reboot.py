@@ -1,0 +1,70 @@
+"""Before and after a reboot or a power cut: what was promised is in line again at its old place."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import finegrain_client as fg
+from tests.systemd_host.machine import eventually
+from tests.systemd_host.stories import ANSWER_S, cluster
+
+MEMORY_BYTES = 64 * fg.MIB
+NOTE = Path("/var/lib/finegrain/reboot-story.json")  # survives, like the state directories
+
+
+def before() -> None:
+    """Three requests of a whole host each: one granted and to be restarted, one granted before and
+    to be lost, one in line. Returns when all of that is durable; the host may go at any moment.
+    """
+    with cluster() as each:
+        (executor,) = eventually(each.executors, "the executor has registered")
+        total = executor.total["cpu_milli"]
+        with each.job("reboot", detached=True) as job:
+            lost = fg.SlotSpec(cpu_milli=100, memory_bytes=MEMORY_BYTES)
+            again = replace(lost, cpu_milli=total - 100, restart_on_loss=True)
+            requests = job.request_slots([lost, again, replace(again, cpu_milli=total - 50)])
+            for request in requests[:2]:
+                request.granted(timeout_s=ANSWER_S).run(["sleep", "100000"])
+            ids = {r.allocation_id: r.arrival_number for r in each.requests(job_id=job.job_id)}
+            note = {"job_id": job.job_id, "secret": job.secret, "arrival": ids}
+            note["order"] = [request.allocation_id for request in requests]
+            note["boot_id"] = _boot_id()
+    with NOTE.open("w") as file:
+        json.dump(note, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.sync()
+    print("ready for the cut", flush=True)
+
+
+def after() -> None:
+    """The slots are reported lost; who wanted to be restarted has its old place and a new slot."""
+    note = json.loads(NOTE.read_text())
+    assert note["boot_id"] != _boot_id(), "this host has not been restarted"
+    with cluster() as each, each.attach_job(note["job_id"], note["secret"]) as job:
+        lost, again, later = (_by_id(job.requests, id_) for id_ in note["order"])
+        eventually(lambda: again.generation == 2 and again.slot, "it is granted a second time")
+        slot = again.granted(timeout_s=ANSWER_S)
+        assert slot.run(["echo", "again"]).wait(ANSWER_S).check().stdout == b"again\n"
+        eventually(lambda: lost.state is fg.RequestState.LOST, "the other slot is lost")
+        assert later.state is fg.RequestState.PENDING, later
+        found = {r.allocation_id: r.arrival_number for r in each.requests(job_id=job.job_id)}
+        for id_ in note["order"][1:]:
+            assert found[id_] == note["arrival"][id_], "it has lost its place in line"
+        events = {e.reason for e in each.events(newest=200)}
+        print(f"   lost: {lost.reason}; reasons among the events: {sorted(filter(None, events))}")
+        slot.release()
+        assert later.granted(timeout_s=ANSWER_S).run(["true"]).wait(ANSWER_S).ok
+        job.end()
+    NOTE.unlink()
+
+
+def _by_id(requests: list[fg.blocking.Request], allocation_id: str) -> fg.blocking.Request:
+    return next(r for r in requests if r.inner.allocation_id == allocation_id)
+
+
+def _boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -1,0 +1,300 @@
+"""Slots, limits and restarts of an executor under systemd: real units on a real kernel."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import finegrain_client as fg
+from finegrain_client.blocking.cluster import Cluster
+from finegrain_client.blocking.handles import Slot, Task
+from tests.systemd_host.machine import (
+    FRONT,
+    HELPER,
+    RM,
+    alive,
+    eventually,
+    groups_left,
+    groups_of,
+    is_active,
+    journal,
+    kill_now,
+    limit,
+    main_pid,
+    on_v2,
+    sh,
+    slot_groups,
+    start_ticks,
+    unit_of,
+)
+
+CLUSTER_TOKEN = "/etc/finegrain/cluster.token"
+ANSWER_S = 300.0
+EATER = "b = []\nwhile True: b.append(bytearray(1 << 20))"
+TICKER = "n=0; while [ ! -e {stop} ]; do n=$((n+1)); echo $n; sleep 0.2; done; exit 5"
+
+
+def cluster() -> Cluster:
+    """A client that may do everything, patient enough for an emulated host."""
+    return fg.blocking.connect(token_file=CLUSTER_TOKEN, budget_s=ANSWER_S)
+
+
+@contextlib.contextmanager
+def slot_of(wish: fg.SlotSpec) -> Iterator[Slot]:
+    """One slot, given back at the end."""
+    with cluster() as each, each.job("story", lease_s=600) as job:
+        (request,) = job.request_slots(wish)
+        with request.granted(timeout_s=ANSWER_S) as slot:
+            yield slot
+
+
+def executor_id() -> str:
+    with cluster() as each:
+        return eventually(each.executors, "an executor has registered")[0].executor_id
+
+
+def scope() -> str:
+    return f"finegrain-{executor_id()}.scope"
+
+
+# -- slots ---------------------------------------------------------------------------------------
+
+
+def a_command_runs_as_nobody(program: Path) -> None:
+    """`finegrain run` through units that systemd started; the helper is in its unit, the slots are
+    in a scope, and nothing of a task is in a unit of ours.
+    """
+    with cluster() as each:
+        (executor,) = eventually(each.executors, "the executor has registered")
+    isolation = executor.isolation
+    assert isolation is not None
+    hard = (isolation.cpu, isolation.cpuset, isolation.memory, isolation.pids)
+    assert hard == ("quota", "cgroup", "hard", "hard"), executor
+    assert isolation.driver == ("v2" if on_v2() else "v1"), isolation
+    assert isolation.kill == ("cgroup.kill" if on_v2() else "freezer"), isolation
+    said = sh(str(program), "run", "--cpu", "0.5", "--memory", "64M", "--", "id", "-un")
+    assert said == "nobody\n", said
+    assert unit_of(main_pid(HELPER)) == HELPER
+    assert unit_of(main_pid(FRONT)) == FRONT
+    assert Path(f"/proc/{main_pid(FRONT)}").stat().st_uid != 0, "the front runs as root"
+    with slot_of(fg.SlotSpec(cpu_milli=100, memory_bytes=64 * fg.MIB)) as slot:
+        task = slot.run(["sleep", "600"])
+        assert unit_of(task.pid) == scope(), unit_of(task.pid)
+        shim = int(Path(f"/proc/{task.pid}/stat").read_text().rpartition(")")[2].split()[1])
+        assert unit_of(shim) == scope(), unit_of(shim)
+    eventually(lambda: not groups_left(), "the slots' groups are gone")
+
+
+def limits_are_the_kernels(_program: Path) -> None:
+    """Quota, cpus, memory and processes as the kernel holds them, and the quota as it is felt."""
+    wish = fg.SlotSpec(cpu_milli=500, memory_bytes=64 * fg.MIB, pids_max=32)
+    with slot_of(wish) as slot:
+        task = slot.run([sys.executable, "-S", "-c", "while True: pass"])
+        pid = task.pid
+        assert limit(pid, "cpu.max", "cpu/cpu.cfs_quota_us").split()[0] == "50000"
+        assert limit(pid, "memory.max", "memory/memory.limit_in_bytes") == str(64 * fg.MIB)
+        assert limit(pid, "pids.max", "pids/pids.max") == "32"
+        with cluster() as each:
+            shared = each.executors()[0].shared_cpus
+        assert limit(pid, "cpuset.cpus.effective", "cpuset/cpuset.cpus") == shared
+        if on_v2():
+            assert limit(pid, "memory.swap.max", "") == "0"
+            own = groups_of(pid)[""]
+            assert own.name.startswith("task-")
+            assert (own / "memory.oom.group").read_text().strip() == "1"
+        before, began = _used_s(pid), time.monotonic()
+        time.sleep(8)
+        share = (_used_s(pid) - before) / (time.monotonic() - began)
+        assert 0.2 < share < 0.58, f"{share:.2f} of a core with a quota of 0.50"
+        print(f"   used {share:.2f} of a core with a quota of 0.50")
+        task.cancel(0)
+        assert task.wait(ANSWER_S).signal == signal.SIGKILL
+
+
+def _used_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def who_eats_too_much_memory_dies_alone(_program: Path) -> None:
+    """The task is killed as a whole and told so; its neighbour in the slot lives."""
+    with slot_of(fg.SlotSpec(cpu_milli=1000, memory_bytes=64 * fg.MIB)) as slot:
+        neighbour = slot.run(["sleep", "600"])
+        script = f"sleep 600 & {sys.executable} -S -c '{EATER}'; exit 3"
+        eater = slot.run(["/bin/sh", "-c", script])
+        ended = eater.wait(ANSWER_S)
+        assert ended.oom_killed, ended
+        if on_v2():
+            assert ended.signal == signal.SIGKILL, f"oom.group left the shell alive: {ended}"
+        assert alive(neighbour.pid), "the neighbour died with it"
+        neighbour.cancel(0)
+        neighbour.wait(ANSWER_S)
+    assert is_active(FRONT)
+    assert is_active(HELPER)
+
+
+def a_fork_bomb_is_taken_down(_program: Path) -> None:
+    """It stops at its limit, and the release leaves nothing of it."""
+    bomb = "b() { b | b & }; b; sleep 600"
+    with slot_of(fg.SlotSpec(cpu_milli=1000, memory_bytes=256 * fg.MIB, pids_max=200)) as slot:
+        task = slot.run(["/bin/sh", "-c", bomb], output=lambda _chunk: None)
+        groups = slot_groups(task.pid)
+        counter = groups["" if on_v2() else "pids"] / "pids.current"
+        eventually(lambda: int(counter.read_text()) > 150, "the bomb has grown")
+        most = max(int(counter.read_text()) for _ in range(20))
+        assert most <= 200, most
+        began = time.monotonic()
+    eventually(lambda: not any(path.exists() for path in groups.values()), "it is gone")
+    print(f"   {most} processes gone {time.monotonic() - began:.1f} s after the release began")
+
+
+# -- restarts ------------------------------------------------------------------------------------
+
+
+def _interruptions() -> dict[str, Callable[[], None]]:
+    def systemctl(*words: str) -> Callable[[], None]:
+        return lambda: void(sh("systemctl", *words))
+
+    def reload_all() -> None:
+        sh("systemctl", "daemon-reload")
+        sh("systemctl", "daemon-reexec")
+
+    def stop_and_start() -> None:
+        sh("systemctl", "stop", FRONT, HELPER)
+        time.sleep(1)
+        sh("systemctl", "start", HELPER, FRONT)
+
+    def kill_holder() -> None:
+        record = json.loads(Path("/var/lib/finegrain/executor-helper/holder.json").read_text())
+        os.kill(record["pid"], signal.SIGKILL)
+
+    return {
+        "kill -9 of the front": lambda: kill_now(FRONT),
+        "kill -9 of the helper": lambda: kill_now(HELPER),
+        "kill -9 of both": lambda: kill_now(FRONT, HELPER),
+        "kill -9 of who holds the scope": kill_holder,
+        "systemctl restart of the front": systemctl("restart", FRONT),
+        "systemctl restart of the helper": systemctl("restart", HELPER),
+        "systemctl restart of both": systemctl("restart", FRONT, HELPER),
+        "daemon-reload and daemon-reexec": reload_all,
+        "stop and start of both": stop_and_start,
+        "kill -9 of the resource manager": lambda: kill_now(RM),
+    }
+
+
+def void(_value: object) -> None:
+    return
+
+
+def no_restart_costs_a_task(_program: Path) -> None:
+    """Whatever is killed, restarted or reloaded: the task that runs is the same process in the same
+    group with all its output; the one that ends meanwhile has its exit status; an idle slot lives.
+    """
+    stop = Path(f"/tmp/finegrain-stop-{os.getpid()}")
+    with cluster() as each, each.job("restarts", lease_s=600) as job:
+        wish = fg.SlotSpec(cpu_milli=200, memory_bytes=64 * fg.MIB, count=2)
+        busy, idle = (r.granted(timeout_s=ANSWER_S) for r in job.request_slots(wish))
+        ticker = busy.run(["/bin/sh", "-c", TICKER.format(stop=stop)])
+        who, where = start_ticks(ticker.pid), slot_groups(ticker.pid)
+        for what, interrupt in _interruptions().items():
+            began = time.monotonic()
+            short = busy.run(["/bin/sh", "-c", "echo before; sleep 2; echo after; exit 9"])
+            interrupt()
+            _all_is_well(short, ticker, who, where)
+            done = idle.run(["echo", what]).wait(ANSWER_S).check()
+            assert done.stdout.decode() == f"{what}\n"
+            print(f"   {what}: nothing lost ({time.monotonic() - began:.1f} s)")
+        stop.touch()
+        ended = ticker.wait(ANSWER_S)
+        stop.unlink()
+        assert ended.exit_code == 5, ended
+        numbers = [int(line) for line in ended.stdout.split()]
+        assert numbers == list(range(1, len(numbers) + 1)), "output has a gap or a repeat"
+        assert len(numbers) > 20, numbers
+        assert not busy.is_lost
+        assert not idle.is_lost
+        print(f"   {len(numbers)} lines of output without a gap")
+    eventually(lambda: not groups_left(), "the slots' groups are gone")
+
+
+def _all_is_well(short: Task, ticker: Task, who: int, where: dict[str, Path]) -> None:
+    eventually(lambda: all(map(is_active, (HELPER, FRONT, RM))), "all units are active again")
+    ended = short.wait(ANSWER_S)
+    assert (ended.exit_code, ended.stdout) == (9, b"before\nafter\n"), ended
+    assert alive(ticker.pid), "the task has died"
+    assert start_ticks(ticker.pid) == who, "another process has its pid"
+    assert slot_groups(ticker.pid) == where
+    assert unit_of(ticker.pid).endswith(".scope")
+
+
+def what_nobody_can_explain_is_killed_and_reported(_program: Path) -> None:
+    """A group made by hand among the slots, with a process in it, is gone when the front or the
+    helper comes back; the tasks beside it live.
+    """
+    with slot_of(fg.SlotSpec(cpu_milli=200, memory_bytes=64 * fg.MIB)) as slot:
+        task = slot.run(["sleep", "600"])
+        place = slot_groups(task.pid)["" if on_v2() else "memory"].parent
+        for number, unit in enumerate((FRONT, HELPER)):
+            group = place / f"by-hand-{number}"
+            group.mkdir()
+            stranger = subprocess.Popen(["sleep", "600"])
+            (group / "cgroup.procs").write_text(str(stranger.pid))
+            kill_now(unit)
+            _is_gone_and_told_of(stranger, group)
+        assert alive(task.pid)
+        task.cancel(0)
+        task.wait(ANSWER_S)
+
+
+def _is_gone_and_told_of(stranger: subprocess.Popen[bytes], group: Path) -> None:
+    assert stranger.wait(ANSWER_S) == -signal.SIGKILL
+    eventually(lambda: not group.exists(), "its group is gone")
+    words = re.compile(f"stranger_killed.*{group.name}|{group.name}.*stranger_killed")
+    eventually(lambda: words.search(journal(FRONT)), "the journal tells of it")
+
+
+def the_last_one_leaves_nothing(_program: Path) -> None:
+    """Stopped while nothing runs: no scope, no group, no process; and it starts again."""
+    name = scope()
+    sh("systemctl", "stop", FRONT, HELPER)
+    eventually(lambda: not is_active(name), "the scope is gone")
+    eventually(lambda: not groups_left(), "the groups are gone")
+    sh("systemctl", "start", HELPER, FRONT)
+    with slot_of(fg.SlotSpec(cpu_milli=100, memory_bytes=64 * fg.MIB)) as slot:
+        assert slot.run(["true"]).wait(ANSWER_S).ok
+
+
+def a_scope_that_is_stopped_takes_its_tasks_with_it(_program: Path) -> None:
+    """`systemctl stop` of the scope is the operator's own way to end everything: slots are reported
+    as broken, and new ones are made in a new scope.
+    """
+    name = scope()
+    with slot_of(fg.SlotSpec(cpu_milli=100, memory_bytes=64 * fg.MIB)) as slot:
+        task = slot.run(["sleep", "600"])
+        sh("systemctl", "stop", name)
+        with contextlib.suppress(fg.SlotLost):
+            assert not task.wait(ANSWER_S).ok
+        eventually(lambda: slot.has_ended or slot.is_lost, "the slot is reported as broken")
+    with slot_of(fg.SlotSpec(cpu_milli=100, memory_bytes=64 * fg.MIB)) as slot:
+        assert slot.run(["true"]).wait(ANSWER_S).ok
+        assert is_active(name)
+
+
+STORIES: tuple[Callable[[Path], None], ...] = (
+    a_command_runs_as_nobody,
+    limits_are_the_kernels,
+    who_eats_too_much_memory_dies_alone,
+    a_fork_bomb_is_taken_down,
+    no_restart_costs_a_task,
+    what_nobody_can_explain_is_killed_and_reported,
+    the_last_one_leaves_nothing,
+    a_scope_that_is_stopped_takes_its_tasks_with_it,
+)

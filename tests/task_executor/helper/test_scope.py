@@ -1,0 +1,247 @@
+"""Slots in a scope of their own: found again, held again, given up when nothing is left.
+
+`systemctl` and `systemd-run` are stand-ins that make groups; tests/systemd_host asks the real ones.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from task_executor.helper import scope
+from task_executor.helper.cgroups import choose_driver
+from task_executor.helper.launch import HelperConfig, start_helper
+from task_executor.helper.paths import read_json
+from task_executor.host.helper_client import HelperClient
+from tests.task_executor.helper.conftest import Host, alive, eventually
+from tests.task_executor.helper.fake_cgroups import FakeV1, FakeV2
+from tests.task_executor.helper.test_cgroup_drivers import config as kernel_config
+
+MEMORY = Path("/sys/fs/cgroup/memory")
+SYSTEMD_RUN = """#!/bin/sh
+echo run >>"$CALLS"
+[ -e "$CALLS.refuse" ] && { echo 'Failed to start transient scope unit' >&2; exit 1; }
+while :; do case $1 in --unit=*) unit=${1#--unit=} ;; -*) ;; *) break ;; esac; shift; done
+for controller in memory pids cpu; do
+    mkdir -p "/sys/fs/cgroup/$controller/$SLICE/$unit"
+    echo 0 >"/sys/fs/cgroup/$controller/$SLICE/$unit/cgroup.procs"
+done
+exec "$@"
+"""
+SYSTEMCTL = """#!/bin/sh
+for unit; do :; done
+[ -d "/sys/fs/cgroup/memory/$SLICE/$unit" ] && echo "/$SLICE/$unit"
+exit 0
+"""
+
+
+@dataclass
+class Stage:
+    """A host whose systemd is two scripts."""
+
+    folder: Path
+    slice: str
+
+    def scopes_made(self) -> int:
+        calls = self.folder / "calls"
+        return len(calls.read_text().splitlines()) if calls.exists() else 0
+
+    def refuse(self) -> None:
+        (self.folder / "calls.refuse").touch()
+
+
+@pytest.fixture
+def stage(place: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
+    stage = Stage(place / "bin", f"fg-{place.name}.slice")
+    stage.folder.mkdir()
+    for name, text in (("systemd-run", SYSTEMD_RUN), ("systemctl", SYSTEMCTL)):
+        (stage.folder / name).write_text(text)
+        (stage.folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{stage.folder}:{os.environ['PATH']}")
+    monkeypatch.setenv("CALLS", str(stage.folder / "calls"))
+    monkeypatch.setenv("SLICE", stage.slice)
+    monkeypatch.setattr(scope, "_SYSTEMD", place)
+    yield stage
+    for top in Path("/sys/fs/cgroup").glob(f"*/{stage.slice}"):
+        _remove(top)
+
+
+def _remove(top: Path) -> None:
+    """A group and all below it; what was killed in it may take a moment."""
+    end = time.monotonic() + 10
+    while top.exists() and time.monotonic() < end:
+        for group in [*sorted(top.rglob("*/"), reverse=True), top]:
+            with suppress(OSError):
+                group.rmdir()
+        time.sleep(0.01)
+    assert not top.exists()
+
+
+@pytest.fixture
+async def scoped(config: HelperConfig, stage: Stage) -> AsyncIterator[Host]:
+    assert stage.scopes_made() == 0
+    host = Host(config, start_helper(config), await HelperClient.connect(config.socket_path))
+    yield host
+    left = await host.clean_up()
+    await host.client.close()
+    assert (left.slots, left.tasks) == ([], [])
+    await eventually(lambda: not alive(holder_of(host)), "the holder has gone with the helper")
+
+
+def holder_of(host: Host) -> int:
+    return int((read_json(host.state / "holder.json") or {})["pid"])
+
+
+def memory_group(pid: int) -> str:
+    lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
+    return next(line.split(":", 2)[2] for line in lines if "memory" in line.split(":")[1])
+
+
+@pytest.mark.needs("root", "cgroup-v1")
+async def test_tasks_and_shims_are_in_the_scope_and_the_helper_is_not(
+    scoped: Host, stage: Stage
+) -> None:
+    await scoped.slot()
+    pid = await scoped.start("sleep 600")
+    unit = f"/{stage.slice}/finegrain-{scoped.config.executor_id}.scope"
+    shim = int((read_json(scoped.directory("task") / "task.json") or {})["shim_pid"])
+    assert memory_group(pid).startswith(f"{unit}/finegrain/")
+    assert memory_group(shim).startswith(f"{unit}/finegrain/")
+    assert unit not in memory_group(scoped.pid)
+    assert (await scoped.client.hello()).isolation.memory == "hard"
+
+
+@pytest.mark.needs("root", "cgroup-v1")
+async def test_a_helper_that_comes_back_finds_holder_slots_and_tasks(
+    scoped: Host, stage: Stage
+) -> None:
+    await scoped.slot()
+    pid, holder = await scoped.start("sleep 600"), holder_of(scoped)
+    scoped.kill_helper()
+    scoped.restart_helper()
+    assert (holder_of(scoped), stage.scopes_made()) == (holder, 1)
+    state = await scoped.client.inspect()
+    assert [task.pid for task in state.tasks] == [pid]
+    assert len(state.slots) == 1
+
+
+@pytest.mark.needs("root", "cgroup-v1")
+async def test_when_the_holder_dies_a_new_one_goes_beside_the_tasks(
+    scoped: Host, stage: Stage
+) -> None:
+    await scoped.slot()
+    pid, holder = await scoped.start("sleep 600"), holder_of(scoped)
+    os.kill(holder, signal.SIGKILL)
+    await eventually(lambda: not alive(scoped.pid), "the helper has gone, to be started again")
+    scoped.restart_helper()
+    assert holder_of(scoped) != holder
+    assert memory_group(holder_of(scoped)).startswith(f"/{stage.slice}/")
+    assert stage.scopes_made() == 1
+    assert alive(pid)
+    assert [task.pid for task in (await scoped.client.inspect()).tasks] == [pid]
+
+
+@pytest.mark.needs("root", "cgroup-v1")
+async def test_when_the_whole_scope_has_gone_the_slots_are_gone_and_new_ones_are_limited(
+    scoped: Host, stage: Stage
+) -> None:
+    await scoped.slot()
+    os.kill(holder_of(scoped), signal.SIGKILL)
+    await eventually(lambda: not alive(scoped.pid), "the helper has gone, to be started again")
+    for top in Path("/sys/fs/cgroup").glob(f"*/{stage.slice}"):
+        _remove(top)
+    scoped.restart_helper()
+    assert stage.scopes_made() == 2
+    assert (await scoped.client.inspect()).slots == []
+    await scoped.slot("another")
+    task = await scoped.start("sleep 600", allocation_id="another")
+    limit = MEMORY / memory_group(task)[1:] / "../memory.limit_in_bytes"
+    assert limit.read_text() == f"{256 << 20}\n"
+
+
+@pytest.mark.needs("root", "cgroup-v1")
+async def test_without_a_scope_the_slots_are_limited_all_the_same(
+    config: HelperConfig, stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scope, "_RETRY_S", 0.01)
+    stage.refuse()
+    host = Host(config, start_helper(config), await HelperClient.connect(config.socket_path))
+    assert (await host.client.hello()).isolation.memory == "hard"
+    assert "Failed to start transient scope" in (host.state / "helper.log").read_text()
+    await host.clean_up()
+    await host.client.close()
+
+
+def test_where_systemd_is_not_or_the_rights_are_not_there_is_no_scope(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(scope, "_SYSTEMD", tmp_path / "not there")
+    assert not scope.scope_fits()
+    monkeypatch.setattr(scope, "_SYSTEMD", tmp_path)
+    monkeypatch.setattr("task_executor.helper.scope.os.geteuid", lambda: 1000)
+    assert not scope.scope_fits()
+
+
+SCOPE = "/finegrain.slice/finegrain-host-a.scope"
+
+
+def test_on_v1_shims_join_the_scope_by_which_systemd_knows_them() -> None:
+    """Else a stop of the helper's service would end them; the slots' groups need none of it."""
+    kernel = FakeV1(("name=systemd", "memory", "cpuset"))
+    lines = [f"1:name=systemd:{SCOPE}", f"2:memory:{SCOPE}", "3:cpuset:/"]
+    kernel.files["/proc/777/cgroup"] = "\n".join(lines)
+    for top in ("name=systemd", "memory"):
+        kernel.mkdir(f"/sys/fs/cgroup/{top}/finegrain.slice")
+        kernel.mkdir(f"/sys/fs/cgroup/{top}{SCOPE}")
+    driver = choose_driver(kernel_config(holder_pid=777), kernel)
+    assert driver.base == {
+        "memory": f"/sys/fs/cgroup/memory{SCOPE}/finegrain/host-a",
+        "cpuset": "/sys/fs/cgroup/cpuset/finegrain/host-a",
+    }
+    assert driver.shims().keys() == {"memory", "cpuset", "name=systemd"}
+    assert driver.shims()["name=systemd"] == f"/sys/fs/cgroup/name=systemd{SCOPE}"
+    assert driver.slot("a.1").keys() == {"memory", "cpuset"}
+
+
+@pytest.mark.parametrize("leaf", ["", "/finegrain-daemon"])
+def test_on_v2_the_scope_is_split_and_its_holder_moves_to_a_leaf(leaf: str) -> None:
+    kernel = FakeV2()
+    group = f"{kernel.root}/finegrain-host-a.scope"
+    kernel.mkdir(group)
+    kernel.delegated.add(group)
+    if leaf:
+        kernel.mkdir(group + leaf)
+    kernel.members[group + leaf].add(777)
+    kernel.files["/proc/777/cgroup"] = f"0::/finegrain-host-a.scope{leaf}"
+    driver = choose_driver(kernel_config(holder_pid=777), kernel)
+    assert driver.base == {"unified": f"{group}/finegrain/host-a"}
+    assert driver.unit == {}
+    assert kernel.members[f"{group}/finegrain-daemon"] == {777}
+    assert kernel.members[kernel.own] == {100}  # we stay where we are
+
+
+def test_a_scope_that_was_made_anew_has_its_controllers_switched_on_again() -> None:
+    """It has the name of the one before, whose groups the helper remembers."""
+    kernel = FakeV2()
+    group = f"{kernel.root}/finegrain-host-a.scope"
+    kernel.mkdir(group)
+    kernel.delegated.add(group)
+    kernel.files["/proc/777/cgroup"] = "0::/finegrain-host-a.scope"
+    known = {"unified": f"{group}/finegrain/host-a"}
+    driver = choose_driver(kernel_config(holder_pid=777), kernel, known)
+    assert driver.report()["memory"] == "hard"
+
+
+def test_the_helper_is_told_of_its_holder_without_being_another_helper(
+    config: HelperConfig,
+) -> None:
+    from task_executor.helper.launch import digest
+
+    assert digest(replace(config, holder_pid=777)) == digest(config)
