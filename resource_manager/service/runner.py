@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -33,6 +32,7 @@ from resource_manager.engine.effects import Effect
 from resource_manager.engine.epochs import EpochSeen
 from resource_manager.engine.state import State
 from resource_manager.service.books import Books, BooksSuspect, Item, MakeEvent
+from resource_manager.service.lanes import LaneLimits, Lanes
 from resource_manager.service.lease import LeaseKeeper
 from resource_manager.service.metrics import ResourceManagerMetrics
 from resource_manager.service.recovery import Recovery, RecoveryLimits
@@ -46,9 +46,7 @@ T = TypeVar("T")
 class RunnerLimits:
     """Named limits of the writer."""
 
-    batch_items_max: int = 5_000  # items of all events of one batch; a larger event goes alone
-    queue_items_max: int = 200_000  # waiting; beyond it callers are told to come back
-    overload_retry_s: float = 0.5
+    lanes: LaneLimits = field(default_factory=LaneLimits)
     tick_interval_s: float = 0.2
     maintain_interval_s: float = 1.0
     renew_interval_s: float = 0.25
@@ -90,9 +88,7 @@ class Runner:
         self._unsure_since_s: float | None = None
         self._serving: list[Item] = []
         self._listener: Listener | None = None
-        self._urgent: deque[Item] = deque()
-        self._queue: deque[Item] = deque()
-        self._waiting_items = 0
+        self._lanes = Lanes(self._limits.lanes)
         self._arrived = asyncio.Event()
         self._tick_due = False
         self._closing = False
@@ -163,6 +159,7 @@ class Runner:
         render: Callable[[Any], T] | None = None,
         *,
         items: int = 1,
+        owner: str = "",
         urgent: bool = False,
     ) -> T:
         """Steps an event and answers when it is durable.
@@ -172,6 +169,7 @@ class Runner:
             render: turns the engine's answer into the result while the books stand still; None:
                 the answer itself (use it only where it is immutable).
             items: how many items the event carries, for the limits.
+            owner: who takes turns with others: a job, a connection.
             urgent: goes before others: signs of life and answers of executors.
 
         Raises:
@@ -179,24 +177,50 @@ class Runner:
                 done, or the outcome is unknown and a repetition settles it) or the database is
                 away; ResourceExhausted when too much waits.
         """
-        if not urgent and self._waiting_items + items > self._limits.queue_items_max:
-            self._metrics.refused_overload.inc()
-            raise ResourceExhausted(
-                f"{self._waiting_items} items wait to be written, which is the limit; try again",
-                details={"limit": self._limits.queue_items_max},
-                retry_after_s=self._limits.overload_retry_s,
-            )
         item = Item(self._future(), make=make, render=render, items=items)
-        result: T = await self._enqueue(item, urgent=urgent)
+        result: T = await self._enqueue(item, None if urgent else owner)
         return result
 
-    async def read(self, fn: Callable[[State], T]) -> T:
-        """Runs a function over the books between two batches. It must not keep what it sees.
+    async def submit_parts(
+        self, makes: Sequence[MakeEvent], render: Callable[[Any], T], *, items: int, owner: str
+    ) -> list[T]:
+        """Steps the events of one large call in order, and others' calls between them.
+
+        The first one goes ahead: if it is refused, none of the others is stepped. Admission counts
+        all of them together; afterwards none is refused because too much waits.
+
+        Args:
+            makes: the events, each for the moment it is given.
+            render: see `submit`.
+            items: how many items one event carries at most.
+            owner: see `submit`.
 
         Raises:
-            FinegrainError: as the function does; Unavailable while stopping.
+            FinegrainError: see `submit`; the other parts may have been done.
         """
-        result: T = await self._enqueue(Item(self._future(), read=fn), urgent=True)
+        first = Item(self._future(), make=makes[0], render=render, items=items)
+        result: T = await self._enqueue(first, owner, admitted_items=items * len(makes))
+        rest = [Item(self._future(), make=each, render=render, items=items) for each in makes[1:]]
+        waiting = [self._enqueue(each, owner, admitted_items=0) for each in rest]
+        return [result, *await asyncio.gather(*waiting)]
+
+    async def read(
+        self, fn: Callable[[State], T], *, owner: str | None = None, items: int = 1
+    ) -> T:
+        """Runs a function over the books between two batches. It must not keep what it sees.
+
+        Args:
+            fn: the function.
+            owner: who takes turns with others; None: a small question of the service's own, which
+                is answered before anything else is done.
+            items: how much there is to look at, for the limits.
+
+        Raises:
+            FinegrainError: as the function does; Unavailable while stopping; ResourceExhausted when
+                too much waits.
+        """
+        item = Item(self._future(), read=fn, items=items)
+        result: T = await self._enqueue(item, owner)
         return result
 
     async def confirm(self) -> None:
@@ -221,17 +245,31 @@ class Runner:
     def _future(self) -> asyncio.Future[Any]:
         return asyncio.get_running_loop().create_future()
 
-    async def _enqueue(self, item: Item, *, urgent: bool) -> Any:
+    async def _enqueue(
+        self, item: Item, owner: str | None, *, admitted_items: int | None = None
+    ) -> Any:
+        """Waits for the item's turn; `owner` None: before all others."""
         if self._writer is None:
             raise Unavailable("the resource manager is starting; try again")
         if self._closing or self.fatal.done():
             raise Unavailable("the resource manager is stopping; try again")
         if (away := self._recovery.refusal() or self._doubt()) is not None:
             raise away
-        (self._urgent if urgent else self._queue).append(item)
-        self._waiting_items += item.items
+        if owner is None:
+            self._lanes.put_urgent(item)
+        else:
+            self._admit(owner, item.items if admitted_items is None else admitted_items)
+            self._lanes.put(item, owner)
         self._arrived.set()
         return await item.future
+
+    def _admit(self, owner: str, items: int) -> None:
+        try:
+            if items:
+                self._lanes.check(owner, items)
+        except ResourceExhausted:
+            self._metrics.refused_overload.inc()
+            raise
 
     async def _in_thread(self, fn: Callable[..., T], *args: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, fn, *args)
@@ -240,9 +278,11 @@ class Runner:
         while True:
             await self._arrived.wait()
             self._arrived.clear()
-            while self._urgent or self._queue or self._tick_due:
+            while self._lanes or self._tick_due:
                 ticked, self._tick_due = self._tick_due, False
-                await self._serve(self._gather(), ticked=ticked)
+                batch = self._lanes.gather()
+                self._metrics.queue_items.set(self._lanes.waiting_items)
+                await self._serve(batch, ticked=ticked)
                 if self.fatal.done():
                     return
                 if not self._closing:  # else the books may not have been read again
@@ -255,21 +295,6 @@ class Runner:
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("writer_failed", exc_info=error)
             self._die(FinegrainError(f"the writer failed: {error!r}"))
-
-    def _gather(self) -> list[Item]:
-        """Everything urgent, then others in order up to the limit."""
-        batch = list(self._urgent)
-        self._urgent.clear()
-        items = sum(item.items for item in batch)
-        while self._queue and (
-            not batch or items + self._queue[0].items <= self._limits.batch_items_max
-        ):
-            item = self._queue.popleft()
-            items += item.items
-            batch.append(item)
-        self._waiting_items -= items
-        self._metrics.queue_items.set(self._waiting_items)
-        return batch
 
     async def _serve(self, batch: list[Item], *, ticked: bool) -> None:
         self._serving = batch
@@ -317,11 +342,7 @@ class Runner:
         self._refuse_all(Unavailable("the resource manager is stopping", reason=Reason.NOT_LEADER))
 
     def _refuse_all(self, error: FinegrainError) -> None:
-        waiting = [*self._urgent, *self._queue]
-        self._urgent.clear()
-        self._queue.clear()
-        self._waiting_items = 0
-        self._fail(waiting, error)
+        self._fail(self._lanes.drain(), error)
 
     async def _reload(self, cause: BaseException) -> None:
         """Reads the books anew, as soon as there is a database to read them from."""

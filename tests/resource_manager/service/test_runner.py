@@ -25,6 +25,7 @@ from resource_manager.engine.entities import Instant
 from resource_manager.engine.events import Decide, JobRegistered
 from resource_manager.engine.settings import EngineSettings
 from resource_manager.service.books import Books, BooksSuspect
+from resource_manager.service.lanes import LaneLimits
 from resource_manager.service.metrics import ResourceManagerMetrics
 from resource_manager.service.runner import Runner, RunnerLimits
 
@@ -170,7 +171,7 @@ async def test_a_refused_event_concerns_its_caller_only() -> None:
 async def test_above_the_limit_callers_are_told_when_to_come_back() -> None:
     store = MemoryStore()
     store.gate.clear()
-    limits = RunnerLimits(tick_interval_s=3600, queue_items_max=3, overload_retry_s=0.7)
+    limits = RunnerLimits(tick_interval_s=3600, lanes=LaneLimits(queue_items_max=3, retry_s=0.7))
     async with started(store, limits) as (runner, _):
         first = register(runner, "job-0")
         await committing(store)
@@ -186,7 +187,7 @@ async def test_above_the_limit_callers_are_told_when_to_come_back() -> None:
 async def test_large_batches_are_split_and_signs_of_life_go_first() -> None:
     store = MemoryStore()
     store.gate.clear()
-    limits = RunnerLimits(tick_interval_s=3600, batch_items_max=10)
+    limits = RunnerLimits(tick_interval_s=3600, lanes=LaneLimits(batch_items_max=10))
     order: list[str] = []
 
     def noted(name: str, _done: asyncio.Future[Any]) -> None:
