@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -22,6 +23,7 @@ from finegrain.resources import (
     ResourceProfile,
     extended_items,
 )
+from finegrain.rpc.known import Known
 from finegrain.rpc.wire_topology import (
     isolation_from_proto,
     isolation_to_proto,
@@ -55,6 +57,9 @@ LABELS_MAX = 64
 LABEL_VALUE_LENGTH_MAX = 128
 DURATION_MS_MAX = 10 * 366 * 24 * 3600 * 1000
 
+KNOWN_MAX = 16_384
+"""Different profiles that are kept converted; clusters use few, but callers choose them."""
+
 _PROFILE_FIELDS = (
     "cpu_milli",
     "task_heap_memory_bytes",
@@ -70,6 +75,9 @@ _AMOUNT_FIELDS = (
     "managed_memory_bytes",
     "network_memory_bytes",
 )
+
+
+_profiles: Known[ResourceProfile] = Known(KNOWN_MAX)
 
 
 def check_amount(field: str, value: int) -> int:
@@ -89,6 +97,15 @@ def profile_from_proto(message: resources_pb2.ResourceProfile, field: str) -> Re
     Raises:
         InvalidArgument: an amount is negative or too large, or a name malformed.
     """
+    data = message.SerializeToString()
+    profile = _profiles.get(data)
+    if profile is None:
+        profile = _checked_profile(message, field)
+        _profiles.keep(data, profile)
+    return profile
+
+
+def _checked_profile(message: resources_pb2.ResourceProfile, field: str) -> ResourceProfile:
     parts = {
         name: check_amount(f"{field}.{name}", getattr(message, name)) for name in _PROFILE_FIELDS
     }
@@ -101,8 +118,9 @@ def profile_from_proto(message: resources_pb2.ResourceProfile, field: str) -> Re
     return profile
 
 
+@lru_cache(KNOWN_MAX)
 def profile_to_proto(profile: ResourceProfile) -> resources_pb2.ResourceProfile:
-    """The inverse of `profile_from_proto`."""
+    """The inverse of `profile_from_proto`. The message is shared: copy it before changing it."""
     return resources_pb2.ResourceProfile(
         cpu_milli=profile.cpu_milli,
         task_heap_memory_bytes=profile.task_heap_memory_bytes,
@@ -144,6 +162,8 @@ def labels_from_proto(labels: Mapping[str, str], field: str) -> tuple[tuple[str,
     Raises:
         InvalidArgument: too many, a malformed key, or a value that is too long or not printable.
     """
+    if not labels:
+        return ()
     if len(labels) > LABELS_MAX:
         raise InvalidArgument(field, f"{len(labels)} labels", f"at most {LABELS_MAX}")
     for key, value in labels.items():

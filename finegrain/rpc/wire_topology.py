@@ -6,20 +6,25 @@ that detection found. The RM stores the message as JSON-able data (`topology_fro
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from typing import Any, cast
 
 from google.protobuf.json_format import MessageToDict, ParseDict
 
 from finegrain.cpuset import CpuSet
 from finegrain.errors import InvalidArgument
 from finegrain.ids import check_text
+from finegrain.rpc.known import Known
 from finegrain.topology import Gpu, GpuHealth, HostTopology
 from finegrain.v1 import resources_pb2
 
 _TEXT_LENGTH_MAX = 1_000
 _NOTES_MAX = 100
 _CPU_LIST_LENGTH_MAX = 65_536
+_ISOLATIONS_KNOWN_MAX = 1_024  # most slots of a cluster are enforced in the same few ways
+
+_isolations: Known[dict[str, object]] = Known(_ISOLATIONS_KNOWN_MAX)
 
 
 def topology_to_proto(topology: HostTopology) -> resources_pb2.HostTopology:
@@ -84,16 +89,50 @@ def topology_dict_to_proto(data: Mapping[str, object]) -> resources_pb2.HostTopo
 
 
 def isolation_to_proto(isolation: Mapping[str, object]) -> resources_pb2.IsolationReport:
-    """The message for {"cpu": ..., "cpuset": ..., ..., "notes": [...]}."""
+    """The message for {"cpu": ..., "cpuset": ..., ..., "notes": [...]}.
+
+    It is shared: copy it before changing it.
+    """
+    try:
+        return _isolation_message(
+            tuple(
+                (name, value if isinstance(value, str) else (*cast("Iterable[str]", value),))
+                for name, value in isolation.items()
+            )
+        )
+    except TypeError:  # something deeper, of a newer version
+        return _parsed_isolation(isolation)
+
+
+@lru_cache(_ISOLATIONS_KNOWN_MAX)
+def _isolation_message(
+    items: tuple[tuple[str, str | tuple[str, ...]], ...],
+) -> resources_pb2.IsolationReport:
+    return _parsed_isolation(
+        {name: value if isinstance(value, str) else list(value) for name, value in items}
+    )
+
+
+def _parsed_isolation(isolation: Mapping[str, object]) -> resources_pb2.IsolationReport:
     return ParseDict(dict(isolation), resources_pb2.IsolationReport(), ignore_unknown_fields=True)
 
 
 def isolation_from_proto(message: resources_pb2.IsolationReport, field: str) -> dict[str, object]:
-    """The inverse of `isolation_to_proto`, without empty entries.
+    """The inverse of `isolation_to_proto`, without empty entries. The result is shared: nobody may
+    change it.
 
     Raises:
         InvalidArgument: a text is too long or holds control characters.
     """
+    data = message.SerializeToString()
+    isolation = _isolations.get(data)
+    if isolation is None:
+        isolation = _checked_isolation(message, field)
+        _isolations.keep(data, isolation)
+    return isolation
+
+
+def _checked_isolation(message: resources_pb2.IsolationReport, field: str) -> dict[str, object]:
     _check_texts(message, ("cpu", "cpuset", "memory", "pids", "kill", "driver"), field)
     _check_lines(message.notes, f"{field}.notes")
     return MessageToDict(message, preserving_proto_field_name=True)
@@ -109,7 +148,8 @@ def check_cpu_list(text: str, field: str) -> str:
         raise InvalidArgument(
             field, text, f"a cpu list of at most {_CPU_LIST_LENGTH_MAX} characters"
         )
-    CpuSet.parse(text, field)
+    if text:
+        CpuSet.parse(text, field)
     return text
 
 

@@ -4,19 +4,23 @@ SlotStatus.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
+from finegrain.resources import ResourceProfile
 from resource_manager.engine.entities import Slot
 
 
 def slot_to_dict(slot: Slot, executor_address: str) -> dict[str, object]:
     """The fields of SlotStatus (slots.proto) by name, without empty ones.
 
-    `profile` is `ResourceProfile.to_dict()`; `allocated_time_ms` is in milliseconds since 1970.
+    `profile` is `ResourceProfile.to_dict()`, shared: nobody may change it; `allocated_time_ms` is
+    in milliseconds since 1970.
     """
     data: dict[str, object] = {
         "allocation_id": slot.allocation_id,
         "generation": slot.generation,
         "job_id": slot.job_id,
-        "profile": slot.profile.to_dict(),
+        "profile": _profile_data(slot.profile),
         "memory_bytes": slot.profile.booked_memory_bytes,
         "cpu_limit_milli": slot.cpu_limit_milli,
         "state": str(slot.state),
@@ -32,3 +36,8 @@ def slot_to_dict(slot: Slot, executor_address: str) -> dict[str, object]:
     if slot.allocated_time_ms is not None:
         data["allocated_time_ms"] = slot.allocated_time_ms
     return data
+
+
+@lru_cache(16_384)
+def _profile_data(profile: ResourceProfile) -> dict[str, object]:
+    return profile.to_dict()

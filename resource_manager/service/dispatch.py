@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from typing import assert_never
 
@@ -44,7 +45,9 @@ class Dispatcher:
         self._metrics = metrics
 
     def on_effects(self, effects: Sequence[Effect]) -> None:
-        """Carries out each, in order."""
+        """Carries out each, in order; watchers are woken once."""
+        outcomes: Counter[str] = Counter()
+        cluster_news = False
         for effect in effects:
             match effect:
                 case SendAllocate() | SendFree():
@@ -53,12 +56,16 @@ class Dispatcher:
                     self._links.probe(effect)
                 case PublishJobEvent():
                     if outcome := _OUTCOMES.get(effect.event.state):
-                        self._metrics.requests.labels(outcome).inc()
+                        outcomes[outcome] += 1
                     self._hub.publish(effect.event)
                 case PublishClusterEvent():
                     self._publish_cluster(effect.event)
+                    cluster_news = True
                 case _:
                     assert_never(effect)
+        self._hub.flush(cluster_news=cluster_news)
+        for outcome, count in outcomes.items():
+            self._metrics.requests.labels(outcome).inc(count)
 
     def on_reload(self, rm_epoch: int) -> None:
         """Commands under way were ordered by books that are gone; streams look into the store."""

@@ -66,6 +66,15 @@ class LinkOptions:
     deadline_s: float = COMMAND_DEADLINE_S
 
 
+@dataclass(frozen=True, slots=True)
+class _Link:
+    """A channel, where it leads, and the calls on it: making those costs more than a call."""
+
+    address: str
+    channel: grpc.aio.Channel
+    stub: Any
+
+
 class ExecutorLinks:
     """A channel per executor, opened at the first command, closed when it is forgotten."""
 
@@ -75,7 +84,7 @@ class ExecutorLinks:
         self._runner = runner
         self._metrics = metrics
         self._options = options
-        self._channels: dict[str, tuple[str, grpc.aio.Channel]] = {}  # address beside it
+        self._channels: dict[str, _Link] = {}
         self._obstacles: dict[str, Obstacle] = {}  # what was logged last, by executor
         self._slots = asyncio.Semaphore(COMMANDS_IN_FLIGHT_MAX)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -102,14 +111,14 @@ class ExecutorLinks:
     def _close(self, executor_id: str) -> None:
         known = self._channels.pop(executor_id, None)
         if known is not None:
-            self._spawn(known[1].close())
+            self._spawn(known.channel.close())
 
     async def stop(self) -> None:
         """Ends what is in flight and closes all channels."""
         self.drop_all()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for _, channel in self._channels.values():
-            await channel.close()
+        for link in self._channels.values():
+            await link.channel.close()
         self._channels.clear()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -146,7 +155,7 @@ class ExecutorLinks:
         """Makes a call that changes nothing; whatever the executor itself says to it is good."""
         cause = ""
         try:
-            stub: Any = TaskExecutorServiceStub(self._channel(probe.executor_id, probe.address))
+            stub = self._stub(probe.executor_id, probe.address)
             try:
                 await stub.ListTasks(task_executor_pb2.ListTasksRequest(), timeout=PROBE_DEADLINE_S)
             except grpc.RpcError as error:
@@ -185,8 +194,7 @@ class ExecutorLinks:
         return answered
 
     async def _call(self, command: Command, rm_epoch: int) -> MakeEvent:
-        channel = self._channel(command.executor_id, command.address)
-        stub: Any = TaskExecutorServiceStub(channel)
+        stub = self._stub(command.executor_id, command.address)
         try:
             if isinstance(command, SendAllocate):
                 call = stub.AllocateSlots(
@@ -210,17 +218,18 @@ class ExecutorLinks:
             report=report,
         )
 
-    def _channel(self, executor_id: str, address: str) -> grpc.aio.Channel:
+    def _stub(self, executor_id: str, address: str) -> Any:
         known = self._channels.get(executor_id)
-        if known is not None and known[0] == address:
-            return known[1]
+        if known is not None and known.address == address:
+            return known.stub
         self._close(executor_id)
         options = self._options
         channel = open_channel(
             address, tls=options.tls, token=options.token, insecure=options.insecure
         )
-        self._channels[executor_id] = (address, channel)
-        return channel
+        link = _Link(address, channel, TaskExecutorServiceStub(channel))
+        self._channels[executor_id] = link
+        return link.stub
 
     def _undelivered(self, command: Command, error: FinegrainError) -> MakeEvent:
         cause = self._not_reached(command.executor_id, command.address, error)
@@ -308,11 +317,13 @@ def _outcomes(
     return tuple(
         ItemOutcome(
             each.id,
-            each.error.reason if each.HasField("error") else "",
+            each.error.reason,
             each.error.message,
             tuple(sorted(each.error.details.items())),
         )
-        for each in results
+        if each.HasField("error")
+        else ItemOutcome(allocation_id)
+        for allocation_id, each in zip(ids, results, strict=True)
     )
 
 

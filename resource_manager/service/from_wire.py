@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from google.protobuf.duration_pb2 import Duration
 
 from finegrain.errors import FailedPrecondition, InvalidArgument, Reason
-from finegrain.ids import check_id, check_text
-from finegrain.resources import AMOUNT_MAX
+from finegrain.ids import ID_PATTERN, check_id, check_text
+from finegrain.resources import AMOUNT_MAX, ResourceProfile
 from finegrain.rpc.addresses import check_dialable
 from finegrain.rpc.wire import (
     amounts_from_proto,
@@ -84,33 +84,37 @@ def request_id(text: str) -> str:
 
 def slot_request(message: slots_pb2.SlotRequest, field: str) -> RequestSpec:
     """One slot request."""
-    check_id(f"{field}.allocation_id", message.allocation_id)
+    allocation_id = message.allocation_id
+    if not ID_PATTERN.fullmatch(allocation_id):  # thousands come at once: no path for sound ones
+        check_id(f"{field}.allocation_id", allocation_id)
     specified = message.HasField("profile")
     profile = profile_from_proto(message.profile, f"{field}.profile") if specified else None
     limit = message.cpu_limit_milli
-    lowest = profile.cpu_milli if profile is not None else 0
-    if limit and profile is None:
-        raise InvalidArgument(
-            f"{field}.cpu_limit_milli", limit, "0 where the profile is absent (unknown)"
-        )
-    if limit and not lowest <= limit <= AMOUNT_MAX:
-        raise InvalidArgument(
-            f"{field}.cpu_limit_milli", limit, f"0, or cpu_milli ({lowest}) to {AMOUNT_MAX}"
-        )
-    if not 0 <= message.pids_max <= PIDS_MAX:
-        raise InvalidArgument(f"{field}.pids_max", message.pids_max, f"0 to {PIDS_MAX}")
-    if message.target_address:
-        check_dialable(message.target_address, f"{field}.target_address")
+    if limit:
+        _check_limit(limit, profile, f"{field}.cpu_limit_milli")
+    pids_max, target_address = message.pids_max, message.target_address
+    if not 0 <= pids_max <= PIDS_MAX:
+        raise InvalidArgument(f"{field}.pids_max", pids_max, f"0 to {PIDS_MAX}")
+    if target_address:
+        check_dialable(target_address, f"{field}.target_address")
     return RequestSpec(
-        allocation_id=message.allocation_id,
+        allocation_id=allocation_id,
         profile=profile,
         cpu_limit_milli=limit,
-        pids_max=message.pids_max,
+        pids_max=pids_max,
         required_labels=labels_from_proto(message.required_labels, f"{field}.required_labels"),
-        target_address=message.target_address,
+        target_address=target_address,
         allow_pending=message.allow_pending,
         restart_on_loss=message.restart_on_loss,
     )
+
+
+def _check_limit(limit: int, profile: ResourceProfile | None, field: str) -> None:
+    if profile is None:
+        raise InvalidArgument(field, limit, "0 where the profile is absent (unknown)")
+    lowest = profile.cpu_milli
+    if not lowest <= limit <= AMOUNT_MAX:
+        raise InvalidArgument(field, limit, f"0, or cpu_milli ({lowest}) to {AMOUNT_MAX}")
 
 
 def slot_requests(
@@ -148,10 +152,13 @@ def allocation_ids(ids: Sequence[str]) -> tuple[str, ...]:
 def slot_releases(messages: Sequence[rm_pb2.SlotRelease]) -> tuple[tuple[str, int], ...]:
     """A batch of slots (id, generation; 0: the current one)."""
     check_batch("slots", messages)
-    for index, each in enumerate(messages):
-        check_id(f"slots[{index}].allocation_id", each.allocation_id)
-        _check_counter(f"slots[{index}].generation", each.generation)
-    return tuple((each.allocation_id, each.generation) for each in messages)
+    slots = tuple((each.allocation_id, each.generation) for each in messages)
+    sound = ID_PATTERN.fullmatch
+    for index, (allocation_id, generation) in enumerate(slots):
+        if generation < 0 or not sound(allocation_id):
+            check_id(f"slots[{index}].allocation_id", allocation_id)
+            _check_counter(f"slots[{index}].generation", generation)
+    return slots
 
 
 def registration(message: rm_pb2.RegisterExecutorRequest) -> Registration:
@@ -252,21 +259,26 @@ def _reported_slot(message: slots_pb2.SlotStatus, field: str) -> ReportedSlot:
     state = _REPORTED_STATES.get(message.state)
     if state is None:
         raise InvalidArgument(f"{field}.state", message.state, "ALLOCATED or FREEING")
-    if message.generation < 1:
-        raise InvalidArgument(f"{field}.generation", message.generation, "1 or more")
-    present = message.HasField("isolation")
+    generation = message.generation
+    if generation < 1:
+        raise InvalidArgument(f"{field}.generation", generation, "1 or more")
+    allocation_id, job_id, cpus = message.allocation_id, message.job_id, message.cpus
+    if not (ID_PATTERN.fullmatch(allocation_id) and ID_PATTERN.fullmatch(job_id)):
+        check_id(f"{field}.allocation_id", allocation_id)
+        check_id(f"{field}.job_id", job_id)
+    isolation = None
+    if message.HasField("isolation"):
+        isolation = isolation_from_proto(message.isolation, f"{field}.isolation")
     return ReportedSlot(
-        allocation_id=check_id(f"{field}.allocation_id", message.allocation_id),
-        generation=message.generation,
-        job_id=check_id(f"{field}.job_id", message.job_id),
+        allocation_id=allocation_id,
+        generation=generation,
+        job_id=job_id,
         profile=profile_from_proto(message.profile, f"{field}.profile"),
         state=state,
         cpu_limit_milli=check_amount(f"{field}.cpu_limit_milli", message.cpu_limit_milli),
         pids_max=check_amount(f"{field}.pids_max", message.pids_max),
-        cpus=check_cpu_list(message.cpus, f"{field}.cpus"),
-        isolation=isolation_from_proto(message.isolation, f"{field}.isolation")
-        if present
-        else None,
+        cpus=check_cpu_list(cpus, f"{field}.cpus") if cpus else "",
+        isolation=isolation,
     )
 
 

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import cast
+from functools import lru_cache
+from typing import Any, cast
+
+from google.protobuf.timestamp_pb2 import Timestamp
 
 from finegrain.resources import ResourceProfile
 from finegrain.rpc.wire import (
+    KNOWN_MAX,
     amounts_to_proto,
     duration_ms_to_proto,
     isolation_to_proto,
@@ -15,7 +19,7 @@ from finegrain.rpc.wire import (
     timestamp_ms_to_proto,
     topology_dict_to_proto,
 )
-from finegrain.v1 import cluster_pb2, slots_pb2
+from finegrain.v1 import cluster_pb2, resources_pb2, slots_pb2
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
 from resource_manager.engine.entities import (
     ClusterEvent,
@@ -34,6 +38,9 @@ from resource_manager.engine.queries import ExecutorView, JobView, RequestView
 
 REQUEST_STATES: dict[RequestState, slots_pb2.RequestState.ValueType] = {
     state: slots_pb2.RequestState.Value(f"REQUEST_STATE_{state.value}") for state in RequestState
+}
+_SLOT_STATES_BY_NAME = {
+    state.value: slots_pb2.SlotState.Value(f"SLOT_STATE_{state.value}") for state in SlotState
 }
 SLOT_STATES: dict[SlotState, slots_pb2.SlotState.ValueType] = {
     state: slots_pb2.SlotState.Value(f"SLOT_STATE_{state.value}") for state in SlotState
@@ -62,30 +69,47 @@ def slot_status(slot: Slot, executor_address: str = "") -> slots_pb2.SlotStatus:
     if slot.isolation is not None:
         message.isolation.CopyFrom(isolation_to_proto(slot.isolation))
     if slot.allocated_time_ms is not None:
-        message.allocated_time.CopyFrom(timestamp_ms_to_proto(slot.allocated_time_ms))
+        _set_time(message.allocated_time, slot.allocated_time_ms)
     return message
 
 
 def slot_status_of_event(data: Mapping[str, object]) -> slots_pb2.SlotStatus:
     """A slot as a job event carries it; see resource_manager/engine/offers.py."""
+    known = cast("Mapping[str, Any]", data)
+    get = known.get
     message = slots_pb2.SlotStatus(
-        profile=profile_to_proto(
-            ResourceProfile.from_dict(cast("Mapping[str, object]", data["profile"]))
-        ),
-        state=SLOT_STATES[SlotState(cast("str", data["state"]))],
+        allocation_id=known["allocation_id"],
+        generation=known["generation"],
+        job_id=known["job_id"],
+        profile=_profile_of_event(known["profile"]),
+        memory_bytes=known["memory_bytes"],
+        cpu_limit_milli=known["cpu_limit_milli"],
+        pids_max=get("pids_max", 0),
+        cpus=get("cpus", ""),
+        state=_SLOT_STATES_BY_NAME[known["state"]],
+        executor_id=get("executor_id", ""),
+        executor_address=get("executor_address", ""),
     )
-    for name in ("allocation_id", "generation", "job_id", "memory_bytes", "cpu_limit_milli"):
-        setattr(message, name, data[name])
-    for name in ("pids_max", "cpus", "executor_id", "executor_address"):
-        if name in data:
-            setattr(message, name, data[name])
-    if "isolation" in data:
-        isolation = cast("Mapping[str, object]", data["isolation"])
+    if (isolation := get("isolation")) is not None:
         message.isolation.CopyFrom(isolation_to_proto(isolation))
-    if "allocated_time_ms" in data:
-        moment = timestamp_ms_to_proto(cast("int", data["allocated_time_ms"]))
-        message.allocated_time.CopyFrom(moment)
+    if (time_ms := get("allocated_time_ms")) is not None:
+        _set_time(message.allocated_time, time_ms)
     return message
+
+
+def _profile_of_event(data: Mapping[str, Any]) -> resources_pb2.ResourceProfile:
+    if "extended" in data:
+        return profile_to_proto(ResourceProfile.from_dict(data))
+    return _plain_profile(tuple(data.items()))
+
+
+@lru_cache(KNOWN_MAX)
+def _plain_profile(items: tuple[tuple[str, int], ...]) -> resources_pb2.ResourceProfile:
+    return profile_to_proto(ResourceProfile.from_dict(dict(items)))
+
+
+def _set_time(moment: Timestamp, time_ms: int) -> None:
+    moment.seconds, moment.nanos = time_ms // 1000, time_ms % 1000 * 1_000_000
 
 
 def slot_request(spec: RequestSpec) -> slots_pb2.SlotRequest:
@@ -127,15 +151,16 @@ def request_status(view: RequestView) -> rm_pb2.RequestStatus:
 
 def job_event(event: JobEvent) -> rm_pb2.JobEvent:
     """An entry of a job's log."""
-    return rm_pb2.JobEvent(
+    message = rm_pb2.JobEvent(
         sequence=event.sequence,
-        event_time=timestamp_ms_to_proto(event.time_ms),
         allocation_id=event.allocation_id,
         state=REQUEST_STATES[event.state],
         reason=event.reason,
         message=event.message,
         slot=slot_status_of_event(event.slot) if event.slot is not None else None,
     )
+    _set_time(message.event_time, event.time_ms)
+    return message
 
 
 def cluster_event(event: ClusterEvent) -> cluster_pb2.ClusterEvent:
@@ -240,7 +265,7 @@ def releases(slots: Iterable[tuple[str, int]]) -> list[rm_pb2.SlotRelease]:
 
 
 def _item_result(outcome: ItemOutcome) -> slots_pb2.ItemResult:
-    result = slots_pb2.ItemResult(id=outcome.id)
+    result = slots_pb2.ItemResult(id=outcome.id)  # most often that is all
     if outcome.reason:
         result.error.reason = outcome.reason
         result.error.message = outcome.message

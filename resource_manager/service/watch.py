@@ -53,7 +53,6 @@ class _Feed:
         if event.sequence > self.last_sequence:
             self.tail.append(event)
             self.last_sequence = event.sequence
-            self.wake()
 
     def after(self, sequence: int) -> list[JobEvent] | None:
         """Events of the tail that follow; None: the tail does not reach back so far."""
@@ -81,28 +80,37 @@ class _Present:
 
 
 class WatchHub:
-    """All feeds. `publish` and `resync` are called on the event loop, in order of commits."""
+    """All feeds. `publish`, `flush` and `resync` run on the event loop, in order of commits."""
 
     def __init__(self, runner: Runner, metrics: ResourceManagerMetrics) -> None:
         self._runner = runner
         self._metrics = metrics
         self._feeds: dict[str, _Feed] = {}
         self._cluster_news = asyncio.Event()
+        self._fed: set[_Feed] = set()  # since the last flush
 
     def publish(self, event: JobEvent) -> None:
-        """A job event is durable."""
+        """A job event is durable; its watchers hear of it with the next `flush`."""
         feed = self._feeds.get(event.job_id)
         if feed is not None:
             feed.publish(event)
+            self._fed.add(feed)
+
+    def flush(self, *, cluster_news: bool) -> None:
+        """Everything of a batch was published: whoever waits looks once."""
+        for feed in self._fed:
+            feed.wake()
+        self._fed.clear()
+        if cluster_news:
+            self._cluster_news.set()
+            self._cluster_news = asyncio.Event()
 
     def publish_cluster(self, event: ClusterEvent) -> None:
-        """A cluster event is durable; the end of a job ends its streams."""
-        self._cluster_news.set()
-        self._cluster_news = asyncio.Event()
+        """A cluster event is durable; likewise. The end of a job ends its streams."""
         feed = self._feeds.get(event.job_id)
         if feed is not None and event.kind == JOB_ENDED:
             feed.ended = True
-            feed.wake()
+            self._fed.add(feed)
 
     def resync(self) -> None:
         """The books were read anew; the store may hold events that were never published."""

@@ -51,8 +51,7 @@ class Codec(Generic[T]):
     decode: Callable[[Sequence[Any]], T]
 
 
-def _json(value: object) -> str:
-    return json.dumps(value, separators=(",", ":"))
+_json = json.JSONEncoder(separators=(",", ":")).encode  # `dumps` would make one each time
 
 
 @lru_cache(_KNOWN_PROFILES)

@@ -1,0 +1,382 @@
+"""Executors and job masters with next to nothing in them, for benchmarks of the resource manager.
+
+They speak the whole protocol over real gRPC, with channels of their own, but keep a slot only as
+the message that ordered it, answer at once and forget what they are done with: what a measurement
+shows is the resource manager, not they. All executors are served at one address (every command
+names the executor that it is meant for), which the resource manager dials once for each of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine, Iterable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import grpc.aio
+
+from finegrain.ids import new_id
+from finegrain.resources import GIB, MIB
+from finegrain.rpc.channels import JOB_SECRET, SERVER_OPTIONS, open_channel
+from finegrain.v1 import cluster_pb2, resources_pb2, slots_pb2
+from finegrain.v1 import resource_manager_pb2 as rm_pb2
+from finegrain.v1 import task_executor_pb2 as te_pb2
+from finegrain.v1.cluster_pb2_grpc import ClusterServiceStub
+from finegrain.v1.resource_manager_pb2_grpc import ResourceManagerServiceStub
+from finegrain.v1.task_executor_pb2_grpc import (
+    TaskExecutorServiceServicer,
+    add_TaskExecutorServiceServicer_to_server,
+)
+
+if TYPE_CHECKING:  # the typed base is abstract; what is not served here is "unimplemented"
+    _Base = object
+else:
+    _Base = TaskExecutorServiceServicer
+
+CPUS = 64
+MEMORY_BYTES = 256 * GIB
+ISOLATION = resources_pb2.IsolationReport(
+    cpu="quota", cpuset="cpuset", memory="limit", pids="limit", kill="cgroup", driver="v2"
+)
+"""What every slot says is enforced for it."""
+POLL_S = 0.02
+PATIENCE_S = 120.0
+ACKNOWLEDGE_INTERVAL_S = 1.0
+
+
+@dataclass
+class LightExecutor:
+    """One host's slots, as the messages that ordered them, and the numbers of the conversation."""
+
+    executor_id: str
+    instance_id: str = field(default_factory=new_id)
+    slots: dict[str, slots_pb2.SlotStatus] = field(default_factory=dict)
+    registration_number: int = 0
+    rm_epoch: int = 0
+    report_number: int = 0
+    command_number: int = 0
+    acknowledged: int = 0
+    booked_cpu_milli: int = 0
+    booked_memory_bytes: int = 0
+
+    def registration(self, address: str) -> rm_pb2.RegisterExecutorRequest:
+        """What this executor announces: a host with two sockets."""
+        half = [f"0-{CPUS // 2 - 1}", f"{CPUS // 2}-{CPUS - 1}"]
+        return rm_pb2.RegisterExecutorRequest(
+            executor_id=self.executor_id,
+            instance_id=self.instance_id,
+            address=address,
+            total=resources_pb2.ResourceAmounts(cpu_milli=1000 * CPUS, memory_bytes=MEMORY_BYTES),
+            default_slot_profile=resources_pb2.ResourceProfile(
+                cpu_milli=1000, task_heap_memory_bytes=GIB
+            ),
+            topology=resources_pb2.HostTopology(
+                online_cpus=f"0-{CPUS - 1}",
+                allowed_cpus=f"0-{CPUS - 1}",
+                cores=[
+                    resources_pb2.Core(cpus=str(n), package_index=n * 2 // CPUS)
+                    for n in range(CPUS)
+                ],
+                numa_nodes=[
+                    resources_pb2.NumaNode(
+                        numa_node_id=n, cpus=cpus, memory_bytes=MEMORY_BYTES // 2
+                    )
+                    for n, cpus in enumerate(half)
+                ],
+            ),
+            report=self.state(),
+            protocol_version="1.0",
+            isolation=ISOLATION,
+            shared_cpus=f"0-{CPUS - 1}",
+        )
+
+    def state(self, *, unchanged: bool = False) -> slots_pb2.SlotReport:
+        """The next numbered state."""
+        self.report_number += 1
+        if unchanged and self.acknowledged:
+            return slots_pb2.SlotReport(
+                report_number=self.report_number,
+                rm_epoch=self.rm_epoch,
+                command_number=self.command_number,
+                unchanged=True,
+                base_report_number=self.acknowledged,
+            )
+        return slots_pb2.SlotReport(
+            report_number=self.report_number,
+            rm_epoch=self.rm_epoch,
+            command_number=self.command_number,
+            slots=self.slots.values(),
+            available=resources_pb2.ResourceAmounts(
+                cpu_milli=1000 * CPUS - self.booked_cpu_milli,
+                memory_bytes=MEMORY_BYTES - self.booked_memory_bytes,
+            ),
+        )
+
+    def allocate(self, request: te_pb2.AllocateSlotsRequest) -> te_pb2.AllocateSlotsResponse:
+        """Every slot is there at once."""
+        results = []
+        for allocation in request.allocations:
+            slot = allocation.slot
+            slot.state = slots_pb2.SLOT_STATE_ALLOCATED
+            slot.isolation.CopyFrom(ISOLATION)
+            self.slots[slot.allocation_id] = slot
+            self.booked_cpu_milli += slot.profile.cpu_milli
+            self.booked_memory_bytes += slot.memory_bytes
+            results.append(slots_pb2.ItemResult(id=slot.allocation_id))
+        self.command_number = request.command_number
+        return te_pb2.AllocateSlotsResponse(results=results, report=self.state())
+
+    def free(self, request: te_pb2.FreeSlotsRequest) -> te_pb2.FreeSlotsResponse:
+        """Every slot is gone at once."""
+        results = []
+        for each in request.slots:
+            slot = self.slots.pop(each.allocation_id, None)
+            if slot is not None:
+                self.booked_cpu_milli -= slot.profile.cpu_milli
+                self.booked_memory_bytes -= slot.memory_bytes
+            results.append(slots_pb2.ItemResult(id=each.allocation_id))
+        self.command_number = request.command_number
+        return te_pb2.FreeSlotsResponse(results=results, report=self.state())
+
+
+class _Servicer(_Base):
+    def __init__(self, executors: dict[str, LightExecutor]) -> None:
+        self._executors = executors
+
+    async def AllocateSlots(
+        self, request: te_pb2.AllocateSlotsRequest, context: Any
+    ) -> te_pb2.AllocateSlotsResponse:
+        return self._executors[request.executor_id].allocate(request)
+
+    async def FreeSlots(
+        self, request: te_pb2.FreeSlotsRequest, context: Any
+    ) -> te_pb2.FreeSlotsResponse:
+        return self._executors[request.executor_id].free(request)
+
+
+class LightCluster:
+    """Executors that are registered with a resource manager, and job masters for it.
+
+    Args:
+        address: where the resource manager listens.
+        cluster_token: shown by executors.
+        user_token: shown by job masters.
+    """
+
+    def __init__(self, address: str, cluster_token: str, user_token: str) -> None:
+        self._rm_address = address
+        self._cluster_token = cluster_token
+        self._user_token = user_token
+        self._stack = AsyncExitStack()
+        self.executors: dict[str, LightExecutor] = {}
+        self.address = ""
+        self._as_cluster: Any = None
+        self._cluster: Any = None
+
+    async def __aenter__(self) -> LightCluster:
+        server = grpc.aio.server(options=list(SERVER_OPTIONS))
+        servicer: Any = _Servicer(self.executors)
+        add_TaskExecutorServiceServicer_to_server(servicer, server)
+        self.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        await server.start()
+        self._stack.push_async_callback(server.stop, 0)
+        channel = open_channel(self._rm_address, token=self._cluster_token)
+        await self._stack.enter_async_context(channel)
+        self._as_cluster = ResourceManagerServiceStub(channel)
+        self._cluster = ClusterServiceStub(channel)
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self._stack.aclose()
+
+    async def register(self, count: int) -> None:
+        """Registers so many executors."""
+        named = [LightExecutor(f"host-{n:05d}") for n in range(count)]
+        self.executors.update({each.executor_id: each for each in named})
+        for start in range(0, count, 100):
+            await asyncio.gather(*(self._register(each) for each in named[start : start + 100]))
+
+    async def _register(self, executor: LightExecutor) -> None:
+        answer = await self._as_cluster.RegisterExecutor(executor.registration(self.address))
+        executor.rm_epoch = answer.rm_epoch
+        executor.registration_number = answer.registration_number
+        executor.acknowledged = executor.report_number
+
+    async def heartbeat(self, executor: LightExecutor) -> None:
+        """One report, `unchanged` where nothing has changed since the last one."""
+        answer = await self._as_cluster.ReportSlots(
+            rm_pb2.ReportSlotsRequest(
+                executor_id=executor.executor_id,
+                instance_id=executor.instance_id,
+                registration_number=executor.registration_number,
+                report=executor.state(unchanged=True),
+                usage=slots_pb2.UsageReport(cpu_milli=1200, memory_bytes=3 * GIB, tasks=4),
+            )
+        )
+        executor.acknowledged = answer.acknowledged_report_number
+        if answer.register_again:
+            raise RuntimeError(f"{executor.executor_id} was asked to register again")
+
+    async def heartbeats(self, interval_s: float, seconds: float) -> int:
+        """Every executor reports once per interval, evenly spread; answers with how many did."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + seconds
+
+        async def one(executor: LightExecutor, offset_s: float) -> int:
+            sent = 0
+            due = loop.time() + offset_s
+            while due < until:
+                await asyncio.sleep(max(0.0, due - loop.time()))
+                await self.heartbeat(executor)
+                sent += 1
+                due += interval_s
+            return sent
+
+        executors = list(self.executors.values())
+        step_s = interval_s / len(executors)
+        return sum(
+            await asyncio.gather(*(one(each, n * step_s) for n, each in enumerate(executors)))
+        )
+
+    async def job(self) -> LightJob:
+        """A job master with a channel and a watch stream of its own."""
+        channel = open_channel(self._rm_address, token=self._user_token)
+        await self._stack.enter_async_context(channel)
+        job = LightJob(ResourceManagerServiceStub(channel))
+        await job.begin()
+        self._stack.push_async_callback(job.end)
+        return job
+
+    async def slots(self) -> int:
+        """Slots on the books."""
+        answer = await self._cluster.GetCluster(cluster_pb2.GetClusterRequest())
+        return int(answer.slots)
+
+    async def until_empty(self) -> None:
+        """Returns when no slot is on the books any more."""
+        while await self.slots():  # noqa: ASYNC110  -- the books are in another process
+            await asyncio.sleep(POLL_S)
+
+
+class LightJob:
+    """Asks, waits for the grants on its watch stream, gives back."""
+
+    def __init__(self, rm: Any) -> None:
+        self._rm = rm
+        self._waiting: dict[int, set[str]] = {
+            slots_pb2.REQUEST_STATE_GRANTED: set(),
+            slots_pb2.REQUEST_STATE_RELEASED: set(),
+        }
+        self._heard: dict[int, asyncio.Event] = {state: asyncio.Event() for state in self._waiting}
+        self._metadata: tuple[tuple[str, str], ...] = ()
+        self._tasks: list[asyncio.Task[None]] = []
+        self.job_id = new_id()
+        self._failure: Exception | None = None
+        self.sequence = 0
+
+    async def begin(self) -> None:
+        """Registers, opens the stream."""
+        answer = await self._rm.RegisterJob(
+            rm_pb2.RegisterJobRequest(job_id=self.job_id, request_id=new_id(), name="light")
+        )
+        self._metadata = ((JOB_SECRET, answer.job_secret),)
+        stream = self._rm.WatchJob(
+            rm_pb2.WatchJobRequest(job_id=self.job_id), metadata=self._metadata
+        )
+        self._tasks = [
+            asyncio.create_task(self._followed(self._watch(stream))),
+            asyncio.create_task(self._followed(self._acknowledge())),
+        ]
+
+    async def end(self) -> None:
+        """Closes the stream."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _followed(self, work: Coroutine[Any, Any, None]) -> None:
+        """Whoever waits learns of a failure instead of waiting for ever."""
+        try:
+            await work
+        except Exception as error:
+            self._failure = error
+            for heard in self._heard.values():
+                heard.set()
+
+    async def _watch(self, stream: Any) -> None:
+        async for message in stream:
+            for event in message.events:
+                if event.sequence != self.sequence + 1:
+                    raise RuntimeError(f"event {event.sequence} followed {self.sequence}")
+                self.sequence = event.sequence
+                self._waiting[event.state].discard(event.allocation_id)
+            for state, ids in self._waiting.items():
+                if not ids:
+                    self._heard[state].set()
+
+    async def _acknowledge(self) -> None:
+        while True:
+            await asyncio.sleep(ACKNOWLEDGE_INTERVAL_S)
+            await self._rm.KeepAlive(
+                rm_pb2.KeepAliveRequest(job_id=self.job_id, acknowledged_sequence=self.sequence),
+                metadata=self._metadata,
+            )
+
+    async def live(self, ids: Sequence[str], profile: resources_pb2.ResourceProfile) -> None:
+        """One batch: asked for, granted, given back, and its end heard of."""
+        await self.ask(ids, profile)
+        await self.give_back(ids)
+
+    async def ask(
+        self, ids: Sequence[str], profile: resources_pb2.ResourceProfile
+    ) -> tuple[float, float]:
+        """Asks for slots and waits for all; answers with seconds to the acknowledgement and to the
+        last grant."""
+        heard = self._expect(slots_pb2.REQUEST_STATE_GRANTED, ids)
+        request = rm_pb2.RequestResourceRequest(
+            job_id=self.job_id,
+            requests=[slots_pb2.SlotRequest(allocation_id=each, profile=profile) for each in ids],
+        )
+        begun = time.perf_counter()
+        answer = await self._rm.RequestResource(request, metadata=self._metadata)
+        acknowledged = time.perf_counter()
+        _all_done(answer.results)
+        await self._until(heard)
+        return acknowledged - begun, time.perf_counter() - begun
+
+    async def give_back(self, ids: Sequence[str]) -> None:
+        """Releases slots and waits until the stream says so."""
+        heard = self._expect(slots_pb2.REQUEST_STATE_RELEASED, ids)
+        answer = await self._rm.ReleaseSlots(
+            rm_pb2.ReleaseSlotsRequest(
+                job_id=self.job_id,
+                slots=[rm_pb2.SlotRelease(allocation_id=each) for each in ids],
+            ),
+            metadata=self._metadata,
+        )
+        _all_done(answer.results)
+        await self._until(heard)
+
+    async def _until(self, heard: asyncio.Event) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            await heard.wait()
+        if self._failure is not None:
+            raise self._failure
+
+    def _expect(self, state: int, ids: Iterable[str]) -> asyncio.Event:
+        self._waiting[state].update(ids)
+        self._heard[state] = asyncio.Event()
+        return self._heard[state]
+
+
+def profile(cpu_milli: int = 500, memory_bytes: int = 512 * MIB) -> resources_pb2.ResourceProfile:
+    """What light jobs ask for."""
+    return resources_pb2.ResourceProfile(cpu_milli=cpu_milli, task_heap_memory_bytes=memory_bytes)
+
+
+def _all_done(results: Sequence[slots_pb2.ItemResult]) -> None:
+    for result in results:
+        if result.HasField("error"):
+            raise RuntimeError(f"{result.id}: {result.error.reason} {result.error.message}")
