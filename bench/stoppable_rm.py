@@ -1,0 +1,130 @@
+"""A real resource manager in a process of its own that a benchmark can stop inside a transaction.
+
+    .venv/bin/python -m bench.stoppable_rm JSON     (what `StoppableManager.start` does)
+
+An ordinary resource manager that stands by, but for one thing: where its stop file names a place in
+a write transaction, the process stops itself (SIGSTOP) the next time that it comes there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bench.rm_process import free_port
+from finegrain.options import ListenOptions
+
+PLACES = ("before the fence", "after the fence", "after the rows")
+
+
+def serve(given: dict[str, str]) -> int:
+    """Runs a resource manager; where the file `stop_file` names a place, it stops itself there."""
+    from resource_manager.main import run
+    from resource_manager.options import ResourceManagerOptions
+    from resource_manager.storage import postgresql_store, sql_store
+
+    stop_file = Path(given["stop_file"])
+
+    def maybe_stop(place: str) -> None:
+        with suppress(FileNotFoundError):
+            if stop_file.read_text() == place:
+                stop_file.unlink()
+                os.kill(os.getpid(), signal.SIGSTOP)
+
+    fence: Any = postgresql_store.PostgresqlStore._fence
+    apply: Any = sql_store._PreparedChanges.apply
+
+    def stopping_fence(store: Any, connection: Any) -> bool:
+        connection.exec_driver_sql("SELECT 1")  # the transaction has begun
+        maybe_stop(PLACES[0])
+        holds = bool(fence(store, connection))
+        maybe_stop(PLACES[1])
+        return holds
+
+    def stopping_apply(changes: Any, *args: Any) -> None:
+        apply(changes, *args)
+        maybe_stop(PLACES[2])
+
+    patched: Any = postgresql_store.PostgresqlStore
+    patched._fence = stopping_fence
+    patched = sql_store._PreparedChanges
+    patched.apply = stopping_apply
+    folder = Path(given["folder"])
+    return run(
+        ResourceManagerOptions(
+            state_dir=folder / given["name"],
+            database_url=given["database"],
+            listen=ListenOptions(address=given["address"], metrics_address=""),
+            cluster_token_file=folder / "cluster.token",
+            user_token_file=folder / "user.token",
+            standby=True,
+            report_interval_ms=500,
+            lost_timeout_ms=10_000,
+        )
+    )
+
+
+@dataclass
+class StoppableManager:
+    """The process. Its folder holds the two tokens, its log and its state directory."""
+
+    name: str
+    folder: Path
+    database: str
+    address: str = field(default_factory=lambda: f"127.0.0.1:{free_port()}")
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def stop_file(self) -> Path:
+        """Names the place where it is to stop itself."""
+        return self.folder / f"{self.name}.stop"
+
+    @property
+    def pid(self) -> int:
+        """Of the process, also after it began anew."""
+        assert self.process is not None
+        return self.process.pid
+
+    def start(self) -> None:
+        """Starts it; does not wait."""
+        given = {
+            "name": self.name,
+            "folder": str(self.folder),
+            "database": self.database,
+            "address": self.address,
+            "stop_file": str(self.stop_file),
+        }
+        with (self.folder / f"{self.name}.log").open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "bench.stoppable_rm", json.dumps(given)],
+                stdout=log,
+                stderr=log,
+            )
+
+    def is_stopped(self) -> bool:
+        """Whether the kernel has stopped it."""
+        return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+    def said(self, event: str) -> int:
+        """How often its log has this event."""
+        try:
+            return (self.folder / f"{self.name}.log").read_text().count(f'"{event}"')
+        except FileNotFoundError:
+            return 0
+
+    def end(self) -> None:
+        """Ends it, as a crash does."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
+
+if __name__ == "__main__":
+    sys.exit(serve(json.loads(sys.argv[1])))

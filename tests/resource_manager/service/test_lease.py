@@ -1,0 +1,163 @@
+"""Nothing goes out while another may lead: the guard, with a store that loses its lease at will."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from finegrain.errors import Reason, StoreError, Unavailable
+from resource_manager.engine.settings import EngineSettings
+from resource_manager.service.books import Books
+from resource_manager.service.metrics import ResourceManagerMetrics
+from resource_manager.service.runner import Runner, RunnerLimits
+from resource_manager.storage.store import NotLeader, StoreAway
+from tests.resource_manager.service.test_runner import (
+    Heard,
+    MemoryStore,
+    committing,
+    register,
+    started,
+)
+
+
+class LeasedStore(MemoryStore):
+    """Leads until a test says that it is unsure, or that another leads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sure = True
+        self.renewals = 0
+        self.renewal: Callable[[], None] = self._renewed
+        self.loading = threading.Event()
+        self.loading.set()
+
+    def _renewed(self) -> None:
+        self.sure = True
+
+    def surely_leads(self) -> bool:
+        return self.sure
+
+    def renew(self) -> None:
+        self.renewals += 1
+        self.renewal()
+
+    def load(self) -> Any:
+        assert self.loading.wait(30)
+        return super().load()
+
+
+def taken() -> None:
+    raise NotLeader("another has taken over")
+
+
+def away() -> None:
+    raise StoreAway("the database does not answer")
+
+
+async def test_while_the_lease_holds_nobody_asks_the_database() -> None:
+    store = LeasedStore()
+    async with started(store) as (runner, _):
+        await register(runner, "job-1")
+        assert await runner.read(lambda state: len(state.jobs)) == 1
+    assert store.renewals == 0
+
+
+async def test_a_lease_in_doubt_is_renewed_before_anything_goes_out() -> None:
+    store = LeasedStore()
+    async with started(store) as (runner, heard):
+        store.sure = False
+        assert await register(runner, "job-1") == "job-1"
+        assert store.renewals == 1
+        assert heard.effects
+
+
+@pytest.mark.parametrize("ask", ["a change", "a read"])
+async def test_who_was_replaced_answers_nobody_and_commands_nothing(ask: str) -> None:
+    """As after a stall: the commit was durable just in time, or nothing had to be committed."""
+    store = LeasedStore()
+    async with started(store) as (runner, heard):
+        await register(runner, "job-0")
+        heard.effects.clear()
+        store.sure, store.renewal = False, taken
+        call: Coroutine[Any, Any, Any] | asyncio.Future[str] = (
+            register(runner, "job-1")
+            if ask == "a change"
+            else runner.read(lambda state: len(state.jobs))
+        )
+        with pytest.raises(Unavailable) as caught:
+            await call
+        assert caught.value.reason is Reason.NOT_LEADER
+        assert heard.effects == []
+        assert isinstance(await runner.fatal, NotLeader)
+        with pytest.raises(NotLeader):
+            await runner.confirm()
+
+
+async def test_a_database_that_does_not_say_is_no_permission() -> None:
+    store = LeasedStore()
+    async with started(store) as (runner, heard):
+        store.sure, store.renewal = False, away
+        with pytest.raises(StoreError, match="does not answer"):
+            await register(runner, "job-1")
+        assert heard.effects == []
+        store.renewal = store._renewed
+        with pytest.raises(StoreError):
+            store.renewal = away
+            await runner.confirm()
+
+
+async def test_callers_are_sent_away_while_it_stays_unsure_who_leads() -> None:
+    """A commit that hangs (the way to the database is cut) must not keep them waiting."""
+    store = LeasedStore()
+    limits = RunnerLimits(
+        tick_interval_s=0.02,
+        maintain_interval_s=3600,
+        renew_interval_s=3600,
+        check_interval_s=3600,
+        unsure_max_s=0.05,
+    )
+    async with started(store, limits) as (runner, _):
+        store.gate.clear()
+        stuck = register(runner, "job-1")
+        await committing(store)
+        waiting = register(runner, "job-2")
+        store.sure = False
+        for call in (stuck, waiting):
+            with pytest.raises(Unavailable) as caught:
+                await asyncio.wait_for(call, 30)
+            assert caught.value.reason is Reason.NOT_LEADER
+        with pytest.raises(Unavailable, match="whether this resource manager still leads"):
+            await register(runner, "job-3")
+        store.sure = True
+        store.gate.set()
+
+        async def served() -> str:
+            while True:
+                try:
+                    return await register(runner, "job-4")
+                except Unavailable:
+                    await asyncio.sleep(0.02)
+
+        assert await asyncio.wait_for(served(), 30) == "job-4"
+
+
+async def test_the_lease_is_renewed_while_the_books_are_read() -> None:
+    store = LeasedStore()
+    store.loading.clear()
+    metrics = ResourceManagerMetrics("test")
+    books = Books(store, EngineSettings(), metrics, holder="test")  # type: ignore[arg-type]
+    runner = Runner(books, metrics, limits=RunnerLimits(renew_interval_s=0.01))
+    starting = asyncio.create_task(runner.start(Heard()))
+    while store.renewals < 3:
+        await asyncio.sleep(0.01)
+    assert not starting.done()
+    store.renewal = taken
+    store.loading.set()
+    while not runner.fatal.done():
+        await asyncio.sleep(0.01)
+    await asyncio.gather(starting, return_exceptions=True)
+    await runner.stop()
