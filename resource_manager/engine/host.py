@@ -180,17 +180,18 @@ class Host:
 
     def booking_of(self, profile: ResourceProfile) -> dict[str, int]:
         """What a slot of this profile books here."""
-        return _booking(profile, self.separate_pools)
+        return shared_booking(profile, self.separate_pools)
 
     def need_of(self, shape: Shape) -> dict[str, int]:
         """What a shape needs here, in columns of the index."""
         return shape.separate_need if self.separate_pools else shape.pooled_need
 
-    def add(self, slot: Slot) -> None:
-        """Books a slot that no report contains yet."""
-        self.slots[slot.allocation_id, slot.generation] = slot
-        _increase(self.booked, slot.booked)
-        _increase(self.unreported, slot.booked)
+    def book(self, booked: Amounts, count: int) -> None:
+        """Counts so many new slots, which no report contains yet."""
+        for name, amount in booked.items():
+            more = amount * count
+            self.booked[name] = self.booked.get(name, 0) + more
+            self.unreported[name] = self.unreported.get(name, 0) + more
 
     def drop(self, key: SlotKey) -> None:
         """Strikes a slot; its capacity is free again."""
@@ -248,30 +249,27 @@ class Host:
             free = self.free()
             columns.update(self._with_counts(free, self.slots_left()))
             if strategy == "spread":
-                columns[SCORE] = self.free_share(free)
+                columns[SCORE] = self.free_share(free, self.slots_left())
         return columns
 
-    def free_share(self, free: Amounts) -> int:
+    def free_share(self, free: Amounts, slots: int) -> int:
         """What the fullest dimension has left, in millionths of its total; slots count as one."""
-        registration = self.executor.registration
-        shares = [
-            free.get(name, 0) * SHARE_UNIT // amount
-            for name, amount in registration.total.items()
-            if amount
-        ]
-        if registration.slots_max:
-            shares.append(self.slots_left() * SHARE_UNIT // registration.slots_max)
+        shares = [free.get(name, 0) * SHARE_UNIT // amount for name, amount in self.dimensions]
+        if limit := self.executor.registration.slots_max:
+            shares.append(slots * SHARE_UNIT // limit)
         return min(shares, default=0)
 
     def default_slots(self, free: Amounts, slots: int) -> int:
         """How many default slots fit into `free` and `slots`."""
+        if not self.default_booking:
+            return 0
         return min(
             [slots, *(free.get(name, 0) // need for name, need in self.default_booking.items())]
         )
 
     def _with_counts(self, amounts: dict[str, int], slots: int) -> dict[str, int]:
         amounts[SLOTS] = slots
-        amounts[DEFAULT_SLOTS] = self.default_slots(amounts, slots) if self.default_booking else 0
+        amounts[DEFAULT_SLOTS] = self.default_slots(amounts, slots)
         return amounts
 
     def state_seen(self) -> tuple[frozenset[SlotKey], tuple[tuple[str, int], ...]]:
@@ -300,8 +298,10 @@ class Host:
 
 
 @lru_cache(_KNOWN_BOOKINGS)
-def _booking(profile: ResourceProfile, separate_pools: bool) -> dict[str, int]:
-    """Shared by all slots that are alike: nobody may change it."""
+def shared_booking(profile: ResourceProfile, separate_pools: bool) -> dict[str, int]:
+    """What a slot books on a host with or without a pool per memory part; one dict for all slots
+    that are alike, so nobody may change it.
+    """
     return booking(profile, separate_pools=separate_pools)
 
 

@@ -6,6 +6,8 @@ something moves, the handlers decide.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from finegrain.errors import Reason
 from resource_manager.engine.entities import (
     ENDED_REQUEST_STATES,
@@ -24,35 +26,38 @@ def key_of(slot: Slot) -> SlotKey:
     return slot.allocation_id, slot.generation
 
 
-def place(turn: Turn, request: Request, host: Host) -> Slot:
-    """Books a slot for a waiting request on a host that has room, and queues the order for it."""
+def place(turn: Turn, requests: Sequence[Request], host: Host) -> None:
+    """Books slots for waiting requests of one shape on a host that has room for all of them, and
+    queues the orders. The caller takes the requests out of the queue.
+    """
     state = turn.state
-    spec = request.spec
-    profile = spec.profile or host.executor.registration.default_profile
-    request.generation = max(request.generation, state.generation_floor) + 1
-    slot = Slot(
-        allocation_id=spec.allocation_id,
-        generation=request.generation,
-        job_id=request.job_id,
-        executor_id=host.host_id,
-        profile=profile,
-        cpu_limit_milli=max(spec.cpu_limit_milli, profile.cpu_milli),
-        pids_max=spec.pids_max,
-        booked=host.booking_of(profile),
-    )
-    state.queue.remove(request)
-    state.story.move_request(request, RequestInput.PLACE)
-    request.reason = request.message = ""
-    key = key_of(slot)
-    state.slots[key] = slot
-    state.jobs[slot.job_id].slot_keys.add(key)
+    profile = requests[0].spec.profile or host.executor.registration.default_profile
+    booked = host.booking_of(profile)
     state.hosts_in_use += not host.slots
-    host.add(slot)
-    host.to_allocate[key] = None
+    for request in requests:
+        spec = request.spec
+        request.generation = max(request.generation, state.generation_floor) + 1
+        slot = Slot(
+            allocation_id=spec.allocation_id,
+            generation=request.generation,
+            job_id=request.job_id,
+            executor_id=host.host_id,
+            profile=profile,
+            cpu_limit_milli=max(spec.cpu_limit_milli, profile.cpu_milli),
+            pids_max=spec.pids_max,
+            booked=booked,
+        )
+        state.story.move_request(request, RequestInput.PLACE)
+        request.reason = request.message = ""
+        key = key_of(slot)
+        state.slots[key] = slot
+        state.jobs[slot.job_id].slot_keys.add(key)
+        host.slots[key] = slot
+        host.to_allocate[key] = None
+        state.changes.request(request)
+        state.changes.slot(slot)
+    host.book(booked, len(requests))
     state.outbox[host.host_id] = None
-    state.changes.request(request)
-    state.changes.slot(slot)
-    return slot
 
 
 def confirm(
@@ -178,6 +183,7 @@ def end_request(
     request.message = message
     request.end_time_ms = turn.at.time_ms
     state.jobs[request.job_id].live_requests -= 1
+    state.live_requests -= 1
     state.changes.request(request)
     turn.job_event(request, reason=reason, message=message, slot=slot)
 

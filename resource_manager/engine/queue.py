@@ -9,7 +9,8 @@ old place again.
 
 from __future__ import annotations
 
-import heapq
+from bisect import bisect_left
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from finegrain.resources import Amounts, ResourceProfile, booking
@@ -23,6 +24,9 @@ DEFAULT_SLOTS = "default_slots"
 
 IDLE_SHAPES_MAX = 1_024
 """Shapes remembered although nobody waits with them."""
+
+_LEFT_BEHIND_MAX = 1_024
+"""Numbers that a line keeps before its head, before they are cut off."""
 
 Labels = tuple[tuple[str, str], ...]
 ShapeKey = tuple[ResourceProfile | None, Labels]
@@ -49,28 +53,60 @@ class Shape:
     pooled_need: dict[str, int]  # columns and amounts on a host with one memory pool
     separate_need: dict[str, int]  # the same on a host with a pool per memory part
     members: dict[int, Request] = field(default_factory=dict)  # by arrival number
-    heap: list[int] = field(default_factory=list)  # arrival numbers; some may have left
+    line: list[int] = field(default_factory=list)  # arrival numbers in order; some may have left
+    first: int = 0  # where in the line the head may be; nobody before it waits
     cursor: Cursor = field(default_factory=Cursor)
     verdict: tuple[int, str] | None = None  # (version of the cluster, feasibility) as last judged
     waiting: tuple[int, str] | None = None  # (state of the books, reason) as last asked
 
     def add(self, request: Request) -> None:
         """Puts a request at the place of its arrival number."""
-        self.members[request.arrival_number] = request
-        heapq.heappush(self.heap, request.arrival_number)
+        number = request.arrival_number
+        self.members[number] = request
+        line = self.line
+        if not line or number > line[-1]:
+            line.append(number)
+            return
+        at = bisect_left(line, number)
+        if line[at] != number:
+            line.insert(at, number)
+        self.first = min(self.first, at)
 
     def head(self) -> Request | None:
         """The request that waits longest."""
-        while self.heap:
-            request = self.members.get(self.heap[0])
+        line, at = self.line, self.first
+        while at < len(line):
+            request = self.members.get(line[at])
             if request is not None:
+                self.first = at
                 return request
-            heapq.heappop(self.heap)
+            at += 1
+        self.clear_line()
         return None
+
+    def before(self, number: int | None, most: int) -> list[Request]:
+        """The first so many requests that wait, all or those with a lower arrival number."""
+        if self.first > _LEFT_BEHIND_MAX and 2 * self.first > len(self.line):
+            del self.line[: self.first]
+            self.first = 0
+        end = len(self.line) if number is None else bisect_left(self.line, number, self.first)
+        found = []
+        for at in range(self.first, end):
+            request = self.members.get(self.line[at])
+            if request is not None:
+                found.append(request)
+                if len(found) == most:
+                    break
+        return found
 
     def discard(self, request: Request) -> None:
         """Takes a request out."""
         self.members.pop(request.arrival_number, None)
+
+    def clear_line(self) -> None:
+        """Forgets the numbers of those who left, when nobody waits any more."""
+        self.line.clear()
+        self.first = 0
 
 
 class WaitingQueue:
@@ -120,11 +156,14 @@ class WaitingQueue:
             return
         shape.discard(request)
         if not shape.members:
-            del self._shapes[key]
-            self.open.pop(shape, None)
-            self.sleeping.get(shape.labels, {}).pop(shape, None)
-            shape.heap.clear()
-            self._retire(key, shape)
+            self._close(key, shape)
+
+    def served(self, shape: Shape, requests: Iterable[Request]) -> None:
+        """Ends the waiting of requests of one shape."""
+        for request in requests:
+            shape.discard(request)
+        if not shape.members:
+            self._close((shape.profile, shape.labels), shape)
 
     def sleep(self, shape: Shape) -> None:
         """Nothing fits this shape now."""
@@ -144,6 +183,14 @@ class WaitingQueue:
     def __contains__(self, request: Request) -> bool:
         shape = self._shapes.get((request.spec.profile, request.spec.required_labels))
         return shape is not None and shape.members.get(request.arrival_number) is request
+
+    def _close(self, key: ShapeKey, shape: Shape) -> None:
+        """The last one who waited with a shape has left."""
+        del self._shapes[key]
+        self.open.pop(shape, None)
+        self.sleeping.get(shape.labels, {}).pop(shape, None)
+        shape.clear_line()
+        self._retire(key, shape)
 
     def _retire(self, key: ShapeKey, shape: Shape) -> None:
         """Keeps what was learnt about a shape, for the next one who asks for the same."""

@@ -27,6 +27,7 @@ def remember_refusal(turn: Turn, host: Host, slot: Slot) -> None:
     delay = backoff_ms(failures, settings.refusal_backoff_min_ms, settings.refusal_backoff_max_ms)
     until_ms = turn.now_ms + delay
     host.refusals[key] = Refusal(failures + 1, until_ms, host.state_seen())
+    turn.state.refusing[host.host_id] = None
     turn.state.timers.arm(Timer.REFUSAL, host.host_id, until_ms)
 
 

@@ -57,6 +57,7 @@ class State:
         self.history = History(settings)
         # derived
         self.live_jobs = 0
+        self.live_requests = 0  # of all jobs
         self.by_arrival: dict[int, Request] = {}
         self.queue = WaitingQueue()
         self.indexes = Indexes(settings)
@@ -68,6 +69,7 @@ class State:
         self.outbox: dict[str, None] = {}  # executors to look after when commands are sent
         self.newcomers: list[Request] = []  # accepted since the last decision
         self.hosts_in_use = 0  # that have slots
+        self.refusing: dict[str, None] = {}  # hosts that refused something, perhaps long ago
         self.considered_arrival = 0  # last place in line that a decision has looked at
         self.answered_executors: set[str] = set()  # by us: they may know our epoch from us
 
@@ -209,6 +211,7 @@ class State:
         job.allocation_ids.add(request.allocation_id)
         if request.state not in ENDED_REQUEST_STATES:
             job.live_requests += 1
+            self.live_requests += 1
         if request.state is RequestState.PENDING:
             self.queue.add(request)
 

@@ -9,13 +9,17 @@ a neighbourhood are alike.
 
 Writing one leaf stops climbing as soon as a node's maximum does not change. A new host rebuilds
 the tree, once for all hosts that came since the last search.
+
+While much is taken at once, nobody climbs: leaves are lowered where they stand, `took` remembers
+where, and `settle` mends the inner nodes at the end. Until then some are too high, which leads a
+search astray but never past a host; a search that comes back empty from such a node mends it.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import TypeVar
 
 from finegrain.resources import Amounts
@@ -46,6 +50,8 @@ class CapacityIndex:
         self.sums: dict[str, int] = {}
         self.grown: list[int] = []
         self.version = version
+        self.taken: set[int] = set()  # positions where something was taken since `settle`
+        self._loose: set[int] = set()  # their blocks of leaves, but for those mended meanwhile
         self._vectors: dict[str, dict[str, int]] = {}  # of hosts that came since the last build
         self._gone: set[str] = set()  # hosts that went since then
         self._stale = False
@@ -95,12 +101,36 @@ class CapacityIndex:
             self.version += 1
         self.grown.append(self.position[host_id])
 
-    def write(self, host_id: str, name: str, value: int) -> None:
+    def write(self, position: int, name: str, value: int) -> None:
         """Sets one number that did not rise."""
         column = self.columns[name]
-        position = self.position[host_id]
         self.sums[name] += value - column[0][position]
         _write(column, position, value)
+
+    def took(self, positions: set[int]) -> None:
+        """Leaves of these hosts were lowered in place; the caller owes `sums`, and `settle`."""
+        self.taken |= positions
+        self._loose.update([position >> _BITS for position in positions])
+
+    def settle(self) -> None:
+        """Mends the inner nodes above everything that was taken."""
+        nodes = self.taken
+        for level in range(1, self._height + 1):
+            nodes = {node >> _BITS for node in nodes}
+            for node in nodes:
+                self._mend(level, node)
+        self.taken = set()
+        self._loose.clear()
+
+    @property
+    def _height(self) -> int:
+        return next((len(column) - 1 for column in self.columns.values()), 0)
+
+    def _mend(self, level: int, node: int) -> None:
+        first = node << _BITS
+        for name, column in self.columns.items():
+            if "/" not in name:
+                column[level][node] = max(column[level - 1][first : first + _FAN_OUT])
 
     def remove(self, host_id: str) -> None:
         """Forgets a host."""
@@ -150,12 +180,19 @@ class CapacityIndex:
 
     def covering(self, needs: Iterable[Need], start: int = 0) -> Iterator[int]:
         """Positions from `start` on that cover one of the needs, in order."""
+        return chain.from_iterable(self.covering_by_block(needs, start))
+
+    def covering_by_block(self, needs: Iterable[Need], start: int = 0) -> Iterator[list[int]]:
+        """The same, some neighbours at once: what is looked for together is listed together."""
         searches = [
             self._search(columns, start)
             for need in needs
             if (columns := self._columns_of(need)) is not None
         ]
-        return searches[0] if len(searches) == 1 else _merged(searches)
+        if len(searches) == 1:
+            return searches[0]
+        positions = _merged([chain.from_iterable(blocks) for blocks in searches])
+        return ([position] for position in positions)
 
     def best_first(self, needs: Iterable[Need], score: str) -> Iterator[int]:
         """Positions that cover one of the needs, highest score first, lowest position first among
@@ -171,6 +208,7 @@ class CapacityIndex:
         return (position for _, position in _merged(searches))
 
     def _columns_of(self, need: Need) -> list[tuple[Column, int]] | None:
+        """The columns of a need; None if no host has any of one of them."""
         columns = []
         for name, amount in need.items():
             column = self.columns.get(name)
@@ -179,11 +217,12 @@ class CapacityIndex:
             columns.append((column, amount))
         return columns if self.ids else None
 
-    def _search(self, columns: list[tuple[Column, int]], start: int) -> Iterator[int]:
+    def _search(self, columns: list[tuple[Column, int]], start: int) -> Iterator[list[int]]:
         height = len(columns[0][0]) - 1
         top = _survivors(columns, height, start >> (_BITS * height), len(columns[0][0][height]))
         if height == 0:
-            yield from top
+            if top:
+                yield top
             return
         stack = [iter(top)]
         while stack:
@@ -195,10 +234,13 @@ class CapacityIndex:
             low = max(node << _BITS, start >> (_BITS * level))
             high = min((node + 1) << _BITS, len(columns[0][0][level]))
             found = _survivors(columns, level, low, high)
-            if level == 0:
-                yield from found
-            elif found:
+            if found and level:
                 stack.append(iter(found))
+            elif found:
+                yield found
+            elif level == 0 and node in self._loose:
+                self._loose.remove(node)
+                self._mend(1, node)
 
     def _search_best(
         self, columns: list[tuple[Column, int]], score: Column

@@ -5,10 +5,10 @@ Decides which indexes exist and keeps them equal to the hosts' books; knows noth
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
-from resource_manager.engine.entities import Slot
-from resource_manager.engine.host import SCORE, Host
+from finegrain.resources import Amounts
+from resource_manager.engine.host import SCORE, UNLIMITED, Host
 from resource_manager.engine.placement.index import CapacityIndex
 from resource_manager.engine.queue import DEFAULT_SLOTS, SLOTS, Labels, WaitingQueue
 from resource_manager.engine.settings import EngineSettings
@@ -24,7 +24,7 @@ class Indexes:
         self._settings = settings
         self.main = CapacityIndex()
         self._made = 0
-        self._selected: dict[Labels, CapacityIndex] = {}  # most recently used last
+        self.selected: dict[Labels, CapacityIndex] = {}  # most recently used last
 
     def of(self, labels: Labels, hosts: Iterable[Host]) -> CapacityIndex:
         """The index of the hosts that carry these labels; built from `hosts` where it does not
@@ -32,7 +32,7 @@ class Indexes:
         """
         if not labels:
             return self.main
-        index = self._selected.pop(labels, None)
+        index = self.selected.pop(labels, None)
         if index is None:
             self._made += 1
             index = CapacityIndex(self._made * _VERSIONS_APART)
@@ -40,9 +40,9 @@ class Indexes:
                 if carries(host, labels):
                     index.put(host.host_id, host.vector(self._settings.strategy))
             index.freshen()
-            if len(self._selected) >= self._settings.label_indexes_max:
-                del self._selected[next(iter(self._selected))]
-        self._selected[labels] = index
+            if len(self.selected) >= self._settings.label_indexes_max:
+                del self.selected[next(iter(self.selected))]
+        self.selected[labels] = index
         return index
 
     def refresh(self, dirty: Iterable[Host], queue: WaitingQueue) -> None:
@@ -51,60 +51,71 @@ class Indexes:
             vector = host.vector(self._settings.strategy)
             if self.main.put(host.host_id, vector):
                 queue.wake(())
-            for labels, index in self._selected.items():
+            for labels, index in self.selected.items():
                 if carries(host, labels):
                     if index.put(host.host_id, vector):
                         queue.wake(labels)
                 elif index.knows(host.host_id):
                     index.remove(host.host_id)
         self.main.freshen()
-        for index in self._selected.values():
+        for index in self.selected.values():
             index.freshen()
         self._wake_evicted(queue)
 
-    def placed(self, host: Host, slot: Slot) -> None:
-        """Takes in that a slot was booked on a host that had room for it."""
-        values = {
-            name: self.main.value(host.host_id, name) - amount
-            for name, amount in slot.booked.items()
-        }
-        values[SLOTS] = host.slots_left()
-        values[DEFAULT_SLOTS] = min(
-            values[SLOTS],
-            *(
-                values.get(name, self.main.value(host.host_id, name)) // need
-                for name, need in host.default_booking.items()
-            ),
-        )
+    def lower(
+        self, host: Host, booked: Amounts, count: int, besides: CapacityIndex | None = None
+    ) -> None:
+        """Takes in, in every index but one, that so many slots were booked on a host."""
+        for index in (self.main, *self.selected.values()):
+            if index is not besides and index.knows(host.host_id):
+                at = index.position[host.host_id]
+                for name, amount in booked.items():
+                    index.write(at, name, index.columns[name][0][at] - amount * count)
+                if host.executor.registration.slots_max:
+                    index.write(at, SLOTS, index.columns[SLOTS][0][at] - count)
+                self._derive(index, host, at)
+
+    def settle(self, hosts: Mapping[str, Host]) -> None:
+        """Brings what follows from other columns up to date wherever something was taken."""
+        for index in (self.main, *self.selected.values()):
+            for at in index.taken:
+                self._derive(index, hosts[index.ids[at]], at)
+            index.settle()
+
+    def _derive(self, index: CapacityIndex, host: Host, at: int) -> None:
+        columns = index.columns
+        slots = columns[SLOTS][0][at]
+        if slots != UNLIMITED and not host.executor.registration.slots_max:
+            slots = UNLIMITED
+            index.write(at, SLOTS, slots)
+        free = {name: columns[name][0][at] for name in host.default_booking if name in columns}
+        index.write(at, DEFAULT_SLOTS, host.default_slots(free, slots))
         if self._settings.strategy == "spread":
-            values[SCORE] = host.free_share(host.free())
-        for index in (self.main, *self._selected.values()):
-            if index.knows(host.host_id):
-                for name, value in values.items():
-                    index.write(host.host_id, name, value)
+            free = {name: columns[name][0][at] for name, _ in host.dimensions if name in columns}
+            index.write(at, SCORE, host.free_share(free, slots))
 
     def log_growth(self, host: Host, queue: WaitingQueue) -> None:
         """Makes all who wait look at this host again."""
         self.main.log_growth(host.host_id)
         queue.wake(())
-        for labels, index in self._selected.items():
+        for labels, index in self.selected.items():
             if carries(host, labels):
                 index.log_growth(host.host_id)
                 queue.wake(labels)
 
     def remove(self, host: Host) -> None:
         """Forgets a host."""
-        for index in (self.main, *self._selected.values()):
+        for index in (self.main, *self.selected.values()):
             if index.knows(host.host_id):
                 index.remove(host.host_id)
 
     def all(self) -> dict[Labels, CapacityIndex]:
         """Every index by its selector."""
-        return {(): self.main, **self._selected}
+        return {(): self.main, **self.selected}
 
     def _wake_evicted(self, queue: WaitingQueue) -> None:
         for labels in list(queue.sleeping):
-            if labels and labels not in self._selected:
+            if labels and labels not in self.selected:
                 queue.wake(labels)
 
 

@@ -1,20 +1,43 @@
-"""Which of the hosts with room is best. Knows shares, not requests or queues."""
+"""Which of the hosts with room is best for a slot. Knows proportions, not requests or queues.
+
+The more of what a host has free lies in what the slot needs most, the better: what is left then
+stays in proportion, and less of one dimension is stranded because another ran out. Dimensions are
+made comparable by weights: an average host counts as much in each of them. So
+
+    affinity = sum over dimensions of (need * free) / sum over dimensions of free
+
+which is the dot product of R. Grandl et al., "Multi-resource packing for cluster schedulers"
+(Tetris, SIGCOMM 2014), divided by the size of what is free, so that an empty host is not better
+for being empty. A host that alone has something rare is the last that others are placed on.
+Everything is an integer, so that the answer is the same everywhere.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
+from dataclasses import dataclass
 
-from resource_manager.engine.host import Host
+from finegrain.resources import Amounts
+from resource_manager.engine.host import KNOWN, UNLIMITED
 from resource_manager.engine.placement.index import CapacityIndex
-from resource_manager.engine.queue import Shape
+from resource_manager.engine.queue import DEFAULT_SLOTS, SLOTS
 
 HOSTS_PER_CANDIDATE = 8
-"""One more candidate is compared for so many hosts in use: what alignment may leave half empty
+"""One more candidate is compared for so many hosts in use: what ranking may leave half empty
 stays a small part.
 """
 
-_SHARE = 1 << 14
-_COSINE_BITS = 30
+PART_AT_ONCE = 3
+"""One of so many parts of an average host is given to equal slots before the next host is looked
+at, so that different slots meet on a host and use up different dimensions.
+"""
+
+_AVERAGE_HOST = 1 << 48
+"""What all that an average host has of one dimension weighs."""
+
+_NEED_SHIFT = 28  # leaves 20 bits of the share of an average host that a slot needs
+
+_COUNTS = (KNOWN + SLOTS, KNOWN + DEFAULT_SLOTS)
 
 
 def candidates_compared(most: int, hosts_in_use: int) -> int:
@@ -22,34 +45,76 @@ def candidates_compared(most: int, hosts_in_use: int) -> int:
     return min(most, 1 + hosts_in_use // HOSTS_PER_CANDIDATE)
 
 
-def best_aligned(hosts: Sequence[Host], shape: Shape, index: CapacityIndex) -> Host | None:
-    """The host whose free capacity has the proportions most like the request's; the first among
-    equals.
+@dataclass(slots=True, eq=False)
+class Booking:
+    """What one slot takes on a host, in columns of an index."""
 
-    What a host has left then stays in proportion, and less of one dimension is stranded because
-    another ran out. Alignment after R. Grandl et al., "Multi-resource packing for cluster
-    schedulers" (Tetris, SIGCOMM 2014), here as the cosine of the angle between the two vectors of
-    shares, so that size does not count.
+    amounts: Amounts
+    columns: list[tuple[list[int], int, int]]  # leaves, amount, affinity of one free unit
+    weight: int  # of all amounts together
+    at_once: int  # slots placed on one host before the next is looked at
+    owed: int = 0  # slots placed that the sums of the index still count as free
+
+
+class _WeighedFree(dict[int, int]):
+    """Filled when asked."""
+
+    def __init__(self, columns: Iterable[tuple[list[int], int]]) -> None:
+        super().__init__()
+        self._columns = list(columns)
+
+    def __missing__(self, position: int) -> int:
+        free = self[position] = sum(leaves[position] * weight for leaves, weight in self._columns)
+        return free
+
+
+class Proportions:
+    """What the dimensions of an index weigh; `free` is what its hosts have left, weighed, by
+    position.
+
+    Whoever lowers a leaf of the index corrects `free` or strikes the host from it.
     """
-    if len(hosts) <= 1:
-        return hosts[0] if hosts else None
-    return max(hosts, key=lambda host: _alignment(host, shape, index))
 
+    def __init__(self, index: CapacityIndex) -> None:
+        self.index = index
+        self._weights = {
+            name[len(KNOWN) :]: _AVERAGE_HOST * len(index) // total
+            for name, total in index.sums.items()
+            if name.startswith(KNOWN) and name not in _COUNTS and total
+        }
+        self.free = _WeighedFree(
+            (index.columns[name][0], weight)
+            for name, weight in self._weights.items()
+            if name in index.columns
+        )
+        self._unlimited = index.sums.get(KNOWN + SLOTS) == UNLIMITED * len(index)
+        self._bookings: dict[int, Booking] = {}  # by identity of the amounts
 
-def _alignment(host: Host, shape: Shape, index: CapacityIndex) -> int:
-    """Square of the cosine, scaled; integers, so that the answer is the same everywhere."""
-    need = host.default_booking if shape.profile is None else host.need_of(shape)
-    position = index.position[host.host_id]
-    columns = index.columns
-    product = free_square = need_square = 0
-    for name, total in host.dimensions:
-        column = columns.get(name)  # none: nobody has any of it left
-        free_share = column[0][position] * _SHARE // total if column else 0
-        free_square += free_share * free_share
-        if amount := need.get(name, 0):
-            need_share = amount * _SHARE // total
-            product += free_share * need_share
-            need_square += need_share * need_share
-    if not product:
-        return 0
-    return (product * product << _COSINE_BITS) // (free_square * need_square)
+    def booking(self, amounts: Amounts) -> Booking:
+        """These amounts as columns of the index; they must exist."""
+        booking = self._bookings.get(id(amounts))
+        if booking is None:
+            booking = self._bookings[id(amounts)] = self._resolve(amounts)
+        return booking
+
+    def _resolve(self, amounts: Amounts) -> Booking:
+        columns = self.index.columns
+        weighed = {name: amount * self._weights.get(name, 0) for name, amount in amounts.items()}
+        taken = [
+            (columns[name][0], amount, (weighed[name] >> _NEED_SHIFT) * self._weights.get(name, 0))
+            for name, amount in amounts.items()
+        ]
+        if not self._unlimited or not taken:
+            taken.append((columns[SLOTS][0], 1, 0))
+        fit = _AVERAGE_HOST // max(1, *weighed.values())
+        return Booking(amounts, taken, sum(weighed.values()), max(1, -(-fit // PART_AT_ONCE)))
+
+    def settle(self) -> None:
+        """Lets the sums of the index follow what was taken."""
+        sums = self.index.sums
+        for booking in self._bookings.values():
+            for name, amount in booking.amounts.items():
+                sums[name] -= amount * booking.owed
+            if len(booking.columns) > len(booking.amounts):
+                sums[SLOTS] -= booking.owed
+            booking.owed = 0

@@ -1,0 +1,199 @@
+"""So many slots of one shape: on which hosts, and how many on each. One `Placing` is one pass over
+the books; everything in it is counted, nothing is made per slot.
+
+Within a pass capacity only shrinks. So what a shape's search has passed stays passed; hosts that
+had room stay candidates until they have none; how many fit is a division, and taking them one
+subtraction per column of the index. What follows from the columns (their maxima and sums, how many
+default slots fit) may be too high meanwhile, which costs a look in vain and never hides a host;
+`finish` puts it right.
+
+Knows capacity and rank. Who is served first, and what a slot is, `matching.py` knows.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Collection
+
+from resource_manager.engine.host import SCORE
+from resource_manager.engine.placement.index import CapacityIndex
+from resource_manager.engine.placement.rank import Proportions, candidates_compared
+from resource_manager.engine.placement.search import Search
+from resource_manager.engine.queue import Shape
+from resource_manager.engine.state import State
+
+Run = tuple[str, int]
+"""An executor's id, and how many slots are placed there."""
+
+_Taken = tuple[int, int]
+"""The same by position in the index."""
+
+
+class Placing:
+    """One pass. The indexes must be fresh; until `finish`, nobody else may change them."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._in_use = state.hosts_in_use
+        self._proportions: dict[CapacityIndex, Proportions] = {}
+        self._searches: dict[Shape, Search] = {}
+        for name in list(state.refusing):
+            if name not in state.hosts or not state.hosts[name].refusals:
+                del state.refusing[name]
+
+    def has_room(self, shape: Shape) -> bool:
+        """True if at least one slot of a shape can be placed."""
+        return bool(_ranked(self._search(shape), 1))
+
+    def place(self, shape: Shape, count: int, elsewhere: Collection[str] = ()) -> list[Run]:
+        """Takes capacity for up to `count` slots, on hosts other than those of `elsewhere`; fewer
+        come back if nothing more fits.
+
+        Books nothing: slots on hosts are the caller's to make, before it asks again.
+        """
+        search = self._search(shape, elsewhere)
+        settings = self._state.settings
+        if settings.strategy == "spread":
+            taken = self._spread(search, count)
+        else:
+            compared = candidates_compared(settings.pack_candidates, self._in_use)
+            taken = _first_fit(search, count) if compared == 1 else _pack(search, count, compared)
+            self._keep(search, taken)
+        ids = search.index.ids
+        return [(ids[position], share) for position, share in taken]
+
+    def finish(self) -> None:
+        """Makes the indexes exact again and remembers how far the searches came."""
+        for search in self._searches.values():
+            search.finish()
+        for proportions in self._proportions.values():
+            proportions.settle()
+        self._state.indexes.settle(self._state.hosts)
+
+    def _search(self, shape: Shape, elsewhere: Collection[str] = ()) -> Search:
+        state = self._state
+        index = state.indexes.of(shape.labels, state.hosts.values())
+        search = self._searches.get(shape)
+        if search is not None and search.index is index and not elsewhere:
+            return search
+        proportions = self._proportions.get(index)
+        if proportions is None:
+            proportions = self._proportions[index] = Proportions(index)
+        refusing = [name for name in state.refusing if state.hosts[name].refuses(shape)]
+        barred = {index.position[name] for name in (*refusing, *elsewhere) if index.knows(name)}
+        search = Search(shape, proportions, state.hosts, barred)
+        if not elsewhere:
+            self._searches[shape] = search
+        return search
+
+    def _keep(self, search: Search, taken: list[_Taken]) -> None:
+        """Notes where leaves of the search's index were lowered, and lowers the other indexes'."""
+        index, hosts, indexes = search.index, self._state.hosts, self._state.indexes
+        positions = {position for position, _ in taken}
+        for position in positions - index.taken:
+            self._in_use += not hosts[index.ids[position]].slots
+        index.took(positions)
+        for position, count in taken:
+            booking = search.booking or search.booking_at(position)
+            booking.owed += count
+            if indexes.selected:
+                host = hosts[index.ids[position]]
+                indexes.lower(host, booking.amounts, count, besides=index)
+                self._forget_elsewhere(index, host.host_id)
+
+    def _forget_elsewhere(self, index: CapacityIndex, host_id: str) -> None:
+        for other, proportions in self._proportions.items():
+            if other is not index and other.knows(host_id):
+                proportions.free.pop(other.position[host_id], None)
+
+    def _spread(self, search: Search, count: int) -> list[_Taken]:
+        """One slot at a time on the least loaded host."""
+        index, state = search.index, self._state
+        found = (at for at in index.best_first(search.needs(), SCORE) if at not in search.barred)
+        taken: list[_Taken] = []
+        loaded: list[tuple[int, int]] = []  # heap of hosts that got slots here
+        ahead = next(found, None)
+        while len(taken) < count and (loaded or ahead is not None):
+            score = index.columns[SCORE][0]
+            if ahead is not None and (not loaded or (-score[ahead], ahead) < loaded[0]):
+                position, ahead = ahead, next(found, None)
+            else:
+                _, position = heapq.heappop(loaded)
+            booking = search.booking or search.booking_at(position)
+            state.indexes.lower(state.hosts[index.ids[position]], booking.amounts, 1)
+            taken.append((position, 1))
+            if all(leaves[position] >= amount for leaves, amount, _ in booking.columns):
+                heapq.heappush(loaded, (-score[position], position))
+        return taken
+
+
+def _first_fit(search: Search, count: int) -> list[_Taken]:
+    """As many as fit on the first host, then on the next."""
+    taken: list[_Taken] = []
+    candidates = search.candidates
+    while count and (candidates or search.further()):
+        position = candidates[0]
+        columns = (search.booking or search.booking_at(position)).columns
+        share = count
+        for leaves, amount, _ in columns:
+            fit = leaves[position] // amount
+            if fit < share:  # noqa: PLR1730 -- min() would cost more than all the rest
+                share = fit
+        if share < count:
+            del candidates[0]
+        if share:
+            for leaves, amount, _ in columns:
+                leaves[position] -= amount * share
+            count -= share
+            taken.append((position, share))
+    return taken
+
+
+def _pack(search: Search, count: int, compared: int) -> list[_Taken]:
+    """A part of each host with room, in order of rank, and again until nothing is left to place or
+    nothing fits.
+    """
+    taken: list[_Taken] = []
+    free_of = search.proportions.free
+    while count and (ranked := _ranked(search, compared)):
+        for _, position in ranked:
+            booking = search.booking or search.booking_at(position)
+            share = count if len(ranked) == 1 else min(count, booking.at_once)
+            for leaves, amount, _ in booking.columns:
+                fit = leaves[position] // amount
+                if fit < share:  # noqa: PLR1730
+                    share = fit
+            for leaves, amount, _ in booking.columns:
+                leaves[position] -= amount * share
+            free_of[position] -= booking.weight * share
+            taken.append((position, share))
+            count -= share
+            if not count:
+                break
+    return taken
+
+
+def _ranked(search: Search, most: int) -> list[tuple[int, int]]:
+    """The first so many hosts with room, best first, as (affinity with the sign turned, position).
+
+    Candidates that have no room any more are dropped on the way.
+    """
+    ranked: list[tuple[int, int]] = []
+    candidates = search.candidates
+    free_of = search.proportions.free
+    everywhere = search.booking
+    at = 0
+    while at < most and (at < len(candidates) or search.further()):
+        position = candidates[at]
+        affinity = 0
+        for leaves, amount, affinity_of_one in (everywhere or search.booking_at(position)).columns:
+            free = leaves[position]
+            if free < amount:
+                del candidates[at]
+                break
+            affinity += free * affinity_of_one
+        else:
+            ranked.append((-affinity // (free_of[position] or 1), position))
+            at += 1
+    ranked.sort()
+    return ranked

@@ -1,0 +1,114 @@
+"""One shape's way through an index during one pass: hosts with room, in order of id.
+
+Remembers with the shape how far it came, so that the next pass begins there and, where nothing was
+left, looks only at hosts that grew since.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+
+from resource_manager.engine.host import Host, shared_booking
+from resource_manager.engine.placement.rank import Booking, Proportions
+from resource_manager.engine.queue import Shape
+
+GROWN_CHECKED_ONE_BY_ONE = 32
+"""Up to this many grown hosts are looked at directly instead of searching the tree."""
+
+
+class Search:
+    """Candidates of one shape: hosts, by position, that had room when they were found.
+
+    `barred` are positions that must not be chosen; `booking` is what a slot takes on any host, None
+    where hosts differ. Capacity may shrink while the search lasts, not grow. `finish` remembers how
+    far it came; a search that is only thrown away changes nothing.
+    """
+
+    def __init__(
+        self,
+        shape: Shape,
+        proportions: Proportions,
+        hosts: Mapping[str, Host],
+        barred: Collection[int],
+    ) -> None:
+        self.index = proportions.index
+        self.proportions = proportions
+        self.candidates: list[int] = []
+        self.barred = barred
+        self._shape = shape
+        self._hosts = hosts
+        self.booking = self._booking_everywhere()
+        self._bookings: dict[int, Booking] = {}  # by position, where hosts differ
+        self._passed = 0  # everything before was looked at
+        self._found = self._begin()
+        self._ended = False
+        self._skipped: int | None = None  # the first that was barred
+
+    def needs(self) -> list[dict[str, int]]:
+        """What a host must cover, by kind of host."""
+        pooled, separate = self._shape.pooled_need, self._shape.separate_need
+        return [pooled] if pooled == separate else [pooled, separate]
+
+    def further(self) -> bool:
+        """Adds the next hosts with room to the candidates; False: there are no more."""
+        for block in self._found:
+            self._passed = block[-1] + 1
+            allowed = block
+            if self.barred:
+                allowed = [position for position in block if position not in self.barred]
+                if self._skipped is None and len(allowed) < len(block):
+                    self._skipped = next(at for at in block if at in self.barred)
+            if allowed:
+                self.candidates += allowed
+                return True
+        self._ended = True
+        return False
+
+    def booking_at(self, position: int) -> Booking:
+        """What a slot takes on this host, where `booking` does not say it for all."""
+        booking = self._bookings.get(position)
+        if booking is None:
+            host = self._hosts[self.index.ids[position]]
+            profile = self._shape.profile or host.executor.registration.default_profile
+            booking = self.proportions.booking(host.booking_of(profile))
+            self._bookings[position] = booking
+        return booking
+
+    def finish(self) -> None:
+        """Remembers with the shape that no host before the first candidate fits."""
+        cursor = self._shape.cursor
+        cursor.version = self.index.version
+        cursor.log_length = len(self.index.grown)
+        frontier = len(self.index) if self._ended else self._passed
+        if self.candidates:
+            frontier = self.candidates[0]
+        cursor.frontier = frontier if self._skipped is None else min(frontier, self._skipped)
+
+    def _booking_everywhere(self) -> Booking | None:
+        """What a slot takes on any host; None if that differs between hosts."""
+        shape, columns = self._shape, self.index.columns
+        if shape.profile is None:
+            return None
+        kinds = [
+            separate
+            for separate, need in ((False, shape.pooled_need), (True, shape.separate_need))
+            if need.keys() <= columns.keys()
+        ]
+        alike = len(kinds) == 1 or shape.pooled_need == shape.separate_need
+        if not kinds or not alike:
+            return None
+        return self.proportions.booking(shared_booking(shape.profile, kinds[0]))
+
+    def _begin(self) -> Iterator[list[int]]:
+        index, cursor = self.index, self._shape.cursor
+        needs = self.needs()
+        if cursor.version != index.version:
+            return index.covering_by_block(needs)
+        self._passed = cursor.frontier
+        grown = sorted(set(index.grown[cursor.log_length :]))
+        if not grown:
+            return index.covering_by_block(needs, cursor.frontier)
+        self._passed = min(cursor.frontier, grown[0])
+        if cursor.frontier < len(index) or len(grown) > GROWN_CHECKED_ONE_BY_ONE:
+            return index.covering_by_block(needs, self._passed)
+        return ([at] for at in grown if any(index.covers(at, need) for need in needs))
