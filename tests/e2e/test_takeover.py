@@ -1,0 +1,218 @@
+"""Two resource managers, one of which stands by: whoever uses them goes on with the other."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import finegrain_client as fg
+from tests.e2e.driving import (
+    Cli,
+    Daemon,
+    eventually,
+    free_address,
+    processes_that_name,
+    slot_groups,
+    unique,
+)
+from tests.support.postgresql import PostgresqlServer
+
+pytestmark = pytest.mark.slow
+
+TICKER = "i=0; while [ $i -lt 60 ]; do i=$((i+1)); echo $i; sleep 0.05; done; exit 7"
+TICKS = b"".join(b"%d\n" % number for number in range(1, 61))
+
+
+class Pair:
+    """Two resource managers on one database, an executor and a command line that know both."""
+
+    def __init__(self, home: Path, database: str) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="fg-pair-"))  # short: sockets lie in it
+        self.database = database or f"sqlite:///{self.folder}/books.db"
+        self._bare = Cli(home)
+        self.tokens = {name: self.folder / f"{name}.token" for name in ("cluster", "user")}
+        for name, path in self.tokens.items():
+            path.write_text(name[0] * 43)
+            path.chmod(0o600)
+        self.addresses = [free_address(), free_address()]
+        self.managers = [
+            self.manager(f"rm-{letter}", address, "--standby")
+            for letter, address in zip("ab", self.addresses, strict=True)
+        ]
+        self.cli = Cli(home, ",".join(self.addresses), self.tokens["cluster"])
+        self.name = unique("e2e-pair")
+        as_root = ("--allow-root-tasks", "--task-user", "self") if os.geteuid() == 0 else ()
+        self.executor = Daemon(
+            self._bare,
+            self.folder / self.name,
+            *("executor", "serve", "--executor-id", self.name, "--metrics-listen", "none"),
+            *("--manager", ",".join(self.addresses), "--listen", "127.0.0.1:0"),
+            *("--run-dir", str(self.folder / "run"), "--cpu", "1", "--memory", "512MiB"),
+            *("--cluster-token-file", str(self.tokens["cluster"]), "--stop-tasks-on-exit"),
+            *as_root,
+        )
+
+    def manager(self, name: str, address: str, *more: str) -> Daemon:
+        """A resource manager on the database, not started yet."""
+        return Daemon(
+            self._bare,
+            self.folder / name,
+            *("rm", "serve", "--listen", address, "--metrics-listen", "none"),
+            *("--database", self.database, "--report-interval", "500ms", "--lost-timeout", "8s"),
+            *("--cluster-token-file", str(self.tokens["cluster"])),
+            *("--user-token-file", str(self.tokens["user"]), *more),
+        )
+
+    def start(self) -> None:
+        for manager, state in zip(self.managers, ("serving", "standing_by"), strict=True):
+            manager.start()
+            manager.endpoint()
+            assert state in events_of(manager)
+        self.executor.start()
+        self.await_executor()
+
+    def await_executor(self) -> None:
+        def active() -> bool:
+            rows = self.cli.items("executors")
+            return [each["state"] for each in rows] == ["ACTIVE"]
+
+        eventually(active, "the executor is active")
+
+    def epoch(self) -> int:
+        return int(self.cli.json("status")["rm_epoch"])
+
+    def clean_up(self) -> None:
+        for manager in self.managers:
+            if manager.runs():
+                os.kill(manager.pid, signal.SIGCONT)
+        if self.executor.process is not None:
+            assert self.executor.stop() == 0
+        for manager in self.managers:
+            if manager.runs():
+                assert manager.stop() == 0
+        left: list[Any] = [*processes_that_name(self.folder), *slot_groups(self.name)]
+        shutil.rmtree(self.folder, ignore_errors=True)
+        assert not left, left
+
+
+def events_of(daemon: Daemon) -> list[str]:
+    """What its log tells, in order."""
+    return [str(json.loads(line)["event"]) for line in daemon.log.splitlines()]
+
+
+@pytest.fixture(scope="module")
+def postgresql_server() -> Iterator[PostgresqlServer]:
+    """A server that lives as long as this module."""
+    server = PostgresqlServer()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(
+    params=["sqlite", pytest.param("postgresql", marks=pytest.mark.needs("postgresql"))]
+)
+def pair(request: pytest.FixtureRequest, home: Path) -> Iterator[Pair]:
+    """A pair over each kind of database, started."""
+    database = ""
+    if request.param == "postgresql":
+        server: PostgresqlServer = request.getfixturevalue("postgresql_server")
+        database = server.url(server.create_database())
+    made = Pair(home, database)
+    made.start()
+    yield made
+    made.clean_up()
+
+
+@pytest.fixture
+def on_postgresql(postgresql_server: PostgresqlServer, home: Path) -> Iterator[Pair]:
+    """Where a stalled leader can be replaced."""
+    made = Pair(home, postgresql_server.url(postgresql_server.create_database()))
+    made.start()
+    yield made
+    made.clean_up()
+
+
+async def test_when_the_leader_is_killed_everything_goes_on_with_the_other(pair: Pair) -> None:
+    leader, standby = pair.managers
+    untouched = [
+        each.name
+        for each in Path(f"/proc/{standby.pid}/fd").iterdir()
+        if str(each.readlink()).startswith(f"{pair.folder}/books.db")
+    ]
+    assert untouched == []  # an SQLite file is not even opened while another leads
+    # The standby comes first in the client's list: it has to be sent on.
+    async with (
+        fg.connect(pair.addresses[::-1], token_file=pair.tokens["user"]) as cluster,
+        cluster.job("lives on") as job,
+    ):
+        events = job.events()
+        held, patient = await job.request_slots(
+            [fg.SlotSpec(cpu_milli=600), fg.SlotSpec(cpu_milli=700)]
+        )
+        slot = await held.granted(30)
+        task = await slot.run(["sh", "-c", TICKER])
+        assert cluster.address == pair.addresses[0]
+        before = pair.epoch()
+
+        leader.kill()
+        late = await job.request_slots(fg.SlotSpec(cpu_milli=100))
+        assert cluster.address == pair.addresses[1]
+        assert pair.epoch() == before + 1
+        result = await task.wait(60)  # it never noticed
+        assert (result.stdout, result.exit_code) == (TICKS, 7)
+        pair.await_executor()
+        (quick,) = late
+        await (await quick.granted(60)).release()
+        await slot.release()
+        await (await patient.granted(60)).release()
+
+        leader.start()  # as a standby this time
+        leader.endpoint()
+        assert events_of(leader)[-1] == "standing_by"
+        standby.kill()
+        await job.request_slots(fg.SlotSpec(cpu_milli=100))
+        assert pair.epoch() == before + 2
+        standby.start()
+        standby.endpoint()
+        seen = [await anext(events) for _ in range(5)]
+        assert [each.sequence for each in seen] == [1, 2, 3, 4, 5]
+    pair.await_executor()
+    pair.cli.settle()
+
+
+async def test_a_leader_that_stalls_is_left_and_stands_by_when_it_wakes_up(
+    on_postgresql: Pair,
+) -> None:
+    pair = on_postgresql
+    stalled, standby = pair.managers
+    pid = stalled.pid
+    async with (
+        fg.connect(pair.addresses, token_file=pair.tokens["user"]) as cluster,
+        cluster.job("goes on") as job,
+    ):
+        events = job.events()
+        before = pair.epoch()
+        os.kill(pid, signal.SIGSTOP)
+        (request,) = await job.request_slots(fg.SlotSpec(cpu_milli=100))
+        assert cluster.address == pair.addresses[1]
+        slot = await request.granted(60)
+        os.kill(pid, signal.SIGCONT)
+        eventually(lambda: events_of(stalled)[-1] == "standing_by", "it stands by")
+        assert "beginning_anew" in events_of(stalled)
+        assert stalled.pid == pid
+        assert stalled.runs()
+        assert pair.epoch() == before + 1
+        await slot.release()
+        seen = [await anext(events) for _ in range(2)]
+        assert [(each.sequence, each.state) for each in seen] == [(1, "GRANTED"), (2, "RELEASED")]
+        assert "taken_over" in events_of(standby)
+        assert pair.executor.log.count("STALE_EPOCH") == 0  # it did not even try to command
+    pair.cli.settle()
