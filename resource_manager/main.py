@@ -44,6 +44,7 @@ from finegrain.v1.resource_manager_pb2_grpc import (
 from resource_manager.engine.epochs import EpochSeen
 from resource_manager.engine.settings import EngineSettings
 from resource_manager.options import ResourceManagerOptions
+from resource_manager.service.admission import JobLimits
 from resource_manager.service.books import Books, now
 from resource_manager.service.books_metrics import observe_books
 from resource_manager.service.cluster_service import About, ClusterServicer
@@ -93,7 +94,10 @@ class _Servicer(JobCalls, ExecutorCalls, ResourceManagerServiceServicer):
     """ResourceManagerService: what job masters and what executors use of it."""
 
     def __init__(self, parts: _Parts, hub: WatchHub, terms: ExecutorTerms) -> None:
-        JobCalls.__init__(self, parts.runner, hub, parts.secrets, parts.settings, parts.metrics)
+        limits = JobLimits(parts.options.job_calls_max, streams=parts.options.job_streams_max)
+        JobCalls.__init__(
+            self, parts.runner, hub, parts.secrets, parts.settings, parts.metrics, limits=limits
+        )
         ExecutorCalls.__init__(self, parts.runner, terms, parts.metrics)
 
 
@@ -227,6 +231,7 @@ def settings_of(options: ResourceManagerOptions) -> EngineSettings:
         cpu_milli_min=options.cpu_milli_min,
         memory_bytes_min=options.memory_bytes_min,
         job_requests_max=options.job_requests_max,
+        requests_max=options.requests_max,
         lease_default_ms=options.lease_default_ms,
         job_events_max=options.job_events_max,
         cluster_events_max=options.cluster_events_max,

@@ -43,6 +43,9 @@ class ResourceManagerOptions:
     cpu_milli_min: int = 10
     memory_bytes_min: int = 4 * 1024 * 1024
     job_requests_max: int = 1_000_000  # live requests of one job
+    requests_max: int = 2_000_000  # live requests of all jobs
+    job_calls_max: int = 64  # calls of one job that wait for an answer
+    job_streams_max: int = 32  # open watch streams of one job
     job_events_max: int = 100_000
     cluster_events_max: int = 1_000_000
     cluster_events_age_ms: int = 7 * 24 * 3600 * 1000

@@ -52,22 +52,35 @@ def submit_requests(turn: Turn, event: RequestsSubmitted) -> list[ItemOutcome]:
     Raises:
         NotFound, FailedPrecondition: see `active_job`.
         InvalidArgument: the job would mix specified and unknown requests.
-        ResourceExhausted: the job would have more live requests than one job may.
+        ResourceExhausted: the job, or all jobs, would have more live requests than may be.
     """
     state = turn.state
     job = active_job(state, event.job_id)
     _refuse_mix(job, event.requests)
-    most = state.settings.job_requests_max
-    new = len({spec.allocation_id for spec in event.requests} - job.allocation_ids)
-    if job.live_requests + new > most:
-        raise ResourceExhausted(
-            f"job {job.job_id} has {job.live_requests} live requests and asks for {new} more;"
-            f" one job may have {most}: cancel or release some first",
-            details={"live": job.live_requests, "asked": new, "job_requests_max": most},
-            retry_after_s=5.0,
-        )
+    if not event.admitted:
+        ids = {spec.allocation_id for spec in event.requests}.union(event.following)
+        _refuse_too_many(state, job, sum(each not in state.requests for each in ids))
     state.refresh_indexes()
     return [_submit(turn, job, spec) for spec in event.requests]
+
+
+def _refuse_too_many(state: State, job: Job, new: int) -> None:
+    live, most = job.live_requests, state.settings.job_requests_max
+    if live + new > most:
+        raise ResourceExhausted(
+            f"job {job.job_id} has {live} live requests and asks for {new} more;"
+            f" one job may have {most}: cancel or release some first",
+            details={"live": live, "asked": new, "job_requests_max": most},
+            retry_after_s=5.0,
+        )
+    live, most = state.live_requests, state.settings.requests_max
+    if live + new > most:
+        raise ResourceExhausted(
+            f"all jobs together have {live} live requests, and {new} more are asked for; {most} may"
+            " be: try again when some have ended, or raise requests_max",
+            details={"live": live, "asked": new, "requests_max": most},
+            retry_after_s=5.0,
+        )
 
 
 def _submit(turn: Turn, job: Job, spec: RequestSpec) -> ItemOutcome:
@@ -99,6 +112,7 @@ def _submit(turn: Turn, job: Job, spec: RequestSpec) -> ItemOutcome:
     state.newcomers.append(request)
     job.allocation_ids.add(spec.allocation_id)
     job.live_requests += 1
+    state.live_requests += 1
     if job.specified is None:
         job.specified = spec.profile is not None
         job.witness_allocation_id = spec.allocation_id

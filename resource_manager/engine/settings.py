@@ -36,6 +36,7 @@ class EngineSettings:
     cpu_milli_min: int = 10
     memory_bytes_min: int = 4 * MIB
     job_requests_max: int = 1_000_000  # live requests of one job
+    requests_max: int = 2_000_000  # of all jobs together: each takes about a KiB of memory
 
     # Jobs.
     jobs_max: int = 100_000  # live jobs

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from finegrain.errors import InvalidArgument, Reason
 from finegrain.ids import ID_PATTERN, check_id, check_text
+from finegrain.rpc.access import current_caller
 from finegrain.rpc.wire import amounts_to_proto, duration_ms_from_proto, timestamp_ms_to_proto
 from finegrain.v1 import cluster_pb2, slots_pb2
 from finegrain.v1.cluster_pb2_grpc import ClusterServiceServicer
@@ -30,6 +31,8 @@ from resource_manager.service.watch import WatchHub
 EVENTS_WAIT_MS_MAX = 30_000
 PREFIX_LENGTH_MIN = 4
 FILTERED_IDS_MAX = 10_000
+T = TypeVar("T")
+
 DRAIN_MS_MAX = 366 * 24 * 3600 * 1000
 
 _STATES = {message: state for state, message in to_wire.REQUEST_STATES.items()}
@@ -55,7 +58,7 @@ class ClusterServicer(ClusterServiceServicer):
         self, request: cluster_pb2.GetClusterRequest, context: Any
     ) -> cluster_pb2.GetClusterResponse:
         """See the protocol."""
-        return await self._runner.read(self._cluster)
+        return await self._read(self._cluster)
 
     async def ListExecutors(
         self, request: cluster_pb2.ListExecutorsRequest, context: Any
@@ -71,7 +74,7 @@ class ClusterServicer(ClusterServiceServicer):
                 next_page_token=token_of((page.next_key,) if page.next_key is not None else None),
             )
 
-        return await self._runner.read(read)
+        return await self._read(read, items=limit)
 
     async def GetExecutor(
         self, request: cluster_pb2.GetExecutorRequest, context: Any
@@ -87,7 +90,7 @@ class ClusterServicer(ClusterServiceServicer):
                 slots=[to_wire.slot_status(each.slot, each.executor_address) for each in slots],
             )
 
-        return await self._runner.read(read)
+        return await self._read(read)
 
     async def ListSlots(
         self, request: cluster_pb2.ListSlotsRequest, context: Any
@@ -113,7 +116,7 @@ class ClusterServicer(ClusterServiceServicer):
                 next_page_token=token_of(page.next_key),
             )
 
-        return await self._runner.read(read)
+        return await self._read(read, items=limit)
 
     async def ListRequests(
         self, request: cluster_pb2.ListRequestsRequest, context: Any
@@ -139,7 +142,7 @@ class ClusterServicer(ClusterServiceServicer):
                 next_page_token=token_of((page.next_key,) if page.next_key is not None else None),
             )
 
-        return await self._runner.read(read)
+        return await self._read(read, items=limit)
 
     async def ListJobs(
         self, request: cluster_pb2.ListJobsRequest, context: Any
@@ -157,7 +160,7 @@ class ClusterServicer(ClusterServiceServicer):
                 next_page_token=token_of((page.next_key,) if page.next_key is not None else None),
             )
 
-        return await self._runner.read(read)
+        return await self._read(read, items=limit)
 
     async def ListEvents(
         self, request: cluster_pb2.ListEventsRequest, context: Any
@@ -171,7 +174,7 @@ class ClusterServicer(ClusterServiceServicer):
         loop = asyncio.get_running_loop()
         until = loop.time() + wait_ms / 1000
         while True:
-            last = await self._runner.read(lambda state: state.history.last_sequence)
+            last = await self._read(lambda state: state.history.last_sequence)
             events = await self._events(request.from_sequence, limit, subject)
             left_s = until - loop.time()
             if events or not request.from_sequence or left_s <= 0:
@@ -267,9 +270,13 @@ class ClusterServicer(ClusterServiceServicer):
         )
 
     async def _status(self, executor_id: str) -> cluster_pb2.ExecutorStatus:
-        return await self._runner.read(
+        return await self._read(
             lambda state: to_wire.executor_status(queries.executor_view(state, executor_id))
         )
+
+    async def _read(self, fn: Callable[[State], T], *, items: int = 1) -> T:
+        """Looks at the books in turn with other connections."""
+        return await self._runner.read(fn, owner=current_caller().peer, items=items)
 
 
 def _nothing(_answer: Executor | None) -> None:

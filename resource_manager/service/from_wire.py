@@ -122,7 +122,18 @@ def slot_requests(
 ) -> tuple[tuple[RequestSpec, ...], dict[int, ItemOutcome]]:
     """A batch: the requests in order, and by position the outcome of those that repeat an id."""
     check_batch("requests", messages)
-    specs = [slot_request(each, f"requests[{index}]") for index, each in enumerate(messages)]
+    return without_repetitions(slot_requests_from(messages, 0))
+
+
+def slot_requests_from(messages: Sequence[slots_pb2.SlotRequest], first: int) -> list[RequestSpec]:
+    """A part of a batch, which begins at the position `first`."""
+    return [slot_request(each, f"requests[{first + at}]") for at, each in enumerate(messages)]
+
+
+def without_repetitions(
+    specs: Sequence[RequestSpec],
+) -> tuple[tuple[RequestSpec, ...], dict[int, ItemOutcome]]:
+    """See `slot_requests`."""
     repeated = repetitions([spec.allocation_id for spec in specs], "requests[{}].allocation_id")
     return tuple(spec for i, spec in enumerate(specs) if i not in repeated), repeated
 

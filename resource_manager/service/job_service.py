@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
 from finegrain.errors import InvalidArgument, Reason
 from finegrain.ids import check_id, check_text
+from finegrain.rpc.access import current_caller
 from finegrain.rpc.tokens import sha256_hex
 from finegrain.rpc.wire import duration_ms_from_proto, duration_ms_to_proto
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
-from resource_manager.engine.entities import Job
+from finegrain.v1 import slots_pb2
+from resource_manager.engine.entities import Instant, Job, RequestSpec
 from resource_manager.engine.events import (
+    Event,
     ItemOutcome,
     JobEndRequested,
     JobKeptAlive,
@@ -24,6 +28,7 @@ from resource_manager.engine.events import (
 from resource_manager.engine.explain import EXECUTORS_DEFAULT, explain
 from resource_manager.engine.settings import EngineSettings
 from resource_manager.service import from_wire, to_wire
+from resource_manager.service.admission import JobAdmission, JobLimits, Kind
 from resource_manager.service.explain_wire import explanation
 from resource_manager.service.metrics import ResourceManagerMetrics
 from resource_manager.service.ownership import JobSecrets
@@ -32,7 +37,11 @@ from resource_manager.service.watch import WatchHub
 
 DEFAULT_GROUP = "default"
 EXPLAINED_EXECUTORS_MAX = 1_000
-CHECKED_HERE_MAX = 500  # requests that are checked on the event loop: some 10 us each
+PART_ITEMS_MAX = 1_000  # of a large call, between two of which others have their turn
+CHECKED_AT_ONCE = 200  # requests that hold up the event loop: some 10 us each
+EXPLAIN_ITEMS = 500  # what explaining counts in turns: some 50 ms on the largest clusters
+
+_Part = TypeVar("_Part")
 
 
 class JobCalls:
@@ -45,12 +54,15 @@ class JobCalls:
         secrets: JobSecrets,
         settings: EngineSettings,
         metrics: ResourceManagerMetrics,
+        *,
+        limits: JobLimits | None = None,
     ) -> None:
         self._runner = runner
         self._hub = hub
         self._secrets = secrets
         self._settings = settings
         self._metrics = metrics
+        self._admission = JobAdmission(limits)
 
     async def RegisterJob(
         self, request: rm_pb2.RegisterJobRequest, context: Any
@@ -70,6 +82,7 @@ class JobCalls:
             lambda job: rm_pb2.RegisterJobResponse(
                 job_secret=secret, lease=_lease(job), rm_epoch=self._runner.rm_epoch
             ),
+            owner=current_caller().peer,
         )
         self._secrets.remember(job_id, secret_sha256)
         return answer
@@ -82,11 +95,12 @@ class JobCalls:
         if acknowledged < 0:
             raise InvalidArgument("acknowledged_sequence", acknowledged, "0 or more")
         await self._secrets.check(job_id)
-        return await self._runner.submit(
-            lambda at: JobKeptAlive(at, job_id, acknowledged),
-            lambda job: rm_pb2.KeepAliveResponse(lease=_lease(job)),
-            urgent=True,
-        )
+        with self._admission.entered(Kind.KEEP_ALIVE, job_id):
+            return await self._runner.submit(
+                lambda at: JobKeptAlive(at, job_id, acknowledged),
+                lambda job: rm_pb2.KeepAliveResponse(lease=_lease(job)),
+                urgent=True,
+            )
 
     async def EndJob(self, request: rm_pb2.EndJobRequest, context: Any) -> rm_pb2.EndJobResponse:
         """See the protocol."""
@@ -96,6 +110,7 @@ class JobCalls:
         return await self._runner.submit(
             lambda at: JobEndRequested(at, job_id, Reason.ENDED, grace_ms),
             lambda _job: rm_pb2.EndJobResponse(),
+            owner=job_id,
         )
 
     async def RequestResource(
@@ -103,22 +118,20 @@ class JobCalls:
     ) -> rm_pb2.RequestResourceResponse:
         """See the protocol."""
         job_id = check_id("job_id", request.job_id)
-        if len(request.requests) > CHECKED_HERE_MAX:  # a large batch must not hold up other calls
-            specs, repeated = await asyncio.to_thread(from_wire.slot_requests, request.requests)
-        else:
-            specs, repeated = from_wire.slot_requests(request.requests)
+        messages = request.requests
+        from_wire.check_batch("requests", messages)
+        checked = None
+        if len(messages) <= CHECKED_AT_ONCE:
+            checked = from_wire.slot_requests(messages)
         await self._secrets.check(job_id)
-
-        def render(outcomes: list[ItemOutcome]) -> rm_pb2.RequestResourceResponse:
-            merged = to_wire.merged_outcomes(outcomes, repeated)
-            refused = sum(bool(outcome.reason) for outcome in merged)
-            self._metrics.requests.labels("accepted").inc(len(merged) - refused)
-            self._metrics.requests.labels("refused").inc(refused)
-            return rm_pb2.RequestResourceResponse(results=to_wire.item_results(merged))
-
-        return await self._runner.submit(
-            lambda at: RequestsSubmitted(at, job_id, specs), render, items=len(specs)
-        )
+        with self._admission.entered(Kind.CALL, job_id):
+            specs, repeated = checked or await self._checked(job_id, messages)
+            answered = await self._in_parts(_submissions(job_id, specs), len(specs), job_id)
+        merged = to_wire.merged_outcomes(answered, repeated)
+        refused = sum(bool(outcome.reason) for outcome in merged)
+        self._metrics.requests.labels("accepted").inc(len(merged) - refused)
+        self._metrics.requests.labels("refused").inc(refused)
+        return rm_pb2.RequestResourceResponse(results=to_wire.item_results(merged))
 
     async def CancelRequests(
         self, request: rm_pb2.CancelRequestsRequest, context: Any
@@ -127,25 +140,28 @@ class JobCalls:
         job_id = check_id("job_id", request.job_id)
         ids = from_wire.allocation_ids(request.allocation_ids)
         await self._secrets.check(job_id)
-        return await self._runner.submit(
-            lambda at: RequestsCancelled(at, job_id, ids),
-            lambda outcomes: rm_pb2.CancelRequestsResponse(results=to_wire.item_results(outcomes)),
-            items=len(ids),
-        )
+        with self._admission.entered(Kind.CALL, job_id):
+            makes = [
+                partial(RequestsCancelled, job_id=job_id, allocation_ids=p) for p in _parts(ids)
+            ]
+            outcomes = await self._in_parts(makes, len(ids), job_id)
+        return rm_pb2.CancelRequestsResponse(results=to_wire.item_results(outcomes))
 
     async def ReleaseSlots(
         self, request: rm_pb2.ReleaseSlotsRequest, context: Any
     ) -> rm_pb2.ReleaseSlotsResponse:
         """See the protocol."""
         job_id = check_id("job_id", request.job_id)
-        slots = from_wire.slot_releases(request.slots)
         grace_ms = from_wire.grace_ms(request.grace, present=request.HasField("grace"))
+        slots = from_wire.slot_releases(request.slots)
         await self._secrets.check(job_id)
-        return await self._runner.submit(
-            lambda at: SlotsReleased(at, job_id, slots, grace_ms),
-            lambda outcomes: rm_pb2.ReleaseSlotsResponse(results=to_wire.item_results(outcomes)),
-            items=len(slots),
-        )
+        with self._admission.entered(Kind.CALL, job_id):
+            makes = [
+                partial(SlotsReleased, job_id=job_id, slots=part, grace_ms=grace_ms)
+                for part in _parts(slots)
+            ]
+            outcomes = await self._in_parts(makes, len(slots), job_id)
+        return rm_pb2.ReleaseSlotsResponse(results=to_wire.item_results(outcomes))
 
     async def WatchJob(
         self, request: rm_pb2.WatchJobRequest, context: Any
@@ -155,12 +171,13 @@ class JobCalls:
         if request.from_sequence < 0:
             raise InvalidArgument("from_sequence", request.from_sequence, "0 or more")
         await self._secrets.check(job_id)
-        messages = self._hub.watch(job_id, request.from_sequence)
-        try:
-            async for message in messages:
-                yield message
-        finally:
-            await messages.aclose()
+        with self._admission.entered(Kind.STREAM, job_id):
+            messages = self._hub.watch(job_id, request.from_sequence)
+            try:
+                async for message in messages:
+                    yield message
+            finally:
+                await messages.aclose()
 
     async def Explain(self, request: rm_pb2.ExplainRequest, context: Any) -> rm_pb2.ExplainResponse:
         """See the protocol."""
@@ -170,8 +187,31 @@ class JobCalls:
         if not 1 <= most <= EXPLAINED_EXECUTORS_MAX:
             raise InvalidArgument("max_executors", most, f"0 to {EXPLAINED_EXECUTORS_MAX}")
         return await self._runner.read(
-            lambda state: explanation(explain(state, allocation_id, executor_id, most), state)
+            lambda state: explanation(explain(state, allocation_id, executor_id, most), state),
+            owner=current_caller().peer,
+            items=EXPLAIN_ITEMS,
         )
+
+    async def _checked(
+        self, job_id: str, messages: Sequence[slots_pb2.SlotRequest]
+    ) -> tuple[tuple[RequestSpec, ...], dict[int, ItemOutcome]]:
+        """See `from_wire.slot_requests`; lets other calls go on meanwhile."""
+        specs: list[RequestSpec] = []
+        async with self._admission.preparing(job_id):
+            for start in range(0, len(messages), CHECKED_AT_ONCE):
+                part = messages[start : start + CHECKED_AT_ONCE]
+                specs += from_wire.slot_requests_from(part, start)
+                await asyncio.sleep(0)
+        return from_wire.without_repetitions(specs)
+
+    async def _in_parts(
+        self, makes: Sequence[Callable[[Instant], Event]], items: int, job_id: str
+    ) -> list[ItemOutcome]:
+        """The outcomes of one call, in the order sent."""
+        answers: list[list[ItemOutcome]] = await self._runner.submit_parts(
+            makes, None, items=min(items, PART_ITEMS_MAX), owner=job_id
+        )
+        return [outcome for part in answers for outcome in part]
 
     def _lease_ms(self, request: rm_pb2.RegisterJobRequest) -> int | None:
         asked = request.lease.seconds or request.lease.nanos
@@ -187,6 +227,25 @@ class JobCalls:
             smallest_ms=self._settings.lease_min_ms,
             largest_ms=self._settings.lease_max_ms,
         )
+
+
+def _parts(items: tuple[_Part, ...]) -> list[tuple[_Part, ...]]:
+    return [items[at : at + PART_ITEMS_MAX] for at in range(0, len(items), PART_ITEMS_MAX)]
+
+
+def _submissions(
+    job_id: str, specs: tuple[RequestSpec, ...]
+) -> list[Callable[[Instant], RequestsSubmitted]]:
+    """The events of one call. What would refuse all of it must be found with the first one."""
+    kinds = {spec.profile is None for spec in specs}
+    parts = _parts(specs) if len(kinds) == 1 else [specs]
+    following = tuple(spec.allocation_id for part in parts[1:] for spec in part)
+    first = partial(RequestsSubmitted, job_id=job_id, requests=parts[0], following=following)
+    rest = [
+        partial(RequestsSubmitted, job_id=job_id, requests=part, admitted=True)
+        for part in parts[1:]
+    ]
+    return [first, *rest]
 
 
 def _lease(job: Job) -> Any:

@@ -64,7 +64,9 @@ class JobSecrets:
         known = self._hashes.get(job_id)
         if known is not None and caller.owns(known):
             return
-        known = await self._runner.read(lambda state: known_job(state, job_id).secret_sha256)
+        known = await self._runner.read(
+            lambda state: known_job(state, job_id).secret_sha256, owner=caller.peer
+        )
         if not caller.owns(known):
             raise PermissionDenied(
                 f"the call does not carry the secret of job {job_id}; send what RegisterJob "

@@ -9,7 +9,7 @@ import json
 from finegrain.errors import InvalidArgument
 
 PAGE_SIZE_DEFAULT = 1_000
-PAGE_SIZE_MAX = 10_000
+PAGE_SIZE_MAX = 2_000  # entries of a page are made while the books stand still
 _TOKEN_LENGTH_MAX = 1_000
 
 Key = tuple[str | int, ...]

@@ -182,7 +182,12 @@ class Runner:
         return result
 
     async def submit_parts(
-        self, makes: Sequence[MakeEvent], render: Callable[[Any], T], *, items: int, owner: str
+        self,
+        makes: Sequence[MakeEvent],
+        render: Callable[[Any], T] | None = None,
+        *,
+        items: int,
+        owner: str,
     ) -> list[T]:
         """Steps the events of one large call in order, and others' calls between them.
 

@@ -152,7 +152,7 @@ def test_everything_is_served_once_in_its_owners_order(
         served += batch
     assert not lanes
     assert lanes.waiting_items == 0
-    for items in put.values():
-        assert [item for item in served if item in items] == items
+    for mine in put.values():
+        assert [item for item in served if item in mine] == mine
     assert len(served) == sum(map(len, put.values()))
     loop.close()
