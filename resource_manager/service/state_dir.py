@@ -11,6 +11,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from finegrain.errors import ConfigurationError
+from finegrain.logs import get_logger
+
+_log = get_logger("finegrain.rm")
 
 LOCK_FILE = "rm.lock"
 ENDPOINT_FILE = "endpoint.json"
@@ -30,20 +33,23 @@ def locked_state_dir(path: Path, user_group: str = "") -> Iterator[Path]:
         os.close(descriptor)
 
 
-def write_endpoint(state_dir: Path, address: str, metrics_address: str) -> Path:
+def write_endpoint(state_dir: Path, address: str, metrics_address: str) -> None:
     """Notes for the command line where this RM listens; the file appears complete.
 
     The group that may read the user token may read this, too.
+    Where there is no room for it, this is logged: only people and tools read it.
     """
     path = state_dir / ENDPOINT_FILE
     temporary = path.with_suffix(".tmp")
     note = {"address": address, "metrics_address": metrics_address, "pid": os.getpid()}
-    temporary.write_text(json.dumps(note) + "\n", encoding="ascii")
-    temporary.chmod(0o640)
-    with suppress(OSError):
-        os.chown(temporary, -1, state_dir.stat().st_gid)
-    temporary.replace(path)
-    return path
+    try:
+        temporary.write_text(json.dumps(note) + "\n", encoding="ascii")
+        temporary.chmod(0o640)
+        with suppress(OSError):
+            os.chown(temporary, -1, state_dir.stat().st_gid)
+        temporary.replace(path)
+    except OSError as error:
+        _log.error("endpoint_not_written", path=str(path), error=error.strerror)
 
 
 def remove_endpoint(state_dir: Path) -> None:
@@ -80,6 +86,6 @@ def _open_lock(path: Path, user_group: str) -> int:
             "another directory with --state-dir",
             details={"path": path, "pid": holder},
         ) from None
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+    with suppress(OSError):  # only a message to others names it; the disk may be full
+        os.ftruncate(descriptor, os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0))
     return descriptor

@@ -232,8 +232,9 @@ class LockFile:
         with os_errors(self._database):
             if self._descriptor is None:
                 self._descriptor = self._locked()
-            os.ftruncate(self._descriptor, 0)
-            os.pwrite(self._descriptor, f"{holder}\n{os.getpid()}\n{address}\n".encode(), 0)
+            note = f"{holder}\n{os.getpid()}\n{address}\n".encode()
+            # In this order what is there already needs no new room on a full disk.
+            os.ftruncate(self._descriptor, os.pwrite(self._descriptor, note, 0))
 
     def check_free(self) -> None:
         """Return if nobody has the lock at this moment; opens the lock file only.

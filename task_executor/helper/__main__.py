@@ -54,7 +54,9 @@ class Helper:
         if base and next((state / "slots").glob("*.json"), None):
             config = config | {"isolation": "auto"}  # slots that are in cgroups stay in them
         self.driver = choose_driver(config, Kernel(), base)
-        write_json(state / "helper.json", {"boot_id": boot_id(), "base": self.driver.base})
+        found = {"boot_id": boot_id(), "base": self.driver.base}
+        if found != known:  # a restart needs no room on a full disk
+            write_json(state / "helper.json", found)
         self.loop = Loop(_reap)
         self.tasks = Tasks(self.loop, config, self.driver, self.tell)
         self.slots = Slots(state, self.driver, self.tasks.shims_of)

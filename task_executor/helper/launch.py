@@ -4,6 +4,7 @@ or become the helper, in a unit of its own.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -146,6 +147,8 @@ def _spawn(config: HelperConfig) -> str:
             command = _command(_in_scope(config, out))
             done = subprocess.run(command, stdin=null, stdout=out, stderr=out, check=False)
         said = log.read_bytes()[before:][-2000:].decode(errors="replace").strip()
+        if not said and os.statvfs(log.parent).f_bavail == 0:  # nor could it be written down
+            said = f"state directory {log.parent}: {os.strerror(errno.ENOSPC)}"
     except OSError as error:
         raise HelperNotStarted(f"state directory {log.parent}: {error.strerror}") from None
     if done.returncode == EXIT_CONFIG:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
 import time
@@ -16,7 +17,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from finegrain import systemd
-from finegrain.errors import FinegrainError
+from finegrain.errors import ConfigurationError, FinegrainError, Reason
 from finegrain.logs import get_logger
 from finegrain.metrics_http import MetricsServer
 from finegrain.rpc.access import TASK_EXECUTOR_ACCESS
@@ -125,7 +126,7 @@ class Front:
             HelperUnavailable: the helper went away.
         """
         await recover(self.keeper, self._prepared.saved)
-        await self.keeper.save()  # the identity is durable before anybody hears of it
+        await self._keep_identity()
         bound = await self._server.start()
         self.address = check_dialable(self._options.advertise_address or bound, "advertise_address")
         self.offers.address = self.address
@@ -140,6 +141,24 @@ class Front:
         self._begin(self._watchdog())
         self.offers.offer(list(self.keeper.table))
         systemd.notify("READY=1", f"STATUS=serving {self.address}")
+
+    async def _keep_identity(self) -> None:
+        """It is durable before anybody hears of it. One that is known already serves without room,
+        too: tasks have to be taken back all the same.
+        """
+        try:
+            await self.keeper.save()
+        except OSError as error:
+            path = self._prepared.directory.path
+            if self._prepared.saved.starts:
+                log.error("checkpoint_not_written", error=str(error), path=str(path))
+                return
+            raise ConfigurationError(
+                f"nothing can be kept in the state directory {path}: {error.strerror}; make room "
+                "there, or name another one (--state-dir)",
+                reason=Reason.DISK_FULL if error.errno == errno.ENOSPC else None,
+                details={"state_dir": path},
+            ) from None
 
     async def run(self) -> None:
         """Returns only by an error in one of the parts: a bug, never a caller's mistake."""
@@ -268,8 +287,11 @@ class Front:
             "pid": os.getpid(),
         }
         fresh = path.with_name(f".{path.name}.new")
-        fresh.write_text(json.dumps(content) + "\n")
-        fresh.replace(path)
+        try:
+            fresh.write_text(json.dumps(content) + "\n")
+            fresh.replace(path)
+        except OSError as error:  # only people and tools read it
+            log.error("endpoint_not_written", error=str(error), path=str(path))
 
     def _say_what_holds(self) -> None:
         plan, isolation = self._prepared.plan, self._info.isolation
