@@ -34,6 +34,9 @@ GROWTH_OF_SEVERAL = 1.5
 """Pauses between two tries grow by this where there are several RMs: a pause that doubles until one
 leads would be as long as the takeover was."""
 
+LEAVE_FROZEN_AFTER_S = 2.0
+"""Patience with an RM that does not move, where there are several."""
+
 EXECUTOR_CHANNELS_IDLE_MAX = 64
 """Channels to executors that are kept open although no slot uses them."""
 
@@ -189,15 +192,15 @@ class Connection:
         address = self.manager_address
         if address not in self._manager_channels:
             self._manager_channels[address] = self._open(
-                address, one_of_several=self._leaders.several
+                address, LEAVE_FROZEN_AFTER_S if self._leaders.several else None
             )
         return self._manager_channels[address]
 
-    def _open(self, address: str, *, one_of_several: bool = False) -> grpc.aio.Channel:
+    def _open(self, address: str, leave_frozen_after_s: float | None = None) -> grpc.aio.Channel:
         return open_channel(
             address,
             tls=self._tls,
             token=self._token,
             insecure=self._insecure,
-            one_of_several=one_of_several,
+            leave_frozen_after_s=leave_frozen_after_s,
         )

@@ -54,20 +54,13 @@ _KEEPALIVE = (
     ("grpc.http2.max_pings_without_data", 0),
 )
 
-# Where there is another one to turn to, a frozen peer is left after three seconds, and a call that
-# failed is tried elsewhere instead of here again.
-_ONE_OF_SEVERAL: tuple[tuple[str, int | str], ...] = (
-    ("grpc.keepalive_time_ms", 2_000),
-    ("grpc.keepalive_timeout_ms", 1_000),
-    ("grpc.http2.ping_timeout_ms", 1_000),
-    ("grpc.enable_retries", 0),
-)
+PING_INTERVAL_MS_MIN = 500
+"""Callers that ask for signs of life more often are told GOAWAY too_many_pings."""
 
 SERVER_OPTIONS: tuple[tuple[str, int | str], ...] = (
     *_KEEPALIVE,
     ("grpc.so_reuseport", 0),  # else a second server starts happily on the same port
-    # Below the keepalive time of callers: else idle ones are told GOAWAY too_many_pings.
-    ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", PING_INTERVAL_MS_MIN),
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
     ("grpc.max_send_message_length", ANSWER_BYTES_MAX),
     ("grpc.max_concurrent_streams", 10_000),  # per connection; one caller may watch many tasks
@@ -130,7 +123,7 @@ def open_channel(
     tls: TlsOptions | None = None,
     token: str | None = None,
     insecure: bool = False,
-    one_of_several: bool = False,
+    leave_frozen_after_s: float | None = None,
 ) -> grpc.aio.Channel:
     """An asyncio channel; connects lazily, reconnects by itself.
 
@@ -142,15 +135,15 @@ def open_channel(
         tls: None: in clear.
         token: sent with every call.
         insecure: send it in clear beyond loopback, too.
-        one_of_several: the caller turns to another address when this one fails: fail soon, and do
-            not try again here.
+        leave_frozen_after_s: the caller turns to another address when this one fails: a frozen
+            peer is given up after that long, at least 2 s, and calls are not tried again here.
 
     Raises:
         InvalidArgument: a malformed address.
         ConfigurationError: a token would go in clear beyond loopback; unreadable TLS files.
     """
     check_token_is_safe(address, tls=tls, token=token, insecure=insecure)
-    options = _options(tls, one_of_several=one_of_several)
+    options = _options(tls, leave_frozen_after_s)
     if tls is None:
         inner = grpc.aio.insecure_channel(address, options=options)
     else:
@@ -236,13 +229,18 @@ def _read(path: Path | None) -> bytes | None:
 
 
 def _options(
-    tls: TlsOptions | None, *, one_of_several: bool = False
+    tls: TlsOptions | None, leave_frozen_after_s: float | None = None
 ) -> list[tuple[str, int | str]]:
-    options = list(
-        (dict(CHANNEL_OPTIONS) | dict(_ONE_OF_SEVERAL)).items()
-        if one_of_several
-        else CHANNEL_OPTIONS
-    )
+    options = list(CHANNEL_OPTIONS)
+    if leave_frozen_after_s is not None:
+        half_ms = max(2 * PING_INTERVAL_MS_MIN, round(leave_frozen_after_s * 500))
+        sooner = (
+            "grpc.keepalive_time_ms",
+            "grpc.keepalive_timeout_ms",
+            "grpc.http2.ping_timeout_ms",
+        )
+        changed = {**dict.fromkeys(sooner, half_ms), "grpc.enable_retries": 0}
+        options = list((dict(options) | changed).items())
     if tls is not None and tls.server_name:
         options.append(("grpc.ssl_target_name_override", tls.server_name))
     return options

@@ -28,6 +28,7 @@ from finegrain.v1.resource_manager_pb2 import (
 from finegrain.v1.resource_manager_pb2_grpc import ResourceManagerServiceStub
 
 CALL_S_MAX = 5.0
+LEAVE_FROZEN_AFTER_S = 4.0  # where there are several; executors are many, their pings cost
 BACKOFF_S_MIN, BACKOFF_S_MAX = 0.1, 5.0
 
 
@@ -86,7 +87,7 @@ class ManagerLink:
                 tls=self._tls,
                 token=self._token,
                 insecure=self._insecure,
-                one_of_several=self._leaders.several,
+                leave_frozen_after_s=LEAVE_FROZEN_AFTER_S if self._leaders.several else None,
             )
         stub: Any = ResourceManagerServiceStub(self._channel)
         try:

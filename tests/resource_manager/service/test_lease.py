@@ -22,6 +22,7 @@ from tests.resource_manager.service.test_runner import (
     register,
     started,
 )
+from tests.support.rm_service import eventually
 
 
 class LeasedStore(MemoryStore):
@@ -104,10 +105,9 @@ async def test_a_database_that_does_not_say_is_no_permission() -> None:
         with pytest.raises(StoreError, match="does not answer"):
             await register(runner, "job-1")
         assert heard.effects == []
-        store.renewal = store._renewed
         with pytest.raises(StoreError):
-            store.renewal = away
             await runner.confirm()
+        assert not runner.fatal.done()
 
 
 async def test_callers_are_sent_away_while_it_stays_unsure_who_leads() -> None:
@@ -152,12 +152,10 @@ async def test_the_lease_is_renewed_while_the_books_are_read() -> None:
     books = Books(store, EngineSettings(), metrics, holder="test")  # type: ignore[arg-type]
     runner = Runner(books, metrics, limits=RunnerLimits(renew_interval_s=0.01))
     starting = asyncio.create_task(runner.start(Heard()))
-    while store.renewals < 3:
-        await asyncio.sleep(0.01)
+    await eventually(lambda: store.renewals >= 3)
     assert not starting.done()
     store.renewal = taken
     store.loading.set()
-    while not runner.fatal.done():
-        await asyncio.sleep(0.01)
+    await eventually(runner.fatal.done)
     await asyncio.gather(starting, return_exceptions=True)
     await runner.stop()

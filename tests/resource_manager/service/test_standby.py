@@ -104,7 +104,8 @@ async def test_it_tells_when_to_come_back_and_that_here_is_not_the_place(
     ):
         with pytest.raises(grpc.RpcError) as caught:
             await standby.rm.RegisterJob(rm_pb2.RegisterJobRequest())
-    trailing = dict(caught.value.trailing_metadata())
+    call: Any = caught.value
+    trailing = dict(call.trailing_metadata())
     assert trailing["grpc-retry-pushback-ms"] == "-1"  # the channel does not try here again
     status = status_pb2.Status.FromString(trailing["grpc-status-details-bin"])
     kinds = [each.TypeName() for each in status.details]
