@@ -23,7 +23,7 @@ from finegrain.resources import (
 )
 from resource_manager.engine.effects import SendAllocate, SendFree
 from resource_manager.engine.entities import Executor, ExecutorState, Slot, SlotState
-from resource_manager.engine.queue import DEFAULT_SLOTS, SLOTS, Shape, ShapeKey
+from resource_manager.engine.queue import DEFAULT_SLOTS, SLOTS, Shape, ShapeKey, in_grains
 
 if TYPE_CHECKING:
     from resource_manager.engine.settings import Strategy
@@ -105,7 +105,8 @@ class Host:
     separate_pools: bool = False
     default_booking: dict[str, int] = field(default_factory=dict)
     labels: dict[str, str] = field(default_factory=dict)
-    dimensions: tuple[tuple[str, int], ...] = ()  # of the total, without zeros
+    default_need: dict[str, int] = field(default_factory=dict)  # the same as the index counts
+    dimensions: tuple[tuple[str, int], ...] = ()  # of the total, without zeros, likewise
     slots: dict[SlotKey, Slot] = field(default_factory=dict)
     booked: dict[str, int] = field(default_factory=dict)
     unreported: dict[str, int] = field(default_factory=dict)  # booked by slots not in `reported`
@@ -151,9 +152,10 @@ class Host:
         self.separate_pools = has_separate_pools(registration.total)
         self.labels = dict(registration.labels)
         self.dimensions = tuple(
-            (name, total) for name, total in registration.total.items() if total
+            (name, total) for name, total in in_grains(registration.total).items() if total
         )
         self.default_booking = self.booking_of(registration.default_profile)
+        self.default_need = in_grains(self.default_booking)
         self.booked = {}
         for slot in self.slots.values():
             slot.booked = self.booking_of(slot.profile)
@@ -183,8 +185,8 @@ class Host:
         return shared_booking(profile, self.separate_pools)
 
     def need_of(self, shape: Shape) -> dict[str, int]:
-        """What a shape needs here, in columns of the index."""
-        return shape.separate_need if self.separate_pools else shape.pooled_need
+        """What a slot of this shape books here."""
+        return self.default_booking if shape.profile is None else self.booking_of(shape.profile)
 
     def book(self, booked: Amounts, count: int) -> None:
         """Counts so many new slots, which no report contains yet."""
@@ -237,7 +239,7 @@ class Host:
         """What the host could give if it had no slots, in columns of the index."""
         registration = self.executor.registration
         slots = registration.slots_max or UNLIMITED
-        return self._with_counts(dict(registration.total), slots)
+        return self._with_counts(in_grains(registration.total), slots)
 
     def vector(self, strategy: Strategy) -> dict[str, int]:
         """All columns of the index."""
@@ -246,7 +248,7 @@ class Host:
         if self.online:
             columns.update({ONLINE + name: amount for name, amount in empty.items()})
         if self.eligible:
-            free = self.free()
+            free = in_grains(self.free())
             columns.update(self._with_counts(free, self.slots_left()))
             if strategy == "spread":
                 columns[SCORE] = self.free_share(free, self.slots_left())
@@ -261,10 +263,10 @@ class Host:
 
     def default_slots(self, free: Amounts, slots: int) -> int:
         """How many default slots fit into `free` and `slots`."""
-        if not self.default_booking:
+        if not self.default_need:
             return 0
         return min(
-            [slots, *(free.get(name, 0) // need for name, need in self.default_booking.items())]
+            [slots, *[free.get(name, 0) // need for name, need in self.default_need.items()]]
         )
 
     def _with_counts(self, amounts: dict[str, int], slots: int) -> dict[str, int]:

@@ -13,7 +13,14 @@ from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from finegrain.resources import Amounts, ResourceProfile, booking
+from finegrain.resources import (
+    MEMORY_BYTES,
+    MEMORY_GRAIN_BYTES,
+    MEMORY_PARTS,
+    Amounts,
+    ResourceProfile,
+    booking,
+)
 from resource_manager.engine.entities import Request, RequestSpec
 
 SLOTS = "slots"
@@ -24,6 +31,8 @@ DEFAULT_SLOTS = "default_slots"
 
 IDLE_SHAPES_MAX = 1_024
 """Shapes remembered although nobody waits with them."""
+
+_MEMORY = frozenset({MEMORY_BYTES, *MEMORY_PARTS})
 
 _LEFT_BEHIND_MAX = 1_024
 """Numbers that a line keeps before its head, before they are cut off."""
@@ -212,9 +221,16 @@ class WaitingQueue:
 def _need(profile: ResourceProfile | None, *, separate_pools: bool) -> dict[str, int]:
     if profile is None:
         return {DEFAULT_SLOTS: 1}
-    return {**booking(profile, separate_pools=separate_pools), SLOTS: 1}
+    return {**in_grains(booking(profile, separate_pools=separate_pools)), SLOTS: 1}
 
 
-def amounts_of(need: Amounts) -> dict[str, int]:
-    """A need without the columns that count slots."""
-    return {name: amount for name, amount in need.items() if name not in {SLOTS, DEFAULT_SLOTS}}
+def in_grains(amounts: Amounts) -> dict[str, int]:
+    """Amounts as the index counts them: memory in whole `MEMORY_GRAIN_BYTES`.
+
+    Small numbers are quicker to reckon with. Nothing is lost by it: bookings are multiples of the
+    grain.
+    """
+    return {
+        name: amount // MEMORY_GRAIN_BYTES if name in _MEMORY else amount
+        for name, amount in amounts.items()
+    }

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from finegrain.errors import Reason
-from finegrain.resources import shortfall
+from finegrain.resources import Amounts, shortfall
 from resource_manager.engine.entities import ExecutorState, RequestSpec
 from resource_manager.engine.events import ItemOutcome
-from resource_manager.engine.host import KNOWN, ONLINE, Host
+from resource_manager.engine.host import KNOWN, ONLINE, Host, shared_booking
 from resource_manager.engine.placement.index import Need
 from resource_manager.engine.placement.indexes import carries
-from resource_manager.engine.queue import SLOTS, Shape, amounts_of
+from resource_manager.engine.queue import Shape
 from resource_manager.engine.state import State
 
 
@@ -62,7 +62,7 @@ class Judgement:
 
 def judge(host: Host, shape: Shape) -> Judgement:
     """All that stands between a shape and a host."""
-    asked = dict(host.default_booking) if shape.profile is None else amounts_of(host.need_of(shape))
+    asked = host.need_of(shape)
     free = host.free()
     total = dict(host.executor.registration.total)
     missing = shortfall(asked, free)
@@ -152,7 +152,8 @@ def rejection(state: State, spec: RequestSpec) -> ItemOutcome | None:
     verdict = feasibility(state, shape)
     if spec.allow_pending or verdict in (Feasibility.POSSIBLE, Feasibility.OFFLINE):
         return None
-    asked = "a default slot" if spec.profile is None else _amounts_text(shape.pooled_need)
+    amounts = shared_booking(spec.profile, separate_pools=False) if spec.profile else {}
+    asked = _amounts_text(amounts) if amounts else "a default slot"
     if verdict is Feasibility.LABELS:
         labels = ", ".join(f"{name}={value}" for name, value in spec.required_labels)
         lack = f"no executor that could host {asked} carries the labels {labels}"
@@ -162,9 +163,9 @@ def rejection(state: State, spec: RequestSpec) -> ItemOutcome | None:
         spec.allocation_id,
         Reason.INFEASIBLE_NEVER,
         f"{lack}; ask for less, or set allow_pending to wait for one that may come",
-        tuple((name, str(amount)) for name, amount in amounts_of(shape.pooled_need).items()),
+        tuple((name, str(amount)) for name, amount in amounts.items()),
     )
 
 
-def _amounts_text(need: Need) -> str:
-    return ", ".join(f"{name} {amount}" for name, amount in need.items() if name != SLOTS)
+def _amounts_text(amounts: Amounts) -> str:
+    return ", ".join(f"{name} {amount}" for name, amount in amounts.items())

@@ -107,9 +107,9 @@ class CapacityIndex:
         self.sums[name] += value - column[0][position]
         _write(column, position, value)
 
-    def took(self, positions: set[int]) -> None:
+    def took(self, positions: list[int]) -> None:
         """Leaves of these hosts were lowered in place; the caller owes `sums`, and `settle`."""
-        self.taken |= positions
+        self.taken.update(positions)
         self._loose.update([position >> _BITS for position in positions])
 
     def settle(self) -> None:

@@ -17,7 +17,11 @@ from collections.abc import Collection
 
 from resource_manager.engine.host import SCORE
 from resource_manager.engine.placement.index import CapacityIndex
-from resource_manager.engine.placement.rank import Proportions, candidates_compared
+from resource_manager.engine.placement.rank import (
+    HOSTS_PER_CANDIDATE,
+    Proportions,
+    candidates_compared,
+)
 from resource_manager.engine.placement.search import Search
 from resource_manager.engine.queue import Shape
 from resource_manager.engine.state import State
@@ -34,7 +38,8 @@ class Placing:
 
     def __init__(self, state: State) -> None:
         self._state = state
-        self._in_use = state.hosts_in_use
+        self._in_use = state.hosts_in_use  # no longer counted when there are enough to compare
+        self._in_use_wanted = HOSTS_PER_CANDIDATE * state.settings.pack_candidates
         self._proportions: dict[CapacityIndex, Proportions] = {}
         self._searches: dict[Shape, Search] = {}
         for name in list(state.refusing):
@@ -89,16 +94,21 @@ class Placing:
     def _keep(self, search: Search, taken: list[_Taken]) -> None:
         """Notes where leaves of the search's index were lowered, and lowers the other indexes'."""
         index, hosts, indexes = search.index, self._state.hosts, self._state.indexes
-        positions = {position for position, _ in taken}
-        for position in positions - index.taken:
-            self._in_use += not hosts[index.ids[position]].slots
+        positions = [position for position, _ in taken]
+        if self._in_use < self._in_use_wanted:
+            new = set(positions) - index.taken
+            self._in_use += sum(not hosts[index.ids[position]].slots for position in new)
         index.took(positions)
-        for position, count in taken:
-            booking = search.booking or search.booking_at(position)
-            booking.owed += count
-            if indexes.selected:
+        if search.booking is not None:
+            search.booking.owed += sum(count for _, count in taken)
+        else:
+            for position, count in taken:
+                search.booking_at(position).owed += count
+        if indexes.selected:
+            for position, count in taken:
                 host = hosts[index.ids[position]]
-                indexes.lower(host, booking.amounts, count, besides=index)
+                amounts = (search.booking or search.booking_at(position)).amounts
+                indexes.lower(host, amounts, count, besides=index)
                 self._forget_elsewhere(index, host.host_id)
 
     def _forget_elsewhere(self, index: CapacityIndex, host_id: str) -> None:
@@ -159,10 +169,11 @@ def _pack(search: Search, count: int, compared: int) -> list[_Taken]:
         for _, position in ranked:
             booking = search.booking or search.booking_at(position)
             share = count if len(ranked) == 1 else min(count, booking.at_once)
-            for leaves, amount, _ in booking.columns:
-                fit = leaves[position] // amount
-                if fit < share:  # noqa: PLR1730
-                    share = fit
+            if share > 1:
+                for leaves, amount, _ in booking.columns:
+                    fit = leaves[position] // amount
+                    if fit < share:  # noqa: PLR1730
+                        share = fit
             for leaves, amount, _ in booking.columns:
                 leaves[position] -= amount * share
             free_of[position] -= booking.weight * share
@@ -179,21 +190,20 @@ def _ranked(search: Search, most: int) -> list[tuple[int, int]]:
     Candidates that have no room any more are dropped on the way.
     """
     ranked: list[tuple[int, int]] = []
-    candidates = search.candidates
+    candidates, everywhere = search.candidates, search.booking
     free_of = search.proportions.free
-    everywhere = search.booking
-    at = 0
-    while at < most and (at < len(candidates) or search.further()):
-        position = candidates[at]
-        affinity = 0
-        for leaves, amount, affinity_of_one in (everywhere or search.booking_at(position)).columns:
-            free = leaves[position]
-            if free < amount:
-                del candidates[at]
-                break
-            affinity += free * affinity_of_one
-        else:
-            ranked.append((-affinity // (free_of[position] or 1), position))
-            at += 1
+    while len(ranked) < most and (len(ranked) < len(candidates) or search.further()):
+        for position in candidates[len(ranked) : most]:
+            affinity = 0
+            for leaves, amount, affinity_of_one in (
+                everywhere or search.booking_at(position)
+            ).columns:
+                free = leaves[position]
+                if free < amount:
+                    candidates.remove(position)
+                    break
+                affinity += free * affinity_of_one
+            else:
+                ranked.append((-affinity // (free_of[position] or 1), position))
     ranked.sort()
     return ranked

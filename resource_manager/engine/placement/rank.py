@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from finegrain.resources import Amounts
 from resource_manager.engine.host import KNOWN, UNLIMITED
 from resource_manager.engine.placement.index import CapacityIndex
-from resource_manager.engine.queue import DEFAULT_SLOTS, SLOTS
+from resource_manager.engine.queue import DEFAULT_SLOTS, SLOTS, in_grains
 
 HOSTS_PER_CANDIDATE = 8
 """One more candidate is compared for so many hosts in use: what ranking may leave half empty
@@ -32,10 +32,14 @@ PART_AT_ONCE = 3
 at, so that different slots meet on a host and use up different dimensions.
 """
 
-_AVERAGE_HOST = 1 << 48
+_AVERAGE_HOST = 1 << 36
 """What all that an average host has of one dimension weighs."""
 
-_NEED_SHIFT = 28  # leaves 20 bits of the share of an average host that a slot needs
+_AFFINITY_SCALE = 29
+_FREE_SCALE = 16
+"""Bits dropped from what is reckoned with most. The factors then usually have less than 30 bits,
+with which Python is quicker; larger ones do no harm.
+"""
 
 _COUNTS = (KNOWN + SLOTS, KNOWN + DEFAULT_SLOTS)
 
@@ -64,7 +68,8 @@ class _WeighedFree(dict[int, int]):
         self._columns = list(columns)
 
     def __missing__(self, position: int) -> int:
-        free = self[position] = sum(leaves[position] * weight for leaves, weight in self._columns)
+        weighed = sum([leaves[position] * weight for leaves, weight in self._columns])
+        free = self[position] = weighed >> _FREE_SCALE
         return free
 
 
@@ -89,25 +94,30 @@ class Proportions:
         )
         self._unlimited = index.sums.get(KNOWN + SLOTS) == UNLIMITED * len(index)
         self._bookings: dict[int, Booking] = {}  # by identity of the amounts
+        self._keys: list[Amounts] = []  # kept, so that identities stay what they are
 
     def booking(self, amounts: Amounts) -> Booking:
         """These amounts as columns of the index; they must exist."""
         booking = self._bookings.get(id(amounts))
         if booking is None:
-            booking = self._bookings[id(amounts)] = self._resolve(amounts)
+            booking = self._bookings[id(amounts)] = self._resolve(in_grains(amounts))
+            self._keys.append(amounts)
         return booking
 
     def _resolve(self, amounts: Amounts) -> Booking:
-        columns = self.index.columns
-        weighed = {name: amount * self._weights.get(name, 0) for name, amount in amounts.items()}
-        taken = [
-            (columns[name][0], amount, (weighed[name] >> _NEED_SHIFT) * self._weights.get(name, 0))
-            for name, amount in amounts.items()
-        ]
+        columns, weights = self.index.columns, self._weights
+        taken, weight, largest = [], 0, 1
+        for name, amount in amounts.items():
+            weighed = amount * weights.get(name, 0)
+            taken.append(
+                (columns[name][0], amount, weighed * weights.get(name, 0) >> _AFFINITY_SCALE)
+            )
+            weight += weighed
+            largest = max(largest, weighed)
         if not self._unlimited or not taken:
             taken.append((columns[SLOTS][0], 1, 0))
-        fit = _AVERAGE_HOST // max(1, *weighed.values())
-        return Booking(amounts, taken, sum(weighed.values()), max(1, -(-fit // PART_AT_ONCE)))
+        at_once = -(-(_AVERAGE_HOST // largest) // PART_AT_ONCE)
+        return Booking(amounts, taken, weight >> _FREE_SCALE, max(1, at_once))
 
     def settle(self) -> None:
         """Lets the sums of the index follow what was taken."""
