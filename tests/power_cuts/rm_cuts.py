@@ -33,6 +33,9 @@ from tests.support.components import REPOSITORY
 DATABASE = "finegrain.db"
 CLI_CHECK_EVERY = 10
 
+Promised = dict[str, fg.RequestState]
+"""What was acknowledged to one job, by allocation id."""
+
 
 @dataclass
 class RmCuts:
@@ -61,19 +64,30 @@ class RmCuts:
         try:
             while self.machine.cuts < cuts and not self.found:
                 await asyncio.sleep(moments.uniform(0.05, 0.8))
+                if not self._runs():
+                    return
                 await asyncio.to_thread(self.machine.cut_power)
-                await asyncio.to_thread(self._check_what_is_left)
+                await asyncio.to_thread(self._check_what_is_left, self._promised())
                 if self.found or not await self._start():
                     return
-                try:
-                    await self._check_promises()
-                except FinegrainError as error:
-                    self.found.append(f"it serves no more ({error}): {self.last_words()}")
-            await load.finish()
-            await self._check_zero()
+                await self._check_promises()
+            if not self.found:
+                await load.finish()
+                await self._check_zero()
+        except FinegrainError:
+            if self._runs():
+                raise
         finally:
             await load.abandon()
             self.found += self.ledger.broken
+
+    def _runs(self) -> bool:
+        """Whether the resource manager has not ended by itself."""
+        program = self.machine.program
+        runs = program is not None and program.poll() is None
+        if not runs:
+            self.found.append(f"it ended by itself: {self.last_words()}")
+        return runs
 
     async def _start(self) -> bool:
         await asyncio.to_thread(self.machine.power_on)
@@ -98,7 +112,10 @@ class RmCuts:
 
     # -- what is left on the disk ----------------------------------------------------------------
 
-    def _check_what_is_left(self) -> None:
+    def _promised(self) -> dict[str, Promised]:
+        return {job_id: dict(told) for job_id, told in self.ledger.requests.items()}
+
+    def _check_what_is_left(self, promised: dict[str, Promised]) -> None:
         left = self.machine.image / "rm"
         copy = self.machine.folder / "copy"
         shutil.rmtree(copy, ignore_errors=True)
@@ -117,6 +134,11 @@ class RmCuts:
         with open_store(sqlite_url(copy / DATABASE), create=False) as store:
             books = State.restore(store.load(), EngineSettings(), now())
         self.found += [f"the books are wrong: {each}" for each in check_invariants(books)]
+        for told in promised.values():
+            for allocation_id, state in told.items():
+                request = books.requests.get(allocation_id)
+                found = None if request is None else fg.RequestState(request.state.name)
+                self._check_request(allocation_id, state, found)
         if self.machine.cuts % CLI_CHECK_EVERY == 1:
             self._check_by_command(copy / DATABASE)
 
@@ -135,7 +157,7 @@ class RmCuts:
     # -- what the next one says --------------------------------------------------------------------
 
     async def _check_promises(self) -> None:
-        promised = {job_id: dict(told) for job_id, told in self.ledger.requests.items()}
+        promised = self._promised()
         ended = set(self.ledger.ended_jobs)
         token_file = self.state_dir / "cluster.token"
         async with fg.connect(self.address, token_file=token_file, budget_s=30) as cluster:
