@@ -5,15 +5,26 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
+from sqlalchemy import Connection, text
+from sqlalchemy.exc import SQLAlchemyError
 
 from finegrain.errors import Reason, StoreError
 from resource_manager.engine.effects import Changes
+from resource_manager.storage import schema
+from resource_manager.storage.late_store import LateStore
+from resource_manager.storage.location import DatabaseUrl
+from resource_manager.storage.postgresql_server import CONNECTIONS, postgresql_engine
+from resource_manager.storage.postgresql_store import PostgresqlStore
+from resource_manager.storage.sql_store import _PreparedChanges
 from resource_manager.storage.sqlite_store import SqliteStore
-from resource_manager.storage.store import NotLeader, Store, open_store
+from resource_manager.storage.store import NotLeader, Store, StoreAway, open_store
 from tests.support.books import job
+from tests.support.migrations import NEXT, know_next_version
 from tests.support.postgresql import PostgresqlServer
 from tests.support.stores import OpenStore, inside
 
@@ -62,14 +73,20 @@ def test_leadership_that_was_given_back_is_free_at_once(store: Store, opened: Op
 class keeps_renewing:  # noqa: N801  reads as a phrase
     """A leader that lives: renews in a thread of its own."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, pause_s: float = 0.05) -> None:
         self._store = store
+        self._pause_s = pause_s
+        self.failure: BaseException | None = None
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run)
 
     def _run(self) -> None:
-        while not self._over.wait(0.05):
-            self._store.renew()
+        while not self._over.wait(self._pause_s):
+            try:
+                self._store.renew()
+            except BaseException as error:
+                self.failure = error
+                return
 
     def __enter__(self) -> None:
         self._thread.start()
@@ -77,6 +94,7 @@ class keeps_renewing:  # noqa: N801  reads as a phrase
     def __exit__(self, *_: object) -> None:
         self._over.set()
         self._thread.join()
+        assert self.failure is None
 
 
 # SQLite: the lock file.
@@ -219,3 +237,226 @@ def test_of_several_contenders_one_takes_over(postgresql_url: str) -> None:
     assert refusals == [Reason.STORE_IN_USE] * 2
     for store in [dead, *stores]:
         store.close()
+
+
+# How far a lease is relied on without asking.
+
+
+class Clock:
+    """Boot time of this host, as a test says."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def leased(postgresql_url: str, clock: Clock) -> Iterator[PostgresqlStore]:
+    """A store with a lease of a minute, by the test's clock."""
+    made = PostgresqlStore(
+        DatabaseUrl.parse(postgresql_url),
+        postgresql_engine(DatabaseUrl.parse(postgresql_url)),
+        read_only=False,
+        lease_ms=60_000,
+        clock=clock,
+    )
+    open_store(postgresql_url).close()  # makes the tables
+    yield made
+    made.close()
+
+
+@on_postgresql
+def test_a_lease_is_relied_on_for_less_than_it_lasts(leased: PostgresqlStore, clock: Clock) -> None:
+    assert not leased.surely_leads()
+    leased.lead("first")
+    for passed_s, sure in ((0, True), (53, True), (54, False), (1000, False)):
+        clock.now_s = 1000.0 + passed_s
+        assert leased.surely_leads() is sure
+    leased.renew()
+    assert leased.surely_leads()
+
+
+@on_postgresql
+def test_a_lease_counts_from_before_it_was_asked_for(
+    leased: PostgresqlStore, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer to a renewal may be late: what the database granted began before it."""
+    leased.lead("first")
+    execute = Connection.execute
+
+    def late(*args: Any, **kwargs: Any) -> Any:
+        found = execute(*args, **kwargs)
+        clock.now_s += 50  # the process stood still
+        return found
+
+    monkeypatch.setattr(Connection, "execute", late)
+    leased.renew()
+    assert leased.surely_leads()
+    clock.now_s += 5
+    assert not leased.surely_leads()
+
+
+@on_postgresql
+def test_whoever_was_replaced_is_not_sure_any_more(
+    leased: PostgresqlStore, postgresql_server: PostgresqlServer, postgresql_url: str
+) -> None:
+    leased.lead("first")
+    taken = "UPDATE leadership SET rm_epoch = rm_epoch + 1"
+    postgresql_server.execute(taken, postgresql_url.partition("@/")[2].partition("?")[0])
+    assert leased.surely_leads()  # it cannot know; its commits fail all the same
+    with pytest.raises(NotLeader):
+        leased.renew()
+    assert not leased.surely_leads()
+
+
+def test_in_sqlite_leading_ends_with_the_process_only(file_store: SqliteStore) -> None:
+    assert file_store.surely_leads()
+
+
+@on_postgresql
+def test_renewing_while_the_own_epoch_is_raised_does_not_look_like_being_replaced(
+    postgresql_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a failed commit: the books are read anew while the lease is renewed beside it."""
+    close = Connection.close
+
+    def slow(connection: Connection) -> None:
+        close(connection)
+        time.sleep(0.02)  # the new epoch is in the database, and not yet known to this process
+
+    with open_store(postgresql_url) as store:
+        store.lead("first")
+        monkeypatch.setattr(Connection, "close", slow)
+        with keeps_renewing(store, pause_s=0):
+            for _ in range(10):
+                store.lead("first")
+        store.renew()
+
+
+@on_postgresql
+def test_a_lease_is_renewed_while_readers_have_all_other_connections(postgresql_url: str) -> None:
+    with open_store(postgresql_url) as store, ExitStack() as reading:
+        store.lead("first")
+        for _ in range(CONNECTIONS):
+            reading.enter_context(inside(store)._reading())
+        store.renew()
+
+
+@on_postgresql
+@pytest.mark.parametrize("place", ["before the fence", "after the fence", "after the rows"])
+def test_a_leader_that_stops_anywhere_in_a_commit_blocks_nobody(
+    postgresql_url: str, place: str
+) -> None:
+    frozen = open_store(postgresql_url, lease_ms=500)
+    frozen.lead("frozen")
+    writer = inside(frozen)._writer_engine().connect()
+    writer.begin()
+    writer.execute(text("SELECT 1"))
+    if place != "before the fence":
+        assert inside(frozen)._fence(writer)
+    if place == "after the rows":
+        prepared = _PreparedChanges(Changes(jobs=[job()]))
+        prepared.apply(writer, inside(frozen)._statements)
+    with open_store(postgresql_url) as second:
+        assert second.lead("second", wait_s=20) == 2
+        if place == "before the fence":
+            assert not inside(frozen)._fence(writer)
+        else:
+            with pytest.raises(SQLAlchemyError):
+                writer.execute(text("SELECT 1"))
+        assert second.load().jobs == []
+        writer.close()
+        frozen.close()
+
+
+@on_postgresql
+def test_a_leader_that_waits_for_a_lock_gives_up_within_its_lease(
+    postgresql_server: PostgresqlServer, postgresql_url: str
+) -> None:
+    """Else its session would keep the row locked after it died."""
+    from psycopg import connect
+
+    with open_store(postgresql_url, lease_ms=300) as store:
+        store.lead("first")
+        with connect(postgresql_url) as operator:
+            operator.execute("LOCK TABLE jobs IN ACCESS EXCLUSIVE MODE")
+            with pytest.raises(StoreAway, match="locked by another session"):
+                store.commit(Changes(jobs=[job()]))
+            operator.rollback()
+        store.commit(Changes(jobs=[job()]))
+
+
+# Who leads, told to those who wait.
+
+
+def test_who_is_refused_learns_where_the_leader_is(opened: OpenStore) -> None:
+    first = opened(lease_ms=60_000)
+    first.lead("first", address="rm-a:7170")
+    with pytest.raises(StoreError) as caught:
+        opened().lead("second", wait_s=0)
+    assert caught.value.details["leader_address"] == "rm-a:7170"
+    assert "--standby" in caught.value.message
+    first.lead("first", address="rm-a.example:7170")  # told another one by now
+    with pytest.raises(StoreError) as caught:
+        opened().lead("second", wait_s=0)
+    assert caught.value.details["leader_address"] == "rm-a.example:7170"
+
+
+def test_a_store_that_waits_is_opened_when_nobody_leads(url: str) -> None:
+    late = LateStore(url, lambda: open_store(url, lease_ms=60_000))
+    with open_store(url, lease_ms=60_000) as first:
+        first.lead("first", address="rm-a:7170")
+        with pytest.raises(StoreError) as caught:
+            late.lead("second")
+        assert caught.value.reason is Reason.STORE_IN_USE
+        assert caught.value.details["leader_address"] == "rm-a:7170"
+        assert not late.surely_leads()
+    assert late.lead("second", address="rm-b:7170") == 2
+    assert late.surely_leads()
+    late.renew()
+    late.commit(Changes(jobs=[job()]))
+    assert len(late.load().jobs) == 1
+    late.close()
+    with pytest.raises(StoreError):
+        late.renew()
+
+
+def test_a_file_that_somebody_leads_is_not_even_looked_at(tmp_path: Path, sqlite_url: str) -> None:
+    opened: list[str] = []
+
+    def opener() -> Store:
+        opened.append(sqlite_url)
+        return open_store(sqlite_url)
+
+    late = LateStore(sqlite_url, opener)
+    with open_store(sqlite_url) as first:
+        first.lead("first")
+        for _ in range(3):
+            with pytest.raises(StoreError, match="in use by first"):
+                late.lead("second")
+    assert opened == []
+    late.lead("second")
+    assert opened == [sqlite_url]
+    late.close()
+
+
+def test_a_standby_of_newer_software_upgrades_when_it_is_its_turn(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late = LateStore(url, lambda: open_store(url))
+    with open_store(url) as first:
+        first.lead("first", address="rm-a:7170")
+        know_next_version(monkeypatch, tmp_path / "migrations")
+        with keeps_renewing(first), pytest.raises(StoreError) as caught:
+            late.lead("second")
+        assert caught.value.details["leader_address"] == "rm-a:7170"
+    assert late.lead("second") == 2
+    late.close()
+    assert schema.current_version(url) == NEXT
