@@ -147,13 +147,11 @@ class Cluster:
         return [*self.managers, *self.executors, *self.masters]
 
     def heal(self) -> None:
-        """Everything runs, and everybody reaches everybody."""
+        """Nobody is suspended, and everybody reaches everybody."""
         if self.network is not None:
             self.network.heal()
         for daemon in self.daemons():
             daemon.resume()
-            if not daemon.runs:
-                daemon.start()
 
     def finish_masters(self) -> list[str]:
         """Lets them end their jobs; what went wrong, a line each."""

@@ -6,10 +6,12 @@ to when, which is what the judge may excuse. Refuses to know what is right or wr
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,7 +21,8 @@ from tests.chaos.cluster import Cluster, node_of
 from tests.chaos.daemons import LOST_TIMEOUT_S, Daemon, Executor, eventually
 
 STOP_S_MAX = 20.0
-CUT_S_MAX = 20.0
+LOOK_S = 0.2
+STEPPED_DOWN = 4  # exit code of a resource manager that does not lead any more
 
 RM_KILL = "rm-kill"
 RM_STOP = "rm-stop"
@@ -59,13 +62,14 @@ class Fault:
     length_s: float  # of it
     one_way: int = 0  # cuts: 0 both, 1 there, 2 back
     again: bool = False  # kills: once more while it starts
+    together: bool = False  # the next one begins meanwhile
 
     def __str__(self) -> str:
         way = ("", " one way", " the other way")[self.one_way]
         twice = " twice" if self.again else ""
         return (
             f"{self.kind}{way}{twice} #{self.which},{self.other}"
-            f" after {self.pause_s:.2f} s for {self.length_s:.2f} s"
+            f" after {self.pause_s:.2f} s for {self.length_s:.2f} s{' with' * self.together}"
         )
 
 
@@ -91,6 +95,8 @@ def _fault(kind: str, chance: random.Random) -> Fault:
         length_s=length_s,
         one_way=chance.choice((0, 0, 1, 2)) if kind.startswith("cut") else 0,
         again=short and chance.random() < 0.2,
+        # The database goes with the thread that started it, so that has to be one that stays.
+        together=not short and not kind.startswith("database") and chance.random() < 0.4,
     )
 
 
@@ -105,14 +111,20 @@ class Disturbance:
 
 
 class Chaos:
-    """Carries faults out, one at a time."""
+    """Carries faults out: one process suffers one fault at a time, several may suffer at once."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self.disturbances: list[Disturbance] = []
         self.done: Counter[str] = Counter()
         self.restart_s: list[float] = []  # of resource managers: from the start to serving
+        self.failures: list[str] = []
         self._lock = threading.Lock()
+        self._suffering: defaultdict[str, threading.RLock] = defaultdict(threading.RLock)
+        self._under_way: list[threading.Thread] = []
+        self._keeping = threading.Event()
+        self._keeper: threading.Thread | None = None
+        self.own_ends: list[tuple[float, str, int]] = []  # when, who, exit code
         self._acts: dict[str, Callable[[Fault], None]] = {
             RM_KILL: self._kill_manager,
             RM_STOP: self._stop_manager,
@@ -132,21 +144,75 @@ class Chaos:
         }
 
     def carry_out(self, fault: Fault) -> None:
-        """Waits, does it, and undoes it."""
+        """Waits, does it, and undoes it; one that is `together` goes on meanwhile."""
         time.sleep(fault.pause_s)
-        self._acts[fault.kind](fault)
-        self.done[fault.kind] += 1
+        if fault.together:
+            thread = threading.Thread(target=self._carry_out, args=(fault,))
+            thread.start()
+            self._under_way.append(thread)
+        else:
+            self._carry_out(fault)
+
+    def _carry_out(self, fault: Fault) -> None:
+        try:
+            self._acts[fault.kind](fault)
+        except Exception as error:
+            self.failures.append(f"{fault}: {type(error).__name__}: {error}")
+        else:
+            with self._lock:
+                self.done[fault.kind] += 1
+
+    def keep_running(self) -> None:
+        """Starts again what ended by itself, as a supervisor does, until `stop_keeping`."""
+        self._keeping.clear()
+        keeper = threading.Thread(target=self._keep)
+        keeper.start()
+        self._keeper = keeper
+
+    def stop_keeping(self) -> None:
+        self._keeping.set()
+        if self._keeper is not None:
+            self._keeper.join()
+
+    def _keep(self) -> None:
+        while not self._keeping.wait(LOOK_S):
+            for daemon in (*self.cluster.managers, *self.cluster.executors):
+                lock = self._suffering[daemon.name]
+                if not lock.acquire(blocking=False):
+                    continue  # a fault has it
+                try:
+                    if daemon.process is not None and not daemon.runs:
+                        self._ended(daemon, daemon.process.returncode)
+                        daemon.start()
+                finally:
+                    lock.release()
+
+    def _ended(self, daemon: Daemon, code: int) -> None:
+        """Only a resource manager may end by itself: without its database, or replaced."""
+        self.own_ends.append((time.time(), daemon.name, code))
+        replaced = code == STEPPED_DOWN and len(self.cluster.managers) > 1
+        without = any(
+            "database" in each.names and each.end > time.time() - 60.0 for each in self.disturbances
+        )
+        if not (daemon in self.cluster.managers and (replaced or without)):
+            self.failures.append(f"{daemon.name} ended with {code}: {daemon.last_words()}")
+
+    def settle(self) -> None:
+        """Waits for what is under way."""
+        while self._under_way:
+            self._under_way.pop().join()
 
     @contextmanager
     def disturbing(self, kind: str, *names: str) -> Iterator[None]:
-        """Writes down that these are disturbed meanwhile."""
-        disturbance = Disturbance(kind, frozenset(names), time.time())
-        with self._lock:
-            self.disturbances.append(disturbance)
-        try:
-            yield
-        finally:
-            disturbance.end = time.time()
+        """Writes down that these are disturbed meanwhile; the first suffers nothing else."""
+        with self._suffering[names[0]]:
+            disturbance = Disturbance(kind, frozenset(names), time.time())
+            with self._lock:
+                self.disturbances.append(disturbance)
+            try:
+                yield
+            finally:
+                disturbance.end = time.time()
 
     # -- who ---------------------------------------------------------------------------------
 
@@ -229,11 +295,8 @@ class Chaos:
         self._suspended(fault, self._executor(fault))
 
     def _stop_helper(self, fault: Fault) -> None:
-        import os
-        import signal
-
         executor = self._executor(fault)
-        with self.disturbing(fault.kind, f"{executor.name}/helper"):
+        with self._suffering[executor.name], self.disturbing(fault.kind, f"{executor.name}/helper"):
             pid = eventually(executor.helper_pid, f"{executor.name} has a helper")
             os.kill(pid, signal.SIGSTOP)
             time.sleep(fault.length_s)
@@ -242,13 +305,15 @@ class Chaos:
     # -- job masters -------------------------------------------------------------------------
 
     def _kill_master(self, fault: Fault) -> None:
-        master = self._master(fault.which)
-        master.kill()
-        time.sleep(fault.length_s)
-        self.cluster.replace_master(master)
+        with self._suffering["masters"]:
+            master = self._master(fault.which)
+            master.kill()
+            time.sleep(fault.length_s)
+            self.cluster.replace_master(master)
 
     def _stop_master(self, fault: Fault) -> None:
-        self._suspended(fault, self._master(fault.which))
+        with self._suffering["masters"]:
+            self._suspended(fault, self._master(fault.which))
 
     # -- the network -------------------------------------------------------------------------
 
@@ -257,7 +322,7 @@ class Chaos:
         assert network is not None
         if fault.one_way == 2:
             one, other = other, one
-        with self.disturbing(fault.kind, one, other):
+        with self.disturbing(fault.kind, f"{one}|{other}", one, other):
             network.cut(one, other, one_way=fault.one_way != 0)
             time.sleep(fault.length_s)
             network.mend(one, other)
@@ -277,7 +342,7 @@ class Chaos:
         nodes = [self.leader().name, *(each.name for each in self.cluster.executors)]
         name = nodes[fault.which % len(nodes)]
         disturbed = nodes[1:] if name == nodes[0] else [name]
-        with self.disturbing(fault.kind, *disturbed, nodes[0]):
+        with self.disturbing(fault.kind, f"{name}|", *disturbed, nodes[0]):
             network.slow(name)
             time.sleep(fault.length_s)
             network.fast(name)

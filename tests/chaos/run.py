@@ -114,6 +114,8 @@ class Run:
             self._end()
         except Exception as error:
             wrong.append(f"the run broke off: {type(error).__name__}: {error}")
+            self.chaos.settle()
+            self.chaos.stop_keeping()
             self.cluster.put_down()
         finally:
             self.verdict.seconds = time.monotonic() - begun
@@ -126,18 +128,21 @@ class Run:
     def _under_fire(self) -> None:
         self.cluster.start()
         self.observer.start()
+        self.chaos.keep_running()
         time.sleep(WARM_UP_S)
         for number, fault in enumerate(self.verdict.plan, 1):
             self.settings.say(f"{time.strftime('%X')} {number:4} {fault}")
             self.chaos.carry_out(fault)
-            if self.verdict.wrong or self.observer.seen.wrong:
+            if self.verdict.wrong or self.observer.seen.wrong or self.chaos.failures:
                 break  # the sooner the run ends, the better the logs tell
             if number % REST_EVERY == 0:
                 self._rest()
         self._rest()
+        self.verdict.wrong += self.chaos.failures
 
     def _rest(self) -> None:
         """Nothing new is begun, nothing is broken: books, tables and groups have to agree."""
+        self.chaos.settle()
         self.cluster.heal()
         self.cluster.hold_file.touch()
         try:
@@ -185,6 +190,7 @@ class Run:
         except TimeoutError as error:
             self.verdict.wrong += [str(error), *self._still_booked()]
         self._ask_for_the_ends()
+        self.chaos.stop_keeping()
         self.verdict.wrong += self.cluster.stop()
 
     def _still_booked(self) -> list[str]:

@@ -73,6 +73,12 @@ class PostgresqlServer:
             return {}
         return {"user": self._user, "group": pwd.getpwnam(self._user).pw_gid, "extra_groups": []}
 
+    def _by_setpriv(self) -> tuple[str, ...]:
+        if self._user is None:
+            return ()
+        user = pwd.getpwnam(self._user)
+        return (f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups")
+
     def _run(self, *command: str | Path) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             command,
@@ -111,11 +117,14 @@ class PostgresqlServer:
 
     def _start(self, *, among_threads: bool = False) -> subprocess.Popen[bytes]:
         """`among_threads`: nothing of ours may run between fork and exec, so a program of the
-        system's has to see to it that the server goes with us.
+        system's changes the user, and sees to it that the server goes with us.
         """
-        leash = ("setpriv", "--pdeathsig", "INT", "--") if among_threads else ()
-        with open(self.folder / "log", "wb") as log:
-            process = subprocess.Popen(
+        how: dict[str, Any] = self._as_user() | {"preexec_fn": _end_with_parent}
+        leash: tuple[str, ...] = ()
+        if among_threads:
+            how, leash = {}, ("setpriv", "--pdeathsig", "INT", *self._by_setpriv(), "--")
+        with open(self.folder / "log", "ab") as log:
+            process = subprocess.Popen(  # noqa: PLW1509  no threads that hold locks here
                 [
                     *leash,
                     *(self._programs / "postgres", "-D", self.folder / "data"),
@@ -127,18 +136,19 @@ class PostgresqlServer:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                preexec_fn=None if among_threads else _end_with_parent,  # noqa: PLW1509
-                **self._as_user(),
+                **how,
             )
         deadline = time.monotonic() + START_TIMEOUT_S
         while True:
             try:
                 self.execute("SELECT 1")
             except Exception as error:
-                if process.poll() is not None or time.monotonic() > deadline:
+                if (code := process.poll()) is not None or time.monotonic() > deadline:
                     process.kill()
                     told = (self.folder / "log").read_text()
-                    raise RuntimeError(f"PostgreSQL did not start: {told}") from error
+                    raise RuntimeError(
+                        f"PostgreSQL did not start (exit code {code}): {error}; {told}"
+                    ) from error
                 time.sleep(0.05)
             else:
                 return process
