@@ -271,6 +271,8 @@ class Agent:
         if error.reason in (Reason.STALE_REGISTRATION, Reason.EXECUTOR_UNKNOWN):
             self.state.registered = False
         pause_s = await self._link.next_address(error)
+        # Not less often than reports are due: an RM that is back calls us lost if we are late.
+        pause_s = min(pause_s, self.state.report_interval_ms / 1000)
         if error.reason in MEANT_FOR_PEOPLE:
             log.error("registration_refused", reason=error.reason.value, error=error.message)
             pause_s = CONFLICT_PAUSE_S

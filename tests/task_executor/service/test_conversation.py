@@ -8,13 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from finegrain.errors import AlreadyExists, FailedPrecondition, Reason, Unavailable
+from finegrain.errors import (
+    AlreadyExists,
+    FailedPrecondition,
+    FinegrainError,
+    Reason,
+    StoreError,
+    Unavailable,
+)
 from finegrain.rpc.access import Caller
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
 from finegrain.v1.task_executor_pb2 import AllocateSlotsRequest, SubmitTaskRequest, TaskSpec
 from task_executor.host.helper_messages import Reconnected, Usage
 from task_executor.service import agent as agent_module
 from task_executor.service import usage as usage_module
+from task_executor.service.manager_link import ManagerLink
 from tests.task_executor.service.conftest import TOTAL, Executor, executor_at
 from tests.task_executor.service.scripted_rm import SECRET, ScriptedRM, allocation, eventually, free
 
@@ -133,6 +141,22 @@ async def test_the_next_address_is_tried_when_one_does_not_answer(
         await executor.start()
         await eventually(lambda: rm.reports, "it finds the one in charge")
     await standby.stop()
+
+
+async def test_after_a_long_outage_it_is_back_before_it_can_be_called_lost(
+    rm: ScriptedRM, executor: Executor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long the pauses have grown, they are no longer than those between reports."""
+
+    async def next_address(_link: ManagerLink, _error: FinegrainError | None = None) -> float:
+        return 3_600.0
+
+    monkeypatch.setattr(ManagerLink, "next_address", next_address)
+    rm.refuse = StoreError("the database is away")
+    await eventually(lambda: not executor.front.agent.state.connected, "it is refused")
+    rm.refuse = None
+    before = len(rm.reports)
+    await eventually(lambda: len(rm.reports) > before, "it reports again")
 
 
 async def test_another_instance_under_the_same_name_is_refused_slowly(
