@@ -20,6 +20,7 @@ class ChangeTracker:
         self._slots: dict[tuple[str, int], Slot] = {}
         self._executors: dict[str, Executor] = {}
         self._deleted_jobs: dict[str, None] = {}
+        self._deleted_requests: dict[str, None] = {}
         self._deleted_slots: dict[tuple[str, int], None] = {}
         self._deleted_executors: dict[str, None] = {}
         self._job_events: list[JobEvent] = []
@@ -77,11 +78,15 @@ class ChangeTracker:
         self._executors.pop(executor_id, None)
         self._deleted_executors[executor_id] = None
 
+    def delete_request(self, request: Request) -> None:
+        """The request is forgotten."""
+        allocation_id = request.spec.allocation_id
+        self._requests.pop(allocation_id, None)
+        self._deleted_requests[allocation_id] = None
+
     def delete_job(self, job: Job) -> None:
-        """The job is gone, with its requests and events."""
+        """The job is gone with its events; its requests were deleted one by one."""
         self._jobs.pop(job.job_id, None)
-        for allocation_id in job.allocation_ids:
-            self._requests.pop(allocation_id, None)
         self._trimmed_job_events.pop(job.job_id, None)
         self._job_events = [event for event in self._job_events if event.job_id != job.job_id]
         self._deleted_jobs[job.job_id] = None
@@ -96,6 +101,7 @@ class ChangeTracker:
             slots=list(self._slots.values()),
             executors=list(self._executors.values()),
             deleted_jobs=list(self._deleted_jobs),
+            deleted_requests=list(self._deleted_requests),
             deleted_slots=list(self._deleted_slots),
             deleted_executors=list(self._deleted_executors),
             job_events=self._job_events,

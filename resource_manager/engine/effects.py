@@ -94,6 +94,7 @@ class Changes:
     slots: list[Slot] = field(default_factory=list)
     executors: list[Executor] = field(default_factory=list)
     deleted_jobs: list[str] = field(default_factory=list)  # with their requests and events
+    deleted_requests: list[str] = field(default_factory=list)
     deleted_slots: list[tuple[str, int]] = field(default_factory=list)
     deleted_executors: list[str] = field(default_factory=list)
     job_events: list[JobEvent] = field(default_factory=list)
@@ -115,6 +116,7 @@ class Changes:
                 self.slots,
                 self.executors,
                 self.deleted_jobs,
+                self.deleted_requests,
                 self.deleted_slots,
                 self.deleted_executors,
                 self.job_events,

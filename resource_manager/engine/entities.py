@@ -7,6 +7,7 @@ shown; whatever a decision hangs on is `_at_ms`, monotonic milliseconds of the p
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -99,7 +100,9 @@ class Job:
     # runtime
     lease_until_ms: int = 0
     acknowledged_sequence: int = 0
-    allocation_ids: set[str] = field(default_factory=set)  # all kept, ended ones included
+    arrivals: array[int] = field(
+        default_factory=lambda: array("q")
+    )  # arrival numbers of all requests kept, in order, ended ones included
     live_requests: int = 0  # those that have not ended
     slot_keys: set[tuple[str, int]] = field(default_factory=set)  # slots that exist
 

@@ -6,7 +6,8 @@ is one sentence that names the entity; an empty list means that the books are so
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
 
 from finegrain.resources import total_of
 from resource_manager.engine.entities import (
@@ -64,9 +65,13 @@ def _request(state: State, name: str, request: Request) -> Iterator[str]:
     if state.by_arrival.get(request.arrival_number) is not request:
         yield f"{title} is not at its arrival number {request.arrival_number}"
     job = state.jobs.get(request.job_id)
-    if job is None or name not in job.allocation_ids:
+    if job is None or not _is_among(request.arrival_number, job.arrivals):
         yield f"{title} is not known to its job {request.job_id}"
-    elif job.state is JobState.ENDED and request.state not in ENDED_REQUEST_STATES:
+    elif (
+        job.state is JobState.ENDED
+        and request.state not in ENDED_REQUEST_STATES
+        and request.job_id not in state.endings
+    ):
         yield f"{title} is {request.state}, but its job {job.job_id} has ended"
     if job is not None and job.specified is not (request.spec.profile is not None):
         yield f"{title} is of another kind than its job's other requests"
@@ -79,10 +84,17 @@ def _request(state: State, name: str, request: Request) -> Iterator[str]:
         slot is None or slot.state is not SlotState.ALLOCATED
     ):
         yield f"{title} is GRANTED, its slot is {slot.state if slot else 'missing'}"
-    if (request in state.queue) != (request.state is RequestState.PENDING):
-        yield f"{title} is {request.state}, in queue: {request in state.queue}"
+    waits = request in state.queue
+    over = request.job_id in state.endings  # some of its requests have been taken out already
+    if waits != (request.state is RequestState.PENDING) and (waits or not over):
+        yield f"{title} is {request.state}, in queue: {waits}"
     if request.state in ENDED_REQUEST_STATES and request.end_time_ms is None:
         yield f"{title} ended without a time"
+
+
+def _is_among(number: int, ordered: Sequence[int]) -> bool:
+    at = bisect_left(ordered, number)
+    return at < len(ordered) and ordered[at] == number
 
 
 def _jobs(state: State) -> Iterator[str]:
@@ -90,7 +102,7 @@ def _jobs(state: State) -> Iterator[str]:
     for key, slot in state.slots.items():
         slot_keys.setdefault(slot.job_id, set()).add(key)
     for job in state.jobs.values():
-        requests = [state.requests.get(name) for name in job.allocation_ids]
+        requests = [state.by_arrival.get(number) for number in job.arrivals]
         if None in requests:
             yield f"job {job.job_id} names a request that does not exist"
         living = sum(
@@ -125,7 +137,11 @@ def _slots(state: State) -> Iterator[str]:
 
 
 def _queue(state: State) -> Iterator[str]:
-    waiting = sum(request.state is RequestState.PENDING for request in state.requests.values())
+    waiting = sum(
+        request.state is RequestState.PENDING
+        and (request.job_id not in state.endings or request in state.queue)
+        for request in state.requests.values()
+    )
     if len(state.queue) != waiting:
         yield f"{len(state.queue)} requests in the queue, {waiting} are PENDING"
     sleeping = [shape for shapes in state.queue.sleeping.values() for shape in shapes]

@@ -11,12 +11,21 @@ from finegrain.errors import (
     Reason,
     ResourceExhausted,
 )
-from resource_manager.engine.entities import ENDED_REQUEST_STATES, Job, JobState
+from resource_manager.engine.entities import ENDED_REQUEST_STATES, Job, JobState, RequestState
 from resource_manager.engine.events import JobEndRequested, JobKeptAlive, JobRegistered
 from resource_manager.engine.moves import give_up
-from resource_manager.engine.state import State
+from resource_manager.engine.state import Ending, State
 from resource_manager.engine.timers import Timer
 from resource_manager.engine.turn import Turn
+
+ENDED_AT_ONCE = 1_000
+"""Requests that end in one step with their job; each writes three rows."""
+
+TAKEN_OUT_AT_ONCE = 20_000
+"""Requests that stop waiting in one step because their job has ended."""
+
+FORGOTTEN_AT_ONCE = 5_000
+"""Requests that are forgotten in one step."""
 
 _RETENTION_RETRY_MS = 1_000
 
@@ -117,25 +126,64 @@ def request_job_end(turn: Turn, event: JobEndRequested) -> Job:
 
 
 def end_job(turn: Turn, job: Job, reason: str, grace_ms: int | None = None) -> None:
-    """Cancels what waits, frees what was granted, keeps the ids for a while."""
+    """Cancels what waits, frees what was granted, keeps the ids for a while.
+
+    What a job with very many requests leaves behind is cleared away by the decisions that follow:
+    in one step it would hold up everybody.
+    """
     if job.state is JobState.ENDED:
         return
     state = turn.state
-    living = [
-        request
-        for allocation_id in job.allocation_ids
-        if (request := state.requests[allocation_id]).state not in ENDED_REQUEST_STATES
-    ]
     job.state = JobState.ENDED
     state.live_jobs -= 1
     job.end_reason = reason
     job.end_time_ms = turn.at.time_ms
-    message = f"its job ended: {reason}"
-    for request in sorted(living, key=lambda request: request.arrival_number):
-        give_up(turn, request, reason=Reason.JOB_OVER, message=message, grace_ms=grace_ms)
     state.changes.job(job)
+    state.endings[job.job_id] = Ending(grace_ms)
+    _go_on_ending(turn, job, ENDED_AT_ONCE)
+
+
+def go_on_ending(turn: Turn) -> None:
+    """Clears away some of what jobs that have ended left behind."""
+    left = ENDED_AT_ONCE
+    for job_id in list(turn.state.endings):
+        left -= _go_on_ending(turn, turn.state.jobs[job_id], left)
+        if left <= 0:
+            return
+
+
+def _go_on_ending(turn: Turn, job: Job, most: int) -> int:
+    """Ends up to so many requests of a job, and says when that was all; answers with how many."""
+    state = turn.state
+    ending = state.endings[job.job_id]
+    message = f"its job ended: {job.end_reason}"
+    ended = 0
+    while job.live_requests and ended < most:
+        request = state.by_arrival[job.arrivals[ending.given_up]]
+        ending.given_up += 1
+        if request.state not in ENDED_REQUEST_STATES:
+            reason, grace_ms = Reason.JOB_OVER, ending.grace_ms
+            give_up(turn, request, reason=reason, message=message, grace_ms=grace_ms)
+            ended += 1
+    if job.live_requests:
+        _take_out(state, job, ending)
+        return ended
+    del state.endings[job.job_id]
     state.timers.arm(Timer.RETENTION, job.job_id, turn.now_ms + state.settings.ended_retention_ms)
-    turn.cluster_event("job_ended", job_id=job.job_id, reason=reason, message=job.name)
+    turn.cluster_event("job_ended", job_id=job.job_id, reason=job.end_reason, message=job.name)
+    return ended
+
+
+def _take_out(state: State, job: Job, ending: Ending) -> None:
+    """Lets requests of an ended job wait no more, long before they end: nobody is to be placed who
+    is about to go.
+    """
+    first = max(ending.taken_out, ending.given_up)
+    ending.taken_out = min(len(job.arrivals), first + TAKEN_OUT_AT_ONCE)
+    for at in range(first, ending.taken_out):
+        request = state.by_arrival[job.arrivals[at]]
+        if request.state is RequestState.PENDING:
+            state.queue.remove(request)
 
 
 def lease_rang(turn: Turn, job_id: str) -> None:
@@ -159,12 +207,16 @@ def retention_rang(turn: Turn, job_id: str) -> None:
     job = state.jobs.get(job_id)
     if job is None or job.state is not JobState.ENDED:
         return
-    if job.slot_keys:
+    if job.slot_keys or job_id in state.endings:
         state.timers.arm(Timer.RETENTION, job_id, turn.now_ms + _RETENTION_RETRY_MS)
         return
-    for allocation_id in job.allocation_ids:
-        request = state.requests.pop(allocation_id)
-        del state.by_arrival[request.arrival_number]
+    for _ in range(min(FORGOTTEN_AT_ONCE, len(job.arrivals))):
+        request = state.by_arrival.pop(job.arrivals.pop())
+        del state.requests[request.spec.allocation_id]
+        state.changes.delete_request(request)
+    if job.arrivals:
+        state.timers.arm(Timer.RETENTION, job_id, turn.now_ms)
+        return
     del state.jobs[job_id]
     state.changes.delete_job(job)
 

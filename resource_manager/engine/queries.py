@@ -304,9 +304,7 @@ def _slots_after(
 
 def _requests_after(state: State, job_id: str, after: int) -> Iterator[Request]:
     if job_id:
-        mine = (state.requests[name] for name in known_job(state, job_id).allocation_ids)
-        later = [request for request in mine if request.arrival_number > after]
-        yield from sorted(later, key=lambda request: request.arrival_number)
+        yield from state.requests_of(known_job(state, job_id), after)
         return
     span = range(after + 1, state.arrival_number + 1)
     if len(span) <= 4 * len(state.by_arrival):  # numbers are dense: go to the place directly

@@ -110,7 +110,7 @@ def _submit(turn: Turn, job: Job, spec: RequestSpec) -> ItemOutcome:
     state.by_arrival[request.arrival_number] = request
     state.queue.add(request)
     state.newcomers.append(request)
-    job.allocation_ids.add(spec.allocation_id)
+    job.arrivals.append(request.arrival_number)
     job.live_requests += 1
     state.live_requests += 1
     if job.specified is None:

@@ -7,6 +7,10 @@ derived from what is, at the start and again by `check_invariants`.
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+
 from finegrain.errors import InvariantBroken
 from resource_manager.engine.changes import ChangeTracker
 from resource_manager.engine.effects import Changes, Snapshot
@@ -38,6 +42,15 @@ those they have lost."""
 _FORGOTTEN = "forgotten_registration_number"
 
 
+@dataclass(slots=True)
+class Ending:
+    """How far the end of a job has come; one with very many requests ends in several steps."""
+
+    grace_ms: int | None = None
+    taken_out: int = 0  # of its arrivals: they do not wait any more
+    given_up: int = 0  # likewise: they have ended
+
+
 class State:
     """Jobs, requests, slots and hosts, with everything that is derived from them."""
 
@@ -58,6 +71,7 @@ class State:
         # derived
         self.live_jobs = 0
         self.live_requests = 0  # of all jobs
+        self.endings: dict[str, Ending] = {}  # jobs that have ended and still have live requests
         self.by_arrival: dict[int, Request] = {}
         self.queue = WaitingQueue()
         self.indexes = Indexes(settings)
@@ -153,6 +167,17 @@ class State:
         self.dirty_hosts.clear()
         self.indexes.refresh(dirty, self.queue)
 
+    def requests_of(self, job: Job, after: int = 0) -> Iterator[Request]:
+        """All requests of a job that are kept, in order of arrival, from behind `after` on."""
+        arrivals = job.arrivals
+        for at in range(bisect_right(arrivals, after), len(arrivals)):
+            yield self.by_arrival[arrivals[at]]
+
+    @property
+    def unfinished(self) -> bool:
+        """True if the next decision has something to do that this one left over."""
+        return bool(self.endings)
+
     def request_of(self, slot: Slot) -> Request | None:
         """The living request that this slot serves; None if it was given up or replaced."""
         request = self.requests.get(slot.allocation_id)
@@ -208,10 +233,12 @@ class State:
         request.job_id = job.job_id  # one text for all of them
         self.requests[request.allocation_id] = request
         self.by_arrival[request.arrival_number] = request
-        job.allocation_ids.add(request.allocation_id)
+        job.arrivals.append(request.arrival_number)
         if request.state not in ENDED_REQUEST_STATES:
             job.live_requests += 1
             self.live_requests += 1
+            if job.state is JobState.ENDED:
+                self.endings.setdefault(job.job_id, Ending())
         if request.state is RequestState.PENDING:
             self.queue.add(request)
 

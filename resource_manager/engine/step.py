@@ -51,6 +51,7 @@ from resource_manager.engine.executors import (
     silence_rang,
 )
 from resource_manager.engine.jobs import (
+    go_on_ending,
     keep_alive,
     lease_rang,
     register_job,
@@ -122,6 +123,7 @@ def _handle(turn: Turn, event: Event) -> object:  # noqa: C901, PLR0912 -- one c
 
 
 def _decide(turn: Turn) -> None:
+    go_on_ending(turn)
     place_waiting(turn)
     dispatch(turn)
     state = turn.state

@@ -105,6 +105,11 @@ class Books:
             raise Unavailable("the resource manager is starting; try again")
         return self._state
 
+    @property
+    def unfinished(self) -> bool:
+        """True if the next turn has something to do although nobody may ask for it."""
+        return self._state is not None and not self.broken and self._state.unfinished
+
     def load(self) -> None:
         """Takes leadership and reads the books; at a higher epoch each time. Raises as both."""
         self.lead()

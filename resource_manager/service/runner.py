@@ -283,8 +283,8 @@ class Runner:
         while True:
             await self._arrived.wait()
             self._arrived.clear()
-            while self._lanes or self._tick_due:
-                ticked, self._tick_due = self._tick_due, False
+            while self._lanes or self._tick_due or (self._books.unfinished and not self._closing):
+                ticked, self._tick_due = self._tick_due or self._books.unfinished, False
                 batch = self._lanes.gather()
                 self._metrics.queue_items.set(self._lanes.waiting_items)
                 await self._serve(batch, ticked=ticked)

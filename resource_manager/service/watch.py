@@ -214,9 +214,7 @@ def _present(state: State, job_id: str, from_sequence: int) -> _Present:
 
 
 def _snapshots(state: State, job: Job) -> list[rm_pb2.WatchJobResponse]:
-    known = (state.requests.get(each) for each in job.allocation_ids)
-    living = [each for each in known if each and each.state not in ENDED_REQUEST_STATES]
-    living.sort(key=lambda request: request.arrival_number)
+    living = [each for each in state.requests_of(job) if each.state not in ENDED_REQUEST_STATES]
     messages = []
     for start in range(0, max(1, len(living)), SNAPSHOT_REQUESTS_MAX):
         part = living[start : start + SNAPSHOT_REQUESTS_MAX]

@@ -175,6 +175,8 @@ class _PreparedChanges:
         jobs = [(job_id,) for job_id in changes.deleted_jobs]
         executors = [(executor_id,) for executor_id in changes.deleted_executors]
         statements.delete(connection, tables.jobs, ("job_id",), jobs)
+        requests = [(allocation_id,) for allocation_id in changes.deleted_requests]
+        statements.delete(connection, tables.requests, ("allocation_id",), requests)
         statements.delete(
             connection, tables.slots, ("allocation_id", "generation"), changes.deleted_slots
         )

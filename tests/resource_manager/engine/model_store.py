@@ -5,6 +5,7 @@ over.
 from __future__ import annotations
 
 import copy
+from array import array
 from typing import Any
 
 from resource_manager.engine.effects import Changes, Snapshot
@@ -27,6 +28,8 @@ class ModelStore:
     def apply(self, changes: Changes) -> None:
         for executor_id in changes.deleted_executors:
             self.executors.pop(executor_id, None)
+        for allocation_id in changes.deleted_requests:
+            self.requests.pop(allocation_id, None)
         for key in changes.deleted_slots:
             self.slots.pop(key, None)
         for job_id in changes.deleted_jobs:
@@ -68,7 +71,7 @@ RUNTIME: dict[str, dict[str, Any]] = {
     "Job": {
         "lease_until_ms": 0,
         "acknowledged_sequence": 0,
-        "allocation_ids": set,
+        "arrivals": lambda: array("q"),
         "live_requests": 0,
         "slot_keys": set,
     },

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 import threading
+from array import array
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import MISSING, fields, replace
 from itertools import chain, pairwise
@@ -157,6 +158,18 @@ def test_a_deleted_job_takes_its_requests_and_its_log_along(store: Store) -> Non
     assert len(books.slots) == 2
 
 
+def test_a_request_is_forgotten_alone_and_its_id_may_come_back(store: Store) -> None:
+    store.commit(everything())
+    forgotten = Changes(deleted_requests=["slot-1", "never-was"])
+    for _ in range(2):
+        store.commit(forgotten)
+        assert [each.allocation_id for each in store.load().requests] == ["slot-2"]
+    assert {each.job_id for each in store.load().jobs} == {"job-1", "job-2", "job-3"}
+    again = request(spec=RequestSpec("slot-1", None), arrival_number=99)
+    store.commit(Changes(requests=[again], deleted_requests=["slot-1"]))
+    assert again in store.load().requests
+
+
 def test_a_job_may_be_deleted_in_the_batch_that_touched_it_last(store: Store) -> None:
     store.commit(everything())
     last_words = Changes(
@@ -305,7 +318,7 @@ def test_house_keeping_loses_nothing(store: Store) -> None:
 
 
 def test_runtime_fields_are_not_stored(store: Store) -> None:
-    busy = replace(job(), lease_until_ms=99, acknowledged_sequence=5, allocation_ids={"slot-1"})
+    busy = replace(job(), lease_until_ms=99, acknowledged_sequence=5, arrivals=array("q", [2]))
     store.commit(Changes(jobs=[busy]))
     assert store.load().jobs == [job()]
 
