@@ -53,8 +53,9 @@ def write_endpoint(state_dir: Path, address: str, metrics_address: str) -> None:
 
 
 def remove_endpoint(state_dir: Path) -> None:
-    """Strikes the note."""
-    (state_dir / ENDPOINT_FILE).unlink(missing_ok=True)
+    """Strikes the note, where the disk still lets us."""
+    with suppress(OSError):
+        (state_dir / ENDPOINT_FILE).unlink(missing_ok=True)
 
 
 def _open_lock(path: Path, user_group: str) -> int:

@@ -188,7 +188,8 @@ class Front:
             )
         await self._server.stop()
         await self._end_parts()
-        (self._prepared.directory.path / ENDPOINT_FILE).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # of a disk that failed
+            (self._prepared.directory.path / ENDPOINT_FILE).unlink(missing_ok=True)
         log.info("stopped")
 
     async def _end_parts(self) -> None:
