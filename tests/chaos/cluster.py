@@ -14,6 +14,7 @@ from pathlib import Path
 
 import finegrain_client as fg
 from finegrain.rpc.tokens import ensure_token_files
+from resource_manager.storage.location import sqlite_url
 from tests.chaos.daemons import Daemon, Executor, Place, eventually, executor, manager
 from tests.chaos.job_master import Config
 from tests.chaos.network import Network
@@ -77,7 +78,7 @@ class Cluster:
     def _shared_sqlite(self) -> str:
         if self.shape.managers == 1:
             return ""
-        return f"sqlite:///{self.folder / 'books.db'}"
+        return sqlite_url(self.folder / "books.db")
 
     def _place(self, name: str) -> Place:
         return self.network.node(name) if self.network else Place()

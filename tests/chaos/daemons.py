@@ -59,6 +59,7 @@ class Daemon:
     process: subprocess.Popen[bytes] | None = None
     stopped: bool = False
     starts: int = 0
+    log_offset: int = 0  # where the words of the present process begin
 
     @property
     def log_file(self) -> Path:
@@ -80,6 +81,7 @@ class Daemon:
     def start(self) -> None:
         self.starts += 1
         with self.log_file.open("ab") as log:
+            self.log_offset = log.tell()
             self.process = subprocess.Popen(
                 [*self.place.inside, *self.argv],
                 stdin=subprocess.DEVNULL,
@@ -101,6 +103,12 @@ class Daemon:
 
     def await_serving(self) -> None:
         eventually(self.note, f"{self.name} serves")
+
+    def said(self) -> list[str]:
+        """What the present process has logged."""
+        with self.log_file.open("rb") as log:
+            log.seek(self.log_offset)
+            return log.read().decode(errors="replace").splitlines()
 
     def last_words(self) -> str:
         return self.log_file.read_text(errors="replace")[-2000:]

@@ -6,6 +6,7 @@ to when, which is what the judge may excuse. Refuses to know what is right or wr
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -223,13 +224,14 @@ class Chaos:
         return self.cluster.masters[number % len(self.cluster.masters)]
 
     def leader(self) -> Daemon:
-        """The resource manager that serves, or the first that lives."""
+        """The resource manager that leads."""
         managers = self.cluster.managers
         if len(managers) == 1:
             return managers[0]
 
         def look() -> Daemon | None:
-            return next((each for each in managers if each.runs and each.note()), None)
+            epoch, leader = max(((_serves(each), each) for each in managers), key=lambda e: e[0])
+            return leader if epoch else None
 
         return eventually(look, "a resource manager leads")
 
@@ -237,26 +239,32 @@ class Chaos:
 
     def _kill_manager(self, fault: Fault) -> None:
         manager = self.leader()
+        if fault.which % 5 == 0:  # where there are two, the one that stands by
+            manager = self.cluster.managers[self.cluster.managers.index(manager) - 1]
         with self.disturbing(fault.kind, manager.name):
             manager.kill()
-            if fault.again:
+            begun = time.monotonic()
+            if len(self.cluster.managers) > 1:
+                alone = not any(each.stopped for each in self.cluster.managers)
+                self.leader()
+                if alone:  # else nobody could have taken over
+                    self.restart_s.append(time.monotonic() - begun)
+            elif fault.again:
                 manager.start()
-                time.sleep(fault.length_s)
+            time.sleep(fault.length_s)
+            if manager.runs:
                 manager.kill()
-            else:
-                time.sleep(fault.length_s)
             begun = time.monotonic()
             manager.start()
             if len(self.cluster.managers) == 1:
                 manager.await_serving()
                 self.restart_s.append(time.monotonic() - begun)
-            else:
-                self.leader()
 
     def _stop_manager(self, fault: Fault) -> None:
         self._suspended(fault, self.leader())
 
     def _suspended(self, fault: Fault, daemon: Daemon) -> None:
+        """Stopped for a while."""
         with self.disturbing(fault.kind, daemon.name):
             daemon.suspend()
             time.sleep(fault.length_s)
@@ -362,6 +370,18 @@ class Chaos:
             server.shut_down(at_once=at_once)
             time.sleep(fault.length_s)
             server.start_again()
+
+
+def _serves(manager: Daemon) -> int:
+    """The epoch that it leads at, by its log; 0: it does not."""
+    if not manager.runs or manager.stopped:
+        return 0
+    for line in reversed(manager.said()):
+        if '"beginning_anew"' in line or '"stepping_down"' in line:
+            return 0
+        if '"event": "serving"' in line:
+            return int(json.loads(line)["rm_epoch"])
+    return 0
 
 
 def excuses_loss(

@@ -17,7 +17,7 @@ from finegrain_cli.leftovers import find_leftovers
 from tests.chaos import journal as j
 from tests.chaos.cluster import Cluster, Shape, node_of_journal
 from tests.chaos.daemons import LOST_TIMEOUT_S, eventually
-from tests.chaos.faults import Chaos, Fault, plan, write_plan
+from tests.chaos.faults import RM_STOP, Chaos, Fault, plan, write_plan
 from tests.chaos.judge import (
     Master,
     grace_after_restart,
@@ -87,8 +87,8 @@ class Verdict:
         ]
         if self.restart_s:
             lines.append(
-                f"resource manager started to serving: median"
-                f" {statistics.median(self.restart_s):.2f} s, longest {max(self.restart_s):.2f} s"
+                f"resource manager serves again: median {statistics.median(self.restart_s):.2f} s,"
+                f" longest {max(self.restart_s):.2f} s"
             )
         return "\n".join(lines)
 
@@ -238,8 +238,10 @@ class Run:
             verdict.work["requests"] += len(master.acknowledged)
         lease_s = self.settings.shape.lease_s
         verdict.wrong += judge_masters(masters, self.chaos.disturbances, losses, lease_s)
-        database = any("database" in each for each in verdict.faults)
-        forgiven = ("batch_dropped", "reload_failed", "Traceback") if database else ()
+        # Whoever is away from PostgreSQL for long, on either side, finds its transaction ended.
+        away = any("database" in each or each == RM_STOP for each in verdict.faults)
+        on_postgresql = self.cluster.postgresql is not None
+        forgiven = ("batch_dropped", "reload_failed", "Traceback") if away and on_postgresql else ()
         for daemon in (*self.cluster.managers, *self.cluster.executors):
             if daemon.log_file.exists():
                 verdict.wrong += judge_log(daemon.log_file, forgiven)

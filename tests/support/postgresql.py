@@ -124,7 +124,7 @@ class PostgresqlServer:
         if among_threads:
             how, leash = {}, ("setpriv", "--pdeathsig", "INT", *self._by_setpriv(), "--")
         with open(self.folder / "log", "ab") as log:
-            process = subprocess.Popen(  # noqa: PLW1509  no threads that hold locks here
+            process = subprocess.Popen(
                 [
                     *leash,
                     *(self._programs / "postgres", "-D", self.folder / "data"),
