@@ -45,8 +45,11 @@ async def recover(keeper: SlotKeeper, saved: SavedState) -> None:
         keeper.reports.ended(EndedSlot(SlotKey(*ended["key"]), ended["reason"]))
     state = await keeper.helper.inspect()
     on_host = {_slot_key(each.limits) for each in state.slots}
+    # With its host a slot does not break: whoever wants to be restarted need not shun the host.
+    rebooted = saved.boot_id not in ("", keeper.identity.boot_id)
+    why_missing = Reason.SLOT_MISSING if rebooted else Reason.SLOT_BROKEN
     for slot in _saved_slots(saved):
-        _adopt(keeper, slot, on_host)
+        _adopt(keeper, slot, on_host, why_missing)
     _adopt_tasks(keeper, state)
     await _destroy_unknown_slots(keeper, state)
     await _forget_unknown_tasks(keeper, state)
@@ -70,11 +73,11 @@ def _saved_slots(saved: SavedState) -> list[Slot]:
     return slots
 
 
-def _adopt(keeper: SlotKeeper, slot: Slot, on_host: set[SlotKey]) -> None:
+def _adopt(keeper: SlotKeeper, slot: Slot, on_host: set[SlotKey], why_missing: Reason) -> None:
     if slot.key in on_host:
         keeper.table.adopt(slot)
     elif slot.state is SlotState.ALLOCATED or slot.end_reason:
-        reason = slot.end_reason or Reason.SLOT_BROKEN.value
+        reason = slot.end_reason or why_missing.value
         keeper.reports.ended(EndedSlot(slot.key, reason))
         log.warning(
             "slot_missing",

@@ -23,6 +23,7 @@ from tests.systemd_host.stories import STORIES
 def main() -> int:
     """0: every story holds; 1: one does not, and the journals say more; 2: not on this host."""
     told = _arguments()
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr] # it is a text file
     if not told.i_may_break_this_host:
         sys.stderr.write(
             "this installs and removes units, users, /etc/finegrain and /var/lib/finegrain, and "

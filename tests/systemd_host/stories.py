@@ -6,11 +6,13 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import finegrain_client as fg
@@ -38,6 +40,7 @@ from tests.systemd_host.machine import (
 
 CLUSTER_TOKEN = "/etc/finegrain/cluster.token"
 ANSWER_S = 300.0
+SMALL = fg.SlotSpec(cpu_milli=100, memory_bytes=64 * fg.MIB)
 EATER = "b = []\nwhile True: b.append(bytearray(1 << 20))"
 TICKER = "n=0; while [ ! -e {stop} ]; do n=$((n+1)); echo $n; sleep 0.2; done; exit 5"
 
@@ -85,7 +88,7 @@ def a_command_runs_as_nobody(program: Path) -> None:
     assert unit_of(main_pid(HELPER)) == HELPER
     assert unit_of(main_pid(FRONT)) == FRONT
     assert Path(f"/proc/{main_pid(FRONT)}").stat().st_uid != 0, "the front runs as root"
-    with slot_of(fg.SlotSpec(cpu_milli=100, memory_bytes=64 * fg.MIB)) as slot:
+    with slot_of(SMALL) as slot:
         task = slot.run(["sleep", "600"])
         assert unit_of(task.pid) == scope(), unit_of(task.pid)
         shim = int(Path(f"/proc/{task.pid}/stat").read_text().rpartition(")")[2].split()[1])
@@ -154,6 +157,40 @@ def a_fork_bomb_is_taken_down(_program: Path) -> None:
         began = time.monotonic()
     eventually(lambda: not any(path.exists() for path in groups.values()), "it is gone")
     print(f"   {most} processes gone {time.monotonic() - began:.1f} s after the release began")
+
+
+def a_cpu_that_goes_off_line_costs_no_slot(_program: Path) -> None:
+    """What runs goes on with the others, new slots are made with and without it, and once it is
+    back new slots have it again. (On v1 a slot that lost it does not get it back.)
+    """
+    last = os.cpu_count() or 1
+    switch = Path(f"/sys/devices/system/cpu/cpu{last - 1}/online")
+    if not switch.exists():
+        print("   left out: this host has no cpu that can be switched off")
+        return
+    try:
+        with slot_of(SMALL) as slot:
+            whole = _allowed(slot)
+            switch.write_text("0")
+            assert _allowed(slot) == whole - {last - 1}
+            with slot_of(SMALL) as another:
+                assert _allowed(another) == whole - {last - 1}
+            switch.write_text("1")
+            if on_v2():
+                assert _allowed(slot) == whole
+            with slot_of(SMALL) as another:
+                assert _allowed(another) == whole
+    finally:
+        switch.write_text("1")
+
+
+def _allowed(slot: Slot) -> set[int]:
+    """The cpus that a task of the slot may run on."""
+    task = slot.run(["sleep", "600"])
+    allowed = os.sched_getaffinity(task.pid)
+    task.cancel(0)
+    task.wait(ANSWER_S)
+    return allowed
 
 
 # -- restarts ------------------------------------------------------------------------------------
@@ -268,7 +305,7 @@ def the_last_one_leaves_nothing(_program: Path) -> None:
     eventually(lambda: not is_active(name), "the scope is gone")
     eventually(lambda: not groups_left(), "the groups are gone")
     sh("systemctl", "start", HELPER, FRONT)
-    with slot_of(fg.SlotSpec(cpu_milli=100, memory_bytes=64 * fg.MIB)) as slot:
+    with slot_of(SMALL) as slot:
         assert slot.run(["true"]).wait(ANSWER_S).ok
 
 
@@ -277,15 +314,40 @@ def a_scope_that_is_stopped_takes_its_tasks_with_it(_program: Path) -> None:
     as broken, and new ones are made in a new scope.
     """
     name = scope()
-    with slot_of(fg.SlotSpec(cpu_milli=100, memory_bytes=64 * fg.MIB)) as slot:
+    with slot_of(SMALL) as slot:
         task = slot.run(["sleep", "600"])
         sh("systemctl", "stop", name)
         with contextlib.suppress(fg.SlotLost):
             assert not task.wait(ANSWER_S).ok
         eventually(lambda: slot.has_ended or slot.is_lost, "the slot is reported as broken")
-    with slot_of(fg.SlotSpec(cpu_milli=100, memory_bytes=64 * fg.MIB)) as slot:
+    with slot_of(SMALL) as slot:
         assert slot.run(["true"]).wait(ANSWER_S).ok
         assert is_active(name)
+
+
+def one_unit_is_enough(program: Path) -> None:
+    """`executor serve` as root in a service that is like any other, whose stop kills all that
+    systemd counts to it: tasks live through it, since they are in a scope.
+    """
+    sh("systemctl", "stop", FRONT, HELPER)
+    unit, place = "finegrain-story-single.service", Path("/var/lib/finegrain/story-single")
+    serve = [str(program), "executor", "serve", f"--state-dir={place}", "--executor-id=single"]
+    serve += [f"--run-dir=/run/finegrain/{place.name}", "--label=story=single"]
+    run = ["systemd-run", f"--unit={unit}", "--service-type=notify", "--collect", *serve]
+    try:
+        sh(*run)
+        with slot_of(replace(SMALL, labels={"story": "single"}, allow_pending=True)) as slot:
+            task = slot.run(["/bin/sh", "-c", "echo before; sleep 5; echo after; exit 9"])
+            assert unit_of(task.pid) == "finegrain-single.scope"
+            sh("systemctl", "stop", unit)
+            assert alive(task.pid), "the stop of the service has killed the task"
+            sh(*run)
+            ended = task.wait(ANSWER_S)
+            assert (ended.exit_code, ended.stdout) == (9, b"before\nafter\n"), ended
+    finally:
+        sh("systemctl", "stop", unit, "finegrain-single.scope", check=False)
+        shutil.rmtree(place, ignore_errors=True)
+        sh("systemctl", "start", HELPER, FRONT)
 
 
 STORIES: tuple[Callable[[Path], None], ...] = (
@@ -293,8 +355,10 @@ STORIES: tuple[Callable[[Path], None], ...] = (
     limits_are_the_kernels,
     who_eats_too_much_memory_dies_alone,
     a_fork_bomb_is_taken_down,
+    a_cpu_that_goes_off_line_costs_no_slot,
     no_restart_costs_a_task,
     what_nobody_can_explain_is_killed_and_reported,
     the_last_one_leaves_nothing,
     a_scope_that_is_stopped_takes_its_tasks_with_it,
+    one_unit_is_enough,
 )

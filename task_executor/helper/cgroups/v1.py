@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from task_executor.helper.cgroups.base import PERIOD_US, CgroupDriver, Counted, Group, quota_us
 from task_executor.helper.loop import Job
-from task_executor.helper.protocol import Fault
+from task_executor.helper.protocol import Fault, expand
 
 CONTROLLERS = ("cpu", "cpuacct", "cpuset", "memory", "freezer", "pids")
 _FREEZE_STEPS = 100  # of 5 ms; a process in uninterruptible sleep may never freeze
@@ -51,13 +51,8 @@ class V1(CgroupDriver):
                 f"{cpu}/cpu.shares", str(max(2, min(262144, limits["cpu_milli"] * 1024 // 1000)))
             )
         if cpuset := group.get("cpuset"):
-            whole = self.base["cpuset"]
-            self.put(
-                f"{cpuset}/cpuset.cpus", limits["cpus"] or self.kernel.read(f"{whole}/cpuset.cpus")
-            )
-            self.put(
-                f"{cpuset}/cpuset.mems", limits["mems"] or self.kernel.read(f"{whole}/cpuset.mems")
-            )
+            for what in ("cpus", "mems"):
+                self._bind(cpuset, f"cpuset.{what}", limits[what])
         if memory := group.get("memory"):
             files = [f"{memory}/memory.limit_in_bytes", f"{memory}/memory.memsw.limit_in_bytes"]
             if old and limits["memory_bytes"] > old["memory_bytes"]:
@@ -66,6 +61,20 @@ class V1(CgroupDriver):
                 self.put(file, str(limits["memory_bytes"]))
         if pids := group.get("pids"):
             self.put(f"{pids}/pids.max", str(limits["pids_max"] or "max"))
+
+    def _bind(self, path: str, file: str, wanted: str) -> None:
+        """v1 takes a cpu that goes off-line out of every group for good. So our own levels get back
+        what those above have, and a slot gets what of its grant is there (on v2 the kernel does).
+        """
+        base, slots = self.base["cpuset"], path.rpartition("/")[0]
+        for level in (base.rpartition("/")[0], base, slots):
+            whole = self.kernel.read(f"{level.rpartition('/')[0]}/{file}")
+            if expand(self.kernel.read(f"{level}/{file}")) < expand(whole):
+                self.put(f"{level}/{file}", whole)
+        whole = self.kernel.read(f"{slots}/{file}")
+        here = expand(wanted) & expand(whole)
+        cut = "" if here == expand(wanted) else ",".join(map(str, sorted(here)))
+        self.put(f"{path}/{file}", cut or wanted or whole)
 
     def kill(self, group: Group, _shims: Iterable[int] = ()) -> Job:
         """Freeze, kill what is frozen, thaw; until empty and no zombie is charged any more."""

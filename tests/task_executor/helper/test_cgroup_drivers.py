@@ -9,7 +9,7 @@ import pytest
 
 from task_executor.helper.cgroups import choose_driver
 from task_executor.helper.loop import Job
-from task_executor.helper.protocol import Fault
+from task_executor.helper.protocol import Fault, expand
 from task_executor.helper.slots import Slots
 from tests.task_executor.helper.fake_cgroups import FakeKernel, FakeV1, FakeV2
 
@@ -114,6 +114,24 @@ def test_v1_limits_as_the_kernel_holds_them(tmp_path: Path) -> None:
     found = {name: kernel.read(f"/sys/fs/cgroup/{name.replace('*', place)}") for name in wanted}
     assert found == wanted
     assert report["kill"] == "freezer"
+
+
+def test_on_v1_a_cpu_that_went_off_line_and_came_back_costs_no_slot(tmp_path: Path) -> None:
+    """v1 takes it out of every group, and gives it back to the root group only; ours follow."""
+    kernel = FakeV1(SEPARATE)
+    slots = slots_on(kernel, tmp_path)
+    slots.create(limits(cpus="0-3"))
+    cpus = [path for path in kernel.files if path.endswith("/cpuset.cpus")]
+    kernel.files |= dict.fromkeys(cpus, "0-2")
+    slots.create(limits(allocation_id="b", cpus="0-3"))
+    for above in ("", "/box"):
+        kernel.files[f"/sys/fs/cgroup/cpuset{above}/cpuset.cpus"] = "0-3"
+    slots.create(limits(allocation_id="c", cpus="0-3"))
+    place = "/sys/fs/cgroup/cpuset/box/finegrain/host-a/slots"
+    has = {name: expand(kernel.read(f"{place}/{name}.1/cpuset.cpus")) for name in "abc"}
+    assert has == {"a": expand("0-2"), "b": expand("0-2"), "c": expand("0-3")}
+    with pytest.raises(Fault, match="wrote '7'"):
+        slots.create(limits(allocation_id="d", cpus="7"))
 
 
 def test_a_pinned_slot_has_no_quota(tmp_path: Path) -> None:

@@ -45,6 +45,7 @@ class FakeHelper:
     input_bytes: bytearray = field(default_factory=bytearray)
     input_pipe_bytes: int = 1 << 20
     stopped: bool = False
+    boot_id: str = "boot"
     _events: asyncio.Queue[HelperEvent] = field(default_factory=asyncio.Queue)
 
     def __post_init__(self) -> None:
@@ -81,7 +82,7 @@ class FakeHelper:
             yield await self._events.get()
 
     async def hello(self) -> HelperInfo:
-        return HelperInfo(1, "fake", 1, "boot", 0, ENFORCED)
+        return HelperInfo(1, "fake", 1, self.boot_id, 0, ENFORCED)
 
     async def create_slot(self, limits: SlotLimits) -> IsolationReport:
         self.calls.append(f"create {limits.allocation_id}.{limits.generation}")

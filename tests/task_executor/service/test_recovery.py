@@ -111,6 +111,21 @@ async def test_ends_that_the_rm_has_not_heard_of_are_told_after_a_restart(
     assert content["ended"] == []
 
 
+async def test_slots_that_went_with_a_reboot_did_not_break(
+    rm: ScriptedRM, executor: Executor
+) -> None:
+    """The RM shuns a host for a while where a slot broke; meanwhile others would overtake."""
+    await rm.allocate(allocation())
+    await executor.crash()
+    executor.helper.slots.clear()
+    executor.helper.boot_id = "next boot"
+    await again(rm, executor)
+    assert rm.registered.boot_id == "next boot"
+    assert [(e.allocation_id, e.reason) for e in rm.registered.report.ended] == [
+        ("slot", "SLOT_MISSING")
+    ]
+
+
 async def test_what_cannot_be_read_of_the_checkpoint_is_destroyed_on_the_host(
     rm: ScriptedRM, executor: Executor
 ) -> None:
