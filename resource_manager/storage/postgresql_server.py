@@ -6,6 +6,8 @@ are the database's own (`clock_timestamp()`): hosts' clocks differ, and a frozen
 
 from __future__ import annotations
 
+import re
+import secrets
 import time
 from dataclasses import dataclass
 
@@ -40,15 +42,8 @@ _UPGRADE_LOCK = tables.APPLICATION_ID
 """Key of the advisory lock under which schemas are made and changed; ends with the transaction."""
 
 
-def postgresql_engine(
-    location: DatabaseUrl, *, connections: int = CONNECTIONS, look_first: bool = False
-) -> Engine:
+def postgresql_engine(location: DatabaseUrl, *, connections: int = CONNECTIONS) -> Engine:
     """An engine for this database; connects at first use.
-
-    Args:
-        location: where.
-        connections: at most.
-        look_first: replace a connection that broke meanwhile before it is used.
 
     Raises:
         ConfigurationError: the driver is not installed.
@@ -75,9 +70,16 @@ def postgresql_engine(
         pool_size=connections,
         max_overflow=0,
         pool_timeout=30,
-        pool_pre_ping=look_first,
         connect_args=given,
     )
+
+
+_MARK = re.compile(r" \[[0-9a-f]{16}\]$")
+
+
+def holder_mark() -> str:
+    """What makes a holder unique, however it calls itself; people are not shown it."""
+    return f" [{secrets.token_hex(8)}]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +112,7 @@ def read_lease(connection: Connection, *, lock: bool = False) -> Lease:
             "the database is damaged: it has no leadership row; restore it from a backup",
             reason=Reason.STORE_CORRUPT,
         )
-    return Lease(*row)
+    return Lease(_MARK.sub("", row[0]), *row[1:])
 
 
 def in_use(location: DatabaseUrl, lease: Lease) -> StoreError:

@@ -11,11 +11,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import contextmanager, suppress
+from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Engine, text
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from finegrain.errors import InvalidArgument
 from resource_manager.storage import migrate
@@ -27,6 +27,7 @@ from resource_manager.storage.postgresql_server import (
     NOW_MS,
     POLL_S,
     Lease,
+    holder_mark,
     in_use,
     postgresql_engine,
     prepare,
@@ -40,6 +41,7 @@ from resource_manager.storage.versions import check_not_ahead
 
 LEASE_MS_MIN = 100
 
+T = TypeVar("T")
 Clock = Callable[[], float]
 
 
@@ -57,14 +59,14 @@ SURE_SHARE = 0.9
 way from the decision to the wire."""
 
 # `durable` is joined so that its setting is made; one statement, so that nothing idles in between.
+# Holders are unique: a row with ours is ours, also where the answer that told us so was lost.
 _TAKE = text(
     f"""
     WITH durable AS MATERIALIZED (SELECT {DURABLE})
     UPDATE leadership SET holder = :holder, rm_epoch = greatest(rm_epoch, :above_epoch) + 1,
         until_time_ms = {NOW_MS} + :lease_ms, address = :address
     FROM durable
-    WHERE id = 1 AND CASE WHEN :old_epoch = 0 THEN until_time_ms < {NOW_MS}
-            ELSE holder = :old_holder AND rm_epoch = :old_epoch END
+    WHERE id = 1 AND (holder = :holder OR (:old_epoch = 0 AND until_time_ms < {NOW_MS}))
         AND (SELECT version_num FROM alembic_version) = :version
     RETURNING rm_epoch
     """
@@ -75,14 +77,14 @@ _RENEW = text(
     f"""
     WITH quick AS MATERIALIZED (SELECT set_config('synchronous_commit', 'off', true))
     UPDATE leadership SET until_time_ms = {NOW_MS} + :lease_ms
-    FROM quick WHERE id = 1 AND holder = :holder AND rm_epoch = :rm_epoch
+    FROM quick WHERE id = 1 AND holder = :holder
     """
 )
 
 _GIVE_BACK = text(
     """
     UPDATE leadership SET until_time_ms = 0
-    WHERE id = 1 AND holder = :holder AND rm_epoch = :rm_epoch
+    WHERE id = 1 AND holder = :holder
     """
 )
 
@@ -120,9 +122,11 @@ class PostgresqlStore(SqlStore):
             statements=PostgresqlStatements(),
         )
         self._engine = engine
-        # A connection of its own: renewals never wait for readers to give one back.
-        self._lease_engine = postgresql_engine(location, connections=1, look_first=True)
+        # A connection of its own, kept: renewals never wait for readers, and cost little.
+        self._lease_engine = postgresql_engine(location, connections=1)
         self._single = self._lease_engine.execution_options(isolation_level="AUTOCOMMIT")
+        self._kept: Connection | None = None
+        self._mark = holder_mark()
         self._lease_lock = threading.Lock()  # no renewal sees half of a new epoch
         self._lease_ms = lease_ms
         self._idle_ms = str(max(1, round(lease_ms * IDLE_SHARE)))
@@ -161,8 +165,8 @@ class PostgresqlStore(SqlStore):
 
     def _take(self, holder: str, address: str, above_epoch: int) -> int | None:
         # A store that leads only raises its own epoch; it does not take over from others.
-        values = {
-            "holder": holder,
+        values: dict[str, Any] = {
+            "holder": self._holder or f"{holder}{self._mark}",
             "address": address,
             "above_epoch": above_epoch,
             "lease_ms": self._lease_ms,
@@ -170,21 +174,38 @@ class PostgresqlStore(SqlStore):
         }
         with self._lease_lock, self._errors():
             self._must_be_open()
-            values |= {"old_holder": self._holder, "old_epoch": self._rm_epoch}
+            values["old_epoch"] = self._rm_epoch
             asked_at_s = self._clock()
-            with self._single.connect() as connection:
-                found = connection.scalar(_TAKE, values)
+            found = self._about_lease(lambda connection: connection.scalar(_TAKE, values))
             if found is None:
                 return None
-            self._holder, self._rm_epoch = holder, int(found)
+            self._holder, self._rm_epoch = values["holder"], int(found)
             self._rely_on_lease(asked_at_s)
             return self._rm_epoch
 
     def _lease(self) -> Lease:
-        with self._lease_lock, self._errors(), self._single.connect() as connection:
+        def look(connection: Connection) -> Lease:
             # Newer software may have upgraded the schema while this one waited for the lease.
             check_not_ahead(migrate.recorded_version(connection), str(self.location))
             return read_lease(connection)
+
+        with self._lease_lock, self._errors():
+            return self._about_lease(look)
+
+    def _about_lease(self, ask: Callable[[Connection], T]) -> T:
+        """One question on the kept connection; anew on another one where that broke meanwhile."""
+        while True:
+            used_before = self._kept is not None
+            connection = self._kept = self._kept or self._single.connect()
+            try:
+                return ask(connection)
+            except BaseException as error:
+                self._kept = None
+                connection.invalidate()
+                connection.close()
+                broke = isinstance(error, DBAPIError) and error.connection_invalidated
+                if not (broke and used_before):
+                    raise
 
     def _rely_on_lease(self, asked_at_s: float) -> None:
         self._sure_until_s = asked_at_s + self._lease_ms / 1000 * SURE_SHARE
@@ -206,15 +227,12 @@ class PostgresqlStore(SqlStore):
             if not self._rm_epoch:
                 raise self._not_leader()
             asked_at_s = self._clock()
-            with self._single.connect() as connection:
-                renewed = connection.execute(_RENEW, self._me() | {"lease_ms": self._lease_ms})
-            if renewed.rowcount != 1:
+            values = {"holder": self._holder, "lease_ms": self._lease_ms}
+            renewed = self._about_lease(lambda one: one.execute(_RENEW, values).rowcount)
+            if renewed != 1:
                 self._sure_until_s = float("-inf")
                 raise self._not_leader()
             self._rely_on_lease(asked_at_s)
-
-    def _me(self) -> dict[str, Any]:
-        return {"holder": self._holder, "rm_epoch": self._rm_epoch}
 
     def maintain(self) -> None:
         """See `Store.maintain`. The server keeps house by itself (autovacuum)."""
@@ -245,11 +263,12 @@ class PostgresqlStore(SqlStore):
         with self._write_lock, self._lease_lock:
             self._closed = True
             if self._rm_epoch:
-                try:
-                    with self._single.connect() as connection:
-                        connection.execute(_GIVE_BACK, self._me())
-                except SQLAlchemyError:
-                    pass  # then the lease runs out by itself
+                values = {"holder": self._holder}
+                with suppress(SQLAlchemyError):  # then the lease runs out by itself
+                    self._about_lease(lambda one: one.execute(_GIVE_BACK, values))
+            if self._kept is not None:
+                with suppress(SQLAlchemyError):
+                    self._kept.close()
             self._engine.dispose()
             self._lease_engine.dispose()
 

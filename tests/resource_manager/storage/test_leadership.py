@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Connection, text
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
 from finegrain.errors import Reason, StoreError
 from resource_manager.engine.effects import Changes
@@ -308,7 +308,7 @@ def test_whoever_was_replaced_is_not_sure_any_more(
     leased: PostgresqlStore, postgresql_server: PostgresqlServer, postgresql_url: str
 ) -> None:
     leased.lead("first")
-    taken = "UPDATE leadership SET rm_epoch = rm_epoch + 1"
+    taken = "UPDATE leadership SET rm_epoch = rm_epoch + 1, holder = 'another'"
     postgresql_server.execute(taken, postgresql_url.partition("@/")[2].partition("?")[0])
     assert leased.surely_leads()  # it cannot know; its commits fail all the same
     with pytest.raises(NotLeader):
@@ -325,18 +325,67 @@ def test_renewing_while_the_own_epoch_is_raised_does_not_look_like_being_replace
     postgresql_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As after a failed commit: the books are read anew while the lease is renewed beside it."""
-    close = Connection.close
+    scalar = Connection.scalar
 
-    def slow(connection: Connection) -> None:
-        close(connection)
+    def slow(connection: Connection, *args: Any, **kwargs: Any) -> Any:
+        found = scalar(connection, *args, **kwargs)
         time.sleep(0.02)  # the new epoch is in the database, and not yet known to this process
+        return found
 
     with open_store(postgresql_url) as store:
         store.lead("first")
-        monkeypatch.setattr(Connection, "close", slow)
+        monkeypatch.setattr(Connection, "scalar", slow)
         with keeps_renewing(store, pause_s=0):
             for _ in range(10):
                 store.lead("first")
+        store.renew()
+
+
+@on_postgresql
+def test_a_leader_whose_taking_was_not_heard_of_still_leads(
+    postgresql_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The connection breaks after the database took the new epoch, before it could say so."""
+    scalar = Connection.scalar
+    lost = 0
+
+    def unheard(connection: Connection, *args: Any, **kwargs: Any) -> Any:
+        nonlocal lost
+        found = scalar(connection, *args, **kwargs)
+        if "durable" in str(args[0]) and lost < 2:
+            lost += 1
+            raise OperationalError("lost", {}, Exception("server closed the connection"))
+        return found
+
+    with open_store(postgresql_url, lease_ms=60_000) as store:
+        monkeypatch.setattr(Connection, "scalar", unheard)
+        with pytest.raises(StoreAway):
+            store.lead("first")
+        with pytest.raises(StoreAway):
+            store.lead("first")
+        assert store.lead("first") == 3
+        store.renew()
+        store.commit(Changes(jobs=[job()]))
+
+
+@on_postgresql
+def test_two_of_one_name_are_two(postgresql_url: str) -> None:
+    with open_store(postgresql_url, lease_ms=60_000) as first, open_store(postgresql_url) as second:
+        first.lead("a twin")
+        with pytest.raises(StoreError, match="in use by a twin \\(epoch 1"):
+            second.lead("a twin", wait_s=0)
+
+
+@on_postgresql
+def test_the_lease_outlives_its_connection(
+    postgresql_server: PostgresqlServer, postgresql_url: str
+) -> None:
+    name = postgresql_url.partition("@/")[2].partition("?")[0]
+    with open_store(postgresql_url, lease_ms=60_000) as store:
+        store.lead("first")
+        postgresql_server.execute(
+            f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'"
+        )
         store.renew()
 
 
