@@ -118,12 +118,13 @@ class SqliteStore(SqlStore):
         """See `Store.renew`. Looks whether lock file and database still are the ones under these
         names."""
         self._must_be_open()
-        try:
-            in_place = os.path.samestat(self._identity, self._path.stat())
-        except OSError:
-            in_place = False
-        if not self._rm_epoch or not self._lock.held or not in_place:
-            raise self._not_leader()
+        with os_errors(self._path):  # a disk that fails says nothing about who leads
+            try:
+                in_place = os.path.samestat(self._identity, self._path.stat())
+            except FileNotFoundError:
+                in_place = False
+            if not self._rm_epoch or not self._lock.held or not in_place:
+                raise self._not_leader()
 
     def surely_leads(self) -> bool:
         """See `Store.surely_leads`: the lock file goes with the process, not with time."""

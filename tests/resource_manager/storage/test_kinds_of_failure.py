@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
+from pathlib import Path
+
 import pytest
 
 from finegrain.errors import Reason, StoreError
@@ -56,6 +60,24 @@ def test_a_statement_that_the_server_refuses_is_no_reason_to_wait(postgresql_url
             store.commit(Changes([job("job-1", name="with NUL \0")]))
         assert not isinstance(caught.value, StoreAway)
         store.commit(Changes([job("job-1")]))
+
+
+def test_a_disk_that_fails_is_not_taken_for_another_leader(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever steps down is not started again; whoever ends for a failure is."""
+
+    def failing(path: Path) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    with open_store(sqlite_url) as store:
+        store.lead("first")
+        store.renew()
+        with monkeypatch.context() as patched:
+            patched.setattr(Path, "stat", failing)
+            with pytest.raises(StoreError, match="Input/output error"):
+                store.renew()
+        store.renew()
 
 
 def test_an_sqlite_without_room_may_have_some_later(sqlite_url: str) -> None:
