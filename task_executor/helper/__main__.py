@@ -237,6 +237,9 @@ def main(argument: str) -> int:
         helper = Helper(config)
     except (OSError, Fault) as error:
         sys.stderr.write(f"helper: {error}\n")
+        if config["holder_pid"] and not any((state / "slots").glob("*.json")):
+            with suppress(ProcessLookupError):
+                os.kill(config["holder_pid"], signal.SIGKILL)  # it has nothing to hold
         return EXIT_CONFIG
     if not config["detached"]:
         signal.signal(signal.SIGTERM, helper._leave)

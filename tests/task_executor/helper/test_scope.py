@@ -17,7 +17,7 @@ import pytest
 
 from task_executor.helper import scope
 from task_executor.helper.cgroups import choose_driver
-from task_executor.helper.launch import HelperConfig, start_helper
+from task_executor.helper.launch import HelperConfig, HelperNotStarted, start_helper
 from task_executor.helper.paths import read_json
 from task_executor.host.helper_client import HelperClient
 from tests.task_executor.helper.conftest import Host, alive, eventually
@@ -164,6 +164,22 @@ async def test_when_the_whole_scope_has_gone_the_slots_are_gone_and_new_ones_are
     task = await scoped.start("sleep 600", allocation_id="another")
     limit = MEMORY / memory_group(task)[1:] / "../memory.limit_in_bytes"
     assert limit.read_text() == f"{256 << 20}\n"
+
+
+@pytest.mark.needs("root", "cgroup-v1")
+async def test_one_that_is_refused_leaves_nobody_behind_in_the_others_scope(
+    scoped: Host, stage: Stage, place: Path
+) -> None:
+    rival = replace(
+        scoped.config, state_dir=str(place / "rival"), socket_path=str(place / "rival.sock")
+    )
+    with pytest.raises(HelperNotStarted, match="is in use on this host"):
+        start_helper(rival)
+    record = read_json(place / "rival/holder.json") or {}
+    await eventually(lambda: not alive(record["pid"]), "the holder of the refused one has gone")
+    assert alive(holder_of(scoped))
+    assert stage.scopes_made() == 1
+    await scoped.slot()
 
 
 @pytest.mark.needs("root", "cgroup-v1")
