@@ -51,6 +51,10 @@ class Ending:
     given_up: int = 0  # likewise: they have ended
 
 
+Heard = dict[str, tuple[str, int]]
+"""Instance id and number of the last report that was taken in, by executor."""
+
+
 class State:
     """Jobs, requests, slots and hosts, with everything that is derived from them."""
 
@@ -123,6 +127,25 @@ class State:
         state.refresh_indexes()
         state.considered_arrival = state.arrival_number
         return state
+
+    def heard(self) -> Heard:
+        """Up to which report each executor was heard; for `remember`."""
+        return {
+            name: (host.executor.registration.instance_id, host.executor.report_number)
+            for name, host in self.hosts.items()
+            if host.executor.report_number
+        }
+
+    def remember(self, heard: Heard) -> None:
+        """What this very process heard before it read its books anew is still on its way to
+        nobody else: a registration that was overtaken then is refused now as well.
+
+        Without this a late copy of one, taken for news, would strike slots that were made since.
+        """
+        for name, (instance_id, report_number) in heard.items():
+            host = self.hosts.get(name)
+            if host is not None and host.executor.registration.instance_id == instance_id:
+                host.executor.report_number = report_number
 
     @property
     def executors(self) -> dict[str, Executor]:

@@ -26,7 +26,7 @@ from resource_manager.engine.entities import Instant, RequestState
 from resource_manager.engine.epochs import EpochSeen
 from resource_manager.engine.events import Decide, Event, Ticked
 from resource_manager.engine.settings import EngineSettings
-from resource_manager.engine.state import State
+from resource_manager.engine.state import Heard, State
 from resource_manager.service.metrics import ResourceManagerMetrics
 from resource_manager.storage.store import Store
 
@@ -89,6 +89,7 @@ class Books:
         self._check = check or _engine_check()
         self._clock = clock or now
         self._state: State | None = None
+        self._heard: Heard = {}  # by books of this process that were dropped
         self.rm_epoch = 0
         self.broken: list[str] = []  # invariants found broken; nothing is granted any more
         self._turned_ms = 0  # monotonic: when the latest change of the books began; 0: none
@@ -121,6 +122,8 @@ class Books:
         Raises:
             StoreError, NotLeader: as the store says.
         """
+        if self._state is not None:
+            self._heard |= self._state.heard()
         self._state = None
         self.rm_epoch = self.store.lead(
             self._holder, above_epoch=self.rm_epoch, address=self.address
@@ -138,6 +141,7 @@ class Books:
             snapshot = self.store.load()
             snapshot.rm_epoch = self.rm_epoch
             self._state = State.restore(snapshot, self._settings, self._clock())
+            self._state.remember(self._heard)
             del snapshot
         self.check()
 
