@@ -18,6 +18,8 @@ class ChangeTracker:
         self._jobs: dict[str, Job] = {}
         self._requests: dict[str, Request] = {}
         self._slots: dict[tuple[str, int], Slot] = {}
+        self._moved_requests: dict[str, Request] = {}
+        self._moved_slots: dict[tuple[str, int], Slot] = {}
         self._executors: dict[str, Executor] = {}
         self._deleted_jobs: dict[str, None] = {}
         self._deleted_requests: dict[str, None] = {}
@@ -34,12 +36,24 @@ class ChangeTracker:
         self._jobs[job.job_id] = job
 
     def request(self, request: Request) -> None:
-        """The request is new or changed."""
+        """The request is new."""
         self._requests[request.spec.allocation_id] = request
 
+    def request_moved(self, request: Request) -> None:
+        """The request stands elsewhere than before."""
+        allocation_id = request.spec.allocation_id
+        if allocation_id not in self._requests:
+            self._moved_requests[allocation_id] = request
+
     def slot(self, slot: Slot) -> None:
-        """The slot is new or changed."""
+        """The slot is new."""
         self._slots[slot.allocation_id, slot.generation] = slot
+
+    def slot_moved(self, slot: Slot) -> None:
+        """The slot stands elsewhere than before, or its executor said more about it."""
+        key = (slot.allocation_id, slot.generation)
+        if key not in self._slots:
+            self._moved_slots[key] = slot
 
     def executor(self, executor: Executor) -> None:
         """The executor is new or changed."""
@@ -71,6 +85,7 @@ class ChangeTracker:
         """The slot is gone."""
         key = (slot.allocation_id, slot.generation)
         self._slots.pop(key, None)
+        self._moved_slots.pop(key, None)
         self._deleted_slots[key] = None
 
     def delete_executor(self, executor_id: str) -> None:
@@ -82,6 +97,7 @@ class ChangeTracker:
         """The request is forgotten."""
         allocation_id = request.spec.allocation_id
         self._requests.pop(allocation_id, None)
+        self._moved_requests.pop(allocation_id, None)
         self._deleted_requests[allocation_id] = None
 
     def delete_job(self, job: Job) -> None:
@@ -99,6 +115,8 @@ class ChangeTracker:
             jobs=list(self._jobs.values()),
             requests=list(self._requests.values()),
             slots=list(self._slots.values()),
+            moved_requests=list(self._moved_requests.values()),
+            moved_slots=list(self._moved_slots.values()),
             executors=list(self._executors.values()),
             deleted_jobs=list(self._deleted_jobs),
             deleted_requests=list(self._deleted_requests),

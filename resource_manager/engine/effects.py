@@ -87,12 +87,18 @@ class StepResult:
 
 @dataclass(slots=True)
 class Changes:
-    """Rows that a batch touched, each once, as they are now. Stored in one transaction."""
+    """Rows that a batch touched, each once, as they are now. Stored in one transaction.
+
+    What has moved was stored before; of it only where it stands now is stored again (state, reason,
+    message, generation and end of a request; state, time, cpus and isolation of a slot).
+    """
 
     jobs: list[Job] = field(default_factory=list)
     requests: list[Request] = field(default_factory=list)
     slots: list[Slot] = field(default_factory=list)
     executors: list[Executor] = field(default_factory=list)
+    moved_requests: list[Request] = field(default_factory=list)
+    moved_slots: list[Slot] = field(default_factory=list)
     deleted_jobs: list[str] = field(default_factory=list)  # with their requests and events
     deleted_requests: list[str] = field(default_factory=list)
     deleted_slots: list[tuple[str, int]] = field(default_factory=list)
@@ -115,6 +121,8 @@ class Changes:
                 self.requests,
                 self.slots,
                 self.executors,
+                self.moved_requests,
+                self.moved_slots,
                 self.deleted_jobs,
                 self.deleted_requests,
                 self.deleted_slots,

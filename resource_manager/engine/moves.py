@@ -54,8 +54,7 @@ def place(turn: Turn, requests: Sequence[Request], host: Host) -> None:
         state.jobs[slot.job_id].slot_keys.add(key)
         host.slots[key] = slot
         host.to_allocate[key] = None
-        state.changes.request(request)
-        state.changes.slot(slot)
+        state.changes.slot(slot)  # a restart reads the request's state off its slot
     host.book(booked, len(requests))
     state.outbox[host.host_id] = None
 
@@ -68,10 +67,9 @@ def confirm(
     state.story.move_slot(slot, SlotInput.CONFIRM)
     slot.allocated_time_ms = turn.at.time_ms
     _describe(slot, isolation, cpus)
-    state.changes.slot(slot)
+    state.changes.slot_moved(slot)
     request = state.requests[slot.allocation_id]
     state.story.move_request(request, RequestInput.CONFIRM)
-    state.changes.request(request)
     _serves(turn, turn.host_of(slot), request)
     turn.job_event(request, slot=slot)
     turn.slot_event("slot_granted", slot)
@@ -98,14 +96,18 @@ def reclaim(
     slot.grace_ms = None
     _describe(slot, isolation, cpus)
     turn.host_of(slot).to_free.pop(key_of(slot), None)
-    state.changes.slot(slot)
-    state.changes.request(request)
+    state.changes.slot_moved(slot)
+    state.changes.request_moved(request)
     turn.job_event(request, slot=slot)
     turn.slot_event("slot_reclaimed", slot)
 
 
 def free(turn: Turn, slot: Slot, grace_ms: int | None = None) -> None:
-    """Begins to take a slot down; one that was never ordered is gone at once."""
+    """Begins to take a slot down; one that was never ordered is gone at once.
+
+    Its row is not touched: a slot that no living request has is one that is being taken down, also
+    after a restart.
+    """
     state = turn.state
     host = turn.host_of(slot)
     key = key_of(slot)
@@ -116,7 +118,6 @@ def free(turn: Turn, slot: Slot, grace_ms: int | None = None) -> None:
     slot.grace_ms = grace_ms
     host.to_free[key] = None
     state.outbox[host.host_id] = None
-    state.changes.slot(slot)
 
 
 def vanish(turn: Turn, slot: Slot) -> None:
@@ -143,7 +144,7 @@ def requeue(turn: Turn, request: Request, slot: Slot, reason: str, message: str)
     was_granted = request.state is RequestState.GRANTED
     state.story.move_request(request, RequestInput.REQUEUE)
     state.queue.add(request)
-    state.changes.request(request)
+    state.changes.request_moved(request)
     if was_granted:
         turn.job_event(request, reason=reason, message=message, slot=slot)
 
@@ -184,7 +185,7 @@ def end_request(
     request.end_time_ms = turn.at.time_ms
     state.jobs[request.job_id].live_requests -= 1
     state.live_requests -= 1
-    state.changes.request(request)
+    state.changes.request_moved(request)
     turn.job_event(request, reason=reason, message=message, slot=slot)
 
 

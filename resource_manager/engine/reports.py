@@ -162,7 +162,7 @@ def _seen(turn: Turn, host: Host, slot: Slot, seen: ReportedSlot, *, returning: 
             _free_again(turn, host, slot)
     elif seen.isolation is not None and seen.isolation != slot.isolation:
         slot.isolation = seen.isolation
-        turn.state.changes.slot(slot)
+        turn.state.changes.slot_moved(slot)
 
 
 def _is_waited_for(turn: Turn, host: Host, slot: Slot) -> bool:

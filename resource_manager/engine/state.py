@@ -24,6 +24,7 @@ from resource_manager.engine.entities import (
     Request,
     RequestState,
     Slot,
+    SlotState,
 )
 from resource_manager.engine.history import History
 from resource_manager.engine.host import Host, SlotKey
@@ -120,6 +121,9 @@ class State:
             state._restore_request(request)
         for slot in sorted(snapshot.slots, key=lambda slot: (slot.allocation_id, slot.generation)):
             state._restore_slot(slot)
+        for request in state.requests.values():
+            if request.state is RequestState.PENDING:
+                state.queue.add(request)
         for host in state.hosts.values():
             host.adopt_registration()
             state.hosts_in_use += bool(host.slots)
@@ -262,8 +266,6 @@ class State:
             self.live_requests += 1
             if job.state is JobState.ENDED:
                 self.endings.setdefault(job.job_id, Ending())
-        if request.state is RequestState.PENDING:
-            self.queue.add(request)
 
     def _restore_slot(self, slot: Slot) -> None:
         host = self.hosts.get(slot.executor_id)
@@ -275,6 +277,7 @@ class State:
         request = self.requests.get(slot.allocation_id)
         if request is not None:
             slot.allocation_id = request.spec.allocation_id
+        _match(request, slot)
         slot.executor_id = host.host_id
         key = slot.allocation_id, slot.generation
         self.slots[key] = slot
@@ -283,3 +286,25 @@ class State:
         if job is not None:
             slot.job_id = job.job_id
             job.slot_keys.add(key)
+
+
+def _match(request: Request | None, slot: Slot) -> None:
+    """Where a request and one of its slots (older ones first) stand, by what was stored of both.
+
+    Placing, granting and taking down are not written twice: a row of a request says how it stood
+    when it last waited or ended. A slot of a later placement than that is the one it has; a slot
+    that no living request has is being taken down.
+    """
+    lives = request is not None and (
+        request.generation < slot.generation
+        if request.state is RequestState.PENDING
+        else request.generation == slot.generation
+        and request.state in (RequestState.ALLOCATING, RequestState.GRANTED)
+    )
+    if request is None or not lives or slot.state is SlotState.FREEING:
+        slot.state = SlotState.FREEING
+        return
+    granted = slot.state is SlotState.ALLOCATED
+    request.state = RequestState.GRANTED if granted else RequestState.ALLOCATING
+    request.generation = slot.generation
+    request.reason = request.message = ""

@@ -28,6 +28,7 @@ _SKIP_GENERATIONS = f"""
     SELECT '{GENERATION_FLOOR}', {GENERATION_STEP} + max(floor) FROM (
         SELECT 0 AS floor
         UNION ALL SELECT max(generation) FROM requests
+        UNION ALL SELECT max(generation) FROM slots
         UNION ALL SELECT value FROM counters WHERE name = '{GENERATION_FLOOR}'
     ) AS floors WHERE true
     ON CONFLICT (name) DO UPDATE SET value = excluded.value

@@ -51,6 +51,17 @@ class Codec(Generic[T]):
     decode: Callable[[Sequence[Any]], T]
 
 
+@dataclass(frozen=True, slots=True)
+class MoveCodec(Generic[T]):
+    """How it is written where something stands now. Rows hold the columns `key`, then `changed`."""
+
+    table: Table
+    key: tuple[str, ...]
+    changed: tuple[str, ...]
+    encode: Callable[[T], Row]
+
+
+_quoted = json.encoder.encode_basestring_ascii
 _json = json.JSONEncoder(separators=(",", ":")).encode  # `dumps` would make one each time
 
 
@@ -81,8 +92,40 @@ def _isolation(text: str) -> dict[str, object]:
     return found
 
 
-def _optional_json(value: Mapping[str, object] | None) -> str | None:
-    return None if value is None else _json(value)
+_texts: dict[int, tuple[object, str]] = {}
+
+
+def _shared_text(data: object) -> str:
+    """JSON of plain data that nobody changes and that many share; told apart by identity, which is
+    good as long as the data is kept beside its text.
+    """
+    known = _texts.get(id(data))
+    if known is None:
+        if len(_texts) >= _KNOWN_ISOLATIONS:
+            _texts.clear()
+        known = _texts[id(data)] = (data, _json(data))
+    return known[1]
+
+
+def _isolation_text(isolation: Mapping[str, object] | None) -> str | None:
+    return None if isolation is None else _shared_text(isolation)
+
+
+def _slot_text(slot: Mapping[str, object] | None) -> str | None:
+    """JSON of a slot as events carry it; what its profile and isolation say is shared by many."""
+    if slot is None:
+        return None
+    return "{" + ",".join([_member(name, value) for name, value in slot.items()]) + "}"
+
+
+def _member(name: str, value: object) -> str:
+    if isinstance(value, str):
+        text = _quoted(value)
+    elif type(value) is int:
+        text = str(value)
+    else:
+        text = _shared_text(value) if isinstance(value, dict) else _json(value)
+    return f"{_quoted(name)}:{text}"
 
 
 def _optional_dict(text: str | None) -> dict[str, object] | None:
@@ -190,7 +233,7 @@ def _encode_slot(slot: Slot) -> Row:
         slot.cpus,
         str(slot.state),
         slot.allocated_time_ms,
-        _optional_json(slot.isolation),
+        _isolation_text(slot.isolation),
     )
 
 
@@ -207,6 +250,28 @@ def _decode_slot(row: Sequence[Any]) -> Slot:
         state=_SLOT_STATES[row[8]],
         allocated_time_ms=row[9],
         isolation=None if row[10] is None else _isolation(row[10]),
+    )
+
+
+def _encode_request_move(request: Request) -> Row:
+    return (
+        request.spec.allocation_id,
+        str(request.state),
+        str(request.reason),
+        request.message,
+        request.generation,
+        request.end_time_ms,
+    )
+
+
+def _encode_slot_move(slot: Slot) -> Row:
+    return (
+        slot.allocation_id,
+        slot.generation,
+        slot.cpus,
+        str(slot.state),
+        slot.allocated_time_ms,
+        _isolation_text(slot.isolation),
     )
 
 
@@ -273,7 +338,7 @@ def _encode_job_event(event: JobEvent) -> Row:
         str(event.state),
         str(event.reason),
         event.message,
-        _optional_json(event.slot),
+        _slot_text(event.slot),
     )
 
 
@@ -313,3 +378,15 @@ SLOTS = Codec(tables.slots, _encode_slot, _decode_slot)
 EXECUTORS = Codec(tables.executors, _encode_executor, _decode_executor)
 JOB_EVENTS = Codec(tables.job_events, _encode_job_event, _decode_job_event)
 CLUSTER_EVENTS = Codec(tables.cluster_events, _encode_cluster_event, _decode_cluster_event)
+REQUEST_MOVES = MoveCodec(
+    tables.requests,
+    ("allocation_id",),
+    ("state", "reason", "message", "generation", "end_time_ms"),
+    _encode_request_move,
+)
+SLOT_MOVES = MoveCodec(
+    tables.slots,
+    ("allocation_id", "generation"),
+    ("cpus", "state", "allocated_time_ms", "isolation"),
+    _encode_slot_move,
+)

@@ -14,13 +14,13 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Engine, Select, select, union_all
 
-from finegrain.errors import ConfigurationError, StoreError
+from finegrain.errors import ConfigurationError, InvariantBroken, StoreError
 from resource_manager.engine.effects import Changes, Snapshot
 from resource_manager.engine.entities import ClusterEvent, JobEvent
 from resource_manager.storage import rows, tables
 from resource_manager.storage.location import DatabaseUrl
 from resource_manager.storage.lost_history import leave_lost_history
-from resource_manager.storage.rows import Codec
+from resource_manager.storage.rows import Codec, MoveCodec
 from resource_manager.storage.statements import Statements
 from resource_manager.storage.store import NotLeader, Store
 
@@ -168,6 +168,15 @@ class _PreparedChanges:
             (tables.cluster_events, _encoded(rows.CLUSTER_EVENTS, changes.cluster_events)),
             (tables.counters, list(changes.counters.items())),
         )
+        self._moves = (
+            (
+                rows.REQUEST_MOVES,
+                _encoded(
+                    rows.REQUEST_MOVES, [r for r in changes.moved_requests if r.job_id not in gone]
+                ),
+            ),
+            (rows.SLOT_MOVES, _encoded(rows.SLOT_MOVES, changes.moved_slots)),
+        )
 
     def apply(self, connection: Connection, statements: Statements) -> None:
         """Deletions, rows, then what the logs no longer keep."""
@@ -183,6 +192,12 @@ class _PreparedChanges:
         statements.delete(connection, tables.executors, ("executor_id",), executors)
         for table, encoded in self._upserts:
             statements.upsert(connection, table, encoded)
+        for codec, encoded in self._moves:
+            found = statements.update(connection, codec.table, codec.key, codec.changed, encoded)
+            if found != len(encoded):
+                raise InvariantBroken(
+                    f"{len(encoded)} {codec.table.name} have moved, {found} of them are stored"
+                )
         statements.trim(
             connection, tables.job_events, "job_id", "sequence", changes.trimmed_job_events
         )
@@ -194,7 +209,7 @@ class _PreparedChanges:
 _COUNTERS = select(tables.counters.c.name, tables.counters.c.value)
 
 
-def _encoded(codec: Codec[T], entities: Sequence[T]) -> list[rows.Row]:
+def _encoded(codec: Codec[T] | MoveCodec[T], entities: Sequence[T]) -> list[rows.Row]:
     encode = codec.encode
     return [encode(entity) for entity in entities]
 

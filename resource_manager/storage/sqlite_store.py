@@ -135,6 +135,7 @@ class SqliteStore(SqlStore):
         super().commit(changes)
         self._commits += 1
         self._rows += len(changes.requests) + len(changes.slots) + len(changes.job_events)
+        self._rows += len(changes.moved_requests) + len(changes.moved_slots)
         self._last_commit_at_s = time.monotonic()
         if self._commits >= 10 * CHECKPOINT_COMMITS or self._rows >= 10 * CHECKPOINT_ROWS:
             self._checkpoint("PASSIVE")

@@ -9,18 +9,21 @@ repeated transaction changes nothing.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Iterator, Sequence
+from functools import cache, lru_cache
 from typing import Any
 
-from sqlalchemy import Boolean, Connection, Integer, Table
-from sqlalchemy.sql.type_api import TypeEngine
+from sqlalchemy import Connection, Table
+
+from resource_manager.storage.arrays import Given, type_name, unnested
 
 Rows = Sequence[tuple[Any, ...]]
 
 ROWS_PER_STATEMENT = 2000
 """PostgreSQL: rows sent in one statement. Bounds memory, and the pause between two statements of a
 transaction, which `idle_in_transaction_session_timeout` watches."""
+
+_STATEMENTS_KEPT = 1_024  # spellings, by which columns say the same in all rows
 
 
 class Statements(ABC):
@@ -29,6 +32,20 @@ class Statements(ABC):
     @abstractmethod
     def upsert(self, connection: Connection, table: Table, rows: Rows) -> None:
         """Write rows (all columns in declared order), each key at most once."""
+
+    @abstractmethod
+    def update(
+        self,
+        connection: Connection,
+        table: Table,
+        key: tuple[str, ...],
+        changed: tuple[str, ...],
+        rows: Rows,
+    ) -> int:
+        """Change columns of rows that are there; answers with how many were.
+
+        `rows` hold the columns `key`, then `changed`, each key at most once.
+        """
 
     @abstractmethod
     def delete(
@@ -62,6 +79,14 @@ def _sqlite_upsert(table: Table) -> str:
     )
 
 
+@cache
+def _sqlite_update(table: Table, key: tuple[str, ...], changed: tuple[str, ...]) -> str:
+    places = {name: number for number, name in enumerate(key + changed, start=1)}
+    values = ", ".join(f"{name} = ?{places[name]}" for name in changed)
+    where = " AND ".join(f"{name} = ?{places[name]}" for name in key)
+    return f"UPDATE {table.name} SET {values} WHERE {where}"
+
+
 class SqliteStatements(Statements):
     """One prepared statement run per row: inside SQLite that is a loop, not a round trip."""
 
@@ -69,6 +94,20 @@ class SqliteStatements(Statements):
         """See `Statements.upsert`."""
         if rows:
             connection.exec_driver_sql(_sqlite_upsert(table), list(rows))
+
+    def update(
+        self,
+        connection: Connection,
+        table: Table,
+        key: tuple[str, ...],
+        changed: tuple[str, ...],
+        rows: Rows,
+    ) -> int:
+        """See `Statements.update`."""
+        if not rows:
+            return 0
+        sql = _sqlite_update(table, key, changed)
+        return connection.exec_driver_sql(sql, list(rows)).rowcount
 
     def delete(
         self, connection: Connection, table: Table, key: tuple[str, ...], keys: Rows
@@ -87,55 +126,92 @@ class SqliteStatements(Statements):
             connection.exec_driver_sql(f"DELETE FROM {table.name} WHERE {where}", list(upto))
 
 
-def _array(column_type: TypeEngine[Any]) -> str:
-    if isinstance(column_type, Boolean):
-        return "%s::boolean[]"
-    return "%s::bigint[]" if isinstance(column_type, Integer) else "%s::text[]"
-
-
-@cache
-def _postgresql_upsert(table: Table) -> str:
-    arrays = ", ".join(_array(column.type) for column in table.columns)
-    return (
-        f"INSERT INTO {table.name} ({_columns(table)}) SELECT * FROM unnest({arrays}) "
-        + _conflict_clause(table)
-    )
-
-
-def _unnested(table: Table, names: tuple[str, ...]) -> str:
-    arrays = ", ".join(_array(table.columns[name].type) for name in names)
-    return f"unnest({arrays}) AS given ({', '.join(names)})"
-
-
-def _in_chunks(connection: Connection, sql: str, rows: Rows) -> None:
-    for start in range(0, len(rows), ROWS_PER_STATEMENT):
-        chunk = rows[start : start + ROWS_PER_STATEMENT]
-        connection.exec_driver_sql(sql, tuple(list(column) for column in zip(*chunk, strict=True)))
-
-
 class PostgresqlStatements(Statements):
-    """One statement with one array per column: one round trip and one plan for thousands of
-    rows."""
+    """One statement for thousands of rows: an array per column, or, where a column says the same in
+    all of them, one value. One round trip and one plan."""
 
     def upsert(self, connection: Connection, table: Table, rows: Rows) -> None:
         """See `Statements.upsert`."""
-        _in_chunks(connection, _postgresql_upsert(table), rows)
+        names = tuple(table.columns.keys())
+        for chunk in _chunks(rows):
+            given = Given(table, names, chunk)
+            sql = _postgresql_upsert(table, given.single)
+            connection.exec_driver_sql(sql, given.singles + given.arrays)
+
+    def update(
+        self,
+        connection: Connection,
+        table: Table,
+        key: tuple[str, ...],
+        changed: tuple[str, ...],
+        rows: Rows,
+    ) -> int:
+        """See `Statements.update`."""
+        found = 0
+        for chunk in _chunks(rows):
+            given = Given(table, key + changed, chunk, arrays=len(key))
+            sql = _postgresql_update(table, key, changed, given.single)
+            found += connection.exec_driver_sql(sql, given.singles + given.arrays).rowcount
+        return found
 
     def delete(
         self, connection: Connection, table: Table, key: tuple[str, ...], keys: Rows
     ) -> None:
         """See `Statements.delete`."""
         where = " AND ".join(f"{table.name}.{name} = given.{name}" for name in key)
-        sql = f"DELETE FROM {table.name} USING {_unnested(table, key)} WHERE {where}"
-        _in_chunks(connection, sql, keys)
+        for chunk in _chunks(keys):
+            given = Given(table, key, chunk, arrays=len(key))
+            sql = f"DELETE FROM {table.name} USING {unnested(table, key)} WHERE {where}"
+            connection.exec_driver_sql(sql, given.arrays)
 
     def trim(
         self, connection: Connection, table: Table, owner: str, position: str, upto: Rows
     ) -> None:
         """See `Statements.trim`."""
+        names = (owner, position)
         sql = (
-            f"DELETE FROM {table.name} USING {_unnested(table, (owner, position))} "
+            f"DELETE FROM {table.name} USING {unnested(table, names)} "
             f"WHERE {table.name}.{owner} = given.{owner} "
             f"AND {table.name}.{position} <= given.{position}"
         )
-        _in_chunks(connection, sql, upto)
+        for chunk in _chunks(upto):
+            connection.exec_driver_sql(sql, Given(table, names, chunk, arrays=2).arrays)
+
+
+def _chunks(rows: Rows) -> Iterator[Rows]:
+    for start in range(0, len(rows), ROWS_PER_STATEMENT):
+        yield rows[start : start + ROWS_PER_STATEMENT]
+
+
+def _given(table: Table, name: str, names: tuple[str, ...], single: tuple[bool, ...]) -> str:
+    """A column of what is given, as a statement names it."""
+    one = single[names.index(name)]
+    return f"%s::{type_name(table.columns[name].type)}" if one else f"given.{name}"
+
+
+def _arrays_of(names: tuple[str, ...], single: tuple[bool, ...]) -> tuple[str, ...]:
+    return tuple(name for name, one in zip(names, single, strict=True) if not one)
+
+
+@lru_cache(_STATEMENTS_KEPT)
+def _postgresql_upsert(table: Table, single: tuple[bool, ...]) -> str:
+    names = tuple(table.columns.keys())
+    values = ", ".join(_given(table, name, names, single) for name in names)
+    several = _arrays_of(names, single)
+    source = f" FROM {unnested(table, several)}" if several else ""
+    # `WHERE true` tells the parser that ON CONFLICT is no join condition.
+    return (
+        f"INSERT INTO {table.name} ({_columns(table)}) SELECT {values}{source} WHERE true "
+        + _conflict_clause(table)
+    )
+
+
+@lru_cache(_STATEMENTS_KEPT)
+def _postgresql_update(
+    table: Table, key: tuple[str, ...], changed: tuple[str, ...], single: tuple[bool, ...]
+) -> str:
+    names = key + changed
+    values = ", ".join(f"{name} = {_given(table, name, names, single)}" for name in changed)
+    where = " AND ".join(f"{table.name}.{name} = given.{name}" for name in key)
+    several = _arrays_of(names, single)
+    return f"UPDATE {table.name} SET {values} FROM {unnested(table, several)} WHERE {where}"

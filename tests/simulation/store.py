@@ -7,7 +7,15 @@ from typing import Any
 
 from resource_manager.engine.effects import Changes, Snapshot
 from resource_manager.engine.entities import JobEvent
-from resource_manager.storage.rows import EXECUTORS, JOBS, REQUESTS, SLOTS
+from resource_manager.storage.rows import (
+    EXECUTORS,
+    JOBS,
+    REQUEST_MOVES,
+    REQUESTS,
+    SLOT_MOVES,
+    SLOTS,
+    MoveCodec,
+)
 
 Row = tuple[Any, ...]
 
@@ -31,6 +39,10 @@ class DictStore:
         requests = {each.allocation_id: REQUESTS.encode(each) for each in changes.requests}
         slots = {(s.allocation_id, s.generation): SLOTS.encode(s) for s in changes.slots}
         executors = {each.executor_id: EXECUTORS.encode(each) for each in changes.executors}
+        moved_requests = {r.allocation_id: REQUEST_MOVES.encode(r) for r in changes.moved_requests}
+        moved_slots = {
+            (s.allocation_id, s.generation): SLOT_MOVES.encode(s) for s in changes.moved_slots
+        }
         arrivals = {each.allocation_id: each.arrival_number for each in changes.requests}
 
         def commit() -> list[str]:
@@ -38,6 +50,12 @@ class DictStore:
             self.jobs.update(jobs)
             self.requests.update(requests)
             self.slots.update(slots)
+            for allocation_id, now in moved_requests.items():
+                self.requests[allocation_id] = _moved(
+                    self.requests[allocation_id], REQUEST_MOVES, now
+                )
+            for key, now in moved_slots.items():
+                self.slots[key] = _moved(self.slots[key], SLOT_MOVES, now)
             self.executors.update(executors)
             self.counters.update(changes.counters)
             return [*self._in_line(arrivals), *self._log(changes)]
@@ -82,3 +100,10 @@ class DictStore:
             executors=[EXECUTORS.decode(row) for row in self.executors.values()],
             counters=dict(self.counters),
         )
+
+
+def _moved(row: Row, codec: MoveCodec[Any], now: Row) -> Row:
+    """A row with the columns that a move writes."""
+    written = dict(zip(codec.key + codec.changed, now, strict=True))
+    columns = codec.table.columns.keys()
+    return tuple(written.get(name, was) for name, was in zip(columns, row, strict=True))

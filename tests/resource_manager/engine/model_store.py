@@ -9,6 +9,7 @@ from array import array
 from typing import Any
 
 from resource_manager.engine.effects import Changes, Snapshot
+from resource_manager.storage.rows import REQUEST_MOVES, SLOT_MOVES
 
 Key = tuple[str, int]
 
@@ -42,6 +43,10 @@ class ModelStore:
         self.slots.update(
             {(row.allocation_id, row.generation): copy.copy(row) for row in changes.slots}
         )
+        for moved in changes.moved_requests:
+            _move(self.requests[moved.allocation_id], moved, REQUEST_MOVES.changed)
+        for slot in changes.moved_slots:
+            _move(self.slots[slot.allocation_id, slot.generation], slot, SLOT_MOVES.changed)
         self.executors.update({row.executor_id: copy.copy(row) for row in changes.executors})
         self.counters.update(changes.counters)
         for event in changes.job_events:
@@ -85,6 +90,12 @@ RUNTIME: dict[str, dict[str, Any]] = {
         "drain_deadline_at_ms": None,
     },
 }
+
+
+def _move(row: Any, moved: Any, fields: tuple[str, ...]) -> None:
+    """Columns of requests and slots that change are called as the fields are."""
+    for name in fields:
+        setattr(row, name, getattr(moved, name))
 
 
 def _without_runtime(row: Any) -> Any:

@@ -190,6 +190,53 @@ def test_a_job_that_comes_back_under_a_deleted_id_starts_afresh(store: Store) ->
     assert [each.allocation_id for each in books.requests] == ["slot-2"]
 
 
+def test_a_move_changes_where_rows_stand_and_nothing_else(store: Store) -> None:
+    requests = [request(f"slot-{n}") for n in range(3)]
+    slots = [slot(f"slot-{n}") for n in range(3)]
+    store.commit(Changes(jobs=[job()], executors=[executor()], requests=requests, slots=slots))
+    ended = replace(
+        requests[1],
+        job_id="job-1",
+        state=RequestState.LOST,
+        reason="TERMINATED",
+        message='a "word" and a \\ and an ü',
+        generation=7,
+        end_time_ms=99,
+    )
+    freed = replace(slots[2], cpus="4-5", allocated_time_ms=None, isolation=None)
+    carved = replace(slots[0], allocated_time_ms=5, isolation={"cpu": "quota", "notes": ["a"]})
+    moves = Changes(moved_requests=[ended], moved_slots=[freed, carved])
+    for _ in range(2):  # once more leaves the same rows
+        store.commit(moves)
+        books = store.load()
+        assert sorted(books.requests, key=lambda each: each.allocation_id) == [
+            requests[0],
+            ended,
+            requests[2],
+        ]
+        assert sorted(books.slots, key=lambda each: each.allocation_id) == [
+            carved,
+            slots[1],
+            freed,
+        ]
+
+
+def test_a_move_of_what_is_not_stored_is_a_contradiction(store: Store) -> None:
+    store.commit(Changes(jobs=[job()], requests=[request("slot-1")]))
+    moved = [replace(request(name), generation=9) for name in ("slot-1", "slot-2")]
+    with pytest.raises(InvariantBroken, match="2 requests have moved, 1 of them"):
+        store.commit(Changes(moved_requests=moved, counters={"arrival_number": 8}))
+    books = store.load()
+    assert books.requests == [request("slot-1")]
+    assert books.counters == {}
+
+
+def test_moves_of_a_job_that_is_deleted_are_dropped_with_it(store: Store) -> None:
+    store.commit(Changes(jobs=[job()], requests=[request("slot-1")]))
+    store.commit(Changes(deleted_jobs=["job-1"], moved_requests=[request("slot-1")]))
+    assert store.load().requests == []
+
+
 def test_deleting_what_is_not_there_is_no_error(store: Store) -> None:
     store.commit(
         Changes(
