@@ -19,7 +19,6 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from finegrain.errors import (
@@ -34,7 +33,7 @@ from finegrain.metrics_http import MetricsServer
 from finegrain.rpc.access import CLUSTER_ACCESS, RESOURCE_MANAGER_ACCESS, TokenHashes
 from finegrain.rpc.addresses import check_dialable
 from finegrain.rpc.server import GuardedServer
-from finegrain.rpc.tokens import Tokens, ensure_token_files, read_token, sha256_hex
+from finegrain.rpc.tokens import Tokens, sha256_hex
 from finegrain.systemd import notify, watchdog_interval_s
 from finegrain.v1.cluster_pb2_grpc import add_ClusterServiceServicer_to_server
 from finegrain.v1.resource_manager_pb2_grpc import (
@@ -54,6 +53,12 @@ from resource_manager.service.executor_service import ExecutorCalls, ExecutorTer
 from resource_manager.service.job_service import JobCalls
 from resource_manager.service.metrics import ResourceManagerMetrics
 from resource_manager.service.ownership import JobSecrets
+from resource_manager.service.preparation import (
+    PreparedTokens,
+    prepare_tokens,
+    settings_of,
+    software_version,
+)
 from resource_manager.service.runner import Runner, RunnerLimits
 from resource_manager.service.standby import Leadership
 from resource_manager.service.state_dir import locked_state_dir, remove_endpoint, write_endpoint
@@ -81,13 +86,18 @@ class _Parts:
 
     options: ResourceManagerOptions
     settings: EngineSettings
-    tokens: Tokens
+    prepared_tokens: PreparedTokens
     metrics: ResourceManagerMetrics
     store: Store
     books: Books
     runner: Runner
     leadership: Leadership
     secrets: JobSecrets
+
+    @property
+    def tokens(self) -> Tokens:
+        """What callers show."""
+        return self.prepared_tokens.tokens
 
 
 class _Servicer(JobCalls, ExecutorCalls, ResourceManagerServiceServicer):
@@ -127,6 +137,7 @@ class _Running:
         if self.parts.options.standby:
 
             def waiting() -> None:
+                self.parts.prepared_tokens.check_shared(leadership.leader)
                 write_endpoint(self.state_dir, self.address, self.metrics_address)
                 ready(f"standing by at {self.address}")
 
@@ -208,46 +219,6 @@ async def serve(
         return _exit_code(error, options)
 
 
-def settings_of(options: ResourceManagerOptions) -> EngineSettings:
-    """The rules' numbers.
-
-    Raises:
-        InvalidArgument: a number that cannot work.
-    """
-    if options.strategy not in ("pack", "spread"):
-        raise InvalidArgument("strategy", options.strategy, "pack or spread")
-    if options.report_interval_ms < 1:
-        raise InvalidArgument("report_interval_ms", options.report_interval_ms, "1 or more")
-    if options.lost_timeout_ms < 2 * options.report_interval_ms:
-        raise InvalidArgument(
-            "lost_timeout_ms",
-            options.lost_timeout_ms,
-            f"at least twice report_interval_ms ({options.report_interval_ms})",
-        )
-    return EngineSettings(
-        report_interval_ms=options.report_interval_ms,
-        lost_timeout_ms=options.lost_timeout_ms,
-        strategy="spread" if options.strategy == "spread" else "pack",
-        cpu_milli_min=options.cpu_milli_min,
-        memory_bytes_min=options.memory_bytes_min,
-        job_requests_max=options.job_requests_max,
-        requests_max=options.requests_max,
-        lease_default_ms=options.lease_default_ms,
-        job_events_max=options.job_events_max,
-        cluster_events_max=options.cluster_events_max,
-        cluster_events_age_ms=options.cluster_events_age_ms,
-        ended_retention_ms=options.ended_retention_ms,
-    )
-
-
-def software_version() -> str:
-    """Version of the installed package."""
-    try:
-        return version("finegrain")
-    except PackageNotFoundError:
-        return "0"
-
-
 @asynccontextmanager
 async def _resource_manager(options: ResourceManagerOptions) -> AsyncIterator[_Running]:
     if options.advertise_address:
@@ -307,7 +278,7 @@ async def _parts(
     state_dir: Path,
     stack: AsyncExitStack,
 ) -> _Parts:
-    tokens = _tokens(options, state_dir)
+    tokens = prepare_tokens(options, state_dir)
     metrics = ResourceManagerMetrics(software_version())
     store: Store
     if options.standby:
@@ -324,15 +295,6 @@ async def _parts(
     leadership = Leadership(runner, metrics)
     secrets = JobSecrets(runner)
     return _Parts(options, settings, tokens, metrics, store, books, runner, leadership, secrets)
-
-
-def _tokens(options: ResourceManagerOptions, state_dir: Path) -> Tokens:
-    given = options.cluster_token_file, options.user_token_file
-    made = None if all(given) else ensure_token_files(state_dir, options.user_token_group)
-    return Tokens(
-        cluster=read_token(given[0]) if given[0] else made.cluster if made else "",
-        user=read_token(given[1]) if given[1] else made.user if made else "",
-    )
 
 
 def _open_store(options: ResourceManagerOptions, state_dir: Path) -> Store:

@@ -160,6 +160,20 @@ async def test_without_standby_a_second_one_is_refused_with_the_way_out(
     assert "start this one with --standby" in told
 
 
+async def test_a_standby_without_the_tokens_of_the_leader_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It would take over one day, and nobody could talk to it."""
+    url = f"sqlite:///{tmp_path}/books.db"
+    async with running_rm(tmp_path / "a", database_url=url, standby=True):
+        listen = ListenOptions("127.0.0.1:0", metrics_address="")
+        given = ResourceManagerOptions(tmp_path / "b", url, listen, standby=True)
+        configure_logging(LogOptions(format="json"))
+        for _ in range(2):  # those that it made are not left behind
+            assert await serve(given) == EXIT_FAILED
+            assert "copy cluster.token and user.token there" in capsys.readouterr().err
+
+
 async def test_the_address_that_is_told_can_be_another_than_the_bound_one(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/books.db"
     async with (

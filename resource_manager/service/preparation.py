@@ -1,0 +1,104 @@
+"""What a resource manager is made with before it starts: the rules' numbers and the tokens.
+
+Decides which of the options cannot work. Refuses to know how anything is started.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from finegrain.errors import ConfigurationError, InvalidArgument
+from finegrain.rpc.tokens import (
+    CLUSTER_TOKEN_FILE,
+    USER_TOKEN_FILE,
+    Tokens,
+    ensure_token_files,
+    read_token,
+)
+from resource_manager.engine.settings import EngineSettings
+from resource_manager.options import ResourceManagerOptions
+
+
+def settings_of(options: ResourceManagerOptions) -> EngineSettings:
+    """The rules' numbers.
+
+    Raises:
+        InvalidArgument: a number that cannot work.
+    """
+    if options.strategy not in ("pack", "spread"):
+        raise InvalidArgument("strategy", options.strategy, "pack or spread")
+    if options.report_interval_ms < 1:
+        raise InvalidArgument("report_interval_ms", options.report_interval_ms, "1 or more")
+    if options.lost_timeout_ms < 2 * options.report_interval_ms:
+        raise InvalidArgument(
+            "lost_timeout_ms",
+            options.lost_timeout_ms,
+            f"at least twice report_interval_ms ({options.report_interval_ms})",
+        )
+    return EngineSettings(
+        report_interval_ms=options.report_interval_ms,
+        lost_timeout_ms=options.lost_timeout_ms,
+        strategy="spread" if options.strategy == "spread" else "pack",
+        cpu_milli_min=options.cpu_milli_min,
+        memory_bytes_min=options.memory_bytes_min,
+        job_requests_max=options.job_requests_max,
+        requests_max=options.requests_max,
+        lease_default_ms=options.lease_default_ms,
+        job_events_max=options.job_events_max,
+        cluster_events_max=options.cluster_events_max,
+        cluster_events_age_ms=options.cluster_events_age_ms,
+        ended_retention_ms=options.ended_retention_ms,
+    )
+
+
+def software_version() -> str:
+    """Version of the installed package."""
+    try:
+        return version("finegrain")
+    except PackageNotFoundError:
+        return "0"
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedTokens:
+    """The tokens, and which files were made for them just now."""
+
+    tokens: Tokens
+    made: tuple[Path, ...] = ()
+
+    def check_shared(self, leader: str) -> None:
+        """Returns unless the tokens cannot be those of a leader that others know already.
+
+        Raises:
+            ConfigurationError: they were made just now; they are removed again.
+        """
+        if not self.made:
+            return
+        for path in self.made:
+            path.unlink(missing_ok=True)
+        names = " and ".join(path.name for path in self.made)
+        raise ConfigurationError(
+            f"a standby needs the tokens of those it stands by for, and {self.made[0].parent} had "
+            f"none; copy {names} there from the state directory of {leader}, or name the files "
+            "(--cluster-token-file, --user-token-file)",
+            details={"path": self.made[0].parent, "leader": leader},
+        )
+
+
+def prepare_tokens(options: ResourceManagerOptions, state_dir: Path) -> PreparedTokens:
+    """The tokens as the options name them, else those in the state directory, made if need be.
+
+    Raises:
+        ConfigurationError: a file is missing, unreadable, malformed, or open to everybody.
+    """
+    given = options.cluster_token_file, options.user_token_file
+    files = [state_dir / name for name in (CLUSTER_TOKEN_FILE, USER_TOKEN_FILE)]
+    missing = [file for file in files if not file.exists()]
+    own = None if all(given) else ensure_token_files(state_dir, options.user_token_group)
+    tokens = Tokens(
+        cluster=read_token(given[0]) if given[0] else own.cluster if own else "",
+        user=read_token(given[1]) if given[1] else own.user if own else "",
+    )
+    return PreparedTokens(tokens, tuple(missing) if own else ())
