@@ -28,6 +28,7 @@ def parse(arguments: list[str]) -> Settings:
     parser.add_argument("--network", action="store_true", help="namespaces, also without cuts")
     parser.add_argument("--executors", type=int, default=3)
     parser.add_argument("--masters", type=int, default=3)
+    parser.add_argument("--brief", action="store_true", help="short jobs, stops and cuts")
     options = parser.parse_args(arguments)
     groups = tuple(each for each in options.faults.split(",") if each)
     for group in groups:
@@ -40,9 +41,16 @@ def parse(arguments: list[str]) -> Settings:
         masters=options.masters,
         database=database,
         network=options.network or "network" in groups,
+        job_s_max=5.0 if options.brief else 25.0,
     )
+    length_s_max = 2.0 if options.brief else 20.0
     seed = random.randrange(1 << 32) if options.seed is None else options.seed
-    return Settings(seed, options.cycles, groups, shape, say=lambda line: print(line, flush=True))
+    return Settings(seed, options.cycles, groups, shape, length_s_max, say)
+
+
+def say(line: str) -> None:
+    """Prints it now."""
+    print(line, flush=True)
 
 
 def main() -> int:

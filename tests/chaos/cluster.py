@@ -34,6 +34,7 @@ class Shape:
     database: str = "sqlite"  # or postgresql
     network: bool = False  # every process in a namespace of its own
     lease_s: float = 30.0
+    job_s_max: float = 25.0
 
 
 class Cluster:
@@ -109,7 +110,8 @@ class Cluster:
         for each in self.executors:
             each.start()
         for each in self.executors:
-            each.await_serving()
+            # Else what no host could carry waits for one that may come.
+            eventually(each.has_registered, f"{each.name} registers")
         for number in range(self.shape.masters):
             self.add_master(f"master-{number}")
 
@@ -125,6 +127,7 @@ class Cluster:
             hold_file=str(self.hold_file),
             stop_file=str(self.stop_file),
             lease_s=self.shape.lease_s,
+            job_s_max=self.shape.job_s_max,
         )
         path = self.folder / f"{name}.json"
         config.save(path)

@@ -151,9 +151,9 @@ class Executor(Daemon):
                 continue
         return 0
 
-    def helper_lives(self) -> bool:
-        pid = self.helper_pid()
-        return pid != 0
+    def has_registered(self) -> bool:
+        """Whether a resource manager knows this very front."""
+        return any('"event": "registered"' in line for line in self.said())
 
     def kill_helper(self) -> None:
         if pid := self.helper_pid():

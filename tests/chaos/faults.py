@@ -21,7 +21,6 @@ from pathlib import Path
 from tests.chaos.cluster import Cluster, node_of
 from tests.chaos.daemons import LOST_TIMEOUT_S, Daemon, Executor, eventually
 
-STOP_S_MAX = 20.0
 LOOK_S = 0.2
 STEPPED_DOWN = 4  # exit code of a resource manager that does not lead any more
 
@@ -74,20 +73,20 @@ class Fault:
         )
 
 
-def plan(seed: int, groups: Sequence[str], cycles: int) -> list[Fault]:
+def plan(seed: int, groups: Sequence[str], cycles: int, length_s_max: float = 20.0) -> list[Fault]:
     """The sequence: every kind as often as any other, in random order."""
     chance = random.Random(seed)
     kinds = [kind for group in groups for kind in KINDS[group]]
     order = [kinds[n % len(kinds)] for n in range(cycles)]
     chance.shuffle(order)
-    return [_fault(kind, chance) for kind in order]
+    return [_fault(kind, chance, length_s_max) for kind in order]
 
 
-def _fault(kind: str, chance: random.Random) -> Fault:
+def _fault(kind: str, chance: random.Random, length_s_max: float) -> Fault:
     short = kind in (RM_KILL, FRONT_KILL, HELPER_KILL, BOTH_KILL, MASTER_KILL)
     length_s = chance.choice((0.0, 0.0, chance.uniform(0, 1.5))) if short else 0.0
     if not short:
-        length_s = chance.uniform(1.0, STOP_S_MAX if chance.random() < 0.5 else 5.0)
+        length_s = chance.uniform(1.0, length_s_max * (1.0 if chance.random() < 0.5 else 0.25))
     return Fault(
         kind=kind,
         which=chance.randrange(1000),
@@ -238,16 +237,17 @@ class Chaos:
     # -- resource managers -------------------------------------------------------------------
 
     def _kill_manager(self, fault: Fault) -> None:
-        manager = self.leader()
-        if fault.which % 5 == 0:  # where there are two, the one that stands by
+        manager, standby = self.leader(), False
+        if fault.which % 5 == 0 and len(self.cluster.managers) > 1:
+            standby = True
             manager = self.cluster.managers[self.cluster.managers.index(manager) - 1]
         with self.disturbing(fault.kind, manager.name):
             manager.kill()
             begun = time.monotonic()
             if len(self.cluster.managers) > 1:
-                alone = not any(each.stopped for each in self.cluster.managers)
+                able = not any(each.stopped for each in self.cluster.managers)
                 self.leader()
-                if alone:  # else nobody could have taken over
+                if able and not standby:  # somebody had to take over, and could
                     self.restart_s.append(time.monotonic() - begun)
             elif fault.again:
                 manager.start()

@@ -25,7 +25,6 @@ from tests.chaos.watcher import Watcher
 LOOK_S = 0.1
 JOBS_AT_ONCE = 2
 WORKERS = 3
-WAIT_S_MAX = 25.0
 CALL_BUDGET_S = 90.0  # longer than any fault lasts
 WATCH_END_S = 60.0
 KEEP_LINES = "i=0; while [ $i -lt $1 ]; do i=$((i+1)); echo $2 $i; sleep $3; done; exit $4"
@@ -191,7 +190,9 @@ class Worker:
 
     async def _use(self, request: fg.Request) -> None:
         try:
-            slot = await request.granted(self.random.uniform(2.0, WAIT_S_MAX))
+            slot = await request.granted(
+                self.random.uniform(0.1, 1.0) * self.master.config.job_s_max
+            )
         except fg.StillWaiting:
             await self._cancel(request)
             return

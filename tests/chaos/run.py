@@ -42,6 +42,7 @@ class Settings:
     cycles: int
     groups: tuple[str, ...]
     shape: Shape = field(default_factory=Shape)
+    length_s_max: float = 20.0  # of stops and cuts
     say: Callable[[str], None] = print
 
 
@@ -98,7 +99,8 @@ class Run:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.verdict = Verdict(plan=plan(settings.seed, settings.groups, settings.cycles))
+        faults = plan(settings.seed, settings.groups, settings.cycles, settings.length_s_max)
+        self.verdict = Verdict(plan=faults)
         self.cluster = Cluster(settings.shape, settings.seed)
         self.verdict.folder = str(self.cluster.folder)
         self.observer = Observer(self.cluster)
@@ -135,9 +137,8 @@ class Run:
             self.chaos.carry_out(fault)
             if self.verdict.wrong or self.observer.seen.wrong or self.chaos.failures:
                 break  # the sooner the run ends, the better the logs tell
-            if number % REST_EVERY == 0:
+            if number % REST_EVERY == 0 or number == len(self.verdict.plan):
                 self._rest()
-        self._rest()
         self.verdict.wrong += self.chaos.failures
 
     def _rest(self) -> None:
