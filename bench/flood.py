@@ -30,7 +30,7 @@ from typing import Any
 import grpc.aio
 
 from bench.filled_books import TOO_LARGE, Size
-from bench.light_cluster import LightCluster, LightJob
+from bench.light_cluster import LightCluster, LightExecutor, LightJob
 from bench.restart import Place
 from bench.rm_process import RmProcess
 from finegrain.errors import ResourceExhausted
@@ -209,12 +209,16 @@ class Signs:
     async def live(self) -> None:
         """All of them, evenly spread."""
         executors = list(self._cluster.executors.values())
+        step_s = REPORT_INTERVAL_S / len(executors)
+        await asyncio.gather(*(self._one(each, n * step_s) for n, each in enumerate(executors)))
+
+    async def _one(self, executor: LightExecutor, offset_s: float) -> None:
+        await asyncio.sleep(offset_s)
         while True:
-            for each in executors:
-                began_s = time.monotonic()
-                await self._cluster.heartbeat(each)
-                self.longest_s = max(self.longest_s, time.monotonic() - began_s)
-                await asyncio.sleep(REPORT_INTERVAL_S / len(executors))
+            began_s = time.monotonic()
+            await self._cluster.heartbeat(executor)
+            self.longest_s = max(self.longest_s, time.monotonic() - began_s)
+            await asyncio.sleep(REPORT_INTERVAL_S)
 
 
 async def measure(name: str, place: Place, arguments: argparse.Namespace) -> Result:

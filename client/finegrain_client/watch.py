@@ -50,7 +50,8 @@ class Story:
         self._context = context
         self._want_snapshot = from_snapshot
         self._attached = from_snapshot
-        self._known_at_open: list[Request] = []
+        self._not_shown: list[Request] = []  # by the snapshot that is being taken in
+        self._parts_taken = 0  # of that snapshot
         self._listeners: set[JobEvents] = set()
         self._watched = context.connection.manager_address
         self._begun = asyncio.Event()
@@ -98,7 +99,7 @@ class Story:
                 )
                 await follow(stream, self._take)
             except OutOfRange as error:
-                if self._want_snapshot:
+                if self._want_snapshot and not self._parts_taken:
                     self.over(error)
                 self._want_snapshot = True
             except Unavailable as error:  # while a snapshot was made sense of
@@ -133,7 +134,8 @@ class Story:
     def _open(self) -> StreamCall[rm.WatchJobResponse]:
         self._watched = self._context.connection.manager_address
         # A snapshot can only be asked about requests that were acknowledged before it was made.
-        self._known_at_open = [each for each in self.requests.values() if each.acknowledged]
+        self._parts_taken = 0
+        self._not_shown = [each for each in self.requests.values() if each.acknowledged]
         message = rm.WatchJobRequest(
             job_id=self._context.job_id,
             from_sequence=0 if self._want_snapshot else self.sequence + 1,
@@ -163,15 +165,18 @@ class Story:
             for message in snapshot.requests:
                 if message.allocation_id not in self.requests:
                     self._adopt(message)
-        # A large snapshot comes in several messages; what is asked about once is answered.
-        missing = [each for each in self._known_at_open if each.allocation_id not in shown]
-        self._known_at_open = []
-        statuses += await self._what_became_of(missing)
+        # A large snapshot comes in parts: only after the last one is it clear who is missing.
+        self._not_shown = [each for each in self._not_shown if each.allocation_id not in shown]
+        if not snapshot.more:
+            statuses += await self._what_became_of(self._not_shown)
+            self._not_shown = []
         for status in statuses:
             self._tell_difference(snapshot.sequence, status)
         self.sequence = snapshot.sequence
-        self._want_snapshot = False
-        self._begun.set()
+        self._parts_taken += 1
+        if not snapshot.more:
+            self._want_snapshot = False
+            self._begun.set()
 
     def _adopt(self, message: rm.RequestStatus) -> None:
         asked = slots_pb2.SlotRequest()

@@ -366,8 +366,9 @@ class WatchJobResponse(google.protobuf.message.Message):
     @property
     def snapshot(self) -> global___JobSnapshot:
         """The present state of all the job's requests that have not ended; only at the head of a stream that began at 0.
-        A large one comes in several consecutive messages with the same `snapshot.sequence`, which add up. Events that
-        follow have a higher sequence.
+        A large one comes in several parts, which add up; all but the last say that there is `more`. Each part is as of its
+        own `snapshot.sequence`, and what happened since the part before comes as events between the two, in order and
+        without gaps. Events that follow have a higher sequence.
         """
 
     def __init__(
@@ -389,8 +390,11 @@ class JobSnapshot(google.protobuf.message.Message):
 
     SEQUENCE_FIELD_NUMBER: builtins.int
     REQUESTS_FIELD_NUMBER: builtins.int
+    MORE_FIELD_NUMBER: builtins.int
     sequence: builtins.int
     """Sequence number of the last event that is contained."""
+    more: builtins.bool
+    """Further parts follow, with requests that stand behind these in line."""
     @property
     def requests(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___RequestStatus]:
         """Requests that have not ended, in queue order."""
@@ -400,8 +404,9 @@ class JobSnapshot(google.protobuf.message.Message):
         *,
         sequence: builtins.int = ...,
         requests: collections.abc.Iterable[global___RequestStatus] | None = ...,
+        more: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["requests", b"requests", "sequence", b"sequence"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["more", b"more", "requests", b"requests", "sequence", b"sequence"]) -> None: ...
 
 global___JobSnapshot = JobSnapshot
 

@@ -18,7 +18,7 @@ from resource_manager.engine.state import Ending, State
 from resource_manager.engine.timers import Timer
 from resource_manager.engine.turn import Turn
 
-ENDED_AT_ONCE = 1_000
+ENDED_AT_ONCE = 500
 """Requests that end in one step with their job; each writes three rows."""
 
 TAKEN_OUT_AT_ONCE = 20_000

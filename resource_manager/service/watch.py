@@ -20,6 +20,7 @@ from resource_manager.engine.entities import (
     ClusterEvent,
     Job,
     JobEvent,
+    Request,
 )
 from resource_manager.engine.events import JobKeptAlive
 from resource_manager.engine.queries import request_view
@@ -30,7 +31,9 @@ from resource_manager.service.to_wire import job_event, request_status
 
 TAIL_EVENTS_MAX = 2_000  # kept in memory per watched job
 MESSAGE_EVENTS_MAX = 500  # in one message
-SNAPSHOT_REQUESTS_MAX = 50_000  # in one message; a larger snapshot comes in several
+SNAPSHOT_REQUESTS_MAX = 1_000  # in one message; a larger snapshot comes in several
+SNAPSHOT_LOOKED_AT_MAX = 20_000  # for one message, requests that have ended included
+SNAPSHOT_ITEMS = 500  # what a part counts in turns with others
 JOB_ENDED = "job_ended"  # kind of the cluster event
 LIFE_SIGN_MS_MAX = 10_000
 """Longest silence of an open stream."""
@@ -76,7 +79,14 @@ class _Present:
     last_sequence: int
     trimmed_sequence: int
     pause_s: float  # between signs of life
-    opening: list[rm_pb2.WatchJobResponse]
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One part of a snapshot, as of one moment."""
+
+    snapshot: rm_pb2.JobSnapshot
+    last_arrival: int  # of the requests looked at; the next part begins behind it
 
 
 class WatchHub:
@@ -135,12 +145,16 @@ class WatchHub:
         """
         loop = asyncio.get_running_loop()
         with self._followed(job_id) as feed:
-            present = await self._runner.read(lambda state: _present(state, job_id, from_sequence))
+            present = await self._runner.read(lambda state: _present(state, job_id))
             feed.last_sequence = max(feed.last_sequence, present.last_sequence)
-            position = from_sequence - 1 if from_sequence else present.last_sequence
-            _check_position(position, present)
-            for opening in present.opening:
-                yield opening
+            position, shown_upto = from_sequence - 1, None
+            if from_sequence:
+                _check_position(position, present)
+                yield rm_pb2.WatchJobResponse()  # says at once that a resumed stream stands
+            else:
+                part = await self._part(job_id, 0)
+                position, shown_upto = part.snapshot.sequence, _upto(part)
+                yield rm_pb2.WatchJobResponse(snapshot=part.snapshot)
             over: FinegrainError | None = None
             alive_due = 0.0
             while True:
@@ -148,7 +162,16 @@ class WatchHub:
                 if over is None and (loop.time() >= alive_due or feed.ended):
                     over = await self._keep_alive(job_id)
                     alive_due = loop.time() + present.pause_s
-                if events := await self._next(job_id, feed, position):
+                if shown_upto is not None and over is None:
+                    part = await self._part(job_id, shown_upto)
+                    while events := await self._next(
+                        job_id, feed, position, upto=part.snapshot.sequence
+                    ):
+                        position = events[-1].sequence
+                        yield rm_pb2.WatchJobResponse(events=[job_event(each) for each in events])
+                    shown_upto = _upto(part)
+                    yield rm_pb2.WatchJobResponse(snapshot=part.snapshot)
+                elif events := await self._next(job_id, feed, position):
                     position = events[-1].sequence
                     yield rm_pb2.WatchJobResponse(events=[job_event(each) for each in events])
                 elif over is not None:
@@ -179,8 +202,17 @@ class WatchHub:
             return error
         return None
 
-    async def _next(self, job_id: str, feed: _Feed, position: int) -> list[JobEvent]:
+    async def _part(self, job_id: str, after: int) -> _Part:
+        return await self._runner.read(
+            lambda state: _snapshot(state, job_id, after), owner=job_id, items=SNAPSHOT_ITEMS
+        )
+
+    async def _next(
+        self, job_id: str, feed: _Feed, position: int, *, upto: int | None = None
+    ) -> list[JobEvent]:
         """Events that follow a position, a message full at most; none if there are none yet."""
+        if upto is not None and position >= upto:
+            return []
         if feed.stale:
             feed.stale = False
             last = await self._runner.read(lambda state: _last_sequence(state, job_id))
@@ -194,13 +226,18 @@ class WatchHub:
             )
             if not events or events[0].sequence != position + 1:
                 raise _out_of_range(position + 1, "is no longer kept")
-        return events
+        return events if upto is None else [each for each in events if each.sequence <= upto]
 
 
-def _present(state: State, job_id: str, from_sequence: int) -> _Present:
+def _known(state: State, job_id: str) -> Job:
     job = state.jobs.get(job_id)
     if job is None:
         raise NotFound(f"job {job_id} is unknown", reason=Reason.JOB_UNKNOWN)
+    return job
+
+
+def _present(state: State, job_id: str) -> _Present:
+    job = _known(state, job_id)
     pause_ms = LIFE_SIGN_MS_MAX
     if job.lease_ms is not None:
         pause_ms = min(pause_ms, job.lease_ms // 3)
@@ -208,22 +245,29 @@ def _present(state: State, job_id: str, from_sequence: int) -> _Present:
         last_sequence=job.last_sequence,
         trimmed_sequence=job.trimmed_sequence,
         pause_s=pause_ms / 1000,
-        # An empty message says at once that a resumed stream stands.
-        opening=[rm_pb2.WatchJobResponse()] if from_sequence else _snapshots(state, job),
     )
 
 
-def _snapshots(state: State, job: Job) -> list[rm_pb2.WatchJobResponse]:
-    living = [each for each in state.requests_of(job) if each.state not in ENDED_REQUEST_STATES]
-    messages = []
-    for start in range(0, max(1, len(living)), SNAPSHOT_REQUESTS_MAX):
-        part = living[start : start + SNAPSHOT_REQUESTS_MAX]
-        snapshot = rm_pb2.JobSnapshot(
-            sequence=job.last_sequence,
-            requests=[request_status(request_view(state, each)) for each in part],
-        )
-        messages.append(rm_pb2.WatchJobResponse(snapshot=snapshot))
-    return messages
+def _snapshot(state: State, job_id: str, after: int) -> _Part:
+    """The part of the snapshot with requests that arrived after this one."""
+    job = _known(state, job_id)
+    living: list[Request] = []
+    last, more = after, False
+    for looked_at, request in enumerate(state.requests_of(job, after)):
+        if looked_at == SNAPSHOT_LOOKED_AT_MAX or len(living) == SNAPSHOT_REQUESTS_MAX:
+            more = True
+            break
+        last = request.arrival_number
+        if request.state not in ENDED_REQUEST_STATES:
+            living.append(request)
+    requests = [request_status(request_view(state, each)) for each in living]
+    snapshot = rm_pb2.JobSnapshot(sequence=job.last_sequence, requests=requests, more=more)
+    return _Part(snapshot, last)
+
+
+def _upto(part: _Part) -> int | None:
+    """Where the next part begins; None: that was all."""
+    return part.last_arrival if part.snapshot.more else None
 
 
 def _last_sequence(state: State, job_id: str) -> int:

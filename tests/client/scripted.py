@@ -79,6 +79,7 @@ class Scripted(_Servicer):
         self.snapshot: list[resource_manager_pb2.RequestStatus] = []
         self.ended: list[resource_manager_pb2.RequestStatus] = []
         self.break_watch_after: deque[int] = deque()  # events until a WatchJob breaks
+        self.break_snapshot_after: deque[int] = deque()  # parts until the snapshot of one breaks
         self.break_output_after: deque[int] = deque()  # chunks until a WatchTask breaks
         self.chunk_bytes = 4
         self.programs: dict[str, Program] = {}
@@ -193,9 +194,14 @@ class Scripted(_Servicer):
             at = request.from_sequence
             if at == 0:
                 at = len(self.events) + 1
-                for part in [[each] for each in self.snapshot] or [[]]:
+                broken = self.break_snapshot_after.popleft() if self.break_snapshot_after else -1
+                parts = [[each] for each in self.snapshot] or [[]]
+                for number, part in enumerate(parts):
+                    if number == broken:
+                        await context.abort(grpc.StatusCode.UNAVAILABLE, "scripted break")
+                    more = number < len(parts) - 1
                     yield rm.WatchJobResponse(
-                        snapshot=rm.JobSnapshot(sequence=at - 1, requests=part)
+                        snapshot=rm.JobSnapshot(sequence=at - 1, requests=part, more=more)
                     )
             elif at < self.first_kept:
                 await _abort(context, OutOfRange("no longer kept"))

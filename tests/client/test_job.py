@@ -217,6 +217,23 @@ async def test_a_detached_job_outlives_its_context_and_can_be_opened_again(
     assert len(servant.calls["EndJob"]) == 1
 
 
+async def test_a_job_is_open_again_once_its_whole_snapshot_was_heard(
+    servant: Scripted, cluster: fg.Cluster
+) -> None:
+    async with cluster.job("service", detached=True) as job:
+        requests = await job.request_slots(fg.SlotSpec(count=3))
+        for each in requests:
+            await each.granted(timeout_s=10)
+    servant.snapshot = [servant.snapshot_of(each.allocation_id, GRANTED) for each in requests]
+    servant.break_snapshot_after.append(2)
+    watched = len(servant.calls["WatchJob"])
+    async with cluster.attach_job(job.job_id, job.secret) as again:
+        ids = [each.allocation_id for each in requests]
+        assert [each.allocation_id for each in again.requests] == ids
+        assert [each.from_sequence for each in servant.calls["WatchJob"][watched:]] == [0, 0]
+        await again.end()
+
+
 async def test_a_job_that_is_not_entered_says_so(cluster: fg.Cluster) -> None:
     with pytest.raises(FailedPrecondition, match="async with"):
         await cluster.job("early").request_slots(fg.SlotSpec())
