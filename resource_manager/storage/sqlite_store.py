@@ -10,7 +10,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from sqlalchemy import Connection, Engine, select, update
@@ -30,7 +30,7 @@ from resource_manager.storage.sqlite_file import (
     sqlite_engine,
 )
 from resource_manager.storage.statements import SqliteStatements
-from resource_manager.storage.store import StoreBroken
+from resource_manager.storage.store import StoreAway, StoreBroken
 from resource_manager.storage.versions import check_not_ahead, check_not_behind
 
 READERS = 2
@@ -84,6 +84,8 @@ class SqliteStore(SqlStore):
         self._writer_engine()
         self._must_be_open()
         self._lock.acquire(holder, address)
+        if not self._rm_epoch:
+            self._fold_left_over()
         row = tables.leadership
         with self._writing() as connection:
             if self._rm_epoch and not self._fence(connection):
@@ -149,6 +151,13 @@ class SqliteStore(SqlStore):
             self._checkpoint("TRUNCATE")
         elif self._commits >= CHECKPOINT_COMMITS or self._rows >= CHECKPOINT_ROWS:
             self._checkpoint("PASSIVE")
+
+    def _fold_left_over(self) -> None:
+        """Folds in what a predecessor that was killed left in the WAL. Lives too short for a
+        checkpoint of their own would let it grow, and every start reads all of it.
+        """
+        with suppress(StoreAway):  # no room: it goes on growing, and commits will tell
+            self._checkpoint("TRUNCATE")
 
     def _checkpoint(self, mode: str) -> None:
         with self._write_lock, self._errors():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -9,8 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from resource_manager.engine.effects import Changes
 from resource_manager.storage.schema import check
+from resource_manager.storage.sqlite_file import wal_of
 from resource_manager.storage.store import open_store
+from tests.support.books import job
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 COMMITTER = Path(__file__).with_name("committer.py")
@@ -60,6 +64,26 @@ def test_a_leader_that_froze_writes_nothing_when_it_wakes_up(postgresql_url: str
         assert second.load() == before
     stored = {int(each.job_id.removeprefix("job-")) for each in before.jobs}
     assert stored >= set(acknowledged)
+
+
+def test_lives_that_are_cut_short_do_not_let_the_log_grow(tmp_path: Path) -> None:
+    """Each leaves its log as `kill -9` does; the next one folds it in before it leads."""
+    path = tmp_path / "books.db"
+    sizes = []
+    for life in range(5):
+        left = tmp_path / f"left-{life}"
+        left.mkdir()
+        with open_store(f"sqlite:///{path}") as store:
+            store.lead("leader")
+            for number in range(50):
+                store.commit(Changes([job(f"job-{life}-{number}", name="x" * 200)]))
+            for each in (path, wal_of(path)):
+                shutil.copy(each, left)
+            sizes.append(wal_of(path).stat().st_size)
+        path = left / path.name
+    assert max(sizes) < 2 * min(sizes)
+    with open_store(f"sqlite:///{path}") as store:
+        assert len(store.load().jobs) == 5 * 50
 
 
 @pytest.mark.slow
