@@ -222,12 +222,16 @@ class Story:
             message = cluster_pb2.ListRequestsRequest(
                 job_id=self._context.job_id, states=_ALL_STATES, allocation_ids=ids
             )
-            answer = await self._context.connection.call_cluster(
-                lambda cluster, timeout_s, message=message: cluster.ListRequests(  # type: ignore[misc]
-                    message, timeout=timeout_s, metadata=self._context.metadata
+            while True:
+                answer = await self._context.connection.call_cluster(
+                    lambda cluster, timeout_s, message=message: cluster.ListRequests(  # type: ignore[misc]
+                        message, timeout=timeout_s, metadata=self._context.metadata
+                    )
                 )
-            )
-            found |= {each.allocation_id: reading.request(each) for each in answer.requests}
+                found |= {each.allocation_id: reading.request(each) for each in answer.requests}
+                message.page_token = answer.next_page_token
+                if not message.page_token:
+                    break
         for request in missing:
             if request.allocation_id not in found:
                 gone = "the resource manager does not know it any more"

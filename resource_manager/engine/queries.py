@@ -8,7 +8,7 @@ batches, never inside one.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Generic, TypeVar
@@ -32,6 +32,9 @@ from resource_manager.engine.jobs import known_job
 from resource_manager.engine.placement.feasibility import waiting_reason
 from resource_manager.engine.requests import known_request
 from resource_manager.engine.state import State
+
+LOOKED_AT_MAX = 50_000
+"""Requests looked at for one page."""
 
 _Item = TypeVar("_Item")
 _Key = TypeVar("_Key")
@@ -131,7 +134,9 @@ def pending_by_reason(state: State) -> dict[str, int]:
     """How many requests wait for which primary reason."""
     counts: dict[str, int] = {}
     for shape in state.queue.shapes():
-        new = sum(number > state.considered_arrival for number in shape.members)
+        new = 0
+        if state.considered_arrival < state.arrival_number:
+            new = sum(number > state.considered_arrival for number in shape.members)
         if new:
             reason = str(Reason.NOT_YET_CONSIDERED)
             counts[reason] = counts.get(reason, 0) + new
@@ -194,22 +199,57 @@ def list_requests(
     """Requests in queue order; keys are arrival numbers. Without `states`, those that have not
     ended.
 
-    `allocation_ids` are ids or their beginnings.
+    `allocation_ids` are ids or their beginnings; an id that exists stands for itself alone. A page
+    may have fewer entries than wanted, or none, and a next one all the same: nobody is held up by
+    a search through millions.
 
     Raises:
         NotFound: no such job.
     """
-    prefixes = tuple(allocation_ids)
     wanted = frozenset(states) or frozenset(RequestState) - ENDED_REQUEST_STATES
-    found = (
-        request
-        for request in _requests_after(state, job_id, after)
-        if request.state in wanted and (not prefixes or request.allocation_id.startswith(prefixes))
-    )
-    views = [request_view(state, request) for request in islice(found, limit + 1)]
-    more = len(views) > limit
-    del views[limit:]
-    return Page(views, views[-1].request.arrival_number if more and views else None)
+    candidates, is_asked_for = _requests_after(state, job_id, after), None
+    if allocation_ids:
+        if all(each in state.requests for each in allocation_ids):
+            candidates = _exactly(state, job_id, after, allocation_ids)
+        else:
+            is_asked_for = _Beginnings(allocation_ids)
+    views: list[RequestView] = []
+    last = after
+    for looked_at, request in enumerate(candidates):
+        if looked_at == LOOKED_AT_MAX or len(views) == limit:
+            return Page(views, last)
+        last = request.arrival_number
+        if request.state in wanted and (
+            is_asked_for is None or is_asked_for(request.allocation_id)
+        ):
+            views.append(request_view(state, request))
+    return Page(views, None)
+
+
+class _Beginnings:
+    """Whether a text begins with one of many, found in the logarithm of how many there are."""
+
+    def __init__(self, beginnings: Iterable[str]) -> None:
+        self._sorted: list[str] = []
+        for each in sorted(beginnings):  # those that begin with another one add nothing
+            if not self._sorted or not each.startswith(self._sorted[-1]):
+                self._sorted.append(each)
+
+    def __call__(self, text: str) -> bool:
+        at = bisect_right(self._sorted, text)
+        return at > 0 and text.startswith(self._sorted[at - 1])
+
+
+def _exactly(
+    state: State, job_id: str, after: int, allocation_ids: Iterable[str]
+) -> Iterator[Request]:
+    if job_id:
+        known_job(state, job_id)
+    found = [state.requests[each] for each in set(allocation_ids)]
+    found.sort(key=lambda request: request.arrival_number)
+    for request in found:
+        if request.arrival_number > after and job_id in ("", request.job_id):
+            yield request
 
 
 def get_request(state: State, allocation_id: str) -> RequestView:

@@ -9,6 +9,7 @@ import pytest
 
 from finegrain.errors import InvalidArgument, NotFound
 from finegrain.resources import GIB, MIB, ResourceProfile
+from resource_manager.engine import queries
 from resource_manager.engine.entities import RequestSpec, RequestState
 from resource_manager.engine.events import (
     Decide,
@@ -82,6 +83,27 @@ def test_requests_are_found_by_state_and_by_the_beginning_of_their_id(
     some = list_requests(cluster.state, allocation_ids=["job-1.2", "job-2"], limit=3)
     assert ids(some.items) == ["job-2.0", "job-2.1", "job-1.2"]
     assert some.next_key is not None
+    some = list_requests(cluster.state, allocation_ids=["job-1.", "job-1.2", "x"], limit=9)
+    assert ids(some.items) == [f"job-1.{number}" for number in range(5)]
+    exact = list_requests(cluster.state, allocation_ids=["job-2.1", "job-1.2"], limit=9)
+    assert ids(exact.items) == ["job-2.1", "job-1.2"]
+    mine = list_requests(
+        cluster.state, job_id="job-1", allocation_ids=["job-2.1", "job-1.2"], limit=9
+    )
+    assert ids(mine.items) == ["job-1.2"]
+
+
+def test_a_page_ends_after_so_many_that_were_looked_at(
+    cluster: ModelCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queries, "LOOKED_AT_MAX", 3)
+    asked = ["job-2.3", "job-3"]
+    page = list_requests(cluster.state, allocation_ids=asked, limit=9)
+    pages = [ids(page.items)]
+    while page.next_key is not None:
+        page = list_requests(cluster.state, allocation_ids=asked, after=page.next_key, limit=9)
+        pages.append(ids(page.items))
+    assert pages == [[], [], ["job-2.3"], []]
 
 
 def test_pages_of_slots_go_by_executor_and_id(cluster: ModelCluster) -> None:
