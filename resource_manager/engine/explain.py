@@ -6,6 +6,7 @@ second opinion. It says what is feasible at one moment; it reserves nothing.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -23,7 +24,8 @@ from finegrain.resources import (
 from resource_manager.engine.entities import Request, RequestState, Slot, SlotState
 from resource_manager.engine.executors import known_host
 from resource_manager.engine.host import Host
-from resource_manager.engine.placement.feasibility import Blocker, Judgement, judge
+from resource_manager.engine.placement.feasibility import Blocker, Judgement
+from resource_manager.engine.placement.survey import MILLION, Survey
 from resource_manager.engine.queries import RequestView, pending_reason, request_view
 from resource_manager.engine.requests import known_request
 from resource_manager.engine.settings import EngineSettings
@@ -33,7 +35,8 @@ EXECUTORS_DEFAULT = 20
 COUNTERFACTUALS_MAX = 5
 BLOCKING_SLOTS_MAX = 20
 
-_MILLION = 1_000_000
+COUNTERFACTUALS_LOOKED_AT_MAX = 100
+"""Executors, nearest first, that are tried for a smaller amount with which it would fit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,40 +108,25 @@ def explain(
     view = request_view(state, request)
     if request.state is not RequestState.PENDING:
         return Explanation(view, view.reason, _settled(view), state.snapshot_number)
-    shape = state.queue.shape_of(request.spec)
-    judgements = sorted((judge(host, shape) for host in hosts), key=_distance)
+    survey = Survey.of(hosts, state.queue.shape_of(request.spec))
     reason = pending_reason(state, request)
-    usable = [one for one in judgements if not _is_out_of_reach(one)]
     ahead = _requests_ahead(state, request)
     return Explanation(
         view=view,
         primary_reason=reason,
-        summary=_waiting(reason, usable, len(judgements), ahead),
+        summary=_waiting(reason, survey, ahead),
         snapshot_number=state.snapshot_number,
         requests_ahead=ahead,
-        executors_considered=len(judgements),
-        executors_fitting=sum(one.fits for one in judgements),
-        executors=[_verdict(one) for one in judgements[:max_executors]],
-        dimensions=_cluster_dimensions(usable),
-        would_fit_if=_counterfactuals(state.settings, request, judgements),
-        blocked_by=_blocking_slots(usable),
+        executors_considered=len(survey.hosts),
+        executors_fitting=survey.fitting,
+        executors=[_verdict(one) for one in survey.nearest(max_executors)],
+        dimensions=[
+            DimensionStatus(one.name, one.asked, sum(one.free), max(one.free), sum(one.total))
+            for one in survey.dimensions()
+        ],
+        would_fit_if=_counterfactuals(state.settings, request, survey),
+        blocked_by=_blocking_slots(survey),
     )
-
-
-def _distance(one: Judgement) -> tuple[int, int, str]:
-    """Nearest to fitting first: hard obstacles count most, then the largest relative lack."""
-    hard = sum(not blocker.startswith("INSUFFICIENT_") for blocker in one.blockers)
-    lack = max(
-        (missing * _MILLION // one.asked[name] for name, missing in one.missing.items()), default=0
-    )
-    return hard, lack, one.host.host_id
-
-
-def _is_out_of_reach(one: Judgement) -> bool:
-    """True if not even an empty executor of this kind would do now: absent, draining, unreachable,
-    other labels.
-    """
-    return not one.host.eligible or Blocker.LABEL_MISMATCH in one.blockers
 
 
 def _verdict(one: Judgement) -> ExecutorVerdict:
@@ -180,40 +168,22 @@ def _verdict_message(one: Judgement) -> str:
     return "; ".join(parts)
 
 
-def _cluster_dimensions(usable: list[Judgement]) -> list[DimensionStatus]:
-    names = dict.fromkeys(name for one in usable for name in one.asked)
-    return [
-        DimensionStatus(
-            dimension=name,
-            asked=min(one.asked[name] for one in usable if name in one.asked),
-            free=sum(one.free.get(name, 0) for one in usable),
-            largest_hole=max(one.free.get(name, 0) for one in usable),
-            total=sum(one.total.get(name, 0) for one in usable),
-        )
-        for name in names
-    ]
-
-
 def _counterfactuals(
-    settings: EngineSettings, request: Request, judgements: list[Judgement]
+    settings: EngineSettings, request: Request, survey: Survey
 ) -> list[Counterfactual]:
     found: list[tuple[int, str, Counterfactual]] = []
-    for one in judgements:
-        soft = {b for b in one.blockers if b.startswith("INSUFFICIENT_")}
-        others = set(one.blockers) - soft - {Blocker.TOTAL_TOO_SMALL}
-        if others == {Blocker.LABEL_MISMATCH} and not soft:
-            labels = ", ".join(f"{name}={value}" for name, value in request.spec.required_labels)
-            text = f"fits now on {one.host.host_id} without the labels {labels}"
-            found.append((_MILLION, one.host.host_id, Counterfactual(one.host.host_id, (), text)))
-        elif soft and not others and request.spec.profile is not None:
-            lowered = _lowered(settings, one)
+    if request.spec.profile is not None:
+        for _, _, host_id in heapq.nsmallest(COUNTERFACTUALS_LOOKED_AT_MAX, survey.lacking):
+            lowered = _lowered(settings, survey.judge(host_id))
             if lowered:
-                change = max((d.asked - d.free) * _MILLION // d.asked for d in lowered)
+                change = max((d.asked - d.free) * MILLION // d.asked for d in lowered)
                 amounts = " and ".join(f"{d.dimension} <= {d.free}" for d in lowered)
-                text = f"fits now on {one.host.host_id} if {amounts}"
-                found.append(
-                    (change, one.host.host_id, Counterfactual(one.host.host_id, lowered, text))
-                )
+                text = f"fits now on {host_id} if {amounts}"
+                found.append((change, host_id, Counterfactual(host_id, lowered, text)))
+    labels = ", ".join(f"{name}={value}" for name, value in request.spec.required_labels)
+    for host_id in heapq.nsmallest(COUNTERFACTUALS_MAX, survey.unlabelled):
+        text = f"fits now on {host_id} without the labels {labels}"
+        found.append((MILLION, host_id, Counterfactual(host_id, (), text)))
     found.sort(key=lambda item: item[:2])
     return [counterfactual for _, _, counterfactual in found[:COUNTERFACTUALS_MAX]]
 
@@ -235,32 +205,31 @@ def _lowered(settings: EngineSettings, one: Judgement) -> tuple[DimensionStatus,
     return tuple(lowered)
 
 
-def _blocking_slots(usable: list[Judgement]) -> list[Slot]:
+def _blocking_slots(survey: Survey) -> list[Slot]:
     """Few slots whose end would let the request fit on the nearest executor that is large
     enough.
     """
-    for one in usable:
-        if one.fits:
-            return []
-        if Blocker.TOTAL_TOO_SMALL in one.blockers or Blocker.REFUSED in one.blockers:
-            continue
-        chosen: list[Slot] = []
-        free = dict(one.free)
-        slots_left = one.host.slots_left()
-        for slot in sorted(one.host.slots.values(), key=lambda slot: _helpfulness(one, slot)):
-            if slots_left >= 1 and fits(one.asked, free):
-                break
-            chosen.append(slot)
-            slots_left += 1
-            free = add(free, slot.booked)
-        return _needed(one, chosen)[:BLOCKING_SLOTS_MAX]
-    return []
+    if survey.promising is None:
+        return []
+    one = survey.judge(survey.promising[2])
+    if one.fits:
+        return []
+    chosen: list[Slot] = []
+    free = dict(one.free)
+    slots_left = one.host.slots_left()
+    for slot in sorted(one.host.slots.values(), key=lambda slot: _helpfulness(one, slot)):
+        if slots_left >= 1 and fits(one.asked, free):
+            break
+        chosen.append(slot)
+        slots_left += 1
+        free = add(free, slot.booked)
+    return _needed(one, chosen)[:BLOCKING_SLOTS_MAX]
 
 
 def _helpfulness(one: Judgement, slot: Slot) -> tuple[bool, int, str]:
     """Slots that end anyhow come first, then those that give back most of what is missing."""
     helps = sum(
-        min(slot.booked.get(name, 0), missing) * _MILLION // missing
+        min(slot.booked.get(name, 0), missing) * MILLION // missing
         for name, missing in one.missing.items()
     )
     return slot.state is not SlotState.FREEING, -helps, slot.allocation_id
@@ -300,7 +269,7 @@ def _settled(view: RequestView) -> str:
             return f"ended as {request.state}{why}"
 
 
-def _waiting(reason: str, usable: list[Judgement], considered: int, ahead: int) -> str:
+def _waiting(reason: str, survey: Survey, ahead: int) -> str:
     texts = {
         Reason.NOT_YET_CONSIDERED: "has just arrived and was not considered yet",
         Reason.WAITING_FRAGMENTED: "enough is free in sum, but on no single executor",
@@ -311,10 +280,11 @@ def _waiting(reason: str, usable: list[Judgement], considered: int, ahead: int) 
     }
     if reason in texts:
         text = texts[Reason(reason)]
-    elif not considered:
+    elif not survey.hosts:
         text = "no executor has registered yet"
-    elif any(Blocker.REFUSED in one.blockers for one in usable):
+    elif survey.refused:
         text = "an executor with room refused such a slot lately and is asked again later"
     else:
         text = "not enough is free"
-    return f"{text}; {len(usable)} of {considered} executors usable, {ahead} requests ahead"
+    usable = f"{survey.usable} of {len(survey.hosts)} executors usable"
+    return f"{text}; {usable}, {ahead} requests ahead"
