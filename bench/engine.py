@@ -1,13 +1,20 @@
 """Measures the resource manager's engine alone: no database, no RPC, virtual executors that always
 agree.
 
-    python bench/engine.py [--hosts 100] [--slots 1000] [--strategy pack] [--candidates 8]
-        [--workload FILE]
+    python -m bench.engine [--hosts 1000] [--slots 10000] [--strategy first-fit --strategy pack]
+        [--candidates 8] [--passes 5] [--workload FILE]
 
-Prints, as CPU time of this process: one pass over everything from empty, with registration before
-it and the answers after it; the arrival of 10-slot jobs at the filled cluster, one at a time, each
-answered and released again; one full report of every host; and the release of everything. "hosts
-used" is after the pass.
+Prints, as CPU time of this process, for each strategy:
+
+- counted: one pass over all entries from empty, entries with a count in and runs of (entry, host,
+  count) out, indexes exact again at the end; the least of some passes, each on a cluster of its own;
+- expanded: the same through events and effects, with a request, a slot and an order for each, from
+  taking requests in to having written the commands; and what comes before and after it;
+- the arrival of 10-slot jobs at the filled cluster, one at a time, each answered and released
+  again; one full report of every host; a question why something waits, and the sums of the cluster;
+- the release of everything.
+
+Both passes go through the same function (`Placing.place`). "hosts used" is after the pass.
 
 The workload is the one of `gen_workload` below (N equal hosts of 16 cores and 64 GiB with a pool
 per memory part, 24 slot profiles, jobs of 5 to 100 slots over 2 to 5 of them), made anew from a
@@ -20,7 +27,6 @@ import argparse
 import gc
 import json
 import statistics
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,14 +45,19 @@ from resource_manager.engine.entities import (
 from resource_manager.engine.events import (
     CommandAnswered,
     Decide,
+    DrainRequested,
     Event,
     ExecutorRegistered,
     ItemOutcome,
     JobRegistered,
+    RequestsCancelled,
     RequestsSubmitted,
     SlotsReleased,
     SlotsReported,
 )
+from resource_manager.engine.explain import explain
+from resource_manager.engine.placement.placing import Placing, Run
+from resource_manager.engine.queries import cluster_view
 from resource_manager.engine.settings import EngineSettings
 from resource_manager.engine.state import State
 from resource_manager.engine.step import step
@@ -235,11 +246,36 @@ class Bench:
         return spent
 
 
+def counted(
+    workload: dict[str, Any], settings: EngineSettings
+) -> tuple[float, list[tuple[int, Run]]]:
+    """One pass by count: CPU seconds, and the runs of each entry."""
+    bench = Bench(workload, settings)
+    bench.batch(*bench.registrations())
+    shapes = [bench.state.queue.shape_of(RequestSpec("", profile)) for profile in bench.profiles]
+    entries = [(shapes[number], count) for job in workload["jobs"] for number, count in job]
+    started = time.process_time()
+    placing = Placing(bench.state)
+    runs = [placing.place(shape, count) for shape, count in entries]
+    placing.finish()
+    seconds = time.process_time() - started
+    return seconds, [(entry, run) for entry, placed in enumerate(runs) for run in placed]
+
+
 def show(what: str, seconds: float, note: str = "") -> None:
-    print(f"{what:<44}{seconds * 1_000:>12.2f} ms  {note}")
+    print(f"  {what:<44}{seconds * 1_000:>10.2f} ms  {note}")
 
 
-def run(bench: Bench) -> None:
+def run_counted(workload: dict[str, Any], settings: EngineSettings, passes: int) -> None:
+    results = [counted(workload, settings) for _ in range(passes)]
+    runs = results[0][1]
+    used = len({host_id for _, (host_id, _) in runs})
+    slots = sum(count for _, (_, count) in runs)
+    note = f"hosts used {used}, {len(runs)} runs, {slots} slots placed"
+    show("counted: one pass over all entries", min(seconds for seconds, _ in results), note)
+
+
+def run_expanded(bench: Bench) -> None:
     def timed(*events: Event) -> tuple[float, list[Effect]]:
         started = time.process_time()
         effects = bench.batch(*events)
@@ -252,30 +288,21 @@ def run(bench: Bench) -> None:
     for events in jobs:
         for event in events:
             step(bench.state, event)
-    show("take in all jobs and requests", time.process_time() - started)
+    taken_in = time.process_time() - started
+    show("take in all jobs and requests", taken_in)
     seconds, effects = timed()
     used = sum(bool(host.slots) for host in bench.state.hosts.values())
-    show("place everything and write the commands", seconds, f"hosts used {used}")
+    show("place everything and write the commands", seconds)
+    show("expanded: both", taken_in + seconds, f"hosts used {used}")
     show("take in all answers", bench.settle(effects))
-
-    arrivals, answered = [], []
-    for number, events in enumerate(bench.submissions("single-", bench.workload["arrivals"])):
-        seconds, effects = timed(*events)
-        arrivals.append(seconds)
-        answered.append(bench.settle(effects))
-        submitted = events[1]
-        assert isinstance(submitted, RequestsSubmitted)
-        slots = tuple((spec.allocation_id, 0) for spec in submitted.requests)
-        bench.settle(bench.batch(SlotsReleased(AT, f"single-{number}", slots)))
-    median = statistics.median(arrivals)
-    show("a 10-slot job arrives: until commands (median)", median, f"max {max(arrivals) * 1e3:.2f}")
-    show("  and its answers (median)", statistics.median(answered))
+    run_arrivals(bench)
 
     reports: list[Event] = [
         SlotsReported(AT, name, name, 1, bench.report(name, host.executor.command_number))
         for name, host in bench.state.hosts.items()
     ]
     show("one full report of every host", timed(*reports)[0])
+    run_questions(bench)
     releases: list[Event] = []
     for job_id, job in bench.state.jobs.items():
         if job.slot_keys:
@@ -285,24 +312,75 @@ def run(bench: Bench) -> None:
     show("  and its answers", bench.settle(effects))
 
 
+def run_arrivals(bench: Bench) -> None:
+    arrivals, answered = [], []
+    for number, events in enumerate(bench.submissions("single-", bench.workload["arrivals"])):
+        started = time.process_time()
+        effects = bench.batch(*events)
+        arrivals.append(time.process_time() - started)
+        answered.append(bench.settle(effects))
+        submitted = events[1]
+        assert isinstance(submitted, RequestsSubmitted)
+        slots = tuple((spec.allocation_id, 0) for spec in submitted.requests)
+        bench.settle(bench.batch(SlotsReleased(AT, f"single-{number}", slots)))
+    median = statistics.median(arrivals)
+    show("a 10-slot job arrives: until commands (median)", median, f"max {max(arrivals) * 1e3:.2f}")
+    show("  and its answers (median)", statistics.median(answered))
+
+
+def run_questions(bench: Bench) -> None:
+    """About a request that no host has room for, as all of them are in use or drained."""
+    for name, host in bench.state.hosts.items():
+        if not host.slots:
+            bench.batch(DrainRequested(AT, name))
+    whole = ResourceProfile(bench.workload["hosts"]["cpu_milli"], 64 * MIB)
+    bench.batch(
+        JobRegistered(AT, "asker", "asker", "default", None, "s", "r"),
+        RequestsSubmitted(AT, "asker", (RequestSpec("whole-host", whole),)),
+    )
+    for what, ask in (
+        ("explain why a request waits", lambda: explain(bench.state, "whole-host")),
+        ("sums of the cluster", lambda: cluster_view(bench.state)),
+    ):
+        seconds = []
+        for _ in range(3):
+            started = time.process_time()
+            ask()
+            seconds.append(time.process_time() - started)
+        show(what, statistics.median(seconds))
+    bench.batch(RequestsCancelled(AT, "asker", ("whole-host",)))
+
+
+STRATEGIES: dict[str, dict[str, Any]] = {
+    "first-fit": {"strategy": "pack", "pack_candidates": 1},
+    "pack": {"strategy": "pack"},
+    "spread": {"strategy": "spread"},
+}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--hosts", type=int, default=1_000)
     parser.add_argument("--slots", type=int, default=10_000)
-    parser.add_argument("--strategy", choices=["pack", "spread"], default="pack")
-    parser.add_argument("--candidates", type=int, default=EngineSettings().pack_candidates)
+    parser.add_argument("--strategy", choices=STRATEGIES, action="append")
+    parser.add_argument("--candidates", type=int, help="hosts that pack compares")
+    parser.add_argument("--passes", type=int, default=5, help="counted passes")
     parser.add_argument("--workload", type=Path)
     arguments = parser.parse_args()
     if arguments.workload:
         workload = json.loads(arguments.workload.read_text())
     else:
         workload = gen_workload(arguments.hosts, arguments.slots)
-    settings = EngineSettings(
-        strategy=arguments.strategy, pack_candidates=arguments.candidates, memory_bytes_min=0
-    )
-    print(f"{workload['hosts']['count']} hosts, {arguments.strategy}", file=sys.stderr)
     gc.disable()
-    run(Bench(workload, settings))
+    for name in arguments.strategy or ["first-fit", "pack"]:
+        chosen = dict(STRATEGIES[name])
+        if name == "pack" and arguments.candidates:
+            chosen["pack_candidates"] = arguments.candidates
+        settings = EngineSettings(memory_bytes_min=0, **chosen)
+        print(f"{workload['hosts']['count']} hosts, {name}")
+        run_counted(workload, settings, arguments.passes)
+        run_expanded(Bench(workload, settings))
+        gc.collect()
 
 
 if __name__ == "__main__":
