@@ -74,6 +74,7 @@ class SlotKeeper:
         self._grace_ms: dict[SlotKey, int] = {}  # of those
         self._hurrying: set[asyncio.Task[None]] = set()
         self._cleaning: dict[SlotKey, asyncio.Task[None]] = {}
+        self._enforced: dict[SlotKey, Slot] = {}  # on their way into the checkpoint, and told then
         self._carves = asyncio.Semaphore(CARVES_AT_ONCE_MAX)
 
     # -- what is told ------------------------------------------------------------------------
@@ -101,7 +102,9 @@ class SlotKeeper:
             rm_epoch=max(self.fence.rm_epoch, self._epoch_to_save),
             boot_id=self.identity.boot_id,
             starts=self.starts,
-            slots=tuple(slot.to_dict() for slot in self.table.visible()),
+            slots=tuple(
+                slot.to_dict() for slot in (*self.table.visible(), *self._enforced.values())
+            ),
             ended=tuple(
                 {"key": list(ended.key), "reason": ended.reason}
                 for ended in self.reports.all_ended()
@@ -138,14 +141,17 @@ class SlotKeeper:
         isolations = await asyncio.gather(*(self._enforce(slot) for slot in new))
         now_ms = round(time.time() * 1000)
         failed: dict[SlotKey, FinegrainError] = {}
+        enforced: list[Slot] = []
         for slot, isolation in zip(new, isolations, strict=True):
             if isinstance(isolation, IsolationReport):
-                self.table.carved(slot.key, isolation_of(isolation), now_ms)
+                known = isolation_of(isolation)
+                moved = slot.moved(SlotState.ALLOCATED, isolation=known, allocated_time_ms=now_ms)
+                enforced.append(moved)
             else:
                 failed[slot.key] = isolation
                 self._clean_up(slot.key)
-        if len(new) > len(failed):
-            failed |= await self._make_durable([s.key for s in new if s.key not in failed])
+        if enforced:
+            failed |= await self._make_durable(enforced)
         self.on_change()
         return [self._settled(outcome, failed) for outcome in outcomes]
 
@@ -192,20 +198,25 @@ class SlotKeeper:
             pids_max=spec.pids_max or None,
         )
 
-    async def _make_durable(self, keys: Iterable[SlotKey]) -> dict[SlotKey, FinegrainError]:
+    async def _make_durable(self, slots: Sequence[Slot]) -> dict[SlotKey, FinegrainError]:
+        """Slots that are enforced: reports show them only when a front that dies now would be
+        followed by one that knows them.
+        """
+        self._enforced |= {slot.key: slot for slot in slots}
         try:
             await self.save()
         except OSError as error:
             log.error("checkpoint_not_written", error=str(error), path=str(self.directory.path))
-            failed: dict[SlotKey, FinegrainError] = {}
-            for key in keys:
-                slot = self.table.get(key)
-                assert slot is not None  # noqa: S101 - it was carved a moment ago
-                failed[key] = _carve_failed(slot.spec, error)
-                self.table.begin_free(key)
-                self.begin_take_down(key, grace_ms=0)
-            return failed
-        return {}
+            for slot in slots:
+                self._clean_up(slot.key)
+            return {slot.key: _carve_failed(slot.spec, error) for slot in slots}
+        else:
+            for slot in slots:
+                self.table.carved(slot.key, slot.isolation, slot.allocated_time_ms)
+            return {}
+        finally:
+            for slot in slots:
+                del self._enforced[slot.key]
 
     def _clean_up(self, key: SlotKey) -> None:
         """After a failed carve: the helper may have been cut off in the middle of it."""

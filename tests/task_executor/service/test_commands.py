@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,7 @@ from finegrain.errors import (
 )
 from finegrain.v1 import slots_pb2
 from finegrain.v1 import task_executor_pb2 as te
+from task_executor.engine.report_log import NumberedState
 from task_executor.service import checkpoint
 from tests.task_executor.service import fake_helper
 from tests.task_executor.service.conftest import Executor
@@ -179,6 +181,29 @@ async def test_a_slot_that_cannot_be_recorded_is_not_granted(
         assert "No space left" in answer.results[0].error.message
         await eventually(lambda: not executor.helper.slots, "nothing of it is left")
     assert reasons(await rm.allocate(allocation(generation=2))) == [""]
+
+
+async def test_a_slot_is_not_reported_before_it_is_recorded(
+    rm: ScriptedRM, executor: Executor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A front that dies in between would be followed by one that destroys what others know."""
+    shown: list[int] = []
+    write = checkpoint.write_document
+
+    def slow(*arguments: Any) -> None:
+        state = asyncio.run_coroutine_threadsafe(full_state(), loop)
+        shown.append(len(state.result(5).slots))
+        write(*arguments)
+
+    async def full_state() -> NumberedState:
+        return executor.front.keeper.full_state()
+
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(checkpoint, "write_document", slow)
+    answer = await rm.allocate(allocation())
+    assert reasons(answer) == [""]
+    assert shown[0] == 0
+    assert len(answer.report.slots) == 1
 
 
 async def test_freeing_answers_when_all_is_gone(rm: ScriptedRM, executor: Executor) -> None:
