@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
-from finegrain.errors import FinegrainError
+from finegrain.errors import FinegrainError, Reason, Unavailable
 from finegrain.logs import get_logger
 from resource_manager.storage.store import NotLeader, Store
 
@@ -27,14 +28,22 @@ class LeaseKeeper:
         store: leads already when `start` is called.
         interval_s: between two renewals.
         on_lost: told on the event loop, once, that another leads.
+        unsure_max_s: in doubt for longer, callers are better sent away.
     """
 
     def __init__(
-        self, store: Store, interval_s: float, on_lost: Callable[[NotLeader], None]
+        self,
+        store: Store,
+        interval_s: float,
+        on_lost: Callable[[NotLeader], None],
+        *,
+        unsure_max_s: float,
     ) -> None:
         self._store = store
         self._interval_s = interval_s
         self._on_lost = on_lost
+        self._unsure_max_s = unsure_max_s
+        self._unsure_since_s: float | None = None
         # Not a task: a busy event loop must not cost the leadership.
         self._thread: threading.Thread | None = None
         self._over = threading.Event()
@@ -60,10 +69,23 @@ class LeaseKeeper:
         self.pause()
         self._asking.shutdown(wait=False)
 
+    def look(self) -> None:
+        """Notes whether the lease holds; to be called regularly."""
+        if self._store.surely_leads():
+            self._unsure_since_s = None
+        elif self._unsure_since_s is None:
+            self._unsure_since_s = time.monotonic()
+
     @property
-    def sure(self) -> bool:
-        """Whether nobody can have taken over."""
-        return self._store.surely_leads()
+    def doubt(self) -> Unavailable | None:
+        """What callers are told while the database does not say for long who leads."""
+        since_s = self._unsure_since_s
+        if since_s is None or time.monotonic() - since_s < self._unsure_max_s:
+            return None
+        return Unavailable(
+            "the database does not say whether this resource manager still leads; try again",
+            reason=Reason.NOT_LEADER,
+        )
 
     async def be_sure(self) -> None:
         """Returns when nobody can have taken over; asks the database only where that is in doubt.

@@ -84,8 +84,12 @@ class Runner:
         self._metrics = metrics
         self._limits = limits or RunnerLimits()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="rm-writer")
-        self._lease = LeaseKeeper(books.store, self._limits.renew_interval_s, self._die)
-        self._unsure_since_s: float | None = None
+        self._lease = LeaseKeeper(
+            books.store,
+            self._limits.renew_interval_s,
+            self._die,
+            unsure_max_s=self._limits.unsure_max_s,
+        )
         self._serving: list[Item] = []
         self._listener: Listener | None = None
         self._lanes = Lanes(self._limits.lanes)
@@ -258,7 +262,7 @@ class Runner:
             raise Unavailable("the resource manager is starting; try again")
         if self._closing or self.fatal.done():
             raise Unavailable("the resource manager is stopping; try again")
-        if (away := self._recovery.refusal() or self._doubt()) is not None:
+        if (away := self._recovery.refusal() or self._lease.doubt) is not None:
             raise away
         if owner is None:
             self._lanes.put_urgent(item)
@@ -384,31 +388,18 @@ class Runner:
             due = loop.time() + self._limits.tick_interval_s
             await asyncio.sleep(self._limits.tick_interval_s)
             self._metrics.loop_lag.observe(max(0.0, loop.time() - due))
-            self._watch_lease(time.monotonic())
+            self._watch_lease()
             self._tick_due = True
             self._arrived.set()
 
-    def _watch_lease(self, moment_s: float) -> None:
+    def _watch_lease(self) -> None:
         """Sends callers away while the database does not say who leads: another may by now."""
-        if self._lease.sure:
-            self._unsure_since_s = None
-            return
-        if self._unsure_since_s is None:
-            self._unsure_since_s = moment_s
-        if (doubt := self._doubt()) is not None:
+        self._lease.look()
+        if (doubt := self._lease.doubt) is not None:
             self._refuse_all(doubt)
             for item in self._serving:  # what becomes of it is unknown; a repetition settles it
                 if not item.future.done():
                     item.future.set_exception(doubt)
-
-    def _doubt(self) -> Unavailable | None:
-        since_s = self._unsure_since_s
-        if since_s is None or time.monotonic() - since_s < self._limits.unsure_max_s:
-            return None
-        return Unavailable(
-            "the database does not say whether this resource manager still leads; try again",
-            reason=Reason.NOT_LEADER,
-        )
 
     async def _maintain(self) -> None:
         moment = time.monotonic()

@@ -38,6 +38,11 @@ class Leadership:
         """What callers are told; None: they are served."""
         if self.leading:
             return None
+        if self._runner.fatal.done():
+            return Unavailable(
+                "this resource manager leads no longer and is about to end",
+                reason=Reason.NOT_LEADER,
+            )
         if not self.standing_by:
             return Unavailable("the resource manager is starting; try again")
         if self._runner.rm_epoch:

@@ -20,8 +20,15 @@ from finegrain.options import ListenOptions, LogOptions
 from finegrain.rpc.channels import open_channel
 from finegrain.v1 import cluster_pb2
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
+from resource_manager.engine.settings import EngineSettings
 from resource_manager.main import EXIT_FAILED, EXIT_REPLACED, serve
 from resource_manager.options import ResourceManagerOptions
+from resource_manager.service.books import Books
+from resource_manager.service.metrics import ResourceManagerMetrics
+from resource_manager.service.runner import Runner
+from resource_manager.service.standby import Leadership
+from resource_manager.storage.store import NotLeader
+from tests.resource_manager.service.test_runner import MemoryStore
 from tests.support.postgresql import PostgresqlServer
 from tests.support.rm_service import (
     PATIENCE_S,
@@ -158,6 +165,27 @@ async def test_without_standby_a_second_one_is_refused_with_the_way_out(
     told = capsys.readouterr().err
     assert "is in use by" in told
     assert "start this one with --standby" in told
+
+
+async def test_one_that_was_replaced_does_not_call_itself_the_next_leader() -> None:
+    """Callers would wait for it, instead of turning elsewhere."""
+    metrics = ResourceManagerMetrics("test")
+    books = Books(MemoryStore(), EngineSettings(), metrics, holder="test")  # type: ignore[arg-type]
+    runner = Runner(books, metrics)
+    leadership = Leadership(runner, metrics)
+    leadership.address, leadership.standing_by = "rm-a:7170", True
+    books.lead()
+    taking = leadership.refusal()
+    assert taking is not None
+    assert taking.details == {"leader_address": "rm-a:7170"}
+    leadership.begin()
+    assert leadership.refusal() is None
+    runner.fatal.set_result(NotLeader("another leads"))
+    leadership.end()
+    replaced = leadership.refusal()
+    assert replaced is not None
+    assert replaced.reason is Reason.NOT_LEADER
+    assert replaced.details == {}
 
 
 async def test_a_standby_without_the_tokens_of_the_leader_is_refused(

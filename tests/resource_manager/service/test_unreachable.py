@@ -12,6 +12,7 @@ import resource_manager.main as rm_main
 from finegrain.errors import Reason
 from finegrain.v1 import cluster_pb2, slots_pb2
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
+from resource_manager.service import preparation
 from tests.support.rm_service import (
     RunningRm,
     ScriptedExecutor,
@@ -26,7 +27,7 @@ GRANTED = slots_pb2.REQUEST_STATE_GRANTED
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = rm_main.settings_of
+    real = preparation.settings_of
     monkeypatch.setattr(
         rm_main,
         "settings_of",
