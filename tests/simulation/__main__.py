@@ -1,12 +1,22 @@
-"""`./dev simulate --seeds N`: many lives of a cluster; prints the story of a seed that fails."""
+"""`./dev simulate --seeds N`: many lives of a cluster; a seed that fails tells its shortest story.
+
+`--hosts 10000` makes one life of a large cluster. With enough seeds, a kind of fault that never
+struck is a failure, too.
+"""
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
+from collections import Counter
 
-from tests.simulation.world import Failed, Result, simulate
+from tests.simulation.faults import FAULTS
+from tests.simulation.shrink import shrink
+from tests.simulation.world import Failed, Plan, Result, World
+
+SEEDS_FOR_ALL_KINDS = 50
 
 
 def main() -> int:
@@ -14,28 +24,71 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="./dev simulate", description=__doc__)
     parser.add_argument("--seeds", type=int, default=100, help="how many seeds (default: 100)")
     parser.add_argument("--first", type=int, default=0, help="the first seed (default: 0)")
+    parser.add_argument("--hosts", type=int, help="hosts (default: 3 to 20, as the seed draws)")
     parser.add_argument("--failures", type=int, default=3, help="stop after so many (default: 3)")
+    parser.add_argument("--no-shrink", action="store_true", help="do not look for shorter stories")
+    parser.add_argument("--json", action="store_true", help="the figures as JSON, for adding up")
     options = parser.parse_args()
     results: list[Result] = []
     failed: list[int] = []
     begun = time.process_time()
     for seed in range(options.first, options.first + options.seeds):
         try:
-            results.append(simulate(seed))
+            results.append(World(Plan(seed, hosts=options.hosts)).run())
         except Failed as error:
             failed.append(seed)
-            print(f"{error}\n")
+            print(error if options.no_shrink else _shortest(error), end="\n\n", flush=True)
             if len(failed) >= options.failures:
                 break
-    seconds = max(0.001, time.process_time() - begun)
-    events = sum(each.events for each in results)
-    print(
-        f"{len(results)} seeds passed, {len(failed)} failed {failed or ''}: {events} events"
-        f" ({events / seconds:.0f}/s), {sum(r.batches for r in results)} batches,"
-        f" {sum(r.grants for r in results)} grants, {sum(r.faults for r in results)} faults,"
-        f" {sum(r.messages_hurt for r in results)} messages lost, repeated or late"
-    )
+    figures = _figures(results, failed, time.process_time() - begun)
+    print(json.dumps(figures) if options.json else _shown(figures))
+    never = FAULTS.keys() - {kind for each in results for kind in each.faults}
+    if len(results) >= SEEDS_FOR_ALL_KINDS and never:
+        print(f"never struck: {', '.join(sorted(never))}")
+        return 1
     return 1 if failed else 0
+
+
+def _shortest(error: Failed) -> str:
+    """The story of the smallest life that fails likewise."""
+    short = shrink(error)
+    return f"{short}\nwhole seed: {str(error).splitlines()[0]}\nrepeat: World({short.plan}).run()"
+
+
+def _figures(results: list[Result], failed: list[int], seconds: float) -> dict[str, object]:
+    faults, messages = Counter[str](), Counter[str]()
+    for each in results:
+        faults += each.faults
+        messages += each.messages
+    return {
+        "passed": len(results),
+        "failed": failed,
+        "cpu_s": round(seconds, 1),
+        "events": sum(each.events for each in results),
+        "batches": sum(each.batches for each in results),
+        "grants": sum(each.grants for each in results),
+        "hosts_max": max((each.hosts for each in results), default=0),
+        "faults": dict(faults.most_common()),
+        "messages": dict(messages.most_common()),
+    }
+
+
+def _shown(figures: dict[str, object]) -> str:
+    events, cpu_s = figures["events"], figures["cpu_s"]
+    assert isinstance(events, int)
+    assert isinstance(cpu_s, float)
+    lines = [
+        f"{figures['passed']} seeds passed, failed: {figures['failed'] or 'none'}",
+        f"at most {figures['hosts_max']} hosts, {events} events",
+        f"{cpu_s} s of CPU, {events / max(0.1, cpu_s):.0f} events in each",
+        f"{figures['batches']} batches, {figures['grants']} grants",
+    ]
+    for name in ("faults", "messages"):
+        counts = figures[name]
+        assert isinstance(counts, dict)
+        total = sum(counts.values())
+        lines.append(f"{total} {name}: " + ", ".join(f"{k} {v}" for k, v in counts.items()))
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -1,36 +1,43 @@
-"""What must always hold, and what once everything has healed. Sees all, changes nothing."""
+"""What must always hold, whatever fails. Sees all, changes nothing.
+
+After every batch that brought more than signs of life: all invariants of the books; with very many
+hosts those of what the batch touched, and all of them every `FULL_CHECK_EVERY` batches.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from finegrain.errors import InvariantBroken, Reason
 from finegrain.resources import booking, fits, has_separate_pools, total_of
-from resource_manager.engine.effects import Effect, PublishJobEvent, SendFree
-from resource_manager.engine.entities import (
-    ENDED_REQUEST_STATES,
-    ExecutorState,
-    Request,
-    RequestState,
+from resource_manager.engine.effects import (
+    Changes,
+    Effect,
+    PublishClusterEvent,
+    PublishJobEvent,
+    SendFree,
 )
+from resource_manager.engine.entities import ENDED_REQUEST_STATES, JobEvent, RequestState
 from resource_manager.engine.events import RegistrationAnswer, ReportAnswer
-from resource_manager.engine.invariants import check_invariants
-from resource_manager.engine.placement.feasibility import judge
+from resource_manager.engine.host import Host
+from resource_manager.engine.invariants import check_invariants, check_touched
+from resource_manager.engine.queue import DEFAULT_SLOTS, SLOTS, Shape
 from resource_manager.engine.state import State
 from task_executor.engine.slots import SlotKey, SlotState
 
 if TYPE_CHECKING:
+    from tests.simulation.database import Database
     from tests.simulation.executor import Executor
     from tests.simulation.job_master import JobMaster
+    from tests.simulation.manager import Manager
     from tests.simulation.slot_host import SlotHost
 
-
-QUIET_CHECK_EVERY = 4
-"""Batches that only brought signs of life."""
-
-IDLE_CHECK_EVERY = 10
-"""Batches; that check looks at every shape and host."""
+MANY_HOSTS = 50
+FULL_CHECK_EVERY = 500
+ALONE_SLACK_MS = 6_000
+RESTORE_SETTLES_MS = 10_000
 
 
 class Violation(AssertionError):
@@ -43,11 +50,26 @@ class Checks:
     def __init__(self) -> None:
         self.executors: dict[str, Executor] = {}
         self.masters: dict[str, JobMaster] = {}
-        self.placed: dict[SlotKey, str] = {}  # where each generation was carved
-        self.promised: dict[str, str] = {}  # acknowledged request to job
-        self.in_use: dict[str, dict[str, int]] = {}
-        self.batches = 0
-        self.grants = self.ends = self.losses = 0
+        self.database: Database
+        self.did: Counter[str] = Counter()
+        self._placed: dict[SlotKey, str] = {}  # where each generation was carved
+        self._outlived: dict[str, set[SlotKey]] = {}  # slots that a restore has forgotten
+        self._promised: dict[str, str] = {}  # acknowledged request to job
+        self._in_use: dict[str, dict[str, int]] = {}
+        self._events: dict[tuple[str, int], JobEvent] = {}
+        self._epoch = 0
+        self._led_at_ms = 0
+        self._restored_at_ms: int | None = None
+        self._admitted: dict[tuple[str, str], int] = {}
+        self._contact_ms: dict[str, int] = {}  # when an answer came last
+        self._reported_ms: dict[str, int] = {}  # when a report was sent that was taken in
+        self._kept_alive: dict[str, tuple[int, int]] = {}  # when sent, lease
+        self._lapsed_ms: dict[str, int] = {}
+
+    @property
+    def now_ms(self) -> int:
+        """This moment."""
+        return self.database.loop.now_ms
 
     def require(self, problems: Iterable[str]) -> None:
         """Raises `Violation` with the first problems, if there are any."""
@@ -55,49 +77,76 @@ class Checks:
         if found:
             raise Violation("\n".join(found[:5]))
 
-    # -- always ----------------------------------------------------------------------------
+    # -- resource managers -------------------------------------------------------------------
+
+    def led(self, epoch: int) -> None:
+        """Somebody has taken leadership."""
+        if epoch <= self._epoch:
+            raise Violation(f"epoch {epoch} is led after epoch {self._epoch}")
+        self._epoch, self._led_at_ms = epoch, self.now_ms
+
+    def speaks(self, manager: Manager) -> None:
+        """Effects and answers are about to go out."""
+        if not self.database.leads(manager.holder, manager.epoch):
+            raise Violation(
+                f"{manager.name} speaks at epoch {manager.epoch}, but {self.database.holder}"
+                f" leads at {self.database.rm_epoch}"
+            )
+
+    def saw_epoch(self, manager: Manager, seen: int) -> None:
+        """A manager steps down, because an executor knows a newer one."""
+        if self.database.leads(manager.holder, manager.epoch):
+            raise Violation(f"{manager.name} leads, and steps down over epoch {seen}")
 
     def books(self, state: State) -> None:
         """After every start of a resource manager."""
         self.require(check_invariants(state))
         self.require(
             f"acknowledged request {name} is forgotten"
-            for name, job_id in self.promised.items()
+            for name, job_id in self._promised.items()
             if job_id in state.jobs and name not in state.requests
         )
 
-    def decided(self, state: State, effects: list[Effect], *, changed: bool) -> None:
-        """After every batch; `changed`: it touched a row."""
-        self.batches += 1
-        if changed or self.batches % QUIET_CHECK_EVERY == 0:
+    def decided(
+        self, manager: Manager, effects: list[Effect], changes: Changes, *, idle: bool
+    ) -> None:
+        """After every batch, before it is durable; `idle`: nothing but signs of life came."""
+        self.did["batches"] += 1
+        state = manager.state
+        many = len(state.hosts) > MANY_HOSTS
+        if not many and not idle:
             self.require(check_invariants(state))
-        self.require(self._orders_without_slots(state))
-        if self.batches % IDLE_CHECK_EVERY == 0:
-            self.require(self._idle(state))
+            self.require(_idle_capacity(state))
+        elif many:
+            self._touched(state, changes)
+        if self.database.leads(manager.holder, manager.epoch):
+            hosts = _hosts_of(state, changes) if many else state.hosts.values()
+            self.require(self._orders_without_slots(hosts))
+            for effect in effects:
+                if isinstance(effect, PublishJobEvent):
+                    self._missing(effect.event)
+                elif isinstance(effect, PublishClusterEvent):
+                    self._lost(state, effect)
         for effect in effects:
             if isinstance(effect, SendFree):
                 self.nobody_owns(state, [(name, number) for name, number, _ in effect.slots])
-            elif isinstance(effect, PublishJobEvent):
-                self._job_event(effect)
 
-    def _orders_without_slots(self, state: State) -> Iterator[str]:
+    def _touched(self, state: State, changes: Changes) -> None:
+        if self.did["batches"] % FULL_CHECK_EVERY == 0:
+            self.require(check_invariants(state))
+            self.require(_idle_capacity(state))
+        hosts = [host.host_id for host in _hosts_of(state, changes)]
+        touched = [*changes.requests, *changes.moved_requests]
+        self.require(check_touched(state, touched, hosts))
+
+    def _orders_without_slots(self, hosts: Iterable[Host]) -> Iterator[str]:
         """What was ordered stays booked until its outcome is known."""
-        for host in state.hosts.values():
+        for host in hosts:
             if host.in_flight is not None and host.in_flight.allocates:
                 table = self.executors[host.host_id].table
                 for key in host.in_flight.keys:
                     if key not in host.slots and table.get(SlotKey(*key)) is not None:
                         yield f"slot {key} exists at {host.host_id}, but is booked no longer"
-
-    def _idle(self, state: State) -> Iterator[str]:
-        """Nobody waits for what is free."""
-        for shape in state.queue.shapes():
-            head = shape.head()
-            for host in state.hosts.values():
-                if head is not None and host.eligible and judge(host, shape).fits:
-                    older = any(name == head.allocation_id for name, _ in host.slots)
-                    if not older:
-                        yield f"{head.allocation_id} waits, but {host.host_id} has room for it"
 
     def nobody_owns(self, state: State, keys: Iterable[tuple[str, int]]) -> None:
         """Slots that are to be freed serve no living request."""
@@ -114,19 +163,53 @@ class Checks:
         if isinstance(answer, ReportAnswer | RegistrationAnswer):
             self.nobody_owns(state, answer.unowned)
 
-    def _job_event(self, effect: PublishJobEvent) -> None:
+    def _missing(self, event: JobEvent) -> None:
+        if event.reason != Reason.SLOT_MISSING or event.slot is None:
+            return
+        executor = self.executors[str(event.slot["executor_id"])]
+        key = SlotKey(event.allocation_id, int(str(event.slot["generation"])))
+        slot = executor.table.get(key)
+        if executor.up and slot is not None and slot.state is SlotState.ALLOCATED:
+            raise Violation(f"slot {key} is called missing, but {executor.name} has it")
+
+    def _lost(self, state: State, effect: PublishClusterEvent) -> None:
+        """Nobody is given up before a full time of silence, in which the RM was there to hear."""
         event = effect.event
-        self.grants += event.state is RequestState.GRANTED
-        self.ends += event.state in ENDED_REQUEST_STATES
-        if event.reason == Reason.SLOT_MISSING and event.slot is not None:
-            self.losses += 1
-            executor = self.executors[str(event.slot["executor_id"])]
-            generation = event.slot["generation"]
-            assert isinstance(generation, int)
-            slot = executor.table.get(SlotKey(event.allocation_id, generation))
-            if executor.up and slot is not None and slot.state is SlotState.ALLOCATED:
-                name = f"{event.allocation_id}/{generation}"
-                raise Violation(f"slot {name} is called missing, but {executor.name} has it")
+        if event.kind == "executor_lost":
+            timeout_ms = state.settings.lost_timeout_ms
+            heard_ms = max(self._reported_ms.get(event.executor_id, 0), self._led_at_ms)
+            if self.now_ms - heard_ms < timeout_ms:
+                raise Violation(
+                    f"{event.executor_id} is lost {self.now_ms - heard_ms} ms after it was heard,"
+                    f" or the manager began; {timeout_ms} ms are its right"
+                )
+
+    def durable(self, effects: list[Effect], decided_ms: int) -> None:
+        """A batch that was decided then is committed."""
+        for effect in effects:
+            if isinstance(effect, PublishJobEvent):
+                self.did["grants"] += effect.event.state is RequestState.GRANTED
+                self.did["ends"] += effect.event.state in ENDED_REQUEST_STATES
+            elif isinstance(effect, PublishClusterEvent):
+                event = effect.event
+                if event.kind == "job_ended" and event.reason == Reason.LEASE_EXPIRED:
+                    self._lapsed_ms.setdefault(event.job_id, decided_ms)
+                    self._lapse(event.job_id)
+
+    def restored(self) -> None:
+        """The books were replaced by older ones: what came after them is forgotten, rightly."""
+        requests = self.database.rows.requests
+        self._promised = {k: v for k, v in self._promised.items() if k in requests}
+        self._restored_at_ms = self.now_ms
+        self._events.clear()
+        self._placed.clear()
+        self._lapsed_ms.clear()
+        self._kept_alive.clear()
+        self._outlived = {name: set(each.on_host) for name, each in self.executors.items()}
+        for master in self.masters.values():
+            master.acknowledged &= requests.keys()
+
+    # -- executors ---------------------------------------------------------------------------
 
     def host(self, executor: SlotHost) -> None:
         """After every change of a host."""
@@ -139,84 +222,116 @@ class Checks:
         real = total_of(
             booking(s.profile, separate_pools=separate) for s in executor.on_host.values()
         )
-        before = self.in_use.get(executor.name, {})
-        self.in_use[executor.name] = real
+        before = self._in_use.get(executor.name, {})
+        self._in_use[executor.name] = real
         # A share that was made smaller over a restart may be exceeded by what is there already.
         if not fits(real, total) and not fits(real, before):
             raise Violation(f"{executor.name} really has {real} of {dict(total)} in use")
+        outlived = self._outlived.get(executor.name, set())
         for key in executor.on_host:
-            if self.placed.setdefault(key, executor.name) != executor.name:
-                raise Violation(f"{key} is on {executor.name} and was on {self.placed[key]}")
+            if key not in outlived and self._placed.setdefault(key, executor.name) != executor.name:
+                raise Violation(f"{key} is on {executor.name} and was on {self._placed[key]}")
 
-    def acknowledged(self, job_id: str, names: Iterable[str]) -> None:
-        """Requests that a job master may rely on from now on."""
-        self.promised.update(dict.fromkeys(names, job_id))
+    def recovered(self, executor: Executor, *, knows: bool) -> None:
+        """It has read its checkpoint; one that `knows` itself must know what it has told others."""
+        if knows:
+            epoch = self._admitted.get((executor.name, executor.instance_id), 0)
+            if executor.fence.rm_epoch < epoch:
+                raise Violation(f"{executor.name} obeyed epoch {epoch}, and has forgotten it")
+            table, rows = executor.table, self.database.rows.slots
+            self.require(
+                f"{executor.name} has told of slot {key}, and forgot it when it started again"
+                for key in executor.on_host
+                if table.get(key) is None and (row := rows.get(key)) and row[8] == "ALLOCATED"
+            )
 
-    # -- once everything has healed ----------------------------------------------------------
+    def admitted(self, executor: SlotHost, rm_epoch: int) -> None:
+        """A command of that epoch is carried out."""
+        who = (executor.name, executor.instance_id)
+        if rm_epoch < self._admitted.get(who, 0):
+            raise Violation(
+                f"{executor.name} obeys epoch {rm_epoch} after epoch {self._admitted[who]}"
+            )
+        self._admitted[who] = rm_epoch
 
-    def healed(self, state: State, why_waiting: Callable[[Request], str]) -> None:
-        """Books and tables agree, and every request is where it should be."""
-        self.books(state)
+    def contact(self, executor: Executor, *, reported_ms: int | None = None) -> None:
+        """An answer of a manager has come; to a report that was sent then and taken in."""
+        self._contact_ms[executor.name] = self.now_ms
+        if reported_ms is not None:
+            self._reported_ms[executor.name] = reported_ms
+
+    def alone(self) -> None:
+        """Now and then: whoever is alone for long gives up its slots."""
         for executor in self.executors.values():
-            self._agree(state, executor)
-        for request in state.requests.values():
-            if request.state is RequestState.ALLOCATING:
-                raise Violation(f"request {request.allocation_id} is still ALLOCATING")
-            if request.state is RequestState.PENDING:
-                self._must_wait(request, why_waiting(request))
-        for master in self.masters.values():
-            if master.up and not master.over:
-                self._told(state, master)
+            if executor.orphan_ms is None or not executor.up or executor.is_stopped:
+                continue
+            alone_ms = self.now_ms - self._contact_ms[executor.name]
+            if alone_ms > executor.orphan_ms + ALONE_SLACK_MS:
+                kept = [s.key for s in executor.table if s.state is SlotState.ALLOCATED]
+                if kept:
+                    raise Violation(f"{executor.name} is alone for {alone_ms} ms and keeps {kept}")
 
-    def _agree(self, state: State, executor: Executor) -> None:
-        host = state.hosts.get(executor.name)
-        if host is None or host.executor.state is not ExecutorState.ACTIVE:
-            raise Violation(f"{executor.name} is {host and host.executor.state}")
-        books = {key: str(slot.state) for key, slot in host.slots.items()}
-        table = {tuple(slot.key): str(slot.state) for slot in executor.table}
-        if books != table or set(executor.on_host) != {slot.key for slot in executor.table}:
-            raise Violation(f"{executor.name} has {table}, the books say {books}")
-        free = {k: v for k, v in executor.table.available().items() if v > 0}
-        if host.free() != free:
-            raise Violation(f"{executor.name} has {free} left, the books say {host.free()}")
-        if host.in_flight or host.to_allocate or host.to_free:
-            raise Violation(f"{executor.name} is still waiting for commands")
+    # -- job masters -------------------------------------------------------------------------
 
-    def _must_wait(self, request: Request, why: str) -> None:
-        spec = request.spec
-        for executor in self.executors.values():
-            profile = spec.profile or executor.default_profile
-            separate = has_separate_pools(executor.share.total)
-            if (
-                fits(booking(profile, separate_pools=separate), executor.table.available())
-                and set(spec.required_labels) <= set(executor.labels)
-                and (len(executor.table) < (executor.share.slots_max or 1 << 30))
-            ):
-                raise Violation(
-                    f"{request.allocation_id} waits ({why}), but {executor.name} has room for it"
-                )
+    def acknowledged(self, job_id: str, names: set[str]) -> set[str]:
+        """Requests that a job master may rely on from now on.
 
-    def _told(self, state: State, master: JobMaster) -> None:
-        """The log tells the same as the books."""
-        for name in sorted(master.acknowledged):
-            request, event = state.requests[name], master.seen.get(name)
-            told = event.state if event is not None else RequestState.PENDING
-            if told is not request.state:
-                raise Violation(f"{master.name} was told that {name} is {told}: {request.state}")
-            if request.state is RequestState.GRANTED:
-                assert event is not None
-                assert event.slot is not None
-                if event.slot["generation"] != request.generation:
-                    raise Violation(f"{master.name} was told another generation of {name}")
+        Answers of books that a restore has replaced may still be under way.
+        """
+        restored_ms = self._restored_at_ms
+        if restored_ms is not None and self.now_ms - restored_ms < RESTORE_SETTLES_MS:
+            names = names & self.database.rows.requests.keys()
+        self._promised.update(dict.fromkeys(sorted(names), job_id))
+        return names
 
-    def empty(self, state: State) -> None:
-        """All jobs have ended: nothing is left anywhere."""
-        self.books(state)
-        for executor in self.executors.values():
-            self._agree(state, executor)
-            if len(executor.table):
-                raise Violation(
-                    f"{executor.name} still has {[tuple(s.key) for s in executor.table]}"
-                )
-        living = [r.allocation_id for r in state.requests.values() if not r.end_time_ms]
-        self.require(f"request {name} still lives" for name in living)
+    def told(self, event: JobEvent) -> None:
+        """A number of a job's log names one event for ever."""
+        known = self._events.setdefault((event.job_id, event.sequence), event)
+        if known != event:
+            raise Violation(f"event {event.sequence} of {event.job_id} was {known}, is {event}")
+
+    def kept_alive(self, job_id: str, sent_ms: int, lease_ms: int) -> None:
+        """A sign of life that was sent then has been answered."""
+        self._kept_alive[job_id] = (max(sent_ms, self._kept_alive.get(job_id, (0, 0))[0]), lease_ms)
+        self._lapse(job_id)
+
+    def _lapse(self, job_id: str) -> None:
+        lapsed_ms, kept = self._lapsed_ms.get(job_id), self._kept_alive.get(job_id)
+        if lapsed_ms is not None and kept is not None and 0 <= lapsed_ms - kept[0] < kept[1]:
+            raise Violation(
+                f"the lease of {job_id} lapsed at {lapsed_ms}, but its sign of life of {kept[0]}"
+                f" was good for {kept[1]} ms"
+            )
+
+
+def _hosts_of(state: State, changes: Changes) -> list[Host]:
+    names = {slot.executor_id for slot in (*changes.slots, *changes.moved_slots)}
+    names |= {executor.executor_id for executor in changes.executors}
+    return [state.hosts[name] for name in sorted(names) if name in state.hosts]
+
+
+def _idle_capacity(state: State) -> Iterator[str]:
+    """Nobody waits for what is free."""
+    if state.unfinished:
+        return
+    shapes = [(shape, head) for shape in state.queue.shapes() if (head := shape.head())]
+    if not shapes:
+        return
+    for host in state.hosts.values():
+        if not host.eligible:
+            continue
+        free, slots = host.free(), host.slots_left()
+        for shape, head in shapes:
+            if not _has_room(host, shape, free, slots) or host.refuses(shape):
+                continue
+            if not any(name == head.allocation_id for name, _ in host.slots):  # an older slot
+                yield f"{head.allocation_id} waits, but {host.host_id} has room for it"
+
+
+def _has_room(host: Host, shape: Shape, free: dict[str, int], slots: int) -> bool:
+    if slots < 1 or not all(host.labels.get(name) == value for name, value in shape.labels):
+        return False
+    need = host.need_of(shape)
+    if DEFAULT_SLOTS in need:
+        need = host.default_booking
+    return all(free.get(name, 0) >= amount for name, amount in need.items() if name != SLOTS)

@@ -1,15 +1,17 @@
 """A job master: asks, gives back, keeps alive or falls silent, and follows its event log.
 
-Every call is repeated until it is answered, as the client library does.
+Every call is repeated until it is answered, at one manager after another, as the client library
+does. One that starts again remembers its name and its secret only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from finegrain.errors import FinegrainError, NotFound, Reason
+from finegrain.errors import FinegrainError, NotFound, OutOfRange, Reason, StoreError, Unavailable
 from finegrain.resources import MIB, ResourceProfile
 from resource_manager.engine.entities import (
     ENDED_REQUEST_STATES,
@@ -25,13 +27,18 @@ from resource_manager.engine.events import (
     RequestsSubmitted,
     SlotsReleased,
 )
+from resource_manager.engine.offers import slot_to_dict
+from resource_manager.engine.state import State
+from task_executor.engine.slots import SlotKey
+from tests.simulation.manager import Manager
 from tests.simulation.network import Loop, Network, Node, Reply, Unreached
 
 if TYPE_CHECKING:
     from tests.simulation.checks import Checks
-    from tests.simulation.manager import Manager
+    from tests.simulation.slot_host import Troubles
 
 CALL_WAIT_MS = 1_500
+WATCH_MS = 250
 PROFILES = (
     ResourceProfile(1_000, 256 * MIB),
     ResourceProfile(500, 100 * MIB, managed_memory_bytes=30 * MIB + 1),
@@ -40,6 +47,27 @@ PROFILES = (
     ResourceProfile(64_000, 256 * MIB),  # larger than any host
 )
 WEIGHTS = (6, 4, 2, 2, 1)
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a job master was told last about a request."""
+
+    state: RequestState
+    slot: Mapping[str, object] | None = None
+
+    @property
+    def generation(self) -> int:
+        """Of the slot; 0: none was named."""
+        return int(str(self.slot["generation"])) if self.slot is not None else 0
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What a stream begins with when nothing is to be resumed."""
+
+    sequence: int
+    living: Mapping[str, Told]
 
 
 class JobMaster(Node):
@@ -51,45 +79,48 @@ class JobMaster(Node):
         loop: Loop,
         rng: Random,
         network: Network,
-        manager: Manager,
+        managers: list[Manager],
         checks: Checks,
         log: Callable[[str], None],
-        *,
-        unknown: bool,
-        lease_ms: int | None,
+        troubles: Troubles,
+        batch_max: int,
     ) -> None:
         super().__init__(name, loop)
-        self.rng, self.network, self.manager, self.checks, self.log = (
-            rng,
-            network,
-            manager,
-            checks,
-            log,
-        )
-        self.unknown, self.lease_ms = unknown, lease_ms
-        self.registered = self.over = self.busy = False  # over: the RM knows no such living job
-        self.leaving = False
+        self.rng, self.network, self.managers, self.checks = rng, network, managers, checks
+        self.log, self.troubles, self.batch_max = log, troubles, batch_max
+        self.unknown = rng.random() < 0.25
+        self.lease_ms = rng.choice((None, 3_000, 6_000, 10_000))
+        self.over = self.leaving = False  # over: the RM knows no such living job
         self.made = 0
         self.acknowledged: set[str] = set()
         self.given_back: set[tuple[str, int]] = set()  # (id, generation), 0 for any
-        self.seen: dict[str, JobEvent] = {}  # latest event of each request
-        self.sequence = 0
+        self._forget()
+
+    def _forget(self) -> None:
+        self.registered = self.busy = False
+        self.seen: dict[str, Told] = {}
+        self.snapshot: Snapshot | None = None
+        self.sequence: int | None = 0  # None: the stream begins with a snapshot
+        self.stream = 0
 
     def start(self) -> None:
         """Makes itself known and begins."""
+        self.life += 1
         self.up = True
+        self._forget()
+        if self.life > 1:
+            self.sequence = None
         self._until_answered(
             lambda at: JobRegistered(at, self.name, self.name, "default", self.lease_ms, "s", "r"),
             self._begin,
         )
 
     def _begin(self, _job: Any) -> None:
-        if self.registered:
-            return
-        self.registered = True
-        self._keep_alive()
-        self._watch()
-        self._act()
+        if not self.registered:
+            self.registered = True
+            self._keep_alive()
+            self._watch()
+            self._act()
 
     def leave(self) -> None:
         """Asks for nothing more and ends the job."""
@@ -99,15 +130,27 @@ class JobMaster(Node):
                 lambda at: JobEndRequested(at, self.name, "ENDED"), lambda _job: self._end("left")
             )
 
-    def fall_silent(self) -> None:
-        """Dies for good; the lease will lapse."""
+    def crash(self, *, back_in_ms: int | None) -> None:
+        """Dies; for good if `back_in_ms` is None (then its lease will lapse)."""
+        self.log(f"{self.name} {'falls silent' if back_in_ms is None else 'dies'}")
         self.up = False
+        if back_in_ms is not None:
+            self.loop.after(back_in_ms, self.start)
+
+    def offered(self, key: SlotKey, reply: Reply) -> None:
+        """An executor offers a slot directly."""
+        reply(not self.over and self.rng.random() >= self.troubles.offer_declined)
 
     # -- calls -----------------------------------------------------------------------------
 
+    def _next_manager(self) -> None:
+        self.managers = [*self.managers[1:], self.managers[0]]
+
     def _until_answered(self, make: Callable[[Any], Any], done: Reply) -> None:
         def take(result: Any) -> None:
-            if isinstance(result, Unreached):
+            if isinstance(result, Unreached | Unavailable):
+                if not isinstance(result, StoreError):
+                    self._next_manager()
                 self.after(self.rng.randint(20, 400), attempt)
             elif isinstance(result, NotFound) or (
                 isinstance(result, FinegrainError) and result.reason is Reason.JOB_ENDED
@@ -119,7 +162,7 @@ class JobMaster(Node):
                 done(result)
 
         def attempt() -> None:
-            manager = self.manager
+            manager = self.managers[0]
             self.network.call(
                 self, manager, lambda reply: manager.submit(make, reply), take, CALL_WAIT_MS
             )
@@ -133,36 +176,79 @@ class JobMaster(Node):
 
     def _keep_alive(self) -> None:
         if self.lease_ms is not None and not self.over:
-            self._until_answered(lambda at: JobKeptAlive(at, self.name), lambda _job: None)
-            self.after(self.lease_ms // 4, self._keep_alive)
+            lease_ms, sent_ms = self.lease_ms, self.loop.now_ms
+            manager = self.managers[0]
+
+            def take(result: Any) -> None:
+                if isinstance(result, Unreached | Unavailable):
+                    self._next_manager()
+                elif not isinstance(result, Exception):
+                    self.checks.kept_alive(self.name, sent_ms, lease_ms)
+
+            self.network.call(
+                self,
+                manager,
+                lambda reply: manager.submit(lambda at: JobKeptAlive(at, self.name), reply),
+                take,
+                CALL_WAIT_MS,
+            )
+            self.after(lease_ms // 6, self._keep_alive)
 
     # -- the watch log ---------------------------------------------------------------------
 
     def _watch(self) -> None:
-        def serve(reply: Reply) -> None:
-            log = self.manager.store.job_events.get(self.name, [])
-            reply([event for event in log if event.sequence > after])
+        stream, after, manager = self.stream, self.sequence, self.managers[0]
 
         def take(result: Any) -> None:
-            if not isinstance(result, Unreached):
+            if stream != self.stream:
+                return
+            if isinstance(result, OutOfRange):
+                self.log(f"{self.name} begins anew: {result}")
+                self.stream += 1
+                self.sequence = None
+            elif isinstance(result, NotFound):
+                self._end(str(result))
+            elif isinstance(result, Snapshot):
+                self._take_snapshot(result)
+            elif isinstance(result, Unreached | Unavailable):
+                self._next_manager()
+            elif not isinstance(result, Exception):
                 for event in result:
                     self._take(event)
 
-        after = self.sequence
-        self.network.call(self, self.manager, serve, take, CALL_WAIT_MS)
-        self.after(250, self._watch)
+        name = self.name
+        self.network.call(
+            self,
+            manager,
+            lambda reply: manager.read(lambda state: _read_log(manager, state, name, after), reply),
+            take,
+            CALL_WAIT_MS,
+        )
+        self.after(WATCH_MS, self._watch)
+
+    def _take_snapshot(self, snapshot: Snapshot) -> None:
+        if self.sequence is None:
+            self.sequence, self.snapshot = snapshot.sequence, snapshot
+            self.seen = dict(snapshot.living)
 
     def _take(self, event: JobEvent) -> None:
-        if event.sequence <= self.sequence:
+        if self.sequence is None or event.sequence <= self.sequence:
             return
         if event.sequence != self.sequence + 1:
             self.checks.require([f"{self.name} misses events after {self.sequence}"])
         self.sequence = event.sequence
-        self.seen[event.allocation_id] = event
+        self.checks.told(event)
+        self.seen[event.allocation_id] = told = Told(event.state, event.slot)
         if event.state is RequestState.RELEASED and not event.reason and event.slot is not None:
-            asked = {(event.allocation_id, event.slot["generation"]), (event.allocation_id, 0)}
+            asked = {(event.allocation_id, told.generation), (event.allocation_id, 0)}
             if not asked & self.given_back:
                 self.checks.require([f"{event.allocation_id} was released, but not by {self.name}"])
+
+    def told_of(self, name: str) -> Told | None:
+        """What it must believe of a request of its own; None: it may be over."""
+        if name in self.seen or self.snapshot is not None:
+            return self.seen.get(name)
+        return Told(RequestState.PENDING)
 
     # -- what it wants ---------------------------------------------------------------------
 
@@ -172,11 +258,11 @@ class JobMaster(Node):
             return
         what = self.rng.random()
         held = [
-            event
-            for event in self.seen.values()
-            if event.state is RequestState.GRANTED and event.slot is not None
+            (name, told.generation)
+            for name, told in self.seen.items()
+            if told.state is RequestState.GRANTED
         ]
-        if what < 0.35 and len(held) < 25:
+        if what < 0.35 and len(held) < 4 * self.batch_max:
             self._request()
         elif what < 0.7 and held:
             self._release(self.rng.sample(held, self.rng.randint(1, min(4, len(held)))))
@@ -184,14 +270,13 @@ class JobMaster(Node):
             self._cancel()
 
     def _request(self) -> None:
-        specs = tuple(self._spec() for _ in range(self.rng.randint(1, 6)))
+        specs = tuple(self._spec() for _ in range(self.rng.randint(1, self.batch_max)))
         self.busy = True
 
         def done(outcomes: Any) -> None:
             self.busy = False
             fine = {outcome.id for outcome in outcomes if not outcome.reason}
-            self.acknowledged |= fine
-            self.checks.acknowledged(self.name, fine)
+            self.acknowledged |= self.checks.acknowledged(self.name, fine)
 
         self._until_answered(lambda at: RequestsSubmitted(at, self.name, specs), done)
 
@@ -207,15 +292,12 @@ class JobMaster(Node):
             restart_on_loss=rng.random() < 0.5,
         )
 
-    def _release(self, events: list[JobEvent]) -> None:
-        slots = []
-        for event in events:
-            assert event.slot is not None
-            generation = event.slot["generation"]
-            assert isinstance(generation, int)
-            if self.rng.random() < 0.2:  # of a slot that it had before; nothing may happen
-                generation = max(1, generation - 1)
-            slots.append((event.allocation_id, generation))
+    def _release(self, held: list[tuple[str, int]]) -> None:
+        slots = [
+            # Of a slot that it had before, now and then; nothing may happen.
+            (name, max(1, generation - 1) if self.rng.random() < 0.2 else generation)
+            for name, generation in held
+        ]
         self.given_back.update(slots)
         self._until_answered(
             lambda at: SlotsReleased(at, self.name, tuple(slots)), lambda _outcomes: None
@@ -225,7 +307,7 @@ class JobMaster(Node):
         waiting = [
             name
             for name in sorted(self.acknowledged)
-            if name not in self.seen or self.seen[name].state not in ENDED_REQUEST_STATES
+            if (told := self.told_of(name)) is not None and told.state not in ENDED_REQUEST_STATES
         ]
         some = tuple(self.rng.sample(waiting, min(3, len(waiting))))
         if some:
@@ -233,3 +315,38 @@ class JobMaster(Node):
             self._until_answered(
                 lambda at: RequestsCancelled(at, self.name, some), lambda _outcomes: None
             )
+
+
+def _read_log(
+    manager: Manager, state: State, job_id: str, after: int | None
+) -> Snapshot | list[JobEvent]:
+    """What a stream says next; see `resource_manager/service/watch.py`.
+
+    Raises:
+        NotFound: no such job.
+        OutOfRange: the position is no longer kept, or was never reached.
+    """
+    job = state.jobs.get(job_id)
+    if job is None:
+        raise NotFound(f"job {job_id} is unknown", reason=Reason.JOB_UNKNOWN)
+    if after is None:
+        living = {}
+        for request in state.requests.values():
+            if request.job_id != job_id:
+                continue
+            name = request.allocation_id
+            if request.state not in ENDED_REQUEST_STATES:
+                slot = state.slot_of(request)
+                shown = request.state is RequestState.GRANTED and slot is not None
+                living[name] = Told(
+                    request.state if shown else RequestState.PENDING,
+                    slot_to_dict(slot, "") if shown and slot is not None else None,
+                )
+        return Snapshot(job.last_sequence, living)
+    if not job.trimmed_sequence <= after <= job.last_sequence:
+        raise OutOfRange(
+            f"{after} is not within {job.trimmed_sequence} to {job.last_sequence}", details={}
+        )
+    log = manager.database.rows.logs.get(job_id)
+    events = [] if log is None else log.after(after)
+    return [event for event in events if event.sequence <= job.last_sequence]

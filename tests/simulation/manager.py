@@ -1,4 +1,9 @@
-"""The resource manager's shell in virtual time: batches, commits, crashes around them."""
+"""A resource manager in virtual time: leadership, batches, commits, and what goes out after.
+
+Follows `resource_manager/service`: runner.py (batches, reloads, renewals), executor_link.py and the
+standby. A process that does not lead waits for the lease. Nothing is said or ordered unless the
+lease surely lasts by the process's own clock.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +19,19 @@ from finegrain.errors import (
     InvalidArgument,
     InvariantBroken,
     Reason,
+    StoreError,
+    Unavailable,
 )
-from resource_manager.engine.effects import Effect, ProbeExecutor, SendAllocate, SendFree
+from resource_manager.engine.effects import (
+    Changes,
+    Effect,
+    ProbeExecutor,
+    SendAllocate,
+    SendFree,
+    Snapshot,
+)
 from resource_manager.engine.entities import Instant
+from resource_manager.engine.epochs import EpochSeen
 from resource_manager.engine.events import (
     CommandAnswered,
     CommandRefused,
@@ -24,86 +39,172 @@ from resource_manager.engine.events import (
     Decide,
     Event,
     ExecutorProbed,
+    JobKeptAlive,
     Ticked,
 )
 from resource_manager.engine.settings import EngineSettings
 from resource_manager.engine.state import State
 from resource_manager.engine.step import step
 from resource_manager.service import from_wire
-from tests.simulation.network import Loop, Network, Node, Reply, Unreached
-from tests.simulation.store import DictStore
+from resource_manager.storage.store import NotLeader
+from tests.simulation.database import STOP_MS, Client, Database
+from tests.simulation.network import Loop, Network, Reply, Unreached
 
 if TYPE_CHECKING:
     from tests.simulation.checks import Checks
     from tests.simulation.executor import Executor
 
 TICK_MS = 200
+RENEW_MS = 250
+POLL_MS = 100  # of a standby
 COMMAND_WAIT_MS = 2_000
-START_TIME_MS = 1_700_000_000_000
+FOREVER_MS = 1 << 60
+
+Log = Callable[[str], None]
 
 
 @dataclass
 class Item:
-    """An event to come and whoever waits for its answer."""
+    """An event to come or a read, and whoever waits for its answer."""
 
-    make: Callable[[Instant], Event]
     reply: Reply
+    make: Callable[[Instant], Event] | None = None
+    read: Callable[[State], Any] | None = None
 
 
-class Manager(Node):
-    """One resource manager after another, over the same store."""
+@dataclass
+class Batch:
+    """What one turn led to, until it is durable."""
+
+    answers: list[tuple[Reply, Any]]
+    reads: list[Item]
+    effects: list[Effect]
+    decided_ms: int
+
+
+class Manager(Client):
+    """One of the resource managers of a cluster, life after life."""
 
     def __init__(
         self,
+        name: str,
         loop: Loop,
         rng: Random,
         network: Network,
+        database: Database,
         settings: EngineSettings,
         checks: Checks,
-        log: Callable[[str], None],
+        log: Log,
     ) -> None:
-        super().__init__("rm", loop)
-        self.rng, self.network, self.settings, self.checks, self.log = (
-            rng,
-            network,
-            settings,
-            checks,
-            log,
-        )
-        self.store = DictStore()
+        super().__init__(name, loop)
+        self.rng, self.network, self.database = rng, network, database
+        self.settings, self.checks, self.log = settings, checks, log
         self.executors: dict[str, Executor] = {}
         self.batches = 0
-        self.crash_at = ""  # "before" or "after" the next commit
-        self.state = State.restore(self.store.load(), settings, self.at)
+        self.leading = False
+        self.held_down = False  # by an operator
+        self._books = 0  # how often they were read
+        self._sure_until_ms = -1
+        self.state = State.restore(Snapshot(rm_epoch=0), settings, self.at)
 
     @property
     def at(self) -> Instant:
         """This moment. Every process has a monotonic clock of its own."""
-        return Instant(self.loop.now_ms + 1_000 * self.life, START_TIME_MS + self.loop.now_ms)
+        return Instant(self.loop.now_ms + 1_000 * self.life, self.time_ms)
+
+    # -- life and death --------------------------------------------------------------------
 
     def start(self) -> None:
-        """A new incarnation reads the books."""
+        """A new life, which waits for leadership."""
+        if self.held_down or self.up:
+            return
         self.life += 1
         self.up = True
+        self.leading = self._busy = self._tick_due = False
+        self.epoch = 0
+        self.stopped_until_ms = 0
+        self._sure_until_ms = -1
         self._inbox: list[Item] = []
-        self._busy = False
-        self._tick_due = False
-        self.state = State.restore(self.store.load(), self.settings, self.at)
-        self.log(f"rm starts at epoch {self.state.rm_epoch}")
-        self.checks.books(self.state)
-        self.after(TICK_MS, self._tick)
+        self._lead()
 
-    def crash(self) -> None:
-        """Dies where it stands."""
-        self.log("rm dies")
-        self.up = False
-        self.crash_at = ""
+    def crash(self, why: str = "dies") -> None:
+        """Ends where it stands, and is started again later."""
+        self.log(f"{self.name} {why}")
+        self.up = self.leading = False
+        self.next_commit = ""
+        self.database.disconnected(self)
         self.loop.after(self.rng.choice((20, 200, 1_000, 5_000)), self.start)
+
+    def stop(self) -> None:
+        """A planned stop: nothing more is taken in, and leadership is given back."""
+        if self.leading and self._is_sure():
+            self.database.give_back(self)
+        self.crash("is stopped")
+
+    # -- leadership ------------------------------------------------------------------------
+
+    def _lead(self) -> None:
+        sent_ms = self.loop.now_ms
+        above = self.state.rm_epoch if self.epoch else 0
+        self.database.lead(self, above, lambda result: self._led(sent_ms, result))
+
+    def _led(self, sent_ms: int, result: Any) -> None:
+        if isinstance(result, NotLeader):
+            return self.crash("has lost leadership")
+        if isinstance(result, Exception):
+            return self.after(self.rng.randint(POLL_MS, 2 * POLL_MS), self._lead)
+        first = not self.leading
+        self.epoch = result
+        self._renewed(sent_ms, None)
+        self._read_books()
+        self._busy = False
+        if first:
+            self.leading = True
+            self.after(TICK_MS, self._tick)
+            self.after(RENEW_MS, self._renew)
+        return self._wake()
+
+    def _read_books(self) -> None:
+        snapshot = self.database.load()
+        snapshot.rm_epoch = self.epoch
+        self._books += 1
+        heard = self.state.heard() if self.leading else {}
+        self.state = State.restore(snapshot, self.settings, self.at)
+        self.state.remember(heard)
+        self.log(f"{self.name} leads at epoch {self.epoch}")
+        self.checks.books(self.state)
+
+    def _renew(self) -> None:
+        sent_ms = self.loop.now_ms
+        self.database.renew(self, lambda result: self._renewed(sent_ms, result))
+        self.after(RENEW_MS, self._renew)
+
+    def _renewed(self, sent_ms: int, result: Any) -> None:
+        if isinstance(result, NotLeader):
+            self.crash("has lost leadership")
+        elif result is None:
+            lease_ms = self.database.lease_ms
+            self._sure_until_ms = FOREVER_MS if lease_ms is None else sent_ms + lease_ms
+
+    def _is_sure(self) -> bool:
+        """The lease lasts, whatever happened meanwhile: it ran anew after the call was sent."""
+        return self.loop.now_ms < self._sure_until_ms
+
+    # -- batches ---------------------------------------------------------------------------
 
     def submit(self, make: Callable[[Instant], Event], reply: Reply = lambda _answer: None) -> None:
         """Steps an event in the next batch; the answer goes out when it is durable."""
-        self._inbox.append(Item(make, reply))
-        self._wake()
+        self._take(Item(reply, make=make))
+
+    def read(self, read: Callable[[State], Any], reply: Reply) -> None:
+        """Looks at durable books between two batches."""
+        self._take(Item(reply, read=read))
+
+    def _take(self, item: Item) -> None:
+        if not self.leading:
+            return item.reply(Unavailable(f"{self.name} does not lead", reason=Reason.NOT_LEADER))
+        self._inbox.append(item)
+        return self._wake()
 
     def _tick(self) -> None:
         self._tick_due = True
@@ -111,71 +212,106 @@ class Manager(Node):
         self.after(TICK_MS, self._tick)
 
     def _wake(self) -> None:
-        if not self._busy:
+        if not self._busy and (self._inbox or self._tick_due or self.state.unfinished):
             self._busy = True
             self.after(1, self._turn)
 
     def _turn(self) -> None:
-        batch, self._inbox = self._inbox, []
-        at, effects, answers = self.at, list[Effect](), list[tuple[Reply, Any]]()
-        for item in batch:
-            answer = self._step(item.make(at), effects)
-            self.checks.answered(self.state, answer)
-            answers.append((item.reply, answer))
-        if self._tick_due:
-            self._tick_due = False
-            self._step(Ticked(at), effects)
-        self._step(Decide(at), effects)
+        items, self._inbox = self._inbox, []
+        ticked, self._tick_due = self._tick_due, False
+        batch = Batch([], [item for item in items if item.make is None], [], self.loop.now_ms)
+        try:
+            changes, idle = self._change(items, batch, ticked=ticked)
+        except EpochSeen as error:
+            self.checks.saw_epoch(self, error.seen)
+            for item in items:
+                item.reply(Unavailable(error.message, reason=Reason.NOT_LEADER))
+            return self.crash(f"steps down: {error}")
         self.batches += 1
+        self.checks.decided(self, batch.effects, changes, idle=idle)
+        if changes:
+            return self.database.commit(self, changes, lambda r: self._committed(batch, r))
+        return self._speak(batch)
+
+    def _change(self, items: list[Item], batch: Batch, *, ticked: bool) -> tuple[Changes, bool]:
+        """Steps everything; the rows to store, and whether nothing but signs of life came."""
+        at, idle = self.at, True
+        for item in items:
+            if item.make is not None:
+                event = item.make(at)
+                idle = idle and isinstance(event, JobKeptAlive)
+                answer = self._step(event, batch.effects)
+                self.checks.answered(self.state, answer)
+                batch.answers.append((item.reply, answer))
+        if ticked:
+            self._step(Ticked(at), batch.effects)
+        self._step(Decide(at), batch.effects)
         changes = self.state.take_changes()
-        self.checks.decided(self.state, effects, changed=bool(changes))
-        commit = self.store.commit_of(changes)
-        self.after(self.rng.randint(1, 8), lambda: self._committed(commit, answers, effects))
+        return changes, idle and not changes and not batch.effects
 
     def _step(self, event: Event, effects: list[Effect]) -> Any:
         try:
             result = step(self.state, event)
-        except (IllegalTransition, InvariantBroken):
+        except (IllegalTransition, InvariantBroken, EpochSeen):
             raise
         except FinegrainError as error:
             return error
         effects += result.effects
         return result.answer
 
-    def _committed(
-        self,
-        commit: Callable[[], list[str]],
-        answers: list[tuple[Reply, Any]],
-        effects: list[Effect],
-    ) -> None:
-        if self.crash_at == "before":
-            return self.crash()
-        self.checks.require(commit())
-        if self.crash_at == "after":
-            return self.crash()
-        for reply, answer in answers:
+    def _committed(self, batch: Batch, result: Any) -> None:
+        if isinstance(result, NotLeader):
+            return self.crash("has lost leadership")
+        if isinstance(result, Exception):
+            self.log(f"{self.name} could not commit: {result}")
+            for reply, _ in batch.answers:
+                reply(StoreError("the change could not be stored"))
+            for item in batch.reads:
+                item.reply(StoreError("the change could not be stored"))
+            self._books += 1  # whatever is under way was ordered by books that are gone
+            return self._lead()
+        self.checks.durable(batch.effects, batch.decided_ms)
+        return self._speak(batch)
+
+    def _speak(self, batch: Batch) -> None:
+        if not self._is_sure():
+            return self.after(50, lambda: self._speak(batch))
+        self.checks.speaks(self)
+        if self.next_commit == "speak late":
+            self.stop_for(STOP_MS)
+        return self.after(self.rng.choice((0, 0, 1)), lambda: self._carry_out(batch))
+
+    def _carry_out(self, batch: Batch) -> None:
+        for reply, answer in batch.answers:
             reply(answer)
-        for effect in effects:
+        for item in batch.reads:
+            assert item.read is not None
+            try:
+                item.reply(item.read(self.state))
+            except FinegrainError as error:
+                item.reply(error)
+        for effect in batch.effects:
             if isinstance(effect, SendAllocate | SendFree):
                 self._command(effect)
             elif isinstance(effect, ProbeExecutor):
                 self._probe(effect)
         self._busy = False
-        if self._inbox or self._tick_due:
-            self._wake()
-        return None
+        self._wake()
+
+    # -- executors -------------------------------------------------------------------------
 
     def _command(self, command: SendAllocate | SendFree) -> None:
         executor, rm_epoch = self.executors[command.executor_id], self.state.rm_epoch
+        books = self._books
         self.log(
-            f"rm orders {type(command).__name__[4:].lower()} {command.command_number} of"
+            f"{self.name} orders {type(command).__name__[4:].lower()} {command.command_number} of"
             f" {command.registration_number} at {command.executor_id}: {_names(command)}"
         )
         self.network.call(
             self,
             executor,
             lambda reply: executor.command(command, rm_epoch, reply),
-            lambda result: self._outcome(command, result),
+            lambda result: self._outcome(command, result) if books == self._books else None,
             COMMAND_WAIT_MS,
         )
 
@@ -199,11 +335,12 @@ class Manager(Node):
             outcomes, message = result
             report = from_wire.report(message, "report")
         except (FailedPrecondition, InvalidArgument) as error:
-            self.log(f"rm hears {names} refused: {error}")
+            self.log(f"{self.name} hears {names} refused: {error}")
             reason = error.reason.value
             if error.reason is Reason.COMMAND_OUT_OF_ORDER:  # both sides count the same, always
                 self.checks.require([f"{names[0]}: {error}"])
-            self.submit(lambda at: CommandRefused(at, *names, reason=reason))
+            known = int(error.details["known_rm_epoch"]) if reason == Reason.STALE_EPOCH else 0
+            self.submit(lambda at: CommandRefused(at, *names, reason=reason, known_rm_epoch=known))
         except (FinegrainError, Unreached) as error:
             cause = repr(error)
             self.submit(lambda at: CommandUndelivered(at, *names, cause=cause))

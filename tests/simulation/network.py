@@ -1,12 +1,14 @@
 """Virtual time, and a network that delays, drops, duplicates and reorders what is said over it.
 
 Knows nothing of what is said. A message reaches only the life of a process that it was sent to, as
-with TCP; what a dead process has sent may still arrive.
+with TCP; what a dead process has sent may still arrive. A stopped process (SIGSTOP) does nothing
+until it goes on, and then does all at once what had piled up, its own timers included.
 """
 
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
@@ -15,6 +17,11 @@ from typing import Any
 Action = Callable[[], None]
 Reply = Callable[[Any], None]
 """Takes the answer, or the FinegrainError that is one."""
+
+Way = tuple[str, str]
+"""Names of sender and receiver."""
+
+START_TIME_MS = 1_700_000_000_000
 
 
 class Unreached(Exception):
@@ -52,11 +59,33 @@ class Node:
     loop: Loop
     up: bool = False
     life: int = 0
+    stopped_until_ms: int = 0
+    wall_ahead_ms: int = 0  # how far its wall clock is off
 
     def after(self, delay_ms: int, action: Action) -> None:
-        """Runs the action later, if this process still lives then."""
+        """Runs the action later, if this process still lives then, and once it is not stopped."""
         life = self.life
-        self.loop.after(delay_ms, lambda: action() if self.up and self.life == life else None)
+        self.loop.after(delay_ms, lambda: self.run(life, action))
+
+    def run(self, life: int, action: Action) -> None:
+        """Runs the action in that life of the process, now or when it goes on; else never."""
+        if not self.up or self.life != life:
+            return
+        if self.is_stopped:
+            left_ms = self.stopped_until_ms - self.loop.now_ms
+            self.loop.after(left_ms, lambda: self.run(life, action))
+        else:
+            action()
+
+    @property
+    def is_stopped(self) -> bool:
+        """It lives, and does nothing."""
+        return self.loop.now_ms < self.stopped_until_ms
+
+    @property
+    def time_ms(self) -> int:
+        """Its wall clock, which may be wrong, and jump."""
+        return START_TIME_MS + self.loop.now_ms + self.wall_ahead_ms
 
 
 @dataclass
@@ -75,11 +104,9 @@ class Network:
     loop: Loop
     rng: Random
     weather: Weather = field(default_factory=Weather)
-    cut: set[tuple[str, str]] = field(default_factory=set)  # (from, to) that lose everything
-    undialled: set[tuple[str, str]] = field(default_factory=set)  # (from, to) that cannot call
-    lost: int = 0
-    repeated: int = 0
-    delayed: int = 0
+    cut: Counter[Way] = field(default_factory=Counter)  # ways that lose everything
+    undialled: Counter[Way] = field(default_factory=Counter)  # ways on which no call begins
+    hurt: Counter[str] = field(default_factory=Counter)  # messages, by what befell them
 
     def call(
         self, source: Node, target: Node, serve: Callable[[Reply], None], done: Reply, wait_ms: int
@@ -96,26 +123,29 @@ class Network:
         def reply(result: Any) -> None:
             self._send(target, source, lambda: finish(result))
 
-        if (source.name, target.name) in self.undialled:
-            self.lost += 1
+        if self.undialled[source.name, target.name] > 0:
+            self.hurt["refused"] += 1
         else:
             self._send(source, target, lambda: serve(reply))
         source.after(wait_ms, lambda: finish(Unreached()))
 
+    def connected(self, one: Node, other: Node) -> bool:
+        """True if neither way between them is cut."""
+        return self.cut[one.name, other.name] <= 0 and self.cut[other.name, one.name] <= 0
+
     def _send(self, source: Node, target: Node, deliver: Action) -> None:
         life = target.life
         copies = 1
-        if (source.name, target.name) in self.cut or self.rng.random() < self.weather.drop:
-            self.lost += 1
+        weather = self.weather
+        if self.cut[source.name, target.name] > 0 or self.rng.random() < weather.drop:
+            self.hurt["lost"] += 1
             return
-        if self.rng.random() < self.weather.duplicate:
-            self.repeated += 1
+        if self.rng.random() < weather.duplicate:
+            self.hurt["repeated"] += 1
             copies = 2
         for _ in range(copies):
             delay_ms = self.rng.randint(1, 30)
-            if self.rng.random() < self.weather.slow:
-                self.delayed += 1
+            if self.rng.random() < weather.slow:
+                self.hurt["late"] += 1
                 delay_ms = self.rng.randint(30, 4_000)
-            self.loop.after(
-                delay_ms, lambda: deliver() if target.up and target.life == life else None
-            )
+            self.loop.after(delay_ms, lambda: target.run(life, deliver))

@@ -1,6 +1,8 @@
 """Bugs on purpose. The suite's seeds must find every one of them, or they prove little.
 
-Each entry plants one bug by patching the engines; see `test_simulation.py`.
+Each entry plants one bug by patching the engines, or where the engine does not decide, the model of
+the shell; see `test_planted.py`. These are about the rules of placing, ordering and reporting;
+what crashes, failover and restores add stands in `planted_faults.py`.
 """
 
 from __future__ import annotations
@@ -157,7 +159,7 @@ def nobody_dials_an_unreachable_executor_again(patch: Patch) -> None:
     patch.setattr(step, "probe_rang", lambda _turn, _executor_id: None)
 
 
-PLANTED: tuple[Callable[[Patch], None], ...] = (
+RULES: tuple[Callable[[Patch], None], ...] = (
     late_report_frees_a_pending_slot,
     capacity_not_booked_while_outcome_unknown,
     generation_ignored_in_release,

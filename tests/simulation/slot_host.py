@@ -1,12 +1,14 @@
-"""A host with its real slot table and report log, and the checkpoint; how slots come down there.
+"""A host with its real slot table, report log and checkpoint; how its slots come down.
 
-The host's groups (`on_host`) and the checkpoint survive a restart of the process.
+Follows `task_executor/service/keeper.py` and `host_sync.py`. The host's groups (`on_host`) survive
+both processes, the checkpoint survives the host. The helper may be away while the front lives.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -16,23 +18,25 @@ from finegrain.resources import Amounts, ResourceProfile
 from task_executor.engine.command_fence import CommandFence
 from task_executor.engine.report_log import ReportLog
 from task_executor.engine.slot_table import HostShare, SlotTable
-from task_executor.engine.slots import EndedSlot, SlotKey, SlotSpec, SlotState
+from task_executor.engine.slots import EndedSlot, Slot, SlotKey, SlotSpec, SlotState
+from task_executor.service.checkpoint import (
+    DamagedError,
+    SavedState,
+    decode_document,
+    encode_document,
+    parse_state,
+    state_content,
+)
 from tests.simulation.network import Loop, Network, Node
 
 if TYPE_CHECKING:
     from tests.simulation.checks import Checks
     from tests.simulation.manager import Manager
 
+STATE_FILE = Path("state.json")
 
-@dataclass
-class Disk:
-    """The checkpoint."""
-
-    instance_id: str
-    starts: int = 0
-    rm_epoch: int = 0
-    slots: list[dict[str, Any]] = field(default_factory=list)
-    ended: list[EndedSlot] = field(default_factory=list)
+Saved = Callable[[bool], None]
+"""Told once a state is durable, or that it could not be written."""
 
 
 @dataclass
@@ -44,6 +48,17 @@ class Troubles:
     resized: float = 0.0
 
 
+@dataclass(frozen=True)
+class HostPlan:
+    """What an operator set about a host."""
+
+    total: Amounts
+    default_profile: ResourceProfile
+    labels: tuple[tuple[str, str], ...]
+    slots_max: int
+    orphan_ms: int | None
+
+
 class SlotHost(Node):
     """What an executor keeps in step."""
 
@@ -53,72 +68,173 @@ class SlotHost(Node):
         loop: Loop,
         rng: Random,
         network: Network,
-        manager: Manager,
+        managers: list[Manager],
         checks: Checks,
         log: Callable[[str], None],
-        *,
-        total: Amounts,
-        default_profile: ResourceProfile,
-        labels: tuple[tuple[str, str], ...],
-        slots_max: int,
-        orphan_ms: int | None,
+        plan: HostPlan,
         troubles: Troubles,
     ) -> None:
         super().__init__(name, loop)
-        self.rng, self.network, self.manager, self.checks, self.log = (
-            rng,
-            network,
-            manager,
-            checks,
-            log,
-        )
-        self.share = HostShare(total, CpuSet.parse("0-63"), slots_max)
-        self.default_profile, self.labels = default_profile, labels
-        self.orphan_ms, self.troubles = orphan_ms, troubles
-        self.disk = Disk(f"instance-of-{name}")
+        self.rng, self.network, self.managers, self.checks = rng, network, managers, checks
+        self.log, self.troubles = log, troubles
+        self.share = HostShare(plan.total, CpuSet.parse("0-63"), plan.slots_max)
+        self.default_profile, self.labels = plan.default_profile, plan.labels
+        self.orphan_ms = plan.orphan_ms
         self.on_host: dict[SlotKey, SlotSpec] = {}
         self.table, self.reports = SlotTable(self.share), ReportLog()
         self.fence: CommandFence[Any] = CommandFence()
+        self.instance_id = ""
+        self.boots = self.identities = self.starts = 0
+        self.checkpoint = ""  # the text on disk
+        self.epoch_kept = 0  # on disk
+        self.dies_saving = False  # with the next checkpoint
+        self.full_until_ms = 0  # the disk takes nothing
+        self.helper_until_ms = 0  # the helper is away
+        self.helper_lives = 0
+        self._taking_down: set[SlotKey] = set()
+        self._begin_saving()
 
     def _change(self) -> None:
         """There is news for the manager."""
         raise NotImplementedError
 
-    def _save(self) -> None:
-        self.disk.rm_epoch = max(self.disk.rm_epoch, self.fence.rm_epoch)
-        self.disk.slots = [slot.to_dict() for slot in self.table.visible()]
-        self.disk.ended = list(self.reports.all_ended())
-
-    def _keep_epoch(self, rm_epoch: int) -> None:
-        self.disk.rm_epoch = max(self.disk.rm_epoch, rm_epoch)
+    def crash(self, *, reboot: bool = False) -> None:
+        """The front dies; with `reboot` everything on the host does."""
+        raise NotImplementedError
 
     def _numbers(self) -> dict[str, int]:
         return {"rm_epoch": self.fence.rm_epoch, "command_number": self.fence.command_number}
 
-    # -- freeing ---------------------------------------------------------------------------
+    # -- the checkpoint ----------------------------------------------------------------------
 
-    def _free(self, keys: Iterable[SlotKey], *, reason: str = "") -> None:
+    def _begin_saving(self) -> None:
+        self._epoch_to_save = 0
+        self._enforced: dict[SlotKey, Slot] = {}  # told once they are durable
+        self._writing: str | None = None
+        self._to_save: list[Saved] = []
+
+    def _read_checkpoint(self) -> SavedState:
+        """What the last life left, or a new identity."""
+        try:
+            if self.checkpoint:
+                return parse_state(decode_document(self.checkpoint, STATE_FILE))
+        except DamagedError as error:
+            self.log(f"{self.name} has a damaged checkpoint: {error}")
+        self.identities += 1
+        return SavedState(self.name, f"instance-{self.identities}-of-{self.name}")
+
+    def _snapshot(self) -> SavedState:
+        return SavedState(
+            executor_id=self.name,
+            instance_id=self.instance_id,
+            rm_epoch=max(self.fence.rm_epoch, self._epoch_to_save),
+            boot_id=f"boot-{self.boots}",
+            starts=self.starts,
+            slots=tuple(
+                slot.to_dict() for slot in (*self.table.visible(), *self._enforced.values())
+            ),
+            ended=tuple(
+                {"key": list(each.key), "reason": each.reason} for each in self.reports.all_ended()
+            ),
+        )
+
+    def _save(self, then: Saved = lambda _ok: None) -> None:
+        """One write serves all who asked before it began."""
+        self._to_save.append(then)
+        if self._writing is None:
+            self._write()
+
+    def _write(self) -> None:
+        waiting, self._to_save = self._to_save, []
+        self._writing = encode_document(state_content(self._snapshot()))
+        if self.dies_saving:
+            self.dies_saving = False
+            self.after(self.rng.choice((100, 600)), self.crash)
+            return
+        self.after(self.rng.choice((1, 1, 3, 30)), lambda: self._written(waiting))
+
+    def _written(self, waiting: list[Saved]) -> None:
+        assert self._writing is not None
+        fine = self.loop.now_ms >= self.full_until_ms
+        if fine:
+            self.checkpoint = self._writing
+        self._writing = None
+        for then in waiting:
+            then(fine)
+        if self._to_save and self._writing is None:
+            self._write()
+
+    def _keep_epoch(self, rm_epoch: int, then: Saved) -> None:
+        """A higher epoch is durable before anything else happens with it."""
+        if rm_epoch > self.fence.rm_epoch:
+            self._epoch_to_save = max(self._epoch_to_save, rm_epoch)
+            self._save(then)
+        else:
+            then(True)
+
+    def tear_checkpoint(self) -> None:
+        """The disk has kept a part of the document only."""
+        self.checkpoint = self.checkpoint[: self.rng.randint(1, max(1, len(self.checkpoint) - 1))]
+
+    # -- the helper --------------------------------------------------------------------------
+
+    def helper_dies(self) -> None:
+        """Whatever it was doing is cut off; another one comes."""
+        self.log(f"{self.name}: its helper dies")
+        self.helper_lives += 1
+        self.helper_until_ms = self.loop.now_ms + self.rng.choice((20, 300, 2_000, 7_000))
+
+    def _by_helper(self, action: Callable[[], None]) -> None:
+        """Does it once there is a helper."""
+        away_ms = self.helper_until_ms - self.loop.now_ms
+        if away_ms > 0:
+            self.after(away_ms + 1, lambda: self._by_helper(action))
+        else:
+            action()
+
+    # -- freeing -----------------------------------------------------------------------------
+
+    def _free(
+        self,
+        keys: Iterable[SlotKey],
+        *,
+        reason: str = "",
+        then: Callable[[], None] = lambda: None,
+    ) -> None:
         before = {slot.key for slot in self.table if slot.state is SlotState.FREEING}
         wanted = list(keys)
         begun = [k for k in wanted if self.table.begin_free(k, end_reason=reason) is not None]
-        if not begun:
-            return
-        self._save()
-        for slot in list(self.table):
-            if slot.state is SlotState.FREEING and slot.key not in before:
-                if slot.key not in wanted:
-                    self.checks.require([f"{self.name} frees {slot.key}, but was told {wanted}"])
-                self._take_down(slot.key)
-        self._change()
+        more = [
+            slot.key
+            for slot in self.table
+            if slot.state is SlotState.FREEING and slot.key not in before
+        ]
+        if not set(more) <= set(wanted):
+            self.checks.require([f"{self.name} frees {more}, but was told {wanted}"])
+
+        def saved(_fine: bool) -> None:
+            for key in [*begun, *more]:
+                self._take_down(key)
+            self._change()
+            then()
+
+        if begun:
+            self._save(saved)
+        else:
+            then()
 
     def _take_down(self, key: SlotKey) -> None:
-        self.after(self.rng.choice((1, 20, 300, 2_500)), lambda: self._gone(key))
+        if key not in self._taking_down:
+            self._taking_down.add(key)
+            pause_ms = self.rng.choice((1, 20, 300, 2_500))
+            self.after(pause_ms, lambda: self._by_helper(lambda: self._gone(key)))
 
     def _gone(self, key: SlotKey) -> None:
+        self._taking_down.discard(key)
         slot = self.table.get(key)
         if slot is None or slot.state is not SlotState.FREEING:
             return
-        del self.on_host[key]
+        self.on_host.pop(key, None)
         self.table.freed(key)
         if slot.end_reason:
             self.reports.ended(EndedSlot(key, slot.end_reason))

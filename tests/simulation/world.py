@@ -1,34 +1,58 @@
-"""One seeded life of a cluster: first with faults, then healed, then emptied."""
+"""One seeded life of a cluster: first with faults, then healed, then emptied.
+
+A `Plan` says what happens; every part draws from a source of chance of its own, so that a plan with
+less in it is, as far as it can be, the same life with less in it.
+"""
 
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
 
 from finegrain.resources import GIB, MIB, ResourceProfile
-from resource_manager.engine.entities import ExecutorState
-from resource_manager.engine.events import (
-    DrainRequested,
-    ForgetRequested,
-    UndrainRequested,
-)
-from resource_manager.engine.placement.feasibility import waiting_reason
+from resource_manager.engine.events import UndrainRequested
 from resource_manager.engine.settings import EngineSettings
-from tests.simulation.checks import Checks
+from tests.simulation.checks import MANY_HOSTS, Checks
+from tests.simulation.database import LEASE_MS, Database
 from tests.simulation.executor import Executor
+from tests.simulation.faults import FAULTS
+from tests.simulation.healed import check_empty, check_healed
 from tests.simulation.job_master import JobMaster
 from tests.simulation.manager import Manager
 from tests.simulation.network import Loop, Network, Weather
-from tests.simulation.slot_host import Troubles
+from tests.simulation.slot_host import HostPlan, Troubles
 
 STORMY_MS = 25_000
-HEAL_MS = 20_000
-EMPTY_MS = 25_000
+COME_BACK_MS = 9_000
+HEAL_MS = 24_000
+EMPTY_MS = 22_000
+ATTEMPTS_MAX = 12  # of a fault that finds nobody to strike
 STORY_LINES = 30
 
-LEAST = {"grants": 10, "ends": 10, "faults": 5, "batches": 300}
+LEAST = {"grants": 10, "ends": 10, "faults": 8, "batches": 300}
 """A run that did less has shown nothing."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run consists of. None: drawn by the seed."""
+
+    seed: int
+    hosts: int | None = None
+    jobs: int | None = None
+    stormy_ms: int = STORMY_MS
+    bad_weather: bool = True
+    without: frozenset[str] = frozenset()  # kinds of faults that do not happen
+    without_numbers: frozenset[int] = frozenset()  # faults that do not happen, one by one
+    demands_work: bool = True
+
+    @property
+    def is_large(self) -> bool:
+        """Very many hosts: they report less often, and jobs want more."""
+        return (self.hosts or 0) > MANY_HOSTS
 
 
 @dataclass(frozen=True)
@@ -36,33 +60,66 @@ class Result:
     """What a run did."""
 
     seed: int
+    hosts: int
     events: int
     batches: int
     grants: int
     ends: int
-    faults: int
-    messages_hurt: int
+    faults: Counter[str]
+    messages: Counter[str]
     trace: str  # digest of the whole story
 
 
 class Failed(AssertionError):
     """A seed that showed a bug, with its story."""
 
+    def __init__(self, plan: Plan, error: Exception, at_ms: int, lines: list[str]) -> None:
+        self.plan, self.error, self.at_ms = plan, error, at_ms
+        text = f"{type(error).__name__}: {error}"
+        super().__init__("\n".join([f"seed {plan.seed} at {at_ms} ms: {text}", *lines]))
+        self.lines = lines
+
 
 class World:
     """Everything of one run."""
 
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
-        self.rng = rng = Random(seed)
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.rng = rng = self.chance("world")
         self.loop = Loop()
-        self.network = Network(self.loop, rng)
+        self.network = Network(self.loop, self.chance("network"))
         self.checks = Checks()
         self.story: list[str] = []
-        self.faults = 0
+        self.faults: Counter[str] = Counter()
         self.troubles = Troubles()
-        settings = EngineSettings(
-            lost_timeout_ms=4_000,
+        self.restoring = False
+        settings = self._settings()
+        self.calm = rng.choice((1, 2))
+        drawn_hosts, drawn_jobs = rng.choice((3, 3, 3, 4, 4, 5, 5, 8, 8, 20)), rng.randint(4, 10)
+        managers = rng.choice((1, 2, 2))
+        lease_ms = rng.choice((None, LEASE_MS, LEASE_MS))
+        self.jobs_max = plan.jobs or (40 if plan.is_large else drawn_jobs)
+        self.jobs_made = 0
+        self.database = Database(self.loop, self.chance("database"), self.checks, lease_ms)
+        self.checks.database = self.database
+        self.managers = [
+            Manager(
+                name, self.loop, self.chance(name), self.network, self.database, settings,
+                self.checks, self.log,
+            )
+            for name in ("rm-a", "rm-b")[:managers]
+        ]  # fmt: skip
+        for number in range(plan.hosts or drawn_hosts):
+            self._add_executor(f"host-{number:02}")
+
+    def chance(self, name: str) -> Random:
+        """A source of chance of its own for a part of the world."""
+        return Random(f"{self.plan.seed}/{name}")
+
+    def _settings(self) -> EngineSettings:
+        rng, large = self.rng, self.plan.is_large
+        return EngineSettings(
+            lost_timeout_ms=15_000 if large else 4_000,
             strategy=rng.choice(("pack", "spread")),
             pack_candidates=rng.choice((1, 2, 8)),
             command_items_max=rng.choice((1, 3, 1_000)),
@@ -73,20 +130,22 @@ class World:
             refusal_backoff_max_ms=5_000,
             ended_retention_ms=rng.choice((3_000, 86_400_000)),
             label_indexes_max=rng.choice((1, 256)),
+            job_events_max=rng.choice((20, 100_000)),
         )
-        self.manager = Manager(self.loop, rng, self.network, settings, self.checks, self.log)
-        for number in range(rng.choice((3, 3, 3, 4, 4, 5, 5, 8, 8, 20))):
-            self._add_executor(f"host-{number:02}")
-        self.jobs_max = rng.randint(4, 10)
-        self.calm = rng.choice((1, 2))
-        self.jobs_made = 0
 
     def log(self, line: str) -> None:
         """Adds to the story."""
         self.story.append(f"{self.loop.now_ms:7} {line}")
 
+    def leader(self) -> Manager | None:
+        """The manager that leads, whether or not it knows."""
+        for manager in self.managers:
+            if manager.leading and self.database.leads(manager.holder, manager.epoch):
+                return manager
+        return None
+
     def _add_executor(self, name: str) -> None:
-        rng = self.rng
+        rng = self.chance(name)
         total: dict[str, int] = {
             "cpu_milli": rng.choice((2_000, 4_000, 8_000)),
             "memory_bytes": rng.choice((1, 2, 4)) * GIB,
@@ -95,16 +154,22 @@ class World:
         if rng.random() < 0.1:  # declares its memory pools apart
             total["task_heap_memory_bytes"] = total.pop("memory_bytes")
             total["managed_memory_bytes"] = 128 * MIB
-        executor = Executor(
-            name, self.loop, rng, self.network, self.manager, self.checks, self.log,
+        plan = HostPlan(
             total={name: amount for name, amount in total.items() if amount},
             default_profile=ResourceProfile(total["cpu_milli"] // 4, 256 * MIB),
             labels=(("zone", rng.choice("abc")),),
             slots_max=rng.choice((0, 0, 3)),
             orphan_ms=rng.choice((None, 6_000)),
-            troubles=self.troubles,
+        )
+        executor = Executor(
+            name, self.loop, rng, self.network, list(self.managers), self.checks, self.log, plan,
+            self.troubles,
         )  # fmt: skip
-        self.manager.executors[name] = self.checks.executors[name] = executor
+        if self.plan.is_large:
+            executor.report_ms = 5_000
+        self.checks.executors[name] = executor
+        for manager in self.managers:
+            manager.executors[name] = executor
 
     # -- the run -----------------------------------------------------------------------------
 
@@ -118,193 +183,158 @@ class World:
             self._storm()
             self._heal()
             self._empty()
-            self._require_work()
+            if self.plan.demands_work:
+                self._require_work()
         except Exception as error:
-            raise Failed(self._tell(error)) from error
+            raise Failed(self.plan, error, self.loop.now_ms, self._tell(error)) from error
+        did = self.checks.did
         return Result(
-            self.seed,
+            self.plan.seed,
+            len(self.checks.executors),
             self.loop.ran,
-            self.manager.batches,
-            self.checks.grants,
-            self.checks.ends,
+            did["batches"],
+            did["grants"],
+            did["ends"],
             self.faults,
-            self.network.lost + self.network.repeated + self.network.delayed,
+            self.network.hurt,
             hashlib.sha256("\n".join(self.story).encode()).hexdigest(),
         )
 
     def _storm(self) -> None:
         rng = self.rng
-        self.manager.start()
-        for executor in self.checks.executors.values():
-            self.loop.after(rng.choice((10, 1_000, 10_000)), executor.start)
+        for manager in self.managers:
+            manager.start()
+        for name, executor in self.checks.executors.items():
+            pause_ms = self.chance(f"{name}/start").choice((10, 1_000, 10_000))
+            self.loop.after(pause_ms, executor.start)
         self.troubles.carve_fails = rng.choice((0.0, 0.05, 0.3))
         self.troubles.offer_declined = rng.choice((0.0, 0.5))
         self.troubles.resized = rng.choice((0.0, 0.3))
+        self._plan_faults()
         self._keep_jobs()
-        self._next_fault()
-        self._next_weather()
-        self.loop.run_until(STORMY_MS)
+        if self.plan.bad_weather:
+            self._next_weather(self.chance("weather"))
+        self._look_for_orphans()
+        self.loop.run_until(self.plan.stormy_ms)
 
     def _heal(self) -> None:
         self.log("everything heals")
+        begun_ms = self.loop.now_ms
         self.network.weather = Weather()
         self.network.cut.clear()
         self.network.undialled.clear()
+        self.database.slow_until_ms = self.database.down_until_ms = 0
         self.troubles.carve_fails = self.troubles.offer_declined = 0.0
-        self.manager.crash_at = ""
+        for manager in self.managers:
+            manager.cut_off = False
+            manager.next_commit = ""
+        for executor in self.checks.executors.values():
+            executor.full_until_ms = 0
+            executor.dies_saving = False
         for master in self.checks.masters.values():
             master.leaving = True  # asks for nothing more
-        self.loop.run_until(STORMY_MS + 8_000)  # whoever is down comes back
-        for name in self.manager.executors:
-            self.manager.submit(lambda at, name=name: UndrainRequested(at, name))  # type: ignore[misc]
-        self.loop.run_until(STORMY_MS + HEAL_MS)
-        state = self.manager.state
-        self.checks.healed(
-            state, lambda request: waiting_reason(state, state.queue.shape_of(request.spec))
-        )
+        self.loop.run_until(begun_ms + COME_BACK_MS)  # whoever is down comes back
+        for name in self.checks.executors:
+            self._leader().submit(lambda at, name=name: UndrainRequested(at, name))  # type: ignore[misc]
+        self.loop.run_until(begun_ms + HEAL_MS)
+        check_healed(self.checks, self._leader().state)
 
     def _empty(self) -> None:
         self.log("all jobs end")
         for master in self.checks.masters.values():
             master.leave()
-        self.loop.run_until(STORMY_MS + HEAL_MS + EMPTY_MS)
-        self.checks.empty(self.manager.state)
+        self.loop.run_until(self.loop.now_ms + EMPTY_MS)
+        check_empty(self.checks, self._leader().state)
+
+    def _leader(self) -> Manager:
+        leader = self.leader()
+        if leader is None:
+            self.checks.require(["nobody leads"])
+        assert leader is not None
+        return leader
 
     def _require_work(self) -> None:
-        did = {
-            "grants": self.checks.grants,
-            "ends": self.checks.ends,
-            "faults": self.faults,
-            "batches": self.manager.batches,
-        }
+        did = {**self.checks.did, "faults": self.faults.total()}
         self.checks.require(
-            f"only {did[name]} {name}, expected {least}"
+            f"only {did.get(name, 0)} {name}, expected {least}"
             for name, least in LEAST.items()
-            if did[name] < least
+            if did.get(name, 0) < least
         )
 
-    def _tell(self, error: Exception) -> str:
+    def _tell(self, error: Exception) -> list[str]:
         """The last lines, and those that speak of what the error names."""
-        text = f"{type(error).__name__}: {error}"
-        words = {word.strip("(),:;") for word in text.replace("'", "").split()}
+        words = {word.strip("(),:;'") for word in str(error).replace("'", " ").split()}
         names = {
             word.split("/")[0] for word in words if word.startswith("job-") and word[-1] != "-"
         }
         about = [line for line in self.story if any(name in line for name in names)]
-        lines = sorted({*about[-STORY_LINES:], *self.story[-STORY_LINES:]})
-        return "\n".join([f"seed {self.seed} at {self.loop.now_ms} ms: {text}", *lines])
+        return sorted({*about[-STORY_LINES:], *self.story[-STORY_LINES:]})
 
     # -- jobs, faults, weather ---------------------------------------------------------------
 
     def _keep_jobs(self) -> None:
-        if self.loop.now_ms > STORMY_MS:
+        if self.loop.now_ms > self.plan.stormy_ms:
             return
         living = [m for m in self.checks.masters.values() if m.up and not m.over and not m.leaving]
         if len(living) < self.jobs_max:
             self.jobs_made += 1
             name = f"job-{self.jobs_made:02}"
             self.checks.masters[name] = master = JobMaster(
-                name, self.loop, self.rng, self.network, self.manager, self.checks, self.log,
-                unknown=self.rng.random() < 0.25,
-                lease_ms=self.rng.choice((None, 3_000, 6_000, 10_000)),
+                name, self.loop, self.chance(name), self.network, list(self.managers),
+                self.checks, self.log, self.troubles, 200 if self.plan.is_large else 6,
             )  # fmt: skip
             master.start()
         self.loop.after(300, self._keep_jobs)
 
-    def _next_weather(self) -> None:
-        if self.loop.now_ms > STORMY_MS:
+    def _look_for_orphans(self) -> None:
+        self.checks.alone()
+        self.loop.after(500, self._look_for_orphans)
+
+    def _next_weather(self, rng: Random) -> None:
+        if self.loop.now_ms > self.plan.stormy_ms:
             return
-        bad = self.rng.random() < 0.5
+        bad = rng.random() < 0.5
         self.network.weather = Weather(0.1, 0.1, 0.1) if bad else Weather(0.01, 0.02, 0.02)
-        self.loop.after(self.rng.randint(500, 5_000), self._next_weather)
+        self.loop.after(rng.randint(500, 5_000), lambda: self._next_weather(rng))
 
-    def _next_fault(self) -> None:
-        if self.loop.now_ms > STORMY_MS - 1_000:
-            return
-        fault = self.rng.choices(
-            (self._rm_dies, self._executor_dies, self._cut_off, self._close_port, self._break,
-             self._operate, self._job_ends),
-            (3, 3, 3, 2, 1, 3, 1),
-        )[0]  # fmt: skip
-        self.faults += bool(fault())
-        self.loop.after(self.rng.randint(100, 1_600) * self.calm, self._next_fault)
+    def _planned_faults(self) -> Iterator[tuple[int, str, int]]:
+        """When, what, and a number."""
+        plan, rng = self.plan, self.chance("faults")
+        kinds, weights = list(FAULTS), [weight for weight, _ in FAULTS.values()]
+        at_ms = number = 0
+        while (at_ms := at_ms + rng.randint(100, 1_600) * self.calm) < plan.stormy_ms - 1_000:
+            kind = rng.choices(kinds, weights)[0]
+            number += 1
+            if kind not in plan.without and number not in plan.without_numbers:
+                yield at_ms, kind, number
 
-    def _rm_dies(self) -> bool:
-        if not self.manager.up:
-            return False
-        how = self.rng.choice(("now", "before", "after"))
-        if how == "now":
-            self.manager.crash()
-        else:
-            self.manager.crash_at = how
-        return True
+    def fault_numbers(self) -> list[int]:
+        """Of the faults that the plan has."""
+        return [number for _, _, number in self._planned_faults()]
 
-    def _some_executor(self) -> Executor:
-        return self.rng.choice(list(self.checks.executors.values()))
+    def planned_kinds(self) -> set[str]:
+        """Of the same."""
+        return {kind for _, kind, _ in self._planned_faults()}
 
-    def _executor_dies(self) -> bool:
-        executor = self._some_executor()
-        if not executor.up:
-            return False
-        executor.crash(reboot=self.rng.random() < 0.3)
-        return True
+    def _plan_faults(self) -> None:
+        for at_ms, kind, number in self._planned_faults():
+            self._plan_fault(at_ms, kind, number)
 
-    def _cut_off(self) -> bool:
-        name, way = self._some_executor().name, self.rng.randint(0, 2)
-        cuts = [("rm", name), (name, "rm")]
-        cut = {cuts[way]} if way < 2 else set(cuts)
-        self.log(f"network loses {sorted(cut)}")
-        self.network.cut |= cut
-        self.loop.after(self.rng.choice((300, 2_000, 8_000)), lambda: self._join(cut))
-        return True
+    def _plan_fault(self, at_ms: int, kind: str, number: int) -> None:
+        rng = self.chance(f"fault {number}")
+        fault = FAULTS[kind][1]
 
-    def _join(self, cut: set[tuple[str, str]]) -> None:
-        self.network.cut -= cut
+        def strike(attempts: int = ATTEMPTS_MAX) -> None:
+            if self.loop.now_ms > self.plan.stormy_ms - 1_000:
+                return
+            if fault(self, rng):
+                self.faults[kind] += 1
+            elif attempts:
+                self.loop.after(200, lambda: strike(attempts - 1))
 
-    def _close_port(self) -> bool:
-        """The executor reaches the manager, and not the other way round."""
-        way = ("rm", self._some_executor().name)
-        self.log(f"{way[1]} cannot be dialled")
-        self.network.undialled.add(way)
-        self.loop.after(
-            self.rng.choice((2_000, 6_000, 12_000)), lambda: self.network.undialled.discard(way)
-        )
-        return True
-
-    def _break(self) -> bool:
-        return self._some_executor().break_slot()
-
-    def _operate(self) -> bool:
-        manager, name = self.manager, self._some_executor().name
-        if not manager.up or name not in manager.state.hosts:
-            return False
-        executor = manager.state.hosts[name].executor
-        if executor.state is ExecutorState.LOST:
-            self.log(f"operator forgets {name}")
-            manager.submit(lambda at: ForgetRequested(at, name))
-        elif executor.draining:
-            self.log(f"operator undrains {name}")
-            manager.submit(lambda at: UndrainRequested(at, name))
-        else:
-            deadline_ms = self.rng.choice((None, 0, 1_500))
-            self.log(f"operator drains {name} within {deadline_ms}")
-            manager.submit(lambda at: DrainRequested(at, name, "", deadline_ms))
-        return True
-
-    def _job_ends(self) -> bool:
-        living = [m for m in self.checks.masters.values() if m.up and m.registered and not m.over]
-        if not living:
-            return False
-        master = self.rng.choice(living)
-        if self.rng.random() < 0.5 or master.lease_ms is None:
-            self.log(f"{master.name} leaves")
-            master.leave()
-        else:
-            self.log(f"{master.name} falls silent")
-            master.fall_silent()
-        return True
+        self.loop.after(at_ms, strike)
 
 
 def simulate(seed: int) -> Result:
     """One run; see `World.run`."""
-    return World(seed).run()
+    return World(Plan(seed)).run()

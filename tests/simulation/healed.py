@@ -1,0 +1,99 @@
+"""What must hold once everything has healed: books and tables agree, and nobody waits in vain."""
+
+from __future__ import annotations
+
+from finegrain.resources import booking, fits, has_separate_pools
+from resource_manager.engine.entities import (
+    ENDED_REQUEST_STATES,
+    ExecutorState,
+    Request,
+    RequestState,
+)
+from resource_manager.engine.placement.feasibility import waiting_reason
+from resource_manager.engine.state import State
+from tests.simulation.checks import Checks, Violation
+from tests.simulation.executor import Executor
+from tests.simulation.job_master import JobMaster
+
+
+def check_healed(checks: Checks, state: State) -> None:
+    """Every request is where it should be, and everybody knows.
+
+    Raises:
+        Violation: something is not.
+    """
+    checks.books(state)
+    for executor in checks.executors.values():
+        _agree(state, executor)
+    for request in state.requests.values():
+        if request.state is RequestState.ALLOCATING:
+            raise Violation(f"request {request.allocation_id} is still ALLOCATING")
+        if request.state is RequestState.PENDING:
+            _must_wait(checks, state, request)
+    for master in checks.masters.values():
+        if master.up and not master.over:
+            _told(state, master)
+
+
+def check_empty(checks: Checks, state: State) -> None:
+    """All jobs have ended: nothing is left anywhere.
+
+    Raises:
+        Violation: something is.
+    """
+    checks.books(state)
+    for executor in checks.executors.values():
+        _agree(state, executor)
+        if len(executor.table):
+            raise Violation(f"{executor.name} still has {[tuple(s.key) for s in executor.table]}")
+    living = [r.allocation_id for r in state.requests.values() if not r.end_time_ms]
+    checks.require(f"request {name} still lives" for name in living)
+
+
+def _agree(state: State, executor: Executor) -> None:
+    host = state.hosts.get(executor.name)
+    if host is None or host.executor.state is not ExecutorState.ACTIVE:
+        raise Violation(f"{executor.name} is {host and host.executor.state}")
+    books = {key: str(slot.state) for key, slot in host.slots.items()}
+    table = {tuple(slot.key): str(slot.state) for slot in executor.table}
+    if books != table or set(executor.on_host) != {slot.key for slot in executor.table}:
+        raise Violation(f"{executor.name} has {table}, the books say {books}")
+    free = {k: v for k, v in executor.table.available().items() if v > 0}
+    if host.free() != free:
+        raise Violation(f"{executor.name} has {free} left, the books say {host.free()}")
+    if host.in_flight or host.to_allocate or host.to_free:
+        raise Violation(f"{executor.name} is still waiting for commands")
+
+
+def _must_wait(checks: Checks, state: State, request: Request) -> None:
+    spec = request.spec
+    for executor in checks.executors.values():
+        profile = spec.profile or executor.default_profile
+        separate = has_separate_pools(executor.share.total)
+        if (
+            fits(booking(profile, separate_pools=separate), executor.table.available())
+            and set(spec.required_labels) <= set(executor.labels)
+            and (len(executor.table) < (executor.share.slots_max or 1 << 30))
+        ):
+            why = waiting_reason(state, state.queue.shape_of(spec))
+            raise Violation(
+                f"{request.allocation_id} waits ({why}), but {executor.name} has room for it"
+            )
+
+
+def _told(state: State, master: JobMaster) -> None:
+    """The log tells the same as the books."""
+    if master.sequence != state.jobs[master.name].last_sequence:
+        raise Violation(
+            f"{master.name} has heard {master.sequence} of"
+            f" {state.jobs[master.name].last_sequence} events"
+        )
+    for name in sorted(master.acknowledged):
+        request, told = state.requests[name], master.told_of(name)
+        if told is None:
+            if request.state not in (RequestState.PENDING, *ENDED_REQUEST_STATES):
+                raise Violation(f"{master.name} does not know that {name} is {request.state}")
+        elif told.state is not request.state:
+            raise Violation(f"{master.name} was told that {name} is {told.state}: {request.state}")
+        elif told.state is RequestState.GRANTED and told.generation != request.generation:
+            raise Violation(f"{master.name} was told another generation of {name}")

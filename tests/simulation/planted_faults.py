@@ -1,0 +1,250 @@
+"""More bugs on purpose: in what crashes, takeovers, lost messages and restores ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from resource_manager.engine import commands, executors, moves, reports, step
+from resource_manager.engine.entities import Executor as BookedExecutor
+from resource_manager.engine.entities import Job, JobState, Request, Slot
+from resource_manager.engine.events import CommandUndelivered
+from resource_manager.engine.host import Host
+from resource_manager.engine.state import State
+from resource_manager.engine.timers import Timer
+from resource_manager.engine.turn import Turn
+from task_executor.engine.command_fence import CommandFence, CommandNumbers
+from task_executor.service.checkpoint import SavedState
+from tests.simulation.database import Database
+from tests.simulation.executor import Executor
+from tests.simulation.host_commands import CommandedHost
+from tests.simulation.manager import Manager
+from tests.simulation.rows import Rows
+from tests.simulation.slot_host import Saved, SlotHost
+
+Patch = pytest.MonkeyPatch
+
+
+# -- several resource managers -----------------------------------------------------------------
+
+
+def writes_are_not_fenced(patch: Patch) -> None:
+    """Whoever led once goes on writing."""
+    patch.setattr(Database, "_is_fenced", lambda _database, _transaction: True)
+
+
+def nobody_asks_whether_the_lease_lasts(patch: Patch) -> None:
+    """A manager that was replaced speaks on until a write of its fails."""
+    patch.setattr(Manager, "_is_sure", lambda _manager: True)
+
+
+def lower_epoch_is_obeyed(patch: Patch) -> None:
+    """An executor that knows the new leader still takes orders of the old one."""
+    real = CommandFence.admit
+
+    def admit(fence: CommandFence[Any], numbers: CommandNumbers) -> Any:
+        if numbers.rm_epoch < fence.rm_epoch:
+            numbers = CommandNumbers(
+                fence.rm_epoch, fence.registration_number, fence.command_number + 1, numbers.digest
+            )
+        return real(fence, numbers)
+
+    patch.setattr(CommandFence, "admit", admit)
+
+
+def epoch_is_not_in_the_checkpoint(patch: Patch) -> None:
+    """A front that starts again obeys anybody."""
+    real = SlotHost._snapshot
+
+    def snapshot(host: SlotHost) -> SavedState:
+        saved = real(host)
+        return SavedState(
+            saved.executor_id,
+            saved.instance_id,
+            0,
+            saved.boot_id,
+            saved.slots,
+            saved.ended,
+            saved.starts,
+        )
+
+    patch.setattr(SlotHost, "_snapshot", snapshot)
+
+
+def restored_books_begin_at_their_old_epoch(patch: Patch) -> None:
+    """A restore does not look at what executors have seen."""
+    patch.setattr(Database, "_restored_epoch", lambda database, _above: database.rm_epoch // 2)
+
+
+def restored_books_use_numbers_again(patch: Patch) -> None:
+    """Placements and events that were lost with the newer books are made a second time."""
+    patch.setattr(Rows, "leave_lost_history", lambda _rows: None)
+
+
+# -- the manager's own crashes -----------------------------------------------------------------
+
+
+def books_are_kept_after_a_failed_commit(patch: Patch) -> None:
+    """Nobody reads what is really durable."""
+    real = Manager._read_books
+
+    def read_books(manager: Manager) -> None:
+        if manager.state.hosts and manager.leading:
+            manager.state.rm_epoch = manager.epoch
+        else:
+            real(manager)
+
+    patch.setattr(Manager, "_read_books", read_books)
+
+
+def last_event_number_is_used_again_after_a_start(patch: Patch) -> None:
+    """Two events of one job have the same number."""
+    real = State._restore_job
+
+    def restore_job(state: State, job: Job) -> None:
+        job.last_sequence = max(job.trimmed_sequence, job.last_sequence - 1)
+        real(state, job)
+
+    patch.setattr(State, "_restore_job", restore_job)
+
+
+def silence_counts_while_the_manager_is_away(patch: Patch) -> None:
+    """Executors are lost soon after a start."""
+    real = State._restore_executor
+
+    def restore_executor(state: State, executor: BookedExecutor) -> None:
+        real(state, executor)
+        left_ms = state.settings.lost_timeout_ms // 4
+        executor.report_at_ms -= state.settings.lost_timeout_ms - left_ms
+        due_ms = state.started.monotonic_ms + left_ms
+        state.timers.arm(Timer.SILENCE, executor.executor_id, due_ms)
+
+    patch.setattr(State, "_restore_executor", restore_executor)
+
+
+def leases_go_on_while_the_manager_is_away(patch: Patch) -> None:
+    """Jobs lapse soon after a start, whatever their masters were told."""
+    real = State._restore_job
+
+    def restore_job(state: State, job: Job) -> None:
+        real(state, job)
+        if job.lease_ms is not None and job.state is not JobState.ENDED:
+            job.lease_until_ms = state.started.monotonic_ms + 1
+            state.timers.arm(Timer.LEASE, job.job_id, job.lease_until_ms)
+
+    patch.setattr(State, "_restore_job", restore_job)
+
+
+# -- messages ----------------------------------------------------------------------------------
+
+
+def retry_gets_a_new_command_number(patch: Patch) -> None:
+    """What was sent and not answered is ordered anew."""
+
+    def undelivered(turn: Turn, event: CommandUndelivered) -> None:
+        host = turn.state.hosts.get(event.executor_id)
+        if host is None or host.in_flight is None:
+            return commands.command_undelivered(turn, event)
+        queue = host.to_allocate if host.in_flight.allocates else host.to_free
+        queue.update(dict.fromkeys(key for key in host.in_flight.keys if key in host.slots))
+        host.in_flight = None
+        turn.state.outbox[host.host_id] = None
+        return None
+
+    patch.setattr(step, "command_undelivered", undelivered)
+
+
+def old_reports_are_taken_in(patch: Patch) -> None:
+    """A report that was overtaken undoes what came after it."""
+    real = reports.take_in
+
+    def take_in(turn: Turn, host: Host, report: Any, **said: Any) -> Any:
+        if not report.unchanged:
+            host.executor.report_number = 0
+        return real(turn, host, report, **said)
+
+    patch.setattr(reports, "take_in", take_in)
+    patch.setattr(commands, "take_in", take_in)
+    patch.setattr(executors, "take_in", take_in)
+
+
+def commands_of_older_registrations_are_obeyed(patch: Patch) -> None:
+    """A late order of an earlier conversation is carried out."""
+    real = CommandFence.admit
+
+    def admit(fence: CommandFence[Any], numbers: CommandNumbers) -> Any:
+        return real(
+            fence,
+            CommandNumbers(
+                numbers.rm_epoch, fence.registration_number, numbers.command_number, numbers.digest
+            ),
+        )
+
+    patch.setattr(CommandFence, "admit", admit)
+
+
+# -- executors' crashes ------------------------------------------------------------------------
+
+
+def answer_goes_out_before_the_checkpoint(patch: Patch) -> None:
+    """A front that dies forgets slots that others know."""
+    real = SlotHost._save
+
+    def save(host: SlotHost, then: Saved = lambda _ok: None) -> None:
+        real(host)
+        host.after(0, lambda: then(True))
+
+    patch.setattr(SlotHost, "_save", save)
+
+
+def remains_are_left_on_the_host(patch: Patch) -> None:
+    """Nobody removes what is in no book after a crash."""
+    real = Executor._recover
+
+    def recover(executor: Executor) -> None:
+        with pytest.MonkeyPatch.context() as nobody:
+            nobody.setattr(CommandedHost, "_clean", lambda _host, _key: None)
+            real(executor)
+
+    patch.setattr(Executor, "_recover", recover)
+
+
+def orphans_are_kept(patch: Patch) -> None:
+    """An executor that is alone never gives its slots up."""
+    patch.setattr(Executor, "_free_orphans", lambda _executor: None)
+
+
+def request_that_lost_its_slot_goes_to_the_end_of_the_line(patch: Patch) -> None:
+    """It waits again, behind those who came later."""
+    real = moves.requeue
+
+    def requeue(turn: Turn, request: Request, slot: Slot, reason: str, message: str) -> None:
+        del turn.state.by_arrival[request.arrival_number]
+        request.arrival_number = turn.state.next_arrival_number()
+        turn.state.by_arrival[request.arrival_number] = request
+        real(turn, request, slot, reason, message)
+
+    patch.setattr(moves, "requeue", requeue)
+
+
+FAULTS_MISHANDLED: tuple[Callable[[Patch], None], ...] = (
+    writes_are_not_fenced,
+    nobody_asks_whether_the_lease_lasts,
+    lower_epoch_is_obeyed,
+    epoch_is_not_in_the_checkpoint,
+    restored_books_begin_at_their_old_epoch,
+    restored_books_use_numbers_again,
+    books_are_kept_after_a_failed_commit,
+    last_event_number_is_used_again_after_a_start,
+    silence_counts_while_the_manager_is_away,
+    leases_go_on_while_the_manager_is_away,
+    retry_gets_a_new_command_number,
+    old_reports_are_taken_in,
+    commands_of_older_registrations_are_obeyed,
+    answer_goes_out_before_the_checkpoint,
+    remains_are_left_on_the_host,
+    orphans_are_kept,
+    request_that_lost_its_slot_goes_to_the_end_of_the_line,
+)

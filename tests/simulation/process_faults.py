@@ -1,0 +1,216 @@
+"""What can happen to processes, disks and the database.
+
+A fault is a function of the world and a source of chance; it says whether it struck.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import TYPE_CHECKING
+
+from tests.simulation.targets import some_executor, some_manager
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+Fault = Callable[["World", Random], bool]
+
+
+# -- resource managers and their database ------------------------------------------------------
+
+
+def manager_dies(world: World, rng: Random) -> bool:
+    """At any moment."""
+    manager = some_manager(world, rng)
+    if manager is not None:
+        manager.crash()
+    return manager is not None
+
+
+def around_commit(what: str) -> Fault:
+    """Something befalls the leader with its next commit; see `Database.commit`."""
+
+    def fault(world: World, _rng: Random) -> bool:
+        leader = world.leader()
+        if leader is None or leader.next_commit:
+            return False
+        world.log(f"{leader.name} will {what} (its next commit)")
+        leader.next_commit = what
+        return True
+
+    return fault
+
+
+def manager_stalls(world: World, rng: Random) -> bool:
+    """It does nothing for a while (SIGSTOP), and then goes on where it stood."""
+    manager = some_manager(world, rng)
+    if manager is None or manager.is_stopped:
+        return False
+    stall_ms = rng.choice((300, 1_500, 4_000))
+    world.log(f"{manager.name} stalls for {stall_ms} ms")
+    manager.stopped_until_ms = world.loop.now_ms + stall_ms
+    return True
+
+
+def manager_is_stopped(world: World, rng: Random) -> bool:
+    """An upgrade: it gives its leadership back and starts again."""
+    manager = some_manager(world, rng)
+    if manager is None or manager.is_stopped:
+        return False
+    manager.stop()
+    return True
+
+
+def manager_loses_database(world: World, rng: Random) -> bool:
+    """A partition between one manager and the database."""
+    manager = some_manager(world, rng)
+    if manager is None or manager.cut_off or world.database.lease_ms is None:
+        return False
+    away_ms = rng.choice((500, 2_500, 6_000))
+    world.log(f"{manager.name} cannot reach the database for {away_ms} ms")
+    manager.cut_off = True
+
+    def join() -> None:
+        manager.cut_off = False
+
+    world.loop.after(away_ms, join)
+    return True
+
+
+def database_is_gone(world: World, rng: Random) -> bool:
+    """For everybody."""
+    for_ms = rng.choice((300, 2_000, 5_000))
+    world.log(f"the database is gone for {for_ms} ms")
+    world.database.go_down(for_ms)
+    return True
+
+
+def database_is_slow(world: World, rng: Random) -> bool:
+    """Commits take long, and hold their locks."""
+    for_ms = rng.choice((1_000, 4_000))
+    world.log(f"the database is slow for {for_ms} ms")
+    world.database.slow_until_ms = world.loop.now_ms + for_ms
+    return True
+
+
+def books_are_restored(world: World, rng: Random) -> bool:
+    """An operator makes a backup; later all managers are stopped and it is put back."""
+    if world.restoring:
+        return False
+    world.restoring = True
+    backup = world.database.rows.copy()
+    world.log("operator makes a backup")
+
+    def begin() -> None:
+        world.log("operator stops all managers")
+        for manager in world.managers:
+            manager.held_down = True
+            if manager.up:
+                manager.stop()
+        world.loop.after(300, finish)
+
+    def finish() -> None:
+        world.log("operator restores the backup")
+        seen = max(each.fence.rm_epoch for each in world.checks.executors.values())
+        world.database.restore(backup, above_epoch=seen)
+        world.checks.restored()
+        world.restoring = False
+        for manager in world.managers:
+            manager.held_down = False
+            manager.start()
+
+    world.loop.after(rng.choice((200, 2_000, 5_000)), begin)
+    return True
+
+
+# -- executors and their hosts -----------------------------------------------------------------
+
+
+def front_dies(world: World, rng: Random) -> bool:
+    """Its slots live on."""
+    executor = some_executor(world, rng)
+    if executor.up:
+        executor.crash()
+        return True
+    return False
+
+
+def front_dies_while_it_saves(world: World, rng: Random) -> bool:
+    """The next checkpoint takes long, and the front dies before it is durable."""
+    executor = some_executor(world, rng)
+    if not executor.up or executor.dies_saving:
+        return False
+    world.log(f"{executor.name} will die while it saves")
+    executor.dies_saving = True
+    return True
+
+
+def helper_dies(world: World, rng: Random) -> bool:
+    """Nothing is carved and nothing comes down until there is another one."""
+    executor = some_executor(world, rng)
+    executor.helper_dies()
+    return True
+
+
+def front_and_helper_die(world: World, rng: Random) -> bool:
+    """At once."""
+    executor = some_executor(world, rng)
+    if not executor.up:
+        return False
+    executor.crash()
+    executor.helper_dies()
+    return True
+
+
+def host_reboots(world: World, rng: Random) -> bool:
+    """Nothing but the disk is left."""
+    executor = some_executor(world, rng)
+    if executor.up:
+        executor.crash(reboot=True)
+        return True
+    return False
+
+
+def checkpoint_is_torn(world: World, rng: Random) -> bool:
+    """A crash after which the disk holds a part of the document."""
+    executor = some_executor(world, rng)
+    if not executor.up or not executor.checkpoint:
+        return False
+    executor.crash(reboot=rng.random() < 0.5)
+    executor.tear_checkpoint()
+    return True
+
+
+def state_directory_is_lost(world: World, rng: Random) -> bool:
+    """The executor is installed anew, under another instance id."""
+    executor = some_executor(world, rng)
+    if not executor.up:
+        return False
+    executor.crash()
+    executor.checkpoint = ""
+    return True
+
+
+def executor_disk_is_full(world: World, rng: Random) -> bool:
+    """No checkpoint can be written."""
+    executor = some_executor(world, rng)
+    executor.full_until_ms = world.loop.now_ms + rng.choice((500, 3_000))
+    world.log(f"the disk of {executor.name} is full")
+    return True
+
+
+def executor_stalls(world: World, rng: Random) -> bool:
+    """SIGSTOP."""
+    executor = some_executor(world, rng)
+    if not executor.up or executor.is_stopped:
+        return False
+    stall_ms = rng.choice((300, 2_500, 6_000))
+    world.log(f"{executor.name} stalls for {stall_ms} ms")
+    executor.stopped_until_ms = world.loop.now_ms + stall_ms
+    return True
+
+
+def slot_breaks(world: World, rng: Random) -> bool:
+    """Its group vanishes from the host."""
+    return some_executor(world, rng).break_slot()
