@@ -46,6 +46,7 @@ class _Feed:
     tail: deque[JobEvent] = field(default_factory=lambda: deque(maxlen=TAIL_EVENTS_MAX))
     last_sequence: int = 0  # highest known to be durable
     watchers: int = 0
+    positions: dict[object, int] = field(default_factory=dict)  # of the streams
     stale: bool = False  # `last_sequence` may be too low
     ended: bool = False  # the job has; its streams end once they have said everything
     news: asyncio.Event = field(default_factory=asyncio.Event)
@@ -65,6 +66,13 @@ class _Feed:
         return [
             self.tail[i] for i in range(skipped, min(len(self.tail), skipped + MESSAGE_EVENTS_MAX))
         ]
+
+    def reached(self, stream: object, position: int) -> None:
+        """A stream has sent events up to this one; what all have sent need not be kept."""
+        self.positions[stream] = position
+        sent_by_all = min(self.positions.values())
+        while self.tail and self.tail[0].sequence <= sent_by_all:
+            self.tail.popleft()
 
     def wake(self) -> None:
         """Everybody who waits looks again."""
@@ -144,20 +152,24 @@ class WatchHub:
             FailedPrecondition: JOB_ENDED, after everything that happened was said.
         """
         loop = asyncio.get_running_loop()
-        with self._followed(job_id) as feed:
+        stream = object()
+        with self._followed(job_id, stream) as feed:
             present = await self._runner.read(lambda state: _present(state, job_id))
             feed.last_sequence = max(feed.last_sequence, present.last_sequence)
             position, shown_upto = from_sequence - 1, None
             if from_sequence:
                 _check_position(position, present)
+                feed.reached(stream, position)
                 yield rm_pb2.WatchJobResponse()  # says at once that a resumed stream stands
             else:
                 part = await self._part(job_id, 0)
                 position, shown_upto = part.snapshot.sequence, _upto(part)
+                feed.reached(stream, position)
                 yield rm_pb2.WatchJobResponse(snapshot=part.snapshot)
             over: FinegrainError | None = None
             alive_due = 0.0
             while True:
+                feed.reached(stream, position)
                 news = feed.news
                 if over is None and (loop.time() >= alive_due or feed.ended):
                     over = await self._keep_alive(job_id)
@@ -180,7 +192,7 @@ class WatchHub:
                     yield rm_pb2.WatchJobResponse()
 
     @contextmanager
-    def _followed(self, job_id: str) -> Iterator[_Feed]:
+    def _followed(self, job_id: str, stream: object) -> Iterator[_Feed]:
         feed = self._feeds.setdefault(job_id, _Feed())
         feed.watchers += 1
         self._metrics.watch_streams.inc()
@@ -189,6 +201,7 @@ class WatchHub:
         finally:
             self._metrics.watch_streams.dec()
             feed.watchers -= 1
+            feed.positions.pop(stream, None)
             if not feed.watchers:
                 del self._feeds[job_id]
 

@@ -134,6 +134,31 @@ async def test_many_that_have_ended_are_passed_over_in_bounded_steps(
     assert reader.parts == [0, 0, 1, 1]
 
 
+async def test_events_that_all_streams_have_sent_are_not_kept_in_memory(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (service, hub):
+        await service.submit(*(f"r{n}" for n in range(6)))
+        quick, slow = hub.watch("job", 0), hub.watch("job", 0)
+        async with aclosing(quick), aclosing(slow):
+            readers = Reader(), Reader()
+            for stream, reader in ((quick, readers[0]), (slow, readers[1])):
+                reader.take(await anext(stream))
+            for number in range(5):
+                await service.cancel(f"r{number}")
+                while readers[0].sequence <= number:
+                    readers[0].take(await anext(quick))
+            (kept,) = (len(feed.tail) for feed in hub._feeds.values())
+            assert kept == 5  # the slow one has not sent any of them
+            while readers[1].sequence < 5:
+                readers[1].take(await anext(slow))
+            await service.cancel("r5")
+            for stream, reader in ((quick, readers[0]), (slow, readers[1])):
+                while reader.sequence < 6:
+                    reader.take(await anext(stream))
+            (kept,) = (len(feed.tail) for feed in hub._feeds.values())
+            assert kept <= 1
+    assert readers[0].living == readers[1].living == set()
+
+
 async def test_a_job_without_requests_has_an_empty_snapshot(tmp_path: Path) -> None:
     async with serving(tmp_path) as (_service, hub):
         reader = Reader()
