@@ -51,8 +51,7 @@ def after() -> None:
         eventually(lambda: again.generation == 2 and again.slot, "it is granted a second time")
         slot = again.granted(timeout_s=ANSWER_S)
         assert slot.run(["echo", "again"]).wait(ANSWER_S).check().stdout == b"again\n"
-        (lost,) = each.requests(allocation_ids=[lost_id])
-        assert lost.state is fg.RequestState.LOST, lost
+        (lost,) = each.requests(states=[fg.RequestState.LOST], allocation_ids=[lost_id])
         assert later.state is fg.RequestState.PENDING, later
         found = {r.allocation_id: r.arrival_number for r in each.requests(job_id=job.job_id)}
         for id_ in (again_id, later_id):
