@@ -30,6 +30,7 @@ from tests.support.rm_service import (
 )
 
 CALL_ITEMS = 2_500  # three parts
+FLOOD_ITEMS = 1_100  # two parts
 
 
 def too_large(count: int) -> list[slots_pb2.SlotRequest]:
@@ -65,11 +66,12 @@ class Flood:
             stream.cancel()
 
     async def _send(self) -> None:
+        requests = too_large(FLOOD_ITEMS)
         while True:
-            if self.accepted >= 2 * CALL_ITEMS and self.told_to_wait:
+            if self.accepted >= 2 * FLOOD_ITEMS and self.told_to_wait:
                 self.at_work.set()
             try:
-                results = await self._job.request(*too_large(CALL_ITEMS))
+                results = await self._job.request(*requests)
             except grpc.RpcError as failure:
                 error = error_from_rpc(failure)
                 assert isinstance(error, ResourceExhausted), error
@@ -79,19 +81,20 @@ class Flood:
             else:
                 assert not any(each.HasField("error") for each in results)
                 self.accepted += len(results)
+                requests = too_large(FLOOD_ITEMS)
 
 
 async def test_another_jobs_slots_come_and_go_during_a_flood(tmp_path: Path) -> None:
     async with (
-        running_rm(tmp_path, job_calls_max=6, job_requests_max=40_000) as rm,
+        running_rm(tmp_path, job_calls_max=3, job_requests_max=20_000) as rm,
         ScriptedExecutor(rm) as executor,
-        Flood(await ScriptedJob(rm).register(), calls=10).running() as flood,
+        Flood(await ScriptedJob(rm).register(), calls=5).running() as flood,
     ):
         job = await ScriptedJob(rm).register()
         stream = job.watch()
         async with asyncio.timeout(4 * PATIENCE_S):
             await flood.at_work.wait()
-            for _ in range(5):
+            for _ in range(3):
                 (result,) = await job.request(request := slot_request())
                 assert not result.HasField("error")
                 (granted,) = await next_events(stream, 1)
