@@ -75,7 +75,7 @@ class Pair:
         for manager, state in zip(self.managers, ("serving", "standing_by"), strict=True):
             manager.start()
             manager.endpoint()
-            assert state in events_of(manager)
+            said(manager, state)
         self.executor.start()
         self.await_executor()
 
@@ -105,7 +105,19 @@ class Pair:
 
 def events_of(daemon: Daemon) -> list[str]:
     """What its log tells, in order."""
-    return [str(json.loads(line)["event"]) for line in daemon.log.splitlines()]
+    complete = [line for line in daemon.log.splitlines(keepends=True) if line.endswith("\n")]
+    return [str(json.loads(line)["event"]) for line in complete]
+
+
+def said(daemon: Daemon, event: str) -> None:
+    """Waits until this is the last that its log tells about how it stands."""
+    kinds = {"serving", "standing_by"}
+
+    def last() -> bool:
+        stands = [each for each in events_of(daemon) if each in kinds]
+        return stands[-1:] == [event]
+
+    eventually(last, f"{event}: {daemon.log[-1000:]}")
 
 
 @pytest.fixture(scope="module")
@@ -176,7 +188,7 @@ async def test_when_the_leader_is_killed_everything_goes_on_with_the_other(pair:
 
         leader.start()  # as a standby this time
         leader.endpoint()
-        assert events_of(leader)[-1] == "standing_by"
+        said(leader, "standing_by")
         standby.kill()
         await job.request_slots(fg.SlotSpec(cpu_milli=100))
         assert pair.epoch() == before + 2
@@ -205,7 +217,7 @@ async def test_a_leader_that_stalls_is_left_and_stands_by_when_it_wakes_up(
         assert cluster.address == pair.addresses[1]
         slot = await request.granted(60)
         os.kill(pid, signal.SIGCONT)
-        eventually(lambda: events_of(stalled)[-1] == "standing_by", "it stands by")
+        said(stalled, "standing_by")
         assert "beginning_anew" in events_of(stalled)
         assert stalled.pid == pid
         assert stalled.runs()
