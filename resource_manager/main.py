@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -73,6 +74,9 @@ EXIT_OK, EXIT_FAILED, EXIT_STEPPED_DOWN = 0, 1, 4
 EXIT_REPLACED = 5
 """Of `serve` only: a standby led and was replaced; `run` begins anew."""
 STOP_GRACE_S = 2.0
+COLLECTOR_THRESHOLDS = (10_000, 10, 10)
+"""Every slot leaves some thirty objects that stay: with Python's own 700 the cyclic collector looks
+at them so often that it took a quarter of the time to step events."""
 
 Ready = Callable[[str, str], None]
 """Called with address and metrics address (empty: none) once calls are served, or stood by for."""
@@ -169,6 +173,7 @@ def run(options: ResourceManagerOptions) -> int:
     except InvalidArgument as error:
         print(f"finegrain rm: {error.message}", file=sys.stderr)  # noqa: T201
         return EXIT_FAILED
+    gc.set_threshold(*COLLECTOR_THRESHOLDS)
     try:
         import uvloop
     except ImportError:
