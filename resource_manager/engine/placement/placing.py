@@ -164,17 +164,18 @@ def _pack(search: Search, count: int, compared: int) -> list[_Taken]:
     nothing fits.
     """
     taken: list[_Taken] = []
-    free_of = search.proportions.free
+    everywhere, free_of = search.booking, search.proportions.free
     while count and (ranked := _ranked(search, compared)):
         for _, position in ranked:
-            booking = search.booking or search.booking_at(position)
+            booking = everywhere or search.booking_at(position)
+            columns = booking.columns
             share = count if len(ranked) == 1 else min(count, booking.at_once)
             if share > 1:
-                for leaves, amount, _ in booking.columns:
+                for leaves, amount, _ in columns:
                     fit = leaves[position] // amount
                     if fit < share:  # noqa: PLR1730
                         share = fit
-            for leaves, amount, _ in booking.columns:
+            for leaves, amount, _ in columns:
                 leaves[position] -= amount * share
             free_of[position] -= booking.weight * share
             taken.append((position, share))
@@ -190,14 +191,13 @@ def _ranked(search: Search, most: int) -> list[tuple[int, int]]:
     Candidates that have no room any more are dropped on the way.
     """
     ranked: list[tuple[int, int]] = []
-    candidates, everywhere = search.candidates, search.booking
-    free_of = search.proportions.free
+    candidates, free_of = search.candidates, search.proportions.free
+    everywhere = search.booking.columns if search.booking is not None else None
     while len(ranked) < most and (len(ranked) < len(candidates) or search.further()):
         for position in candidates[len(ranked) : most]:
             affinity = 0
-            for leaves, amount, affinity_of_one in (
-                everywhere or search.booking_at(position)
-            ).columns:
+            columns = everywhere or search.booking_at(position).columns
+            for leaves, amount, affinity_of_one in columns:
                 free = leaves[position]
                 if free < amount:
                     candidates.remove(position)
