@@ -161,6 +161,8 @@ class Tasks:
             yield from self._until_started(known)
             if not known.record.get("pid") and known.exit and known.exit.get("error"):
                 raise fault_of(known.exit["error"])
+            if known.exit:  # it ended before we were there, perhaps; who asks has not heard of it
+                self.loop.later(0, lambda: self._tell_end(known))
             return {name: known.record[name] for name in ("pid", "start_time_ticks")}
         uid, gid = self._user(args["uid"], args["gid"])
         spec = args | {"uid": uid, "gid": gid, "digest": digest, "scratch": None}

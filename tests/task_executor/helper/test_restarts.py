@@ -62,6 +62,17 @@ async def test_a_task_that_ended_while_there_was_no_helper_has_its_exit_status(
     assert any_host.output() == "late\n"
 
 
+async def test_a_start_that_is_repeated_after_the_end_is_told_of_the_end(any_host: Host) -> None:
+    """The answer to the first one was lost with the helper, and so was the news of the end."""
+    await any_host.slot()
+    pid = await any_host.start("sleep 0.5; exit 9")
+    any_host.kill_helper()
+    await eventually((any_host.directory("task") / "exit.json").exists, "the shim has written")
+    any_host.restart_helper()
+    assert await any_host.start("sleep 0.5; exit 9") == pid
+    assert (await any_host.next_exit("task")).exit_code == 9
+
+
 async def test_killing_helper_and_front_together_loses_nothing(host: Host) -> None:
     await host.slot()
     await host.start("echo before; sleep 1; echo after; exit 2", "lives")
