@@ -1,10 +1,10 @@
 """When a call is tried again: the one place that decides.
 
-UNAVAILABLE is tried again with capped, jittered back-off; RESOURCE_EXHAUSTED after the time that
-the server names (RetryInfo); nothing else is. All tries share one deadline budget. Every call of
-this library may be repeated, because the ids in it make it the same call. Streams have no deadline;
-they are resumed by `resumed` from where they stood, also when the server ended them with CANCELLED
-(which it does when it stops).
+UNAVAILABLE is tried again with capped, jittered back-off, and so is CANCELLED, with which a server
+ends what is under way when it stops; RESOURCE_EXHAUSTED after the time that the server names
+(RetryInfo); nothing else is. All tries share one deadline budget. Every call of this library may be
+repeated, because the ids in it make it the same call. Streams have no deadline; they are resumed by
+`resumed` from where they stood.
 """
 
 from __future__ import annotations
@@ -80,14 +80,10 @@ def code_of(error: grpc.RpcError) -> grpc.StatusCode:
     return code
 
 
-def delay_before_retry(
-    error: grpc.RpcError, backoff: Backoff, *, resumable: bool = False
-) -> float | None:
+def delay_before_retry(error: grpc.RpcError, backoff: Backoff) -> float | None:
     """Seconds to wait before the call may be tried again; None: never."""
     code = code_of(error)
-    if code is grpc.StatusCode.UNAVAILABLE:
-        return backoff.next_s()
-    if resumable and code is grpc.StatusCode.CANCELLED:
+    if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
         return backoff.next_s()
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         meaning = error_from_rpc(error)
@@ -220,7 +216,7 @@ async def follow(messages: AsyncGenerator[T, None], take: Callable[[T], Awaitabl
 
 
 def _stream_delay(error: grpc.RpcError, backoff: Backoff, address: str) -> float:
-    delay_s = delay_before_retry(error, backoff, resumable=True)
+    delay_s = delay_before_retry(error, backoff)
     if delay_s is None:
         meaning: FinegrainError = error_from_rpc(error, address)
         raise meaning from None

@@ -90,7 +90,7 @@ class TaskInput:
             try:
                 accepted = (await call).accepted_bytes
             except grpc.RpcError as error:
-                delay_s = delay_before_retry(error, backoff, resumable=True)
+                delay_s = delay_before_retry(error, backoff)
                 if delay_s is None:
                     raise error_from_rpc(error, self._slot.executor_address) from None
                 await self._slot.after_break(backoff.failures)

@@ -3,11 +3,13 @@
 import asyncio
 import time
 
+import grpc
+import grpc.aio
 import pytest
 
 import finegrain_client as fg
 from finegrain.errors import Reason
-from finegrain_client.retry import Backoff, RetryPolicy
+from finegrain_client.retry import Backoff, RetryPolicy, call_with_retries
 from tests.client.scripted import Scripted, eventually
 
 
@@ -16,6 +18,18 @@ async def test_an_unavailable_server_is_tried_until_it_answers(
 ) -> None:
     servant.failures["ListExecutors"].extend([fg.Unavailable("starting")] * 9)
     assert len(await cluster.executors()) == 3
+
+
+async def test_a_call_that_a_server_cut_off_when_it_stopped_is_made_again() -> None:
+    codes = [grpc.StatusCode.CANCELLED, grpc.StatusCode.CANCELLED]
+
+    async def attempt(_timeout_s: float) -> str:
+        if codes:
+            raise grpc.aio.AioRpcError(codes.pop(), grpc.aio.Metadata(), grpc.aio.Metadata())
+        return "done"
+
+    assert await call_with_retries(attempt, where=lambda: "x:1", policy=RetryPolicy()) == "done"
+    assert not codes
 
 
 @pytest.mark.parametrize(

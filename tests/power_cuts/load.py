@@ -149,8 +149,10 @@ class Load:
 
     async def _job_master(self) -> None:
         while not self._stopping:
-            with contextlib.suppress(FinegrainError):  # of a call whose time ran out
+            try:
                 await self._one_job()
+            except FinegrainError as error:  # its calls have two minutes each
+                self.ledger.broke(f"a job master could not go on: {error!r}")
 
     async def _one_job(self) -> None:
         async with self._cluster.job("under the power cuts", detached=True) as job:
