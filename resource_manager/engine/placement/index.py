@@ -178,6 +178,15 @@ class CapacityIndex:
             for name, amount in need.items()
         )
 
+    def room(self, position: int, need: Need) -> int:
+        """How many times one host covers a need; never, if nothing is needed."""
+        columns = self.columns
+        fits = [
+            columns[name][0][position] // amount if name in columns else 0
+            for name, amount in need.items()
+        ]
+        return min(fits, default=0)
+
     def covering(self, needs: Iterable[Need], start: int = 0) -> Iterator[int]:
         """Positions from `start` on that cover one of the needs, in order."""
         return chain.from_iterable(self.covering_by_block(needs, start))

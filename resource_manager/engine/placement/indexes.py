@@ -88,9 +88,7 @@ class Indexes:
         if slots != UNLIMITED and not host.executor.registration.slots_max:
             slots = UNLIMITED
             index.write(at, SLOTS, slots)
-        needed = host.default_need if host.default_need.keys() <= columns.keys() else {}
-        fits = [columns[name][0][at] // amount for name, amount in needed.items()]
-        index.write(at, DEFAULT_SLOTS, min(slots, *fits) if fits else 0)
+        index.write(at, DEFAULT_SLOTS, min(slots, index.room(at, host.default_need)))
         if self._settings.strategy == "spread":
             free = {name: columns[name][0][at] for name, _ in host.dimensions if name in columns}
             index.write(at, SCORE, host.free_share(free, slots))

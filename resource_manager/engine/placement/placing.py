@@ -99,11 +99,6 @@ class Placing:
             new = set(positions) - index.taken
             self._in_use += sum(not hosts[index.ids[position]].slots for position in new)
         index.took(positions)
-        if search.booking is not None:
-            search.booking.owed += sum(count for _, count in taken)
-        else:
-            for position, count in taken:
-                search.booking_at(position).owed += count
         if indexes.selected:
             for position, count in taken:
                 host = hosts[index.ids[position]]
@@ -143,17 +138,18 @@ def _first_fit(search: Search, count: int) -> list[_Taken]:
     candidates = search.candidates
     while count and (candidates or search.further()):
         position = candidates[0]
-        columns = (search.booking or search.booking_at(position)).columns
+        booking = search.booking or search.booking_at(position)
         share = count
-        for leaves, amount, _ in columns:
+        for leaves, amount, _ in booking.columns:
             fit = leaves[position] // amount
             if fit < share:  # noqa: PLR1730 -- min() would cost more than all the rest
                 share = fit
         if share < count:
             del candidates[0]
         if share:
-            for leaves, amount, _ in columns:
+            for leaves, amount, _ in booking.columns:
                 leaves[position] -= amount * share
+            booking.owed += share
             count -= share
             taken.append((position, share))
     return taken
@@ -178,6 +174,7 @@ def _pack(search: Search, count: int, compared: int) -> list[_Taken]:
             for leaves, amount, _ in columns:
                 leaves[position] -= amount * share
             free_of[position] -= booking.weight * share
+            booking.owed += share
             taken.append((position, share))
             count -= share
             if not count:
