@@ -25,10 +25,13 @@ def check_healed(checks: Checks, state: State) -> None:
     checks.books(state)
     for executor in checks.executors.values():
         _agree(state, executor)
+    looked_at = set()
     for request in state.requests.values():
         if request.state is RequestState.ALLOCATING:
             raise Violation(f"request {request.allocation_id} is still ALLOCATING")
-        if request.state is RequestState.PENDING:
+        shape = (request.spec.profile, request.spec.required_labels)
+        if request.state is RequestState.PENDING and shape not in looked_at:
+            looked_at.add(shape)  # where one of them has no room, none has
             _must_wait(checks, state, request)
     for master in checks.masters.values():
         if master.up and not master.over:

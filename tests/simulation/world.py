@@ -119,7 +119,7 @@ class World:
     def _settings(self) -> EngineSettings:
         rng, large = self.rng, self.plan.is_large
         return EngineSettings(
-            lost_timeout_ms=15_000 if large else 4_000,
+            lost_timeout_ms=25_000 if large else 4_000,
             strategy=rng.choice(("pack", "spread")),
             pack_candidates=rng.choice((1, 2, 8)),
             command_items_max=rng.choice((1, 3, 1_000)),
@@ -129,7 +129,7 @@ class World:
             refusal_backoff_min_ms=rng.choice((100, 1_000)),
             refusal_backoff_max_ms=5_000,
             ended_retention_ms=rng.choice((3_000, 86_400_000)),
-            label_indexes_max=rng.choice((1, 256)),
+            label_indexes_max=256 if large else rng.choice((1, 256)),
             job_events_max=rng.choice((20, 100_000)),
         )
 
@@ -166,7 +166,7 @@ class World:
             self.troubles,
         )  # fmt: skip
         if self.plan.is_large:
-            executor.report_ms = 5_000
+            executor.report_ms = 8_000
         self.checks.executors[name] = executor
         for manager in self.managers:
             manager.executors[name] = executor
@@ -288,7 +288,7 @@ class World:
 
     def _look_for_orphans(self) -> None:
         self.checks.alone()
-        self.loop.after(500, self._look_for_orphans)
+        self.loop.after(5_000 if self.plan.is_large else 500, self._look_for_orphans)
 
     def _next_weather(self, rng: Random) -> None:
         if self.loop.now_ms > self.plan.stormy_ms:
