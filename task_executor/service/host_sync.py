@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from signal import SIGKILL, SIGTERM
 
 from finegrain.errors import FinegrainError, Reason
 from finegrain.logs import get_logger
@@ -104,11 +105,19 @@ def _adopt_tasks(keeper: SlotKeeper, state: HelperState) -> None:
         slot = keeper.table.get(task.key)
         if slot is None:
             task.slot_gone_at = now
-        elif slot.state is SlotState.FREEING:
-            task.cancelled = True
+        if slot is None or slot.state is SlotState.FREEING:
+            task.cancelled = task.cancelled or _ended_with_its_slot(record)
         keeper.tasks.add(task)
         if record is not None:
             _take_in(keeper, task, record)
+
+
+def _ended_with_its_slot(record: TaskRecord | None) -> bool:
+    """Of a task whose slot is going, or gone: whether it was ended, and not by itself before."""
+    if record is None or record.exit is None:
+        return True
+    how = record.exit
+    return how.signal in (SIGTERM, SIGKILL) and not (how.oom_killed or how.timed_out)
 
 
 def _take_in(keeper: SlotKeeper, task: Task, record: TaskRecord) -> None:

@@ -85,9 +85,23 @@ async def test_tasks_of_slots_that_are_gone_are_told_for_a_while(
     await rm.free(free())
     await executor.crash()
     job_master = await again(rm, executor)
-    assert (await job_master.watch()).exit.signal == 9
+    end = (await job_master.watch()).exit
+    assert (end.signal, end.cancelled) == (9, True)
     (task,) = keeper(executor).tasks
     assert task.slot_gone_at is not None
+
+
+async def test_a_task_that_ended_before_its_slot_did_was_not_cancelled(
+    rm: ScriptedRM, executor: Executor
+) -> None:
+    await rm.allocate(allocation())
+    await executor.job_master.submit("true")
+    executor.helper.end("task", 5)
+    await rm.free(free())
+    await executor.crash()
+    job_master = await again(rm, executor)
+    end = (await job_master.watch()).exit
+    assert (end.exit_code, end.cancelled) == (5, False)
 
 
 async def test_ends_that_the_rm_has_not_heard_of_are_told_after_a_restart(
