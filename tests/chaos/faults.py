@@ -15,11 +15,12 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from tests.chaos.cluster import Cluster, node_of
-from tests.chaos.daemons import LOST_TIMEOUT_S, Daemon, Executor, eventually
+from tests.chaos.daemons import Daemon, Executor, eventually
+from tests.chaos.excuses import CUT_EXECUTOR_MASTER, Disturbance
 
 LOOK_S = 0.2
 STEPPED_DOWN = 4  # exit code of a resource manager that does not lead any more
@@ -35,7 +36,6 @@ MASTER_KILL = "master-kill"
 MASTER_STOP = "master-stop"
 CUT_RM_EXECUTOR = "cut-rm-executor"
 CUT_RM_MASTER = "cut-rm-master"
-CUT_EXECUTOR_MASTER = "cut-executor-master"
 SLOW_LINE = "slow-line"
 DATABASE_KILL = "database-kill"
 DATABASE_RESTART = "database-restart"
@@ -98,16 +98,6 @@ def _fault(kind: str, chance: random.Random, length_s_max: float) -> Fault:
         # The database goes with the thread that started it, so that has to be one that stays.
         together=not short and not kind.startswith("database") and chance.random() < 0.4,
     )
-
-
-@dataclass
-class Disturbance:
-    """From when to when (wall clock) these could not do their part."""
-
-    kind: str
-    names: frozenset[str]
-    start: float
-    end: float = field(default=float("inf"))
 
 
 class Chaos:
@@ -382,44 +372,6 @@ def _serves(manager: Daemon) -> int:
         if '"event": "serving"' in line:
             return int(json.loads(line)["rm_epoch"])
     return 0
-
-
-def excuses_loss(
-    disturbances: Sequence[Disturbance], executor: str, at: float, silence_s: float = LOST_TIMEOUT_S
-) -> bool:
-    """Whether somebody kept this executor silent for the whole timeout before `at`."""
-    spans = sorted(
-        (each.start, each.end)
-        for each in disturbances
-        if executor in each.names and each.kind != CUT_EXECUTOR_MASTER
-    )
-    return _covers(spans, at - silence_s + 2.0, at - 3.0)
-
-
-def excuses_job_end(
-    disturbances: Sequence[Disturbance], node: str, at: float, lease_s: float
-) -> bool:
-    """Whether the job master could not renew its lease for most of it."""
-    spans = sorted(
-        (each.start, each.end)
-        for each in disturbances
-        if any(name == node or node_of_name(name) == node for name in each.names)
-        and each.kind != CUT_EXECUTOR_MASTER
-    )
-    return any(min(end, at) - start > lease_s / 2 for start, end in spans)
-
-
-def node_of_name(name: str) -> str:
-    return name.rpartition("-")[0]
-
-
-def _covers(spans: Sequence[tuple[float, float]], start: float, end: float) -> bool:
-    """Whether spans, with gaps of up to 3 s, cover all of start..end."""
-    reach = start
-    for begin, finish in spans:  # in order of their beginning
-        if begin <= max(start, reach + (3.0 if reach > start else 0.0)):
-            reach = max(reach, finish)
-    return reach >= end
 
 
 def write_plan(path: Path, faults: Sequence[Fault]) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import finegrain_client as fg
 from tests.chaos import journal as j
-from tests.chaos.faults import Disturbance, excuses_job_end, excuses_loss
+from tests.chaos.excuses import Disturbance, excuses_job_end, excuses_loss
 from tests.chaos.journal import read_journal
 
 ENDS = frozenset({"CANCELLED", "REJECTED", "RELEASED", "LOST"})

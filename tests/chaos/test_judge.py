@@ -13,7 +13,8 @@ import pytest
 import finegrain_client as fg
 from finegrain.v1 import resource_manager_pb2, slots_pb2
 from tests.chaos import journal as j
-from tests.chaos.faults import CUT_RM_EXECUTOR, FRONT_STOP, KINDS, MASTER_STOP, Disturbance, plan
+from tests.chaos.excuses import Disturbance
+from tests.chaos.faults import CUT_RM_EXECUTOR, FRONT_STOP, KINDS, MASTER_STOP, plan
 from tests.chaos.job_master import Work
 from tests.chaos.journal import Journal, read_journal
 from tests.chaos.judge import (
