@@ -138,18 +138,22 @@ def pair(request: pytest.FixtureRequest, home: Path) -> Iterator[Pair]:
         server: PostgresqlServer = request.getfixturevalue("postgresql_server")
         database = server.url(server.create_database())
     made = Pair(home, database)
-    made.start()
-    yield made
-    made.clean_up()
+    try:
+        made.start()
+        yield made
+    finally:
+        made.clean_up()
 
 
 @pytest.fixture
 def on_postgresql(postgresql_server: PostgresqlServer, home: Path) -> Iterator[Pair]:
     """Where a stalled leader can be replaced."""
     made = Pair(home, postgresql_server.url(postgresql_server.create_database()))
-    made.start()
-    yield made
-    made.clean_up()
+    try:
+        made.start()
+        yield made
+    finally:
+        made.clean_up()
 
 
 async def test_when_the_leader_is_killed_everything_goes_on_with_the_other(pair: Pair) -> None:
