@@ -17,6 +17,7 @@ from finegrain_cli.leftovers import find_leftovers
 from tests.chaos import journal as j
 from tests.chaos.cluster import Cluster, Shape, node_of_journal
 from tests.chaos.daemons import LOST_TIMEOUT_S, eventually
+from tests.chaos.excuses import Disturbance
 from tests.chaos.faults import RM_STOP, Chaos, Fault, plan, write_plan
 from tests.chaos.judge import (
     Master,
@@ -192,6 +193,8 @@ class Run:
             self.verdict.wrong += [str(error), *self._still_booked()]
         self._ask_for_the_ends()
         self.chaos.stop_keeping()
+        names = frozenset(each.name for each in self.cluster.executors)
+        self.chaos.disturbances.append(Disturbance("planned-stop", names, time.time()))
         self.verdict.wrong += self.cluster.stop()
 
     def _still_booked(self) -> list[str]:
