@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import argparse
 import random
+import signal
 import sys
+from types import FrameType
 
 from tests.chaos.cluster import Shape
 from tests.chaos.faults import KINDS
@@ -53,12 +55,21 @@ def say(line: str) -> None:
     print(line, flush=True)
 
 
+def break_off(_number: int, _frame: FrameType | None) -> None:
+    """Ends the run, and everything that it has begun; said twice it means the same."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
 def main() -> int:
     """0 if nothing was wrong."""
     settings = parse(sys.argv[1:])
     if settings.shape.network and not in_own_network():
         enter_own_network("tests.chaos", [*sys.argv[1:], "--seed", str(settings.seed)])
     use_project_tools()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, break_off)
     verdict = Run(settings).to_the_end()
     print(verdict.summary())
     if not verdict.wrong:

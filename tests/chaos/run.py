@@ -115,7 +115,7 @@ class Run:
         try:
             self._under_fire()
             self._end()
-        except Exception as error:
+        except (Exception, KeyboardInterrupt) as error:
             wrong.append(f"the run broke off: {type(error).__name__}: {error}")
             self.chaos.settle()
             self.chaos.stop_keeping()
