@@ -47,7 +47,8 @@ class _Feed:
     last_sequence: int = 0  # highest known to be durable
     watchers: int = 0
     positions: dict[object, int] = field(default_factory=dict)  # of the streams
-    stale: bool = False  # `last_sequence` may be too low
+    resyncs: int = 0  # after each of them `last_sequence` may be too low
+    synced: int = 0  # so many of them have been made good
     ended: bool = False  # the job has; its streams end once they have said everything
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -134,7 +135,7 @@ class WatchHub:
         """The books were read anew; the store may hold events that were never published."""
         for feed in self._feeds.values():
             feed.tail.clear()
-            feed.stale = True
+            feed.resyncs += 1
             feed.wake()
 
     async def wait_for_cluster_news(self, timeout_s: float) -> None:
@@ -226,10 +227,11 @@ class WatchHub:
         """Events that follow a position, a message full at most; none if there are none yet."""
         if upto is not None and position >= upto:
             return []
-        if feed.stale:
-            feed.stale = False
+        if feed.synced < feed.resyncs:  # every stream asks until one has: any may break off
+            resyncs = feed.resyncs
             last = await self._runner.read(lambda state: _last_sequence(state, job_id))
             feed.last_sequence = max(feed.last_sequence, last)
+            feed.synced = max(feed.synced, resyncs)
         if position >= feed.last_sequence:
             return []
         events = feed.after(position)

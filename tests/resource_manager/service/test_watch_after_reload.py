@@ -1,0 +1,42 @@
+"""Streams after the books were read anew: what was stored and never published reaches all of them."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from finegrain.errors import Unavailable
+from resource_manager.service.runner import Runner
+from tests.resource_manager.service.test_snapshots import PATIENCE_S, Reader, serving
+
+
+async def test_one_stream_that_breaks_meanwhile_leaves_the_others_their_news(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving(tmp_path) as (service, hub):
+        await service.submit("r0")
+        first, second = hub.watch("job", 0), hub.watch("job", 0)
+        reader = Reader()
+        async with aclosing(first), aclosing(second):
+            await anext(first)
+            reader.take(await anext(second))
+            service.deaf = True  # stored, and its publication lost
+            await service.cancel("r0")
+            hub.resync()
+            read = Runner.read
+
+            async def refused(*_: Any, **__: Any) -> None:
+                raise Unavailable("the resource manager is starting; try again")
+
+            monkeypatch.setattr(Runner, "read", refused)
+            with pytest.raises(Unavailable):
+                await anext(first)
+            monkeypatch.setattr(Runner, "read", read)
+            async with asyncio.timeout(PATIENCE_S):
+                while reader.living:
+                    reader.take(await anext(second))
+    assert reader.sequence == 1
