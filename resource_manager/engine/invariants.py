@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 
 from finegrain.resources import total_of
 from resource_manager.engine.entities import (
@@ -131,6 +132,14 @@ def _slots(state: State) -> Iterator[str]:
             yield f"slot {key} is not in the books of its executor {slot.executor_id}"
         if slot.state is not SlotState.FREEING and state.request_of(slot) is None:
             yield f"slot {key} is {slot.state} without a living request"
+        request = state.requests.get(slot.allocation_id)
+        lives = request is not None and request.state not in ENDED_REQUEST_STATES
+        behind = state.left_behind.get(slot.allocation_id, [])
+        if lives and (slot.state is SlotState.FREEING) != (slot in behind):
+            yield f"slot {key} is {slot.state}, counted as left behind: {slot in behind}"
+    for slot in chain.from_iterable(state.left_behind.values()):
+        if (slot.allocation_id, slot.generation) not in state.slots:
+            yield f"slot {slot.allocation_id}/{slot.generation} was left behind, and is gone"
     on_hosts = sum(len(host.slots) for host in state.hosts.values())
     if on_hosts != len(state.slots):
         yield f"executors hold {on_hosts} slots, the books {len(state.slots)}"

@@ -90,6 +90,7 @@ def reclaim(
     state = turn.state
     request = state.requests[slot.allocation_id]
     state.queue.remove(request)
+    state.no_longer_behind(slot)
     state.story.move_slot(slot, SlotInput.RECLAIM)
     state.story.move_request(request, RequestInput.RECLAIM)
     slot.allocated_time_ms = slot.allocated_time_ms or turn.at.time_ms
@@ -115,6 +116,7 @@ def free(turn: Turn, slot: Slot, grace_ms: int | None = None) -> None:
         vanish(turn, slot)
         return
     state.story.move_slot(slot, SlotInput.FREE)
+    state.leave_behind(slot)
     slot.grace_ms = grace_ms
     host.to_free[key] = None
     state.outbox[host.host_id] = None
@@ -129,6 +131,7 @@ def vanish(turn: Turn, slot: Slot) -> None:
     key = key_of(slot)
     host.drop(key)
     state.hosts_in_use -= not host.slots
+    state.no_longer_behind(slot)
     del state.slots[key]
     if slot.job_id in state.jobs:
         state.jobs[slot.job_id].slot_keys.discard(key)

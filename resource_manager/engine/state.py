@@ -78,6 +78,7 @@ class State:
         self.live_requests = 0  # of all jobs
         self.endings: dict[str, Ending] = {}  # jobs that have ended and still have live requests
         self.by_arrival: dict[int, Request] = {}
+        self.left_behind: dict[str, list[Slot]] = {}  # FREEING slots of requests that live on
         self.queue = WaitingQueue()
         self.indexes = Indexes(settings)
         self.timers = Timers()
@@ -216,6 +217,20 @@ class State:
             return request
         return None
 
+    def leave_behind(self, slot: Slot) -> None:
+        """A slot is being taken down; its request, if it lives on, is to have another one."""
+        request = self.requests.get(slot.allocation_id)
+        if request is not None and request.state not in ENDED_REQUEST_STATES:
+            self.left_behind.setdefault(slot.allocation_id, []).append(slot)
+
+    def no_longer_behind(self, slot: Slot) -> None:
+        """A slot that may have been left behind is gone, or its request's again."""
+        slots = self.left_behind.get(slot.allocation_id, [])
+        if slot in slots:
+            slots.remove(slot)
+            if not slots:
+                del self.left_behind[slot.allocation_id]
+
     def slot_of(self, request: Request) -> Slot | None:
         """The slot of a request that is allocating or granted."""
         if request.state in (RequestState.ALLOCATING, RequestState.GRANTED):
@@ -278,6 +293,8 @@ class State:
         if request is not None:
             slot.allocation_id = request.spec.allocation_id
         _match(request, slot)
+        if slot.state is SlotState.FREEING:
+            self.leave_behind(slot)
         slot.executor_id = host.host_id
         key = slot.allocation_id, slot.generation
         self.slots[key] = slot

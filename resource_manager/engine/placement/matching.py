@@ -74,11 +74,7 @@ def _next_together(
 
 def _holders(state: State, request: Request) -> list[str]:
     """Hosts that hold an older slot of a request."""
-    older = (
-        state.slots.get((request.spec.allocation_id, generation))
-        for generation in range(1, request.generation + 1)
-    )
-    return [slot.executor_id for slot in older if slot is not None]
+    return [slot.executor_id for slot in state.left_behind.get(request.spec.allocation_id, ())]
 
 
 def _place(

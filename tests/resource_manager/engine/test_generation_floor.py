@@ -21,3 +21,22 @@ def test_the_first_placement_after_a_restore_is_above_the_floor() -> None:
     cluster.batch(JobRegistered(cluster.at, "job", "job", "default", None, "s", "r"))
     cluster.batch(RequestsSubmitted(cluster.at, "job", (RequestSpec("r1", SMALL),)))
     assert list(cluster.state.slots) == [("r1", 1_000_004)]
+
+
+def test_placing_anew_does_not_count_up_from_the_first_generation() -> None:
+    cluster = ModelCluster(EngineSettings())
+    snapshot = Snapshot(rm_epoch=7, counters={GENERATION_FLOOR: 10**12})  # would take for ever
+    cluster.state = State.restore(snapshot, cluster.state.settings, cluster.at)
+    total = {"cpu_milli": 4_000, "memory_bytes": 4 * GIB}
+    silent, other = (ModelExecutor(name, total, SMALL) for name in ("host-a", "host-b"))
+    cluster.register(silent)
+    cluster.batch(JobRegistered(cluster.at, "job", "job", "default", None, "s", "r"))
+    cluster.batch(
+        RequestsSubmitted(cluster.at, "job", (RequestSpec("r1", SMALL, restart_on_loss=True),))
+    )
+    cluster.wait(cluster.settings.lost_timeout_ms + 1)
+    cluster.register(other)
+    assert [(slot.executor_id, slot.generation) for slot in cluster.state.slots.values()] == [
+        ("host-a", 10**12 + 1),
+        ("host-b", 10**12 + 2),
+    ]
