@@ -35,7 +35,7 @@ IDLE_SHAPES_MAX = 1_024
 _MEMORY = frozenset({MEMORY_BYTES, *MEMORY_PARTS})
 
 _LEFT_BEHIND_MAX = 1_024
-"""Numbers that a line keeps before its head, before they are cut off."""
+"""Numbers of those who left that a line may keep, however few wait, before it is cut."""
 
 Labels = tuple[tuple[str, str], ...]
 ShapeKey = tuple[ResourceProfile | None, Labels]
@@ -73,6 +73,11 @@ class Shape:
         number = request.arrival_number
         self.members[number] = request
         line = self.line
+        if len(line) > _LEFT_BEHIND_MAX + 2 * len(self.members):
+            # The head may wait for ever while others come and are taken back.
+            line[:] = sorted(self.members)
+            self.first = 0
+            return
         if not line or number > line[-1]:
             line.append(number)
             return

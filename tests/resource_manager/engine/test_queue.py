@@ -41,6 +41,18 @@ def test_a_line_that_moves_on_does_not_grow() -> None:
     assert len(shape.line) < 5_000
 
 
+def test_a_line_whose_head_waits_for_ever_does_not_grow() -> None:
+    queue = WaitingQueue()
+    queue.add(request(0))
+    (shape,) = queue.shapes()
+    for number in range(1, 10_000):
+        queue.add(coming := request(number))
+        queue.remove(coming)
+    assert len(shape.line) < 5_000
+    queue.add(request(10_000))
+    assert line_of(shape) == [0, 10_000]
+
+
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 30))))
 def test_the_line_is_who_waits_in_order(moves: list[tuple[bool, int]]) -> None:
     queue = WaitingQueue()
