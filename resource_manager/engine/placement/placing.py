@@ -149,6 +149,7 @@ def _first_fit(search: Search, count: int) -> list[_Taken]:
         if share:
             for leaves, amount, _ in booking.columns:
                 leaves[position] -= amount * share
+            search.proportions.free.pop(position, None)
             booking.owed += share
             count -= share
             taken.append((position, share))

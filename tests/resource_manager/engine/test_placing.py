@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from finegrain.resources import MIB, ResourceProfile, fits, subtract
 from resource_manager.engine.entities import RequestSpec, Slot
 from resource_manager.engine.placement.placing import Placing
+from resource_manager.engine.placement.rank import Proportions
 from resource_manager.engine.queue import Shape
 from resource_manager.engine.settings import EngineSettings
 from tests.resource_manager.engine.model import ModelCluster, ModelExecutor
@@ -157,6 +158,25 @@ def test_after_a_pass_the_indexes_say_what_the_hosts_have(
         for name in index.ids:
             there = cluster.state.hosts[name].vector(cluster.settings.strategy)
             assert index.vector(name) == {column: value for column, value in there.items() if value}
+
+
+@settings(deadline=None, max_examples=30)
+@given(hosts, wishes)
+def test_what_hosts_have_left_is_known_to_the_ranking_all_through_a_pass(
+    described: Any, wished: Any
+) -> None:
+    cluster = cluster_of(described)
+    placing = Placing(cluster.state)
+    placed = 0
+    for shape, count in shapes_of(cluster, wished):
+        placing.has_room(shape)
+        runs = placing.place(shape, count)
+        book(cluster, shape, runs)
+        placed += sum(share for _, share in runs)
+        for index, proportions in placing._proportions.items():
+            afresh = Proportions(index).free
+            for position, free in proportions.free.items():
+                assert 0 <= free - afresh[position] <= placed + 1, "but for roundings"
 
 
 @settings(deadline=None, max_examples=30)
