@@ -30,7 +30,7 @@ from resource_manager.engine.host import Host
 from resource_manager.engine.moves import free, key_of, lose, vanish
 from resource_manager.engine.reachability import unreachable_registered
 from resource_manager.engine.reports import take_in
-from resource_manager.engine.state import State
+from resource_manager.engine.state import REGISTERED_WITH, State
 from resource_manager.engine.timers import Timer
 from resource_manager.engine.turn import Turn
 
@@ -86,6 +86,7 @@ def register_executor(turn: Turn, event: ExecutorRegistered) -> RegistrationAnsw
             host.to_free[key_of(slot)] = None
             state.outbox[host.host_id] = None
     state.changes.executor(host.executor)
+    state.changes.counter(REGISTERED_WITH + host.host_id, event.report.report_number)
     turn.cluster_event(
         "executor_returned" if was_lost else "executor_registered",
         executor_id=host.host_id,

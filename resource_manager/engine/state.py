@@ -40,6 +40,10 @@ GENERATION_FLOOR = "generation_floor"
 """Counter that a restore of older books raises, so that no placement of theirs is taken for one of
 those they have lost."""
 
+REGISTERED_WITH = "registered_with/"
+"""Prefix of counters: the report that an executor registered with last. A late copy of an earlier
+registration may reach whoever takes over, and is no news there either."""
+
 _FORGOTTEN = "forgotten_registration_number"
 
 
@@ -116,6 +120,9 @@ class State:
         state.history.restore(snapshot.counters)
         for executor in snapshot.executors:
             state._restore_executor(executor)
+            executor.report_number = snapshot.counters.get(
+                REGISTERED_WITH + executor.executor_id, 0
+            )
         for job in sorted(snapshot.jobs, key=lambda job: job.arrival_number):
             state._restore_job(job)
         for request in sorted(snapshot.requests, key=lambda request: request.arrival_number):
