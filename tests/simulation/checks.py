@@ -184,8 +184,18 @@ class Checks:
                     f" or the manager began; {timeout_ms} ms are its right"
                 )
 
+    def stored(self, changes: Changes) -> None:
+        """A transaction is durable. Jobs that are forgotten may come back under their names."""
+        gone = set(changes.deleted_requests)
+        self._promised = {k: v for k, v in self._promised.items() if k not in gone}
+        for master in self.masters.values() if gone else ():
+            master.acknowledged -= gone
+        for job_id in changes.deleted_jobs:
+            self._events = {k: v for k, v in self._events.items() if k[0] != job_id}
+            self._lapsed_ms.pop(job_id, None)
+
     def durable(self, effects: list[Effect], decided_ms: int) -> None:
-        """A batch that was decided then is committed."""
+        """A batch that was decided then is committed, and its manager knows."""
         for effect in effects:
             if isinstance(effect, PublishJobEvent):
                 self.did["grants"] += effect.event.state is RequestState.GRANTED

@@ -63,6 +63,7 @@ class Transaction:
     holder: str
     epoch: int
     write: Callable[[Rows], list[str]]
+    changes: Changes
     committing: bool = False
     broken: bool = False
 
@@ -156,7 +157,7 @@ class Database:
         Errors: NotLeader; StoreError, after which the outcome is unknown.
         """
         write = Rows.write_of(changes)
-        transaction = Transaction(client, client.holder, client.epoch, write)
+        transaction = Transaction(client, client.holder, client.epoch, write, changes)
         life = client.life
 
         def begin(reply: Reply) -> None:
@@ -203,7 +204,7 @@ class Database:
         if lives and client.next_commit in AROUND_COMMIT:
             fate, client.next_commit = client.next_commit, ""
         if not fate.endswith("before"):
-            self.checks.require(transaction.write(self.rows))
+            self._store(transaction)
         self.open.pop(transaction, None)
         if fate.startswith("die"):
             client.crash()
@@ -213,6 +214,10 @@ class Database:
             if fate == "stop after":
                 client.stop_for(STOP_MS)
             reply(None)
+
+    def _store(self, transaction: Transaction) -> None:
+        self.checks.require(transaction.write(self.rows))
+        self.checks.stored(transaction.changes)
 
     def disconnected(self, client: Client) -> None:
         """A client has died; what it had not committed is rolled back."""
@@ -224,7 +229,7 @@ class Database:
         self.down_until_ms = self.loop.now_ms + for_ms
         for transaction in list(self.open):
             if transaction.committing and self.rng.random() < 0.5:
-                self.checks.require(transaction.write(self.rows))
+                self._store(transaction)
             transaction.broken = True
         self.open.clear()
 

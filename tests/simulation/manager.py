@@ -43,7 +43,7 @@ from resource_manager.engine.events import (
     Ticked,
 )
 from resource_manager.engine.settings import EngineSettings
-from resource_manager.engine.state import State
+from resource_manager.engine.state import Heard, State
 from resource_manager.engine.step import step
 from resource_manager.service import from_wire
 from resource_manager.storage.store import NotLeader
@@ -125,6 +125,7 @@ class Manager(Client):
         self.stopped_until_ms = 0
         self._sure_until_ms = -1
         self._inbox: list[Item] = []
+        self._heard: Heard = {}
         self._lead()
 
     def crash(self, why: str = "dies") -> None:
@@ -168,9 +169,10 @@ class Manager(Client):
         snapshot = self.database.load()
         snapshot.rm_epoch = self.epoch
         self._books += 1
-        heard = self.state.heard() if self.leading else {}
+        if self.leading:
+            self._heard |= self.state.heard()
         self.state = State.restore(snapshot, self.settings, self.at)
-        self.state.remember(heard)
+        self.state.remember(self._heard)
         self.log(f"{self.name} leads at epoch {self.epoch}")
         self.checks.books(self.state)
 

@@ -10,6 +10,7 @@ import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +46,10 @@ else:
 
 PATIENCE_S = 30.0
 """A generous deadline: no test hangs for ever, and none depends on speed."""
+
+
+_LIVES = count(0, 1_000_000)
+"""Where the reports of each executor begin: numbers only ever rise, over restarts, too."""
 
 
 @dataclass
@@ -141,7 +146,7 @@ class ScriptedExecutor(_Servicer):
     labels: dict[str, str] = field(default_factory=dict)
     slots: dict[str, slots_pb2.SlotStatus] = field(default_factory=dict)
     commands: list[Any] = field(default_factory=list)
-    report_number: int = 0
+    report_number: int = field(default_factory=lambda: next(_LIVES))  # above all earlier lives
     command_number: int = 0
     rm_epoch: int = 0
     registration_number: int = 0
