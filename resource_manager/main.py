@@ -26,7 +26,6 @@ from finegrain.errors import (
     ConfigurationError,
     FinegrainError,
     InvalidArgument,
-    StoreError,
     Unavailable,
 )
 from finegrain.logs import configure_logging, get_logger
@@ -35,7 +34,7 @@ from finegrain.rpc.access import CLUSTER_ACCESS, RESOURCE_MANAGER_ACCESS, TokenH
 from finegrain.rpc.addresses import check_dialable
 from finegrain.rpc.server import GuardedServer
 from finegrain.rpc.tokens import Tokens, sha256_hex
-from finegrain.systemd import notify, watchdog_interval_s
+from finegrain.systemd import notify
 from finegrain.v1.cluster_pb2_grpc import add_ClusterServiceServicer_to_server
 from finegrain.v1.resource_manager_pb2_grpc import (
     ResourceManagerServiceServicer,
@@ -64,6 +63,7 @@ from resource_manager.service.runner import Runner, RunnerLimits
 from resource_manager.service.standby import Leadership
 from resource_manager.service.state_dir import locked_state_dir, remove_endpoint, write_endpoint
 from resource_manager.service.watch import WatchHub
+from resource_manager.service.watchdog import feed_watchdog
 from resource_manager.service.way_out import out_of_the_past
 from resource_manager.storage.late_store import LateStore
 from resource_manager.storage.location import DatabaseUrl, sqlite_url
@@ -200,13 +200,18 @@ async def serve(
         ready: told the addresses once calls are served.
         handle_signals: SIGTERM and SIGINT end it in order.
     """
-    stopping = asyncio.Event()
+    stopping, asked = asyncio.Event(), asyncio.Event()
     told = False
+
+    def end_in_order() -> None:
+        asked.set()
+        stopping.set()
+
     try:
         async with _resource_manager(options) as running:
             if handle_signals:
                 for number in (signal.SIGTERM, signal.SIGINT):
-                    asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+                    asyncio.get_running_loop().add_signal_handler(number, end_in_order)
 
             def tell(status: str) -> None:
                 nonlocal told
@@ -218,7 +223,8 @@ async def serve(
             code = await _until_the_end(running, stopping, tell)
             if code != EXIT_REPLACED:
                 notify("STOPPING=1")
-            return code
+        # Whoever was told to end while it closed does not begin anew.
+        return EXIT_OK if code == EXIT_REPLACED and asked.is_set() else code
     except FinegrainError as error:
         _log.error("cannot_serve", reason=error.reason.value, error=error.message)
         return _exit_code(error, options)
@@ -359,7 +365,7 @@ async def _until_the_end(
     running: _Running, stopping: asyncio.Event, tell: Callable[[str], None]
 ) -> int:
     runner = running.parts.runner
-    watchdog = asyncio.create_task(_feed_watchdog(running.parts))
+    watchdog = asyncio.create_task(feed_watchdog(runner, running.parts.leadership))
     runner.fatal.add_done_callback(lambda _fatal: stopping.set())
     leading = asyncio.create_task(running.lead(tell))
     end = asyncio.create_task(stopping.wait())
@@ -387,15 +393,3 @@ def _exit_code(error: FinegrainError, options: ResourceManagerOptions) -> int:
     if isinstance(error, NotLeader):
         return EXIT_REPLACED if options.standby else EXIT_STEPPED_DOWN
     return EXIT_STEPPED_DOWN if isinstance(error, EpochSeen) else EXIT_FAILED
-
-
-async def _feed_watchdog(parts: _Parts) -> None:
-    """Tells systemd that we live: as a leader, as long as the writer answers."""
-    interval_s = watchdog_interval_s()
-    while interval_s is not None:
-        with contextlib.suppress(Unavailable):
-            if parts.leadership.leading:
-                with contextlib.suppress(StoreError):  # the writer answers: the database is away
-                    await parts.runner.read(lambda _state: None)
-            notify("WATCHDOG=1")
-        await asyncio.sleep(interval_s)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
-from finegrain.errors import FinegrainError, Reason, Unavailable
+from finegrain.errors import Reason, Unavailable
 from finegrain.logs import get_logger
 from resource_manager.storage.store import NotLeader, Store
 
@@ -110,9 +110,9 @@ class LeaseKeeper:
                 with suppress(RuntimeError):  # the loop has been closed
                     loop.call_soon_threadsafe(self._on_lost, error)
                 return
-            except FinegrainError as error:
+            except Exception as error:  # nothing but a successor ends this for good
                 if not (failing or over.is_set()):  # once per outage; a commit says more
-                    _log.warning("renewal_failed", error=error.message)
+                    _log.warning("renewal_failed", error=str(error))
                 failing = True
             else:
                 failing = False

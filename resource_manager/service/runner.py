@@ -116,6 +116,7 @@ class Runner:
             or self.fatal.done()
             or self._books.broken
             or self._recovery.refusal() is not None
+            or self._lease.doubt is not None
         )
 
     async def start(self, listener: Listener) -> int:

@@ -14,6 +14,7 @@ from resource_manager.engine.settings import EngineSettings
 from resource_manager.service.books import Books
 from resource_manager.service.metrics import ResourceManagerMetrics
 from resource_manager.service.runner import Runner, RunnerLimits
+from resource_manager.service.watchdog import writer_answers
 from resource_manager.storage.store import NotLeader, StoreAway
 from tests.resource_manager.service.test_runner import (
     Heard,
@@ -143,6 +144,40 @@ async def test_callers_are_sent_away_while_it_stays_unsure_who_leads() -> None:
                     await asyncio.sleep(0.02)
 
         assert await asyncio.wait_for(served(), 30) == "job-4"
+
+
+async def test_whatever_goes_wrong_renewing_goes_on() -> None:
+    """A renewal that nobody expected to fail so must not be the last one."""
+    store = LeasedStore()
+    limits = RunnerLimits(renew_interval_s=0.01, maintain_interval_s=3600, check_interval_s=3600)
+
+    def broken() -> None:
+        raise RuntimeError("nobody foresaw this")
+
+    store.renewal = broken
+    async with started(store, limits) as (runner, _):
+        await eventually(lambda: store.renewals >= 3)
+        assert not runner.fatal.done()
+
+
+async def test_it_is_neither_ready_nor_dead_while_it_is_unsure_who_leads() -> None:
+    """With nothing to do it asks the database for nothing but its lease."""
+    store = LeasedStore()
+    limits = RunnerLimits(
+        tick_interval_s=0.01,
+        maintain_interval_s=3600,
+        renew_interval_s=3600,
+        check_interval_s=3600,
+        unsure_max_s=0.02,
+    )
+    async with started(store, limits) as (runner, _):
+        assert runner.healthy
+        store.sure, store.renewal = False, away
+        await eventually(lambda: not runner.healthy)
+        assert await writer_answers(runner)
+        store.sure = True
+        await eventually(lambda: runner.healthy)
+        assert await writer_answers(runner)
 
 
 async def test_the_lease_is_renewed_while_the_books_are_read() -> None:

@@ -1,0 +1,34 @@
+"""Telling systemd that we live: as a leader, as long as the writer answers.
+
+Decides what counts as an answer: a database that does not answer is no reason to be killed, since
+the next process would find it no better. Refuses to know what is served.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from finegrain.errors import Reason, StoreError, Unavailable
+from finegrain.systemd import notify, watchdog_interval_s
+from resource_manager.service.runner import Runner
+from resource_manager.service.standby import Leadership
+
+
+async def feed_watchdog(runner: Runner, leadership: Leadership) -> None:
+    """Sends signs of life as often as systemd wants them; returns if it does not watch us."""
+    interval_s = watchdog_interval_s()
+    while interval_s is not None:
+        if not leadership.leading or await writer_answers(runner):
+            notify("WATCHDOG=1")
+        await asyncio.sleep(interval_s)
+
+
+async def writer_answers(runner: Runner) -> bool:
+    """True if the writer does its work, or only the database keeps it from that."""
+    try:
+        await runner.read(lambda _state: None)
+    except StoreError:
+        return True
+    except Unavailable as error:
+        return error.reason is Reason.NOT_LEADER  # the database does not say who leads
+    return True
