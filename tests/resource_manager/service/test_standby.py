@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
+import signal
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -21,9 +23,10 @@ from finegrain.rpc.channels import open_channel
 from finegrain.v1 import cluster_pb2
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
 from resource_manager.engine.settings import EngineSettings
-from resource_manager.main import EXIT_FAILED, EXIT_REPLACED, serve
+from resource_manager.main import EXIT_FAILED, EXIT_OK, EXIT_REPLACED, serve
 from resource_manager.options import ResourceManagerOptions
 from resource_manager.service.books import Books
+from resource_manager.service.executor_link import ExecutorLinks
 from resource_manager.service.metrics import ResourceManagerMetrics
 from resource_manager.service.runner import Runner
 from resource_manager.service.standby import Leadership
@@ -246,6 +249,29 @@ async def test_a_standby_that_led_and_was_replaced_begins_anew(
         done, _ = await asyncio.wait({rm.task}, timeout=PATIENCE_S)
         assert done
         assert rm.task.result() == EXIT_REPLACED
+
+
+async def test_one_that_is_told_to_end_while_it_is_replaced_does_not_begin_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listen = ListenOptions("127.0.0.1:0", metrics_address="")
+    given = ResourceManagerOptions(tmp_path, listen=listen, standby=True)
+    serves = asyncio.Event()
+    close = ExecutorLinks.stop
+
+    async def told_to_end(links: ExecutorLinks) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.sleep(0.1)
+        await close(links)
+
+    monkeypatch.setattr(ExecutorLinks, "stop", told_to_end)
+    task = asyncio.create_task(
+        serve(given, ready=lambda *_: serves.set(), handle_signals=True), name="rm"
+    )
+    async with asyncio.timeout(PATIENCE_S):
+        await serves.wait()
+        (tmp_path / "finegrain.db").rename(tmp_path / "taken.db")  # others' books are there now
+        assert await task == EXIT_OK
 
 
 @pytest.mark.needs("postgresql")
