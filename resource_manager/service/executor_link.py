@@ -88,6 +88,7 @@ class ExecutorLinks:
         self._obstacles: dict[str, Obstacle] = {}  # what was logged last, by executor
         self._slots = asyncio.Semaphore(COMMANDS_IN_FLIGHT_MAX)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._stopped = False
 
     def send(self, command: Command) -> None:
         """Begins to deliver a command; its outcome comes back as an event."""
@@ -114,7 +115,11 @@ class ExecutorLinks:
             self._spawn(known.channel.close())
 
     async def stop(self) -> None:
-        """Ends what is in flight and closes all channels."""
+        """Ends what is in flight and closes all channels.
+
+        What is decided afterwards is left to whoever leads next.
+        """
+        self._stopped = True
         self.drop_all()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for link in self._channels.values():
@@ -122,6 +127,9 @@ class ExecutorLinks:
         self._channels.clear()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        if self._stopped:
+            work.close()
+            return
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

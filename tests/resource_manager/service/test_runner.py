@@ -20,11 +20,19 @@ from finegrain.errors import (
     StoreError,
     Unavailable,
 )
-from resource_manager.engine.effects import Changes, Effect, PublishClusterEvent, Snapshot
+from resource_manager.engine.effects import (
+    Changes,
+    Effect,
+    ProbeExecutor,
+    PublishClusterEvent,
+    SendFree,
+    Snapshot,
+)
 from resource_manager.engine.entities import Instant
 from resource_manager.engine.events import Decide, JobRegistered
 from resource_manager.engine.settings import EngineSettings
 from resource_manager.service.books import Books, BooksSuspect
+from resource_manager.service.executor_link import ExecutorLinks, LinkOptions
 from resource_manager.service.lanes import LaneLimits
 from resource_manager.service.metrics import ResourceManagerMetrics
 from resource_manager.service.runner import Runner, RunnerLimits
@@ -313,3 +321,15 @@ async def test_before_the_start_and_after_the_stop_callers_are_sent_away() -> No
     with pytest.raises(Unavailable, match="stopping") as caught:
         await runner.submit(job("job-1"))
     assert caught.value.reason is Reason.UNREACHABLE
+
+
+async def test_nobody_is_commanded_after_the_links_were_stopped() -> None:
+    """The last batch, after callers were sent away, may still decide something."""
+    metrics = ResourceManagerMetrics("test")
+    async with started(MemoryStore()) as (runner, _):
+        links = ExecutorLinks(runner, metrics, LinkOptions("token"))
+        await links.stop()
+        before = asyncio.all_tasks()
+        links.probe(ProbeExecutor("host-a", "127.0.0.1:1"))
+        links.send(SendFree("host-a", "127.0.0.1:1", 1, 1, ()))
+        assert asyncio.all_tasks() == before
