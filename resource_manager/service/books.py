@@ -207,7 +207,8 @@ class Books:
             if not isinstance(effect, PublishJobEvent):
                 continue
             request = self.state.requests.get(effect.event.allocation_id)
-            first = request is not None and request.generation == 1
+            # Placements are numbered from the floor on, which a restore raises.
+            first = request is not None and request.generation == self.state.generation_floor + 1
             if request is not None and first and effect.event.state is RequestState.GRANTED:
                 waited_ms = max(0, effect.event.time_ms - request.create_time_ms)
                 self._metrics.request_wait_seconds.observe(waited_ms / 1000)

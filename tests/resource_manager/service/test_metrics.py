@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from resource_manager.storage.location import sqlite_url
+from resource_manager.storage.store import open_store
 from tests.support.rm_service import (
     ScriptedExecutor,
     ScriptedJob,
@@ -46,6 +48,20 @@ async def test_allocated_used_and_reserved_are_told_apart(tmp_path: Path) -> Non
     ):
         assert line in lines
     assert job.job_id not in text
+
+
+async def test_waiting_is_measured_in_restored_books_as_well(tmp_path: Path) -> None:
+    with open_store(sqlite_url(tmp_path / "finegrain.db")) as store:
+        store.lead("a restore")
+        store.leave_lost_history()
+    async with running_rm(tmp_path) as rm, ScriptedExecutor(rm):
+        job = await ScriptedJob(rm).register()
+        stream = job.watch()
+        await job.request(slot_request("slot-1"))
+        await next_events(stream, 1)
+        _, text = await fetch(rm.metrics_address, "/metrics")
+        stream.cancel()
+    assert "finegrain_rm_request_wait_seconds_count 1.0" in text.splitlines()
 
 
 @pytest.mark.needs("promtool")
