@@ -1,4 +1,4 @@
-"""Streams after the books were read anew: what was stored and never published reaches all of them."""
+"""Streams after the books were read anew: what was stored and not published reaches all of them."""
 
 from __future__ import annotations
 
