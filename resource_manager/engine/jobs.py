@@ -22,7 +22,7 @@ ENDED_AT_ONCE = 500
 """Requests that end in one step with their job; each writes three rows."""
 
 TAKEN_OUT_AT_ONCE = 20_000
-"""Requests that stop waiting in one step because their job has ended."""
+"""Requests of ended jobs that are looked at in one step, so that they wait no more or end."""
 
 FORGOTTEN_AT_ONCE = 5_000
 """Requests that are forgotten in one step."""
@@ -145,9 +145,13 @@ def end_job(turn: Turn, job: Job, reason: str, grace_ms: int | None = None) -> N
 
 def go_on_ending(turn: Turn) -> None:
     """Clears away some of what jobs that have ended left behind."""
+    state = turn.state
+    left = TAKEN_OUT_AT_ONCE
+    for job_id, ending in state.endings.items():
+        left -= _take_out(state, state.jobs[job_id], ending, left)
     left = ENDED_AT_ONCE
-    for job_id in list(turn.state.endings):
-        left -= _go_on_ending(turn, turn.state.jobs[job_id], left)
+    for job_id in list(state.endings):
+        left -= _go_on_ending(turn, state.jobs[job_id], left)
         if left <= 0:
             return
 
@@ -157,8 +161,8 @@ def _go_on_ending(turn: Turn, job: Job, most: int) -> int:
     state = turn.state
     ending = state.endings[job.job_id]
     message = f"its job ended: {job.end_reason}"
-    ended = 0
-    while job.live_requests and ended < most:
+    ended, until = 0, ending.given_up + TAKEN_OUT_AT_ONCE
+    while job.live_requests and ended < most and ending.given_up < until:
         request = state.by_arrival[job.arrivals[ending.given_up]]
         ending.given_up += 1
         if request.state not in ENDED_REQUEST_STATES:
@@ -166,7 +170,6 @@ def _go_on_ending(turn: Turn, job: Job, most: int) -> int:
             give_up(turn, request, reason=reason, message=message, grace_ms=grace_ms)
             ended += 1
     if job.live_requests:
-        _take_out(state, job, ending)
         return ended
     del state.endings[job.job_id]
     state.timers.arm(Timer.RETENTION, job.job_id, turn.now_ms + state.settings.ended_retention_ms)
@@ -174,16 +177,17 @@ def _go_on_ending(turn: Turn, job: Job, most: int) -> int:
     return ended
 
 
-def _take_out(state: State, job: Job, ending: Ending) -> None:
+def _take_out(state: State, job: Job, ending: Ending, most: int) -> int:
     """Lets requests of an ended job wait no more, long before they end: nobody is to be placed who
-    is about to go.
+    is about to go. Answers with how many were looked at.
     """
     first = max(ending.taken_out, ending.given_up)
-    ending.taken_out = min(len(job.arrivals), first + TAKEN_OUT_AT_ONCE)
+    ending.taken_out = min(len(job.arrivals), first + most)
     for at in range(first, ending.taken_out):
         request = state.by_arrival[job.arrivals[at]]
         if request.state is RequestState.PENDING:
             state.queue.remove(request)
+    return ending.taken_out - first
 
 
 def lease_rang(turn: Turn, job_id: str) -> None:

@@ -142,11 +142,15 @@ def vanish(turn: Turn, slot: Slot) -> None:
 
 
 def requeue(turn: Turn, request: Request, slot: Slot, reason: str, message: str) -> None:
-    """Back to the old place in line. The job master is told if it had been offered the slot."""
+    """Back to the old place in line, unless its job has ended.
+
+    The job master is told if it had been offered the slot.
+    """
     state = turn.state
     was_granted = request.state is RequestState.GRANTED
     state.story.move_request(request, RequestInput.REQUEUE)
-    state.queue.add(request)
+    if request.job_id not in state.endings:
+        state.queue.add(request)
     state.changes.request_moved(request)
     if was_granted:
         turn.job_event(request, reason=reason, message=message, slot=slot)

@@ -130,7 +130,7 @@ class State:
         for slot in sorted(snapshot.slots, key=lambda slot: (slot.allocation_id, slot.generation)):
             state._restore_slot(slot)
         for request in state.requests.values():
-            if request.state is RequestState.PENDING:
+            if request.state is RequestState.PENDING and request.job_id not in state.endings:
                 state.queue.add(request)
         for host in state.hosts.values():
             host.adopt_registration()

@@ -6,6 +6,7 @@ import pytest
 
 from finegrain.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
 from finegrain.resources import GIB, MIB, ResourceProfile
+from resource_manager.engine import jobs
 from resource_manager.engine.entities import JobState, RequestSpec, RequestState
 from resource_manager.engine.events import (
     JobEndRequested,
@@ -83,6 +84,37 @@ def test_nobody_of_an_ended_job_is_placed_while_it_is_cleared_away() -> None:
         cluster.batch(Ticked(cluster.at))
     assert not cluster.state.slots
     assert not check_invariants(cluster.state)
+
+
+def test_nobody_of_a_job_that_ended_behind_a_large_one_is_placed_either(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(jobs, "TAKEN_OUT_AT_ONCE", 500)
+    monkeypatch.setattr(jobs, "ENDED_AT_ONCE", 100)
+    cluster = large_cluster(3_000)
+    submit(cluster, "small", *(f"s{n}" for n in range(3_000)), profile=LARGE)
+    for job_id in ("large", "small"):
+        cluster.batch(JobEndRequested(cluster.at, job_id, "ENDED"))
+    for _ in range(12):
+        cluster.batch(Ticked(cluster.at))
+    assert live(cluster) > 1_000
+    total = {"cpu_milli": 10**10, "memory_bytes": 10**15}
+    cluster.register(ModelExecutor("host-b", total, SMALL))
+    while cluster.state.unfinished:
+        cluster.batch(Ticked(cluster.at))
+        assert not cluster.state.slots
+    assert not check_invariants(cluster.state)
+
+
+def test_nobody_of_an_ended_job_is_placed_after_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "TAKEN_OUT_AT_ONCE", 500)
+    cluster = large_cluster(3_000)
+    cluster.batch(JobEndRequested(cluster.at, "large", "ENDED"))
+    cluster.restart_rm()
+    total = {"cpu_milli": 10**10, "memory_bytes": 10**15}
+    cluster.register(ModelExecutor("host-b", total, SMALL))
+    assert cluster.state.unfinished
+    assert not cluster.state.slots
 
 
 def test_an_end_that_a_restart_interrupts_goes_on() -> None:
