@@ -20,19 +20,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
-from finegrain.errors import (
-    FinegrainError,
-    Reason,
-    ResourceExhausted,
-    StoreError,
-    Unavailable,
-)
+from finegrain.errors import FinegrainError, Reason, StoreError, Unavailable
 from finegrain.logs import get_logger
 from resource_manager.engine.effects import Effect
 from resource_manager.engine.epochs import EpochSeen
-from resource_manager.engine.state import State
-from resource_manager.service.books import Books, BooksSuspect, Item, MakeEvent
-from resource_manager.service.lanes import LaneLimits, Lanes
+from resource_manager.service.books import Books, BooksSuspect, Item
+from resource_manager.service.intake import Intake, fail
+from resource_manager.service.lanes import LaneLimits
 from resource_manager.service.lease import LeaseKeeper
 from resource_manager.service.metrics import ResourceManagerMetrics
 from resource_manager.service.recovery import Recovery, RecoveryLimits
@@ -66,11 +60,11 @@ class Listener(Protocol):
         """The books were read anew: whatever was followed in memory may have gaps."""
 
 
-class Runner:
+class Runner(Intake):
     """Owns the books of this incarnation.
 
-    `start` first; then `submit` and `read` from the event loop; `fatal` is set when the process has
-    to end, with the error that says why.
+    `start` first; then `submit` and `read` (see `Intake`) from the event loop; `fatal` is set when
+    the process has to end, with the error that says why.
     """
 
     def __init__(
@@ -81,8 +75,8 @@ class Runner:
         limits: RunnerLimits | None = None,
     ) -> None:
         self._books = books
-        self._metrics = metrics
         self._limits = limits or RunnerLimits()
+        super().__init__(metrics, self._limits.lanes)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="rm-writer")
         self._lease = LeaseKeeper(
             books.store,
@@ -92,8 +86,6 @@ class Runner:
         )
         self._serving: list[Item] = []
         self._listener: Listener | None = None
-        self._lanes = Lanes(self._limits.lanes)
-        self._arrived = asyncio.Event()
         self._tick_due = False
         self._closing = False
         self._writer: asyncio.Task[None] | None = None
@@ -111,13 +103,7 @@ class Runner:
     @property
     def healthy(self) -> bool:
         """True while requests are accepted and granted."""
-        return self._writer is not None and not (
-            self._closing
-            or self.fatal.done()
-            or self._books.broken
-            or self._recovery.refusal() is not None
-            or self._lease.doubt is not None
-        )
+        return self._refusal() is None and not self._books.broken
 
     async def start(self, listener: Listener) -> int:
         """Takes leadership, reads the books and begins; answers with the epoch.
@@ -158,81 +144,6 @@ class Runner:
         self._lease.stop()
         self._thread.shutdown(wait=False)
 
-    async def submit(
-        self,
-        make: MakeEvent,
-        render: Callable[[Any], T] | None = None,
-        *,
-        items: int = 1,
-        owner: str = "",
-        urgent: bool = False,
-    ) -> T:
-        """Steps an event and answers when it is durable.
-
-        Args:
-            make: the event for the moment it is given.
-            render: turns the engine's answer into the result while the books stand still; None:
-                the answer itself (use it only where it is immutable).
-            items: how many items the event carries, for the limits.
-            owner: who takes turns with others: a job, a connection.
-            urgent: goes before others: signs of life and answers of executors.
-
-        Raises:
-            FinegrainError: as the engine refuses; StoreError when the commit failed (nothing is
-                done, or the outcome is unknown and a repetition settles it) or the database is
-                away; ResourceExhausted when too much waits.
-        """
-        item = Item(self._future(), make=make, render=render, items=items)
-        result: T = await self._enqueue(item, None if urgent else owner)
-        return result
-
-    async def submit_parts(
-        self,
-        makes: Sequence[MakeEvent],
-        render: Callable[[Any], T] | None = None,
-        *,
-        items: int,
-        owner: str,
-    ) -> list[T]:
-        """Steps the events of one large call in order, and others' calls between them.
-
-        The first one goes ahead: if it is refused, none of the others is stepped. Admission counts
-        all of them together; afterwards none is refused because too much waits.
-
-        Args:
-            makes: the events, each for the moment it is given.
-            render: see `submit`.
-            items: how many items one event carries at most.
-            owner: see `submit`.
-
-        Raises:
-            FinegrainError: see `submit`; the other parts may have been done.
-        """
-        first = Item(self._future(), make=makes[0], render=render, items=items)
-        result: T = await self._enqueue(first, owner, admitted_items=items * len(makes))
-        rest = [Item(self._future(), make=each, render=render, items=items) for each in makes[1:]]
-        waiting = [self._enqueue(each, owner, admitted_items=0) for each in rest]
-        return [result, *await asyncio.gather(*waiting)]
-
-    async def read(
-        self, fn: Callable[[State], T], *, owner: str | None = None, items: int = 1
-    ) -> T:
-        """Runs a function over the books between two batches. It must not keep what it sees.
-
-        Args:
-            fn: the function.
-            owner: who takes turns with others; None: a small question of the service's own, which
-                is answered before anything else is done.
-            items: how much there is to look at, for the limits.
-
-        Raises:
-            FinegrainError: as the function does; Unavailable while stopping; ResourceExhausted when
-                too much waits.
-        """
-        item = Item(self._future(), read=fn, items=items)
-        result: T = await self._enqueue(item, owner)
-        return result
-
     async def confirm(self) -> None:
         """Returns when nobody else can be leading; to be called before anything is commanded.
 
@@ -250,36 +161,12 @@ class Runner:
         """Runs a read-only call of the store (event logs) beside the writer."""
         return await asyncio.get_running_loop().run_in_executor(None, fn, self._books.store)
 
-    # The event loop's side.
-
-    def _future(self) -> asyncio.Future[Any]:
-        return asyncio.get_running_loop().create_future()
-
-    async def _enqueue(
-        self, item: Item, owner: str | None, *, admitted_items: int | None = None
-    ) -> Any:
-        """Waits for the item's turn; `owner` None: before all others."""
+    def _refusal(self) -> FinegrainError | None:
         if self._writer is None:
-            raise Unavailable("the resource manager is starting; try again")
+            return Unavailable("the resource manager is starting; try again")
         if self._closing or self.fatal.done():
-            raise Unavailable("the resource manager is stopping; try again")
-        if (away := self._recovery.refusal() or self._lease.doubt) is not None:
-            raise away
-        if owner is None:
-            self._lanes.put_urgent(item)
-        else:
-            self._admit(owner, item.items if admitted_items is None else admitted_items)
-            self._lanes.put(item, owner)
-        self._arrived.set()
-        return await item.future
-
-    def _admit(self, owner: str, items: int) -> None:
-        try:
-            if items:
-                self._lanes.check(owner, items)
-        except ResourceExhausted:
-            self._metrics.refused_overload.inc()
-            raise
+            return Unavailable("the resource manager is stopping; try again")
+        return self._recovery.refusal() or self._lease.doubt
 
     async def _in_thread(self, fn: Callable[..., T], *args: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, fn, *args)
@@ -313,16 +200,16 @@ class Runner:
             if batch or effects:
                 await self._lease.be_sure()
         except NotLeader as error:
-            self._fail(batch, Unavailable(error.message, reason=Reason.NOT_LEADER))
+            fail(batch, Unavailable(error.message, reason=Reason.NOT_LEADER))
             self._die(error)
         except EpochSeen as error:
-            self._fail(batch, Unavailable(error.message, reason=Reason.NOT_LEADER))
+            fail(batch, Unavailable(error.message, reason=Reason.NOT_LEADER))
             self._die(await self._replaced() or error)
         except Exception as error:
             suspect = isinstance(error, BooksSuspect)
             (self._metrics.step_failures if suspect else self._metrics.commit_failures).inc()
             _log.error("batch_dropped", error=str(error), events=len(batch), exc_info=error)
-            self._fail(batch, _public(error))
+            fail(batch, _public(error))
             await self._reload(error)
         else:
             for item in batch:
@@ -340,19 +227,11 @@ class Runner:
             _log.warning("renewal_failed", error=error.message)
         return None
 
-    def _fail(self, batch: list[Item], error: FinegrainError) -> None:
-        for item in batch:
-            item.error = item.error or error
-            item.settle()
-
     def _die(self, error: FinegrainError) -> None:
         if not self.fatal.done():
             _log.info("stepping_down", reason=error.reason.value)  # whoever ends us says more
             self.fatal.set_result(error)
         self._refuse_all(Unavailable("the resource manager is stopping", reason=Reason.NOT_LEADER))
-
-    def _refuse_all(self, error: FinegrainError) -> None:
-        self._fail(self._lanes.drain(), error)
 
     async def _reload(self, cause: BaseException) -> None:
         """Reads the books anew, as soon as there is a database to read them from."""
