@@ -32,7 +32,7 @@ EMPTY_MS = 22_000
 ATTEMPTS_MAX = 12  # of a fault that finds nobody to strike
 STORY_LINES = 30
 
-LEAST = {"grants": 10, "ends": 10, "faults": 8, "batches": 300}
+LEAST = {"grants": 6, "ends": 6, "faults": 8, "batches": 300}
 """A run that did less has shown nothing."""
 
 
