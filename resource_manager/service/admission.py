@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from finegrain.errors import ResourceExhausted
@@ -34,6 +34,14 @@ class Kind(StrEnum):
     STREAM = "watch streams"
 
 
+@dataclass(slots=True)
+class _Place:
+    """Where the large calls of one job take turns."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    users: int = 0  # the one inside and those who wait: a lock alone does not tell
+
+
 class JobAdmission:
     """What is under way, by job."""
 
@@ -46,7 +54,7 @@ class JobAdmission:
             Kind.STREAM: limits.streams,
         }
         self._under_way: dict[tuple[Kind, str], int] = {}
-        self._preparing: dict[str, asyncio.Lock] = {}
+        self._preparing: dict[str, _Place] = {}
 
     @contextmanager
     def entered(self, kind: Kind, job_id: str) -> Iterator[None]:
@@ -77,10 +85,12 @@ class JobAdmission:
     @asynccontextmanager
     async def preparing(self, job_id: str) -> AsyncIterator[None]:
         """One large call of a job at a time: many of them would share the loop with everybody."""
-        lock = self._preparing.setdefault(job_id, asyncio.Lock())
+        place = self._preparing.setdefault(job_id, _Place())
+        place.users += 1
         try:
-            async with lock:
+            async with place.lock:
                 yield
         finally:
-            if not lock.locked() and self._preparing.get(job_id) is lock:
+            place.users -= 1
+            if not place.users:
                 del self._preparing[job_id]

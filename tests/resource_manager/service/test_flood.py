@@ -196,3 +196,25 @@ def test_calls_and_signs_of_life_are_counted_apart_and_by_job() -> None:
     for _ in range(3):
         with admission.entered(Kind.CALL, "job-1"):
             pass
+
+
+async def test_one_large_call_of_a_job_is_prepared_at_a_time() -> None:
+    """Also where one comes just when another has ended and a third is about to go on."""
+    admission = JobAdmission()
+    inside: list[int] = []
+    most = 0
+
+    async def prepare(number: int) -> None:
+        nonlocal most
+        async with admission.preparing("job"):
+            inside.append(number)
+            most = max(most, len(inside))
+            await asyncio.sleep(0)
+            inside.remove(number)
+        if number:
+            await prepare(number - 1)  # at once, before whoever waits was woken
+
+    async with asyncio.timeout(PATIENCE_S):
+        await asyncio.gather(*(prepare(5) for _ in range(3)))
+    assert most == 1
+    assert not admission._preparing
