@@ -385,8 +385,12 @@ async def _until_the_end(
     told = error.message
     if isinstance(error, EpochSeen):
         told = out_of_the_past(error, running.database)
-    _log.error("ended", reason=error.reason.value, error=told)
-    return _exit_code(error, running.parts.options)
+    code = _exit_code(error, running.parts.options)
+    if code == EXIT_REPLACED:
+        _log.warning("replaced", error=told)
+    else:
+        _log.error("ended", reason=error.reason.value, error=told)
+    return code
 
 
 def _exit_code(error: FinegrainError, options: ResourceManagerOptions) -> int:

@@ -86,7 +86,7 @@ class SqlStore(Store):
     def _not_leader(self) -> NotLeader:
         return NotLeader(
             f"this resource manager no longer leads at epoch {self._rm_epoch}: another has taken "
-            f"over the database {self.location}; stop this one",
+            f"over the database {self.location}; unless that was meant, give each its own database",
             details={"rm_epoch": self._rm_epoch, "holder": self._holder},
         )
 
