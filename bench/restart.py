@@ -1,14 +1,14 @@
 """How soon a resource manager serves again after a restart, and what it weighs.
 
     .venv/bin/python -m bench.restart [--executors 10000] [--slots 100000] [--queued 200000]
-        [--database sqlite|postgresql] [--seconds 20] [--json]
+        [--returning 2000] [--database sqlite|postgresql] [--seconds 20] [--json]
 
 Fills databases through the store (`filled_books.py`: the detected topology of a real machine with
 64 cpus, grants, logs, history), starts the real process on each, and measures until it has
 registered a job. Memory is the growth of its resident set: with the executors against an empty
 database, with requests that wait against none, once as read from the database and once as asked for
-over the network. Last, all executors come back at once from a second process, and go on sending
-signs of life for `--seconds`: the longest silence of any must stay below the lost timeout.
+over the network. Last, `--returning` executors come back at once from a second process, and go on sending
+signs of life for `--seconds`: the longest silence of any of them must stay below the lost timeout.
 """
 
 from __future__ import annotations
@@ -153,8 +153,10 @@ def _return_in_process(
     return asyncio.run(come_back(address, token, registrations, seconds))
 
 
-async def returned(figures: Figures, place: Place, size: Size, seconds: float) -> None:
-    """A start of the whole cluster, and all executors that come back to it."""
+async def returned(
+    figures: Figures, place: Place, size: Size, returning: int, seconds: float
+) -> None:
+    """A start of the whole cluster, and executors that come back to it all at once."""
     with place.filled(size) as (manager, slots):
         figures.starts.append(await started(manager, size))
         before_s = manager.cpu_s()
@@ -164,7 +166,7 @@ async def returned(figures: Figures, place: Place, size: Size, seconds: float) -
                 _return_in_process,
                 manager.address,
                 manager.token(cluster=True),
-                size.executors,
+                min(returning, size.executors),
                 slots,
                 seconds,
             )
@@ -175,7 +177,7 @@ async def returned(figures: Figures, place: Place, size: Size, seconds: float) -
             figures.executors_after = dict(view.executors)
 
 
-async def measure(place: Place, name: str, size: Size, seconds: float) -> Figures:
+async def measure(place: Place, name: str, size: Size, returning: int, seconds: float) -> Figures:
     """Everything, one start after the other."""
     figures = Figures(name)
 
@@ -197,7 +199,7 @@ async def measure(place: Place, name: str, size: Size, seconds: float) -> Figure
         few = Size(executors=1, queued=size.queued)
         figures.queued_read_bytes = (await weighed(few) - empty) // size.queued
         figures.queued_asked_bytes = await weighed(Size(executors=1), size.queued) // size.queued
-    await returned(figures, place, Size(size.executors, size.slots), seconds)
+    await returned(figures, place, Size(size.executors, size.slots), returning, seconds)
     return figures
 
 
@@ -219,7 +221,7 @@ def show(figures: Figures) -> None:
     back = figures.returned
     if back is not None:
         print(
-            f"all executors registered {back.registered_s:.1f} s after the first call; longest"
+            f"they were registered {back.registered_s:.1f} s after the first call; longest"
             f" silence {back.longest_silence_s:.1f} s (lost after {LOST_TIMEOUT_S:g});"
             f" {back.failed_calls} calls failed; CPU {figures.rm_cpu_s_of_return:.1f} s here,"
             f" {back.cpu_s:.1f} s there; afterwards {figures.executors_after}"
@@ -232,6 +234,12 @@ def main() -> int:
     parser.add_argument("--executors", type=int, default=10_000)
     parser.add_argument("--slots", type=int, default=100_000)
     parser.add_argument("--queued", type=int, default=200_000)
+    parser.add_argument(
+        "--returning",
+        type=int,
+        default=2_000,
+        help="executors that come back; each takes three files of a process",
+    )
     parser.add_argument("--database", choices=("sqlite", "postgresql"), default="sqlite")
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--json", action="store_true")
@@ -239,7 +247,9 @@ def main() -> int:
     size = Size(arguments.executors, arguments.slots, arguments.queued)
     server = PostgresqlServer() if arguments.database == "postgresql" else None
     try:
-        figures = asyncio.run(measure(Place(server), arguments.database, size, arguments.seconds))
+        figures = asyncio.run(
+            measure(Place(server), arguments.database, size, arguments.returning, arguments.seconds)
+        )
     finally:
         if server is not None:
             server.stop()
