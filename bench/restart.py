@@ -7,8 +7,8 @@ Fills databases through the store (`filled_books.py`: the detected topology of a
 64 cpus, grants, logs, history), starts the real process on each, and measures until it has
 registered a job. Memory is the growth of its resident set: with the executors against an empty
 database, with requests that wait against none, once as read from the database and once as asked for
-over the network. Last, `--returning` executors come back at once from a second process, and go on sending
-signs of life for `--seconds`: the longest silence of any of them must stay below the lost timeout.
+over the network. Last, `--returning` executors come back at once from a second process, and go on
+sending signs of life for `--seconds`: the longest silence of any must stay below the lost timeout.
 """
 
 from __future__ import annotations
