@@ -148,8 +148,7 @@ class _Running:
             await leadership.wait_and_take(self.dispatcher, waiting)
         else:
             await leadership.take(self.dispatcher)
-        salt = await self.parts.runner.in_store(lambda store: store.meta("cluster_salt"))
-        self.parts.secrets.unlock(salt or "")
+        await self.parts.secrets.unlock()
         leadership.begin()
         await self.server.set_serving(True)
         write_endpoint(self.state_dir, self.address, self.metrics_address)

@@ -6,6 +6,7 @@ that a repeated registration is the same call. The books keep hashes only.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import hmac
@@ -15,14 +16,16 @@ from finegrain.errors import PermissionDenied, Reason, Unavailable
 from finegrain.rpc.access import current_caller
 from resource_manager.engine.jobs import known_job
 from resource_manager.service.runner import Runner
+from resource_manager.storage.store import StoreAway
 
 CACHED_JOBS_MAX = 100_000
+AWAY_PAUSE_S = 0.2
 
 
 class JobSecrets:
     """Makes and checks job secrets.
 
-    `unlock` comes first, once the database has been opened.
+    `unlock` comes first, once this process leads.
     """
 
     def __init__(self, runner: Runner) -> None:
@@ -30,9 +33,20 @@ class JobSecrets:
         self._key = b""
         self._hashes: OrderedDict[str, str] = OrderedDict()
 
-    def unlock(self, salt: str) -> None:
-        """Takes the 256 secret bits of this cluster, as hexadecimal."""
-        self._key = bytes.fromhex(salt)
+    async def unlock(self) -> None:
+        """Reads the 256 secret bits of this cluster; waits for a database that goes away meanwhile.
+
+        Raises:
+            StoreError: it cannot be read.
+        """
+        while True:
+            try:
+                salt = await self._runner.in_store(lambda store: store.meta("cluster_salt"))
+            except StoreAway:
+                await asyncio.sleep(AWAY_PAUSE_S)
+            else:
+                self._key = bytes.fromhex(salt or "")
+                return
 
     def derive(self, job_id: str, request_id: str) -> str:
         """The secret of a job.

@@ -26,7 +26,7 @@ from resource_manager.engine.step import step
 from resource_manager.main import EXIT_FAILED, EXIT_STEPPED_DOWN
 from resource_manager.options import ResourceManagerOptions
 from resource_manager.service import books, watch
-from resource_manager.storage.store import NotLeader, Store, open_store
+from resource_manager.storage.store import NotLeader, Store, StoreAway, open_store
 from tests.support.rm_service import (
     ScriptedExecutor,
     ScriptedJob,
@@ -130,6 +130,25 @@ async def test_an_offer_that_was_stored_but_never_published_still_reaches_the_st
         (offer,) = await next_events(stream, 1)
         assert (offer.sequence, offer.state) == (1, GRANTED)
         stream.cancel()
+
+
+async def test_a_database_that_goes_away_while_leading_begins_is_waited_for(
+    tmp_path: Path, faulty: Callable[[], FaultyStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = 0
+
+    def meta(store: FaultyStore, key: str) -> str | None:
+        nonlocal asked
+        asked += 1
+        if asked <= 2:
+            raise StoreAway("the database does not answer")
+        found: str | None = store._store.meta(key)
+        return found
+
+    monkeypatch.setattr(FaultyStore, "meta", meta, raising=False)
+    async with running_rm(tmp_path) as rm:
+        await ScriptedJob(rm).register()
+    assert asked == 3
 
 
 async def test_a_disk_that_stays_broken_ends_the_process_with_a_clear_reason(
