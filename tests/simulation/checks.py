@@ -187,7 +187,8 @@ class Checks:
     def stored(self, changes: Changes) -> None:
         """A transaction is durable. Jobs that are forgotten may come back under their names."""
         gone = set(changes.deleted_requests)
-        self._promised = {k: v for k, v in self._promised.items() if k not in gone}
+        for name in gone:
+            self._promised.pop(name, None)
         for master in self.masters.values() if gone else ():
             master.acknowledged -= gone
         for job_id in changes.deleted_jobs:
