@@ -7,7 +7,7 @@ agree.
 Prints, as CPU time of this process, for each strategy:
 
 - counted: one pass over all entries from empty, entries with a count in and runs of (entry, host,
-  count) out, indexes exact again at the end; the least of some passes, each on a cluster of its own;
+  count) out, indexes exact again at the end; the least of some passes, each on another cluster;
 - expanded: the same through events and effects, with a request, a slot and an order for each, from
   taking requests in to having written the commands; and what comes before and after it;
 - the arrival of 10-slot jobs at the filled cluster, one at a time, each answered and released
