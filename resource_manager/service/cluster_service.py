@@ -26,7 +26,7 @@ from resource_manager.engine.state import State
 from resource_manager.service import from_wire, to_wire
 from resource_manager.service.paging import key_of, page_size, token_of
 from resource_manager.service.runner import Runner
-from resource_manager.service.watch import WatchHub
+from resource_manager.service.watch import WatchHub, happens
 
 EVENTS_WAIT_MS_MAX = 30_000
 PREFIX_LENGTH_MIN = 4
@@ -174,12 +174,13 @@ class ClusterServicer(ClusterServiceServicer):
         loop = asyncio.get_running_loop()
         until = loop.time() + wait_ms / 1000
         while True:
+            news = self._hub.cluster_news
             last = await self._read(lambda state: state.history.last_sequence)
             events = await self._events(request.from_sequence, limit, subject)
             left_s = until - loop.time()
             if events or not request.from_sequence or left_s <= 0:
                 break
-            await self._hub.wait_for_cluster_news(left_s)
+            await happens(news, left_s)
         following = events[-1].sequence + 1 if events else last + 1
         return cluster_pb2.ListEventsResponse(
             events=[to_wire.cluster_event(event) for event in events],

@@ -137,10 +137,12 @@ class WatchHub:
             feed.tail.clear()
             feed.resyncs += 1
             feed.wake()
+        self.flush(cluster_news=True)
 
-    async def wait_for_cluster_news(self, timeout_s: float) -> None:
-        """Returns at the next cluster event, or after the time."""
-        await _happens(self._cluster_news, timeout_s)
+    @property
+    def cluster_news(self) -> asyncio.Event:
+        """Set at the next cluster event; to be taken before one looks what there is."""
+        return self._cluster_news
 
     async def watch(
         self, job_id: str, from_sequence: int
@@ -189,7 +191,7 @@ class WatchHub:
                     yield rm_pb2.WatchJobResponse(events=[job_event(each) for each in events])
                 elif over is not None:
                     raise over
-                elif not await _happens(news, alive_due - loop.time()):
+                elif not await happens(news, alive_due - loop.time()):
                     yield rm_pb2.WatchJobResponse()
 
     @contextmanager
@@ -304,7 +306,7 @@ def _out_of_range(sequence: int, why: str) -> OutOfRange:
     )
 
 
-async def _happens(news: asyncio.Event, timeout_s: float) -> bool:
+async def happens(news: asyncio.Event, timeout_s: float) -> bool:
     """True if it happened within the time."""
     try:
         async with asyncio.timeout(max(0.0, timeout_s)):

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
+import pytest
 from google.protobuf.duration_pb2 import Duration
 
 from finegrain.errors import Reason
 from finegrain.resources import GIB
 from finegrain.v1 import cluster_pb2, slots_pb2
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
+from resource_manager.engine.entities import ClusterEvent
+from resource_manager.service.cluster_service import ClusterServicer
 from tests.support.rm_service import (
     ScriptedExecutor,
     ScriptedJob,
@@ -167,6 +171,28 @@ async def test_whoever_waits_for_events_is_woken_by_the_next_one(tmp_path: Path)
             answer = await waiting
         assert [event.kind for event in answer.events] == ["job_registered"]
         assert answer.next_sequence == 2
+
+
+async def test_an_event_that_comes_while_the_log_is_read_wakes_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_rm(tmp_path) as rm:
+        read, reads = ClusterServicer._events, 0
+
+        async def overtaken(servicer: ClusterServicer, *what: Any) -> list[ClusterEvent]:
+            nonlocal reads
+            reads += 1
+            found = await read(servicer, *what)
+            if reads == 1:
+                await ScriptedJob(rm).register()
+            return found
+
+        monkeypatch.setattr(ClusterServicer, "_events", overtaken)
+        ask = cluster_pb2.ListEventsRequest(from_sequence=1)
+        ask.wait.seconds = 30
+        async with asyncio.timeout(20):
+            answer = await rm.cluster.ListEvents(ask)
+        assert [event.kind for event in answer.events] == ["job_registered"]
 
 
 async def test_lists_come_in_pages(tmp_path: Path) -> None:
