@@ -134,10 +134,15 @@ class WaitingQueue:
         self.sleeping: dict[Labels, dict[Shape, None]] = {}
         self._shapes: dict[ShapeKey, Shape] = {}
         self._idle: dict[ShapeKey, Shape] = {}  # nobody waits with them; longest unused first
+        self._asked_for: dict[Labels, int] = {}  # shapes that somebody waits with
         self._made = 0
 
     def __len__(self) -> int:
         return sum(len(shape.members) for shape in self._shapes.values())
+
+    def is_asked_for(self, labels: Labels) -> bool:
+        """True if somebody waits for a host with these labels."""
+        return labels in self._asked_for
 
     def shapes(self) -> list[Shape]:
         """Shapes that somebody waits with."""
@@ -159,6 +164,7 @@ class WaitingQueue:
         if shape is None:
             shape = self._idle.pop(key, None) or self._make(request.spec)
             self._shapes[key] = shape
+            self._asked_for[shape.labels] = self._asked_for.get(shape.labels, 0) + 1
             self.open[shape] = None
         shape.add(request)
 
@@ -201,6 +207,9 @@ class WaitingQueue:
     def _close(self, key: ShapeKey, shape: Shape) -> None:
         """The last one who waited with a shape has left."""
         del self._shapes[key]
+        self._asked_for[shape.labels] -= 1
+        if not self._asked_for[shape.labels]:
+            del self._asked_for[shape.labels]
         self.open.pop(shape, None)
         self.sleeping.get(shape.labels, {}).pop(shape, None)
         shape.clear_line()

@@ -100,14 +100,39 @@ def feasibility(state: State, shape: Shape) -> Feasibility:
 def _feasibility(state: State, shape: Shape) -> Feasibility:
     if not state.hosts:
         return Feasibility.POSSIBLE  # nobody has come yet; somebody may any moment
-    index = state.indexes.of(shape.labels, state.hosts.values())
-    if any(True for _ in index.covering(_needs(shape, ONLINE))):
+    if _some_host_covers(state, shape, _needs(shape, ONLINE)):
         return Feasibility.POSSIBLE
-    if any(True for _ in index.covering(_needs(shape, KNOWN))):
+    if _some_host_covers(state, shape, _needs(shape, KNOWN)):
         return Feasibility.OFFLINE
     if shape.labels and any(True for _ in state.indexes.main.covering(_needs(shape, KNOWN))):
         return Feasibility.LABELS
     return Feasibility.NEVER
+
+
+def _some_host_covers(state: State, shape: Shape, needs: list[Need]) -> bool:
+    index = state.indexes.of(shape.labels)
+    if not shape.labels or index is not state.indexes.main:
+        return any(True for _ in index.covering(needs))
+    # From both ends at once: few hosts may cover, or few may carry.
+    for at, name in zip(index.covering(needs), state.indexes.carriers(shape.labels), strict=False):
+        if carries(state.hosts[index.ids[at]], shape.labels):
+            return True
+        if any(index.covers(index.position[name], need) for need in needs):
+            return True
+    return False
+
+
+def _sums(state: State, shape: Shape) -> Amounts:
+    """What all hosts together have free that carry the labels of a shape."""
+    index = state.indexes.of(shape.labels)
+    if not shape.labels or index is not state.indexes.main:
+        return index.sums
+    carriers = [index.position[name] for name in state.indexes.carriers(shape.labels)]
+    asked = shape.pooled_need.keys() | shape.separate_need.keys()
+    return {
+        name: sum(index.columns[name][0][at] for at in carriers)
+        for name in asked & index.columns.keys()
+    }
 
 
 def _needs(shape: Shape, prefix: str) -> list[Need]:
@@ -133,10 +158,10 @@ def _waiting_reason(state: State, shape: Shape) -> Reason:
             return Reason.WAITING_LABELS
         case Feasibility.POSSIBLE:
             pass
-    index = state.indexes.of(shape.labels, state.hosts.values())
-    needs = (shape.pooled_need, shape.separate_need)
-    if any(all(index.sums.get(name, 0) >= amount for name, amount in n.items()) for n in needs):
-        fits_somewhere = any(True for _ in index.covering(needs))
+    sums = _sums(state, shape)
+    needs: list[Need] = [shape.pooled_need, shape.separate_need]
+    if any(all(sums.get(name, 0) >= amount for name, amount in n.items()) for n in needs):
+        fits_somewhere = _some_host_covers(state, shape, needs)
         return Reason.WAITING_CAPACITY if fits_somewhere else Reason.WAITING_FRAGMENTED
     return Reason.WAITING_CAPACITY
 

@@ -1,11 +1,14 @@
-"""One capacity index over all hosts, and one more per label selector that somebody asks with.
+"""One capacity index over all hosts, and one more for some of the label selectors that somebody
+waits with.
 
-Decides which indexes exist and keeps them equal to the hosts' books; knows nothing of requests.
+Decides which indexes exist and keeps them equal to the hosts' books; knows nothing of requests. An
+index costs a look at every host, and selectors are as many as job masters please: the others are
+searched for in the index of all hosts, by whoever looks at labels itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from finegrain.resources import Amounts
 from resource_manager.engine.host import SCORE, UNLIMITED, Host
@@ -13,44 +16,65 @@ from resource_manager.engine.placement.index import CapacityIndex
 from resource_manager.engine.queue import DEFAULT_SLOTS, SLOTS, Labels, WaitingQueue
 from resource_manager.engine.settings import EngineSettings
 
+BUILT_AT_ONCE = 4
+"""Indexes of selectors that are made in one pass at most."""
+
 _VERSIONS_APART = 1 << 40
 """An index that was dropped and made anew must not pass for the old one with those who wait."""
 
 
 class Indexes:
-    """Indexes by label selector; the empty selector's holds every host and always exists."""
+    """Indexes by label selector; the empty selector's holds every host and always exists.
+
+    Attributes:
+        main: the index of all hosts.
+        selected: indexes of hosts that carry the labels of a selector.
+    """
 
     def __init__(self, settings: EngineSettings) -> None:
         self._settings = settings
         self.main = CapacityIndex()
         self._made = 0
-        self.selected: dict[Labels, CapacityIndex] = {}  # most recently used last
+        self._may_build = BUILT_AT_ONCE
+        self.selected: dict[Labels, CapacityIndex] = {}
+        self._labels: dict[str, dict[str, str]] = {}  # of hosts, as last taken in
+        self._carriers: dict[tuple[str, str], dict[str, None]] = {}  # hosts by label and value
 
-    def of(self, labels: Labels, hosts: Iterable[Host]) -> CapacityIndex:
-        """The index of the hosts that carry these labels; built from `hosts` where it does not
-        exist yet.
-        """
-        if not labels:
-            return self.main
-        index = self.selected.pop(labels, None)
-        if index is None:
-            self._made += 1
-            index = CapacityIndex(self._made * _VERSIONS_APART)
-            for host in hosts:
-                if carries(host, labels):
-                    index.put(host.host_id, host.vector(self._settings.strategy))
-            index.freshen()
-            if len(self.selected) >= self._settings.label_indexes_max:
-                del self.selected[next(iter(self.selected))]
-        self.selected[labels] = index
+    def of(self, labels: Labels) -> CapacityIndex:
+        """The index of the hosts that carry these labels, or that of all hosts."""
+        return self.selected.get(labels, self.main)
+
+    def made_for(self, labels: Labels, hosts: Iterable[Host]) -> CapacityIndex:
+        """The same; while there may be more, the selector gets its own index, from `hosts`."""
+        full = len(self.selected) >= self._settings.label_indexes_max
+        if not labels or labels in self.selected or full or not self._may_build:
+            return self.of(labels)
+        self._may_build -= 1
+        self._made += 1
+        index = self.selected[labels] = CapacityIndex(self._made * _VERSIONS_APART)
+        for host in hosts:
+            if carries(host, labels):
+                index.put(host.host_id, host.vector(self._settings.strategy))
+        index.freshen()
         return index
+
+    def carriers(self, labels: Labels) -> Iterator[str]:
+        """Ids of the hosts that carry all of one or more labels, as last taken in."""
+        each = [self._carriers.get(label, {}) for label in labels]
+        rarest = min(each, key=len)
+        return (name for name in rarest if all(name in others for others in each))
 
     def refresh(self, dirty: Iterable[Host], queue: WaitingQueue) -> None:
         """Takes in what became of these hosts' books, and wakes the shapes that may fit now."""
+        grew = False
         for host in dirty:
             vector = host.vector(self._settings.strategy)
+            relabelled = self._label(host)
             if self.main.put(host.host_id, vector):
-                queue.wake(())
+                grew = True
+            elif relabelled:
+                self.main.log_growth(host.host_id)
+                grew = True
             for labels, index in self.selected.items():
                 if carries(host, labels):
                     if index.put(host.host_id, vector):
@@ -60,7 +84,12 @@ class Indexes:
         self.main.freshen()
         for index in self.selected.values():
             index.freshen()
-        self._wake_evicted(queue)
+        if grew:
+            self._wake_in_main(queue)
+        if len(self.selected) >= self._settings.label_indexes_max:
+            for labels in [labels for labels in self.selected if not queue.is_asked_for(labels)]:
+                del self.selected[labels]
+        self._may_build = BUILT_AT_ONCE
 
     def lower(
         self, host: Host, booked: Amounts, count: int, besides: CapacityIndex | None = None
@@ -96,7 +125,7 @@ class Indexes:
     def log_growth(self, host: Host, queue: WaitingQueue) -> None:
         """Makes all who wait look at this host again."""
         self.main.log_growth(host.host_id)
-        queue.wake(())
+        self._wake_in_main(queue)
         for labels, index in self.selected.items():
             if carries(host, labels):
                 index.log_growth(host.host_id)
@@ -104,6 +133,8 @@ class Indexes:
 
     def remove(self, host: Host) -> None:
         """Forgets a host."""
+        for label in self._labels.pop(host.host_id, {}).items():
+            self._forget_carrier(label, host.host_id)
         for index in (self.main, *self.selected.values()):
             if index.knows(host.host_id):
                 index.remove(host.host_id)
@@ -112,10 +143,28 @@ class Indexes:
         """Every index by its selector."""
         return {(): self.main, **self.selected}
 
-    def _wake_evicted(self, queue: WaitingQueue) -> None:
+    def _wake_in_main(self, queue: WaitingQueue) -> None:
+        """Wakes those who are searched for in the index of all hosts."""
         for labels in list(queue.sleeping):
-            if labels and labels not in self.selected:
+            if labels not in self.selected:
                 queue.wake(labels)
+
+    def _label(self, host: Host) -> bool:
+        """Takes in what a host carries; True if that is not what it was."""
+        name, before = host.host_id, self._labels.get(host.host_id, {})
+        if before == host.labels:
+            return False
+        self._labels[name] = dict(host.labels)
+        for label in before.items() - host.labels.items():
+            self._forget_carrier(label, name)
+        for label in host.labels.items() - before.items():
+            self._carriers.setdefault(label, {})[name] = None
+        return True
+
+    def _forget_carrier(self, label: tuple[str, str], host_id: str) -> None:
+        del self._carriers[label][host_id]
+        if not self._carriers[label]:
+            del self._carriers[label]
 
 
 def carries(host: Host, labels: Labels) -> bool:

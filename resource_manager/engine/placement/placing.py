@@ -77,16 +77,17 @@ class Placing:
 
     def _search(self, shape: Shape, elsewhere: Collection[str] = ()) -> Search:
         state = self._state
-        index = state.indexes.of(shape.labels, state.hosts.values())
+        index = state.indexes.made_for(shape.labels, state.hosts.values())
         search = self._searches.get(shape)
         if search is not None and search.index is index and not elsewhere:
             return search
         proportions = self._proportions.get(index)
         if proportions is None:
-            proportions = self._proportions[index] = Proportions(index)
+            proportions = self._proportions[index] = Proportions(index, state.indexes.main)
         refusing = [name for name in state.refusing if state.hosts[name].refuses(shape)]
         barred = {index.position[name] for name in (*refusing, *elsewhere) if index.knows(name)}
-        search = Search(shape, proportions, state.hosts, barred)
+        every_host = index is state.indexes.main
+        search = Search(shape, proportions, state.hosts, barred, every_host=every_host)
         if not elsewhere:
             self._searches[shape] = search
         return search
@@ -114,7 +115,7 @@ class Placing:
     def _spread(self, search: Search, count: int) -> list[_Taken]:
         """One slot at a time on the least loaded host."""
         index, state = search.index, self._state
-        found = (at for at in index.best_first(search.needs(), SCORE) if at not in search.barred)
+        found = filter(search.admits, index.best_first(search.needs(), SCORE))
         taken: list[_Taken] = []
         loaded: list[tuple[int, int]] = []  # heap of hosts that got slots here
         ahead = next(found, None)

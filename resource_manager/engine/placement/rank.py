@@ -74,17 +74,18 @@ class _WeighedFree(dict[int, int]):
 
 
 class Proportions:
-    """What the dimensions of an index weigh; `free` is what its hosts have left, weighed, by
+    """What the dimensions weigh, in `whole`, the index of all hosts, so that it does not depend on
+    who has an index of its own; `free` is what the hosts of `index` have left, weighed, by
     position.
 
     Whoever lowers a leaf of the index corrects `free` or strikes the host from it.
     """
 
-    def __init__(self, index: CapacityIndex) -> None:
+    def __init__(self, index: CapacityIndex, whole: CapacityIndex) -> None:
         self.index = index
         self._weights = {
-            name[len(KNOWN) :]: _AVERAGE_HOST * len(index) // total
-            for name, total in index.sums.items()
+            name[len(KNOWN) :]: _AVERAGE_HOST * len(whole) // total
+            for name, total in whole.sums.items()
             if name.startswith(KNOWN) and name not in _COUNTS and total
         }
         self.free = _WeighedFree(

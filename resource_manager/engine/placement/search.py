@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 
 from resource_manager.engine.host import Host, shared_booking
+from resource_manager.engine.placement.indexes import carries
 from resource_manager.engine.placement.rank import Booking, Proportions
 from resource_manager.engine.queue import Shape
 
@@ -19,7 +20,8 @@ GROWN_CHECKED_ONE_BY_ONE = 32
 class Search:
     """Candidates of one shape: hosts, by position, that had room when they were found.
 
-    `barred` are positions that must not be chosen; `booking` is what a slot takes on any host, None
+    `barred` are positions that must not be chosen, `every_host` says that the index is not that of
+    the shape's labels alone; `booking` is what a slot takes on any host, None
     where hosts differ. Capacity may shrink while the search lasts, not grow. `finish` remembers how
     far it came; a search that is only thrown away changes nothing.
     """
@@ -30,12 +32,15 @@ class Search:
         proportions: Proportions,
         hosts: Mapping[str, Host],
         barred: Collection[int],
+        *,
+        every_host: bool = False,
     ) -> None:
         self.index = proportions.index
         self.proportions = proportions
         self.candidates: list[int] = []
         self.barred = barred
         self._shape = shape
+        self._labels = shape.labels if every_host else ()
         self._hosts = hosts
         self.booking = self._booking_everywhere()
         self._bookings: dict[int, Booking] = {}  # by position, where hosts differ
@@ -54,15 +59,21 @@ class Search:
         for block in self._found:
             self._passed = block[-1] + 1
             allowed = block
-            if self.barred:
-                allowed = [position for position in block if position not in self.barred]
+            if self.barred or self._labels:
+                allowed = [position for position in block if self.admits(position)]
                 if self._skipped is None and len(allowed) < len(block):
-                    self._skipped = next(at for at in block if at in self.barred)
+                    self._skipped = next((at for at in block if at in self.barred), None)
             if allowed:
                 self.candidates += allowed
                 return True
         self._ended = True
         return False
+
+    def admits(self, position: int) -> bool:
+        """True if this host may be chosen, given that it has room."""
+        if position in self.barred:
+            return False
+        return not self._labels or carries(self._hosts[self.index.ids[position]], self._labels)
 
     def booking_at(self, position: int) -> Booking:
         """What a slot takes on this host, where `booking` does not say it for all."""

@@ -32,6 +32,7 @@ from resource_manager.engine.events import (
     UndrainRequested,
 )
 from resource_manager.engine.invariants import check_invariants
+from resource_manager.engine.placement.indexes import carries
 from resource_manager.engine.state import EngineSettings, State
 from tests.resource_manager.engine.model import ModelCluster, ModelExecutor
 
@@ -372,8 +373,10 @@ class BooksStaySound(RuleBasedStateMachine):
 
     def _nothing_that_fits_waits(self) -> None:
         for shape in self.state.queue.shapes():
-            index = self.state.indexes.of(shape.labels, self.state.hosts.values())
-            assert not list(index.covering([shape.pooled_need, shape.separate_need]))
+            index = self.state.indexes.main
+            room = index.covering([shape.pooled_need, shape.separate_need])
+            hosts = [self.state.hosts[index.ids[position]] for position in room]
+            assert not [host for host in hosts if carries(host, shape.labels)]
 
 
 class BooksStaySoundSpread(BooksStaySound):

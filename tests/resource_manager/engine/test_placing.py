@@ -123,13 +123,14 @@ def test_first_fit_by_count_is_first_fit_slot_by_slot(described: Any, wished: An
         book(cluster, shape, runs)
 
 
+@pytest.mark.parametrize("own_index", [0, 64], ids=["labels-looked-at", "labels-sorted-out"])
 @pytest.mark.parametrize("strategy", ["pack", "spread"])
 @settings(deadline=None, max_examples=30)
 @given(described=hosts, wished=wishes)
 def test_nothing_is_promised_twice_and_nothing_that_fits_is_left(
-    strategy: Any, described: Any, wished: Any
+    strategy: Any, own_index: int, described: Any, wished: Any
 ) -> None:
-    cluster = cluster_of(described, strategy=strategy)
+    cluster = cluster_of(described, strategy=strategy, label_indexes_max=own_index)
     naive = Naive(cluster)
     placing = Placing(cluster.state)
     for shape, count in shapes_of(cluster, wished):
@@ -174,20 +175,26 @@ def test_what_hosts_have_left_is_known_to_the_ranking_all_through_a_pass(
         book(cluster, shape, runs)
         placed += sum(share for _, share in runs)
         for index, proportions in placing._proportions.items():
-            afresh = Proportions(index).free
+            afresh = Proportions(index, cluster.state.indexes.main).free
             for position, free in proportions.free.items():
                 assert 0 <= free - afresh[position] <= placed + 1, "but for roundings"
 
 
+@pytest.mark.parametrize("strategy", ["pack", "spread"])
 @settings(deadline=None, max_examples=30)
-@given(hosts, wishes)
-def test_the_same_books_give_the_same_answer(described: Any, wished: Any) -> None:
-    answers = []
-    for _ in range(2):
-        cluster = cluster_of(described)
+@given(described=hosts, wished=wishes)
+def test_the_same_books_give_the_same_answer_whoever_has_an_index_of_its_own(
+    strategy: Any, described: Any, wished: Any
+) -> None:
+    answers: list[Any] = []
+    for own_index in (64, 64, 0):
+        cluster = cluster_of(described, strategy=strategy, label_indexes_max=own_index)
         placing = Placing(cluster.state)
-        answers.append([placing.place(shape, count) for shape, count in shapes_of(cluster, wished)])
-    assert answers[0] == answers[1]
+        answers.append([])
+        for shape, count in shapes_of(cluster, wished):
+            answers[-1].append(runs := placing.place(shape, count))
+            book(cluster, shape, runs)
+    assert answers[0] == answers[1] == answers[2]
 
 
 def test_a_request_is_not_placed_where_its_older_slot_still_is() -> None:
