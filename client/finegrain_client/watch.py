@@ -16,6 +16,7 @@ from finegrain.errors import (
     NotFound,
     OutOfRange,
     Reason,
+    ResourceExhausted,
     Unavailable,
 )
 from finegrain.v1 import cluster_pb2, slots_pb2
@@ -105,6 +106,11 @@ class Story:
             except Unavailable as error:  # while a snapshot was made sense of
                 log.warning("watching job %s: %s", self._context.job_id, error.message)
                 await asyncio.sleep(backoff.next_s())
+            except ResourceExhausted as error:  # likewise, if the server names a time
+                if error.retry_after_s is None:
+                    self.over(error)
+                log.warning("watching job %s: %s", self._context.job_id, error.message)
+                await asyncio.sleep(max(backoff.next_s(), error.retry_after_s or 0.0))
             except FinegrainError as error:
                 self.over(_meaning(self._context.job_id, error))
             except Exception as error:  # a bug, but nobody may wait for ever because of it
@@ -166,7 +172,12 @@ class Story:
                 if message.allocation_id not in self.requests:
                     self._adopt(message)
         # A large snapshot comes in parts: only after the last one is it clear who is missing.
-        self._not_shown = [each for each in self._not_shown if each.allocation_id not in shown]
+        # Who has ended between two parts needs no explanation.
+        self._not_shown = [
+            each
+            for each in self._not_shown
+            if each.allocation_id not in shown and each.allocation_id in self.requests
+        ]
         if not snapshot.more:
             statuses += await self._what_became_of(self._not_shown)
             self._not_shown = []

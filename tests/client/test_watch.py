@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 import finegrain_client as fg
+from finegrain_client.retry import RetryPolicy
 from tests.client.scripted import (
     CANCELLED,
     GRANTED,
@@ -76,6 +77,24 @@ async def test_a_lost_beginning_is_replaced_by_a_snapshot(
         assert sorted(each.state for each in heard) == ["GRANTED", "GRANTED", "LOST"]
         await servant.tell(kept.allocation_id, RELEASED)
         assert (await anext(events)).sequence == 2
+
+
+async def test_a_snapshot_that_an_overloaded_server_does_not_explain_is_taken_in_later(
+    servant: Scripted, cluster: fg.Cluster
+) -> None:
+    cluster._connection.policy = RetryPolicy(budget_s=0.2)
+    servant.auto_grant = False
+    servant.break_watch_after.append(0)
+    async with cluster.job("late") as job:
+        (request,) = await job.request_slots(fg.SlotSpec())
+        busy = fg.ResourceExhausted("too many calls", retry_after_s=0.3)
+        servant.failures["ListRequests"].append(busy)
+        servant.ended = [servant.snapshot_of(request.allocation_id, LOST, "EXECUTOR_LOST")]
+        servant.first_kept = 1000
+        await servant.tell("another", PENDING)
+        with pytest.raises(fg.RequestEnded, match="LOST"):
+            await request.granted(timeout_s=10)
+        assert len(servant.calls["ListRequests"]) == 2
 
 
 async def test_a_second_address_takes_over(servant: Scripted) -> None:
