@@ -48,6 +48,7 @@ class LeaseKeeper:
         self._thread: threading.Thread | None = None
         self._over = threading.Event()
         self._asking = ThreadPoolExecutor(1, thread_name_prefix="rm-lease")
+        self._asked: asyncio.Future[None] | None = None
 
     def start(self) -> None:
         """Begins to renew; again after `pause`."""
@@ -94,11 +95,19 @@ class LeaseKeeper:
             NotLeader: another leads.
             StoreError: the database does not say.
         """
-        if not self._store.surely_leads():
-            await self.ask()
+        # Again where the answer took so long that the lease may have run out since.
+        while not self._store.surely_leads():
+            if self._asked is None or self._asked.done():
+                self._asked = asyncio.ensure_future(self.ask())
+                self._asked.add_done_callback(_heard)
+            await asyncio.shield(self._asked)  # all who are in doubt wait for one answer
 
     async def ask(self) -> None:
-        """Renews now; raises as `be_sure`."""
+        """Renews now.
+
+        Raises:
+            NotLeader, StoreError: see `be_sure`.
+        """
         await asyncio.get_running_loop().run_in_executor(self._asking, self._store.renew)
 
     def _run(self, over: threading.Event, loop: asyncio.AbstractEventLoop) -> None:
@@ -116,3 +125,9 @@ class LeaseKeeper:
                 failing = True
             else:
                 failing = False
+
+
+def _heard(asked: asyncio.Future[None]) -> None:
+    """Whoever asked may have gone; an error is then nobody's."""
+    if not asked.cancelled():
+        asked.exception()

@@ -77,6 +77,42 @@ async def test_a_lease_in_doubt_is_renewed_before_anything_goes_out() -> None:
         assert heard.effects
 
 
+async def test_a_renewal_that_took_longer_than_the_lease_is_no_permission() -> None:
+    """As when the process is stopped between asking and hearing: another may lead by now."""
+    store = LeasedStore()
+
+    def late() -> None:
+        if store.renewals == 3:
+            taken()
+
+    async with started(store) as (runner, heard):
+        store.sure, store.renewal = False, late
+        with pytest.raises(Unavailable) as caught:
+            await register(runner, "job-1")
+        assert caught.value.reason is Reason.NOT_LEADER
+        assert store.renewals == 3
+        assert heard.effects == []
+
+
+async def test_many_in_doubt_ask_the_database_once() -> None:
+    """A database that is silent takes seconds to fail; nobody waits for that of all others."""
+    store = LeasedStore()
+    answers = threading.Event()
+
+    def slow() -> None:
+        assert answers.wait(30)
+        store.sure = True
+
+    async with started(store) as (runner, _):
+        store.sure, store.renewal = False, slow
+        asking = [asyncio.create_task(runner.confirm()) for _ in range(100)]
+        await eventually(lambda: store.renewals == 1)
+        asking.pop().cancel()
+        answers.set()
+        await asyncio.gather(*asking)
+        assert store.renewals == 1
+
+
 @pytest.mark.parametrize("ask", ["a change", "a read"])
 async def test_who_was_replaced_answers_nobody_and_commands_nothing(ask: str) -> None:
     """As after a stall: the commit was durable just in time, or nothing had to be committed."""
