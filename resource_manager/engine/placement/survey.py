@@ -100,7 +100,7 @@ class Survey:
                 self.lacking.append((0, lack, host_id))
         elif not glance[0]:
             self.fitting += 1
-        elif others == 1 and not labelled:
+        elif glance[0] == 1 and not labelled:
             self.unlabelled.append(host_id)
         if usable:
             self.usable += 1

@@ -11,7 +11,14 @@ from finegrain.resources import MIB, ResourceProfile
 from resource_manager.engine.entities import ExecutorState, RequestSpec
 from resource_manager.engine.placement.feasibility import Blocker, Judgement
 from resource_manager.engine.placement.survey import MILLION, Survey
-from tests.resource_manager.engine.test_placing import SSD, cluster_of, hosts, profiles
+from tests.resource_manager.engine.model import ModelExecutor
+from tests.resource_manager.engine.test_placing import (
+    ONE_POOL,
+    SSD,
+    cluster_of,
+    hosts,
+    profiles,
+)
 
 moods = st.sampled_from(["", "", "", "draining", "unreachable", "lost", "full", "busy"])
 
@@ -62,3 +69,12 @@ def test_a_glance_and_a_judgement_agree(
     assert (survey.promising or (0, 0, ""))[2] == (
         large_enough[0].host.host_id if large_enough else ""
     )
+
+
+def test_a_host_whose_default_slot_is_nothing_would_not_fit_without_the_labels_either() -> None:
+    cluster = cluster_of([])
+    cluster.register(ModelExecutor("host-a", ONE_POOL, ResourceProfile()))
+    shape = cluster.state.queue.shape_of(RequestSpec("", None, required_labels=SSD))
+    survey = Survey.of(cluster.state.hosts.values(), shape)
+    assert survey.unlabelled == []
+    assert survey.judge("host-a").blockers == (Blocker.LABEL_MISMATCH, Blocker.TOTAL_TOO_SMALL)
