@@ -94,8 +94,8 @@ class CapacityIndex:
 
     def log_growth(self, host_id: str) -> None:
         """Makes those who wait look at this host again."""
-        if self._stale:
-            return
+        if self._stale or host_id not in self.position:
+            return  # a host that has yet to be put here makes them look at all again
         if len(self.grown) >= GROWTH_LOG_MAX:
             self.grown.clear()
             self.version += 1

@@ -10,7 +10,7 @@ import pytest
 
 from finegrain.resources import GIB, MIB, ResourceProfile
 from resource_manager.engine.entities import RequestSpec, RequestState
-from resource_manager.engine.events import JobRegistered, RequestsSubmitted
+from resource_manager.engine.events import ExecutorRegistered, JobRegistered, RequestsSubmitted
 from resource_manager.engine.host import Host
 from resource_manager.engine.invariants import check_invariants
 from resource_manager.engine.placement.indexes import BUILT_AT_ONCE
@@ -95,4 +95,20 @@ def test_selectors_that_nobody_waits_with_make_room_for_others() -> None:
         assert cluster.state.requests[f"r{number}"].state is RequestState.ALLOCATING
     assert 1 <= len(cluster.state.indexes.selected) <= 2
     assert (LABELS[-1],) in cluster.state.indexes.selected
+    assert not check_invariants(cluster.state)
+
+
+def test_a_host_that_registers_twice_at_once_with_new_labels_and_a_broken_slot() -> None:
+    cluster = cluster_of(1)
+    submit(cluster, RequestSpec("broken", SMALL, restart_on_loss=True))
+    cluster.settle()
+    submit(cluster, RequestSpec("wished", SMALL, required_labels=SSD, allow_pending=True))
+    assert SSD in cluster.state.indexes.selected
+    changed = replace(cluster.executors["host-0"], labels=SSD)
+    changed.end(("broken", 1), "SLOT_BROKEN")
+    again = [
+        ExecutorRegistered(cluster.at, changed.registration(), changed.report()) for _ in range(2)
+    ]
+    cluster.batch(*again)
+    assert cluster.state.requests["wished"].state is RequestState.ALLOCATING
     assert not check_invariants(cluster.state)
