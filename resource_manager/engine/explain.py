@@ -15,6 +15,7 @@ from finegrain.resources import (
     CPU_MILLI,
     MEMORY_BYTES,
     MEMORY_GRAIN_BYTES,
+    MEMORY_PARTS,
     add,
     fits,
     round_down,
@@ -192,16 +193,18 @@ def _lowered(settings: EngineSettings, one: Judgement) -> tuple[DimensionStatus,
     """The amounts to lower and the values that fit; empty where those would be too small to
     ask for.
     """
-    least = {CPU_MILLI: settings.cpu_milli_min, MEMORY_BYTES: settings.memory_bytes_min}
     lowered = []
+    left = dict(one.asked)
     for name in one.missing:
         free = one.free.get(name, 0)
         if name.endswith("memory_bytes"):
             free = round_down(free, MEMORY_GRAIN_BYTES)
-        if free < least.get(name, 0):
-            return ()
+        left[name] = free
         total = one.total.get(name, 0)
         lowered.append(DimensionStatus(name, one.asked[name], free, free, total))
+    memory = sum(left.get(name, 0) for name in (MEMORY_BYTES, *MEMORY_PARTS))  # one pool or parts
+    if left.get(CPU_MILLI, 0) < settings.cpu_milli_min or memory < settings.memory_bytes_min:
+        return ()
     return tuple(lowered)
 
 

@@ -7,8 +7,10 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from finegrain.resources import MIB, ResourceProfile
+from finegrain.resources import GIB, MIB, ResourceProfile
 from resource_manager.engine.entities import ExecutorState, RequestSpec
+from resource_manager.engine.events import JobRegistered, RequestsSubmitted
+from resource_manager.engine.explain import explain
 from resource_manager.engine.placement.feasibility import Blocker, Judgement
 from resource_manager.engine.placement.survey import MILLION, Survey
 from tests.resource_manager.engine.model import ModelExecutor
@@ -78,3 +80,18 @@ def test_a_host_whose_default_slot_is_nothing_would_not_fit_without_the_labels_e
     survey = Survey.of(cluster.state.hosts.values(), shape)
     assert survey.unlabelled == []
     assert survey.judge("host-a").blockers == (Blocker.LABEL_MISMATCH, Blocker.TOTAL_TOO_SMALL)
+
+
+def test_nobody_is_told_to_ask_for_less_than_may_be_asked_for() -> None:
+    cluster = cluster_of([])
+    parts = {"cpu_milli": 4_000, "task_heap_memory_bytes": GIB, "managed_memory_bytes": GIB}
+    cluster.register(ModelExecutor("host-a", parts, ResourceProfile(100, 64 * MIB)))
+    cluster.batch(JobRegistered(cluster.at, "job", "job", "default", None, "s", "r"))
+    filling = RequestSpec("filling", ResourceProfile(100, GIB))
+    both = ResourceProfile(100, MIB, managed_memory_bytes=4 * MIB)
+    heap_alone = ResourceProfile(100, 5 * MIB)
+    specs = (filling, RequestSpec("both", both), RequestSpec("heap-alone", heap_alone))
+    cluster.batch(RequestsSubmitted(cluster.at, "job", specs))
+    (change,) = explain(cluster.state, "both").would_fit_if
+    assert [(one.dimension, one.free) for one in change.at_most] == [("task_heap_memory_bytes", 0)]
+    assert explain(cluster.state, "heap-alone").would_fit_if == []
