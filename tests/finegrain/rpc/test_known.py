@@ -14,7 +14,7 @@ from finegrain.rpc.wire import (
 from finegrain.v1 import resources_pb2
 
 
-def test_keeps_a_bounded_number_of_values_and_no_large_ones():
+def test_keeps_a_bounded_number_of_values_and_no_large_ones() -> None:
     known: Known[int] = Known(2)
     known.keep(b"a", 1)
     known.keep(b"b", 2)
@@ -25,7 +25,7 @@ def test_keeps_a_bounded_number_of_values_and_no_large_ones():
     assert known.get(b"x" * (DATA_BYTES_MAX + 1)) is None
 
 
-def test_a_profile_that_came_before_is_the_same_object_and_others_are_not():
+def test_a_profile_that_came_before_is_the_same_object_and_others_are_not() -> None:
     message = resources_pb2.ResourceProfile(cpu_milli=77, task_heap_memory_bytes=MIB)
     first = profile_from_proto(message, "profile")
     message.cpu_milli = 78
@@ -36,7 +36,7 @@ def test_a_profile_that_came_before_is_the_same_object_and_others_are_not():
     assert profile_to_proto(first) == message
 
 
-def test_what_is_refused_is_refused_every_time_with_its_own_field():
+def test_what_is_refused_is_refused_every_time_with_its_own_field() -> None:
     message = resources_pb2.ResourceProfile(cpu_milli=-5)
     for field in ("requests[0].profile", "requests[7].profile"):
         with pytest.raises(InvalidArgument) as caught:
@@ -49,7 +49,7 @@ def test_what_is_refused_is_refused_every_time_with_its_own_field():
         assert caught.value.details["field"] == f"{field}.driver"
 
 
-def test_isolation_comes_back_as_it_was_with_notes_and_what_newer_versions_add():
+def test_isolation_comes_back_as_it_was_with_notes_and_what_newer_versions_add() -> None:
     message = resources_pb2.IsolationReport(cpu="quota", driver="v2", notes=["no pids", "no swap"])
     assert isolation_to_proto(isolation_from_proto(message, "isolation")) == message
     newer = {"cpu": "quota", "added": {"deep": [{"er": 1}]}}
