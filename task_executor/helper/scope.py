@@ -7,9 +7,11 @@ whoever starts the helper. Refuses to know slots and tasks.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -52,8 +54,9 @@ def hold_scope(state: Path, executor_id: str, said: IO[bytes] | None) -> int:
             failure = str(error)  # it was just vanishing, perhaps
             time.sleep(_RETRY_S)
             continue
-        record = {"boot_id": boot_id(), "pid": pid, "start_ticks": start_ticks(pid)}
-        write_json(state / "holder.json", record)
+        with _ended_on_failure(pid):
+            record = {"boot_id": boot_id(), "pid": pid, "start_ticks": start_ticks(pid)}
+            write_json(state / "holder.json", record)
         return pid
     raise ScopeError(f"no scope {unit}: {failure}")
 
@@ -75,23 +78,38 @@ def _make(unit: str, said: IO[bytes] | None) -> int:
     command = ["systemd-run", "--scope", "--quiet", "--collect", "--slice=finegrain.slice"]
     command += [f"--unit={unit}", *(f"--property={each}" for each in _PROPERTIES)]
     pid, end = _start([*command, *_HOLDER], said), time.monotonic() + _START_S
-    with suppress(FileNotFoundError):  # it has given up
+    with suppress(FileNotFoundError, ProcessLookupError):  # it has given up
         while time.monotonic() < end:
             inside = f"/{unit}" in Path(f"/proc/{pid}/cgroup").read_text()
             if inside and Path(f"/proc/{pid}/comm").read_text().strip() == _HOLDER[0]:
                 return pid
             time.sleep(_PAUSE_S)
+        os.kill(pid, signal.SIGKILL)  # it shall not make one later
     raise ScopeError("systemd-run failed; the log says more")
 
 
 def _put_into(place: str, said: IO[bytes] | None) -> int:
     """A new holder where tasks have outlived the old one: in each hierarchy that systemd uses."""
+    tops = [Path(f"{root}{place}") for root in (_CGROUPS, *_CGROUPS.iterdir())]
+    if not (groups := [top for top in tops if top.is_dir()]):
+        raise ScopeError("it has just gone")
     pid = _start(list(_HOLDER), said)
-    for root in (_CGROUPS, *_CGROUPS.iterdir()):
-        if (group := Path(f"{root}{place}")).is_dir():
+    with _ended_on_failure(pid):
+        for group in groups:
             leaf = group / LEAF
             (leaf if leaf.is_dir() else group).joinpath("cgroup.procs").write_text(str(pid))
     return pid
+
+
+@contextmanager
+def _ended_on_failure(pid: int) -> Iterator[None]:
+    """No holder of whom nobody knows, or who holds nothing, is left behind."""
+    try:
+        yield
+    except OSError:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        raise
 
 
 def _start(command: list[str], said: IO[bytes] | None) -> int:

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -19,6 +20,7 @@ from task_executor.helper import scope
 from task_executor.helper.cgroups import choose_driver
 from task_executor.helper.launch import HelperConfig, HelperNotStarted, start_helper
 from task_executor.helper.paths import read_json
+from task_executor.helper.scope import ScopeError
 from task_executor.host.helper_client import HelperClient
 from tests.task_executor.helper.conftest import Host, alive, eventually
 from tests.task_executor.helper.fake_cgroups import FakeV1, FakeV2
@@ -193,6 +195,68 @@ async def test_without_a_scope_the_slots_are_limited_all_the_same(
     assert "Failed to start transient scope" in (host.state / "helper.log").read_text()
     await host.clean_up()
     await host.client.close()
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """The processes that were started to hold a scope; those left over are ended."""
+    pids: list[int] = []
+
+    def start(command: list[str], said: IO[bytes] | None) -> int:
+        pids.append(really(command, said))
+        return pids[-1]
+
+    really = scope._start
+    monkeypatch.setattr(scope, "_start", start)
+    monkeypatch.setattr(scope, "_RETRY_S", 0.01)
+    yield pids
+    for pid in filter(alive, pids):
+        os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.needs("root", "cgroup-v1")
+async def test_nobody_is_left_behind_where_the_kernel_refuses_a_new_holder(
+    stage: Stage, place: Path, started: list[int]
+) -> None:
+    for controller in ("memory", "cpuset"):  # a cpuset without cpus admits nobody
+        Path(f"/sys/fs/cgroup/{controller}/{stage.slice}/finegrain-a.scope").mkdir(parents=True)
+    with pytest.raises(ScopeError, match="No space left on device"):
+        scope.hold_scope(place, "a", None)
+    assert len(started) == 3
+    await eventually(lambda: not any(map(alive, started)), "all of them have gone")
+
+
+@pytest.mark.needs("root", "cgroup-v1")
+async def test_nobody_is_left_behind_where_the_holder_cannot_be_written_down(
+    stage: Stage, place: Path, started: list[int]
+) -> None:
+    with pytest.raises(FileNotFoundError):
+        scope.hold_scope(place / "not there", "a", None)
+    await eventually(lambda: started and not any(map(alive, started)), "it has gone")
+
+
+def test_nobody_is_made_to_hold_a_scope_that_has_just_gone(
+    place: Path, started: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scope, "_place", lambda unit: f"/finegrain.slice/{unit}")
+    with pytest.raises(ScopeError, match="just gone"):
+        scope.hold_scope(place, f"{place.name}-gone", None)
+    assert started == []
+
+
+async def test_one_that_systemd_keeps_waiting_is_not_left_behind(
+    place: Path, started: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (place / "bin").mkdir()
+    (place / "bin/systemd-run").write_text("#!/bin/sh\nexec sleep 600\n")
+    (place / "bin/systemd-run").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{place / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.setattr(scope, "_place", lambda unit: "")
+    monkeypatch.setattr(scope, "_START_S", 0.05)
+    with pytest.raises(ScopeError, match="systemd-run failed"):
+        scope.hold_scope(place, "a", None)
+    assert len(started) == 3
+    await eventually(lambda: not any(map(alive, started)), "all of them have gone")
 
 
 def test_where_systemd_is_not_or_the_rights_are_not_there_is_no_scope(
