@@ -43,6 +43,7 @@ class ResourceManagerOptions:
     cpu_milli_min: int = 10
     memory_bytes_min: int = 4 * 1024 * 1024
     job_requests_max: int = 1_000_000  # live requests of one job
+    job_shapes_max: int = 10_000  # different profiles and labels that one job waits with
     requests_max: int = 2_000_000  # live requests of all jobs
     job_calls_max: int = 64  # calls of one job that wait for an answer
     job_streams_max: int = 32  # open watch streams of one job

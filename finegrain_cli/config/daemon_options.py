@@ -41,6 +41,7 @@ def resource_manager_options(settings: Settings) -> ResourceManagerOptions:
         cpu_milli_min=rm.cpu_min,
         memory_bytes_min=rm.memory_min,
         job_requests_max=rm.job_requests_max,
+        job_shapes_max=rm.job_shapes_max,
         requests_max=rm.requests_max,
         job_calls_max=rm.job_calls_max,
         job_streams_max=rm.job_streams_max,

@@ -156,6 +156,9 @@ class RmSection(ListenSection):
     cpu_min: Cpu = Field(10, ge=1, description="least cpu of a specified request")
     memory_min: Size = Field(4 << 20, ge=1, description="least memory of a specified request")
     job_requests_max: int = Field(1_000_000, ge=1, description="live requests of one job")
+    job_shapes_max: int = Field(
+        10_000, ge=1, description="different profiles and labels that one job waits with"
+    )
     requests_max: int = Field(2_000_000, ge=1, description="live requests of all jobs")
     job_calls_max: int = Field(64, ge=1, description="calls of one job that wait for an answer")
     job_streams_max: int = Field(32, ge=1, description="open watch streams of one job")

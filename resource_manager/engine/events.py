@@ -69,13 +69,13 @@ class RequestsSubmitted:
     """Slot requests of one job. Answer: list[ItemOutcome] in the order sent.
 
     A large call comes in several events. With the first one the limits are looked at for all:
-    `following` are the ids that are to come. The others are `admitted`.
+    `following` are those that are to come. The others are `admitted`.
     """
 
     at: Instant
     job_id: str
     requests: tuple[RequestSpec, ...]
-    following: tuple[str, ...] = ()
+    following: tuple[RequestSpec, ...] = ()
     admitted: bool = False
 
 

@@ -7,6 +7,7 @@ is one sentence that names the entity; an empty list means that the books are so
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
@@ -153,12 +154,24 @@ def _queue(state: State) -> Iterator[str]:
     )
     if len(state.queue) != waiting:
         yield f"{len(state.queue)} requests in the queue, {waiting} are PENDING"
-    sleeping = [shape for shapes in state.queue.sleeping.values() for shape in shapes]
-    for shape in state.queue.shapes():
-        if (shape in state.queue.open) == (shape in sleeping):
-            yield f"shape {shape.number} is both open and asleep, or neither"
+    queue = state.queue
+    sleeping = set(chain.from_iterable(queue.sleeping.values()))
+    job_shapes: Counter[str] = Counter()
+    for shape in queue.shapes():
+        where = [shape in queue.round, shape in queue.open, shape in sleeping]
+        if where.count(True) != 1:
+            yield f"shape {shape.number} is in the round, open, asleep: {where}; expected one"
         if not shape.members:
             yield f"shape {shape.number} has no members"
+        jobs = Counter(request.job_id for request in shape.members.values())
+        if shape.jobs != jobs:
+            yield f"shape {shape.number} counts {shape.jobs} by job, there are {dict(jobs)}"
+        job_shapes.update(jobs.keys())
+    awake = len(queue.round) + len(queue.open) + len(sleeping)
+    if awake != len(queue.shapes()):
+        yield f"{awake} shapes are to be tried or asleep, somebody waits with {len(queue.shapes())}"
+    if queue.job_shapes != job_shapes:
+        yield f"shapes by job are counted as {queue.job_shapes}, there are {dict(job_shapes)}"
 
 
 def _host(host: Host) -> Iterator[str]:

@@ -5,10 +5,15 @@ Requests that ask for the same (profile and labels) form a *shape*: where one of
 none does, so a failed search is remembered once per shape. Order is the RM's arrival number,
 within a shape and between shapes; a request that comes back after a failed placement stands at its
 old place again.
+
+Shapes are tried in *rounds*. A round may take several decisions; what wakes or comes meanwhile is
+tried in the next one. So everybody has a turn, however many shapes wait and however often they
+wake.
 """
 
 from __future__ import annotations
 
+import heapq
 from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -62,6 +67,8 @@ class Shape:
     pooled_need: dict[str, int]  # columns and amounts on a host with one memory pool
     separate_need: dict[str, int]  # the same on a host with a pool per memory part
     members: dict[int, Request] = field(default_factory=dict)  # by arrival number
+    jobs: dict[str, int] = field(default_factory=dict)  # how many of them are of which job
+    tried: bool = True  # since somebody began to wait with it
     line: list[int] = field(default_factory=list)  # arrival numbers in order; some may have left
     first: int = 0  # where in the line the head may be; nobody before it waits
     cursor: Cursor = field(default_factory=Cursor)
@@ -113,28 +120,94 @@ class Shape:
                     break
         return found
 
-    def discard(self, request: Request) -> None:
-        """Takes a request out."""
-        self.members.pop(request.arrival_number, None)
-
     def clear_line(self) -> None:
         """Forgets the numbers of those who left, when nobody waits any more."""
         self.line.clear()
         self.first = 0
 
 
-class WaitingQueue:
-    """All requests that wait, by shape.
+class Round:
+    """Shapes that are to be tried, whoever waits longest with one first.
 
-    A shape is *open* when it is to be tried, else it *sleeps* until a host of its labels grows.
+    Nobody is searched for in the heap: numbers at which no shape stands any more are passed over
+    when their turn comes.
     """
 
     def __init__(self) -> None:
+        self._heap: list[int] = []  # arrival numbers
+        self._at: dict[int, Shape] = {}
+        self._stands: dict[Shape, int] = {}  # the reverse
+
+    def __len__(self) -> int:
+        return len(self._at)
+
+    def __contains__(self, shape: Shape) -> bool:
+        return shape in self._stands
+
+    def begin(self, shapes: Iterable[Shape]) -> None:
+        """These, in place of what there was."""
+        self._stands, self._at = {}, {}
+        for shape in shapes:
+            if (head := shape.head()) is not None:
+                self._stands[shape] = head.arrival_number
+                self._at[head.arrival_number] = shape
+        self._heap = sorted(self._at)
+
+    def put(self, shape: Shape, number: int) -> None:
+        """Lets a shape stand at the place of this arrival number."""
+        self.discard(shape)
+        self._stands[shape] = number
+        self._at[number] = shape
+        heapq.heappush(self._heap, number)
+
+    def advance(self, shape: Shape, number: int) -> None:
+        """The same, if the shape has its turn in this round, and only later than that."""
+        if self._stands.get(shape, -1) > number:
+            self.put(shape, number)
+
+    def discard(self, shape: Shape) -> None:
+        """Takes a shape out."""
+        number = self._stands.pop(shape, None)
+        if number is not None:
+            del self._at[number]
+
+    def take(self) -> Shape | None:
+        """Takes out the shape whose turn it is."""
+        while (number := self.until()) is not None:
+            shape = self._at[number]
+            self.discard(shape)
+            head = shape.head()
+            if head is None or head.arrival_number == number:
+                return shape
+            self.put(shape, head.arrival_number)  # those before it have left meanwhile
+        return None
+
+    def until(self) -> int | None:
+        """Arrival number at which a shape has its turn next."""
+        heap, at = self._heap, self._at
+        while heap and heap[0] not in at:
+            heapq.heappop(heap)
+        return heap[0] if heap else None
+
+
+class WaitingQueue:
+    """All requests that wait, by shape.
+
+    A shape is in the present `round`, or *open*: to be tried in the next one; else it *sleeps*
+    until a host of its labels grows. The one that is being tried is in neither.
+
+    Attributes:
+        job_shapes: how many shapes a job waits with; jobs that wait with none are not in it.
+    """
+
+    def __init__(self) -> None:
+        self.round = Round()
         self.open: dict[Shape, None] = {}
         self.sleeping: dict[Labels, dict[Shape, None]] = {}
         self._shapes: dict[ShapeKey, Shape] = {}
         self._idle: dict[ShapeKey, Shape] = {}  # nobody waits with them; longest unused first
         self._asked_for: dict[Labels, int] = {}  # shapes that somebody waits with
+        self.job_shapes: dict[str, int] = {}
         self._made = 0
 
     def __len__(self) -> int:
@@ -166,7 +239,16 @@ class WaitingQueue:
             self._shapes[key] = shape
             self._asked_for[shape.labels] = self._asked_for.get(shape.labels, 0) + 1
             self.open[shape] = None
+            shape.tried = False
+        else:
+            self.round.advance(shape, request.arrival_number)
         shape.add(request)
+        job_id, jobs = request.job_id, shape.jobs
+        if job_id in jobs:
+            jobs[job_id] += 1
+        else:
+            jobs[job_id] = 1
+            self.job_shapes[job_id] = self.job_shapes.get(job_id, 0) + 1
 
     def remove(self, request: Request) -> None:
         """Ends a request's waiting."""
@@ -174,20 +256,61 @@ class WaitingQueue:
         shape = self._shapes.get(key)
         if shape is None:
             return
-        shape.discard(request)
+        self._leave(shape, request)
         if not shape.members:
             self._close(key, shape)
+
+    def new_shapes(self, job_id: str, specs: Iterable[RequestSpec]) -> int:
+        """How many shapes more a job would wait with, if it asked for all of these."""
+        keys = {(spec.profile, spec.required_labels) for spec in specs}
+        shapes = (self._shapes.get(key) for key in keys)
+        return sum(shape is None or job_id not in shape.jobs for shape in shapes)
 
     def served(self, shape: Shape, requests: Iterable[Request]) -> None:
         """Ends the waiting of requests of one shape."""
         for request in requests:
-            shape.discard(request)
+            self._leave(shape, request)
         if not shape.members:
             self._close((shape.profile, shape.labels), shape)
 
+    def begin_round(self) -> None:
+        """Begins the next round if the present one is over and there is anything to try."""
+        if self.open and not self.round:
+            self.round.begin(self.open)
+            self.open.clear()
+
+    def next_shape(self) -> Shape | None:
+        """The shape whose turn it is; None: nothing is left to be tried.
+
+        Whoever takes it lets it `stay` or `sleep` afterwards.
+        """
+        self.begin_round()
+        shape = self.round.take()
+        if shape is not None:
+            shape.tried = True
+        return shape
+
+    def stay(self, shape: Shape) -> None:
+        """Leaves a shape in the round, at the place of who waits longest with it now."""
+        if (head := shape.head()) is not None:
+            self.round.put(shape, head.arrival_number)
+
+    def set_aside(self, shape: Shape, request: Request) -> None:
+        """Lets a request not stand in the way of others of its shape, until it is taken back."""
+        self._leave(shape, request)
+
+    def take_back(self, request: Request) -> None:
+        """Lets a request that was set aside wait again. If its shape is still awake, it is tried
+        in the next round.
+        """
+        self.add(request)
+        shape = self._shapes[request.spec.profile, request.spec.required_labels]
+        shape.tried = True
+        if shape not in self.round and shape not in self.sleeping.get(shape.labels, {}):
+            self.open[shape] = None
+
     def sleep(self, shape: Shape) -> None:
         """Nothing fits this shape now."""
-        self.open.pop(shape, None)
         self.sleeping.setdefault(shape.labels, {})[shape] = None
 
     def wake(self, labels: Labels) -> None:
@@ -195,14 +318,22 @@ class WaitingQueue:
         if shapes := self.sleeping.pop(labels, None):
             self.open.update(shapes)
 
-    def wake_all(self) -> None:
-        """Everything is to be tried again."""
-        for labels in list(self.sleeping):
-            self.wake(labels)
-
     def __contains__(self, request: Request) -> bool:
         shape = self._shapes.get((request.spec.profile, request.spec.required_labels))
         return shape is not None and shape.members.get(request.arrival_number) is request
+
+    def _leave(self, shape: Shape, request: Request) -> None:
+        if shape.members.pop(request.arrival_number, None) is None:
+            return
+        job_id, jobs = request.job_id, shape.jobs
+        if jobs[job_id] > 1:
+            jobs[job_id] -= 1
+            return
+        del jobs[job_id]
+        if self.job_shapes[job_id] > 1:
+            self.job_shapes[job_id] -= 1
+        else:
+            del self.job_shapes[job_id]
 
     def _close(self, key: ShapeKey, shape: Shape) -> None:
         """The last one who waited with a shape has left."""
@@ -210,6 +341,7 @@ class WaitingQueue:
         self._asked_for[shape.labels] -= 1
         if not self._asked_for[shape.labels]:
             del self._asked_for[shape.labels]
+        self.round.discard(shape)
         self.open.pop(shape, None)
         self.sleeping.get(shape.labels, {}).pop(shape, None)
         shape.clear_line()

@@ -7,7 +7,9 @@ whole (an unknown job, a mix of specified and unknown requests) refuses all of i
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
+from itertools import chain
 
 from finegrain.errors import InvalidArgument, NotFound, Reason, ResourceExhausted
 from resource_manager.engine.entities import (
@@ -52,14 +54,20 @@ def submit_requests(turn: Turn, event: RequestsSubmitted) -> list[ItemOutcome]:
     Raises:
         NotFound, FailedPrecondition: see `active_job`.
         InvalidArgument: the job would mix specified and unknown requests.
-        ResourceExhausted: the job, or all jobs, would have more live requests than may be.
+        ResourceExhausted: the job, or all jobs, would have more live requests than may be, or the
+            job would wait with more shapes.
     """
     state = turn.state
     job = active_job(state, event.job_id)
     _refuse_mix(job, event.requests)
     if not event.admitted:
-        ids = {spec.allocation_id for spec in event.requests}.union(event.following)
-        _refuse_too_many(state, job, sum(each not in state.requests for each in ids))
+        new = {
+            spec.allocation_id: spec
+            for spec in chain(event.requests, event.following)
+            if spec.allocation_id not in state.requests
+        }
+        _refuse_too_many(state, job, len(new))
+        _refuse_too_many_shapes(state, job, new.values())
     state.refresh_indexes()
     return [_submit(turn, job, spec) for spec in event.requests]
 
@@ -79,6 +87,25 @@ def _refuse_too_many(state: State, job: Job, new: int) -> None:
             f"all jobs together have {live} live requests, and {new} more are asked for; {most} may"
             " be: try again when some have ended, or raise requests_max",
             details={"live": live, "asked": new, "requests_max": most},
+            retry_after_s=5.0,
+        )
+
+
+def _refuse_too_many_shapes(state: State, job: Job, specs: Collection[RequestSpec]) -> None:
+    """Shapes take turns at being tried: one job's must not keep those of others waiting for long.
+
+    Those that would be served at once are counted too: whether they would be is not known yet.
+    """
+    waiting, most = state.queue.job_shapes.get(job.job_id, 0), state.settings.job_shapes_max
+    if waiting + len(specs) <= most:
+        return
+    new = state.queue.new_shapes(job.job_id, specs)
+    if waiting + new > most:
+        raise ResourceExhausted(
+            f"job {job.job_id} waits with {waiting} different profiles or labels and asks with"
+            f" {new} more; one job may wait with {most} at once: ask for fewer different ones, for"
+            " less in one call, or again when some have been granted",
+            details={"waiting": waiting, "asked": new, "job_shapes_max": most},
             retry_after_s=5.0,
         )
 

@@ -31,11 +31,13 @@ class EngineSettings:
     strategy: Strategy = "pack"
     pack_candidates: int = 8  # hosts with room that "pack" compares at most; 1 is first fit
     label_indexes_max: int = 64  # label selectors whose hosts are kept sorted out
+    shapes_tried_max: int = 1_000  # in vain, by one decision; the next one goes on from there
 
     # Requests.
     cpu_milli_min: int = 10
     memory_bytes_min: int = 4 * MIB
     job_requests_max: int = 1_000_000  # live requests of one job
+    job_shapes_max: int = 10_000  # different ones that a job waits with at once; each takes turns
     requests_max: int = 2_000_000  # of all jobs together: each takes about a KiB of memory
 
     # Jobs.

@@ -132,6 +132,8 @@ class State:
         for request in state.requests.values():
             if request.state is RequestState.PENDING and request.job_id not in state.endings:
                 state.queue.add(request)
+        for shape in state.queue.shapes():
+            shape.tried = True  # by whoever was here before
         for host in state.hosts.values():
             host.adopt_registration()
             state.hosts_in_use += bool(host.slots)
@@ -211,7 +213,7 @@ class State:
     @property
     def unfinished(self) -> bool:
         """True if the next decision has something to do that this one left over."""
-        return bool(self.endings)
+        return bool(self.endings) or bool(self.queue.round)
 
     def request_of(self, slot: Slot) -> Request | None:
         """The living request that this slot serves; None if it was given up or replaced."""

@@ -239,7 +239,7 @@ def _submissions(
     """The events of one call. What would refuse all of it must be found with the first one."""
     kinds = {spec.profile is None for spec in specs}
     parts = _parts(specs) if len(kinds) == 1 else [specs]
-    following = tuple(spec.allocation_id for part in parts[1:] for spec in part)
+    following = tuple(spec for part in parts[1:] for spec in part)
     first = partial(RequestsSubmitted, job_id=job_id, requests=parts[0], following=following)
     rest = [
         partial(RequestsSubmitted, job_id=job_id, requests=part, admitted=True)

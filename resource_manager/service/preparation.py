@@ -44,6 +44,7 @@ def settings_of(options: ResourceManagerOptions) -> EngineSettings:
         cpu_milli_min=options.cpu_milli_min,
         memory_bytes_min=options.memory_bytes_min,
         job_requests_max=options.job_requests_max,
+        job_shapes_max=options.job_shapes_max,
         requests_max=options.requests_max,
         lease_default_ms=options.lease_default_ms,
         job_events_max=options.job_events_max,

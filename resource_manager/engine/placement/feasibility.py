@@ -141,7 +141,9 @@ def _needs(shape: Shape, prefix: str) -> list[Need]:
 
 
 def waiting_reason(state: State, shape: Shape) -> Reason:
-    """Why a shape that does not fit has to wait; the indexes must be fresh."""
+    """Why a shape has to wait that does not fit, as far as is known; the indexes must be fresh."""
+    if not shape.tried:
+        return Reason.NOT_YET_CONSIDERED
     number = state.snapshot_number
     if shape.waiting is None or shape.waiting[0] != number:
         shape.waiting = (number, _waiting_reason(state, shape))

@@ -5,7 +5,8 @@ Requests of one shape that stand in line one behind the other are placed togethe
 how many go where, then each gets its slot. A host that refused the shape lately, or still holds an
 older slot of the same request, is left out. A shape that fits nowhere sleeps until a host of its
 labels has more room than before; then only hosts that grew are looked at. So one pass costs what
-it places plus the number of shapes it tries.
+it places plus the number of shapes it tries, and of those that are tried in vain
+`EngineSettings.shapes_tried_max` end it: the next decision goes on where it stopped.
 
 Backfill means that a large request can be overtaken for long by smaller ones; keeping room for it
 is the business of fair sharing, which is not built yet.
@@ -13,7 +14,6 @@ is the business of fair sharing, which is not built yet.
 
 from __future__ import annotations
 
-import heapq
 from itertools import islice, takewhile
 
 from resource_manager.engine.entities import Request
@@ -28,34 +28,32 @@ TOGETHER_MAX = 1_024
 
 
 def place_waiting(turn: Turn) -> None:
-    """Places every waiting request that fits, in order of arrival."""
-    state = turn.state
+    """Places waiting requests that fit, in order of arrival: all of them, unless too many shapes
+    are tried in vain. `State.unfinished` says so then.
+    """
+    state, queue = turn.state, turn.state.queue
     state.refresh_indexes()
-    heads = [
-        (head.arrival_number, shape.number, shape)
-        for shape in state.queue.open
-        if (head := shape.head()) is not None
-    ]
-    if not heads:
+    if not queue.open and not queue.round:
         return
-    heapq.heapify(heads)
     placing = Placing(state)
     set_aside: list[Request] = []
-    while heads:
-        _, number, shape = heapq.heappop(heads)
+    tries_left = state.settings.shapes_tried_max
+    while tries_left and (shape := queue.next_shape()) is not None:
         if not placing.has_room(shape):
-            state.queue.sleep(shape)
+            queue.sleep(shape)
+            tries_left -= 1
             continue
-        requests, elsewhere = _next_together(state, shape, heads[0][0] if heads else None)
+        requests, elsewhere = _next_together(state, shape, queue.round.until())
         placed = _place(turn, placing, shape, requests, elsewhere)
         if not placed and elsewhere:
-            shape.discard(requests[0])  # only this one is held back; others of the shape may fit
+            # Only this one is held back; others of the shape may fit.
+            queue.set_aside(shape, requests[0])
             set_aside.append(requests[0])
-        if (head := shape.head()) is not None:
-            heapq.heappush(heads, (head.arrival_number, number, shape))
+        queue.stay(shape)
     placing.finish()
-    for request in set_aside:
-        state.queue.add(request)
+    queue.begin_round()  # so that it shows whether anything is left
+    for request in set_aside:  # which is no work left over: nothing has changed for them yet
+        queue.take_back(request)
 
 
 def _next_together(

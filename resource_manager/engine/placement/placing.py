@@ -22,7 +22,7 @@ from resource_manager.engine.placement.rank import (
     Proportions,
     candidates_compared,
 )
-from resource_manager.engine.placement.search import Search
+from resource_manager.engine.placement.search import Growth, Search
 from resource_manager.engine.queue import Shape
 from resource_manager.engine.state import State
 
@@ -42,12 +42,15 @@ class Placing:
         self._in_use_wanted = HOSTS_PER_CANDIDATE * state.settings.pack_candidates
         self._proportions: dict[CapacityIndex, Proportions] = {}
         self._searches: dict[Shape, Search] = {}
+        self._growth: dict[CapacityIndex, Growth] = {}
         for name in list(state.refusing):
             if name not in state.hosts or not state.hosts[name].refusals:
                 del state.refusing[name]
 
     def has_room(self, shape: Shape) -> bool:
         """True if at least one slot of a shape can be placed."""
+        if shape not in self._searches and self._sleeps_on(shape):
+            return False
         return bool(_ranked(self._search(shape), 1))
 
     def place(self, shape: Shape, count: int, elsewhere: Collection[str] = ()) -> list[Run]:
@@ -74,6 +77,14 @@ class Placing:
         for proportions in self._proportions.values():
             proportions.settle()
         self._state.indexes.settle(self._state.hosts)
+
+    def _sleeps_on(self, shape: Shape) -> bool:
+        state = self._state
+        index = state.indexes.made_for(shape.labels, state.hosts.values())
+        growth = self._growth.get(index)
+        if growth is None:
+            growth = self._growth[index] = Growth(index)
+        return growth.passes_by(shape)
 
     def _search(self, shape: Shape, elsewhere: Collection[str] = ()) -> Search:
         state = self._state

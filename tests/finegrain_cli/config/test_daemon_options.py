@@ -94,6 +94,7 @@ lease = "20s"
 cpu_min = "0.1"
 memory_min = "8M"
 job_requests_max = 10
+job_shapes_max = 5
 requests_max = 20
 job_calls_max = 3
 job_streams_max = 4

@@ -149,15 +149,15 @@ def test_a_large_job_is_forgotten_in_steps() -> None:
 
 def test_later_parts_of_a_call_count_with_the_first_one() -> None:
     cluster = large_cluster(0, job_requests_max=3, requests_max=4)
-    first = (RequestSpec("r0", LARGE, allow_pending=True),)
+    first, *rest = (RequestSpec(f"r{n}", LARGE, allow_pending=True) for n in range(4))
     with pytest.raises(ResourceExhausted, match="asks for 4 more"):
-        cluster.batch(RequestsSubmitted(cluster.at, "large", first, following=("r1", "r2", "r3")))
+        cluster.batch(RequestsSubmitted(cluster.at, "large", (first,), following=tuple(rest)))
     assert not cluster.state.requests
-    cluster.batch(RequestsSubmitted(cluster.at, "large", first, following=("r1", "r2")))
-    rest = tuple(RequestSpec(name, LARGE, allow_pending=True) for name in ("r1", "r2"))
-    cluster.batch(RequestsSubmitted(cluster.at, "large", rest, admitted=True))
+    following = tuple(rest[:2])
+    cluster.batch(RequestsSubmitted(cluster.at, "large", (first,), following=following))
+    cluster.batch(RequestsSubmitted(cluster.at, "large", following, admitted=True))
     # The whole call once more, because its answer was lost: nothing of it is new.
-    cluster.batch(RequestsSubmitted(cluster.at, "large", first, following=("r1", "r2")))
+    cluster.batch(RequestsSubmitted(cluster.at, "large", (first,), following=following))
     with pytest.raises(ResourceExhausted, match="all jobs together have 3 live requests"):
         submit(cluster, "small", "s0", "s1")
     submit(cluster, "small", "s0")

@@ -64,6 +64,47 @@ def test_live_requests_of_one_job_are_limited_as_a_whole_call() -> None:
     assert set(cluster.state.requests) == {"r1", "r2", "r3", "r4"}
 
 
+def of_size(number: int, name: str = "") -> RequestSpec:
+    """One of many shapes, none of which fits."""
+    profile = ResourceProfile(100_000 + number, 64 * MIB)
+    return RequestSpec(name or f"r{number}", profile, allow_pending=True)
+
+
+def test_shapes_that_one_job_waits_with_are_limited_as_a_whole_call() -> None:
+    cluster = cluster_of("job", "other", job_shapes_max=3)
+    for job_id in ("job", "other"):  # each has as many, though they are the same
+        specs = tuple(of_size(number, f"{job_id}{number}") for number in range(2))
+        cluster.batch(RequestsSubmitted(cluster.at, job_id, specs))
+        with pytest.raises(ResourceExhausted) as caught:
+            cluster.batch(RequestsSubmitted(cluster.at, job_id, (of_size(2), of_size(3))))
+        assert caught.value.retry_after_s is not None
+        assert caught.value.details["waiting"] == "2"
+        following = (of_size(1), of_size(3))
+        event = RequestsSubmitted(cluster.at, job_id, (of_size(2),), following=following)
+        with pytest.raises(ResourceExhausted):
+            cluster.batch(event)
+    assert "r2" not in cluster.state.requests
+    many = tuple(of_size(number % 3, f"r{number}") for number in range(20))
+    cluster.batch(RequestsSubmitted(cluster.at, "job", many))
+    cluster.batch(RequestsSubmitted(cluster.at, "job", (*many, of_size(0, "more"))))
+    cluster.batch(RequestsCancelled(cluster.at, "job", ("job1", *(f"r{n}" for n in range(1, 20)))))
+    cluster.batch(RequestsSubmitted(cluster.at, "job", (of_size(3, "r30"), of_size(4, "r40"))))
+    assert cluster.state.queue.job_shapes == {"job": 3, "other": 2}
+    cluster.restart_rm()
+    with pytest.raises(ResourceExhausted):
+        cluster.batch(RequestsSubmitted(cluster.at, "job", (of_size(5, "r50"),)))
+    assert check_invariants(cluster.state) == []
+
+
+def test_a_shape_counts_no_more_when_its_last_request_is_placed() -> None:
+    cluster = cluster_of("job", job_shapes_max=1)
+    for number in range(3):
+        profile = ResourceProfile(100 + number, 64 * MIB)
+        cluster.batch(RequestsSubmitted(cluster.at, "job", (RequestSpec(f"r{number}", profile),)))
+    assert cluster.state.queue.job_shapes == {}
+    assert len(cluster.state.slots) == 3
+
+
 def test_live_jobs_are_limited() -> None:
     cluster = cluster_of("one", "two", jobs_max=2)
     with pytest.raises(ResourceExhausted):

@@ -68,6 +68,7 @@ class BooksStaySound(RuleBasedStateMachine):
     """Jobs, executors, time and a network that loses, delays and repeats."""
 
     strategy = "pack"
+    shapes_tried_max = 1_000
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,6 +77,7 @@ class BooksStaySound(RuleBasedStateMachine):
                 strategy=self.strategy,  # type: ignore[arg-type]
                 pack_candidates=2,
                 command_items_max=3,
+                shapes_tried_max=self.shapes_tried_max,
                 unreachable_after_ms=1_000,
             )
         )
@@ -360,6 +362,9 @@ class BooksStaySound(RuleBasedStateMachine):
                 self.report(name)
                 self.probe(name, "")
         self.cluster.settle()
+        while self.state.unfinished:
+            self.cluster.batch()
+            self.cluster.settle()
         self._both_sides_agree()
         self._nothing_that_fits_waits()
 
@@ -383,6 +388,12 @@ class BooksStaySoundSpread(BooksStaySound):
     """The same with the other strategy."""
 
     strategy = "spread"
+
+
+class BooksStaySoundInSmallRounds(BooksStaySound):
+    """The same with decisions that stop after every shape that does not fit."""
+
+    shapes_tried_max = 1
 
 
 def durable(state: State) -> dict[str, Any]:
@@ -415,3 +426,5 @@ TestPack = BooksStaySound.TestCase
 TestPack.settings = MACHINE
 TestSpread = BooksStaySoundSpread.TestCase
 TestSpread.settings = settings(MACHINE, max_examples=50)
+TestSmallRounds = BooksStaySoundInSmallRounds.TestCase
+TestSmallRounds.settings = settings(MACHINE, max_examples=50)

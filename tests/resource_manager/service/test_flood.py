@@ -135,6 +135,26 @@ async def test_a_call_in_parts_is_answered_in_order_and_refused_as_a_whole(tmp_p
         assert await _live(rm, job) == 0
 
 
+async def test_a_job_may_wait_with_so_many_different_profiles_and_no_more(tmp_path: Path) -> None:
+    async with running_rm(tmp_path, job_shapes_max=CALL_ITEMS - 100) as rm, ScriptedExecutor(rm):
+        job = await ScriptedJob(rm).register()
+        requests = too_large(CALL_ITEMS)
+        for number, request in enumerate(requests):
+            request.profile.CopyFrom(profile(10**9 + number, 64 * MIB))
+        error = await refusal(job.request(*requests))
+        assert isinstance(error, ResourceExhausted)
+        assert error.details["asked"] == str(CALL_ITEMS)
+        assert error.retry_after_s is not None
+        assert await _live(rm, job) == 0
+        await job.request(*requests[100:])
+        another = await ScriptedJob(rm).register()
+        stream = another.watch()
+        await another.request(request := slot_request())
+        (granted,) = await next_events(stream, 1)
+        assert granted.allocation_id == request.allocation_id
+        stream.cancel()
+
+
 async def _live(rm: RunningRm, job: ScriptedJob) -> int:
     jobs = (await rm.cluster.ListJobs(cluster_pb2.ListJobsRequest())).jobs
     (pending,) = [each.pending_requests for each in jobs if each.job_id == job.job_id]
