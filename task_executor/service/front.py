@@ -172,13 +172,17 @@ class Front:
         await self._end_parts()
 
     async def stop(self) -> None:
-        """A planned stop. Tasks and slots live on unless `stop_tasks_on_exit`."""
+        """A planned stop. Tasks and slots live on, unless `stop_tasks_on_exit`, and the helper with
+        them.
+        """
         systemd.notify("STOPPING=1")
         await self._server.set_serving(False)
         await self.commands.close()
         await self.runner.close()
         if self._options.stop_tasks_on_exit:
             await self._leave_nothing()
+        elif not len(self.keeper.table) and not self.keeper.tasks.running():
+            await self._end_helper()
         else:
             log.info(
                 "tasks_go_on",
@@ -220,6 +224,9 @@ class Front:
             with contextlib.suppress(FinegrainError):
                 await self._helper.forget_task(task.task_id)
                 self.keeper.directory.forget_task(task.task_id)
+        await self._end_helper()
+
+    async def _end_helper(self) -> None:
         if self._prepared.helper_is_ours:
             with contextlib.suppress(FinegrainError):
                 await self._helper.stop()

@@ -122,6 +122,22 @@ async def test_a_planned_stop_leaves_tasks_alone(
     assert (await job_master.watch()).exit.cancelled
 
 
+async def test_a_planned_stop_with_nothing_to_keep_ends_the_helper_and_forgets_no_task(
+    rm: ScriptedRM, real: JobMaster, process: ExecutorProcess
+) -> None:
+    await rm.allocate(allocation())
+    await real.submit("sh", "-c", "echo done; exit 3")
+    assert (await real.watch()).exit.exit_code == 3
+    await rm.free(free())
+    await eventually(lambda: not rm.slots(), "the slot is gone")
+    assert await process.stop() == 0
+    assert "tasks_go_on" not in process.log
+    await eventually(lambda: not process.has_helper(), "the helper has gone")
+    assert not process.groups()
+    seen = await (await restarted(process, rm)).watch()
+    assert (seen.stdout, seen.exit.exit_code) == (b"done\n", 3)
+
+
 async def test_a_stop_that_is_to_leave_nothing_behind(
     rm: ScriptedRM, process: ExecutorProcess
 ) -> None:
