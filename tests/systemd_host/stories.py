@@ -176,8 +176,9 @@ def a_cpu_that_goes_off_line_costs_no_slot(_program: Path) -> None:
             with slot_of(SMALL) as another:
                 assert _allowed(another) == whole - {last - 1}
             switch.write_text("1")
-            if on_v2():
-                assert _allowed(slot) == whole
+            has = _allowed(slot)
+            assert has == whole or (not on_v2() and has == whole - {last - 1}), has
+            print(f"   a slot that lost it has it {'back' if has == whole else 'no more'}")
             with slot_of(SMALL) as another:
                 assert _allowed(another) == whole
     finally:
