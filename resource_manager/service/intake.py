@@ -82,11 +82,16 @@ class Intake(ABC):
         Raises:
             FinegrainError: see `submit`; the other parts may have been done.
         """
-        first = Item(self._future(), make=makes[0], render=render, items=items)
-        result: T = await self._enqueue(first, owner, admitted_items=items * len(makes))
-        rest = [Item(self._future(), make=each, render=render, items=items) for each in makes[1:]]
-        waiting = [self._enqueue(each, owner, admitted_items=0) for each in rest]
-        return [result, *await asyncio.gather(*waiting)]
+        first, *rest = (
+            Item(self._future(), make=each, render=render, items=items) for each in makes
+        )
+        self._let_in(owner, items * len(makes))
+        with self._lanes.promised(owner, items * len(rest)):
+            self._put(first, owner)
+            result: T = await first.future
+        for each in rest:
+            self._put(each, owner)
+        return [result, *await asyncio.gather(*(each.future for each in rest))]
 
     async def read(
         self, fn: Callable[[State], T], *, owner: str | None = None, items: int = 1
@@ -113,27 +118,30 @@ class Intake(ABC):
     def _future(self) -> asyncio.Future[Any]:
         return asyncio.get_running_loop().create_future()
 
-    async def _enqueue(
-        self, item: Item, owner: str | None, *, admitted_items: int | None = None
-    ) -> Any:
+    async def _enqueue(self, item: Item, owner: str | None) -> Any:
         """Waits for the item's turn; `owner` None: before all others."""
+        self._let_in(owner, item.items)
+        self._put(item, owner)
+        return await item.future
+
+    def _let_in(self, owner: str | None, items: int) -> None:
+        if (refusal := self._refusal()) is not None:
+            raise refusal
+        try:
+            if owner is not None:
+                self._lanes.check(owner, items)
+        except ResourceExhausted:
+            self._metrics.refused_overload.inc()
+            raise
+
+    def _put(self, item: Item, owner: str | None) -> None:
         if (refusal := self._refusal()) is not None:
             raise refusal
         if owner is None:
             self._lanes.put_urgent(item)
         else:
-            self._admit(owner, item.items if admitted_items is None else admitted_items)
             self._lanes.put(item, owner)
         self._arrived.set()
-        return await item.future
-
-    def _admit(self, owner: str, items: int) -> None:
-        try:
-            if items:
-                self._lanes.check(owner, items)
-        except ResourceExhausted:
-            self._metrics.refused_overload.inc()
-            raise
 
 
 def fail(items: Sequence[Item], error: FinegrainError) -> None:

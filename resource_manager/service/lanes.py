@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from finegrain.errors import ResourceExhausted
@@ -25,7 +26,9 @@ class LaneLimits:
 
     batch_items_max: int = 2_000  # of one batch, by all owners; a larger call goes alone
     urgent_items_max: int = 5_000  # of one batch, besides
-    queue_items_max: int = 200_000  # waiting; beyond it callers are told to come back
+    # Waiting; beyond it callers who have something waiting are told to come back, beyond twice as
+    # many all are.
+    queue_items_max: int = 200_000
     owner_items_max: int = 40_000  # waiting, of one owner; likewise
     retry_s: float = 0.5  # when they are told to come back
 
@@ -46,6 +49,7 @@ class Lanes:
         self._limits = limits
         self._urgent: deque[Item] = deque()
         self._lines: dict[str, _Line] = {}  # in order of their turns
+        self._promised: dict[str, int] = {}  # items that are let in and have not come yet
         self.waiting_items = 0
 
     def __bool__(self) -> bool:
@@ -73,7 +77,7 @@ class Lanes:
         """
         limits = self._limits
         line = self._lines.get(owner)
-        mine = line.waiting if line is not None else 0
+        mine = self._promised.get(owner, 0) + (line.waiting if line is not None else 0)
         if mine and mine + items > limits.owner_items_max:
             raise ResourceExhausted(
                 f"{mine} items of this caller wait to be written; at most"
@@ -81,12 +85,26 @@ class Lanes:
                 details={"waiting": mine, "limit": limits.owner_items_max},
                 retry_after_s=limits.retry_s,
             )
-        if self.waiting_items and self.waiting_items + items > limits.queue_items_max:
+        waiting = self.waiting_items + sum(self._promised.values())
+        # Whoever has nothing waiting is not refused over what others send.
+        most = limits.queue_items_max if mine else 2 * limits.queue_items_max
+        if waiting and waiting + items > most:
             raise ResourceExhausted(
-                f"{self.waiting_items} items wait to be written, which is the limit; try again",
+                f"{waiting} items wait to be written, which is the limit; try again",
                 details={"limit": limits.queue_items_max},
                 retry_after_s=limits.retry_s,
             )
+
+    @contextmanager
+    def promised(self, owner: str, items: int) -> Iterator[None]:
+        """Counts items of an owner that were let in and come when this ends."""
+        self._promised[owner] = self._promised.get(owner, 0) + items
+        try:
+            yield
+        finally:
+            self._promised[owner] -= items
+            if not self._promised[owner]:
+                del self._promised[owner]
 
     def gather(self) -> list[Item]:
         """The next batch; whoever has gone meanwhile is passed over."""

@@ -123,9 +123,29 @@ def test_one_owner_may_not_fill_the_queue(loop: asyncio.AbstractEventLoop) -> No
         queue.lanes.check("flood", 1)
     assert caught.value.retry_after_s == 0.7
     queue.lanes.check("small", 1)
-    queue.put("other", 40)
+
+
+def test_a_full_queue_refuses_first_those_who_filled_it(loop: asyncio.AbstractEventLoop) -> None:
+    queue = Queue(loop, LaneLimits(queue_items_max=100, owner_items_max=60))
+    queue.put("one", 50)
+    queue.put("two", 50)
     with pytest.raises(ResourceExhausted, match="which is the limit"):
-        queue.lanes.check("small", 21)
+        queue.lanes.check("one", 1)
+    queue.lanes.check("small", 50)
+    queue.put("three", 50)
+    queue.put("four", 50)
+    with pytest.raises(ResourceExhausted, match="which is the limit"):
+        queue.lanes.check("small", 1)
+
+
+def test_what_is_let_in_counts_before_it_comes(loop: asyncio.AbstractEventLoop) -> None:
+    queue = Queue(loop, LaneLimits(queue_items_max=100, owner_items_max=40))
+    with queue.lanes.promised("flood", 30), queue.lanes.promised("flood", 10):
+        with pytest.raises(ResourceExhausted, match="wait for answers"):
+            queue.lanes.check("flood", 1)
+        with queue.lanes.promised("other", 160), pytest.raises(ResourceExhausted):
+            queue.lanes.check("small", 1)
+    queue.lanes.check("flood", 40)
 
 
 @given(

@@ -192,6 +192,24 @@ async def test_above_the_limit_callers_are_told_when_to_come_back() -> None:
         assert await asyncio.gather(first, *waiting) == ["job-0", "job-1", "job-2", "job-3"]
 
 
+async def test_large_calls_side_by_side_count_with_all_their_parts() -> None:
+    store = MemoryStore()
+    store.gate.clear()
+    limits = RunnerLimits(tick_interval_s=3600, lanes=LaneLimits(owner_items_max=40))
+    async with started(store, limits) as (runner, _):
+        first = register(runner, "job-0")
+        await committing(store)
+        makes = [job(f"job-{n}") for n in range(1, 4)]
+        call: Coroutine[Any, Any, Any] = runner.submit_parts(makes, items=10, owner="flood")
+        large = asyncio.ensure_future(call)
+        await asyncio.sleep(0)
+        with pytest.raises(ResourceExhausted, match="30 items of this caller"):
+            await runner.submit_parts(makes, items=10, owner="flood")
+        store.gate.set()
+        await first
+        assert [each.job_id for each in await large] == ["job-1", "job-2", "job-3"]
+
+
 async def test_large_batches_are_split_and_signs_of_life_go_first() -> None:
     store = MemoryStore()
     store.gate.clear()
