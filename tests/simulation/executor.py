@@ -124,17 +124,19 @@ class Executor(CommandedHost):
         if self.registered:
             self._changed = False
             state = self.reports.next(self.table, **self._numbers())
-            message, number = state_to_proto(state), self.fence.registration_number
+            names = (self.name, self.instance_id, self.fence.registration_number)
+            message = state_to_proto(state)
             self._call(
-                lambda to, reply: self._serve_report(to, message, number, reply),
+                lambda to, reply: self._serve_report(to, names, message, reply),
                 lambda answer: self._reported(answer, state.report_number),
             )
         else:
             self.reports.distrust()
             state = self.reports.full(self.table, **self._numbers())
-            message, report_number = state_to_proto(state), state.report_number
+            registration, report_number = self._registration(), state.report_number
+            message = state_to_proto(state)
             self._call(
-                lambda to, reply: self._serve_registration(to, message, reply),
+                lambda to, reply: self._serve_registration(to, registration, message, reply),
                 lambda answer: self._took_registration(answer, report_number),
             )
 
@@ -152,9 +154,9 @@ class Executor(CommandedHost):
         manager = self.managers[0]
         self.network.call(self, manager, lambda reply: serve(manager, reply), take, CALL_WAIT_MS)
 
-    def _serve_registration(self, manager: Manager, message: Any, reply: Reply) -> None:
-        """At the manager."""
-        registration = Registration(
+    def _registration(self) -> Registration:
+        """What it says of itself in this life."""
+        return Registration(
             executor_id=self.name,
             instance_id=self.instance_id,
             address=f"{self.name}:7000",
@@ -165,6 +167,11 @@ class Executor(CommandedHost):
             slots_max=self.share.slots_max,
             boot_id=f"boot-{self.boots}",
         )
+
+    def _serve_registration(
+        self, manager: Manager, registration: Registration, message: Any, reply: Reply
+    ) -> None:
+        """At the manager, perhaps after the life that sent it."""
         self._serve(
             manager,
             message,
@@ -172,9 +179,10 @@ class Executor(CommandedHost):
             reply,
         )
 
-    def _serve_report(self, manager: Manager, message: Any, number: int, reply: Reply) -> None:
-        """At the manager."""
-        names = (self.name, self.instance_id, number)
+    def _serve_report(
+        self, manager: Manager, names: tuple[str, str, int], message: Any, reply: Reply
+    ) -> None:
+        """At the manager, perhaps after the life that sent it."""
         self._serve(
             manager, message, lambda report: lambda at: SlotsReported(at, *names, report), reply
         )

@@ -111,8 +111,13 @@ class Network:
     def call(
         self, source: Node, target: Node, serve: Callable[[Reply], None], done: Reply, wait_ms: int
     ) -> None:
-        """Serves a call at the target; `done` gets the answer, an error, or `Unreached`, once."""
+        """Serves a call at the target; `done` gets the answer, an error, or `Unreached`, once.
+
+        An answer belongs to the life that asked: it comes over that process's connection, and is
+        nobody's after its death.
+        """
         settled = False
+        life = source.life
 
         def finish(result: Any) -> None:
             nonlocal settled
@@ -121,20 +126,19 @@ class Network:
                 done(result)
 
         def reply(result: Any) -> None:
-            self._send(target, source, lambda: finish(result))
+            self._send(target, source, life, lambda: finish(result))
 
         if self.undialled[source.name, target.name] > 0:
             self.hurt["refused"] += 1
         else:
-            self._send(source, target, lambda: serve(reply))
+            self._send(source, target, target.life, lambda: serve(reply))
         source.after(wait_ms, lambda: finish(Unreached()))
 
     def connected(self, one: Node, other: Node) -> bool:
         """True if neither way between them is cut."""
         return self.cut[one.name, other.name] <= 0 and self.cut[other.name, one.name] <= 0
 
-    def _send(self, source: Node, target: Node, deliver: Action) -> None:
-        life = target.life
+    def _send(self, source: Node, target: Node, life: int, deliver: Action) -> None:
         copies = 1
         weather = self.weather
         if self.cut[source.name, target.name] > 0 or self.rng.random() < weather.drop:
