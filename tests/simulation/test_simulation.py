@@ -92,6 +92,27 @@ def test_wall_clocks_that_jump_change_nothing_but_timestamps(
     assert jumped.trace == right.trace
 
 
+def test_an_operator_ends_what_a_restore_has_brought_back_and_nobody_serves() -> None:
+    """A job without a lease ends after the backup was made: its master will not do that again."""
+    plan = Plan(1, hosts=3, stormy_ms=12_000, bad_weather=False, demands_work=False)
+    world = World(replace(plan, without=frozenset(FAULTS)))
+    left: list[str] = []
+
+    def restore() -> None:
+        assert FAULTS["books are restored"][1](world, world.chance("restore"))
+        world.faults["books are restored"] += 1
+        for name, master in world.checks.masters.items():
+            if master.lease_ms is None:
+                left.append(name)
+                master.leave()
+
+    world.loop.after(3_000, restore)
+    world.run()
+    ended = [line.split()[-1] for line in world.story if "operator terminates" in line]
+    assert left
+    assert ended == left
+
+
 def test_a_run_that_did_too_little_fails() -> None:
     with pytest.raises(Failed, match="only"):
         World(Plan(0, hosts=1, jobs=1, stormy_ms=1_500)).run()

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from random import Random
 
 from finegrain.resources import GIB, MIB, ResourceProfile
-from resource_manager.engine.events import UndrainRequested
+from resource_manager.engine.entities import JobState
+from resource_manager.engine.events import JobEndRequested, UndrainRequested
 from resource_manager.engine.settings import EngineSettings
 from tests.simulation.checks import MANY_HOSTS, Checks
 from tests.simulation.database import LEASE_MS, Database
@@ -244,8 +245,28 @@ class World:
         self.log("all jobs end")
         for master in self.checks.masters.values():
             master.leave()
+        for name in self._jobs_of_nobody():
+            self.log(f"operator terminates {name}")
+            self._leader().submit(
+                lambda at, name=name: JobEndRequested(at, name, "TERMINATED")  # type: ignore[misc]
+            )
         self.loop.run_until(self.loop.now_ms + EMPTY_MS)
         check_empty(self.checks, self._leader().state)
+
+    def _jobs_of_nobody(self) -> list[str]:
+        """Jobs that had ended, live again since older books were restored, and have no lease.
+
+        Their masters are done and gone, so an operator has to end them.
+        """
+        if not self.faults["books are restored"]:
+            return []
+        return [
+            name
+            for name, job in self._leader().state.jobs.items()
+            if job.state is JobState.ACTIVE
+            and job.lease_ms is None
+            and self.checks.masters[name].over
+        ]
 
     def _leader(self) -> Manager:
         leader = self.leader()
