@@ -25,6 +25,7 @@ from resource_manager.engine.host import Host
 from resource_manager.engine.invariants import check_invariants, check_touched
 from resource_manager.engine.queue import DEFAULT_SLOTS, SLOTS, Shape
 from resource_manager.engine.state import State
+from resource_manager.storage.rows import EXECUTORS
 from task_executor.engine.slots import SlotKey, SlotState
 
 if TYPE_CHECKING:
@@ -243,12 +244,17 @@ class Checks:
             if key not in outlived and self._placed.setdefault(key, executor.name) != executor.name:
                 raise Violation(f"{key} is on {executor.name} and was on {self._placed[key]}")
 
-    def recovered(self, executor: Executor, *, knows: bool) -> None:
-        """It has read its checkpoint; one that `knows` itself must know what it has told others."""
-        if knows:
-            epoch = self._admitted.get((executor.name, executor.instance_id), 0)
-            if executor.fence.rm_epoch < epoch:
-                raise Violation(f"{executor.name} obeyed epoch {epoch}, and has forgotten it")
+    def recovered(self, executor: Executor) -> None:
+        """It has read its checkpoint, and must know what this identity of it has told others.
+
+        Slots in the books are those of whoever registered last. A new identity has told nothing
+        before it registers, and may find what the former one has left for more than one start.
+        """
+        epoch = self._admitted.get((executor.name, executor.instance_id), 0)
+        if executor.fence.rm_epoch < epoch:
+            raise Violation(f"{executor.name} obeyed epoch {epoch}, and has forgotten it")
+        known = self.database.rows.executors.get(executor.name)
+        if known and EXECUTORS.decode(known).registration.instance_id == executor.instance_id:
             table, rows = executor.table, self.database.rows.slots
             self.require(
                 f"{executor.name} has told of slot {key}, and forgot it when it started again"

@@ -59,12 +59,7 @@ class Executor(CommandedHost):
         self._contact_ms = self.loop.now_ms
         self.checks.contact(self)
         self.log(f"{self.name} starts with {[f'{k[0]}/{k[1]}' for k in self.on_host]}")
-        for slot in list(self.table):
-            if slot.state is SlotState.FREEING:
-                self._take_down(slot.key)
-            elif slot.spec.target_address and not slot.accepted:
-                self._offer(slot)
-        return self._save(lambda _fine: self._first_turn(self.loop.now_ms))
+        return self._settle(self.loop.now_ms)
 
     def _recover(self) -> None:
         """Adopts what is known, destroys what nobody knows, tells as broken what is missing."""
@@ -79,21 +74,36 @@ class Executor(CommandedHost):
             self.reports.ended(EndedSlot(SlotKey(*ended["key"]), ended["reason"]))
         self._taking_down.clear()
         self._begin_commands()
+        rebooted = saved.boot_id not in ("", f"boot-{self.boots}")
+        why_missing = Reason.SLOT_MISSING if rebooted else Reason.SLOT_BROKEN
         for slot in map(Slot.from_dict, saved.slots):
             if slot.key in self.on_host:
                 self.table.adopt(slot)
             elif slot.state is SlotState.ALLOCATED or slot.end_reason:
-                self.reports.ended(EndedSlot(slot.key, slot.end_reason or Reason.SLOT_BROKEN.value))
-        self.checks.recovered(self, knows=saved.starts > 0)
+                self.reports.ended(EndedSlot(slot.key, slot.end_reason or why_missing.value))
+        self.checks.recovered(self)
         for key in self.on_host:
             if self.table.get(key) is None:
                 self._clean(key)
 
-    def _first_turn(self, since_ms: int) -> None:
+    def _settle(self, since_ms: int) -> None:
+        """What nobody knows goes first, if it goes soon; then it writes down what is left."""
         if self._cleaning and self.loop.now_ms < since_ms + DESTROY_WAIT_MS:
-            self.after(10, lambda: self._first_turn(since_ms))
-        else:
-            self._turn()
+            return self.after(10, lambda: self._settle(since_ms))
+        for slot in self.table:
+            if slot.state is SlotState.FREEING:
+                self._take_down(slot.key)
+        return self._save(self._serve_others)
+
+    def _serve_others(self, kept: bool) -> None:
+        """Nobody hears of an identity that could not be kept; one that is known goes on."""
+        if not kept and self.starts == 1:
+            self.log(f"{self.name} cannot keep its identity")
+            return self.crash()
+        for slot in list(self.table):
+            if slot.state is SlotState.ALLOCATED:
+                self._offer(slot)
+        return self._turn()
 
     def crash(self, *, reboot: bool = False) -> None:
         """The front dies; with `reboot` everything on the host does."""
