@@ -24,6 +24,8 @@ from finegrain.errors import (
     ResourceExhausted,
 )
 from finegrain.resources import (
+    CPU_MILLI,
+    MEMORY_BYTES,
     Amounts,
     add,
     booking,
@@ -68,6 +70,7 @@ class SlotTable:
     _slots: dict[SlotKey, Slot] = field(default_factory=dict)
     _generations: dict[str, set[int]] = field(default_factory=dict)
     _booked: dict[str, int] = field(default_factory=dict)
+    _withheld: dict[SlotKey, dict[str, int]] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[Slot]:
         return iter(self._slots.values())
@@ -93,19 +96,22 @@ class SlotTable:
         return booking(spec.profile, separate_pools=has_separate_pools(self.share.total))
 
     def available(self) -> dict[str, int]:
-        """Total minus everything that is booked."""
-        return subtract(self.share.total, self._booked)
+        """Total minus everything that is booked or withheld."""
+        return subtract(self.share.total, add(self._booked, total_of(self._withheld.values())))
 
     def allocated(self) -> dict[str, int]:
         """Everything that is booked."""
         return dict(self._booked)
 
     def available_beside(self, slots: Iterable[Slot]) -> dict[str, int]:
-        """Total minus just these slots, never below zero: what a report of them leaves.
+        """Total minus just these slots and what is withheld, never below zero: what a report of
+        them leaves.
 
         Adopted slots can exceed a total that shrank over a restart.
         """
-        taken = total_of(self.booking_of(slot.spec) for slot in slots)
+        taken = total_of(
+            (*(self.booking_of(slot.spec) for slot in slots), *self._withheld.values())
+        )
         left = subtract(self.share.total, taken)
         return {name: amount for name, amount in left.items() if amount > 0}
 
@@ -263,6 +269,25 @@ class SlotTable:
             raise illegal_move(slot, slot.state)
         self._book(slot)
         self.version += 1
+
+    # -- what is here and nobody's -----------------------------------------------------------
+
+    def withhold(self, key: SlotKey, *, cpu_milli: int, memory_bytes: int) -> None:
+        """Remains of a slot that no book knows live on: what they hold is not for others.
+
+        What else they hold (devices, countable resources, parts of memory) is not known, so all of
+        that is withheld.
+        """
+        known = {CPU_MILLI: cpu_milli, MEMORY_BYTES: memory_bytes}
+        self._withheld[key] = {
+            name: known.get(name, amount) for name, amount in self.share.total.items()
+        }
+        self.version += 1
+
+    def hand_back(self, key: SlotKey) -> None:
+        """Nothing of them is left."""
+        if self._withheld.pop(key, None) is not None:
+            self.version += 1
 
     def _book(self, slot: Slot) -> Slot:
         self._slots[slot.key] = slot

@@ -133,10 +133,10 @@ def _take_in(keeper: SlotKeeper, task: Task, record: TaskRecord) -> None:
 async def _destroy_unknown_slots(keeper: SlotKeeper, state: HelperState) -> None:
     for stranger in state.strangers:
         log.error("stranger_killed", group=stranger.group, pids=stranger.pids)
-    keys = [_slot_key(each.limits) for each in state.slots]
-    unknown = [key for key in keys if keeper.table.get(key) is None]
-    for key in unknown:
-        log.warning("unknown_slot", allocation_id=key.allocation_id, generation=key.generation)
+    everything = [each.limits for each in state.slots]
+    unknown = [each for each in everything if keeper.table.get(_slot_key(each)) is None]
+    for each in unknown:
+        log.warning("unknown_slot", allocation_id=each.allocation_id, generation=each.generation)
     await keeper.destroy_unknown(unknown, DESTROY_S_MAX)
 
 

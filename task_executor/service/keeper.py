@@ -227,16 +227,21 @@ class SlotKeeper:
             await self._destroy(key, grace_ms=0)
             if self.table.get(key) is not None:
                 self.table.carve_failed(key)
+            self.table.hand_back(key)
         finally:
             del self._cleaning[key]
         self.on_change()
 
-    async def destroy_unknown(self, keys: Iterable[SlotKey], timeout_s: float) -> None:
+    async def destroy_unknown(self, slots: Iterable[SlotLimits], timeout_s: float) -> None:
         """Slots on the host that are in no book of ours: returns when they are gone, or after the
-        timeout; what is left is tried again for ever.
+        timeout; what is left is tried again for ever, and what it holds withheld meanwhile.
         """
-        for key in keys:
+        for limits in slots:
+            key = SlotKey(limits.allocation_id, limits.generation)
             if key not in self._cleaning:
+                self.table.withhold(
+                    key, cpu_milli=limits.cpu_milli, memory_bytes=limits.memory_bytes
+                )
                 self._clean_up(key)
         if self._cleaning:
             await asyncio.wait(self._cleaning.values(), timeout=timeout_s)

@@ -201,3 +201,25 @@ async def test_a_stop_that_is_to_leave_nothing_behind_frees_forgets_and_tells(
     assert not list((executor.folder / "state" / "tasks").iterdir())
     executor.directory.close()
     await executor.start()
+
+
+async def test_what_unknown_slots_hold_is_nobodys_until_they_are_gone(
+    rm: ScriptedRM, executor: Executor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_sync, "DESTROY_S_MAX", 0.05)
+    total = keeper(executor).table.share.total
+    await rm.allocate(allocation("old", cpu_milli=total["cpu_milli"]))
+    await executor.crash()
+    (executor.folder / "state" / "state.json").unlink()
+    executor.helper.destroy_gate.clear()
+    await again(rm, executor)
+    said = rm.registered.report
+    assert not said.slots
+    assert not said.available.cpu_milli
+    answer = await rm.allocate(allocation("new", cpu_milli=100))
+    assert answer.results[0].error.reason == "INSUFFICIENT_RESOURCES"
+    assert [name for name, _generation in executor.helper.slots] == ["old"]
+    executor.helper.destroy_gate.set()
+    await eventually(lambda: keeper(executor).table.available() == dict(total), "all is free again")
+    answer = await rm.allocate(allocation("new", cpu_milli=total["cpu_milli"]))
+    assert not answer.results[0].HasField("error")
