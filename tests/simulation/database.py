@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 LEASE_MS = 1_000
 IDLE_MS = 400  # of a client within a transaction, before it is broken off
 CALL_WAIT_MS = 1_200  # before a client that hears nothing gives up
+LOCK_WAIT_MS = (
+    CALL_WAIT_MS // 2
+)  # of a statement; shorter, so that none is done after its caller gave up
 
 
 STOP_MS = 2_500
@@ -91,7 +94,9 @@ class Database:
         """The condition of every write."""
         return self.holder == holder and self.rm_epoch == epoch
 
-    def _is_free(self) -> bool:
+    def _is_free(self, holder: str) -> bool:
+        if self.holder == holder:
+            return True  # taken before, by a call whose answer came too late for the caller
         if self.lease_ms is None:
             held_by = self.held_by
             return held_by is None or not held_by.up or held_by.holder != self.holder
@@ -103,13 +108,17 @@ class Database:
         Errors: StoreError (STORE_IN_USE while another leads), NotLeader.
         """
         holder, epoch = client.holder, client.epoch
+        give_up_ms = self.loop.now_ms + LOCK_WAIT_MS
 
         def take(reply: Reply) -> None:
             if self.open:  # they hold locks on the row
-                self.loop.after(20, lambda: take(reply))
+                if self.loop.now_ms < give_up_ms:
+                    self.loop.after(20, lambda: take(reply))
+                else:
+                    reply(StoreError("the row stayed locked"))
             elif epoch and not self.leads(holder, epoch):
                 reply(NotLeader("another took over"))
-            elif not epoch and not self._is_free():
+            elif not epoch and not self._is_free(holder):
                 reply(StoreError("another leads", reason=Reason.STORE_IN_USE))
             else:
                 self.rm_epoch = self._next_epoch(above_epoch)
@@ -126,10 +135,14 @@ class Database:
     def renew(self, client: Client, answer: Reply) -> None:
         """Makes the lease run anew; answers with None. Errors: StoreError, NotLeader."""
         holder, epoch = client.holder, client.epoch
+        give_up_ms = self.loop.now_ms + LOCK_WAIT_MS
 
         def take(reply: Reply) -> None:
             if self.open and self.lease_ms is not None:
-                self.loop.after(20, lambda: take(reply))
+                if self.loop.now_ms < give_up_ms:
+                    self.loop.after(20, lambda: take(reply))
+                else:
+                    reply(StoreError("the row stayed locked"))
             elif not self.leads(holder, epoch):
                 reply(NotLeader("another took over"))
             else:
