@@ -98,12 +98,17 @@ class Lanes:
     @contextmanager
     def promised(self, owner: str, items: int) -> Iterator[None]:
         """Counts items of an owner that were let in and come when this ends."""
+        if not items:
+            yield
+            return
         self._promised[owner] = self._promised.get(owner, 0) + items
         try:
             yield
         finally:
-            self._promised[owner] -= items
-            if not self._promised[owner]:
+            left = self._promised[owner] - items
+            if left:
+                self._promised[owner] = left
+            else:
                 del self._promised[owner]
 
     def gather(self) -> list[Item]:

@@ -148,6 +148,15 @@ def test_what_is_let_in_counts_before_it_comes(loop: asyncio.AbstractEventLoop) 
     queue.lanes.check("flood", 40)
 
 
+def test_calls_of_one_part_side_by_side_promise_nothing(loop: asyncio.AbstractEventLoop) -> None:
+    lanes = Queue(loop, LaneLimits()).lanes
+    one, other = lanes.promised("job", 0), lanes.promised("job", 0)
+    one.__enter__()
+    other.__enter__()
+    one.__exit__(None, None, None)
+    other.__exit__(None, None, None)
+
+
 @given(
     st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(1, 40), st.booleans()), max_size=60),
     st.integers(1, 30),
