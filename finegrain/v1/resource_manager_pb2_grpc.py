@@ -41,6 +41,12 @@ class ResourceManagerServiceStub(object):
 
     Errors carry google.rpc.ErrorInfo (domain "finegrain"; the reasons are listed in docs/errors.md), bad input also
     google.rpc.BadRequest. Lack of capacity is never an error here: waiting is a state.
+
+    UNAVAILABLE: try again, with growing pauses, at the next address known. With the reason NOT_LEADER another resource
+    manager leads on the same database; the detail `leader_address` of the ErrorInfo says where it was last known to be,
+    a hint that may be stale. Show the token only to addresses that are meant to have it. A watch goes on at the new
+    leader from its sequence. RESOURCE_EXHAUSTED: too much is under way; google.rpc.RetryInfo says when to come back, to
+    the same address.
     """
 
     def __init__(self, channel):
@@ -117,6 +123,12 @@ class ResourceManagerServiceServicer(object):
 
     Errors carry google.rpc.ErrorInfo (domain "finegrain"; the reasons are listed in docs/errors.md), bad input also
     google.rpc.BadRequest. Lack of capacity is never an error here: waiting is a state.
+
+    UNAVAILABLE: try again, with growing pauses, at the next address known. With the reason NOT_LEADER another resource
+    manager leads on the same database; the detail `leader_address` of the ErrorInfo says where it was last known to be,
+    a hint that may be stale. Show the token only to addresses that are meant to have it. A watch goes on at the new
+    leader from its sequence. RESOURCE_EXHAUSTED: too much is under way; google.rpc.RetryInfo says when to come back, to
+    the same address.
     """
 
     def RegisterJob(self, request, context):
@@ -271,6 +283,12 @@ class ResourceManagerService(object):
 
     Errors carry google.rpc.ErrorInfo (domain "finegrain"; the reasons are listed in docs/errors.md), bad input also
     google.rpc.BadRequest. Lack of capacity is never an error here: waiting is a state.
+
+    UNAVAILABLE: try again, with growing pauses, at the next address known. With the reason NOT_LEADER another resource
+    manager leads on the same database; the detail `leader_address` of the ErrorInfo says where it was last known to be,
+    a hint that may be stale. Show the token only to addresses that are meant to have it. A watch goes on at the new
+    leader from its sequence. RESOURCE_EXHAUSTED: too much is under way; google.rpc.RetryInfo says when to come back, to
+    the same address.
     """
 
     @staticmethod

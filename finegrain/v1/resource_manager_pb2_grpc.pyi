@@ -33,6 +33,12 @@ class ResourceManagerServiceStub:
 
     Errors carry google.rpc.ErrorInfo (domain "finegrain"; the reasons are listed in docs/errors.md), bad input also
     google.rpc.BadRequest. Lack of capacity is never an error here: waiting is a state.
+
+    UNAVAILABLE: try again, with growing pauses, at the next address known. With the reason NOT_LEADER another resource
+    manager leads on the same database; the detail `leader_address` of the ErrorInfo says where it was last known to be,
+    a hint that may be stale. Show the token only to addresses that are meant to have it. A watch goes on at the new
+    leader from its sequence. RESOURCE_EXHAUSTED: too much is under way; google.rpc.RetryInfo says when to come back, to
+    the same address.
     """
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
@@ -121,6 +127,12 @@ class ResourceManagerServiceAsyncStub:
 
     Errors carry google.rpc.ErrorInfo (domain "finegrain"; the reasons are listed in docs/errors.md), bad input also
     google.rpc.BadRequest. Lack of capacity is never an error here: waiting is a state.
+
+    UNAVAILABLE: try again, with growing pauses, at the next address known. With the reason NOT_LEADER another resource
+    manager leads on the same database; the detail `leader_address` of the ErrorInfo says where it was last known to be,
+    a hint that may be stale. Show the token only to addresses that are meant to have it. A watch goes on at the new
+    leader from its sequence. RESOURCE_EXHAUSTED: too much is under way; google.rpc.RetryInfo says when to come back, to
+    the same address.
     """
 
     RegisterJob: grpc.aio.UnaryUnaryMultiCallable[
@@ -208,6 +220,12 @@ class ResourceManagerServiceServicer(metaclass=abc.ABCMeta):
 
     Errors carry google.rpc.ErrorInfo (domain "finegrain"; the reasons are listed in docs/errors.md), bad input also
     google.rpc.BadRequest. Lack of capacity is never an error here: waiting is a state.
+
+    UNAVAILABLE: try again, with growing pauses, at the next address known. With the reason NOT_LEADER another resource
+    manager leads on the same database; the detail `leader_address` of the ErrorInfo says where it was last known to be,
+    a hint that may be stale. Show the token only to addresses that are meant to have it. A watch goes on at the new
+    leader from its sequence. RESOURCE_EXHAUSTED: too much is under way; google.rpc.RetryInfo says when to come back, to
+    the same address.
     """
 
     @abc.abstractmethod

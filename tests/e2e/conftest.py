@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.driving import Daemons, Small, small_cluster
+from tests.support.postgresql import PostgresqlServer
 
 
 @pytest.fixture(scope="module")
@@ -18,6 +19,14 @@ def home() -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="fg-home-"))
     yield folder
     shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def postgresql_server() -> Iterator[PostgresqlServer]:
+    """A server that lives as long as a module."""
+    server = PostgresqlServer()
+    yield server
+    server.stop()
 
 
 @pytest.fixture(scope="module")

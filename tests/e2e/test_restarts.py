@@ -32,14 +32,6 @@ TICKER = "i=0; while [ $i -lt 60 ]; do i=$((i+1)); echo $i; sleep 0.05; done; ex
 TICKS = b"".join(b"%d\n" % number for number in range(1, 61))
 
 
-@pytest.fixture(scope="module")
-def postgresql_server() -> Iterator[PostgresqlServer]:
-    """A server that lives as long as this module."""
-    server = PostgresqlServer()
-    yield server
-    server.stop()
-
-
 @pytest.fixture(
     params=["sqlite", pytest.param("postgresql", marks=pytest.mark.needs("postgresql"))]
 )

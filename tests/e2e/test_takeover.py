@@ -120,14 +120,6 @@ def said(daemon: Daemon, event: str) -> None:
     eventually(last, f"{event}: {daemon.log[-1000:]}")
 
 
-@pytest.fixture(scope="module")
-def postgresql_server() -> Iterator[PostgresqlServer]:
-    """A server that lives as long as this module."""
-    server = PostgresqlServer()
-    yield server
-    server.stop()
-
-
 @pytest.fixture(
     params=["sqlite", pytest.param("postgresql", marks=pytest.mark.needs("postgresql"))]
 )
