@@ -45,6 +45,7 @@ RESOURCE_MANAGER_ACCESS = table_of(
         "RequestResource",
         "CancelRequests",
         "ReleaseSlots",
+        "ResizeSlot",
         "WatchJob",
         "Explain",
     ),
@@ -60,6 +61,7 @@ CLUSTER_ACCESS = table_of(
         "ListRequests",
         "ListJobs",
         "ListEvents",
+        "ListProviders",
     ),
     cluster=(
         "DrainExecutor",
@@ -67,12 +69,13 @@ CLUSTER_ACCESS = table_of(
         "ForgetExecutor",
         "ReleaseAllocations",
         "TerminateJob",
+        "ResizeSlot",
     ),
 )
 TASK_EXECUTOR_ACCESS = table_of(
     "finegrain.v1.TaskExecutorService",
     user=("SubmitTask", "CancelTask", "SignalTask", "WriteTaskInput", "WatchTask", "ListTasks"),
-    cluster=("AllocateSlots", "FreeSlots"),
+    cluster=("AllocateSlots", "FreeSlots", "ResizeSlot"),
 )
 
 _LARGE = {

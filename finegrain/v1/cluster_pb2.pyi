@@ -56,6 +56,38 @@ EXECUTOR_STATE_LOST: ExecutorState.ValueType  # 3
 """Silent for longer than the lost timeout. Its slots are lost; its capacity does not count."""
 global___ExecutorState = ExecutorState
 
+class _ProvidedExecutorState:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _ProvidedExecutorStateEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_ProvidedExecutorState.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    PROVIDED_EXECUTOR_STATE_UNSPECIFIED: _ProvidedExecutorState.ValueType  # 0
+    """Never sent."""
+    PROVIDED_EXECUTOR_STATE_ASKED: _ProvidedExecutorState.ValueType  # 1
+    """Its provider was told to start it."""
+    PROVIDED_EXECUTOR_STATE_STARTED: _ProvidedExecutorState.ValueType  # 2
+    """Its provider has started it; it has not registered yet."""
+    PROVIDED_EXECUTOR_STATE_REGISTERED: _ProvidedExecutorState.ValueType  # 3
+    """It came."""
+    PROVIDED_EXECUTOR_STATE_STOPPING: _ProvidedExecutorState.ValueType  # 4
+    """It is being given back."""
+
+class ProvidedExecutorState(_ProvidedExecutorState, metaclass=_ProvidedExecutorStateEnumTypeWrapper):
+    """Where an executor stands that was asked for."""
+
+PROVIDED_EXECUTOR_STATE_UNSPECIFIED: ProvidedExecutorState.ValueType  # 0
+"""Never sent."""
+PROVIDED_EXECUTOR_STATE_ASKED: ProvidedExecutorState.ValueType  # 1
+"""Its provider was told to start it."""
+PROVIDED_EXECUTOR_STATE_STARTED: ProvidedExecutorState.ValueType  # 2
+"""Its provider has started it; it has not registered yet."""
+PROVIDED_EXECUTOR_STATE_REGISTERED: ProvidedExecutorState.ValueType  # 3
+"""It came."""
+PROVIDED_EXECUTOR_STATE_STOPPING: ProvidedExecutorState.ValueType  # 4
+"""It is being given back."""
+global___ProvidedExecutorState = ProvidedExecutorState
+
 @typing.final
 class ExecutorStatus(google.protobuf.message.Message):
     """One executor."""
@@ -102,6 +134,7 @@ class ExecutorStatus(google.protobuf.message.Message):
     TOPOLOGY_FIELD_NUMBER: builtins.int
     SHARED_CPUS_FIELD_NUMBER: builtins.int
     UNREACHABLE_REASON_FIELD_NUMBER: builtins.int
+    PROVIDED_AS_FIELD_NUMBER: builtins.int
     executor_id: builtins.str
     """Its name."""
     instance_id: builtins.str
@@ -130,6 +163,8 @@ class ExecutorStatus(google.protobuf.message.Message):
     """Why the RM cannot dial the executor although it reports, with the way out; empty: it can. Nothing new is placed
     on it then; it is tried again and again, and used again by itself once it can be dialled.
     """
+    provided_as: builtins.str
+    """The executor shape as which a provider started it; empty: it came by itself and is never given back."""
     @property
     def drain_deadline_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
         """When its remaining slots are taken away; absent: never."""
@@ -201,9 +236,10 @@ class ExecutorStatus(google.protobuf.message.Message):
         topology: finegrain.v1.resources_pb2.HostTopology | None = ...,
         shared_cpus: builtins.str = ...,
         unreachable_reason: builtins.str = ...,
+        provided_as: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["allocated", b"allocated", "available", b"available", "default_slot_profile", b"default_slot_profile", "drain_deadline_time", b"drain_deadline_time", "isolation", b"isolation", "report_time", b"report_time", "reserved", b"reserved", "topology", b"topology", "total", b"total", "used", b"used"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "allocated", b"allocated", "available", b"available", "default_slot_profile", b"default_slot_profile", "drain_deadline_time", b"drain_deadline_time", "drain_reason", b"drain_reason", "draining", b"draining", "executor_id", b"executor_id", "instance_id", b"instance_id", "isolation", b"isolation", "labels", b"labels", "registration_number", b"registration_number", "report_number", b"report_number", "report_time", b"report_time", "reserved", b"reserved", "shared_cpus", b"shared_cpus", "slots", b"slots", "slots_max", b"slots_max", "software_version", b"software_version", "state", b"state", "topology", b"topology", "total", b"total", "unreachable_reason", b"unreachable_reason", "used", b"used"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "allocated", b"allocated", "available", b"available", "default_slot_profile", b"default_slot_profile", "drain_deadline_time", b"drain_deadline_time", "drain_reason", b"drain_reason", "draining", b"draining", "executor_id", b"executor_id", "instance_id", b"instance_id", "isolation", b"isolation", "labels", b"labels", "provided_as", b"provided_as", "registration_number", b"registration_number", "report_number", b"report_number", "report_time", b"report_time", "reserved", b"reserved", "shared_cpus", b"shared_cpus", "slots", b"slots", "slots_max", b"slots_max", "software_version", b"software_version", "state", b"state", "topology", b"topology", "total", b"total", "unreachable_reason", b"unreachable_reason", "used", b"used"]) -> None: ...
 
 global___ExecutorStatus = ExecutorStatus
 
@@ -974,3 +1010,290 @@ class TerminateJobResponse(google.protobuf.message.Message):
     ) -> None: ...
 
 global___TerminateJobResponse = TerminateJobResponse
+
+@typing.final
+class ClusterServiceResizeSlotRequest(google.protobuf.message.Message):
+    """Changes the size of a slot."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ALLOCATION_ID_FIELD_NUMBER: builtins.int
+    GENERATION_FIELD_NUMBER: builtins.int
+    RESIZE_NUMBER_FIELD_NUMBER: builtins.int
+    PROFILE_FIELD_NUMBER: builtins.int
+    CPU_LIMIT_MILLI_FIELD_NUMBER: builtins.int
+    WHEN_IN_USE_FIELD_NUMBER: builtins.int
+    allocation_id: builtins.str
+    """The slot; its request must be GRANTED."""
+    generation: builtins.int
+    """The generation that is meant; 0: whichever is current."""
+    resize_number: builtins.int
+    """Number of the change; see ResourceManagerServiceResizeSlotRequest."""
+    cpu_limit_milli: builtins.int
+    """Hard CPU cap in thousandths of a core where it should be above the booked `cpu_milli`; 0: the same."""
+    when_in_use: finegrain.v1.resource_manager_pb2.WhenInUse.ValueType
+    """What to do if the slot uses more memory than it is to have."""
+    @property
+    def profile(self) -> finegrain.v1.resources_pb2.ResourceProfile:
+        """The whole of what the slot is to consist of. Required."""
+
+    def __init__(
+        self,
+        *,
+        allocation_id: builtins.str = ...,
+        generation: builtins.int = ...,
+        resize_number: builtins.int = ...,
+        profile: finegrain.v1.resources_pb2.ResourceProfile | None = ...,
+        cpu_limit_milli: builtins.int = ...,
+        when_in_use: finegrain.v1.resource_manager_pb2.WhenInUse.ValueType = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["profile", b"profile"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["allocation_id", b"allocation_id", "cpu_limit_milli", b"cpu_limit_milli", "generation", b"generation", "profile", b"profile", "resize_number", b"resize_number", "when_in_use", b"when_in_use"]) -> None: ...
+
+global___ClusterServiceResizeSlotRequest = ClusterServiceResizeSlotRequest
+
+@typing.final
+class ClusterServiceResizeSlotResponse(google.protobuf.message.Message):
+    """The wish is durable."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SLOT_FIELD_NUMBER: builtins.int
+    @property
+    def slot(self) -> finegrain.v1.slots_pb2.SlotStatus:
+        """The slot as it is now, with what is under way."""
+
+    def __init__(
+        self,
+        *,
+        slot: finegrain.v1.slots_pb2.SlotStatus | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["slot", b"slot"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["slot", b"slot"]) -> None: ...
+
+global___ClusterServiceResizeSlotResponse = ClusterServiceResizeSlotResponse
+
+@typing.final
+class ListProvidersRequest(google.protobuf.message.Message):
+    """Asks how the cluster grows and shrinks."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___ListProvidersRequest = ListProvidersRequest
+
+@typing.final
+class ListProvidersResponse(google.protobuf.message.Message):
+    """How the cluster grows and shrinks. Without providers everything is empty."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SHAPES_FIELD_NUMBER: builtins.int
+    EXECUTORS_FIELD_NUMBER: builtins.int
+    MINIMUM_FIELD_NUMBER: builtins.int
+    MAXIMUM_FIELD_NUMBER: builtins.int
+    PRESENT_FIELD_NUMBER: builtins.int
+    IDLE_TIMEOUT_FIELD_NUMBER: builtins.int
+    UNPLANNED_FIELD_NUMBER: builtins.int
+    @property
+    def shapes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ExecutorShape]:
+        """What can be asked for, in the order of the configuration."""
+
+    @property
+    def executors(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ProvidedExecutor]:
+        """Executors that were asked for and those that came of it, oldest first."""
+
+    @property
+    def minimum(self) -> finegrain.v1.resources_pb2.ResourceAmounts:
+        """What all executors together are to have at least."""
+
+    @property
+    def maximum(self) -> finegrain.v1.resources_pb2.ResourceAmounts:
+        """What they may have at most because of what is asked for; a dimension that is absent has no limit."""
+
+    @property
+    def present(self) -> finegrain.v1.resources_pb2.ResourceAmounts:
+        """What those that are not lost, and those that were asked for, have in total."""
+
+    @property
+    def idle_timeout(self) -> google.protobuf.duration_pb2.Duration:
+        """How long an executor has no slots before it is given back."""
+
+    @property
+    def unplanned(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Requests that wait, fit no executor, and are planned on none either, with why ("2 requests: maximum reached")."""
+
+    def __init__(
+        self,
+        *,
+        shapes: collections.abc.Iterable[global___ExecutorShape] | None = ...,
+        executors: collections.abc.Iterable[global___ProvidedExecutor] | None = ...,
+        minimum: finegrain.v1.resources_pb2.ResourceAmounts | None = ...,
+        maximum: finegrain.v1.resources_pb2.ResourceAmounts | None = ...,
+        present: finegrain.v1.resources_pb2.ResourceAmounts | None = ...,
+        idle_timeout: google.protobuf.duration_pb2.Duration | None = ...,
+        unplanned: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["idle_timeout", b"idle_timeout", "maximum", b"maximum", "minimum", b"minimum", "present", b"present"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["executors", b"executors", "idle_timeout", b"idle_timeout", "maximum", b"maximum", "minimum", b"minimum", "present", b"present", "shapes", b"shapes", "unplanned", b"unplanned"]) -> None: ...
+
+global___ListProvidersResponse = ListProvidersResponse
+
+@typing.final
+class ExecutorShape(google.protobuf.message.Message):
+    """One kind of executor that a provider can start."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    @typing.final
+    class LabelsEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.str
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.str = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
+    @typing.final
+    class ExecutorsEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.int
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.int = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
+    NAME_FIELD_NUMBER: builtins.int
+    PROVIDER_FIELD_NUMBER: builtins.int
+    TOTAL_FIELD_NUMBER: builtins.int
+    LABELS_FIELD_NUMBER: builtins.int
+    COST_FIELD_NUMBER: builtins.int
+    COUNT_MAX_FIELD_NUMBER: builtins.int
+    EXECUTORS_FIELD_NUMBER: builtins.int
+    BACKOFF_UNTIL_TIME_FIELD_NUMBER: builtins.int
+    FAILURES_FIELD_NUMBER: builtins.int
+    LAST_FAILURE_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """Its name."""
+    provider: builtins.str
+    """Who starts it: "process" or "command", or another provider's name."""
+    cost: builtins.float
+    """What it costs, in the unit of the configuration; only compared with other shapes'."""
+    count_max: builtins.int
+    """Most of them at a time; 0: no limit."""
+    failures: builtins.int
+    """Failures in a row."""
+    last_failure: builtins.str
+    """What went wrong last, for people."""
+    @property
+    def total(self) -> finegrain.v1.resources_pb2.ResourceAmounts:
+        """What such an executor has for slots."""
+
+    @property
+    def labels(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
+        """Labels that it carries."""
+
+    @property
+    def executors(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]:
+        """Executors of this shape by state ("asked", "started", "registered", "stopping")."""
+
+    @property
+    def backoff_until_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
+        """After failures: not asked for before this time; absent: at once."""
+
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        provider: builtins.str = ...,
+        total: finegrain.v1.resources_pb2.ResourceAmounts | None = ...,
+        labels: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
+        cost: builtins.float = ...,
+        count_max: builtins.int = ...,
+        executors: collections.abc.Mapping[builtins.str, builtins.int] | None = ...,
+        backoff_until_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
+        failures: builtins.int = ...,
+        last_failure: builtins.str = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["backoff_until_time", b"backoff_until_time", "total", b"total"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["backoff_until_time", b"backoff_until_time", "cost", b"cost", "count_max", b"count_max", "executors", b"executors", "failures", b"failures", "labels", b"labels", "last_failure", b"last_failure", "name", b"name", "provider", b"provider", "total", b"total"]) -> None: ...
+
+global___ExecutorShape = ExecutorShape
+
+@typing.final
+class ProvidedExecutor(google.protobuf.message.Message):
+    """One executor that was asked for."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    EXECUTOR_ID_FIELD_NUMBER: builtins.int
+    SHAPE_FIELD_NUMBER: builtins.int
+    STATE_FIELD_NUMBER: builtins.int
+    CAUSE_FIELD_NUMBER: builtins.int
+    MESSAGE_FIELD_NUMBER: builtins.int
+    ASK_TIME_FIELD_NUMBER: builtins.int
+    DEADLINE_TIME_FIELD_NUMBER: builtins.int
+    PLANNED_FIELD_NUMBER: builtins.int
+    PLANNED_REQUESTS_FIELD_NUMBER: builtins.int
+    HANDLE_FIELD_NUMBER: builtins.int
+    executor_id: builtins.str
+    """The name that it registers with."""
+    shape: builtins.str
+    """Its shape."""
+    state: global___ProvidedExecutorState.ValueType
+    """Where it stands."""
+    cause: builtins.str
+    """Why it was asked for, for people."""
+    message: builtins.str
+    """What went on since (how it was started, why it is given back, what failed), for people."""
+    planned_requests: builtins.int
+    """How many those are."""
+    handle: builtins.str
+    """What the provider calls it (a process, a unit, a batch job), for people."""
+    @property
+    def ask_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
+        """When it was asked for."""
+
+    @property
+    def deadline_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
+        """When it is given up if it has not registered; only while it has not."""
+
+    @property
+    def planned(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Requests that are planned on it, as "N of PROFILE"."""
+
+    def __init__(
+        self,
+        *,
+        executor_id: builtins.str = ...,
+        shape: builtins.str = ...,
+        state: global___ProvidedExecutorState.ValueType = ...,
+        cause: builtins.str = ...,
+        message: builtins.str = ...,
+        ask_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
+        deadline_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
+        planned: collections.abc.Iterable[builtins.str] | None = ...,
+        planned_requests: builtins.int = ...,
+        handle: builtins.str = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["ask_time", b"ask_time", "deadline_time", b"deadline_time"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["ask_time", b"ask_time", "cause", b"cause", "deadline_time", b"deadline_time", "executor_id", b"executor_id", "handle", b"handle", "message", b"message", "planned", b"planned", "planned_requests", b"planned_requests", "shape", b"shape", "state", b"state"]) -> None: ...
+
+global___ProvidedExecutor = ProvidedExecutor

@@ -29,7 +29,7 @@ class ClusterServiceStub(object):
     """Lists, history and the levers of operators.
 
     Reading needs the user token or the cluster token; whatever changes something (drain, undrain, forget, release,
-    end) needs the cluster token.
+    resize, end) needs the cluster token.
 
     Lists are paged: `page_size` 0 means 1,000 and is capped at 10,000; pass `next_page_token` on unchanged. A page
     token stays usable while the RM lives; entities that come or go meanwhile may or may not be seen.
@@ -101,13 +101,23 @@ class ClusterServiceStub(object):
                 request_serializer=finegrain_dot_v1_dot_cluster__pb2.TerminateJobRequest.SerializeToString,
                 response_deserializer=finegrain_dot_v1_dot_cluster__pb2.TerminateJobResponse.FromString,
                 _registered_method=True)
+        self.ResizeSlot = channel.unary_unary(
+                '/finegrain.v1.ClusterService/ResizeSlot',
+                request_serializer=finegrain_dot_v1_dot_cluster__pb2.ClusterServiceResizeSlotRequest.SerializeToString,
+                response_deserializer=finegrain_dot_v1_dot_cluster__pb2.ClusterServiceResizeSlotResponse.FromString,
+                _registered_method=True)
+        self.ListProviders = channel.unary_unary(
+                '/finegrain.v1.ClusterService/ListProviders',
+                request_serializer=finegrain_dot_v1_dot_cluster__pb2.ListProvidersRequest.SerializeToString,
+                response_deserializer=finegrain_dot_v1_dot_cluster__pb2.ListProvidersResponse.FromString,
+                _registered_method=True)
 
 
 class ClusterServiceServicer(object):
     """Lists, history and the levers of operators.
 
     Reading needs the user token or the cluster token; whatever changes something (drain, undrain, forget, release,
-    end) needs the cluster token.
+    resize, end) needs the cluster token.
 
     Lists are paged: `page_size` 0 means 1,000 and is capped at 10,000; pass `next_page_token` on unchanged. A page
     token stays usable while the RM lives; entities that come or go meanwhile may or may not be seen.
@@ -197,6 +207,20 @@ class ClusterServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ResizeSlot(self, request, context):
+        """Changes the size of a slot of any job; see ResourceManagerService.ResizeSlot.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListProviders(self, request, context):
+        """Executor shapes that can be asked for, executors that were asked for, and why.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ClusterServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -260,6 +284,16 @@ def add_ClusterServiceServicer_to_server(servicer, server):
                     request_deserializer=finegrain_dot_v1_dot_cluster__pb2.TerminateJobRequest.FromString,
                     response_serializer=finegrain_dot_v1_dot_cluster__pb2.TerminateJobResponse.SerializeToString,
             ),
+            'ResizeSlot': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResizeSlot,
+                    request_deserializer=finegrain_dot_v1_dot_cluster__pb2.ClusterServiceResizeSlotRequest.FromString,
+                    response_serializer=finegrain_dot_v1_dot_cluster__pb2.ClusterServiceResizeSlotResponse.SerializeToString,
+            ),
+            'ListProviders': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListProviders,
+                    request_deserializer=finegrain_dot_v1_dot_cluster__pb2.ListProvidersRequest.FromString,
+                    response_serializer=finegrain_dot_v1_dot_cluster__pb2.ListProvidersResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'finegrain.v1.ClusterService', rpc_method_handlers)
@@ -272,7 +306,7 @@ class ClusterService(object):
     """Lists, history and the levers of operators.
 
     Reading needs the user token or the cluster token; whatever changes something (drain, undrain, forget, release,
-    end) needs the cluster token.
+    resize, end) needs the cluster token.
 
     Lists are paged: `page_size` 0 means 1,000 and is capped at 10,000; pass `next_page_token` on unchanged. A page
     token stays usable while the RM lives; entities that come or go meanwhile may or may not be seen.
@@ -592,6 +626,60 @@ class ClusterService(object):
             '/finegrain.v1.ClusterService/TerminateJob',
             finegrain_dot_v1_dot_cluster__pb2.TerminateJobRequest.SerializeToString,
             finegrain_dot_v1_dot_cluster__pb2.TerminateJobResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResizeSlot(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/finegrain.v1.ClusterService/ResizeSlot',
+            finegrain_dot_v1_dot_cluster__pb2.ClusterServiceResizeSlotRequest.SerializeToString,
+            finegrain_dot_v1_dot_cluster__pb2.ClusterServiceResizeSlotResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListProviders(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/finegrain.v1.ClusterService/ListProviders',
+            finegrain_dot_v1_dot_cluster__pb2.ListProvidersRequest.SerializeToString,
+            finegrain_dot_v1_dot_cluster__pb2.ListProvidersResponse.FromString,
             options,
             channel_credentials,
             insecure,

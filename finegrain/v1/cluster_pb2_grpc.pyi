@@ -21,7 +21,7 @@ class ClusterServiceStub:
     """Lists, history and the levers of operators.
 
     Reading needs the user token or the cluster token; whatever changes something (drain, undrain, forget, release,
-    end) needs the cluster token.
+    resize, end) needs the cluster token.
 
     Lists are paged: `page_size` 0 means 1,000 and is capped at 10,000; pass `next_page_token` on unchanged. A page
     token stays usable while the RM lives; entities that come or go meanwhile may or may not be seen.
@@ -100,11 +100,23 @@ class ClusterServiceStub:
     ]
     """Ends any job."""
 
+    ResizeSlot: grpc.UnaryUnaryMultiCallable[
+        finegrain.v1.cluster_pb2.ClusterServiceResizeSlotRequest,
+        finegrain.v1.cluster_pb2.ClusterServiceResizeSlotResponse,
+    ]
+    """Changes the size of a slot of any job; see ResourceManagerService.ResizeSlot."""
+
+    ListProviders: grpc.UnaryUnaryMultiCallable[
+        finegrain.v1.cluster_pb2.ListProvidersRequest,
+        finegrain.v1.cluster_pb2.ListProvidersResponse,
+    ]
+    """Executor shapes that can be asked for, executors that were asked for, and why."""
+
 class ClusterServiceAsyncStub:
     """Lists, history and the levers of operators.
 
     Reading needs the user token or the cluster token; whatever changes something (drain, undrain, forget, release,
-    end) needs the cluster token.
+    resize, end) needs the cluster token.
 
     Lists are paged: `page_size` 0 means 1,000 and is capped at 10,000; pass `next_page_token` on unchanged. A page
     token stays usable while the RM lives; entities that come or go meanwhile may or may not be seen.
@@ -182,11 +194,23 @@ class ClusterServiceAsyncStub:
     ]
     """Ends any job."""
 
+    ResizeSlot: grpc.aio.UnaryUnaryMultiCallable[
+        finegrain.v1.cluster_pb2.ClusterServiceResizeSlotRequest,
+        finegrain.v1.cluster_pb2.ClusterServiceResizeSlotResponse,
+    ]
+    """Changes the size of a slot of any job; see ResourceManagerService.ResizeSlot."""
+
+    ListProviders: grpc.aio.UnaryUnaryMultiCallable[
+        finegrain.v1.cluster_pb2.ListProvidersRequest,
+        finegrain.v1.cluster_pb2.ListProvidersResponse,
+    ]
+    """Executor shapes that can be asked for, executors that were asked for, and why."""
+
 class ClusterServiceServicer(metaclass=abc.ABCMeta):
     """Lists, history and the levers of operators.
 
     Reading needs the user token or the cluster token; whatever changes something (drain, undrain, forget, release,
-    end) needs the cluster token.
+    resize, end) needs the cluster token.
 
     Lists are paged: `page_size` 0 means 1,000 and is capped at 10,000; pass `next_page_token` on unchanged. A page
     token stays usable while the RM lives; entities that come or go meanwhile may or may not be seen.
@@ -287,5 +311,21 @@ class ClusterServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[finegrain.v1.cluster_pb2.TerminateJobResponse, collections.abc.Awaitable[finegrain.v1.cluster_pb2.TerminateJobResponse]]:
         """Ends any job."""
+
+    @abc.abstractmethod
+    def ResizeSlot(
+        self,
+        request: finegrain.v1.cluster_pb2.ClusterServiceResizeSlotRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[finegrain.v1.cluster_pb2.ClusterServiceResizeSlotResponse, collections.abc.Awaitable[finegrain.v1.cluster_pb2.ClusterServiceResizeSlotResponse]]:
+        """Changes the size of a slot of any job; see ResourceManagerService.ResizeSlot."""
+
+    @abc.abstractmethod
+    def ListProviders(
+        self,
+        request: finegrain.v1.cluster_pb2.ListProvidersRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[finegrain.v1.cluster_pb2.ListProvidersResponse, collections.abc.Awaitable[finegrain.v1.cluster_pb2.ListProvidersResponse]]:
+        """Executor shapes that can be asked for, executors that were asked for, and why."""
 
 def add_ClusterServiceServicer_to_server(servicer: ClusterServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

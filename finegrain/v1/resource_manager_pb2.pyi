@@ -10,11 +10,42 @@ import finegrain.v1.slots_pb2
 import google.protobuf.descriptor
 import google.protobuf.duration_pb2
 import google.protobuf.internal.containers
+import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
 import google.protobuf.timestamp_pb2
+import sys
 import typing
 
+if sys.version_info >= (3, 10):
+    import typing as typing_extensions
+else:
+    import typing_extensions
+
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
+
+class _WhenInUse:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _WhenInUseEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_WhenInUse.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    WHEN_IN_USE_UNSPECIFIED: _WhenInUse.ValueType  # 0
+    """As REFUSE."""
+    WHEN_IN_USE_REFUSE: _WhenInUse.ValueType  # 1
+    """The change is refused; the slot stays as it is."""
+    WHEN_IN_USE_WAIT: _WhenInUse.ValueType  # 2
+    """The change waits until the slot uses less."""
+
+class WhenInUse(_WhenInUse, metaclass=_WhenInUseEnumTypeWrapper):
+    """What to do if a slot uses more memory than it is to have."""
+
+WHEN_IN_USE_UNSPECIFIED: WhenInUse.ValueType  # 0
+"""As REFUSE."""
+WHEN_IN_USE_REFUSE: WhenInUse.ValueType  # 1
+"""The change is refused; the slot stays as it is."""
+WHEN_IN_USE_WAIT: WhenInUse.ValueType  # 2
+"""The change waits until the slot uses less."""
+global___WhenInUse = WhenInUse
 
 @typing.final
 class RegisterJobRequest(google.protobuf.message.Message):
@@ -176,19 +207,27 @@ class RequestResourceRequest(google.protobuf.message.Message):
 
     JOB_ID_FIELD_NUMBER: builtins.int
     REQUESTS_FIELD_NUMBER: builtins.int
+    GANGS_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     """The job that will own the slots."""
     @property
     def requests(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[finegrain.v1.slots_pb2.SlotRequest]:
         """1 to 10,000 requests."""
 
+    @property
+    def gangs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[finegrain.v1.slots_pb2.Gang]:
+        """The gangs that some of them belong to (`SlotRequest.gang_id`). All members of a gang come in one call, 1 to 1,000
+        of them; if one of them is refused, all are (the others with reason "GANG_REFUSED").
+        """
+
     def __init__(
         self,
         *,
         job_id: builtins.str = ...,
         requests: collections.abc.Iterable[finegrain.v1.slots_pb2.SlotRequest] | None = ...,
+        gangs: collections.abc.Iterable[finegrain.v1.slots_pb2.Gang] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["job_id", b"job_id", "requests", b"requests"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["gangs", b"gangs", "job_id", b"job_id", "requests", b"requests"]) -> None: ...
 
 global___RequestResourceRequest = RequestResourceRequest
 
@@ -330,6 +369,75 @@ class ReleaseSlotsResponse(google.protobuf.message.Message):
 global___ReleaseSlotsResponse = ReleaseSlotsResponse
 
 @typing.final
+class ResourceManagerServiceResizeSlotRequest(google.protobuf.message.Message):
+    """Changes the size of a slot."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: builtins.int
+    ALLOCATION_ID_FIELD_NUMBER: builtins.int
+    GENERATION_FIELD_NUMBER: builtins.int
+    RESIZE_NUMBER_FIELD_NUMBER: builtins.int
+    PROFILE_FIELD_NUMBER: builtins.int
+    CPU_LIMIT_MILLI_FIELD_NUMBER: builtins.int
+    WHEN_IN_USE_FIELD_NUMBER: builtins.int
+    job_id: builtins.str
+    """The job that owns it."""
+    allocation_id: builtins.str
+    """The slot; its request must be GRANTED."""
+    generation: builtins.int
+    """The generation that is meant; 0: whichever is current."""
+    resize_number: builtins.int
+    """Number of the change: one above `SlotStatus.resize_number`, so that of two who wish at once only one succeeds and a
+    repeated call is the same call. 0: the next one, whichever that is. A lower one is refused with
+    FAILED_PRECONDITION and reason "STALE_RESIZE"; the detail `resize_number` has the last one.
+    """
+    cpu_limit_milli: builtins.int
+    """Hard CPU cap in thousandths of a core where it should be above the booked `cpu_milli`; 0: the same."""
+    when_in_use: global___WhenInUse.ValueType
+    """What to do if the slot uses more memory than it is to have."""
+    @property
+    def profile(self) -> finegrain.v1.resources_pb2.ResourceProfile:
+        """The whole of what the slot is to consist of. Required."""
+
+    def __init__(
+        self,
+        *,
+        job_id: builtins.str = ...,
+        allocation_id: builtins.str = ...,
+        generation: builtins.int = ...,
+        resize_number: builtins.int = ...,
+        profile: finegrain.v1.resources_pb2.ResourceProfile | None = ...,
+        cpu_limit_milli: builtins.int = ...,
+        when_in_use: global___WhenInUse.ValueType = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["profile", b"profile"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["allocation_id", b"allocation_id", "cpu_limit_milli", b"cpu_limit_milli", "generation", b"generation", "job_id", b"job_id", "profile", b"profile", "resize_number", b"resize_number", "when_in_use", b"when_in_use"]) -> None: ...
+
+global___ResourceManagerServiceResizeSlotRequest = ResourceManagerServiceResizeSlotRequest
+
+@typing.final
+class ResourceManagerServiceResizeSlotResponse(google.protobuf.message.Message):
+    """The wish is durable."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SLOT_FIELD_NUMBER: builtins.int
+    @property
+    def slot(self) -> finegrain.v1.slots_pb2.SlotStatus:
+        """The slot as it is now, with what is under way."""
+
+    def __init__(
+        self,
+        *,
+        slot: finegrain.v1.slots_pb2.SlotStatus | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["slot", b"slot"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["slot", b"slot"]) -> None: ...
+
+global___ResourceManagerServiceResizeSlotResponse = ResourceManagerServiceResizeSlotResponse
+
+@typing.final
 class WatchJobRequest(google.protobuf.message.Message):
     """Opens a watch stream."""
 
@@ -429,7 +537,8 @@ class JobEvent(google.protobuf.message.Message):
     """The request."""
     state: finegrain.v1.slots_pb2.RequestState.ValueType
     """Where it stands now. GRANTED is the slot offer; `slot` is then set. PENDING after GRANTED: the slot was lost
-    and the request is back in line.
+    and the request is back in line. GRANTED again for the same generation: its size changed (reason "RESIZED"), or was
+    to change and did not (reason "RESIZE_REFUSED").
     """
     reason: builtins.str
     """Why, as a stable code; empty where the state says it all."""
@@ -477,6 +586,7 @@ class RequestStatus(google.protobuf.message.Message):
     END_TIME_FIELD_NUMBER: builtins.int
     SLOT_FIELD_NUMBER: builtins.int
     REQUEST_FIELD_NUMBER: builtins.int
+    GANG_FIELD_NUMBER: builtins.int
     allocation_id: builtins.str
     """Identity."""
     job_id: builtins.str
@@ -487,7 +597,8 @@ class RequestStatus(google.protobuf.message.Message):
     """Where it stands."""
     reason: builtins.str
     """Why it stands there. For PENDING one of the waiting reasons: "NOT_YET_CONSIDERED", "WAITING_CAPACITY",
-    "WAITING_FRAGMENTED", "INFEASIBLE_NOW_OFFLINE", "INFEASIBLE_NEVER", "WAITING_LABELS".
+    "WAITING_FRAGMENTED", "INFEASIBLE_NOW_OFFLINE", "INFEASIBLE_NEVER", "WAITING_LABELS", "WAITING_EXECUTOR" (planned on
+    an executor that was asked for and has not come yet), "WAITING_GANG" (it would fit; its gang as a whole does not).
     """
     generation: builtins.int
     """Number of its latest placement; 0: never placed."""
@@ -513,6 +624,10 @@ class RequestStatus(google.protobuf.message.Message):
     def request(self) -> finegrain.v1.slots_pb2.SlotRequest:
         """The request as it was sent."""
 
+    @property
+    def gang(self) -> finegrain.v1.slots_pb2.Gang:
+        """Its gang; absent: none."""
+
     def __init__(
         self,
         *,
@@ -528,9 +643,10 @@ class RequestStatus(google.protobuf.message.Message):
         end_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
         slot: finegrain.v1.slots_pb2.SlotStatus | None = ...,
         request: finegrain.v1.slots_pb2.SlotRequest | None = ...,
+        gang: finegrain.v1.slots_pb2.Gang | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["create_time", b"create_time", "end_time", b"end_time", "profile", b"profile", "request", b"request", "slot", b"slot"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["allocation_id", b"allocation_id", "arrival_number", b"arrival_number", "create_time", b"create_time", "end_time", b"end_time", "generation", b"generation", "job_id", b"job_id", "job_name", b"job_name", "profile", b"profile", "reason", b"reason", "request", b"request", "slot", b"slot", "state", b"state"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["create_time", b"create_time", "end_time", b"end_time", "gang", b"gang", "profile", b"profile", "request", b"request", "slot", b"slot"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["allocation_id", b"allocation_id", "arrival_number", b"arrival_number", "create_time", b"create_time", "end_time", b"end_time", "gang", b"gang", "generation", b"generation", "job_id", b"job_id", "job_name", b"job_name", "profile", b"profile", "reason", b"reason", "request", b"request", "slot", b"slot", "state", b"state"]) -> None: ...
 
 global___RequestStatus = RequestStatus
 
@@ -577,6 +693,9 @@ class ExplainResponse(google.protobuf.message.Message):
     WOULD_FIT_IF_FIELD_NUMBER: builtins.int
     BLOCKED_BY_FIELD_NUMBER: builtins.int
     SNAPSHOT_NUMBER_FIELD_NUMBER: builtins.int
+    GANG_FIELD_NUMBER: builtins.int
+    PLANNED_ON_FIELD_NUMBER: builtins.int
+    RESIZES_FIELD_NUMBER: builtins.int
     primary_reason: builtins.str
     """The one primary reason, as in RequestStatus.reason."""
     summary: builtins.str
@@ -589,6 +708,8 @@ class ExplainResponse(google.protobuf.message.Message):
     """Of those, how many would fit now."""
     snapshot_number: builtins.int
     """Number of the state of the books that this is about."""
+    planned_on: builtins.str
+    """Of a request that waits for an executor that was asked for: that one."""
     @property
     def request(self) -> global___RequestStatus:
         """The request and where it stands."""
@@ -609,6 +730,14 @@ class ExplainResponse(google.protobuf.message.Message):
     def blocked_by(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[finegrain.v1.slots_pb2.SlotStatus]:
         """Slots whose end would let it fit on the nearest executor."""
 
+    @property
+    def gang(self) -> global___GangExplanation:
+        """Of a member of a gang that waits: how the gang as a whole stands."""
+
+    @property
+    def resizes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ResizeExplanation]:
+        """Of a request that is granted: the changes of its slot's size that wait, with what they lack there."""
+
     def __init__(
         self,
         *,
@@ -623,11 +752,112 @@ class ExplainResponse(google.protobuf.message.Message):
         would_fit_if: collections.abc.Iterable[global___Counterfactual] | None = ...,
         blocked_by: collections.abc.Iterable[finegrain.v1.slots_pb2.SlotStatus] | None = ...,
         snapshot_number: builtins.int = ...,
+        gang: global___GangExplanation | None = ...,
+        planned_on: builtins.str = ...,
+        resizes: collections.abc.Iterable[global___ResizeExplanation] | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["request", b"request"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["blocked_by", b"blocked_by", "dimensions", b"dimensions", "executors", b"executors", "executors_considered", b"executors_considered", "executors_fitting", b"executors_fitting", "primary_reason", b"primary_reason", "request", b"request", "requests_ahead", b"requests_ahead", "snapshot_number", b"snapshot_number", "summary", b"summary", "would_fit_if", b"would_fit_if"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["gang", b"gang", "request", b"request"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["blocked_by", b"blocked_by", "dimensions", b"dimensions", "executors", b"executors", "executors_considered", b"executors_considered", "executors_fitting", b"executors_fitting", "gang", b"gang", "planned_on", b"planned_on", "primary_reason", b"primary_reason", "request", b"request", "requests_ahead", b"requests_ahead", "resizes", b"resizes", "snapshot_number", b"snapshot_number", "summary", b"summary", "would_fit_if", b"would_fit_if"]) -> None: ...
 
 global___ExplainResponse = ExplainResponse
+
+@typing.final
+class GangExplanation(google.protobuf.message.Message):
+    """How a gang that waits stands."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    GANG_FIELD_NUMBER: builtins.int
+    MEMBERS_FIELD_NUMBER: builtins.int
+    PLACEABLE_FIELD_NUMBER: builtins.int
+    SPOTS_FIELD_NUMBER: builtins.int
+    SUMMARY_FIELD_NUMBER: builtins.int
+    DEADLINE_TIME_FIELD_NUMBER: builtins.int
+    members: builtins.int
+    """Its members that live."""
+    placeable: builtins.int
+    """Of those, the most that could be placed together now."""
+    summary: builtins.str
+    """The same for people, in one sentence, with what would make it fit."""
+    @property
+    def gang(self) -> finegrain.v1.slots_pb2.Gang:
+        """The gang."""
+
+    @property
+    def spots(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___GangSpot]:
+        """Where the most of them could go, best first: executors, or values of the label."""
+
+    @property
+    def deadline_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
+        """When it ends if it is not placed; absent: never."""
+
+    def __init__(
+        self,
+        *,
+        gang: finegrain.v1.slots_pb2.Gang | None = ...,
+        members: builtins.int = ...,
+        placeable: builtins.int = ...,
+        spots: collections.abc.Iterable[global___GangSpot] | None = ...,
+        summary: builtins.str = ...,
+        deadline_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["deadline_time", b"deadline_time", "gang", b"gang"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["deadline_time", b"deadline_time", "gang", b"gang", "members", b"members", "placeable", b"placeable", "spots", b"spots", "summary", b"summary"]) -> None: ...
+
+global___GangExplanation = GangExplanation
+
+@typing.final
+class GangSpot(google.protobuf.message.Message):
+    """One place where a gang could go."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    PLACEABLE_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """An executor, or a value of the label; empty: the whole cluster."""
+    placeable: builtins.int
+    """How many members fit there now."""
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        placeable: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["name", b"name", "placeable", b"placeable"]) -> None: ...
+
+global___GangSpot = GangSpot
+
+@typing.final
+class ResizeExplanation(google.protobuf.message.Message):
+    """Why a change of a slot's size waits."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RESIZE_FIELD_NUMBER: builtins.int
+    DIMENSIONS_FIELD_NUMBER: builtins.int
+    SUMMARY_FIELD_NUMBER: builtins.int
+    summary: builtins.str
+    """The same for people, in one sentence, with what would make it fit."""
+    @property
+    def resize(self) -> finegrain.v1.slots_pb2.SlotResize:
+        """The change."""
+
+    @property
+    def dimensions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___DimensionStatus]:
+        """Per dimension that grows: by how much, what is free on the slot's executor, and what that has in total."""
+
+    def __init__(
+        self,
+        *,
+        resize: finegrain.v1.slots_pb2.SlotResize | None = ...,
+        dimensions: collections.abc.Iterable[global___DimensionStatus] | None = ...,
+        summary: builtins.str = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["resize", b"resize"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["dimensions", b"dimensions", "resize", b"resize", "summary", b"summary"]) -> None: ...
+
+global___ResizeExplanation = ResizeExplanation
 
 @typing.final
 class ExecutorVerdict(google.protobuf.message.Message):
@@ -769,6 +999,7 @@ class RegisterExecutorRequest(google.protobuf.message.Message):
     BOOT_ID_FIELD_NUMBER: builtins.int
     ISOLATION_FIELD_NUMBER: builtins.int
     SHARED_CPUS_FIELD_NUMBER: builtins.int
+    PROVIDED_AS_FIELD_NUMBER: builtins.int
     executor_id: builtins.str
     """Name of the executor (default: host name). Required."""
     instance_id: builtins.str
@@ -787,6 +1018,8 @@ class RegisterExecutorRequest(google.protobuf.message.Message):
     """Boot id of the host: slots reported under another one are gone."""
     shared_cpus: builtins.str
     """Cpus of the shared pool, as a cpu list."""
+    provided_as: builtins.str
+    """The executor shape as which a provider started it (see ClusterService.ListProviders); empty: it came by itself."""
     @property
     def total(self) -> finegrain.v1.resources_pb2.ResourceAmounts:
         """Everything that slots can be carved from, reserves already subtracted."""
@@ -836,9 +1069,10 @@ class RegisterExecutorRequest(google.protobuf.message.Message):
         boot_id: builtins.str = ...,
         isolation: finegrain.v1.resources_pb2.IsolationReport | None = ...,
         shared_cpus: builtins.str = ...,
+        provided_as: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["default_slot_profile", b"default_slot_profile", "isolation", b"isolation", "report", b"report", "reserved", b"reserved", "topology", b"topology", "total", b"total"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "boot_id", b"boot_id", "default_slot_profile", b"default_slot_profile", "executor_id", b"executor_id", "instance_id", b"instance_id", "isolation", b"isolation", "labels", b"labels", "protocol_version", b"protocol_version", "report", b"report", "reserved", b"reserved", "shared_cpus", b"shared_cpus", "slots_max", b"slots_max", "software_version", b"software_version", "topology", b"topology", "total", b"total"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "boot_id", b"boot_id", "default_slot_profile", b"default_slot_profile", "executor_id", b"executor_id", "instance_id", b"instance_id", "isolation", b"isolation", "labels", b"labels", "protocol_version", b"protocol_version", "provided_as", b"provided_as", "report", b"report", "reserved", b"reserved", "shared_cpus", b"shared_cpus", "slots_max", b"slots_max", "software_version", b"software_version", "topology", b"topology", "total", b"total"]) -> None: ...
 
 global___RegisterExecutorRequest = RegisterExecutorRequest
 

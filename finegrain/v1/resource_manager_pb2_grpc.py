@@ -85,6 +85,11 @@ class ResourceManagerServiceStub(object):
                 request_serializer=finegrain_dot_v1_dot_resource__manager__pb2.ReleaseSlotsRequest.SerializeToString,
                 response_deserializer=finegrain_dot_v1_dot_resource__manager__pb2.ReleaseSlotsResponse.FromString,
                 _registered_method=True)
+        self.ResizeSlot = channel.unary_unary(
+                '/finegrain.v1.ResourceManagerService/ResizeSlot',
+                request_serializer=finegrain_dot_v1_dot_resource__manager__pb2.ResourceManagerServiceResizeSlotRequest.SerializeToString,
+                response_deserializer=finegrain_dot_v1_dot_resource__manager__pb2.ResourceManagerServiceResizeSlotResponse.FromString,
+                _registered_method=True)
         self.WatchJob = channel.unary_stream(
                 '/finegrain.v1.ResourceManagerService/WatchJob',
                 request_serializer=finegrain_dot_v1_dot_resource__manager__pb2.WatchJobRequest.SerializeToString,
@@ -175,6 +180,20 @@ class ResourceManagerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ResizeSlot(self, request, context):
+        """Changes what a granted slot consists of, without touching the tasks in it. Answers when the wish is durable; the
+        watch stream tells what became of it: GRANTED again, with reason "RESIZED" and the slot as it is now, or with reason
+        "RESIZE_REFUSED" and why.
+
+        What grows must fit on the slot's executor and waits in line until it does; what shrinks is free for others once
+        the executor has confirmed. A size beyond what the executor has in total is refused at once (FAILED_PRECONDITION,
+        reason "INFEASIBLE_NEVER"). Another wish replaces one that waits; wishing for the size that the slot has withdraws
+        it. A request that goes back into line later is placed at the size that it asked for itself.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def WatchJob(self, request, context):
         """Streams what happens to a job's requests and slots, numbered without gaps; an open stream keeps the lease.
         Resume with the sequence number after the last one taken in. OUT_OF_RANGE when that is no longer kept: then
@@ -238,6 +257,11 @@ def add_ResourceManagerServiceServicer_to_server(servicer, server):
                     servicer.ReleaseSlots,
                     request_deserializer=finegrain_dot_v1_dot_resource__manager__pb2.ReleaseSlotsRequest.FromString,
                     response_serializer=finegrain_dot_v1_dot_resource__manager__pb2.ReleaseSlotsResponse.SerializeToString,
+            ),
+            'ResizeSlot': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResizeSlot,
+                    request_deserializer=finegrain_dot_v1_dot_resource__manager__pb2.ResourceManagerServiceResizeSlotRequest.FromString,
+                    response_serializer=finegrain_dot_v1_dot_resource__manager__pb2.ResourceManagerServiceResizeSlotResponse.SerializeToString,
             ),
             'WatchJob': grpc.unary_stream_rpc_method_handler(
                     servicer.WatchJob,
@@ -443,6 +467,33 @@ class ResourceManagerService(object):
             '/finegrain.v1.ResourceManagerService/ReleaseSlots',
             finegrain_dot_v1_dot_resource__manager__pb2.ReleaseSlotsRequest.SerializeToString,
             finegrain_dot_v1_dot_resource__manager__pb2.ReleaseSlotsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResizeSlot(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/finegrain.v1.ResourceManagerService/ResizeSlot',
+            finegrain_dot_v1_dot_resource__manager__pb2.ResourceManagerServiceResizeSlotRequest.SerializeToString,
+            finegrain_dot_v1_dot_resource__manager__pb2.ResourceManagerServiceResizeSlotResponse.FromString,
             options,
             channel_credentials,
             insecure,

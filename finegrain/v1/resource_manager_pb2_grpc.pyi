@@ -82,6 +82,20 @@ class ResourceManagerServiceStub:
     ]
     """Gives slots back. Capacity returns when the slot's processes are gone. Never creates a new request."""
 
+    ResizeSlot: grpc.UnaryUnaryMultiCallable[
+        finegrain.v1.resource_manager_pb2.ResourceManagerServiceResizeSlotRequest,
+        finegrain.v1.resource_manager_pb2.ResourceManagerServiceResizeSlotResponse,
+    ]
+    """Changes what a granted slot consists of, without touching the tasks in it. Answers when the wish is durable; the
+    watch stream tells what became of it: GRANTED again, with reason "RESIZED" and the slot as it is now, or with reason
+    "RESIZE_REFUSED" and why.
+
+    What grows must fit on the slot's executor and waits in line until it does; what shrinks is free for others once
+    the executor has confirmed. A size beyond what the executor has in total is refused at once (FAILED_PRECONDITION,
+    reason "INFEASIBLE_NEVER"). Another wish replaces one that waits; wishing for the size that the slot has withdraws
+    it. A request that goes back into line later is placed at the size that it asked for itself.
+    """
+
     WatchJob: grpc.UnaryStreamMultiCallable[
         finegrain.v1.resource_manager_pb2.WatchJobRequest,
         finegrain.v1.resource_manager_pb2.WatchJobResponse,
@@ -174,6 +188,20 @@ class ResourceManagerServiceAsyncStub:
         finegrain.v1.resource_manager_pb2.ReleaseSlotsResponse,
     ]
     """Gives slots back. Capacity returns when the slot's processes are gone. Never creates a new request."""
+
+    ResizeSlot: grpc.aio.UnaryUnaryMultiCallable[
+        finegrain.v1.resource_manager_pb2.ResourceManagerServiceResizeSlotRequest,
+        finegrain.v1.resource_manager_pb2.ResourceManagerServiceResizeSlotResponse,
+    ]
+    """Changes what a granted slot consists of, without touching the tasks in it. Answers when the wish is durable; the
+    watch stream tells what became of it: GRANTED again, with reason "RESIZED" and the slot as it is now, or with reason
+    "RESIZE_REFUSED" and why.
+
+    What grows must fit on the slot's executor and waits in line until it does; what shrinks is free for others once
+    the executor has confirmed. A size beyond what the executor has in total is refused at once (FAILED_PRECONDITION,
+    reason "INFEASIBLE_NEVER"). Another wish replaces one that waits; wishing for the size that the slot has withdraws
+    it. A request that goes back into line later is placed at the size that it asked for itself.
+    """
 
     WatchJob: grpc.aio.UnaryStreamMultiCallable[
         finegrain.v1.resource_manager_pb2.WatchJobRequest,
@@ -279,6 +307,22 @@ class ResourceManagerServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[finegrain.v1.resource_manager_pb2.ReleaseSlotsResponse, collections.abc.Awaitable[finegrain.v1.resource_manager_pb2.ReleaseSlotsResponse]]:
         """Gives slots back. Capacity returns when the slot's processes are gone. Never creates a new request."""
+
+    @abc.abstractmethod
+    def ResizeSlot(
+        self,
+        request: finegrain.v1.resource_manager_pb2.ResourceManagerServiceResizeSlotRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[finegrain.v1.resource_manager_pb2.ResourceManagerServiceResizeSlotResponse, collections.abc.Awaitable[finegrain.v1.resource_manager_pb2.ResourceManagerServiceResizeSlotResponse]]:
+        """Changes what a granted slot consists of, without touching the tasks in it. Answers when the wish is durable; the
+        watch stream tells what became of it: GRANTED again, with reason "RESIZED" and the slot as it is now, or with reason
+        "RESIZE_REFUSED" and why.
+
+        What grows must fit on the slot's executor and waits in line until it does; what shrinks is free for others once
+        the executor has confirmed. A size beyond what the executor has in total is refused at once (FAILED_PRECONDITION,
+        reason "INFEASIBLE_NEVER"). Another wish replaces one that waits; wishing for the size that the slot has withdraws
+        it. A request that goes back into line later is placed at the size that it asked for itself.
+        """
 
     @abc.abstractmethod
     def WatchJob(

@@ -15,6 +15,7 @@ import builtins
 import collections.abc
 import finegrain.v1.resources_pb2
 import google.protobuf.descriptor
+import google.protobuf.duration_pb2
 import google.protobuf.internal.containers
 import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
@@ -101,6 +102,62 @@ SLOT_STATE_FREEING: SlotState.ValueType  # 3
 """Being taken down; its capacity is booked until all its processes are gone."""
 global___SlotState = SlotState
 
+class _GangPlacement:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _GangPlacementEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_GangPlacement.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    GANG_PLACEMENT_UNSPECIFIED: _GangPlacement.ValueType  # 0
+    """Never sent."""
+    GANG_PLACEMENT_ANYWHERE: _GangPlacement.ValueType  # 1
+    """Wherever they fit."""
+    GANG_PLACEMENT_SAME_EXECUTOR: _GangPlacement.ValueType  # 2
+    """All on one executor."""
+    GANG_PLACEMENT_SAME_LABEL: _GangPlacement.ValueType  # 3
+    """On executors that carry `label` with one and the same value, whichever it is (for example all in one rack)."""
+    GANG_PLACEMENT_SPREAD: _GangPlacement.ValueType  # 4
+    """Each on an executor of its own."""
+
+class GangPlacement(_GangPlacement, metaclass=_GangPlacementEnumTypeWrapper):
+    """Where the members of a gang go."""
+
+GANG_PLACEMENT_UNSPECIFIED: GangPlacement.ValueType  # 0
+"""Never sent."""
+GANG_PLACEMENT_ANYWHERE: GangPlacement.ValueType  # 1
+"""Wherever they fit."""
+GANG_PLACEMENT_SAME_EXECUTOR: GangPlacement.ValueType  # 2
+"""All on one executor."""
+GANG_PLACEMENT_SAME_LABEL: GangPlacement.ValueType  # 3
+"""On executors that carry `label` with one and the same value, whichever it is (for example all in one rack)."""
+GANG_PLACEMENT_SPREAD: GangPlacement.ValueType  # 4
+"""Each on an executor of its own."""
+global___GangPlacement = GangPlacement
+
+class _SlotResizeState:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _SlotResizeStateEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_SlotResizeState.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    SLOT_RESIZE_STATE_UNSPECIFIED: _SlotResizeState.ValueType  # 0
+    """Never sent."""
+    SLOT_RESIZE_STATE_WAITING: _SlotResizeState.ValueType  # 1
+    """It waits in line: its executor has no room for the growth now, or the slot uses more than it is to have."""
+    SLOT_RESIZE_STATE_ORDERED: _SlotResizeState.ValueType  # 2
+    """Ordered; the executor has not confirmed. The larger of both sizes is booked."""
+
+class SlotResizeState(_SlotResizeState, metaclass=_SlotResizeStateEnumTypeWrapper):
+    """What becomes of a slot whose size is to change; see ResourceManagerService.ResizeSlot."""
+
+SLOT_RESIZE_STATE_UNSPECIFIED: SlotResizeState.ValueType  # 0
+"""Never sent."""
+SLOT_RESIZE_STATE_WAITING: SlotResizeState.ValueType  # 1
+"""It waits in line: its executor has no room for the growth now, or the slot uses more than it is to have."""
+SLOT_RESIZE_STATE_ORDERED: SlotResizeState.ValueType  # 2
+"""Ordered; the executor has not confirmed. The larger of both sizes is booked."""
+global___SlotResizeState = SlotResizeState
+
 @typing.final
 class SlotRequest(google.protobuf.message.Message):
     """A job master's wish for one slot."""
@@ -131,6 +188,7 @@ class SlotRequest(google.protobuf.message.Message):
     TARGET_ADDRESS_FIELD_NUMBER: builtins.int
     ALLOW_PENDING_FIELD_NUMBER: builtins.int
     RESTART_ON_LOSS_FIELD_NUMBER: builtins.int
+    GANG_ID_FIELD_NUMBER: builtins.int
     allocation_id: builtins.str
     """Identity of the request and of the slot that will serve it. Required."""
     cpu_limit_milli: builtins.int
@@ -147,7 +205,11 @@ class SlotRequest(google.protobuf.message.Message):
     """
     restart_on_loss: builtins.bool
     """If the slot is lost with its executor: put the request back into the queue at its old place (true), or end
-    it (false).
+    it (false). Members of a gang say the same here, and go back together.
+    """
+    gang_id: builtins.str
+    """The gang that it belongs to, declared in the same call (RequestResourceRequest.gangs); empty: none. A member of a
+    gang has no `target_address`: nobody is offered half a gang.
     """
     @property
     def profile(self) -> finegrain.v1.resources_pb2.ResourceProfile:
@@ -170,11 +232,95 @@ class SlotRequest(google.protobuf.message.Message):
         target_address: builtins.str = ...,
         allow_pending: builtins.bool = ...,
         restart_on_loss: builtins.bool = ...,
+        gang_id: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["profile", b"profile"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["allocation_id", b"allocation_id", "allow_pending", b"allow_pending", "cpu_limit_milli", b"cpu_limit_milli", "pids_max", b"pids_max", "profile", b"profile", "required_labels", b"required_labels", "restart_on_loss", b"restart_on_loss", "target_address", b"target_address"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["allocation_id", b"allocation_id", "allow_pending", b"allow_pending", "cpu_limit_milli", b"cpu_limit_milli", "gang_id", b"gang_id", "pids_max", b"pids_max", "profile", b"profile", "required_labels", b"required_labels", "restart_on_loss", b"restart_on_loss", "target_address", b"target_address"]) -> None: ...
 
 global___SlotRequest = SlotRequest
+
+@typing.final
+class Gang(google.protobuf.message.Message):
+    """Slot requests of which a job master needs all or none.
+
+    A gang waits at the place of its first member and is placed as a whole, in one decision, or not at all. Its members
+    are GRANTED together, when the executors have confirmed all of them; if one cannot be carved, all go back into line.
+    Once granted, each slot is given back by itself. A member whose slot is lost ends alone, unless they asked for
+    `restart_on_loss`: then all living members go back into line together (reason "GANG_BROKEN"). Cancelling one member
+    of a gang that is not granted cancels all of it.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    GANG_ID_FIELD_NUMBER: builtins.int
+    PLACEMENT_FIELD_NUMBER: builtins.int
+    LABEL_FIELD_NUMBER: builtins.int
+    TIMEOUT_FIELD_NUMBER: builtins.int
+    gang_id: builtins.str
+    """Identity, chosen by the job master like an allocation id. Required."""
+    placement: global___GangPlacement.ValueType
+    """Where its members go; unspecified: anywhere."""
+    label: builtins.str
+    """Name of the label; with GANG_PLACEMENT_SAME_LABEL only."""
+    @property
+    def timeout(self) -> google.protobuf.duration_pb2.Duration:
+        """How long it may wait; after that all its members end REJECTED with reason "GANG_TIMEOUT". Absent: for ever. Counted
+        from when it began to wait, and anew when it is broken up later.
+        """
+
+    def __init__(
+        self,
+        *,
+        gang_id: builtins.str = ...,
+        placement: global___GangPlacement.ValueType = ...,
+        label: builtins.str = ...,
+        timeout: google.protobuf.duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["timeout", b"timeout"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["gang_id", b"gang_id", "label", b"label", "placement", b"placement", "timeout", b"timeout"]) -> None: ...
+
+global___Gang = Gang
+
+@typing.final
+class SlotResize(google.protobuf.message.Message):
+    """A change of size that is under way."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RESIZE_NUMBER_FIELD_NUMBER: builtins.int
+    PROFILE_FIELD_NUMBER: builtins.int
+    MEMORY_BYTES_FIELD_NUMBER: builtins.int
+    CPU_LIMIT_MILLI_FIELD_NUMBER: builtins.int
+    STATE_FIELD_NUMBER: builtins.int
+    MESSAGE_FIELD_NUMBER: builtins.int
+    resize_number: builtins.int
+    """Number of the change, +1 for every one of a slot."""
+    memory_bytes: builtins.int
+    """Memory limit and booking then, in bytes."""
+    cpu_limit_milli: builtins.int
+    """Hard CPU cap then, in thousandths of a core."""
+    state: global___SlotResizeState.ValueType
+    """Where it stands."""
+    message: builtins.str
+    """Why it waits, for people."""
+    @property
+    def profile(self) -> finegrain.v1.resources_pb2.ResourceProfile:
+        """What the slot is to consist of."""
+
+    def __init__(
+        self,
+        *,
+        resize_number: builtins.int = ...,
+        profile: finegrain.v1.resources_pb2.ResourceProfile | None = ...,
+        memory_bytes: builtins.int = ...,
+        cpu_limit_milli: builtins.int = ...,
+        state: global___SlotResizeState.ValueType = ...,
+        message: builtins.str = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["profile", b"profile"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["cpu_limit_milli", b"cpu_limit_milli", "memory_bytes", b"memory_bytes", "message", b"message", "profile", b"profile", "resize_number", b"resize_number", "state", b"state"]) -> None: ...
+
+global___SlotResize = SlotResize
 
 @typing.final
 class SlotStatus(google.protobuf.message.Message):
@@ -195,6 +341,8 @@ class SlotStatus(google.protobuf.message.Message):
     EXECUTOR_ID_FIELD_NUMBER: builtins.int
     EXECUTOR_ADDRESS_FIELD_NUMBER: builtins.int
     ALLOCATED_TIME_FIELD_NUMBER: builtins.int
+    RESIZE_NUMBER_FIELD_NUMBER: builtins.int
+    RESIZES_FIELD_NUMBER: builtins.int
     allocation_id: builtins.str
     """Identity of the slot; never empty."""
     generation: builtins.int
@@ -215,6 +363,10 @@ class SlotStatus(google.protobuf.message.Message):
     """Executor that hosts it. Set by the RM in lists and offers."""
     executor_address: builtins.str
     """Address of that executor's TaskExecutorService. Set by the RM in lists and offers."""
+    resize_number: builtins.int
+    """Number of its last change of size; 0: none. As an executor reports it: of the last one that is enforced. As the RM
+    lists it: of the last one that was asked for.
+    """
     @property
     def profile(self) -> finegrain.v1.resources_pb2.ResourceProfile:
         """What it consists of. A slot of an unknown request shows the default slot profile that it got."""
@@ -226,6 +378,12 @@ class SlotStatus(google.protobuf.message.Message):
     @property
     def allocated_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
         """When the executor confirmed it."""
+
+    @property
+    def resizes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___SlotResize]:
+        """Changes of size that are under way: what is ordered, and what waits behind it. Set by the RM in lists and offers;
+        until they are confirmed, `profile`, `memory_bytes` and `cpu_limit_milli` say what is enforced now.
+        """
 
     def __init__(
         self,
@@ -243,9 +401,11 @@ class SlotStatus(google.protobuf.message.Message):
         executor_id: builtins.str = ...,
         executor_address: builtins.str = ...,
         allocated_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
+        resize_number: builtins.int = ...,
+        resizes: collections.abc.Iterable[global___SlotResize] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["allocated_time", b"allocated_time", "isolation", b"isolation", "profile", b"profile"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["allocated_time", b"allocated_time", "allocation_id", b"allocation_id", "cpu_limit_milli", b"cpu_limit_milli", "cpus", b"cpus", "executor_address", b"executor_address", "executor_id", b"executor_id", "generation", b"generation", "isolation", b"isolation", "job_id", b"job_id", "memory_bytes", b"memory_bytes", "pids_max", b"pids_max", "profile", b"profile", "state", b"state"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["allocated_time", b"allocated_time", "allocation_id", b"allocation_id", "cpu_limit_milli", b"cpu_limit_milli", "cpus", b"cpus", "executor_address", b"executor_address", "executor_id", b"executor_id", "generation", b"generation", "isolation", b"isolation", "job_id", b"job_id", "memory_bytes", b"memory_bytes", "pids_max", b"pids_max", "profile", b"profile", "resize_number", b"resize_number", "resizes", b"resizes", "state", b"state"]) -> None: ...
 
 global___SlotStatus = SlotStatus
 

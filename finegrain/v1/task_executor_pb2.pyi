@@ -5,6 +5,7 @@ The task executor, as the RM and job masters see it."""
 
 import builtins
 import collections.abc
+import finegrain.v1.resources_pb2
 import finegrain.v1.slots_pb2
 import google.protobuf.descriptor
 import google.protobuf.duration_pb2
@@ -241,6 +242,94 @@ class FreeSlotsResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["report", b"report", "results", b"results"]) -> None: ...
 
 global___FreeSlotsResponse = FreeSlotsResponse
+
+@typing.final
+class TaskExecutorServiceResizeSlotRequest(google.protobuf.message.Message):
+    """Changes the size of a slot."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RM_EPOCH_FIELD_NUMBER: builtins.int
+    REGISTRATION_NUMBER_FIELD_NUMBER: builtins.int
+    COMMAND_NUMBER_FIELD_NUMBER: builtins.int
+    EXECUTOR_ID_FIELD_NUMBER: builtins.int
+    ALLOCATION_ID_FIELD_NUMBER: builtins.int
+    GENERATION_FIELD_NUMBER: builtins.int
+    RESIZE_NUMBER_FIELD_NUMBER: builtins.int
+    PROFILE_FIELD_NUMBER: builtins.int
+    MEMORY_BYTES_FIELD_NUMBER: builtins.int
+    CPU_LIMIT_MILLI_FIELD_NUMBER: builtins.int
+    rm_epoch: builtins.int
+    """Incarnation of the RM that orders this."""
+    registration_number: builtins.int
+    """Registration that it speaks to."""
+    command_number: builtins.int
+    """Number of the command."""
+    executor_id: builtins.str
+    """Whom it is meant for; another executor that listens at this address refuses it with ALREADY_EXISTS and reason
+    "INSTANCE_CONFLICT".
+    """
+    allocation_id: builtins.str
+    """The slot."""
+    generation: builtins.int
+    """The generation that is meant."""
+    resize_number: builtins.int
+    """Number of the change; above every one that the executor knows of this slot. The same number with the same content
+    is the same change.
+    """
+    memory_bytes: builtins.int
+    """Its memory limit and booking, in bytes: the sum of the profile's memory parts, rounded up to 64 KiB."""
+    cpu_limit_milli: builtins.int
+    """Its hard CPU cap in thousandths of a core."""
+    @property
+    def profile(self) -> finegrain.v1.resources_pb2.ResourceProfile:
+        """The whole of what the slot is to consist of."""
+
+    def __init__(
+        self,
+        *,
+        rm_epoch: builtins.int = ...,
+        registration_number: builtins.int = ...,
+        command_number: builtins.int = ...,
+        executor_id: builtins.str = ...,
+        allocation_id: builtins.str = ...,
+        generation: builtins.int = ...,
+        resize_number: builtins.int = ...,
+        profile: finegrain.v1.resources_pb2.ResourceProfile | None = ...,
+        memory_bytes: builtins.int = ...,
+        cpu_limit_milli: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["profile", b"profile"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["allocation_id", b"allocation_id", "command_number", b"command_number", "cpu_limit_milli", b"cpu_limit_milli", "executor_id", b"executor_id", "generation", b"generation", "memory_bytes", b"memory_bytes", "profile", b"profile", "registration_number", b"registration_number", "resize_number", b"resize_number", "rm_epoch", b"rm_epoch"]) -> None: ...
+
+global___TaskExecutorServiceResizeSlotRequest = TaskExecutorServiceResizeSlotRequest
+
+@typing.final
+class TaskExecutorServiceResizeSlotResponse(google.protobuf.message.Message):
+    """What became of it."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RESULT_FIELD_NUMBER: builtins.int
+    REPORT_FIELD_NUMBER: builtins.int
+    @property
+    def result(self) -> finegrain.v1.slots_pb2.ItemResult:
+        """Absent error: the new limits are enforced."""
+
+    @property
+    def report(self) -> finegrain.v1.slots_pb2.SlotReport:
+        """The true state after this command."""
+
+    def __init__(
+        self,
+        *,
+        result: finegrain.v1.slots_pb2.ItemResult | None = ...,
+        report: finegrain.v1.slots_pb2.SlotReport | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["report", b"report", "result", b"result"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["report", b"report", "result", b"result"]) -> None: ...
+
+global___TaskExecutorServiceResizeSlotResponse = TaskExecutorServiceResizeSlotResponse
 
 @typing.final
 class TaskSpec(google.protobuf.message.Message):

@@ -28,7 +28,7 @@ if _version_not_supported:
 class TaskExecutorServiceStub(object):
     """One host's slots and the tasks in them.
 
-    The RM carves and frees. Its commands (AllocateSlots, FreeSlots) share one numbering: strictly +1 within
+    The RM carves, frees and resizes. Its commands (AllocateSlots, FreeSlots, ResizeSlot) share one numbering: strictly +1 within
     (`rm_epoch`, `registration_number`), at most one in flight. The same number with the same content gets the
     recorded answer; any other number at or below the last one, and any gap, is refused with FAILED_PRECONDITION and
     reason "COMMAND_OUT_OF_ORDER"; a lower epoch with "STALE_EPOCH"; another registration with
@@ -56,6 +56,11 @@ class TaskExecutorServiceStub(object):
                 '/finegrain.v1.TaskExecutorService/FreeSlots',
                 request_serializer=finegrain_dot_v1_dot_task__executor__pb2.FreeSlotsRequest.SerializeToString,
                 response_deserializer=finegrain_dot_v1_dot_task__executor__pb2.FreeSlotsResponse.FromString,
+                _registered_method=True)
+        self.ResizeSlot = channel.unary_unary(
+                '/finegrain.v1.TaskExecutorService/ResizeSlot',
+                request_serializer=finegrain_dot_v1_dot_task__executor__pb2.TaskExecutorServiceResizeSlotRequest.SerializeToString,
+                response_deserializer=finegrain_dot_v1_dot_task__executor__pb2.TaskExecutorServiceResizeSlotResponse.FromString,
                 _registered_method=True)
         self.SubmitTask = channel.unary_unary(
                 '/finegrain.v1.TaskExecutorService/SubmitTask',
@@ -92,7 +97,7 @@ class TaskExecutorServiceStub(object):
 class TaskExecutorServiceServicer(object):
     """One host's slots and the tasks in them.
 
-    The RM carves and frees. Its commands (AllocateSlots, FreeSlots) share one numbering: strictly +1 within
+    The RM carves, frees and resizes. Its commands (AllocateSlots, FreeSlots, ResizeSlot) share one numbering: strictly +1 within
     (`rm_epoch`, `registration_number`), at most one in flight. The same number with the same content gets the
     recorded answer; any other number at or below the last one, and any gap, is refused with FAILED_PRECONDITION and
     reason "COMMAND_OUT_OF_ORDER"; a lower epoch with "STALE_EPOCH"; another registration with
@@ -116,6 +121,16 @@ class TaskExecutorServiceServicer(object):
     def FreeSlots(self, request, context):
         """Takes slots down: SIGTERM, the grace period, SIGKILL of the whole tree, and only then the capacity is
         available. Answers when all are gone or after a short wait; whatever is still FREEING is reported later.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResizeSlot(self, request, context):
+        """Changes the limits of a slot without touching its tasks: all of them, or none. Refused (in the result, with the
+        true state) with reason "INSUFFICIENT_RESOURCES" if the growth does not fit; "BELOW_USE" if the slot uses more
+        memory than it is to have, even after the kernel gave back what it could, with asked and used in the details;
+        "STALE_RESIZE" if a later change is known.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -177,6 +192,11 @@ def add_TaskExecutorServiceServicer_to_server(servicer, server):
                     request_deserializer=finegrain_dot_v1_dot_task__executor__pb2.FreeSlotsRequest.FromString,
                     response_serializer=finegrain_dot_v1_dot_task__executor__pb2.FreeSlotsResponse.SerializeToString,
             ),
+            'ResizeSlot': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResizeSlot,
+                    request_deserializer=finegrain_dot_v1_dot_task__executor__pb2.TaskExecutorServiceResizeSlotRequest.FromString,
+                    response_serializer=finegrain_dot_v1_dot_task__executor__pb2.TaskExecutorServiceResizeSlotResponse.SerializeToString,
+            ),
             'SubmitTask': grpc.unary_unary_rpc_method_handler(
                     servicer.SubmitTask,
                     request_deserializer=finegrain_dot_v1_dot_task__executor__pb2.SubmitTaskRequest.FromString,
@@ -218,7 +238,7 @@ def add_TaskExecutorServiceServicer_to_server(servicer, server):
 class TaskExecutorService(object):
     """One host's slots and the tasks in them.
 
-    The RM carves and frees. Its commands (AllocateSlots, FreeSlots) share one numbering: strictly +1 within
+    The RM carves, frees and resizes. Its commands (AllocateSlots, FreeSlots, ResizeSlot) share one numbering: strictly +1 within
     (`rm_epoch`, `registration_number`), at most one in flight. The same number with the same content gets the
     recorded answer; any other number at or below the last one, and any gap, is refused with FAILED_PRECONDITION and
     reason "COMMAND_OUT_OF_ORDER"; a lower epoch with "STALE_EPOCH"; another registration with
@@ -275,6 +295,33 @@ class TaskExecutorService(object):
             '/finegrain.v1.TaskExecutorService/FreeSlots',
             finegrain_dot_v1_dot_task__executor__pb2.FreeSlotsRequest.SerializeToString,
             finegrain_dot_v1_dot_task__executor__pb2.FreeSlotsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResizeSlot(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/finegrain.v1.TaskExecutorService/ResizeSlot',
+            finegrain_dot_v1_dot_task__executor__pb2.TaskExecutorServiceResizeSlotRequest.SerializeToString,
+            finegrain_dot_v1_dot_task__executor__pb2.TaskExecutorServiceResizeSlotResponse.FromString,
             options,
             channel_credentials,
             insecure,

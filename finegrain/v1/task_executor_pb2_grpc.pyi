@@ -20,7 +20,7 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
 class TaskExecutorServiceStub:
     """One host's slots and the tasks in them.
 
-    The RM carves and frees. Its commands (AllocateSlots, FreeSlots) share one numbering: strictly +1 within
+    The RM carves, frees and resizes. Its commands (AllocateSlots, FreeSlots, ResizeSlot) share one numbering: strictly +1 within
     (`rm_epoch`, `registration_number`), at most one in flight. The same number with the same content gets the
     recorded answer; any other number at or below the last one, and any gap, is refused with FAILED_PRECONDITION and
     reason "COMMAND_OUT_OF_ORDER"; a lower epoch with "STALE_EPOCH"; another registration with
@@ -48,6 +48,16 @@ class TaskExecutorServiceStub:
     ]
     """Takes slots down: SIGTERM, the grace period, SIGKILL of the whole tree, and only then the capacity is
     available. Answers when all are gone or after a short wait; whatever is still FREEING is reported later.
+    """
+
+    ResizeSlot: grpc.UnaryUnaryMultiCallable[
+        finegrain.v1.task_executor_pb2.TaskExecutorServiceResizeSlotRequest,
+        finegrain.v1.task_executor_pb2.TaskExecutorServiceResizeSlotResponse,
+    ]
+    """Changes the limits of a slot without touching its tasks: all of them, or none. Refused (in the result, with the
+    true state) with reason "INSUFFICIENT_RESOURCES" if the growth does not fit; "BELOW_USE" if the slot uses more
+    memory than it is to have, even after the kernel gave back what it could, with asked and used in the details;
+    "STALE_RESIZE" if a later change is known.
     """
 
     SubmitTask: grpc.UnaryUnaryMultiCallable[
@@ -91,7 +101,7 @@ class TaskExecutorServiceStub:
 class TaskExecutorServiceAsyncStub:
     """One host's slots and the tasks in them.
 
-    The RM carves and frees. Its commands (AllocateSlots, FreeSlots) share one numbering: strictly +1 within
+    The RM carves, frees and resizes. Its commands (AllocateSlots, FreeSlots, ResizeSlot) share one numbering: strictly +1 within
     (`rm_epoch`, `registration_number`), at most one in flight. The same number with the same content gets the
     recorded answer; any other number at or below the last one, and any gap, is refused with FAILED_PRECONDITION and
     reason "COMMAND_OUT_OF_ORDER"; a lower epoch with "STALE_EPOCH"; another registration with
@@ -118,6 +128,16 @@ class TaskExecutorServiceAsyncStub:
     ]
     """Takes slots down: SIGTERM, the grace period, SIGKILL of the whole tree, and only then the capacity is
     available. Answers when all are gone or after a short wait; whatever is still FREEING is reported later.
+    """
+
+    ResizeSlot: grpc.aio.UnaryUnaryMultiCallable[
+        finegrain.v1.task_executor_pb2.TaskExecutorServiceResizeSlotRequest,
+        finegrain.v1.task_executor_pb2.TaskExecutorServiceResizeSlotResponse,
+    ]
+    """Changes the limits of a slot without touching its tasks: all of them, or none. Refused (in the result, with the
+    true state) with reason "INSUFFICIENT_RESOURCES" if the growth does not fit; "BELOW_USE" if the slot uses more
+    memory than it is to have, even after the kernel gave back what it could, with asked and used in the details;
+    "STALE_RESIZE" if a later change is known.
     """
 
     SubmitTask: grpc.aio.UnaryUnaryMultiCallable[
@@ -161,7 +181,7 @@ class TaskExecutorServiceAsyncStub:
 class TaskExecutorServiceServicer(metaclass=abc.ABCMeta):
     """One host's slots and the tasks in them.
 
-    The RM carves and frees. Its commands (AllocateSlots, FreeSlots) share one numbering: strictly +1 within
+    The RM carves, frees and resizes. Its commands (AllocateSlots, FreeSlots, ResizeSlot) share one numbering: strictly +1 within
     (`rm_epoch`, `registration_number`), at most one in flight. The same number with the same content gets the
     recorded answer; any other number at or below the last one, and any gap, is refused with FAILED_PRECONDITION and
     reason "COMMAND_OUT_OF_ORDER"; a lower epoch with "STALE_EPOCH"; another registration with
@@ -192,6 +212,18 @@ class TaskExecutorServiceServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[finegrain.v1.task_executor_pb2.FreeSlotsResponse, collections.abc.Awaitable[finegrain.v1.task_executor_pb2.FreeSlotsResponse]]:
         """Takes slots down: SIGTERM, the grace period, SIGKILL of the whole tree, and only then the capacity is
         available. Answers when all are gone or after a short wait; whatever is still FREEING is reported later.
+        """
+
+    @abc.abstractmethod
+    def ResizeSlot(
+        self,
+        request: finegrain.v1.task_executor_pb2.TaskExecutorServiceResizeSlotRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[finegrain.v1.task_executor_pb2.TaskExecutorServiceResizeSlotResponse, collections.abc.Awaitable[finegrain.v1.task_executor_pb2.TaskExecutorServiceResizeSlotResponse]]:
+        """Changes the limits of a slot without touching its tasks: all of them, or none. Refused (in the result, with the
+        true state) with reason "INSUFFICIENT_RESOURCES" if the growth does not fit; "BELOW_USE" if the slot uses more
+        memory than it is to have, even after the kernel gave back what it could, with asked and used in the details;
+        "STALE_RESIZE" if a later change is known.
         """
 
     @abc.abstractmethod

@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from resource_manager.engine.effects import Changes
-from resource_manager.engine.entities import ClusterEvent, Executor, Job, JobEvent, Request, Slot
+from resource_manager.engine.entities import (
+    ClusterEvent,
+    Executor,
+    Gang,
+    Job,
+    JobEvent,
+    Provision,
+    Request,
+    Slot,
+)
 
 
 class ChangeTracker:
@@ -21,10 +30,14 @@ class ChangeTracker:
         self._moved_requests: dict[str, Request] = {}
         self._moved_slots: dict[tuple[str, int], Slot] = {}
         self._executors: dict[str, Executor] = {}
+        self._gangs: dict[str, Gang] = {}
+        self._provisions: dict[str, Provision] = {}
         self._deleted_jobs: dict[str, None] = {}
         self._deleted_requests: dict[str, None] = {}
         self._deleted_slots: dict[tuple[str, int], None] = {}
         self._deleted_executors: dict[str, None] = {}
+        self._deleted_gangs: dict[str, None] = {}
+        self._deleted_provisions: dict[str, None] = {}
         self._job_events: list[JobEvent] = []
         self._cluster_events: list[ClusterEvent] = []
         self._trimmed_job_events: dict[str, int] = {}
@@ -61,6 +74,14 @@ class ChangeTracker:
         self._executors[executor_id] = executor
         self._deleted_executors.pop(executor_id, None)
 
+    def gang(self, gang: Gang) -> None:
+        """The gang is new or changed."""
+        self._gangs[gang.gang_id] = gang
+
+    def provision(self, provision: Provision) -> None:
+        """The provision is new or changed."""
+        self._provisions[provision.executor_id] = provision
+
     def counter(self, name: str, value: int) -> None:
         """A counter moved."""
         self._counters[name] = value
@@ -93,6 +114,16 @@ class ChangeTracker:
         self._executors.pop(executor_id, None)
         self._deleted_executors[executor_id] = None
 
+    def delete_gang(self, gang: Gang) -> None:
+        """The gang is forgotten."""
+        self._gangs.pop(gang.gang_id, None)
+        self._deleted_gangs[gang.gang_id] = None
+
+    def delete_provision(self, provision: Provision) -> None:
+        """Nothing is left of the executor that was asked for."""
+        self._provisions.pop(provision.executor_id, None)
+        self._deleted_provisions[provision.executor_id] = None
+
     def delete_request(self, request: Request) -> None:
         """The request is forgotten."""
         allocation_id = request.spec.allocation_id
@@ -118,10 +149,14 @@ class ChangeTracker:
             moved_requests=list(self._moved_requests.values()),
             moved_slots=list(self._moved_slots.values()),
             executors=list(self._executors.values()),
+            gangs=list(self._gangs.values()),
+            provisions=list(self._provisions.values()),
             deleted_jobs=list(self._deleted_jobs),
             deleted_requests=list(self._deleted_requests),
             deleted_slots=list(self._deleted_slots),
             deleted_executors=list(self._deleted_executors),
+            deleted_gangs=list(self._deleted_gangs),
+            deleted_provisions=list(self._deleted_provisions),
             job_events=self._job_events,
             cluster_events=self._cluster_events,
             trimmed_job_events=list(self._trimmed_job_events.items()),

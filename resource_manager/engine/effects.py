@@ -9,7 +9,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from resource_manager.engine.entities import ClusterEvent, Executor, Job, JobEvent, Request, Slot
+from resource_manager.engine.entities import (
+    ClusterEvent,
+    Executor,
+    Gang,
+    Job,
+    JobEvent,
+    Provision,
+    Request,
+    Resize,
+    Slot,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +58,19 @@ class SendFree:
 
 
 @dataclass(frozen=True, slots=True)
+class SendResize:
+    """Change the size of a slot at an executor (TaskExecutorService.ResizeSlot); likewise."""
+
+    executor_id: str
+    address: str
+    registration_number: int
+    command_number: int
+    allocation_id: str
+    generation: int
+    resize: Resize
+
+
+@dataclass(frozen=True, slots=True)
 class ProbeExecutor:
     """Find out whether an executor can be dialled, without asking anything of it, and answer with
     ExecutorProbed. An answer that gets lost does no harm: another probe follows.
@@ -74,7 +97,40 @@ class PublishClusterEvent:
     event: ClusterEvent
 
 
-Effect = SendAllocate | SendFree | ProbeExecutor | PublishJobEvent | PublishClusterEvent
+@dataclass(frozen=True, slots=True)
+class StartExecutor:
+    """Let a provider start an executor of a shape under this id, and answer with ProvisionStarted
+    or -Failed.
+
+    `again`: it may have been told before, and may have done so.
+    """
+
+    executor_id: str
+    shape: str
+    again: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StopExecutor:
+    """Let a provider stop an executor and all that belongs to it, whether or not it runs or ever
+    ran, and answer with ProvisionEnded or -StopFailed.
+    """
+
+    executor_id: str
+    shape: str
+    handle: str = ""
+
+
+Effect = (
+    SendAllocate
+    | SendFree
+    | SendResize
+    | ProbeExecutor
+    | StartExecutor
+    | StopExecutor
+    | PublishJobEvent
+    | PublishClusterEvent
+)
 
 
 @dataclass(slots=True)
@@ -97,12 +153,16 @@ class Changes:
     requests: list[Request] = field(default_factory=list)
     slots: list[Slot] = field(default_factory=list)
     executors: list[Executor] = field(default_factory=list)
+    gangs: list[Gang] = field(default_factory=list)
+    provisions: list[Provision] = field(default_factory=list)
     moved_requests: list[Request] = field(default_factory=list)
     moved_slots: list[Slot] = field(default_factory=list)
     deleted_jobs: list[str] = field(default_factory=list)  # with their requests and events
     deleted_requests: list[str] = field(default_factory=list)
     deleted_slots: list[tuple[str, int]] = field(default_factory=list)
     deleted_executors: list[str] = field(default_factory=list)
+    deleted_gangs: list[str] = field(default_factory=list)  # a job takes its own with it
+    deleted_provisions: list[str] = field(default_factory=list)
     job_events: list[JobEvent] = field(default_factory=list)
     cluster_events: list[ClusterEvent] = field(default_factory=list)
     trimmed_job_events: list[tuple[str, int]] = field(
@@ -121,12 +181,16 @@ class Changes:
                 self.requests,
                 self.slots,
                 self.executors,
+                self.gangs,
+                self.provisions,
                 self.moved_requests,
                 self.moved_slots,
                 self.deleted_jobs,
                 self.deleted_requests,
                 self.deleted_slots,
                 self.deleted_executors,
+                self.deleted_gangs,
+                self.deleted_provisions,
                 self.job_events,
                 self.cluster_events,
                 self.trimmed_job_events,
@@ -145,4 +209,6 @@ class Snapshot:
     requests: list[Request] = field(default_factory=list)
     slots: list[Slot] = field(default_factory=list)
     executors: list[Executor] = field(default_factory=list)
+    gangs: list[Gang] = field(default_factory=list)
+    provisions: list[Provision] = field(default_factory=list)
     counters: dict[str, int] = field(default_factory=dict)

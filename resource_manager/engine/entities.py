@@ -57,6 +57,24 @@ class ExecutorState(StrEnum):
     LOST = "LOST"  # silent for longer than the lost timeout
 
 
+class GangPlacement(StrEnum):
+    """Where the members of a gang go; see slots.proto."""
+
+    ANYWHERE = "ANYWHERE"
+    SAME_EXECUTOR = "SAME_EXECUTOR"
+    SAME_LABEL = "SAME_LABEL"
+    SPREAD = "SPREAD"
+
+
+class ProvisionState(StrEnum):
+    """Where an executor stands that was asked for."""
+
+    ASKED = "ASKED"  # durable; whether its provider started it is not known
+    STARTED = "STARTED"  # its provider says that it did
+    REGISTERED = "REGISTERED"  # it came
+    STOPPING = "STOPPING"  # its provider is told to stop it until it says that nothing is left
+
+
 ENDED_REQUEST_STATES = frozenset(
     {RequestState.CANCELLED, RequestState.REJECTED, RequestState.RELEASED, RequestState.LOST}
 )
@@ -74,6 +92,46 @@ class RequestSpec:
     target_address: str = ""
     allow_pending: bool = False
     restart_on_loss: bool = False
+    gang_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GangSpec:
+    """A gang as a job master sent it, already validated. `label` only with SAME_LABEL."""
+
+    gang_id: str
+    placement: GangPlacement = GangPlacement.ANYWHERE
+    label: str = ""
+    timeout_ms: int | None = None  # None: it waits for ever
+
+
+@dataclass(slots=True)
+class Gang:
+    """A gang of which a member lives, or whose id is still kept with its job."""
+
+    spec: GangSpec
+    job_id: str
+    arrival_number: int  # of its first member: its place in line
+    waiting_since_time_ms: int  # when it began to wait, last
+    # runtime
+    members: list[str] = field(default_factory=list)  # allocation ids, in order of arrival
+    waiting_until_ms: int | None = None  # monotonic; None: no timeout, or it does not wait
+
+    @property
+    def gang_id(self) -> str:
+        """Its name."""
+        return self.spec.gang_id
+
+
+@dataclass(frozen=True, slots=True)
+class Resize:
+    """A change of a slot's size: the whole of what it is to consist of."""
+
+    number: int  # +1 for every one of a slot
+    profile: ResourceProfile
+    cpu_limit_milli: int
+    wait_for_use: bool = False  # below what is in use: wait (True) or refuse (False)
+    arrival_number: int = 0  # its place in line
 
 
 @dataclass(slots=True)
@@ -142,6 +200,9 @@ class Slot:
     state: SlotState = SlotState.PENDING
     allocated_time_ms: int | None = None
     isolation: dict[str, object] | None = None  # as the executor reported it
+    resize_number: int = 0  # of the last change of size that was asked for
+    ordered: Resize | None = None  # the executor has it or gets it; outcome unknown
+    wanted: Resize | None = None  # waits in line
     # runtime
     booked: Amounts = field(default_factory=dict)
     placed_with_command: int = (
@@ -168,6 +229,25 @@ class Registration:
     boot_id: str = ""
     protocol_version: str = ""
     software_version: str = ""
+    provided_as: str = ""  # executor shape as which a provider started it; empty: none did
+
+
+@dataclass(slots=True)
+class Provision:
+    """An executor that was asked for, from then until nothing of it is left."""
+
+    executor_id: str  # the name that it registers with; never used again
+    shape: str
+    number: int  # order of asking
+    cause: str  # why it was asked for, for people
+    ask_time_ms: int
+    state: ProvisionState = ProvisionState.ASKED
+    handle: str = ""  # what its provider needs to stop it
+    message: str = ""  # what went on since, for people
+    # runtime
+    deadline_at_ms: int | None = None  # given up then, if it has not registered
+    idle_since_ms: int | None = None  # monotonic; None: it has slots, or has not registered
+    stop_failures: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +302,7 @@ class ReportedSlot:
     pids_max: int = 0
     cpus: str = ""
     isolation: dict[str, object] | None = None
+    resize_number: int = 0  # of the last change of size that is enforced
 
 
 @dataclass(frozen=True, slots=True)

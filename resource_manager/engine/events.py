@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from finegrain.resources import ResourceProfile
 from resource_manager.engine.entities import (
     NO_USAGE,
+    GangSpec,
     Instant,
     Registration,
     Report,
@@ -77,6 +79,7 @@ class RequestsSubmitted:
     requests: tuple[RequestSpec, ...]
     following: tuple[RequestSpec, ...] = ()
     admitted: bool = False
+    gangs: tuple[GangSpec, ...] = ()  # those whose members are in `requests`; never cut in two
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +103,23 @@ class SlotsReleased:
     job_id: str | None
     slots: tuple[tuple[str, int], ...]
     grace_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ResizeRequested:
+    """A granted slot is to change its size; `job_id` None: an operator's wish.
+
+    `resize_number` 0: the next one. Answer: the `Slot`.
+    """
+
+    at: Instant
+    job_id: str | None
+    allocation_id: str
+    generation: int
+    resize_number: int
+    profile: ResourceProfile
+    cpu_limit_milli: int = 0
+    wait_for_use: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +222,49 @@ class ExecutorProbed:
 
 
 @dataclass(frozen=True, slots=True)
+class ProvisionStarted:
+    """A provider has started an executor that it was asked for. Answer: None."""
+
+    at: Instant
+    executor_id: str
+    handle: str = ""
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ProvisionFailed:
+    """A provider could not start an executor; whether something of it runs is not known.
+
+    Answer: None.
+    """
+
+    at: Instant
+    executor_id: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProvisionEnded:
+    """Nothing is left of an executor that was asked for: it was stopped, or has ended by itself.
+
+    Answer: None.
+    """
+
+    at: Instant
+    executor_id: str
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ProvisionStopFailed:
+    """A provider could not stop an executor, or does not know whether it did. Answer: None."""
+
+    at: Instant
+    executor_id: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class DrainRequested:
     """No new slots on an executor; with a deadline the rest is taken away then.
 
@@ -262,12 +325,17 @@ Event = (
     | RequestsSubmitted
     | RequestsCancelled
     | SlotsReleased
+    | ResizeRequested
     | ExecutorRegistered
     | SlotsReported
     | CommandAnswered
     | CommandRefused
     | CommandUndelivered
     | ExecutorProbed
+    | ProvisionStarted
+    | ProvisionFailed
+    | ProvisionEnded
+    | ProvisionStopFailed
     | DrainRequested
     | UndrainRequested
     | ForgetRequested

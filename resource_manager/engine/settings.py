@@ -6,16 +6,52 @@ are integers.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
-from finegrain.resources import MIB
+from finegrain.resources import MIB, Amounts, ResourceProfile
 
 Strategy = Literal["pack", "spread"]
 
 SECOND_MS = 1_000
 HOUR_MS = 3_600 * SECOND_MS
 DAY_MS = 24 * HOUR_MS
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorShape:
+    """One kind of executor that a provider can start. `labels` is sorted."""
+
+    name: str
+    provider: str
+    total: Amounts
+    default_profile: ResourceProfile  # what an unknown request gets there
+    labels: tuple[tuple[str, str], ...] = ()
+    slots_max: int = 0  # 0: no limit
+    cost: float = 1.0  # only compared with other shapes'
+    count_max: int = 0  # of them at a time; 0: no limit
+    start_timeout_ms: int = 120 * SECOND_MS  # to register in
+
+
+@dataclass(frozen=True, slots=True)
+class Provisioning:
+    """How the cluster grows and shrinks by itself. Totals are over all executors that are not lost
+    and those that were asked for.
+    """
+
+    shapes: tuple[ExecutorShape, ...] = ()
+    total_min: Amounts = field(default_factory=dict)
+    total_max: Amounts = field(default_factory=dict)  # a dimension that is absent has no limit
+    idle_timeout_ms: int = 60 * SECOND_MS  # without slots; then it is given back
+    provided_lost_timeout_ms: int = 300 * SECOND_MS  # lost for so long: it is given back
+    plan_interval_ms: int = 1 * SECOND_MS  # between two passes
+    planned_requests_max: int = 10_000  # that one pass looks at
+    backoff_min_ms: int = 1 * SECOND_MS  # of a shape whose executors fail to come
+    backoff_max_ms: int = 300 * SECOND_MS
+
+    def __bool__(self) -> bool:
+        """True if there is anybody to ask."""
+        return bool(self.shapes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +97,16 @@ class EngineSettings:
     # A host that refused a shape is not asked for it again before this, unless its state changes.
     refusal_backoff_min_ms: int = 1 * SECOND_MS
     refusal_backoff_max_ms: int = 300 * SECOND_MS
+
+    # Gangs: what one may consist of.
+    gang_members_max: int = 1_000
+
+    # A slot that uses more memory than it is to have is asked again after this.
+    resize_retry_min_ms: int = 1 * SECOND_MS
+    resize_retry_max_ms: int = 30 * SECOND_MS
+
+    # Executors that are started and stopped as they are needed.
+    provisioning: Provisioning = field(default_factory=Provisioning)
 
     # Retention.
     job_events_max: int = 100_000

@@ -12,7 +12,8 @@ from enum import StrEnum
 
 
 class Timer(StrEnum):
-    """What a timer is about; the id that goes with it names a job or an executor."""
+    """What a timer is about; the id that goes with it names a job, an executor, a
+    gang or a slot's request."""
 
     LEASE = "LEASE"  # a job's lease may have lapsed
     RETENTION = "RETENTION"  # an ended job may be forgotten
@@ -21,6 +22,10 @@ class Timer(StrEnum):
     COMMAND = "COMMAND"  # a command may be sent again
     PROBE = "PROBE"  # an executor that could not be dialled may be tried again
     REFUSAL = "REFUSAL"  # an executor may be asked again for what it refused
+    GANG = "GANG"  # a gang may have waited for too long
+    RESIZE = "RESIZE"  # a slot may be asked again whether it can shrink
+    PLAN = "PLAN"  # executors may have to be asked for
+    PROVISION = "PROVISION"  # one that was asked for may be late, idle, or to be stopped again
     HISTORY = "HISTORY"  # old cluster events may be forgotten
 
 

@@ -7,20 +7,23 @@ Runtime fields are left at their defaults; the engine rebuilds them.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, Generic, TypeVar
 
 from sqlalchemy import Table
 
-from finegrain.resources import ResourceProfile
 from resource_manager.engine.entities import (
     ClusterEvent,
     Executor,
+    Gang,
+    GangPlacement,
+    GangSpec,
     Job,
     JobEvent,
     JobState,
+    Provision,
+    ProvisionState,
     Registration,
     Request,
     RequestSpec,
@@ -29,12 +32,22 @@ from resource_manager.engine.entities import (
     SlotState,
 )
 from resource_manager.storage import tables
+from resource_manager.storage.texts import (
+    isolation_of,
+    isolation_text,
+    json_text,
+    labels_of,
+    labels_text,
+    optional_dict,
+    profile_of,
+    profile_text,
+    resize_of,
+    resize_text,
+    slot_text,
+)
 
 Row = tuple[Any, ...]
 T = TypeVar("T")
-
-_KNOWN_PROFILES = 65_536  # different profiles kept decoded; clusters use few
-_KNOWN_ISOLATIONS = 4_096  # likewise of isolation reports
 
 # Looked up here, because making a member of its value costs as much as the rest of a row.
 _JOB_STATES = {str(state): state for state in JobState}
@@ -59,77 +72,6 @@ class MoveCodec(Generic[T]):
     key: tuple[str, ...]
     changed: tuple[str, ...]
     encode: Callable[[T], Row]
-
-
-_quoted = json.encoder.encode_basestring_ascii
-_json = json.JSONEncoder(separators=(",", ":")).encode  # `dumps` would make one each time
-
-
-@lru_cache(_KNOWN_PROFILES)
-def _profile_text(profile: ResourceProfile) -> str:
-    return _json(profile.to_dict())
-
-
-@lru_cache(_KNOWN_PROFILES)
-def _profile(text: str) -> ResourceProfile:
-    return ResourceProfile.from_dict(json.loads(text))
-
-
-@lru_cache(_KNOWN_PROFILES)
-def _labels_text(labels: tuple[tuple[str, str], ...]) -> str:
-    return _json(dict(labels))
-
-
-@lru_cache(_KNOWN_PROFILES)
-def _labels(text: str) -> tuple[tuple[str, str], ...]:
-    return tuple(json.loads(text).items())
-
-
-@lru_cache(_KNOWN_ISOLATIONS)
-def _isolation(text: str) -> dict[str, object]:
-    """Shared by all that say the same, so nobody may change it."""
-    found: dict[str, object] = json.loads(text)
-    return found
-
-
-_texts: dict[int, tuple[object, str]] = {}
-
-
-def _shared_text(data: object) -> str:
-    """JSON of plain data that nobody changes and that many share; told apart by identity, which is
-    good as long as the data is kept beside its text.
-    """
-    known = _texts.get(id(data))
-    if known is None:
-        if len(_texts) >= _KNOWN_ISOLATIONS:
-            _texts.clear()
-        known = _texts[id(data)] = (data, _json(data))
-    return known[1]
-
-
-def _isolation_text(isolation: Mapping[str, object] | None) -> str | None:
-    return None if isolation is None else _shared_text(isolation)
-
-
-def _slot_text(slot: Mapping[str, object] | None) -> str | None:
-    """JSON of a slot as events carry it; what its profile and isolation say is shared by many."""
-    if slot is None:
-        return None
-    return "{" + ",".join([_member(name, value) for name, value in slot.items()]) + "}"
-
-
-def _member(name: str, value: object) -> str:
-    if isinstance(value, str):
-        text = _quoted(value)
-    elif type(value) is int:
-        text = str(value)
-    else:
-        text = _shared_text(value) if isinstance(value, dict) else _json(value)
-    return f"{_quoted(name)}:{text}"
-
-
-def _optional_dict(text: str | None) -> dict[str, object] | None:
-    return None if text is None else json.loads(text)
 
 
 # str() makes plain text of members of a StrEnum: drivers have ideas of their own about those.
@@ -187,26 +129,28 @@ def _encode_request(request: Request) -> Row:
         request.message,
         request.generation,
         request.end_time_ms,
-        None if spec.profile is None else _profile_text(spec.profile),
+        None if spec.profile is None else profile_text(spec.profile),
         spec.cpu_limit_milli,
         spec.pids_max,
-        _labels_text(spec.required_labels),
+        labels_text(spec.required_labels),
         spec.target_address,
         spec.allow_pending,
         spec.restart_on_loss,
+        spec.gang_id,
     )
 
 
 def _decode_request(row: Sequence[Any]) -> Request:
     spec = RequestSpec(
         allocation_id=row[0],
-        profile=None if row[9] is None else _profile(row[9]),
+        profile=None if row[9] is None else profile_of(row[9]),
         cpu_limit_milli=row[10],
         pids_max=row[11],
-        required_labels=_labels(row[12]),
+        required_labels=labels_of(row[12]),
         target_address=row[13],
         allow_pending=bool(row[14]),
         restart_on_loss=bool(row[15]),
+        gang_id=row[16],
     )
     return Request(
         spec=spec,
@@ -227,13 +171,16 @@ def _encode_slot(slot: Slot) -> Row:
         slot.generation,
         slot.job_id,
         slot.executor_id,
-        _profile_text(slot.profile),
+        profile_text(slot.profile),
         slot.cpu_limit_milli,
         slot.pids_max,
         slot.cpus,
         str(slot.state),
         slot.allocated_time_ms,
-        _isolation_text(slot.isolation),
+        isolation_text(slot.isolation),
+        slot.resize_number,
+        resize_text(slot.ordered),
+        resize_text(slot.wanted),
     )
 
 
@@ -243,13 +190,62 @@ def _decode_slot(row: Sequence[Any]) -> Slot:
         generation=row[1],
         job_id=row[2],
         executor_id=row[3],
-        profile=_profile(row[4]),
+        profile=profile_of(row[4]),
         cpu_limit_milli=row[5],
         pids_max=row[6],
         cpus=row[7],
         state=_SLOT_STATES[row[8]],
         allocated_time_ms=row[9],
-        isolation=None if row[10] is None else _isolation(row[10]),
+        isolation=None if row[10] is None else isolation_of(row[10]),
+        resize_number=row[11],
+        ordered=resize_of(row[12]),
+        wanted=resize_of(row[13]),
+    )
+
+
+def _encode_gang(gang: Gang) -> Row:
+    spec = gang.spec
+    return (
+        spec.gang_id,
+        gang.job_id,
+        str(spec.placement),
+        spec.label,
+        spec.timeout_ms,
+        gang.arrival_number,
+        gang.waiting_since_time_ms,
+    )
+
+
+def _decode_gang(row: Sequence[Any]) -> Gang:
+    spec = GangSpec(
+        gang_id=row[0], placement=GangPlacement(row[2]), label=row[3], timeout_ms=row[4]
+    )
+    return Gang(spec, job_id=row[1], arrival_number=row[5], waiting_since_time_ms=row[6])
+
+
+def _encode_provision(provision: Provision) -> Row:
+    return (
+        provision.executor_id,
+        provision.shape,
+        provision.number,
+        provision.cause,
+        provision.ask_time_ms,
+        str(provision.state),
+        provision.handle,
+        provision.message,
+    )
+
+
+def _decode_provision(row: Sequence[Any]) -> Provision:
+    return Provision(
+        executor_id=row[0],
+        shape=row[1],
+        number=row[2],
+        cause=row[3],
+        ask_time_ms=row[4],
+        state=ProvisionState(row[5]),
+        handle=row[6],
+        message=row[7],
     )
 
 
@@ -271,7 +267,7 @@ def _encode_slot_move(slot: Slot) -> Row:
         slot.cpus,
         str(slot.state),
         slot.allocated_time_ms,
-        _isolation_text(slot.isolation),
+        isolation_text(slot.isolation),
     )
 
 
@@ -281,14 +277,14 @@ def _encode_executor(executor: Executor) -> Row:
         announced.executor_id,
         announced.instance_id,
         announced.address,
-        _json(dict(announced.total)),
-        _json(dict(announced.reserved)),
-        _profile_text(announced.default_profile),
-        _labels_text(announced.labels),
+        json_text(dict(announced.total)),
+        json_text(dict(announced.reserved)),
+        profile_text(announced.default_profile),
+        labels_text(announced.labels),
         announced.slots_max,
         announced.shared_cpus,
         announced.topology,
-        _json(announced.isolation),
+        json_text(announced.isolation),
         announced.boot_id,
         announced.protocol_version,
         announced.software_version,
@@ -298,6 +294,7 @@ def _encode_executor(executor: Executor) -> Row:
         executor.drain_deadline_time_ms,
         executor.first_seen_time_ms,
         executor.lost,
+        announced.provided_as,
     )
 
 
@@ -308,15 +305,16 @@ def _decode_executor(row: Sequence[Any]) -> Executor:
         address=row[2],
         total=json.loads(row[3]),
         reserved=json.loads(row[4]),
-        default_profile=_profile(row[5]),
-        labels=_labels(row[6]),
+        default_profile=profile_of(row[5]),
+        labels=labels_of(row[6]),
         slots_max=row[7],
         shared_cpus=row[8],
         topology=row[9],
-        isolation=_isolation(row[10]),
+        isolation=isolation_of(row[10]),
         boot_id=row[11],
         protocol_version=row[12],
         software_version=row[13],
+        provided_as=row[20],
     )
     return Executor(
         registration=registration,
@@ -338,7 +336,7 @@ def _encode_job_event(event: JobEvent) -> Row:
         str(event.state),
         str(event.reason),
         event.message,
-        _slot_text(event.slot),
+        slot_text(event.slot),
     )
 
 
@@ -351,7 +349,7 @@ def _decode_job_event(row: Sequence[Any]) -> JobEvent:
         state=_REQUEST_STATES[row[4]],
         reason=row[5],
         message=row[6],
-        slot=_optional_dict(row[7]),
+        slot=optional_dict(row[7]),
     )
 
 
@@ -376,6 +374,8 @@ JOBS = Codec(tables.jobs, _encode_job, _decode_job)
 REQUESTS = Codec(tables.requests, _encode_request, _decode_request)
 SLOTS = Codec(tables.slots, _encode_slot, _decode_slot)
 EXECUTORS = Codec(tables.executors, _encode_executor, _decode_executor)
+GANGS = Codec(tables.gangs, _encode_gang, _decode_gang)
+PROVISIONS = Codec(tables.provisions, _encode_provision, _decode_provision)
 JOB_EVENTS = Codec(tables.job_events, _encode_job_event, _decode_job_event)
 CLUSTER_EVENTS = Codec(tables.cluster_events, _encode_cluster_event, _decode_cluster_event)
 REQUEST_MOVES = MoveCodec(

@@ -114,6 +114,8 @@ class SqlStore(Store):
                 requests=_all(connection, rows.REQUESTS),
                 slots=_all(connection, rows.SLOTS),
                 executors=_all(connection, rows.EXECUTORS),
+                gangs=_all(connection, rows.GANGS),
+                provisions=_all(connection, rows.PROVISIONS),
                 counters={row[0]: row[1] for row in connection.execute(_COUNTERS)},
             )
 
@@ -162,6 +164,11 @@ class _PreparedChanges:
             (tables.slots, _encoded(rows.SLOTS, changes.slots)),
             (tables.executors, _encoded(rows.EXECUTORS, changes.executors)),
             (
+                tables.gangs,
+                _encoded(rows.GANGS, [g for g in changes.gangs if g.job_id not in gone]),
+            ),
+            (tables.provisions, _encoded(rows.PROVISIONS, changes.provisions)),
+            (
                 tables.job_events,
                 _encoded(rows.JOB_EVENTS, [e for e in changes.job_events if e.job_id not in gone]),
             ),
@@ -190,6 +197,10 @@ class _PreparedChanges:
             connection, tables.slots, ("allocation_id", "generation"), changes.deleted_slots
         )
         statements.delete(connection, tables.executors, ("executor_id",), executors)
+        gangs = [(gang_id,) for gang_id in changes.deleted_gangs]
+        statements.delete(connection, tables.gangs, ("gang_id",), gangs)
+        provisions = [(executor_id,) for executor_id in changes.deleted_provisions]
+        statements.delete(connection, tables.provisions, ("executor_id",), provisions)
         for table, encoded in self._upserts:
             statements.upsert(connection, table, encoded)
         for codec, encoded in self._moves:

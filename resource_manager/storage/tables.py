@@ -27,7 +27,7 @@ from sqlalchemy import (
     text,
 )
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """Number of the last migration; the file `migrations/versions/000N_*.py` with this N must exist."""
 
 APPLICATION_ID = 0x4647524D
@@ -129,9 +129,23 @@ requests = _table(
     _text("target_address"),
     _flag("allow_pending"),
     _flag("restart_on_loss"),
+    _text("gang_id", server_default=text("''")),
 )
 # Deleting a job looks for its requests.
 Index(None, requests.c.job_id)
+
+gangs = _table(
+    "gangs",
+    _text("gang_id", primary_key=True),
+    _of_job(),
+    _text("placement"),
+    _text("label"),
+    _number("timeout_ms", nullable=True),
+    _number("arrival_number"),
+    _number("waiting_since_time_ms"),
+)
+# Deleting a job looks for its gangs.
+Index(None, gangs.c.job_id)
 
 # No foreign keys: a slot whose taking down is not confirmed outlives its job, and its executor may
 # be forgotten.
@@ -148,6 +162,9 @@ slots = _table(
     _text("state"),
     _number("allocated_time_ms", nullable=True),
     _text("isolation", nullable=True),
+    _number("resize_number", server_default=text("0")),
+    _text("ordered", nullable=True),
+    _text("wanted", nullable=True),
 )
 
 executors = _table(
@@ -172,7 +189,21 @@ executors = _table(
     _number("drain_deadline_time_ms", nullable=True),
     _number("first_seen_time_ms"),
     _flag("lost"),
+    _text("provided_as", server_default=text("''")),
     with_rowid=True,
+)
+
+# Executors that were asked for. No foreign key: most are not registered yet.
+provisions = _table(
+    "provisions",
+    _text("executor_id", primary_key=True),
+    _text("shape"),
+    _number("number"),
+    _text("cause"),
+    _number("ask_time_ms"),
+    _text("state"),
+    _text("handle"),
+    _text("message"),
 )
 
 job_events = _table(
