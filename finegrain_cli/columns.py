@@ -13,8 +13,8 @@ from finegrain.resources import (
     MEMORY_PARTS,
     ResourceProfile,
 )
+from finegrain.units import format_bytes, format_cpu, format_duration
 from finegrain_cli.output import Column
-from finegrain_cli.units import format_bytes, format_cpu, format_duration
 
 Row = Mapping[str, Any]
 

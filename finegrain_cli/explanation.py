@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from finegrain.resources import CPU_MILLI, EXTENDED_PREFIX
+from finegrain.units import format_bytes, format_cpu
 from finegrain_cli.columns import age, profile_text
 from finegrain_cli.output import Column, table_lines
-from finegrain_cli.units import format_bytes, format_cpu
 
 if TYPE_CHECKING:
     from finegrain_client.types import Dimension, ExecutorVerdict, Explanation

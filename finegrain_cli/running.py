@@ -17,10 +17,10 @@ from typing import Any
 
 import finegrain_client as fg
 from finegrain.errors import InvalidArgument, Reason
+from finegrain.units import format_bytes, format_duration
 from finegrain_cli.connection import PATIENCE_S, open_cluster_async
 from finegrain_cli.exit_codes import ExitCode
 from finegrain_cli.output import say
-from finegrain_cli.units import format_bytes, format_duration
 from finegrain_client.types import OutputChunk
 
 PASSED_VARIABLES = ("PATH", "LANG", "LANGUAGE", "TERM", "TZ")

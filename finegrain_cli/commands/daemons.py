@@ -15,9 +15,9 @@ import typer
 from typer.core import TyperGroup
 
 from finegrain.errors import ConfigurationError
+from finegrain.units import parse_bytes
 from finegrain_cli.common import ConfigOption, OutputOption, enter_command, reporting_errors
 from finegrain_cli.output import OutputFormat
-from finegrain_cli.units import parse_bytes
 
 RM_SECTIONS = ("rm", "log")
 EXECUTOR_SECTIONS = ("executor", "log")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from finegrain.errors import InvalidArgument, NotFound, Reason
+from finegrain.units import format_bytes, format_cpu
 from finegrain_cli import columns
 from finegrain_cli.common import (
     ConfigOption,
@@ -29,7 +30,6 @@ from finegrain_cli.output import (
     print_object,
     print_table,
 )
-from finegrain_cli.units import format_bytes, format_cpu
 
 if TYPE_CHECKING:
     from finegrain_client.blocking import Cluster

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from finegrain.errors import FinegrainError, InvalidArgument, NotFound, Reason
+from finegrain.units import parse_duration_ms
 from finegrain_cli import columns
 from finegrain_cli.common import (
     ConfigOption,
@@ -19,7 +20,6 @@ from finegrain_cli.common import (
 from finegrain_cli.connection import open_cluster
 from finegrain_cli.explanation import explanation_text
 from finegrain_cli.output import OutputFormat, print_list, print_object, say
-from finegrain_cli.units import parse_duration_ms
 
 if TYPE_CHECKING:
     from finegrain_client.blocking import Cluster

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from finegrain.errors import FinegrainError
+from finegrain.units import parse_bytes, parse_cpu_milli, parse_duration_ms, parse_pair
 from finegrain_cli.common import (
     HINTS,
     ConfigOption,
@@ -16,7 +17,6 @@ from finegrain_cli.common import (
 )
 from finegrain_cli.exit_codes import ExitCode
 from finegrain_cli.output import OutputFormat, print_error
-from finegrain_cli.units import parse_bytes, parse_cpu_milli, parse_duration_ms, parse_pair
 
 
 def register(app: typer.Typer) -> None:

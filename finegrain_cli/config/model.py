@@ -14,7 +14,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from finegrain.errors import InvalidArgument
-from finegrain_cli.units import parse_bytes, parse_cpu_milli, parse_duration_ms
+from finegrain.units import parse_bytes, parse_cpu_milli, parse_duration_ms
 from resource_manager import options as rm
 from task_executor import options as executor
 

@@ -10,9 +10,7 @@ from hypothesis import strategies as st
 
 from finegrain.errors import InvalidArgument
 from finegrain.resources import AMOUNT_MAX
-from finegrain_cli.config.model import Kind
-from finegrain_cli.config.values import amount_text
-from finegrain_cli.units import (
+from finegrain.units import (
     format_bytes,
     format_cpu,
     format_duration,
@@ -21,6 +19,8 @@ from finegrain_cli.units import (
     parse_duration_ms,
     parse_pair,
 )
+from finegrain_cli.config.model import Kind
+from finegrain_cli.config.values import amount_text
 
 Parser = Callable[[str, str], int]
 
