@@ -170,6 +170,7 @@ def _queue(state: State) -> Iterator[str]:
     awake = len(queue.round) + len(queue.open) + len(sleeping)
     if awake != len(queue.shapes()):
         yield f"{awake} shapes are to be tried or asleep, somebody waits with {len(queue.shapes())}"
+    yield from queue.singles.problems()
     if queue.job_shapes != job_shapes:
         yield f"shapes by job are counted as {queue.job_shapes}, there are {dict(job_shapes)}"
 

@@ -8,12 +8,11 @@ old place again.
 
 Shapes are tried in *rounds*. A round may take several decisions; what wakes or comes meanwhile is
 tried in the next one. So everybody has a turn, however many shapes wait and however often they
-wake.
+wake. What waits one by one (`singles.py`) stands in the same line and takes part in its rounds.
 """
 
 from __future__ import annotations
 
-import heapq
 from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -27,6 +26,8 @@ from finegrain.resources import (
     booking,
 )
 from resource_manager.engine.entities import Request, RequestSpec
+from resource_manager.engine.rounds import Round
+from resource_manager.engine.singles import Labels, Single, Singles
 
 SLOTS = "slots"
 """Index column: slots that a host may still take."""
@@ -42,7 +43,6 @@ _MEMORY = frozenset({MEMORY_BYTES, *MEMORY_PARTS})
 _LEFT_BEHIND_MAX = 1_024
 """Numbers of those who left that a line may keep, however few wait, before it is cut."""
 
-Labels = tuple[tuple[str, str], ...]
 ShapeKey = tuple[ResourceProfile | None, Labels]
 
 
@@ -126,70 +126,6 @@ class Shape:
         self.first = 0
 
 
-class Round:
-    """Shapes that are to be tried, whoever waits longest with one first.
-
-    Nobody is searched for in the heap: numbers at which no shape stands any more are passed over
-    when their turn comes.
-    """
-
-    def __init__(self) -> None:
-        self._heap: list[int] = []  # arrival numbers
-        self._at: dict[int, Shape] = {}
-        self._stands: dict[Shape, int] = {}  # the reverse
-
-    def __len__(self) -> int:
-        return len(self._at)
-
-    def __contains__(self, shape: Shape) -> bool:
-        return shape in self._stands
-
-    def begin(self, shapes: Iterable[Shape]) -> None:
-        """These, in place of what there was."""
-        self._stands, self._at = {}, {}
-        for shape in shapes:
-            if (head := shape.head()) is not None:
-                self._stands[shape] = head.arrival_number
-                self._at[head.arrival_number] = shape
-        self._heap = sorted(self._at)
-
-    def put(self, shape: Shape, number: int) -> None:
-        """Lets a shape stand at the place of this arrival number."""
-        self.discard(shape)
-        self._stands[shape] = number
-        self._at[number] = shape
-        heapq.heappush(self._heap, number)
-
-    def advance(self, shape: Shape, number: int) -> None:
-        """The same, if the shape has its turn in this round, and only later than that."""
-        if self._stands.get(shape, -1) > number:
-            self.put(shape, number)
-
-    def discard(self, shape: Shape) -> None:
-        """Takes a shape out."""
-        number = self._stands.pop(shape, None)
-        if number is not None:
-            del self._at[number]
-
-    def take(self) -> Shape | None:
-        """Takes out the shape whose turn it is."""
-        while (number := self.until()) is not None:
-            shape = self._at[number]
-            self.discard(shape)
-            head = shape.head()
-            if head is None or head.arrival_number == number:
-                return shape
-            self.put(shape, head.arrival_number)  # those before it have left meanwhile
-        return None
-
-    def until(self) -> int | None:
-        """Arrival number at which a shape has its turn next."""
-        heap, at = self._heap, self._at
-        while heap and heap[0] not in at:
-            heapq.heappop(heap)
-        return heap[0] if heap else None
-
-
 class WaitingQueue:
     """All requests that wait, by shape.
 
@@ -197,10 +133,12 @@ class WaitingQueue:
     until a host of its labels grows. The one that is being tried is in neither.
 
     Attributes:
+        singles: what waits in the same line one by one.
         job_shapes: how many shapes a job waits with; jobs that wait with none are not in it.
     """
 
     def __init__(self) -> None:
+        self.singles = Singles()
         self.round = Round()
         self.open: dict[Shape, None] = {}
         self.sleeping: dict[Labels, dict[Shape, None]] = {}
@@ -273,22 +211,44 @@ class WaitingQueue:
         if not shape.members:
             self._close((shape.profile, shape.labels), shape)
 
+    @property
+    def awake(self) -> bool:
+        """True if anything is to be tried."""
+        return bool(self.round or self.open) or self.singles.awake
+
+    @property
+    def in_round(self) -> bool:
+        """True if the present round is not over."""
+        return bool(self.round) or self.singles.in_round
+
     def begin_round(self) -> None:
         """Begins the next round if the present one is over and there is anything to try."""
-        if self.open and not self.round:
-            self.round.begin(self.open)
-            self.open.clear()
+        if self.round or self.singles.in_round or not self.awake:
+            return
+        self.round.begin(self.open)
+        self.open.clear()
+        self.singles.begin_round()
 
-    def next_shape(self) -> Shape | None:
-        """The shape whose turn it is; None: nothing is left to be tried.
+    def next_turn(self) -> Shape | Single | None:
+        """Whose turn it is; None: nothing is left to be tried.
 
-        Whoever takes it lets it `stay` or `sleep` afterwards.
+        Whoever takes a shape lets it `stay` or `sleep` afterwards; likewise see `Singles`.
         """
         self.begin_round()
+        if self.singles.in_round:
+            single = self.singles.next_before(self.round.first())
+            if single is not None:
+                return single
         shape = self.round.take()
         if shape is not None:
             shape.tried = True
         return shape
+
+    def until(self) -> int | None:
+        """Arrival number at which somebody has a turn next."""
+        number = self.round.until()
+        single = self.singles.until() if self.singles.in_round else None
+        return single if number is None or (single is not None and single < number) else number
 
     def stay(self, shape: Shape) -> None:
         """Leaves a shape in the round, at the place of who waits longest with it now."""

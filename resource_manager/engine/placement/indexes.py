@@ -13,8 +13,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from finegrain.resources import Amounts
 from resource_manager.engine.host import SCORE, UNLIMITED, Host
 from resource_manager.engine.placement.index import CapacityIndex
-from resource_manager.engine.queue import DEFAULT_SLOTS, SLOTS, Labels, WaitingQueue
+from resource_manager.engine.queue import DEFAULT_SLOTS, SLOTS, WaitingQueue
 from resource_manager.engine.settings import EngineSettings
+from resource_manager.engine.singles import Labels
 
 BUILT_AT_ONCE = 4
 """Indexes of selectors that are made in one pass at most."""
@@ -65,16 +66,17 @@ class Indexes:
         return (name for name in rarest if all(name in others for others in each))
 
     def refresh(self, dirty: Iterable[Host], queue: WaitingQueue) -> None:
-        """Takes in what became of these hosts' books, and wakes the shapes that may fit now."""
+        """Takes in what became of these hosts' books, and wakes those who may fit now."""
         grew = False
         for host in dirty:
             vector = host.vector(self._settings.strategy)
             relabelled = self._label(host)
-            if self.main.put(host.host_id, vector):
-                grew = True
-            elif relabelled:
+            rose = self.main.put(host.host_id, vector)
+            if relabelled and not rose:
                 self.main.log_growth(host.host_id)
+            if relabelled or rose:
                 grew = True
+                queue.singles.grew(host.host_id, host.labels)
             for labels, index in self.selected.items():
                 if carries(host, labels):
                     if index.put(host.host_id, vector):
@@ -104,6 +106,16 @@ class Indexes:
                     index.write(at, SLOTS, index.columns[SLOTS][0][at] - count)
                 self._derive(index, host, at)
 
+    def follow(self, host: Host) -> None:
+        """Takes in, in every index, what was booked on a host beside the pass that is under way."""
+        vector = host.vector(self._settings.strategy)
+        for index in (self.main, *self.selected.values()):
+            if index.knows(host.host_id):
+                at = index.position[host.host_id]
+                for name, column in index.columns.items():
+                    if column[0][at] != (amount := vector.get(name, 0)):
+                        index.write(at, name, amount)
+
     def settle(self, hosts: Mapping[str, Host]) -> None:
         """Brings what follows from other columns up to date wherever something was taken."""
         for index in (self.main, *self.selected.values()):
@@ -126,6 +138,7 @@ class Indexes:
         """Makes all who wait look at this host again."""
         self.main.log_growth(host.host_id)
         self._wake_in_main(queue)
+        queue.singles.grew(host.host_id, host.labels)
         for labels, index in self.selected.items():
             if carries(host, labels):
                 index.log_growth(host.host_id)

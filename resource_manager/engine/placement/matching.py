@@ -8,18 +8,23 @@ labels has more room than before; then only hosts that grew are looked at. So on
 it places plus the number of shapes it tries, and of those that are tried in vain
 `EngineSettings.shapes_tried_max` end it: the next decision goes on where it stopped.
 
+What waits one by one (`singles.py`) is tried at its place in the same line: before any request that
+came later, and counted like a shape if it is tried in vain.
+
 Backfill means that a large request can be overtaken for long by smaller ones; keeping room for it
 is the business of fair sharing, which is not built yet.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import islice, takewhile
 
 from resource_manager.engine.entities import Request
 from resource_manager.engine.moves import place
 from resource_manager.engine.placement.placing import Placing
 from resource_manager.engine.queue import Shape
+from resource_manager.engine.singles import Kind, Single
 from resource_manager.engine.state import State
 from resource_manager.engine.turn import Turn
 
@@ -27,33 +32,62 @@ TOGETHER_MAX = 1_024
 """Requests that are placed together at most: what is looked up for them may be in vain."""
 
 
+ATTEMPTS: dict[Kind, Callable[[Turn, Placing, Single], bool]] = {}
+"""How what waits one by one is tried, by what it is. True: it waits no more; False: nothing fits.
+
+Whoever books something in an attempt lets the pass `follow` these hosts; room may only shrink.
+"""
+
+
 def place_waiting(turn: Turn) -> None:
-    """Places waiting requests that fit, in order of arrival: all of them, unless too many shapes
-    are tried in vain. `State.unfinished` says so then.
+    """Places waiting requests that fit, in order of arrival: all of them, unless too much
+    is tried in vain. `State.unfinished` says so then.
     """
     state, queue = turn.state, turn.state.queue
     state.refresh_indexes()
-    if not queue.open and not queue.round:
+    if not queue.awake:
         return
     placing = Placing(state)
     set_aside: list[Request] = []
     tries_left = state.settings.shapes_tried_max
-    while tries_left and (shape := queue.next_shape()) is not None:
-        if not placing.has_room(shape):
-            queue.sleep(shape)
+    while tries_left and (whose := queue.next_turn()) is not None:
+        if isinstance(whose, Single):
+            if not _attempt(turn, placing, whose):
+                tries_left -= 1
+        elif not placing.has_room(whose):
+            queue.sleep(whose)
             tries_left -= 1
-            continue
-        requests, elsewhere = _next_together(state, shape, queue.round.until())
-        placed = _place(turn, placing, shape, requests, elsewhere)
-        if not placed and elsewhere:
-            # Only this one is held back; others of the shape may fit.
-            queue.set_aside(shape, requests[0])
-            set_aside.append(requests[0])
-        queue.stay(shape)
+        else:
+            set_aside += _serve(turn, placing, whose)
     placing.finish()
     queue.begin_round()  # so that it shows whether anything is left
     for request in set_aside:  # which is no work left over: nothing has changed for them yet
         queue.take_back(request)
+
+
+def _attempt(turn: Turn, placing: Placing, single: Single) -> bool:
+    """Tries what waits by itself; False: in vain."""
+    singles = turn.state.queue.singles
+    if ATTEMPTS[single.kind](turn, placing, single):
+        singles.remove(single.arrival_number)
+        return True
+    singles.sleep(single)
+    return False
+
+
+def _serve(turn: Turn, placing: Placing, shape: Shape) -> list[Request]:
+    """Places the next requests of a shape that there is room for; answers with whoever has to be
+    set aside meanwhile.
+    """
+    queue, set_aside = turn.state.queue, []
+    requests, elsewhere = _next_together(turn.state, shape, queue.until())
+    placed = _place(turn, placing, shape, requests, elsewhere)
+    if not placed and elsewhere:
+        # Only this one is held back; others of the shape may fit.
+        queue.set_aside(shape, requests[0])
+        set_aside.append(requests[0])
+    queue.stay(shape)
+    return set_aside
 
 
 def _next_together(
@@ -61,8 +95,8 @@ def _next_together(
 ) -> tuple[list[Request], list[str]]:
     """The next requests of a shape to be placed together, and the hosts that they must not have.
 
-    All that stand before the next shape's head; one that still has an older slot somewhere comes
-    alone.
+    All that stand before whoever has the next turn; one that still has an older slot somewhere
+    comes alone.
     """
     requests = shape.before(until, TOGETHER_MAX)
     if elsewhere := _holders(state, requests[0]):

@@ -13,9 +13,9 @@ Knows capacity and rank. Who is served first, and what a slot is, `matching.py` 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
-from resource_manager.engine.host import SCORE
+from resource_manager.engine.host import SCORE, Host
 from resource_manager.engine.placement.index import CapacityIndex
 from resource_manager.engine.placement.rank import (
     HOSTS_PER_CANDIDATE,
@@ -69,6 +69,17 @@ class Placing:
             self._keep(search, taken)
         ids = search.index.ids
         return [(ids[position], share) for position, share in taken]
+
+    def follow(self, hosts: Iterable[Host]) -> None:
+        """Takes in what somebody else has booked on these hosts during the pass: a gang, or a slot
+        that grows.
+        """
+        for host in hosts:
+            self._state.indexes.follow(host)
+            for index, proportions in self._proportions.items():
+                if index.knows(host.host_id):
+                    proportions.free.pop(index.position[host.host_id], None)
+        self._in_use = max(self._in_use, self._state.hosts_in_use)
 
     def finish(self) -> None:
         """Makes the indexes exact again and remembers how far the searches came."""

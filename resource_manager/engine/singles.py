@@ -1,0 +1,191 @@
+"""Things that wait one by one, beside the shapes: gangs, and resizes of slots that exist.
+
+Each has its place in the same line as the requests, by arrival number, and is awake or asleep like
+a shape: asleep after a try in vain, awake again when a host that concerns it has grown. They are
+tried in rounds too: what wakes while a round goes on is tried in the next one. Knows numbers and
+hosts' names; what such a thing is, whether it fits and what becomes of it is not its business.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypeVar
+
+Labels = tuple[tuple[str, str], ...]
+"""Names and values, sorted."""
+
+
+class Kind(StrEnum):
+    """What it is that waits."""
+
+    GANG = "GANG"
+    RESIZE = "RESIZE"
+
+
+@dataclass(frozen=True, slots=True)
+class Single:
+    """One thing that waits by itself.
+
+    Attributes:
+        arrival_number: its place in line; nobody else stands there.
+        kind: what it is.
+        name: the gang's id, or the allocation id of the slot.
+        job_id: whose it is.
+        generation: of the slot.
+        host_id: the one executor that concerns it; empty: any one that carries `labels`.
+        labels: what every executor carries that concerns it.
+    """
+
+    arrival_number: int
+    kind: Kind
+    name: str
+    job_id: str = ""
+    generation: int = 0
+    host_id: str = ""
+    labels: Labels = ()
+
+
+class Singles:
+    """All of them, by arrival number.
+
+    One is in the present round, or open (to be tried in the next one), or asleep; the one that is
+    being tried is in neither until it is removed or put to sleep.
+    """
+
+    def __init__(self) -> None:
+        self._all: dict[int, Single] = {}
+        self._open: dict[int, None] = {}
+        self._round: dict[int, None] = {}
+        self._heap: list[int] = []  # of the round; some may have left it
+        self._on_host: dict[str, dict[int, None]] = {}  # asleep, by the executor they are about
+        self._anywhere: dict[Labels, dict[int, None]] = {}  # asleep, by labels
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._all
+
+    def all(self) -> list[Single]:
+        """All that wait, in order of arrival."""
+        return [self._all[number] for number in sorted(self._all)]
+
+    @property
+    def awake(self) -> bool:
+        """True if any are to be tried, in this round or the next one."""
+        return bool(self._open or self._round)
+
+    @property
+    def in_round(self) -> bool:
+        """True if any have yet to be tried in the present round."""
+        return bool(self._round)
+
+    def is_awake(self, number: int) -> bool:
+        """True if this one is to be tried, in this round or the next one."""
+        return number in self._open or number in self._round
+
+    def add(self, single: Single) -> None:
+        """Lets it wait, awake: it is tried in the next round."""
+        self._all[single.arrival_number] = single
+        self._open[single.arrival_number] = None
+
+    def remove(self, number: int) -> Single | None:
+        """Ends the waiting of the one at this number; None if there is none."""
+        single = self._all.pop(number, None)
+        if single is not None:
+            self._open.pop(number, None)
+            self._round.pop(number, None)
+            self._rouse(single)
+        return single
+
+    def sleep(self, single: Single) -> None:
+        """It was tried in vain; it sleeps, unless somebody woke it meanwhile."""
+        number = single.arrival_number
+        if number not in self._all or number in self._open:
+            return
+        if single.host_id:
+            self._on_host.setdefault(single.host_id, {})[number] = None
+        else:
+            self._anywhere.setdefault(single.labels, {})[number] = None
+
+    def grew(self, host_id: str, labels: Mapping[str, str]) -> None:
+        """An executor has more room than it had, or other labels: wakes whom that concerns."""
+        if woken := self._on_host.pop(host_id, None):
+            self._open.update(woken)
+        for wanted in list(self._anywhere):
+            if all(labels.get(name) == value for name, value in wanted):
+                self._open.update(self._anywhere.pop(wanted))
+
+    def wake(self, number: int) -> None:
+        """Has the one at this number tried in the next round, whatever has grown."""
+        single = self._all.get(number)
+        if single is not None and number not in self._round:
+            self._rouse(single)
+            self._open[number] = None
+
+    def wake_all(self) -> None:
+        """The same for all that sleep."""
+        for sleeping in (*self._on_host.values(), *self._anywhere.values()):
+            self._open.update(sleeping)
+        self._on_host.clear()
+        self._anywhere.clear()
+
+    def begin_round(self) -> None:
+        """All that are open have their turn now."""
+        self._round.update(self._open)
+        self._open.clear()
+        self._heap = sorted(self._round)
+
+    def until(self) -> int | None:
+        """Arrival number of the one whose turn it is next in this round."""
+        heap = self._heap
+        while heap and heap[0] not in self._round:
+            heapq.heappop(heap)
+        return heap[0] if heap else None
+
+    def next_before(self, number: int | None) -> Single | None:
+        """The one whose turn it is, taken out of the round, if it stands before this number (None:
+        in any case).
+
+        Whoever takes it lets it `sleep` or removes it afterwards.
+        """
+        first = self.until()
+        if first is None or (number is not None and first > number):
+            return None
+        heapq.heappop(self._heap)
+        del self._round[first]
+        return self._all[first]
+
+    def problems(self) -> list[str]:
+        """Where one is awake and asleep at once, or neither. Empty: nowhere."""
+        asleep = [*self._on_host.values(), *self._anywhere.values()]
+        found = []
+        for number in self._all:
+            where = [number in self._round, number in self._open, any(number in s for s in asleep)]
+            if where.count(True) != 1:
+                found.append(f"single {number} is in the round, open, asleep: {where}")
+        known = len(self._round) + len(self._open) + sum(len(each) for each in asleep)
+        if known != len(self._all):
+            found.append(f"{known} singles are to be tried or asleep, {len(self._all)} wait")
+        return found
+
+    def _rouse(self, single: Single) -> None:
+        """Strikes one from those that sleep."""
+        if single.host_id:
+            _strike(self._on_host, single.host_id, single.arrival_number)
+        else:
+            _strike(self._anywhere, single.labels, single.arrival_number)
+
+
+_Key = TypeVar("_Key")
+
+
+def _strike(groups: dict[_Key, dict[int, None]], key: _Key, number: int) -> None:
+    group = groups.get(key)
+    if group is not None:
+        group.pop(number, None)
+        if not group:
+            del groups[key]
