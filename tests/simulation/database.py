@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from finegrain.errors import Reason, StoreError
 from resource_manager.engine.effects import Changes, Snapshot
-from resource_manager.storage.rows import EXECUTORS, JOBS, REQUESTS, SLOTS
+from resource_manager.storage.rows import EXECUTORS, GANGS, JOBS, PROVISIONS, REQUESTS, SLOTS
 from resource_manager.storage.store import NotLeader
 from tests.simulation.network import Loop, Node, Reply
 from tests.simulation.rows import Rows
@@ -288,6 +288,8 @@ class Database:
             requests=[REQUESTS.decode(row) for row in rows.requests.values()],
             slots=[SLOTS.decode(row) for row in rows.slots.values()],
             executors=[EXECUTORS.decode(row) for row in rows.executors.values()],
+            gangs=[GANGS.decode(row) for row in rows.gangs.values()],
+            provisions=[PROVISIONS.decode(row) for row in rows.provisions.values()],
             counters=dict(rows.counters),
         )
 

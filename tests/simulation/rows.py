@@ -16,7 +16,9 @@ from resource_manager.engine.state import GENERATION_FLOOR
 from resource_manager.storage.lost_history import GENERATION_STEP, SEQUENCE_STEP
 from resource_manager.storage.rows import (
     EXECUTORS,
+    GANGS,
     JOBS,
+    PROVISIONS,
     REQUEST_MOVES,
     REQUESTS,
     SLOT_MOVES,
@@ -53,6 +55,8 @@ class Rows:
     requests: dict[str, Row] = field(default_factory=dict)
     slots: dict[tuple[str, int], Row] = field(default_factory=dict)
     executors: dict[str, Row] = field(default_factory=dict)
+    gangs: dict[str, Row] = field(default_factory=dict)
+    provisions: dict[str, Row] = field(default_factory=dict)
     counters: dict[str, int] = field(default_factory=dict)
     logs: dict[str, Log] = field(default_factory=dict)
     arrivals: dict[str, int] = field(default_factory=dict)  # of every request that is stored
@@ -65,6 +69,8 @@ class Rows:
             dict(self.requests),
             dict(self.slots),
             dict(self.executors),
+            dict(self.gangs),
+            dict(self.provisions),
             dict(self.counters),
             {name: Log(list(log.events), log.trimmed) for name, log in self.logs.items()},
             dict(self.arrivals),
@@ -95,6 +101,8 @@ class Rows:
         owners = [(each.job_id, each.allocation_id) for each in changes.requests]
         slots = {(s.allocation_id, s.generation): SLOTS.encode(s) for s in changes.slots}
         executors = {each.executor_id: EXECUTORS.encode(each) for each in changes.executors}
+        gangs = {each.gang_id: GANGS.encode(each) for each in changes.gangs}
+        provisions = {each.executor_id: PROVISIONS.encode(each) for each in changes.provisions}
         arrivals = {
             each.allocation_id: each.arrival_number
             for each in (*changes.requests, *changes.moved_requests)
@@ -114,6 +122,8 @@ class Rows:
                 rows.requests_of.setdefault(job_id, set()).add(name)
             rows.slots.update(slots)
             rows.executors.update(executors)
+            rows.gangs.update(gangs)
+            rows.provisions.update(provisions)
             rows.counters.update(changes.counters)
             return [*wrong, *rows._in_line(arrivals), *rows._log(changes)]
 
@@ -128,8 +138,14 @@ class Rows:
             self.slots.pop(key, None)
         for executor_id in changes.deleted_executors:
             self.executors.pop(executor_id, None)
+        for gang_id in changes.deleted_gangs:
+            self.gangs.pop(gang_id, None)
+        for executor_id in changes.deleted_provisions:
+            self.provisions.pop(executor_id, None)
         for job_id in changes.deleted_jobs:
             self.jobs.pop(job_id, None)
+            for gang_id in [name for name, row in self.gangs.items() if row[1] == job_id]:
+                del self.gangs[gang_id]
             self.logs.pop(job_id, None)
             for name in self.requests_of.pop(job_id, ()):
                 del self.requests[name], self.arrivals[name]

@@ -10,13 +10,19 @@ from resource_manager.engine.effects import Changes, Snapshot
 from resource_manager.engine.entities import (
     ClusterEvent,
     Executor,
+    Gang,
+    GangPlacement,
+    GangSpec,
     Job,
     JobEvent,
     JobState,
+    Provision,
+    ProvisionState,
     Registration,
     Request,
     RequestSpec,
     RequestState,
+    Resize,
     Slot,
     SlotState,
 )
@@ -85,9 +91,31 @@ def executor(executor_id: str = "host-a", **changes: Any) -> Executor:
         boot_id="boot-1",
         protocol_version="1.0",
         software_version="0.1.0",
+        provided_as="small",
     )
     values: dict[str, Any] = {"registration_number": 3, "first_seen_time_ms": 1_700_000_000_002}
     return Executor(registration=registration, **(values | changes))
+
+
+def gang(**changes: Any) -> Gang:
+    """A gang that waits."""
+    values: dict[str, Any] = {
+        "job_id": "job-1",
+        "arrival_number": 2,
+        "waiting_since_time_ms": 1_700_000_000_001,
+    }
+    return Gang(**(values | changes))
+
+
+def provision(executor_id: str = "small-3-1", **changes: Any) -> Provision:
+    """An executor that was asked for."""
+    values: dict[str, Any] = {
+        "shape": "small",
+        "number": 1,
+        "cause": "2 requests of 1 cpu fit no executor",
+        "ask_time_ms": 1_700_000_000_003,
+    }
+    return Provision(executor_id=executor_id, **(values | changes))
 
 
 def job_event(sequence: int, job_id: str = "job-1", **changes: Any) -> JobEvent:
@@ -112,6 +140,7 @@ def everything() -> Changes:
         target_address="127.0.0.1:9",
         allow_pending=True,
         restart_on_loss=True,
+        gang_id="gang-1",
     )
     return Changes(
         jobs=[
@@ -140,13 +169,26 @@ def everything() -> Changes:
         ],
         slots=[
             slot(
-                generation=2, cpus="0-1,4", allocated_time_ms=7, isolation={"path": "/s/1", "n": 1}
+                generation=2,
+                cpus="0-1,4",
+                allocated_time_ms=7,
+                isolation={"path": "/s/1", "n": 1},
+                resize_number=5,
+                ordered=Resize(4, PROFILE, 4000),
+                wanted=Resize(5, PROFILE, 5000, wait_for_use=True, arrival_number=9),
             ),
             slot("slot-2", state=SlotState.FREEING, isolation=None),
         ],
         executors=[
             executor(draining=True, drain_reason="disk", drain_deadline_time_ms=8, lost=True),
             executor("host-b"),
+        ],
+        gangs=[
+            gang(spec=GangSpec("gang-1", GangPlacement.SAME_LABEL, "rack", 60_000)),
+            gang(spec=GangSpec("gang-2")),
+        ],
+        provisions=[
+            provision(state=ProvisionState.STOPPING, handle="4711", message="idle for 60 s"),
         ],
         job_events=[
             job_event(9, state=RequestState.GRANTED, reason="r", message="m", slot={"cpus": "0"})
@@ -176,6 +218,8 @@ def _rows(books: Snapshot) -> tuple[Any, ...]:
         sorted(books.requests, key=lambda each: each.allocation_id),
         sorted(books.slots, key=lambda each: (each.allocation_id, each.generation)),
         sorted(books.executors, key=lambda each: each.executor_id),
+        sorted(books.gangs, key=lambda each: each.gang_id),
+        sorted(books.provisions, key=lambda each: each.executor_id),
         books.counters,
     )
 
@@ -183,5 +227,12 @@ def _rows(books: Snapshot) -> tuple[Any, ...]:
 def books_of(changes: Changes) -> Snapshot:
     """The books that these changes alone make."""
     return Snapshot(
-        0, changes.jobs, changes.requests, changes.slots, changes.executors, changes.counters
+        0,
+        changes.jobs,
+        changes.requests,
+        changes.slots,
+        changes.executors,
+        changes.gangs,
+        changes.provisions,
+        changes.counters,
     )

@@ -22,6 +22,8 @@ class ModelStore:
         self.requests: dict[str, Any] = {}
         self.slots: dict[Key, Any] = {}
         self.executors: dict[str, Any] = {}
+        self.gangs: dict[str, Any] = {}
+        self.provisions: dict[str, Any] = {}
         self.counters: dict[str, int] = {}
         self.job_events: dict[str, list[Any]] = {}
         self.cluster_events: list[Any] = []
@@ -29,6 +31,10 @@ class ModelStore:
     def apply(self, changes: Changes) -> None:
         for executor_id in changes.deleted_executors:
             self.executors.pop(executor_id, None)
+        for gang_id in changes.deleted_gangs:
+            self.gangs.pop(gang_id, None)
+        for executor_id in changes.deleted_provisions:
+            self.provisions.pop(executor_id, None)
         for allocation_id in changes.deleted_requests:
             self.requests.pop(allocation_id, None)
         for key in changes.deleted_slots:
@@ -38,6 +44,8 @@ class ModelStore:
             self.job_events.pop(job_id, None)
             for name in [n for n, row in self.requests.items() if row.job_id == job_id]:
                 del self.requests[name]
+            for name in [n for n, row in self.gangs.items() if row.job_id == job_id]:
+                del self.gangs[name]
         self.jobs.update({row.job_id: copy.copy(row) for row in changes.jobs})
         self.requests.update({row.allocation_id: copy.copy(row) for row in changes.requests})
         self.slots.update(
@@ -48,6 +56,8 @@ class ModelStore:
         for slot in changes.moved_slots:
             _move(self.slots[slot.allocation_id, slot.generation], slot, SLOT_MOVES.changed)
         self.executors.update({row.executor_id: copy.copy(row) for row in changes.executors})
+        self.gangs.update({row.gang_id: copy.copy(row) for row in changes.gangs})
+        self.provisions.update({row.executor_id: copy.copy(row) for row in changes.provisions})
         self.counters.update(changes.counters)
         for event in changes.job_events:
             self.job_events.setdefault(event.job_id, []).append(event)
@@ -68,6 +78,8 @@ class ModelStore:
             requests=[copy.copy(row) for row in self.requests.values()],
             slots=[_without_runtime(row) for row in self.slots.values()],
             executors=[_without_runtime(row) for row in self.executors.values()],
+            gangs=[_without_runtime(row) for row in self.gangs.values()],
+            provisions=[_without_runtime(row) for row in self.provisions.values()],
             counters=dict(self.counters),
         )
 
@@ -89,6 +101,8 @@ RUNTIME: dict[str, dict[str, Any]] = {
         "command_number": 0,
         "drain_deadline_at_ms": None,
     },
+    "Gang": {"members": list, "waiting_until_ms": None},
+    "Provision": {"deadline_at_ms": None, "idle_since_ms": None, "stop_failures": 0},
 }
 
 

@@ -18,8 +18,11 @@ from resource_manager.engine.effects import Changes
 from resource_manager.engine.entities import (
     ClusterEvent,
     Executor,
+    Gang,
+    GangSpec,
     Job,
     JobEvent,
+    Provision,
     Request,
     RequestSpec,
     RequestState,
@@ -31,8 +34,10 @@ from tests.support.books import (
     cluster_event,
     everything,
     executor,
+    gang,
     job,
     job_event,
+    provision,
     request,
     same_books,
     slot,
@@ -258,6 +263,20 @@ def test_an_executor_and_one_generation_of_a_slot_can_be_deleted(store: Store) -
     assert books.executors == []
 
 
+def test_a_gang_goes_by_itself_or_with_its_job(store: Store) -> None:
+    store.commit(Changes(jobs=[job()], gangs=[gang(spec=GangSpec(n)) for n in ("g-1", "g-2")]))
+    store.commit(Changes(deleted_gangs=["g-1"]))
+    assert [each.gang_id for each in store.load().gangs] == ["g-2"]
+    store.commit(Changes(deleted_jobs=["job-1"]))
+    assert store.load().gangs == []
+
+
+def test_an_executor_that_was_asked_for_is_forgotten(store: Store) -> None:
+    store.commit(Changes(provisions=[provision(), provision("small-3-2", number=2)]))
+    store.commit(Changes(deleted_provisions=["small-3-1"]))
+    assert store.load().provisions == [provision("small-3-2", number=2)]
+
+
 def test_a_job_log_is_read_from_any_position(store: Store) -> None:
     events = [job_event(n) for n in range(1, 8)]
     others = [job_event(n, job_id="job-2") for n in range(1, 4)]
@@ -376,14 +395,16 @@ def test_ids_are_told_apart_by_case_and_accents(store: Store) -> None:
     assert sorted(each.job_id for each in store.load().jobs) == sorted(names)
 
 
-@pytest.mark.parametrize("kind", [Job, Request, Slot, Executor, JobEvent, ClusterEvent])
+@pytest.mark.parametrize(
+    "kind", [Job, Request, Slot, Executor, Gang, Provision, JobEvent, ClusterEvent]
+)
 def test_no_durable_field_is_left_out_of_the_round_trip(kind: type) -> None:
     """`everything` moves each one away from its default, so that the round trip would miss it."""
     durable = inspect.getsource(kind).partition("# runtime")[0]
     changes = everything()
     stored = chain(
         *(changes.jobs, changes.requests, changes.slots, changes.executors),
-        *(changes.job_events, changes.cluster_events),
+        *(changes.gangs, changes.provisions, changes.job_events, changes.cluster_events),
     )
     rows = [row for row in stored if isinstance(row, kind)]
     with_default = [
