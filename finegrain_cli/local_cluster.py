@@ -12,18 +12,15 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import signal
 import tempfile
-import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Self
 
 from finegrain.errors import ConfigurationError, FinegrainError, InvalidArgument
@@ -32,6 +29,14 @@ from finegrain.options import ListenOptions, LogOptions
 from finegrain_cli.daemon_process import DaemonProcess
 from finegrain_cli.leftovers import find_leftovers
 from finegrain_cli.local_shares import ExecutorShare, divide_host
+from finegrain_cli.local_stop import (
+    KILL_GRACE_MS,
+    LOOK_INTERVAL_S,
+    STOP_TIMEOUT_S,
+    end_of,
+    signals_put_off,
+    sweep,
+)
 from resource_manager.options import ResourceManagerOptions
 from task_executor.options import TaskExecutorOptions
 
@@ -39,12 +44,8 @@ __all__ = ["ExecutorNote", "ExecutorShare", "LocalCluster"]
 
 ANY_PORT = "127.0.0.1:0"
 START_TIMEOUT_S = 60.0
-STOP_TIMEOUT_S = 30.0  # beyond the tasks' grace
-SWEEP_TIMEOUT_S = 30.0
-LOOK_INTERVAL_S = 0.05
 REPORT_INTERVAL_MS = 1_000
 LOST_TIMEOUT_MS = 5_000
-KILL_GRACE_MS = 5_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +148,7 @@ class LocalCluster:
         """Which part has ended by itself and what it said last; empty while all of them run."""
         for daemon in self._daemons():
             if not daemon.runs():
-                return _end_of(daemon)
+                return end_of(daemon)
         return ""
 
     def wait(self) -> None:
@@ -167,7 +168,7 @@ class LocalCluster:
         """
         if self._base is None:
             return []
-        with _signals_put_off():
+        with signals_put_off():
             for executor in self._executors:
                 executor.terminate()
             for executor in self._executors:
@@ -298,7 +299,7 @@ class LocalCluster:
             daemon.kill()
             daemon.wait(STOP_TIMEOUT_S)
         if daemon in self._executors and daemon.exit_code() != 0:
-            _sweep(daemon)
+            sweep(daemon)
 
 
 def _equal_shares(
@@ -309,19 +310,6 @@ def _equal_shares(
     mark = hashlib.sha256(os.fsencode(state_dir)).hexdigest()[:6]
     names = [f"local-{mark}-{number}" for number in range(1, executors + 1)]
     return divide_host(names, cpus=cpus, memory_bytes=memory_bytes)
-
-
-def _sweep(executor: DaemonProcess) -> None:
-    """An executor that crashed left its helper, slots and tasks: started again it finds them all,
-    and stopped in order it frees them."""
-    executor.start()
-    deadline = time.monotonic() + SWEEP_TIMEOUT_S
-    while executor.runs() and executor.endpoint() is None and time.monotonic() < deadline:
-        time.sleep(LOOK_INTERVAL_S)
-    executor.terminate()
-    if not executor.wait(KILL_GRACE_MS / 1000 + STOP_TIMEOUT_S):
-        executor.kill()
-        executor.wait(STOP_TIMEOUT_S)
 
 
 def _registered(executor: DaemonProcess) -> bool:
@@ -336,30 +324,3 @@ def _registered(executor: DaemonProcess) -> bool:
             return bool(answer.status == 200)
     except (urllib.error.URLError, OSError):
         return False
-
-
-def _end_of(daemon: DaemonProcess) -> str:
-    code = daemon.exit_code() or 0
-    if code < 0:
-        return f"the {daemon.name} was killed by signal {-code}"
-    said = daemon.last_words()
-    return f"the {daemon.name} ended with exit code {code}" + (f": {said}" if said else "")
-
-
-@contextmanager
-def _signals_put_off() -> Iterator[None]:
-    """While everything is being stopped, a second Ctrl-C must not leave half of it behind."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def say_so(_number: int, _frame: FrameType | None) -> None:
-        os.write(2, b"finegrain: stopping already, please wait\n")
-
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, say_so) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
