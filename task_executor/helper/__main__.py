@@ -67,7 +67,8 @@ class Helper:
         if self.holder >= 0:
             self.loop.watch(self.holder, self._unheld)
         self.tasks.adopt()
-        self.slots.adopt()
+        for unfinished in self.slots.adopt():
+            self.loop.run(unfinished)
         self.strangers: list[dict[str, Any]] = []  # not told to a front yet
         self._end_strangers()
 
@@ -91,7 +92,7 @@ class Helper:
     def create_slot(self, args: dict[str, Any]) -> dict[str, Any]:
         return self.slots.create(args)
 
-    def resize_slot(self, args: dict[str, Any]) -> dict[str, Any]:
+    def resize_slot(self, args: dict[str, Any]) -> Job:
         return self.slots.resize(args)
 
     def destroy_slot(self, args: dict[str, Any]) -> Job:

@@ -13,17 +13,19 @@ import json
 import os
 import resource
 import signal
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from task_executor.helper.cgroups.base import Driver, Group
 from task_executor.helper.paths import blocked_directory
 from task_executor.helper.protocol import Fault, as_fault, expand
 
+if TYPE_CHECKING:
+    from task_executor.helper.cgroups.base import Driver, Group
+
 _DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
-_PR_SET_DUMPABLE, _PR_CAPBSET_DROP = 4, 24
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP = 1, 4, 24
 _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 36, 38
 _prctl = ctypes.CDLL(None, use_errno=True).prctl  # resolved once, before any fork
 
@@ -91,24 +93,40 @@ def close_all_but(keep: Collection[int]) -> None:
                 continue  # the descriptor of the listing itself
 
 
-def remove_as(uid: int, gid: int, path: str) -> int:
-    """Remove a directory of a task in a process of its user, so that nothing in it can lead us
-    astray. Returns its pid, for the caller to reap.
-
-    It runs no other program: after one, tasks of the same user could read our environment there and
-    take the process over, which is bound by no slot.
-    """
+def apart(work: Callable[[], None]) -> int:
+    """Do what may take long in a process of its own. Returns its pid, for the caller to reap."""
     if pid := os.fork():
         return pid
     try:
         default_signals()
         close_all_but(())
-        _drop_privileges(uid, gid)
-        _prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
-        _remove_tree(path)
+        work()
         os._exit(0)
     finally:
         os._exit(1)
+
+
+def end_with(parent: int) -> None:
+    """When the parent dies, so do we, however it happens."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it was faster
+        os._exit(1)
+
+
+def remove_as(uid: int, gid: int, path: str) -> int:
+    """Remove a directory of a task in a process of its user, so that nothing in it can lead us
+    astray. Returns its pid.
+
+    It runs no other program: after one, tasks of the same user could read our environment there and
+    take the process over, which is bound by no slot.
+    """
+
+    def work() -> None:
+        _drop_privileges(uid, gid)
+        _prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+        _remove_tree(path)
+
+    return apart(work)
 
 
 def _remove_tree(path: str) -> None:

@@ -7,6 +7,7 @@ Decides that a slot exists whole or not at all. Refuses to know who owns it and 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from signal import SIGTERM
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 from task_executor.helper.cgroups.base import Driver
 from task_executor.helper.loop import Job, within
 from task_executor.helper.paths import boot_id, read_json, write_json
-from task_executor.helper.protocol import Fault
+from task_executor.helper.protocol import Fault, as_fault
 
 _DESTROY_S = 30.0
 
@@ -27,9 +28,11 @@ class Slots:
         self.directory.mkdir(mode=0o700, exist_ok=True)
         self.limits: dict[str, dict[str, Any]] = {}
         self.destroying: set[str] = set()
+        self.resizing: set[str] = set()
 
-    def adopt(self) -> None:
-        """Take over what an earlier helper left."""
+    def adopt(self) -> list[Job]:
+        """Take over what an earlier helper left. The jobs finish what it was in the middle of."""
+        unfinished = []
         for path in self.directory.glob("*.json"):
             record = read_json(path)
             group = self.driver.slot(path.stem)
@@ -37,8 +40,10 @@ class Slots:
             if record and record["boot_id"] == boot_id() and whole:
                 self.limits[path.stem] = record["limits"]
                 self.driver.thaw(group)
+                unfinished += [self.resize(record["to"])] if record.get("to") else []
             else:
                 path.unlink()
+        return unfinished
 
     def strangers(self) -> list[str]:
         """The groups that no record names, to be destroyed."""
@@ -63,8 +68,9 @@ class Slots:
         group = self.driver.slot(name)
         try:
             self.driver.make(group)
-            self.driver.apply(group, limits, None)
-            self._record(name, limits)
+            self.driver.apply(group, limits)
+            self._write(name, limits)
+            self.limits[name] = limits
         except (Fault, OSError) as error:
             for _wait in range(3):  # nobody is in it, so removal needs no waiting
                 next(self.driver.remove(group), None)
@@ -73,27 +79,43 @@ class Slots:
             raise Fault("CARVE_FAILED", f"{error}", file=str(error.filename)) from None
         return self.driver.report()
 
-    def _record(self, name: str, limits: dict[str, Any]) -> None:
-        write_json(self.directory / f"{name}.json", {"boot_id": boot_id(), "limits": limits})
-        self.limits[name] = limits
+    def _write(self, name: str, limits: dict[str, Any], to: dict[str, Any] | None = None) -> None:
+        content = {"boot_id": boot_id(), "limits": limits, "to": to}
+        write_json(self.directory / f"{name}.json", content)
 
-    def resize(self, limits: dict[str, Any]) -> dict[str, Any]:
-        """All new limits, or the old ones again."""
+    def resize(self, limits: dict[str, Any]) -> Job:
+        """All new limits, or the old ones again; from the record, a helper after us goes on.
+        Repeatable.
+        """
         name = self.need(limits)
-        group, old = self.driver.slot(name), self.limits[name]
+        while name in self.resizing:
+            yield 0.02
+        old, failure = self.limits[self.need(limits)], Fault("CARVE_FAILED", "nothing was tried")
+        self.resizing.add(name)
         try:
-            self.driver.apply(group, limits, old)
-            self._record(name, limits)
-        except (Fault, OSError) as error:
-            self.driver.apply(group, old, limits)
-            raise error if isinstance(error, Fault) else Fault("CARVE_FAILED", str(error)) from None
+            self._write(name, old, limits)
+            for wanted in (limits, old, limits):  # on, or back; on if tasks have grown into it
+                try:
+                    yield from self.driver.make_room(self.driver.slot(name), wanted["memory_bytes"])
+                    self.driver.apply(self.driver.slot(name), wanted)
+                except (Fault, OSError) as error:
+                    failure = as_fault(error, "CARVE_FAILED")
+                    continue
+                self.limits[name] = wanted
+                with suppress(OSError):  # a full disk: the record that is there leads on, too
+                    self._write(name, wanted)
+                break
+        finally:
+            self.resizing.discard(name)
+        if self.limits[name] != limits:
+            raise failure
         return self.driver.report()
 
     def destroy(self, name: str, grace_s: float = 0.0) -> Job:
         """Ask, then kill until nothing lives, let the shims write what happened, then remove.
         Repeatable.
         """
-        while name in self.destroying:
+        while name in self.destroying | self.resizing:
             yield 0.02
         self.destroying.add(name)
         try:

@@ -138,7 +138,9 @@ class HelperClient:
         return IsolationReport(**await self._call("create_slot", asdict(limits)))
 
     async def resize_slot(self, limits: SlotLimits) -> IsolationReport:
-        """All new limits, or the old ones and CARVE_FAILED."""
+        """All new limits, or the old ones and CARVE_FAILED; BELOW_USE (details asked, used: bytes)
+        if more memory is in use after the kernel dropped what it could. The same again is the same.
+        """
         return IsolationReport(**await self._call("resize_slot", asdict(limits)))
 
     async def destroy_slot(self, allocation_id: str, generation: int, grace_ms: int = 0) -> None:

@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
+from task_executor.helper.child import apart, end_with
 from task_executor.helper.loop import Job
 from task_executor.helper.protocol import Fault, expand
 
@@ -24,6 +25,7 @@ Group = dict[str, str]
 Counted = Mapping[str, tuple[str, str, str]]
 _CPU_LIST = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
 PERIOD_US = 100_000
+_RECLAIM_S = 5.0
 LEAF = "finegrain-daemon"  # on v2 what runs in a group that we split moves there
 
 
@@ -40,6 +42,16 @@ class Kernel:
     def write(self, path: str, value: str) -> None:
         with open(path, "w") as file:  # a zero-byte write would be a silent no-op
             file.write(value or "\n")
+
+    def write_apart(self, path: str, value: str) -> int:
+        """The same in a process of its own, which ends when we do; a pidfd of it."""
+        me = os.getpid()
+
+        def work() -> None:
+            end_with(me)
+            self.write(path, value)
+
+        return os.pidfd_open(apart(work))
 
     def exists(self, path: str) -> bool:
         return Path(path).exists()
@@ -105,6 +117,8 @@ class Driver:
     name = "none"
     accounting: tuple[str, ...] = ()  # controllers in which a task has a group of its own
     counted: ClassVar[Counted] = {}  # name -> controller, file, key in the file
+    squeeze = ("", "", "")  # controller, the file whose lowering makes room, the limit's own
+    in_use: tuple[str, ...] = ()  # files of what the limit is held against
 
     def __init__(self, kernel: Kernel, base: Group, reason: str = "", fix: str = "") -> None:
         self.kernel, self.base, self.reason, self.fix = kernel, base, reason, fix
@@ -181,11 +195,33 @@ class Driver:
         for path in dict.fromkeys(group.values()):
             self.kernel.write(f"{path}/cgroup.procs", "0")
 
-    def apply(self, group: Group, limits: dict[str, Any], old: dict[str, Any] | None) -> None:
-        """Write the limits and read each back.
+    def apply(self, group: Group, limits: dict[str, Any]) -> None:
+        """Write the limits, memory last, and read each back.
 
         Raises Fault CARVE_FAILED for one that did not stick.
         """
+
+    def make_room(self, group: Group, memory_bytes: int) -> Job:
+        """Before memory shrinks: the kernel drops what it can, and what is left must fit, so that
+        nothing dies of it. Dropping may take long (a slow disk), so others are served meanwhile.
+
+        Raises Fault BELOW_USE. Whatever this has changed, `apply` of any limits puts right.
+        """
+        controller, file, limit = self.squeeze
+        now = self.count(group, controller, limit)  # none: "max"
+        if controller not in group or (now is not None and memory_bytes >= now):
+            return
+        dropping = self.kernel.write_apart(f"{group[controller]}/{file}", str(memory_bytes))
+        yield dropping, _RECLAIM_S
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(dropping, signal.SIGKILL)
+        yield dropping, _RECLAIM_S  # it writes nothing after this
+        os.close(dropping)
+        used = max(self.count(group, controller, file) or 0 for file in self.in_use)
+        if used > memory_bytes:
+            message = f"{used} bytes of memory are in use, above the new limit of {memory_bytes}"
+            way_out = "let tasks give some back, or ask for more"
+            raise Fault("BELOW_USE", f"{message}; {way_out}", asked=memory_bytes, used=used)
 
     def put(self, path: str, value: str) -> None:
         try:

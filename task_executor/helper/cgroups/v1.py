@@ -28,6 +28,9 @@ class V1(CgroupDriver):
         "oom_kills": ("memory", "memory.oom_control", "oom_kill"),
     }
 
+    squeeze = ("memory", "memory.limit_in_bytes", "memory.limit_in_bytes")
+    in_use = ("memory.usage_in_bytes", "memory.memsw.usage_in_bytes")
+
     def enforced(self) -> tuple[list[str], str]:
         return list(self.base), "freezer" if "freezer" in self.base else "process tree"
 
@@ -43,7 +46,7 @@ class V1(CgroupDriver):
         if self.kernel.exists(hierarchy) and self.kernel.read(hierarchy) == "0":
             self.put(hierarchy, "1")
 
-    def apply(self, group: Group, limits: dict[str, Any], old: dict[str, Any] | None) -> None:
+    def apply(self, group: Group, limits: dict[str, Any]) -> None:
         if cpu := group.get("cpu"):
             self.put(f"{cpu}/cpu.cfs_period_us", str(PERIOD_US))
             self.put(f"{cpu}/cpu.cfs_quota_us", str(quota_us(limits)))
@@ -53,14 +56,14 @@ class V1(CgroupDriver):
         if cpuset := group.get("cpuset"):
             for what in ("cpus", "mems"):
                 self._bind(cpuset, f"cpuset.{what}", limits[what])
+        if pids := group.get("pids"):
+            self.put(f"{pids}/pids.max", str(limits["pids_max"] or "max"))
         if memory := group.get("memory"):
             files = [f"{memory}/memory.limit_in_bytes", f"{memory}/memory.memsw.limit_in_bytes"]
-            if old and limits["memory_bytes"] > old["memory_bytes"]:
+            if limits["memory_bytes"] > int(self.kernel.read(files[0])):
                 files.reverse()  # memory + swap may never be below memory, not even in between
             for file in filter(self.kernel.exists, files):
                 self.put(file, str(limits["memory_bytes"]))
-        if pids := group.get("pids"):
-            self.put(f"{pids}/pids.max", str(limits["pids_max"] or "max"))
 
     def _bind(self, path: str, file: str, wanted: str) -> None:
         """v1 takes a cpu that goes off-line out of every group for good. So our own levels get back

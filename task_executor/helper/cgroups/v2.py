@@ -26,6 +26,9 @@ class V2(CgroupDriver):
         "oom_kills": ("unified", "memory.events", "oom_kill"),
     }
 
+    squeeze = ("unified", "memory.high", "memory.max")
+    in_use = ("memory.current",)
+
     def enforced(self) -> tuple[list[str], str]:
         has = self.kernel.read(f"{self.base['unified']}/cgroup.controllers").split()
         whole = self.kernel.exists(f"{self.base['unified']}/shims/cgroup.kill")
@@ -45,7 +48,7 @@ class V2(CgroupDriver):
             if name in wanted and name not in on:
                 self.kernel.write(f"{path}/cgroup.subtree_control", f"+{name}")
 
-    def apply(self, group: Group, limits: dict[str, Any], _old: dict[str, Any] | None) -> None:
+    def apply(self, group: Group, limits: dict[str, Any]) -> None:
         path = group["unified"]
         has = self.kernel.read(f"{path}/cgroup.controllers").split()
         if "cpu" in has:
@@ -55,13 +58,13 @@ class V2(CgroupDriver):
         if "cpuset" in has:
             self._bind(path, "cpus", limits["cpus"])
             self._bind(path, "mems", limits["mems"])
-        if "memory" in has:
-            self._refuse_below_use(path, limits["memory_bytes"])
-            self.put(f"{path}/memory.max", str(limits["memory_bytes"]))
-            if self.kernel.exists(f"{path}/memory.swap.max"):
-                self.put(f"{path}/memory.swap.max", "0")
         if "pids" in has:
             self.put(f"{path}/pids.max", str(limits["pids_max"] or "max"))
+        if "memory" in has:
+            if self.kernel.exists(f"{path}/memory.swap.max"):
+                self.put(f"{path}/memory.swap.max", "0")
+            self.put(f"{path}/memory.max", str(limits["memory_bytes"]))
+            self.put(f"{path}/memory.high", "max")  # it was low while room was made
 
     def _bind(self, path: str, what: str, wanted: str) -> None:
         """v2 takes any list and silently falls back to the parent's: what is effective must be
@@ -73,16 +76,6 @@ class V2(CgroupDriver):
         if wanted and (not effective or not expand(effective) <= expand(wanted)):
             message = f"{file}: wanted {wanted!r}, but {effective!r} is in effect"
             raise Fault("CARVE_FAILED", message, file=file, wrote=wanted, read=effective)
-
-    def _refuse_below_use(self, path: str, memory_bytes: int) -> None:
-        """The kernel would reclaim what it can and then kill; only a page cache may have to go."""
-        parts = ("anon", "shmem", "unevictable", "slab_unreclaimable", "kernel_stack", "pagetables")
-        used = sum(self.count({"": path}, "", "memory.stat", part) or 0 for part in parts)
-        if used > memory_bytes:
-            message = f"memory.max of {memory_bytes} is below the {used} bytes in use"
-            raise Fault(
-                "CARVE_FAILED", message, file=f"{path}/memory.max", wrote=memory_bytes, read=used
-            )
 
     def make(self, group: Group) -> None:
         """A task that is out of memory dies as a whole; its neighbours in the slot live."""

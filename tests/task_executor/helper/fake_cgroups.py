@@ -2,14 +2,18 @@
 
 Broken rules raise what the kernel raises: processes in inner nodes (EBUSY), cpusets without cpus
 (ENOSPC), cpus that do not exist (ERANGE), groups that are not empty (EBUSY), a child's quota above
-its parent's (EINVAL).
+its parent's (EINVAL), memory + swap below memory (EINVAL). Memory is `held` (nothing can be done
+about it) or page cache, which goes when a limit asks for it; a limit below what is held is refused
+(v1), or kills (v2), which is counted in `killed`.
 """
 
 from __future__ import annotations
 
 import errno
+import os
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from tempfile import TemporaryDirectory
 
 from task_executor.helper.cgroups.base import Kernel
@@ -23,6 +27,8 @@ def fail(code: int, path: str) -> OSError:
 class FakeKernel(Kernel):
     """Directories and files as dictionaries; `me` is the pid that writing "0" moves."""
 
+    usage_file = ""
+
     def __init__(self, me: int = 100) -> None:
         self.me = me
         self.files: dict[str, str] = {}
@@ -35,6 +41,9 @@ class FakeKernel(Kernel):
         self.read_only = False
         self.delegated: set[str] = set()
         self.on_kill: Callable[[int], None] = lambda pid: None
+        self.held: dict[str, int] = {}  # bytes by directory, out of what is in use there
+        self.killed: list[str] = []
+        self.before_write: Callable[[str, str], None] = lambda path, value: None
 
     def exists(self, path: str) -> bool:
         return path in self.files or path in self.members
@@ -85,7 +94,29 @@ class FakeKernel(Kernel):
         self.inodes.pop(path, None)
         self.files = {p: v for p, v in self.files.items() if p.rpartition("/")[0] != path}
 
+    def write_apart(self, path: str, value: str) -> int:
+        with suppress(OSError):
+            self.write(path, value)
+        if (pid := os.fork()) == 0:
+            os._exit(0)
+        pidfd = os.pidfd_open(pid)
+        os.waitpid(pid, 0)
+        return pidfd
+
+    def use(self, directory: str, *, held: int, cache: int) -> None:
+        """Tasks below the directory have taken so much memory."""
+        self.held[directory] = held
+        self.files[f"{directory}/{self.usage_file}"] = str(held + cache)
+
+    def reclaim(self, directory: str, goal: int) -> int:
+        """What is in use after the page cache has gone as far as it must."""
+        used = int(self.files[f"{directory}/{self.usage_file}"])
+        left = min(used, max(goal, self.held.get(directory, 0)))
+        self.files[f"{directory}/{self.usage_file}"] = str(left)
+        return left
+
     def write(self, path: str, value: str) -> None:
+        self.before_write(path, value.strip())
         if not self.exists(path.rpartition("/")[0]):
             raise FileNotFoundError(path)
         if path not in self.files and not path.endswith("/cgroup.procs"):
@@ -117,6 +148,8 @@ class FakeV2(FakeKernel):
     """One tree; we sit in `own` (a group below the root), which was delegated with
     `controllers`.
     """
+
+    usage_file = "memory.current"
 
     def __init__(
         self,
@@ -155,6 +188,7 @@ class FakeV2(FakeKernel):
         has = self.files[f"{path}/cgroup.controllers"].split()
         self.files[f"{path}/cgroup.controllers"] = " ".join(sorted({*has, controller}))
         memory = {"memory.max": "max", "memory.swap.max": "max", "memory.oom.group": "0"}
+        memory |= {"memory.high": "max"}
         memory |= {"memory.current": "4096", "memory.peak": "8192"}
         memory |= {"memory.events": "oom 0\noom_kill 0", "memory.stat": "anon 4096\nfile 0"}
         parent = path.rpartition("/")[0]
@@ -188,8 +222,10 @@ class FakeV2(FakeKernel):
             whole = self.files[f"{directory.rpartition('/')[0]}/{name}.effective"]
             inside = expand(value) & expand(whole)
             self.files[f"{path}.effective"] = ",".join(map(str, sorted(inside))) or whole
-        if name == "memory.max" and value != "max":
+        if name in ("memory.max", "memory.high") and value != "max":
             value = str(int(value) // 4096 * 4096)
+            if self.reclaim(directory, int(value)) > int(value) and name == "memory.max":
+                self.killed.append(directory)
         self.files[path] = value
         return None
 
@@ -208,6 +244,8 @@ class FakeV1(FakeKernel):
     """Hierarchies below /sys/fs/cgroup, some co-mounted ("cpu,cpuacct"); our own group is `own`
     in each.
     """
+
+    usage_file = "memory.usage_in_bytes"
 
     def __init__(self, hierarchies: tuple[str, ...], own: str = "/box") -> None:
         super().__init__()
@@ -274,6 +312,8 @@ class FakeV1(FakeKernel):
         }
         if name in _LIMIT_FILES and int(limits[_LIMIT_FILES[1]]) < int(limits[_LIMIT_FILES[0]]):
             raise fail(errno.EINVAL, path)
+        if name in _LIMIT_FILES and self.reclaim(directory, int(value)) > int(value):
+            raise fail(errno.EBUSY, path)
         self.files[path] = value
         return None
 

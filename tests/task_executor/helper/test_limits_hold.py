@@ -8,7 +8,6 @@ import json
 import os
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -139,28 +138,6 @@ async def test_a_slow_destruction_keeps_nobody_waiting(host: Host) -> None:
     with pytest.raises(FailedPrecondition, match="being destroyed"):
         await host.start("true", "late")
     await destruction
-
-
-async def test_a_running_slot_is_resized(host: Host) -> None:
-    limits = await host.slot(memory_bytes=32 * MIB)
-    await host.start("sleep 60")
-    for memory_bytes in (96 * MIB, 48 * MIB):
-        await host.client.resize_slot(replace(limits, memory_bytes=memory_bytes, cpus="0"))
-        memory = group_of(host, "task", "memory").parent
-        for file in ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes"):
-            assert int((memory / file).read_text()) == memory_bytes
-    assert (await host.client.inspect()).slots[0].limits.memory_bytes == 48 * MIB
-
-
-async def test_a_slot_below_what_its_tasks_hold_is_refused_and_nothing_dies(host: Host) -> None:
-    limits = await host.slot(memory_bytes=64 * MIB)
-    await host.start("", argv=python(HOG.format(mib=40)))
-    await eventually(lambda: host.output() == "fits\n", "it has its memory")
-    with pytest.raises(FinegrainError) as caught:
-        await host.client.resize_slot(replace(limits, memory_bytes=8 * MIB))
-    assert caught.value.reason is Reason.CARVE_FAILED
-    assert (await host.client.inspect()).slots[0].limits == limits
-    assert (await host.client.inspect()).tasks[0].state == "running"
 
 
 async def test_a_cpu_that_does_not_exist_fails_the_slot(host: Host) -> None:

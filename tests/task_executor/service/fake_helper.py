@@ -39,9 +39,11 @@ class FakeHelper:
     exits: dict[str, ExitRecord] = field(default_factory=dict)
     calls: list[str] = field(default_factory=list)
     refuse_create: dict[str, FinegrainError] = field(default_factory=dict)
+    refuse_resize: FinegrainError | None = None
     refuse_start: FinegrainError | None = None
     destroy_gate: asyncio.Event = field(default_factory=asyncio.Event)
     start_gate: asyncio.Event = field(default_factory=asyncio.Event)
+    resize_gate: asyncio.Event = field(default_factory=asyncio.Event)
     input_bytes: bytearray = field(default_factory=bytearray)
     input_pipe_bytes: int = 1 << 20
     stopped: bool = False
@@ -51,6 +53,7 @@ class FakeHelper:
     def __post_init__(self) -> None:
         self.destroy_gate.set()
         self.start_gate.set()
+        self.resize_gate.set()
 
     # -- what a test does ----------------------------------------------------------------------
 
@@ -90,6 +93,17 @@ class FakeHelper:
         if error := self.refuse_create.get(limits.allocation_id):
             raise error
         self.slots[limits.allocation_id, limits.generation] = limits
+        return ENFORCED
+
+    async def resize_slot(self, limits: SlotLimits) -> IsolationReport:
+        key = limits.allocation_id, limits.generation
+        self.calls.append(f"resize {limits.allocation_id}.{limits.generation}")
+        await self.resize_gate.wait()
+        if self.refuse_resize is not None:
+            raise self.refuse_resize
+        if key not in self.slots:
+            raise NotFound("no slot")
+        self.slots[key] = limits
         return ENFORCED
 
     async def destroy_slot(self, allocation_id: str, generation: int, grace_ms: int = 0) -> None:
