@@ -26,6 +26,7 @@ from resource_manager.engine.entities import (
     Slot,
     SlotState,
 )
+from resource_manager.engine.gang_books import GangBooks
 from resource_manager.engine.history import History
 from resource_manager.engine.host import Host, SlotKey
 from resource_manager.engine.placement.indexes import Indexes
@@ -73,6 +74,7 @@ class State:
         self.requests: dict[str, Request] = {}  # in order of arrival
         self.slots: dict[SlotKey, Slot] = {}
         self.hosts: dict[str, Host] = {}
+        self.gangs = GangBooks()
         self.arrival_number = 0  # last one given, to jobs and requests alike
         self.forgotten_registration_number = 0  # highest of all executors that were forgotten
         self.generation_floor = 0  # placements of books that a restore has replaced end here

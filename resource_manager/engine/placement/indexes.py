@@ -65,6 +65,10 @@ class Indexes:
         rarest = min(each, key=len)
         return (name for name in rarest if all(name in others for others in each))
 
+    def carrier_count(self, labels: Labels) -> int:
+        """How many hosts carry all of one or more labels, at most."""
+        return min(len(self._carriers.get(label, {})) for label in labels)
+
     def refresh(self, dirty: Iterable[Host], queue: WaitingQueue) -> None:
         """Takes in what became of these hosts' books, and wakes those who may fit now."""
         grew = False

@@ -78,19 +78,20 @@ class Proportions:
     who has an index of its own; `free` is what the hosts of `index` have left, weighed, by
     position.
 
-    Whoever lowers a leaf of the index corrects `free` or strikes the host from it.
+    Whoever lowers a leaf of the index corrects `free` or strikes the host from it. `weights` are
+    what one unit of each dimension weighs.
     """
 
     def __init__(self, index: CapacityIndex, whole: CapacityIndex) -> None:
         self.index = index
-        self._weights = {
+        self.weights = {
             name[len(KNOWN) :]: _AVERAGE_HOST * len(whole) // total
             for name, total in whole.sums.items()
             if name.startswith(KNOWN) and name not in _COUNTS and total
         }
         self.free = _WeighedFree(
             (index.columns[name][0], weight)
-            for name, weight in self._weights.items()
+            for name, weight in self.weights.items()
             if name in index.columns
         )
         self._unlimited = index.sums.get(KNOWN + SLOTS) == UNLIMITED * len(index)
@@ -106,7 +107,7 @@ class Proportions:
         return booking
 
     def _resolve(self, amounts: Amounts) -> Booking:
-        columns, weights = self.index.columns, self._weights
+        columns, weights = self.index.columns, self.weights
         taken, weight, largest = [], 0, 1
         for name, amount in amounts.items():
             weighed = amount * weights.get(name, 0)

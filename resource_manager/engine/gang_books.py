@@ -1,0 +1,173 @@
+"""Which gangs there are, and which of them wait. Knows names, numbers and what the members ask for;
+whether there is room, and what becomes of a gang, is not its business.
+
+A gang that waits is one unit in the line (`singles.py`), at the place of its first member. Gangs
+that ask for the same are of one *kind*: where one of them does not fit, none does, so a failed
+search is remembered once per kind.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from finegrain.resources import ResourceProfile
+from resource_manager.engine.entities import (
+    ENDED_REQUEST_STATES,
+    Gang,
+    GangPlacement,
+    GangSpec,
+    Request,
+)
+from resource_manager.engine.singles import Kind, Labels, Single, Singles
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """Where the members of a gang go in relation to each other; `label` only with SAME_LABEL."""
+
+    placement: GangPlacement
+    label: str = ""
+
+    @classmethod
+    def of(cls, spec: GangSpec) -> Where:
+        """What a gang asks for."""
+        return cls(spec.placement, spec.label)
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """Members of a gang that ask for the same: how many of them, and the executors that they must
+    not have, since those still hold an older slot of theirs.
+    """
+
+    profile: ResourceProfile | None  # None: unknown
+    labels: Labels
+    count: int
+    elsewhere: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class InVain:
+    """A search that found nothing: as of this version and length of the log of what grew in the
+    index of all executors.
+    """
+
+    version: int
+    log_length: int
+
+
+@dataclass(slots=True, eq=False)
+class GangKind:
+    """What equal gangs ask for, with what was learnt about it."""
+
+    where: Where
+    wishes: tuple[Wish, ...]
+    users: int = 0  # gangs of this kind that wait
+    in_vain: InVain | None = None  # since the last search nothing grew that helps
+    verdict: tuple[int, str] | None = None  # (version of the cluster, feasibility) as last judged
+
+    @property
+    def members(self) -> int:
+        """How many slots are asked for."""
+        return sum(wish.count for wish in self.wishes)
+
+
+@dataclass(slots=True, eq=False)
+class WaitingGang:
+    """A gang that waits, with its living members in order of arrival."""
+
+    gang: Gang
+    kind: GangKind
+    members: list[Request]
+    tried: bool = False
+    # How it fared when executors that still hold older slots were left out.
+    in_vain: tuple[tuple[Wish, ...], InVain] | None = None
+
+
+@dataclass(slots=True)
+class GangBooks:
+    """All gangs by id, in order of arrival; those that wait once more, in no order."""
+
+    by_id: dict[str, Gang] = field(default_factory=dict)
+    waiting: dict[str, WaitingGang] = field(default_factory=dict)
+    by_job: Counter[str] = field(default_factory=Counter)  # how many gangs of a job wait
+    _kinds: dict[tuple[Where, tuple[Wish, ...]], GangKind] = field(default_factory=dict)
+
+    def in_line(self) -> list[WaitingGang]:
+        """Those that wait, in order of their places in line."""
+        return sorted(self.waiting.values(), key=lambda each: each.gang.arrival_number)
+
+    def waits(self, request: Request) -> bool:
+        """True if a member's gang waits."""
+        return request.spec.gang_id in self.waiting
+
+    def begin_to_wait(
+        self, gang: Gang, members: list[Request], singles: Singles, *, tried: bool = False
+    ) -> None:
+        """Puts a gang into the line, at its old place."""
+        kind = self._kind_of(gang.spec, members)
+        kind.users += 1
+        self.waiting[gang.gang_id] = WaitingGang(gang, kind, members, tried)
+        self.by_job[gang.job_id] += 1
+        labels = set(members[0].spec.required_labels)
+        labels.intersection_update(*(each.spec.required_labels for each in members))
+        singles.add(
+            Single(
+                gang.arrival_number,
+                Kind.GANG,
+                gang.gang_id,
+                job_id=gang.job_id,
+                labels=tuple(sorted(labels)),
+            )
+        )
+
+    def stop_waiting(self, gang: Gang, singles: Singles) -> None:
+        """Takes a gang out of the line, if it is there."""
+        waiting = self.waiting.pop(gang.gang_id, None)
+        if waiting is None:
+            return
+        singles.remove(gang.arrival_number)
+        self.by_job[gang.job_id] -= 1
+        if not self.by_job[gang.job_id]:
+            del self.by_job[gang.job_id]
+        kind = waiting.kind
+        kind.users -= 1
+        if not kind.users:
+            del self._kinds[kind.where, kind.wishes]
+
+    def forget(self, request: Request) -> Gang | None:
+        """A request is struck from the books, the latest ones of a job first; the gang that goes
+        with it.
+        """
+        gang = self.by_id.get(request.spec.gang_id)
+        if gang is None or gang.arrival_number != request.arrival_number:
+            return None
+        return self.by_id.pop(gang.gang_id)
+
+    def _kind_of(self, spec: GangSpec, members: Iterable[Request]) -> GangKind:
+        key = (Where.of(spec), wishes_of(members))
+        kind = self._kinds.get(key)
+        if kind is None:
+            kind = self._kinds[key] = GangKind(*key)
+        return kind
+
+
+def living(requests: dict[str, Request], gang: Gang) -> Iterator[Request]:
+    """The members that have not ended, in order of arrival."""
+    for allocation_id in gang.members:
+        request = requests[allocation_id]
+        if request.state not in ENDED_REQUEST_STATES:
+            yield request
+
+
+def wishes_of(members: Iterable[Request]) -> tuple[Wish, ...]:
+    """What these members ask for, equal ones counted."""
+    asked = Counter((each.spec.profile, each.spec.required_labels) for each in members)
+    return tuple(
+        sorted(
+            (Wish(profile, labels, count) for (profile, labels), count in asked.items()),
+            key=lambda wish: (repr(wish.profile), wish.labels),
+        )
+    )

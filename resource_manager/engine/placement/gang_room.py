@@ -1,0 +1,245 @@
+"""Room for members of a gang, on one executor after the other, while it is found out whether there
+is room for all of them.
+
+What is taken is taken in the index of all hosts, so that searches pass by hosts that are full, and
+is put back there to the unit when the search is over, whatever it found: whoever places the members
+books them, and `Placing.follow` takes that in. `prefix` asks about other columns than those of what
+is free: what hosts could give when empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+from resource_manager.engine.entities import RequestSpec
+from resource_manager.engine.gang_books import Wish
+from resource_manager.engine.host import KNOWN, SCORE, Host
+from resource_manager.engine.placement.index import CapacityIndex, Need
+from resource_manager.engine.placement.indexes import carries
+from resource_manager.engine.placement.rank import Proportions, candidates_compared
+from resource_manager.engine.queue import DEFAULT_SLOTS, SLOTS
+from resource_manager.engine.singles import Labels
+from resource_manager.engine.state import State
+
+LISTED_MAX = 256
+"""Hosts of one label that are gone through one by one, rather than by an index of their own."""
+
+_SCALE = 1 << 60
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """So many members, of the wish with this number, on one executor."""
+
+    wish: int
+    host_id: str
+    count: int
+
+
+@dataclass(slots=True, eq=False)
+class Ask:
+    """Something to find a host for, `count` times.
+
+    Attributes:
+        number: of the wish, for `Share`.
+        pooled: columns and amounts on a host with one memory pool, in the index's units.
+        separate: the same on a host with a pool per memory part.
+        defaults: so many default slots instead; 0: none.
+        labels: what the host must carry.
+        barred: hosts that must not be chosen.
+    """
+
+    number: int
+    count: int
+    pooled: dict[str, int]
+    separate: dict[str, int]
+    defaults: int
+    labels: Labels
+    barred: frozenset[str] = frozenset()
+
+    def need(self, host: Host) -> dict[str, int]:
+        """What it takes on a host, in columns; empty: the host cannot serve it."""
+        if not self.defaults:
+            return self.separate if host.separate_pools else self.pooled
+        if not host.default_need:
+            return {}
+        need = {name: amount * self.defaults for name, amount in host.default_need.items()}
+        need[SLOTS] = self.defaults
+        return need
+
+    def searched(self) -> list[Need]:
+        """What a host must cover, by kind of host."""
+        if self.defaults:
+            return [{DEFAULT_SLOTS: self.defaults}]
+        return [self.pooled] if self.pooled == self.separate else [self.pooled, self.separate]
+
+
+class Room:
+    """Room on all hosts, as a pass has left it. Nobody else may change the indexes until `close`.
+
+    Attributes:
+        shares: what has been taken.
+        compared: hosts with room that are compared for one member.
+    """
+
+    def __init__(self, state: State, prefix: str = "", *, may_build: bool = False) -> None:
+        self.state = state
+        self.main = state.indexes.main
+        self.shares: list[Share] = []
+        self.compared = candidates_compared(state.settings.pack_candidates, state.hosts_in_use)
+        self.spreads = state.settings.strategy == "spread" and not prefix
+        self._prefix = prefix
+        self._may_build = may_build
+        self._proportions: Proportions | None = None
+        self._journal: list[tuple[int, str, int]] = []
+
+    def ask(self, number: int, wish: Wish) -> Ask:
+        """What the members of one wish ask for."""
+        shape = self.state.queue.shape_of(
+            RequestSpec("", wish.profile, required_labels=wish.labels)
+        )
+        barred = frozenset[str]()
+        if not self._prefix:
+            hosts = self.state.hosts
+            refusing = [n for n in self.state.refusing if n in hosts and hosts[n].refuses(shape)]
+            barred = wish.elsewhere.union(refusing)
+        defaults = 0 if wish.profile else 1
+        pooled, separate = shape.pooled_need, shape.separate_need
+        return Ask(number, wish.count, pooled, separate, defaults, wish.labels, barred)
+
+    def host(self, host_id: str) -> Host:
+        """The books of a host."""
+        return self.state.hosts[host_id]
+
+    def fit(self, ask: Ask, host_id: str) -> int:
+        """How many times a host has room, whatever its labels."""
+        need = ask.need(self.state.hosts[host_id])
+        if not need:
+            return 0
+        columns, prefix, at = self.main.columns, self._prefix, self.main.position[host_id]
+        most = ask.count
+        for name, amount in need.items():
+            column = columns.get(prefix + name)
+            if column is None:
+                return 0
+            fit = column[0][at] // amount
+            if fit < most:  # noqa: PLR1730 -- as in `placing.py`
+                most = fit
+        return max(0, most)
+
+    def take(self, ask: Ask, host_id: str, count: int) -> None:
+        """Takes room for so many, which must be there."""
+        host, at = self.state.hosts[host_id], self.main.position[host_id]
+        need = ask.need(host)
+        for name, amount in need.items():
+            if name != SLOTS or host.executor.registration.slots_max:
+                self._lower(at, self._prefix + name, amount * count)
+        if ask.defaults:
+            self._lower(at, self._prefix + DEFAULT_SLOTS, ask.defaults * count)
+        if self._proportions is not None:
+            self._proportions.free.pop(at, None)
+        self.shares.append(Share(ask.number, host_id, count))
+
+    def put_back(self) -> None:
+        """Nothing is taken any more."""
+        for at, name, before in reversed(self._journal):
+            self.main.write(at, name, before)
+        self._journal.clear()
+        self.shares = []
+
+    def close(self) -> list[Share]:
+        """What was taken; the index is as it was before."""
+        shares = self.shares
+        self.put_back()
+        return shares
+
+    def hosts(self, ask: Ask) -> Iterator[str]:
+        """Hosts with room for one, in the order in which they should be chosen."""
+        index = self._index(ask.labels)
+        if ask.labels and index is self.main:
+            yield from self._carriers(ask, ask.labels)
+            return
+        yield from self._found(ask, index)
+
+    def hosts_with(self, ask: Ask, label: tuple[str, str]) -> Iterator[str]:
+        """Those of them that carry a label as well."""
+        labels = (*(each for each in ask.labels if each != label), label)
+        indexes = self.state.indexes
+        index = indexes.of((label,))
+        if index is self.main and indexes.carrier_count((label,)) > LISTED_MAX:
+            index = self._index((label,))
+        if index is self.main:
+            yield from self._carriers(ask, labels)
+            return
+        yield from (each for each in self._found(ask, index) if carries(self.host(each), labels))
+
+    def best(self, ask: Ask, hosts: Iterable[str], most: int = 1) -> list[str]:
+        """Of the first hosts with room, those that suit best, best first; as many as are compared,
+        or `most` if that is more.
+        """
+        window = list(islice(hosts, max(most, self.compared)))
+        if len(window) < 2 or self.spreads or self._prefix or self.compared == 1:
+            return window[: max(most, self.compared)]
+        return sorted(window, key=lambda host_id: -self._affinity(ask, host_id))
+
+    def size(self, ask: Ask) -> int:
+        """How large one is: the largest part of what all hosts have of a dimension."""
+        sums = self.main.sums
+        return max(
+            (
+                amount * _SCALE // max(1, sums.get(KNOWN + name, 0))
+                for need in ask.searched()
+                for name, amount in need.items()
+                if name not in (SLOTS, DEFAULT_SLOTS)
+            ),
+            default=0,
+        )
+
+    def _affinity(self, ask: Ask, host_id: str) -> int:
+        """See `rank.py`."""
+        if self._proportions is None:
+            self._proportions = Proportions(self.main, self.main)
+        proportions, at = self._proportions, self.main.position[host_id]
+        host = self.host(host_id)
+        weights = proportions.weights
+        affinity = 0
+        for name, amount in ask.need(host).items():
+            weight = weights.get(name, 0)
+            affinity += self.main.columns[name][0][at] * amount * weight * weight
+        return affinity // (proportions.free[at] or 1)
+
+    def _lower(self, at: int, name: str, amount: int) -> None:
+        column = self.main.columns.get(name)
+        if column is not None:
+            before = column[0][at]
+            self._journal.append((at, name, before))
+            self.main.write(at, name, before - amount)
+
+    def _index(self, labels: Labels) -> CapacityIndex:
+        if self._may_build:
+            return self.state.indexes.made_for(labels, self.state.hosts.values())
+        return self.state.indexes.of(labels)
+
+    def _found(self, ask: Ask, index: CapacityIndex) -> Iterator[str]:
+        needs = [self._prefixed(need) for need in ask.searched()]
+        positions = index.best_first(needs, SCORE) if self.spreads else index.covering(needs)
+        for at in positions:
+            host_id = index.ids[at]
+            if host_id not in ask.barred and self.fit(ask, host_id):
+                yield host_id
+
+    def _carriers(self, ask: Ask, labels: Labels) -> Iterator[str]:
+        names = list(self.state.indexes.carriers(labels))
+        position = self.main.position
+        names.sort(key=position.__getitem__)
+        if self.spreads:
+            score = self.main.columns.get(SCORE)
+            names.sort(key=lambda name: -score[0][position[name]] if score else 0)
+        for host_id in names:
+            if host_id not in ask.barred and self.fit(ask, host_id):
+                yield host_id
+
+    def _prefixed(self, need: Need) -> Need:
+        return {self._prefix + name: amount for name, amount in need.items()}

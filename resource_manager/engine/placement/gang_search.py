@@ -1,0 +1,359 @@
+"""Hosts for all members of a gang, or for none.
+
+- SAME_EXECUTOR: one search for the sum of all members.
+- SPREAD: a bipartite matching of members and hosts by augmenting paths (H. W. Kuhn, "The Hungarian
+  method", 1955). As many hosts per kind of member as there are members suffice: if all of those
+  are taken, all members are placed. So it is exact, and looks at few hosts.
+- ANYWHERE: exact where all members take the same (the same matching, with as many places on a host
+  as fit there); else first-fit decreasing, largest first (D. S. Johnson, 1973), which may miss a
+  way to fit in what is nearly full.
+- SAME_LABEL: ANYWHERE on the hosts of one value of the label, value by value. Only values that have
+  room for as many of the smallest are tried, those first that have the least room to spare
+  ("spread": the most).
+
+A search in vain costs what the hosts with room for a member cost, and is remembered with the
+gang's kind: until a host grows that has room for a member, gangs of the kind are passed by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+
+from resource_manager.engine.entities import GangPlacement
+from resource_manager.engine.gang_books import GangKind, InVain, WaitingGang, Where, Wish
+from resource_manager.engine.host import UNLIMITED
+from resource_manager.engine.placement.gang_room import Ask, Room, Share
+from resource_manager.engine.placement.search import GROWN_CHECKED_ONE_BY_ONE
+from resource_manager.engine.queue import SLOTS
+from resource_manager.engine.state import State
+
+VALUES_LOOKED_FURTHER = 512
+"""Hosts with room that are looked at for a better value of the label, once one is found."""
+
+Hosts = Callable[[Ask], Iterable[str]]
+
+
+def find_together(
+    state: State, waiting: WaitingGang, wishes: tuple[Wish, ...]
+) -> list[Share] | None:
+    """Hosts for all members of a gang that waits, as a pass has left them; None: there are none.
+
+    `wishes` are those of its kind with the hosts that hold older slots left out. Takes nothing.
+    The indexes must be fresh but for what the pass has taken.
+    """
+    kind = waiting.kind
+    grown = _grown_since(state, kind.in_vain)
+    if grown is not None and not _helps(state, kind, grown):
+        kind.in_vain = _now(state)
+        return None
+    if wishes == kind.wishes:
+        found = seek(state, kind.where, wishes, among=grown)
+        kind.in_vain = _now(state) if found is None else None
+        return found
+    if waiting.in_vain is not None and waiting.in_vain[0] == wishes:
+        grown = _grown_since(state, waiting.in_vain[1])
+        if grown is not None and not _helps(state, kind, grown):
+            return None
+    found = seek(state, kind.where, wishes)
+    waiting.in_vain = (wishes, _now(state)) if found is None else None
+    return found
+
+
+def seek(
+    state: State,
+    where: Where,
+    wishes: Sequence[Wish],
+    *,
+    prefix: str = "",
+    among: Iterable[str] | None = None,
+) -> list[Share] | None:
+    """Hosts for as many slots as are wished for, or None.
+
+    Args:
+        state: the books; nothing is changed.
+        where: they go in relation to each other.
+        wishes: what is asked for.
+        prefix: of the index's columns: empty for what is free now, else `KNOWN` or `ONLINE`.
+        among: without these hosts there is no way, as is known.
+    """
+    room = Room(state, prefix, may_build=not prefix)
+    asks = [room.ask(number, wish) for number, wish in enumerate(wishes)]
+    try:
+        placed = _placed(room, asks, where, among)
+        return list(room.shares) if placed == wanted(asks) else None
+    finally:
+        room.put_back()
+
+
+def _placed(room: Room, asks: list[Ask], where: Where, among: Iterable[str] | None) -> int:
+    match where.placement:
+        case GangPlacement.SAME_EXECUTOR:
+            return on_one_host(room, asks)
+        case GangPlacement.SPREAD:
+            return spread_out(room, asks, room.hosts)
+        case GangPlacement.SAME_LABEL:
+            return _within_a_value(room, asks, where.label, among)
+        case GangPlacement.ANYWHERE:
+            return together(room, asks, room.hosts)
+
+
+def wanted(asks: Iterable[Ask]) -> int:
+    """How many slots are asked for."""
+    return sum(ask.count for ask in asks)
+
+
+def on_one_host(room: Room, asks: list[Ask]) -> int:
+    """Takes room for all on one host, or nothing. Answers with how many were placed."""
+    whole = sum_of(asks)
+    if whole is None:
+        return 0
+    best = room.best(whole, room.hosts(whole))
+    if not best:
+        return 0
+    for ask in asks:
+        room.take(ask, best[0], ask.count)
+    return wanted(asks)
+
+
+def spread_out(room: Room, asks: list[Ask], hosts: Hosts) -> int:
+    """Takes room for each on a host of its own, for as many as possible."""
+    if len(asks) > 1:
+        return _match(room, asks, hosts, one_each=True)
+    ask = asks[0]
+    chosen = room.best(ask, hosts(ask), ask.count)[: ask.count]
+    for host_id in chosen:
+        room.take(ask, host_id, 1)
+    return len(chosen)
+
+
+def together(room: Room, asks: list[Ask], hosts: Hosts) -> int:
+    """Takes room for all wherever it is; fewer, if it is not there."""
+    if len(asks) == 1:
+        return _fill(room, asks[0], hosts(asks[0]))
+    first = asks[0]
+    if all((a.pooled, a.separate) == (first.pooled, first.separate) for a in asks):
+        return _match(room, asks, hosts)
+    largest_first = sorted(asks, key=room.size, reverse=True)
+    compared = room.compared
+    placed = sum(_fill(room, ask, hosts(ask)) for ask in largest_first)
+    if placed < wanted(asks) and compared > 1:  # what suits best may be in the way: as fits first
+        room.put_back()
+        room.compared = 1
+        placed = sum(_fill(room, ask, hosts(ask)) for ask in largest_first)
+        room.compared = compared
+    return placed
+
+
+def _within_a_value(room: Room, asks: list[Ask], label: str, among: Iterable[str] | None) -> int:
+    for value in _values(room, asks, label, among):
+        carried = label, value
+        placed = together(room, asks, lambda ask, at=carried: room.hosts_with(ask, at))  # type: ignore[misc]
+        if placed == wanted(asks):
+            return placed
+        room.put_back()
+    return 0
+
+
+def _values(room: Room, asks: list[Ask], label: str, among: Iterable[str] | None) -> Iterator[str]:
+    """Values of the label that have room for as many of the smallest, some at a time and of those
+    the best first.
+    """
+    least = least_of(asks)
+    if among is not None:
+        grown = {room.host(each).labels.get(label) for each in among if room.fit(least, each)}
+        yield from sorted(value for value in grown if value is not None)
+        return
+    most = wanted(asks)
+    fits: dict[str, int] = {}
+    promising: dict[str, None] = {}
+    tried: set[str] = set()
+    looked_further = 0
+    for host_id in room.hosts(least):
+        value = room.host(host_id).labels.get(label)
+        if value is None or value in tried:
+            continue
+        fits[value] = fits.get(value, 0) + room.fit(least, host_id)
+        if fits[value] >= most:
+            promising[value] = None
+        looked_further += bool(promising)
+        if len(promising) > room.compared or looked_further == VALUES_LOOKED_FURTHER:
+            yield from _in_order(room, promising, fits)
+            tried.update(promising)
+            promising.clear()
+            looked_further = 0
+    yield from _in_order(room, promising, fits)
+
+
+def _in_order(room: Room, values: Iterable[str], fits: dict[str, int]) -> list[str]:
+    sign = -1 if room.spreads else 1
+    return sorted(values, key=lambda value: (sign * fits[value], value))
+
+
+def _fill(room: Room, ask: Ask, hosts: Iterable[str]) -> int:
+    """As many as fit on each host, those that suit best first. "spread": one on each, and again."""
+    left = ask.count
+    with_room = iter(hosts)
+    if room.spreads:
+        some = list(islice(with_room, left))
+        while left and (some := [each for each in some if room.fit(ask, each)]):
+            for host_id in some[:left]:
+                room.take(ask, host_id, 1)
+            left -= min(left, len(some))
+        return ask.count - left
+    while left and (window := room.best(ask, with_room)):
+        for host_id in window:
+            if share := min(left, room.fit(ask, host_id)):
+                room.take(ask, host_id, share)
+                left -= share
+    return ask.count - left
+
+
+class _Matching:
+    """Members, by ask, on hosts that have so many places each."""
+
+    def __init__(self, room: Room, asks: list[Ask], hosts: Hosts, *, one_each: bool) -> None:
+        self._room = room
+        self._asks = asks
+        self._one_each = one_each
+        most = wanted(asks)
+        self._hosts = [list(islice(hosts(ask), most)) for ask in asks]
+        self._places: dict[str, int] = {}  # left
+        self.on: dict[str, dict[int, int]] = {}  # members by host and number of the ask
+
+    def run(self) -> int:
+        """Places as many as possible; answers with how many."""
+        order = sorted(range(len(self._asks)), key=lambda at: len(self._hosts[at]))
+        missing = {at: self._greedy(at) for at in order}  # whoever has the least choice first
+        for at in order:
+            while missing[at] and self._augment(at):
+                missing[at] -= 1
+        return wanted(self._asks) - sum(missing.values())
+
+    def _left(self, at: int, host_id: str) -> int:
+        left = self._places.get(host_id)
+        if left is None:
+            left = 1 if self._one_each else self._room.fit(_many(self._asks[at]), host_id)
+            self._places[host_id] = left
+        return left
+
+    def _put(self, at: int, host_id: str, count: int) -> None:
+        here = self.on.setdefault(host_id, {})
+        here[at] = here.get(at, 0) + count
+        if not here[at]:
+            del here[at]
+        self._places[host_id] -= count
+
+    def _greedy(self, at: int) -> int:
+        missing = self._asks[at].count
+        for host_id in self._hosts[at]:
+            if not missing:
+                break
+            if share := min(missing, self._left(at, host_id)):
+                self._put(at, host_id, share)
+                missing -= share
+        return missing
+
+    def _augment(self, start: int) -> bool:
+        """Finds a place for one more, by letting others move on."""
+        came: dict[int, tuple[int, str]] = {}  # ask to who takes its place, and where
+        seen = {start}
+        line = [start]
+        for at in line:
+            for host_id in self._hosts[at]:
+                if self._left(at, host_id):
+                    self._move(start, at, host_id, came)
+                    return True
+                for other in self.on.get(host_id, {}):
+                    if other not in seen:
+                        seen.add(other)
+                        came[other] = (at, host_id)
+                        line.append(other)
+        return False
+
+    def _move(self, start: int, at: int, host_id: str, came: dict[int, tuple[int, str]]) -> None:
+        while at != start:
+            before, left_host = came[at]
+            self._put(at, left_host, -1)
+            self._put(at, host_id, 1)
+            at, host_id = before, left_host
+        self._put(at, host_id, 1)
+
+
+def _match(room: Room, asks: list[Ask], hosts: Hosts, *, one_each: bool = False) -> int:
+    matching = _Matching(room, asks, hosts, one_each=one_each)
+    placed = matching.run()
+    for host_id, here in matching.on.items():
+        for at, count in here.items():
+            room.take(asks[at], host_id, count)
+    return placed
+
+
+def _many(ask: Ask) -> Ask:
+    """The same without a limit of how many are wanted."""
+    return Ask(ask.number, UNLIMITED, ask.pooled, ask.separate, ask.defaults, ask.labels)
+
+
+def sum_of(asks: Sequence[Ask]) -> Ask | None:
+    """All of them as one; None: no host can carry all the labels."""
+    labels = dict(each for ask in asks for each in ask.labels)
+    if any(labels[name] != value for ask in asks for name, value in ask.labels):
+        return None
+    pooled: dict[str, int] = {}
+    separate: dict[str, int] = {}
+    for ask in asks:
+        for whole, need in ((pooled, ask.pooled), (separate, ask.separate)):
+            for name, amount in need.items():
+                whole[name] = whole.get(name, 0) + amount * ask.count
+    defaults = sum(ask.defaults * ask.count for ask in asks)
+    barred = frozenset[str]().union(*(ask.barred for ask in asks))
+    return Ask(0, 1, pooled, separate, defaults, tuple(sorted(labels.items())), barred)
+
+
+def least_of(asks: Sequence[Ask]) -> Ask:
+    """The smallest in every dimension: where it does not fit, none of them does."""
+    labels = set(asks[0].labels).intersection(*(ask.labels for ask in asks))
+    barred = frozenset(asks[0].barred).intersection(*(ask.barred for ask in asks))
+    return Ask(
+        0,
+        wanted(asks),
+        _least([ask.pooled for ask in asks]),
+        _least([ask.separate for ask in asks]),
+        min(ask.defaults for ask in asks),
+        tuple(sorted(labels)),
+        barred,
+    )
+
+
+def _least(needs: Sequence[dict[str, int]]) -> dict[str, int]:
+    common = set(needs[0]).intersection(*needs[1:])
+    return {name: min(need[name] for need in needs) for name in sorted(common)} or {SLOTS: 1}
+
+
+def _now(state: State) -> InVain:
+    main = state.indexes.main
+    return InVain(main.version, len(main.grown))
+
+
+def _grown_since(state: State, in_vain: InVain | None) -> list[str] | None:
+    """Hosts that grew since a search in vain; None: it was never searched, or they are too many."""
+    main = state.indexes.main
+    if in_vain is None or in_vain.version != main.version:
+        return None
+    grown = set(main.grown[in_vain.log_length :])
+    if len(grown) > GROWN_CHECKED_ONE_BY_ONE:
+        return None
+    return [main.ids[at] for at in sorted(grown)]
+
+
+def _helps(state: State, kind: GangKind, grown: Sequence[str]) -> bool:
+    """True if one of these hosts has room for a member; for all, where they go to one host."""
+    if not grown:
+        return False
+    room = Room(state)
+    asks = [room.ask(number, wish) for number, wish in enumerate(kind.wishes)]
+    if kind.where.placement is GangPlacement.SAME_EXECUTOR:
+        whole = sum_of(asks)
+        return whole is not None and any(room.fit(whole, each) for each in grown)
+    least = least_of(asks)
+    return any(room.fit(least, each) for each in grown)
