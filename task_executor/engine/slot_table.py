@@ -4,7 +4,7 @@ Decides whether an ordered slot may exist (it fits what is free *here*, whatever
 and what every slot takes. Refuses to know the wire, the disk, the clock and the kernel.
 
 The table never gives capacity back early: a slot is booked from the order (CARVING) until its last
-process is gone (`freed`).
+process is gone (`freed`), and with the larger of both sizes, per dimension, while its size changes.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from finegrain.errors import (
     FinegrainError,
     InvalidArgument,
     InvariantBroken,
+    NotFound,
     Reason,
     ResourceExhausted,
 )
@@ -27,15 +28,24 @@ from finegrain.resources import (
     CPU_MILLI,
     MEMORY_BYTES,
     Amounts,
+    ResourceProfile,
     add,
     booking,
     fits,
     has_separate_pools,
+    larger_of,
     shortfall,
     subtract,
     total_of,
 )
-from task_executor.engine.slots import Slot, SlotKey, SlotSpec, SlotState, illegal_move
+from task_executor.engine.slots import (
+    Slot,
+    SlotKey,
+    SlotSpec,
+    SlotState,
+    check_resizable,
+    illegal_move,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +105,11 @@ class SlotTable:
         """What a slot takes from the books."""
         return booking(spec.profile, separate_pools=has_separate_pools(self.share.total))
 
+    def booked_by(self, slot: Slot) -> dict[str, int]:
+        """What a slot takes now: while its size changes the larger of both, per dimension."""
+        booked = self.booking_of(slot.spec)
+        return larger_of(booked, self.booking_of(slot.becoming)) if slot.becoming else booked
+
     def available(self) -> dict[str, int]:
         """Total minus everything that is booked or withheld."""
         return subtract(self.share.total, add(self._booked, total_of(self._withheld.values())))
@@ -109,9 +124,7 @@ class SlotTable:
 
         Adopted slots can exceed a total that shrank over a restart.
         """
-        taken = total_of(
-            (*(self.booking_of(slot.spec) for slot in slots), *self._withheld.values())
-        )
+        taken = total_of((*(self.booked_by(slot) for slot in slots), *self._withheld.values()))
         left = subtract(self.share.total, taken)
         return {name: amount for name, amount in left.items() if amount > 0}
 
@@ -175,7 +188,7 @@ class SlotTable:
                 reason=Reason.SLOT_LIMIT,
                 details={"slots": len(self._slots), "slots_max": self.share.slots_max},
             )
-        self._check_fit(spec)
+        self._check_fit(f"slot {spec.allocation_id}", self.booking_of(spec))
 
     def _check_amounts(self, spec: SlotSpec) -> None:
         if spec.profile.cpu_milli <= 0:
@@ -189,8 +202,8 @@ class SlotTable:
             expected = f"cpus out of this executor's {self.share.shared_cpus}"
             raise InvalidArgument("cpus", spec.cpus, expected)
 
-    def _check_fit(self, spec: SlotSpec) -> None:
-        need, free = self.booking_of(spec), self.available()
+    def _check_fit(self, what: str, need: Amounts) -> None:
+        free = self.available()
         if fits(need, free):
             return
         details: dict[str, int] = {}
@@ -205,11 +218,47 @@ class SlotTable:
                 f"total.{name}": total,
             }
         raise ResourceExhausted(
-            f"slot {spec.allocation_id} does not fit here ({'; '.join(parts)}); place it elsewhere "
-            "or wait",
+            f"{what} does not fit here ({'; '.join(parts)}); place it elsewhere or wait",
             reason=Reason.INSUFFICIENT_RESOURCES,
             details=details,
         )
+
+    def resize(
+        self, key: SlotKey, number: int, profile: ResourceProfile, cpu_limit_milli: int
+    ) -> Outcome:
+        """Books a change of size; the outcome's slot is `becoming` it until `resized` or
+        `resize_failed`.
+
+        The same number with the same content is the same change, also when it is done. A refusal
+        books nothing: ALLOCATION_UNKNOWN, SLOT_NOT_READY (it is being freed, or an earlier change
+        is not settled yet), STALE_RESIZE (a later change is known), INSUFFICIENT_RESOURCES (with
+        the growth as what is asked), INVALID_ARGUMENT.
+        """
+        try:
+            return Outcome(key, slot=self._resize(key, number, profile, cpu_limit_milli))
+        except FinegrainError as error:
+            return Outcome(key, error=error)
+
+    def _resize(
+        self, key: SlotKey, number: int, profile: ResourceProfile, cpu_limit_milli: int
+    ) -> Slot:
+        slot = self._slots.get(key)
+        if slot is None or slot.state is SlotState.CARVING:
+            raise NotFound(
+                f"this executor has no slot {key.allocation_id} generation {key.generation}",
+                details={"allocation_id": key.allocation_id, "generation": key.generation},
+            )
+        wanted = replace(
+            slot.spec, profile=profile, cpu_limit_milli=cpu_limit_milli, resize_number=number
+        )
+        if slot.state is SlotState.ALLOCATED and wanted in (slot.spec, slot.becoming):
+            return slot
+        check_resizable(slot, number)
+        self._check_amounts(wanted)
+        booked, then = self.booked_by(slot), self.booking_of(wanted)
+        growth = subtract(larger_of(booked, then), booked)
+        self._check_fit(f"the growth of slot {key.allocation_id}", growth)
+        return self._rebook(replace(slot, becoming=wanted))
 
     # -- what became of them -----------------------------------------------------------------
 
@@ -226,6 +275,15 @@ class SlotTable:
         if slot.state is not SlotState.CARVING:
             raise illegal_move(slot, None)
         self._strike(slot)
+
+    def resized(self, key: SlotKey) -> Slot:
+        """What it was becoming is enforced; what it has shrunk by is available."""
+        slot = self._slots[key]
+        return self._rebook(replace(slot, spec=slot.becoming or slot.spec, becoming=None))
+
+    def resize_failed(self, key: SlotKey) -> Slot:
+        """It is as it was, on the host too."""
+        return self._rebook(replace(self._slots[key], becoming=None))
 
     def begin_free(self, key: SlotKey, *, end_reason: str = "") -> Slot | None:
         """Takes no more tasks; `end_reason` says why where the RM did not order it.
@@ -292,8 +350,13 @@ class SlotTable:
     def _book(self, slot: Slot) -> Slot:
         self._slots[slot.key] = slot
         self._generations.setdefault(slot.spec.allocation_id, set()).add(slot.spec.generation)
-        self._booked = add(self._booked, self.booking_of(slot.spec))
+        self._booked = add(self._booked, self.booked_by(slot))
         return slot
+
+    def _rebook(self, slot: Slot) -> Slot:
+        self._booked = subtract(self._booked, self.booked_by(self._slots[slot.key]))
+        self._booked = add(self._booked, self.booked_by(slot))
+        return self._put(slot)
 
     def _put(self, slot: Slot) -> Slot:
         self._slots[slot.key] = slot
@@ -306,7 +369,7 @@ class SlotTable:
         generations.discard(slot.spec.generation)
         if not generations:
             del self._generations[slot.spec.allocation_id]
-        self._booked = subtract(self._booked, self.booking_of(slot.spec))
+        self._booked = subtract(self._booked, self.booked_by(slot))
         self.version += 1
         return slot
 
@@ -314,11 +377,16 @@ class SlotTable:
         """Recomputes the books from the slots.
 
         Raises:
-            InvariantBroken: the sum differs, is negative, or two keys disagree with their slots.
+            InvariantBroken: the sum differs, is negative, two keys disagree with their slots, or a
+                slot becomes another one, or what it was.
         """
-        recomputed = total_of(self.booking_of(slot.spec) for slot in self)
+        recomputed = total_of(self.booked_by(slot) for slot in self)
         if recomputed != self._booked or any(amount < 0 for amount in recomputed.values()):
             raise InvariantBroken(f"booked {self._booked}, but the slots sum to {recomputed}")
         indexed = {SlotKey(i, g) for i, many in self._generations.items() for g in many}
         if indexed != self._slots.keys() or any(k != s.key for k, s in self._slots.items()):
             raise InvariantBroken("the index of generations differs from the slots")
+        for slot in self:
+            then = slot.becoming
+            if then and (then.key != slot.key or then.resize_number <= slot.spec.resize_number):
+                raise InvariantBroken(f"slot {slot.key} cannot become {then}")

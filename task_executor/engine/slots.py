@@ -1,7 +1,7 @@
 """What a slot is to its executor: the order, the states, and how a slot can end.
 
 Decides which moves between states exist. Refuses to know who ordered what, and how a slot is
-enforced.
+enforced. A slot may change its size in any state but CARVING, without a move.
 
 ```mermaid
 stateDiagram-v2
@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from finegrain.errors import IllegalTransition
+from finegrain.errors import FailedPrecondition, IllegalTransition, Reason
 from finegrain.resources import ResourceProfile
 
 
@@ -62,6 +62,7 @@ class SlotSpec:
     cpus: str = ""  # kernel's list form; empty: the executor's shared pool
     job_secret_sha256: str = ""
     target_address: str = ""
+    resize_number: int = 0  # of the last change of size; 0: as it was first ordered
 
     @property
     def key(self) -> SlotKey:
@@ -85,6 +86,7 @@ class SlotSpec:
             "cpus": self.cpus,
             "job_secret_sha256": self.job_secret_sha256,
             "target_address": self.target_address,
+            "resize_number": self.resize_number,
         }
 
     @classmethod
@@ -104,6 +106,7 @@ class Slot:
     allocated_time_ms: int = 0  # wall clock, for people
     end_reason: str = ""  # FREEING without an order of the RM: why
     accepted: bool = False  # by the job master at its target address
+    becoming: SlotSpec | None = None  # another size, which is being enforced; booked beside `spec`
 
     @property
     def key(self) -> SlotKey:
@@ -129,13 +132,20 @@ class Slot:
             "allocated_time_ms": self.allocated_time_ms,
             "end_reason": self.end_reason,
             "accepted": self.accepted,
+            "becoming": self.becoming.to_dict() if self.becoming else None,
         }
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Slot:
-        """Reads what `to_dict` wrote. KeyError, TypeError or ValueError for anything else."""
+        """Reads what `to_dict` wrote, in earlier versions too.
+
+        KeyError, TypeError or ValueError for anything else.
+        """
         values = dict(data)
         spec, state = SlotSpec.from_dict(values.pop("spec")), SlotState(values.pop("state"))
+        becoming = values.pop("becoming", None)
+        if becoming is not None:
+            values["becoming"] = SlotSpec.from_dict(becoming)
         return cls(spec=spec, state=state, **values)
 
 
@@ -160,3 +170,29 @@ def illegal_move(slot: Slot, to: SlotState | None) -> IllegalTransition:
             "to": wanted,
         },
     )
+
+
+def check_resizable(slot: Slot, number: int) -> None:
+    """Whether a change of size with this number may begin.
+
+    Raises:
+        FailedPrecondition: SLOT_NOT_READY (the slot is being freed, or an earlier change is not
+            settled yet) or STALE_RESIZE (a change of this number or a later one is known).
+    """
+    last = (slot.becoming or slot.spec).resize_number
+    name = f"slot {slot.spec.allocation_id}"
+    details = {"allocation_id": slot.spec.allocation_id, "resize_number": last}
+    if slot.state is SlotState.FREEING:
+        raise FailedPrecondition(f"{name} is being freed", details=details)
+    if number <= last:
+        raise FailedPrecondition(
+            f"{name} has come to change of size {last}; number {number} is over, or came with "
+            "other content; take in the reported state and number the next one higher",
+            reason=Reason.STALE_RESIZE,
+            details=details,
+        )
+    if slot.becoming is not None:
+        raise FailedPrecondition(
+            f"what became of change of size {last} of {name} is not known yet; try again",
+            details=details,
+        )

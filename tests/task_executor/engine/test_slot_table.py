@@ -306,6 +306,27 @@ class Books(RuleBasedStateMachine):
         if slot is not None and slot.state is not SlotState.CARVING:
             self.books.vanished(slot.key)
 
+    @rule(i=ids, g=generations, number=st.integers(1, 6), cpu=st.integers(1, 2500))
+    def another_size(self, i: str, g: int, number: int, cpu: int) -> None:
+        before = self.books.get(SlotKey(i, g))
+        profile = ResourceProfile(cpu, task_heap_memory_bytes=(2500 - cpu) // 4 * MIB + MIB)
+        outcome = self.books.resize(SlotKey(i, g), number, profile, cpu)
+        if outcome.error is not None:
+            assert self.books.get(SlotKey(i, g)) is before
+        elif outcome.slot is not before:
+            assert before is not None
+            assert outcome.slot is not None
+            assert outcome.slot.spec == before.spec
+
+    @rule(i=ids, g=generations, works=st.booleans())
+    def another_size_settled(self, i: str, g: int, works: bool) -> None:
+        slot = self.books.get(SlotKey(i, g))
+        if slot is not None and slot.becoming is not None:
+            if works:
+                assert self.books.resized(slot.key).spec == slot.becoming
+            else:
+                assert self.books.resize_failed(slot.key).spec == slot.spec
+
     @invariant()
     def nothing_is_promised_twice(self) -> None:
         self.books.check_invariants()
