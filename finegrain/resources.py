@@ -129,6 +129,15 @@ def subtract(left: Amounts, right: Amounts) -> dict[str, int]:
     return _combine(left, right, -1)
 
 
+def larger_of(left: Amounts, right: Amounts) -> dict[str, int]:
+    """The larger amount per dimension, without zeros."""
+    result = {name: amount for name, amount in left.items() if amount}
+    for name, amount in right.items():
+        if amount > result.get(name, 0):
+            result[name] = amount
+    return result
+
+
 def total_of(many: Iterable[Amounts]) -> dict[str, int]:
     """Sum over many, without zeros."""
     result: dict[str, int] = {}

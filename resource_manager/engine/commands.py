@@ -1,5 +1,10 @@
-"""Orders to executors: numbered, at most one in flight per executor, frees before allocations, many
-slots in each.
+"""Orders to executors: numbered, at most one in flight per executor, many slots in each that frees
+or allocates, one in each that resizes.
+
+Frees go first: they are finite, since nothing is freed that was not allocated, and they give room.
+Resizes and allocations take turns, so that neither many of the ones nor many of the others keep the
+rest waiting for longer than one command. Which resize or allocation goes first does not matter for
+what fits: all of them are booked already.
 
 Decides when what is sent, and what the answer means for the books. The order of a command and its
 answer does not matter to reports: a slot whose order is in flight is neither confirmed nor missed
@@ -10,7 +15,8 @@ from __future__ import annotations
 
 from itertools import islice
 
-from resource_manager.engine.effects import SendAllocate, SendFree, SlotOrder
+from finegrain.errors import InvariantBroken
+from resource_manager.engine.effects import SendAllocate, SendFree, SendResize, SlotOrder
 from resource_manager.engine.entities import Executor, ExecutorState, Slot, SlotState
 from resource_manager.engine.epochs import refuse_seen_epoch
 from resource_manager.engine.events import (
@@ -19,11 +25,13 @@ from resource_manager.engine.events import (
     CommandUndelivered,
     ItemOutcome,
 )
+from resource_manager.engine.gangs import requeue
 from resource_manager.engine.host import Command, Host
-from resource_manager.engine.moves import requeue, vanish
+from resource_manager.engine.moves import vanish
 from resource_manager.engine.reachability import command_arrived, find_unreachable
 from resource_manager.engine.refusals import backoff_ms, remember_refusal
 from resource_manager.engine.reports import settle, take_in
+from resource_manager.engine.resizes import resize_answered
 from resource_manager.engine.timers import Timer
 from resource_manager.engine.turn import Turn
 
@@ -64,20 +72,49 @@ def _send_next(turn: Turn, host: Host) -> None:
         turn.effects.append(free)
         for key in keys:
             del host.to_free[key]
+    elif host.to_resize and not (host.resized_last and host.to_allocate):
+        host.resized_last = True
+        _send_resize(turn, host)
     elif host.to_allocate:
-        keys = tuple(islice(host.to_allocate, most))
-        executor.command_number += 1
-        allocate = SendAllocate(
-            executor_id=host.host_id,
-            address=executor.registration.address,
-            registration_number=executor.registration_number,
-            command_number=executor.command_number,
-            orders=tuple(_order(turn, host.slots[key], executor) for key in keys),
-        )
-        host.in_flight = Command(allocate, keys)
-        turn.effects.append(allocate)
-        for key in keys:
-            del host.to_allocate[key]
+        host.resized_last = False
+        _send_allocate(turn, host, most)
+
+
+def _send_allocate(turn: Turn, host: Host, most: int) -> None:
+    executor = host.executor
+    keys = tuple(islice(host.to_allocate, most))
+    executor.command_number += 1
+    allocate = SendAllocate(
+        executor_id=host.host_id,
+        address=executor.registration.address,
+        registration_number=executor.registration_number,
+        command_number=executor.command_number,
+        orders=tuple(_order(turn, host.slots[key], executor) for key in keys),
+    )
+    host.in_flight = Command(allocate, keys)
+    turn.effects.append(allocate)
+    for key in keys:
+        del host.to_allocate[key]
+
+
+def _send_resize(turn: Turn, host: Host) -> None:
+    executor, key = host.executor, next(iter(host.to_resize))
+    del host.to_resize[key]
+    ordered = host.slots[key].ordered
+    if ordered is None:
+        raise InvariantBroken(f"slot {key} is to be resized, and no size is ordered")
+    executor.command_number += 1
+    resize = SendResize(
+        executor_id=host.host_id,
+        address=executor.registration.address,
+        registration_number=executor.registration_number,
+        command_number=executor.command_number,
+        allocation_id=key[0],
+        generation=key[1],
+        resize=ordered,
+    )
+    host.in_flight = Command(resize, (key,))
+    turn.effects.append(resize)
 
 
 def _order(turn: Turn, slot: Slot, executor: Executor) -> SlotOrder:
@@ -111,14 +148,14 @@ def command_answered(turn: Turn, event: CommandAnswered) -> None:
     refused: list[tuple[Slot, ItemOutcome]] = []
     for key, outcome in zip(command.keys, event.outcomes, strict=False):
         slot = host.slots.get(key)
-        if slot is None or not outcome.reason:
+        if slot is None or not outcome.reason or command.resizes:
             continue
         if command.allocates:
             refused.append((slot, outcome))
         else:
             _free_failed(turn, host, slot)
     if not any(outcome.reason for outcome in event.outcomes):
-        host.frees_failed = 0 if not command.allocates else host.frees_failed
+        host.frees_failed = 0 if command.frees else host.frees_failed
     for slot, outcome in refused:
         _refused(turn, slot, outcome)
     host.in_flight = None
@@ -132,6 +169,9 @@ def command_answered(turn: Turn, event: CommandAnswered) -> None:
         settle(turn, host)
     for slot, _ in refused:
         remember_refusal(turn, host, slot)
+    if isinstance(command.effect, SendResize):
+        outcome = event.outcomes[0] if event.outcomes else ItemOutcome(command.keys[0][0])
+        resize_answered(turn, host, command.keys[0], command.effect.resize.number, outcome)
 
 
 def command_refused(turn: Turn, event: CommandRefused) -> None:

@@ -26,10 +26,12 @@ from resource_manager.engine.events import (
     RegistrationAnswer,
     UndrainRequested,
 )
+from resource_manager.engine.gangs import lose
 from resource_manager.engine.host import Host
-from resource_manager.engine.moves import free, key_of, lose, vanish
+from resource_manager.engine.moves import free, key_of, vanish
 from resource_manager.engine.reachability import unreachable_registered
 from resource_manager.engine.reports import take_in
+from resource_manager.engine.resizes import resume
 from resource_manager.engine.state import REGISTERED_WITH, State
 from resource_manager.engine.timers import Timer
 from resource_manager.engine.turn import Turn
@@ -85,6 +87,8 @@ def register_executor(turn: Turn, event: ExecutorRegistered) -> RegistrationAnsw
         if slot.state is SlotState.FREEING:
             host.to_free[key_of(slot)] = None
             state.outbox[host.host_id] = None
+        elif slot.ordered is not None:
+            resume(turn, slot)
     state.changes.executor(host.executor)
     state.changes.counter(REGISTERED_WITH + host.host_id, event.report.report_number)
     turn.cluster_event(
@@ -267,5 +271,7 @@ def _take_all_away(turn: Turn, host: Host, reason: Reason, message: str) -> None
         slot for slot in host.slots.values() if slot.state is not SlotState.FREEING
     ]
     for slot in slots:
+        if host.slots.get(key_of(slot)) is not slot or slot.state is SlotState.FREEING:
+            continue  # it went with another one of its gang
         lose(turn, slot, reason, message)
         free(turn, slot)

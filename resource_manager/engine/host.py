@@ -19,9 +19,11 @@ from finegrain.resources import (
     ResourceProfile,
     booking,
     has_separate_pools,
+    larger_of,
+    subtract,
 )
-from resource_manager.engine.effects import SendAllocate, SendFree
-from resource_manager.engine.entities import Executor, ExecutorState, Slot, SlotState
+from resource_manager.engine.effects import SendAllocate, SendFree, SendResize
+from resource_manager.engine.entities import Executor, ExecutorState, Resize, Slot, SlotState
 from resource_manager.engine.queue import DEFAULT_SLOTS, SLOTS, Shape, ShapeKey, in_grains
 
 if TYPE_CHECKING:
@@ -51,7 +53,7 @@ _KNOWN_BOOKINGS = 16_384  # kept; clusters use few different profiles
 class Command:
     """The command in flight. Between a failed delivery and the next one, `retry_at_ms` is set."""
 
-    effect: SendAllocate | SendFree
+    effect: SendAllocate | SendFree | SendResize
     keys: tuple[SlotKey, ...]
     failures: int = 0
     failing_since_ms: int | None = None  # its first failed delivery
@@ -67,6 +69,20 @@ class Command:
         """True for AllocateSlots."""
         return isinstance(self.effect, SendAllocate)
 
+    @property
+    def frees(self) -> bool:
+        """True for FreeSlots."""
+        return isinstance(self.effect, SendFree)
+
+    @property
+    def resizes(self) -> bool:
+        """True for ResizeSlot."""
+        return isinstance(self.effect, SendResize)
+
+
+StateSeen = tuple[frozenset[SlotKey], tuple[tuple[str, int], ...]]
+"""Slots and available amounts of a state that was taken in, to compare with a later one."""
+
 
 @dataclass(slots=True)
 class Refusal:
@@ -79,7 +95,24 @@ class Refusal:
 
     failures: int
     until_ms: int
-    state_seen: tuple[frozenset[SlotKey], tuple[tuple[str, int], ...]]  # slots and available
+    state_seen: StateSeen
+    active: bool = True
+
+
+@dataclass(slots=True)
+class ResizeHold:
+    """A change of a slot's size that the executor did not carry out, and that is tried again.
+
+    While it is active the change does not stand in line. It ends with the time, or when the host's
+    state is not the one that was seen (None: only with the time).
+    """
+
+    number: int  # of the change
+    failures: int
+    until_ms: int
+    reason: str
+    message: str
+    state_seen: StateSeen | None
     active: bool = True
 
 
@@ -115,6 +148,9 @@ class Host:
     in_flight: Command | None = None
     to_allocate: dict[SlotKey, None] = field(default_factory=dict)
     to_free: dict[SlotKey, None] = field(default_factory=dict)
+    to_resize: dict[SlotKey, None] = field(default_factory=dict)
+    resize_holds: dict[SlotKey, ResizeHold] = field(default_factory=dict)
+    resized_last: bool = False  # by the last command that did not free
     frees_failed: int = 0
     hold_frees_until_ms: int = 0
     refusals: dict[ShapeKey, Refusal] = field(default_factory=dict)
@@ -157,9 +193,14 @@ class Host:
         self.default_need = in_grains(self.default_booking)
         self.booked = {}
         for slot in self.slots.values():
-            slot.booked = self.booking_of(slot.profile)
+            slot.booked = self._booking_of_slot(slot)
             _increase(self.booked, slot.booked)
         self.count_unreported()
+        self.notice_shrinking()
+
+    def notice_shrinking(self) -> None:
+        """Finds out whether the slots here have booked more than the host has."""
+        registration = self.executor.registration
         self.shrunk = any(
             amount > registration.total.get(name, 0) for name, amount in self.booked.items()
         ) or bool(registration.slots_max and len(self.slots) > registration.slots_max)
@@ -172,6 +213,7 @@ class Host:
         self.in_flight = None
         self.to_allocate.clear()
         self.to_free.clear()
+        self.to_resize.clear()
         self.frees_failed = 0
         self.hold_frees_until_ms = 0
         self.refusals.clear()
@@ -198,17 +240,47 @@ class Host:
         """Strikes a slot; its capacity is free again."""
         slot = self.slots.pop(key)
         _decrease(self.booked, slot.booked)
-        if key not in self.reported:
-            _decrease(self.unreported, slot.booked)
+        _decrease(self.unreported, self.unreported_of(key, slot))
         self.to_allocate.pop(key, None)
         self.to_free.pop(key, None)
+        self.to_resize.pop(key, None)
+        self.resize_holds.pop(key, None)
+
+    def set_size(self, slot: Slot, profile: ResourceProfile, ordered: Resize | None) -> None:
+        """Books anew a slot that has this size, and that is ordered to have another one, or is
+        not.
+        """
+        key = (slot.allocation_id, slot.generation)
+        _decrease(self.booked, slot.booked)
+        _decrease(self.unreported, self.unreported_of(key, slot))
+        slot.profile, slot.ordered = profile, ordered
+        slot.booked = self._booking_of_slot(slot)
+        _increase(self.booked, slot.booked)
+        _increase(self.unreported, self.unreported_of(key, slot))
+
+    def _booking_of_slot(self, slot: Slot) -> Amounts:
+        """Until the executor has said which size a slot has, the larger one counts."""
+        booked = self.booking_of(slot.profile)
+        if slot.ordered is None:
+            return booked
+        return larger_of(booked, self.booking_of(slot.ordered.profile))
 
     def count_unreported(self) -> None:
         """Derives what the last state taken in does not contain."""
         self.unreported = {}
         for key, slot in self.slots.items():
-            if key not in self.reported:
-                _increase(self.unreported, slot.booked)
+            if key not in self.reported or slot.ordered is not None:
+                _increase(self.unreported, self.unreported_of(key, slot))
+
+    def unreported_of(self, key: SlotKey, slot: Slot) -> Amounts:
+        """What a slot books and the last state taken in does not contain: all of it, or that by
+        which it is ordered to grow. (What that state shows of a slot is its confirmed size.)
+        """
+        if key not in self.reported:
+            return slot.booked
+        if slot.ordered is None:
+            return {}
+        return subtract(slot.booked, self.booking_of(slot.profile))
 
     def contains(self, slot: Slot) -> bool:
         """True if the last state taken in would show the slot if it existed."""
@@ -279,7 +351,7 @@ class Host:
         amounts[DEFAULT_SLOTS] = self.default_slots(amounts, slots)
         return amounts
 
-    def state_seen(self) -> tuple[frozenset[SlotKey], tuple[tuple[str, int], ...]]:
+    def state_seen(self) -> StateSeen:
         """The last state taken in, to compare with a later one."""
         available = self.executor.reported_available or {}
         return frozenset(self.reported), tuple(sorted(available.items()))

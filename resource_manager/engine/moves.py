@@ -17,6 +17,7 @@ from resource_manager.engine.entities import (
     SlotState,
 )
 from resource_manager.engine.host import Host, SlotKey
+from resource_manager.engine.resizes import resume, stop
 from resource_manager.engine.transitions import RequestInput, SlotInput
 from resource_manager.engine.turn import Turn
 
@@ -97,6 +98,7 @@ def reclaim(
     slot.grace_ms = None
     _describe(slot, isolation, cpus)
     turn.host_of(slot).to_free.pop(key_of(slot), None)
+    resume(turn, slot)
     state.changes.slot_moved(slot)
     state.changes.request_moved(request)
     turn.job_event(request, slot=slot)
@@ -117,6 +119,7 @@ def free(turn: Turn, slot: Slot, grace_ms: int | None = None) -> None:
         return
     state.story.move_slot(slot, SlotInput.FREE)
     state.leave_behind(slot)
+    stop(turn, slot)
     slot.grace_ms = grace_ms
     host.to_free[key] = None
     state.outbox[host.host_id] = None
@@ -129,6 +132,7 @@ def vanish(turn: Turn, slot: Slot) -> None:
     state.story.move_slot(slot, SlotInput.VANISH)
     host = turn.host_of(slot)
     key = key_of(slot)
+    stop(turn, slot)
     host.drop(key)
     state.hosts_in_use -= not host.slots
     state.no_longer_behind(slot)

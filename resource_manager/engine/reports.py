@@ -31,14 +31,16 @@ from resource_manager.engine.entities import (
 )
 from resource_manager.engine.epochs import refuse_seen_epoch
 from resource_manager.engine.events import ReportAnswer, SlotsReported
+from resource_manager.engine.gangs import confirm, decline, lose
 from resource_manager.engine.host import Host, SlotKey
-from resource_manager.engine.moves import confirm, decline, key_of, lose, reclaim, vanish
+from resource_manager.engine.moves import key_of, reclaim, vanish
 from resource_manager.engine.reachability import (
     delivery_overdue,
     find_unreachable,
     frees_to_tell,
 )
 from resource_manager.engine.refusals import remember_refusal
+from resource_manager.engine.resizes import end_holds, take_in_size
 from resource_manager.engine.turn import Turn
 
 
@@ -126,6 +128,8 @@ def take_in(
     turn.state.touch(host)
     if host.refusals and host.end_refusals(turn.now_ms):
         turn.state.indexes.log_growth(host, turn.state.queue)
+    if host.resize_holds:
+        end_holds(turn, host)
     for slot in broken:
         remember_refusal(turn, host, slot)
     host.unowned = tuple(
@@ -151,11 +155,14 @@ def settle(turn: Turn, host: Host) -> None:
 
 
 def _seen(turn: Turn, host: Host, slot: Slot, seen: ReportedSlot, *, returning: bool) -> None:
-    if seen.state is SlotState.FREEING:
-        return  # ends by itself; a later state, or its list of ended slots, will say so
-    if slot.state is SlotState.PENDING:
+    ends = seen.state is SlotState.FREEING
+    if slot.state is SlotState.PENDING and not ends:
         confirm(turn, slot, isolation=seen.isolation, cpus=seen.cpus)
-    elif slot.state is SlotState.FREEING:
+    if seen.resize_number:
+        take_in_size(turn, slot, seen)
+    if ends:
+        return  # a later state, or its list of ended slots, will say so
+    if slot.state is SlotState.FREEING:
         if returning and _is_waited_for(turn, host, slot):
             reclaim(turn, slot, isolation=seen.isolation, cpus=seen.cpus)
         else:
@@ -172,6 +179,7 @@ def _is_waited_for(turn: Turn, host: Host, slot: Slot) -> bool:
         request is not None
         and request.state is RequestState.PENDING
         and request.generation == slot.generation
+        and not request.spec.gang_id  # whose members would not be taken back together
         and not (deadline_ms is not None and deadline_ms <= turn.now_ms)
     )
 
@@ -182,7 +190,7 @@ def _free_again(turn: Turn, host: Host, slot: Slot) -> None:
     """
     key = key_of(slot)
     command = host.in_flight
-    if command is None or key not in command.keys:
+    if command is None or command.resizes or key not in command.keys:
         host.to_free[key] = None
         turn.state.outbox[host.host_id] = None
 

@@ -37,6 +37,7 @@ from resource_manager.engine.events import (
     JobRegistered,
     RequestsCancelled,
     RequestsSubmitted,
+    ResizeRequested,
     SlotsReleased,
     SlotsReported,
     Ticked,
@@ -64,6 +65,8 @@ from resource_manager.engine.reachability import executor_probed, probe_rang
 from resource_manager.engine.refusals import refusal_rang
 from resource_manager.engine.reports import slots_reported
 from resource_manager.engine.requests import cancel_requests, release_slots, submit_requests
+from resource_manager.engine.resize_wishes import request_resize
+from resource_manager.engine.resizes import resize_rang
 from resource_manager.engine.state import State
 from resource_manager.engine.timers import Timer
 from resource_manager.engine.turn import Turn
@@ -95,6 +98,8 @@ def _handle(turn: Turn, event: Event) -> object:  # noqa: C901, PLR0912 -- one c
             return cancel_requests(turn, event)
         case SlotsReleased():
             return release_slots(turn, event)
+        case ResizeRequested():
+            return request_resize(turn, event)
         case ExecutorRegistered():
             return register_executor(turn, event)
         case SlotsReported():
@@ -158,6 +163,10 @@ def _tick(turn: Turn, event: Ticked) -> None:
                 probe_rang(turn, entity_id)
             case Timer.REFUSAL:
                 refusal_rang(turn, entity_id)
+            case Timer.GANG:
+                gang_rang(turn, entity_id)
+            case Timer.RESIZE:
+                resize_rang(turn, entity_id)
             case Timer.HISTORY:
                 _history_rang(turn)
             case _:

@@ -21,9 +21,11 @@ from collections.abc import Callable
 from itertools import islice, takewhile
 
 from resource_manager.engine.entities import Request
+from resource_manager.engine.gangs import try_gang
 from resource_manager.engine.moves import place
 from resource_manager.engine.placement.placing import Placing
 from resource_manager.engine.queue import Shape
+from resource_manager.engine.resizes import try_growth
 from resource_manager.engine.singles import Kind, Single
 from resource_manager.engine.state import State
 from resource_manager.engine.turn import Turn
@@ -32,7 +34,7 @@ TOGETHER_MAX = 1_024
 """Requests that are placed together at most: what is looked up for them may be in vain."""
 
 
-ATTEMPTS: dict[Kind, Callable[[Turn, Placing, Single], bool]] = {}
+ATTEMPTS: dict[Kind, Callable[[Turn, Placing, Single], bool]] = {Kind.RESIZE: try_growth}
 """How what waits one by one is tried, by what it is. True: it waits no more; False: nothing fits.
 
 Whoever books something in an attempt lets the pass `follow` these hosts; room may only shrink.

@@ -12,19 +12,22 @@ from typing import Any
 from finegrain.resources import (
     Amounts,
     ResourceProfile,
+    add,
     booking,
     fits,
     has_separate_pools,
+    shortfall,
     subtract,
     total_of,
 )
-from resource_manager.engine.effects import Effect, SendAllocate, SendFree
+from resource_manager.engine.effects import Effect, SendAllocate, SendFree, SendResize
 from resource_manager.engine.entities import (
     EndedSlot,
     Instant,
     Registration,
     Report,
     ReportedSlot,
+    Resize,
     SlotState,
 )
 from resource_manager.engine.events import (
@@ -47,11 +50,14 @@ from tests.resource_manager.engine.model_store import ModelStore
 
 Key = tuple[str, int]
 START_TIME_MS = 1_700_000_000_000
+Sent = SendAllocate | SendFree | SendResize
 
 
 @dataclass
 class ModelExecutor:
-    """One host's slot table. `broken` lists allocation ids that it cannot carve."""
+    """One host's slot table. `broken` lists allocation ids that it can neither carve nor resize,
+    `used` says how much memory slots use.
+    """
 
     executor_id: str
     total: Amounts
@@ -61,6 +67,7 @@ class ModelExecutor:
     instance_id: str = ""
     frees_slowly: bool = False
     broken: set[str] = field(default_factory=set)
+    used: dict[str, int] = field(default_factory=dict)
     slots: dict[Key, ReportedSlot] = field(default_factory=dict)
     ended: list[EndedSlot] = field(default_factory=list)
     rm_epoch: int = 0
@@ -145,7 +152,7 @@ class ModelExecutor:
         for key in [key for key, slot in self.slots.items() if slot.state is SlotState.FREEING]:
             del self.slots[key]
 
-    def execute(self, effect: SendAllocate | SendFree, at: Instant, rm_epoch: int) -> Event:
+    def execute(self, effect: Sent, at: Instant, rm_epoch: int) -> Event:
         """Carries out a command, or refuses it as a whole."""
         last = self.answer
         if (
@@ -167,6 +174,8 @@ class ModelExecutor:
         self.command_number = effect.command_number
         if isinstance(effect, SendAllocate):
             outcomes = tuple(self._carve(order.slot) for order in effect.orders)
+        elif isinstance(effect, SendResize):
+            outcomes = (self._resize((effect.allocation_id, effect.generation), effect.resize),)
         else:
             outcomes = tuple(self.free((name, gen)) for name, gen, _ in effect.slots)
         self.answer = CommandAnswered(
@@ -196,9 +205,36 @@ class ModelExecutor:
             slot.job_id,
             slot.profile,
             SlotState.ALLOCATED,
+            slot.cpu_limit_milli,
             isolation={"driver": "none"},
         )
         return ItemOutcome(slot.allocation_id)
+
+    def _resize(self, key: Key, resize: Resize) -> ItemOutcome:
+        """All of it or nothing; the same number is the same change only with the same content."""
+        slot = self.slots.get(key)
+        if slot is None or slot.state is SlotState.FREEING:
+            return ItemOutcome(key[0], "SLOT_UNKNOWN", "no such slot")
+        changed = replace(
+            slot,
+            profile=resize.profile,
+            cpu_limit_milli=resize.cpu_limit_milli,
+            resize_number=resize.number,
+        )
+        if resize.number <= slot.resize_number:
+            return ItemOutcome(key[0], "" if changed == slot else "STALE_RESIZE", "known already")
+        if key[0] in self.broken:
+            return ItemOutcome(key[0], "CARVE_FAILED", "limits could not be written")
+        separate = has_separate_pools(self.total)
+        need = booking(resize.profile, separate_pools=separate)
+        if shortfall(need, add(self.available(), booking(slot.profile, separate_pools=separate))):
+            return ItemOutcome(key[0], "INSUFFICIENT_RESOURCES", "does not fit")
+        used, asked = self.used.get(key[0], 0), resize.profile.booked_memory_bytes
+        if used > asked:
+            details = (("asked", str(asked)), ("used", str(used)))
+            return ItemOutcome(key[0], "BELOW_USE", f"uses {used} bytes", details)
+        self.slots[key] = changed
+        return ItemOutcome(key[0])
 
     def free(self, key: Key) -> ItemOutcome:
         """Takes a slot down, slowly if that is its way."""
@@ -211,9 +247,7 @@ class ModelExecutor:
 
 
 def _freeing(slot: ReportedSlot) -> ReportedSlot:
-    return ReportedSlot(
-        slot.allocation_id, slot.generation, slot.job_id, slot.profile, SlotState.FREEING
-    )
+    return replace(slot, state=SlotState.FREEING)
 
 
 @dataclass(frozen=True, eq=False)
@@ -221,7 +255,7 @@ class OnTheWire:
     """A command that has not arrived yet, and the incarnation that sent it."""
 
     rm_epoch: int
-    command: SendAllocate | SendFree
+    command: Sent
 
 
 class ModelCluster:
@@ -252,7 +286,7 @@ class ModelCluster:
         self.wire.extend(
             OnTheWire(self.state.rm_epoch, effect)
             for effect in self.effects
-            if isinstance(effect, SendAllocate | SendFree)
+            if isinstance(effect, Sent)
         )
         return answer
 
@@ -319,7 +353,7 @@ class ModelCluster:
         if sent.rm_epoch == self.state.rm_epoch:
             self._undelivered(sent.command)
 
-    def _undelivered(self, command: SendAllocate | SendFree) -> None:
+    def _undelivered(self, command: Sent) -> None:
         self.batch(
             CommandUndelivered(
                 self.at,

@@ -1,0 +1,278 @@
+"""Slots that change their size: asked, in line, ordered, confirmed or refused.
+
+The life of a change. It gets the slot's next number when it is asked for. What takes no more room
+on the slot's executor than the slot has is ordered at once; what grows waits in line at its own
+arrival number and is ordered when the growth fits there. From the order on, the larger of both
+sizes is booked, in each dimension. What an executor reports is what it enforces: a state that shows
+the number of the change confirms it, and only then is free for others what shrank. The order is
+repeated until a state or an answer says what became of it.
+
+A change that is asked for replaces one that waits; behind one that is ordered it waits. One that
+the executor could not carry out goes back to its old place in line after a pause, or ends.
+
+Knows one slot and its executor; which one of those in line is tried when, the queue knows.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from finegrain.errors import Reason
+from finegrain.resources import Amounts, fits, shortfall
+from resource_manager.engine.entities import (
+    ReportedSlot,
+    Request,
+    RequestState,
+    Resize,
+    Slot,
+    SlotState,
+)
+from resource_manager.engine.events import ItemOutcome
+from resource_manager.engine.host import Host, ResizeHold, SlotKey
+from resource_manager.engine.refusals import backoff_ms
+from resource_manager.engine.singles import Single
+from resource_manager.engine.timers import Timer
+from resource_manager.engine.turn import Turn
+
+if TYPE_CHECKING:
+    from resource_manager.engine.placement.placing import Placing
+    from resource_manager.engine.state import State
+
+
+def try_growth(turn: Turn, placing: Placing, single: Single) -> bool:
+    """Orders a change that waits in line if its growth fits now; False: it does not."""
+    state = turn.state
+    slot = state.slots[single.name, single.generation]
+    host = state.hosts[slot.executor_id]
+    asked = growth(host, slot)
+    if asked and not (host.eligible and fits(asked, host.free())):
+        return False
+    _order(turn, slot)
+    if asked:
+        placing.follow([host])
+    return True
+
+
+def growth(host: Host, slot: Slot) -> Amounts:
+    """What a slot has to have more than it has booked for the change that waits; empty: nothing."""
+    if slot.wanted is None:
+        return {}
+    return shortfall(host.booking_of(slot.wanted.profile), slot.booked)
+
+
+def go_on(turn: Turn, slot: Slot) -> None:
+    """Lets the change that a slot waits with, if any, take its next step: it is ordered, or stands
+    in line.
+    """
+    state = turn.state
+    wanted = slot.wanted
+    if wanted is None or slot.ordered is not None or slot.state is not SlotState.ALLOCATED:
+        return
+    host = turn.host_of(slot)
+    hold = host.resize_holds.get((slot.allocation_id, slot.generation))
+    if hold is not None and hold.active:
+        return
+    if has_size(slot, wanted):
+        withdraw(state, host, slot)
+        state.changes.slot(slot)
+    elif not growth(host, slot):
+        state.queue.singles.remove(wanted.arrival_number)
+        _order(turn, slot)
+    elif wanted.arrival_number not in state.queue.singles:
+        state.line_up(slot)
+
+
+def stop(turn: Turn, slot: Slot) -> None:
+    """A slot is being taken down: its size is changed no more.
+
+    What it wants is kept, for the case that it is taken back; and what was ordered, since the
+    executor may have done it.
+    """
+    host = turn.host_of(slot)
+    key = (slot.allocation_id, slot.generation)
+    host.to_resize.pop(key, None)
+    host.resize_holds.pop(key, None)
+    if slot.wanted is not None:
+        turn.state.queue.singles.remove(slot.wanted.arrival_number)
+
+
+def resume(turn: Turn, slot: Slot) -> None:
+    """A conversation with an executor began anew, or it came back with the slot: what was ordered
+    and is not enforced is ordered again, and what waits stands in line.
+    """
+    if slot.state is not SlotState.ALLOCATED:
+        return
+    if slot.ordered is None:
+        go_on(turn, slot)
+        return
+    host = turn.host_of(slot)
+    host.to_resize[slot.allocation_id, slot.generation] = None
+    turn.state.outbox[host.host_id] = None
+
+
+def take_in_size(turn: Turn, slot: Slot, seen: ReportedSlot) -> None:
+    """Makes the books follow the size that an executor enforces, as a newer state shows it.
+
+    A number above the one that was ordered, or that waits, or that was ever given out here, is of
+    a change that later books than these ordered before they were lost; so is one with another
+    content. What the executor enforces is the truth then.
+    """
+    ordered, wanted = slot.ordered, slot.wanted
+    if ordered is not None and seen.resize_number == ordered.number and _is_size(seen, ordered):
+        _adopt(turn, slot, seen)
+        return
+    if ordered is not None:
+        unknown_from = ordered.number
+    else:
+        unknown_from = wanted.number if wanted is not None else slot.resize_number + 1
+    if seen.resize_number < unknown_from:
+        return
+    slot.resize_number = max(slot.resize_number, seen.resize_number)
+    if wanted is not None and wanted.number <= seen.resize_number:
+        withdraw(turn.state, turn.host_of(slot), slot)
+    _adopt(turn, slot, seen)
+    turn.host_of(slot).notice_shrinking()
+
+
+def _adopt(turn: Turn, slot: Slot, seen: ReportedSlot) -> None:
+    state, host = turn.state, turn.host_of(slot)
+    key = (slot.allocation_id, slot.generation)
+    host.to_resize.pop(key, None)
+    host.resize_holds.pop(key, None)
+    host.set_size(slot, seen.profile, None)
+    slot.cpu_limit_milli = max(seen.cpu_limit_milli, seen.profile.cpu_milli)
+    slot.cpus = seen.cpus or slot.cpus
+    state.touch(host)
+    state.changes.slot(slot)
+    if (request := _granted(state, slot)) is None:
+        return
+    if slot.wanted is not None and has_size(slot, slot.wanted):
+        withdraw(state, host, slot)
+    message = f"change {seen.resize_number}: {size_text(slot)}"
+    turn.slot_event("slot_resized", slot, message=message)
+    turn.job_event(request, reason=Reason.RESIZED, message=message, slot=slot)
+    go_on(turn, slot)
+
+
+def resize_answered(
+    turn: Turn, host: Host, key: SlotKey, number: int, outcome: ItemOutcome
+) -> None:
+    """The executor has answered the order of a change, and the state that came along was taken in.
+
+    If that has not confirmed the change, the executor has refused it.
+    """
+    slot = host.slots.get(key)
+    if slot is None or slot.ordered is None or slot.ordered.number != number:
+        return
+    state, ordered = turn.state, slot.ordered
+    host.set_size(slot, slot.profile, None)
+    state.touch(host)
+    state.changes.slot(slot)
+    request = _granted(state, slot)
+    if request is None:
+        return
+    message = outcome.message or f"executor {host.host_id} did not do what it said"
+    reason = outcome.reason or Reason.RESIZE_REFUSED
+    ends = _ends(outcome, ordered)
+    if slot.wanted is None and not ends:
+        slot.wanted = ordered
+        _hold(turn, host, slot, outcome, message)
+        return
+    text = f"change {number} to {size_text(ordered)}: {message}"
+    turn.slot_event("slot_resize_refused", slot, reason=reason, message=text)
+    host.resize_holds.pop(key, None)
+    if slot.wanted is None:
+        turn.job_event(request, reason=Reason.RESIZE_REFUSED, message=text, slot=slot)
+    go_on(turn, slot)
+
+
+def _ends(outcome: ItemOutcome, ordered: Resize) -> bool:
+    if outcome.reason == Reason.BELOW_USE:
+        return not ordered.wait_for_use
+    return outcome.reason == Reason.STALE_RESIZE
+
+
+def _hold(turn: Turn, host: Host, slot: Slot, outcome: ItemOutcome, message: str) -> None:
+    """Lets a change that could not be carried out pause; its place in line stays what it was."""
+    settings, key = turn.state.settings, (slot.allocation_id, slot.generation)
+    before = host.resize_holds.get(key)
+    failures = before.failures if before is not None else 0
+    delay = backoff_ms(failures, settings.resize_retry_min_ms, settings.resize_retry_max_ms)
+    until_ms = turn.now_ms + delay
+    below_use = outcome.reason == Reason.BELOW_USE  # which the state does not tell
+    host.resize_holds[key] = ResizeHold(
+        number=slot.wanted.number if slot.wanted is not None else 0,
+        failures=failures + 1,
+        until_ms=until_ms,
+        reason=outcome.reason,
+        message=message,
+        state_seen=None if below_use else host.state_seen(),
+    )
+    turn.state.timers.arm(Timer.RESIZE, slot.allocation_id, until_ms)
+
+
+def resize_rang(turn: Turn, allocation_id: str) -> None:
+    """A change that could not be carried out may be tried again."""
+    state = turn.state
+    request = state.requests.get(allocation_id)
+    slot = state.slot_of(request) if request is not None else None
+    if slot is None:
+        return
+    hold = turn.host_of(slot).resize_holds.get((allocation_id, slot.generation))
+    if hold is None or not hold.active:
+        return
+    if turn.now_ms < hold.until_ms:
+        state.timers.arm(Timer.RESIZE, allocation_id, hold.until_ms)
+        return
+    hold.active = False
+    go_on(turn, slot)
+
+
+def end_holds(turn: Turn, host: Host) -> None:
+    """A new state of the host was taken in: who was refused on another one may try again."""
+    present = host.state_seen()
+    for key, hold in list(host.resize_holds.items()):
+        if hold.active and hold.state_seen is not None and hold.state_seen != present:
+            hold.active = False
+            go_on(turn, host.slots[key])
+
+
+def _order(turn: Turn, slot: Slot) -> None:
+    host = turn.host_of(slot)
+    ordered, slot.wanted = slot.wanted, None
+    host.set_size(slot, slot.profile, ordered)
+    host.to_resize[slot.allocation_id, slot.generation] = None
+    turn.state.outbox[host.host_id] = None
+    turn.state.changes.slot(slot)
+
+
+def withdraw(state: State, host: Host, slot: Slot) -> None:
+    """Strikes the change that a slot waits with, if any."""
+    if slot.wanted is not None:
+        state.queue.singles.remove(slot.wanted.arrival_number)
+        host.resize_holds.pop((slot.allocation_id, slot.generation), None)
+        slot.wanted = None
+
+
+def _granted(state: State, slot: Slot) -> Request | None:
+    """The request that has been granted this slot; None: it was given up or replaced."""
+    request = state.request_of(slot)
+    return request if request is not None and request.state is RequestState.GRANTED else None
+
+
+def _is_size(seen: ReportedSlot, ordered: Resize) -> bool:
+    return (seen.profile, seen.cpu_limit_milli) == (ordered.profile, ordered.cpu_limit_milli)
+
+
+def has_size(slot: Slot, target: Resize) -> bool:
+    """True if a slot has this size, as its executor has confirmed."""
+    return (slot.profile, slot.cpu_limit_milli) == (target.profile, target.cpu_limit_milli)
+
+
+def size_text(size: Slot | Resize) -> str:
+    """A size for people."""
+    profile, limit_milli = size.profile, size.cpu_limit_milli
+    limit = f" (at most {limit_milli})" if limit_milli > profile.cpu_milli else ""
+    extended = "".join(f", {name} {amount}" for name, amount in profile.extended)
+    memory = profile.booked_memory_bytes
+    return f"cpu_milli {profile.cpu_milli}{limit}, memory_bytes {memory}{extended}"
