@@ -243,13 +243,6 @@ class State:
         )
         self.queue.singles.add(single)
 
-    def queue_gang(self, gang: Gang, *, tried: bool = False) -> None:
-        """Puts a gang into the line, at its place."""
-        members = list(living(self.requests, gang))
-        self.gangs.begin_to_wait(gang, members, self.queue.singles, tried=tried)
-        if gang.waiting_until_ms is not None:
-            self.timers.arm(Timer.GANG, gang.gang_id, gang.waiting_until_ms)
-
     def leave_behind(self, slot: Slot) -> None:
         """A slot is being taken down; its request, if it lives on, is to have another one."""
         request = self.requests.get(slot.allocation_id)
@@ -338,27 +331,6 @@ class State:
             job.slot_keys.add(key)
         if slot.state is SlotState.ALLOCATED and slot.wanted is not None and slot.ordered is None:
             self.line_up(slot)
-
-    def _restore_gangs(self) -> None:
-        """A gang is granted if the slots of all its living members were carved; else those wait for
-        the rest.
-        """
-        for gang in self.gangs.by_id.values():
-            members = list(living(self.requests, gang))
-            missing = sum(each.state is RequestState.ALLOCATING for each in members)
-            if missing:
-                self.gangs.unconfirmed[gang.gang_id] = missing
-                for request in members:
-                    request.state = RequestState.ALLOCATING
-            elif not members or members[0].state is RequestState.GRANTED:
-                continue
-            timeout_ms = gang.spec.timeout_ms
-            if timeout_ms is not None:
-                left = gang.waiting_since_time_ms + timeout_ms - self.started.time_ms
-                left = min(timeout_ms, max(0, left))
-                gang.waiting_until_ms = self.started.monotonic_ms + left
-            if not missing and gang.job_id not in self.endings:
-                self.queue_gang(gang, tried=True)
 
 
 def _match(request: Request | None, slot: Slot) -> None:
