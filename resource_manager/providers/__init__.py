@@ -1,0 +1,1 @@
+"""Who starts and stops executors, and how operators configure it."""

@@ -1,0 +1,342 @@
+"""The command provider: executors wherever the operator's own commands start and stop them.
+
+Decides what a command is told (words, environment), what its exit status means, and what is kept.
+What has to be known after a crash is on disk before a command runs: that it runs, and how what it
+starts is stopped, even when the shape is configured no longer. Refuses to know what a command does.
+
+    <directory>/notes/ID.json      what was started, or is being, and how it is stopped
+    <directory>/output/ID.start    what commands wrote, with words and exit status; also .stop,
+                                   .status; the newest are kept
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from finegrain.logs import get_logger
+from resource_manager.providers.command_config import (
+    CommandSettings,
+    CommandShape,
+    read_command_shape,
+    read_settings,
+)
+from resource_manager.providers.command_environment import environment_of, values_of
+from resource_manager.providers.command_run import (
+    Outcome,
+    end_group,
+    last_lines,
+    run_command,
+)
+from resource_manager.providers.command_template import HANDLE, fill, uses_handle
+from resource_manager.providers.config_table import ConfigTable
+from resource_manager.providers.notes import keep_newest, read_json, write_durably
+from resource_manager.providers.process_tree import Process, boot_id
+from resource_manager.providers.provider import (
+    ConfiguredShape,
+    Presence,
+    ProviderFailed,
+    ReadShape,
+    Sight,
+    Started,
+    Surroundings,
+)
+from resource_manager.providers.threads import Cancellation, in_thread
+
+FOLDER = "provided/command"
+LOOKS_AT_ONCE_MAX = 4
+OUTPUTS_KEPT_MAX = 300
+HANDLE_LENGTH_MAX = 256
+
+_log = get_logger("finegrain.rm.providers.command")
+
+
+@dataclass(slots=True)
+class _Note:
+    """What is known of one executor, whoever runs."""
+
+    shape: str
+    stop: list[str]
+    values: dict[str, str]
+    stop_gone: list[int]
+    timeout_ms: int
+    handle: str = ""
+    running: dict[str, Any] | None = None  # the command that runs
+
+
+class CommandKind:
+    """How a command provider is configured and made."""
+
+    def read_common(self, table: ConfigTable) -> CommandSettings:
+        """The table [command]."""
+        return read_settings(table)
+
+    def read_shape(self, table: ConfigTable, name: str) -> ReadShape:
+        """The table [shape.command]."""
+        del name
+        return ReadShape(read_command_shape(table))
+
+    def check(self, common: Any, shapes: Mapping[str, Any], file: Path) -> None:
+        """Nothing: shapes of commands do not touch each other."""
+
+    def make(
+        self,
+        common: CommandSettings,
+        shapes: Sequence[ConfiguredShape],
+        surroundings: Surroundings,
+    ) -> CommandProvider:
+        """The provider."""
+        return CommandProvider(common, shapes, surroundings)
+
+
+class CommandProvider:
+    """See the module, and `Provider`."""
+
+    def __init__(
+        self,
+        settings: CommandSettings,
+        shapes: Sequence[ConfiguredShape],
+        surroundings: Surroundings,
+    ) -> None:
+        self._shapes = {each.shape.name: each for each in shapes}
+        self._surroundings = surroundings
+        self.directory = (settings.directory or surroundings.state_dir / FOLDER).absolute()
+        # As many threads as commands may run at once: what else is wanted waits for one.
+        self._runs = ThreadPoolExecutor(settings.run_at_once_max, thread_name_prefix="command")
+        self._looks = ThreadPoolExecutor(LOOKS_AT_ONCE_MAX, thread_name_prefix="command-look")
+
+    async def start(self, executor_id: str, shape: str, *, again: bool) -> Started:
+        """See `Provider`; with `again` the stop command comes first."""
+        return await in_thread(
+            self._runs, lambda cancellation: self._start(executor_id, shape, again, cancellation)
+        )
+
+    async def stop(self, executor_id: str, shape: str, handle: str) -> str:
+        """See `Provider`."""
+        return await in_thread(
+            self._runs, lambda cancellation: self._stop(executor_id, shape, handle, cancellation)
+        )
+
+    async def look(self, executor_id: str, shape: str, handle: str) -> Sight:
+        """See `Provider`; without a status command nothing is to be seen."""
+        own = self._shapes.get(shape)
+        if own is None or not own.settings.status:
+            return Sight(Presence.UNKNOWN)
+        return await in_thread(
+            self._looks, lambda cancellation: self._look(executor_id, own, handle, cancellation)
+        )
+
+    def owns(self, executor_id: str) -> bool:
+        """See `Provider`."""
+        return self._note_file(executor_id).exists()
+
+    async def close(self) -> None:
+        """See `Provider`."""
+        self._runs.shutdown(wait=False)
+        self._looks.shutdown(wait=False)
+
+    def _start(
+        self, executor_id: str, shape: str, again: bool, cancellation: Cancellation
+    ) -> Started:
+        own = self._shapes.get(shape)
+        if own is None:
+            raise ProviderFailed(f"shape {shape} is no longer configured")
+        settings: CommandShape = own.settings
+        if again or self.owns(executor_id):
+            self._stop(executor_id, shape, "", cancellation)
+        note = self._fresh_note(executor_id, own)
+        words = fill(settings.start, note.values)
+        outcome = self._run(executor_id, "start", words, note, cancellation)
+        if outcome.exit_code != 0 or outcome.ended_because:
+            raise _failed("start", executor_id, outcome)
+        note.handle = _handle(settings, executor_id, outcome)
+        self._write_note(executor_id, note)
+        if not note.handle:
+            raise ProviderFailed(
+                f"the start command of {executor_id} ended well, but nothing that it said matches "
+                f"{settings.handle_pattern or settings.handle}; it said last: "
+                f"{last_lines(outcome.stdout) or 'nothing'}",
+                details={"executor_id": executor_id},
+            )
+        return Started(note.handle, last_lines(outcome.stdout) or "the start command ended well")
+
+    def _stop(self, executor_id: str, shape: str, handle: str, cancellation: Cancellation) -> str:
+        note = self._note(executor_id)
+        own = self._shapes.get(shape)
+        if own is not None:  # the way of today's configuration
+            fresh = self._fresh_note(executor_id, own)
+            note = replace(note, stop=fresh.stop, stop_gone=fresh.stop_gone) if note else fresh
+        if note is None:
+            raise ProviderFailed(
+                f"shape {shape} is not configured, and how executor {executor_id} is stopped is "
+                "not noted; configure the shape again, or name [command] directory as it was",
+                details={"executor_id": executor_id, "shape": shape},
+            )
+        _end_running(note)
+        note.handle = handle or note.handle
+        if uses_handle(note.stop) and not note.handle:
+            # It never said what it started; whatever that was cannot be named.
+            _log.warning("nothing_to_stop", executor_id=executor_id, reason="no handle is known")
+            self._forget(executor_id)
+            return "the start command never said what it started"
+        words = fill(note.stop, {**note.values, HANDLE: note.handle})
+        outcome = self._run(executor_id, "stop", words, note, cancellation)
+        if outcome.ended_because or outcome.exit_code not in (0, *note.stop_gone):
+            raise _failed("stop", executor_id, outcome)
+        self._forget(executor_id)
+        return last_lines(outcome.stdout)
+
+    def _look(
+        self, executor_id: str, own: ConfiguredShape, handle: str, cancellation: Cancellation
+    ) -> Sight:
+        settings: CommandShape = own.settings
+        values = {**values_of(executor_id, own, self._surroundings), HANDLE: handle}
+        words = fill(settings.status, values)
+        try:
+            outcome = run_command(
+                words,
+                environment_of(values, own, self._surroundings.cluster_token),
+                settings.timeout_ms / 1000,
+                cancellation=cancellation,
+            )
+        except OSError as error:
+            return Sight(Presence.UNKNOWN, f"{words[0]} cannot be started: {error.strerror}")
+        if outcome.ended_because:
+            return Sight(Presence.UNKNOWN, f"status: {outcome.summary}")
+        pattern = settings.status_running_pattern
+        if outcome.exit_code == 0 and (not pattern or re.search(pattern, outcome.stdout)):
+            return Sight(Presence.RUNS)
+        self._keep_output(executor_id, "status", outcome)
+        if outcome.exit_code == 0 or outcome.exit_code in settings.status_gone:
+            return Sight(Presence.ENDED, f"status: {outcome.summary}")
+        return Sight(Presence.UNKNOWN, f"status: {outcome.summary}")
+
+    def _run(
+        self,
+        executor_id: str,
+        what: str,
+        words: list[str],
+        note: _Note,
+        cancellation: Cancellation,
+    ) -> Outcome:
+        """Runs a command that changes something; that it runs is on disk from its start to its end.
+
+        Raises:
+            ProviderFailed: it cannot be started, or nothing can be noted.
+        """
+        self._write_note(executor_id, note)
+
+        def noted(process: Process) -> None:
+            note.running = {"boot_id": boot_id(), **asdict(process)}
+            self._write_note(executor_id, note)
+
+        values = {**note.values, HANDLE: note.handle}
+        own = self._shapes.get(note.shape)
+        try:
+            outcome = run_command(
+                words,
+                environment_of(values, own, self._surroundings.cluster_token),
+                note.timeout_ms / 1000,
+                cancellation=cancellation,
+                started=noted,
+            )
+        except OSError as error:
+            raise ProviderFailed(
+                f"the {what} command of {executor_id}: {words[0]} cannot be started: "
+                f"{error.strerror}",
+                details={"executor_id": executor_id},
+            ) from None
+        note.running = None
+        self._write_note(executor_id, note)
+        self._keep_output(executor_id, what, outcome)
+        _log.info(
+            "command_ended",
+            executor_id=executor_id,
+            what=what,
+            exit_code=outcome.exit_code,
+            seconds=round(outcome.seconds, 3),
+            ended_because=outcome.ended_because,
+        )
+        return outcome
+
+    def _note_file(self, executor_id: str) -> Path:
+        return self.directory / "notes" / f"{executor_id}.json"
+
+    def _note(self, executor_id: str) -> _Note | None:
+        content = read_json(self._note_file(executor_id))
+        try:
+            return _Note(**content) if content else None
+        except TypeError:
+            return None
+
+    def _fresh_note(self, executor_id: str, own: ConfiguredShape) -> _Note:
+        settings: CommandShape = own.settings
+        return _Note(
+            shape=own.shape.name,
+            stop=list(settings.stop),
+            values=values_of(executor_id, own, self._surroundings),
+            stop_gone=list(settings.stop_gone),
+            timeout_ms=settings.timeout_ms,
+        )
+
+    def _write_note(self, executor_id: str, note: _Note) -> None:
+        path = self._note_file(executor_id)
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_durably(path, json.dumps(asdict(note)))
+        except OSError as error:
+            raise ProviderFailed(
+                f"the directory {self.directory} cannot be written: {error.strerror}",
+                details={"directory": self.directory},
+            ) from None
+
+    def _forget(self, executor_id: str) -> None:
+        with suppress(OSError):
+            self._note_file(executor_id).unlink(missing_ok=True)
+
+    def _keep_output(self, executor_id: str, what: str, outcome: Outcome) -> None:
+        """Only people read it: where there is no room, it goes."""
+        folder = self.directory / "output"
+        text = (
+            f"command: {json.dumps(outcome.argv)}\n{outcome.summary}\n"
+            f"--- standard output\n{outcome.stdout}\n--- standard error\n{outcome.stderr}\n"
+        )
+        with suppress(OSError):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            (folder / f"{executor_id}.{what}").write_text(text, encoding="utf-8", errors="replace")
+        keep_newest(folder, OUTPUTS_KEPT_MAX)
+
+
+def _end_running(note: _Note) -> None:
+    """A command that an earlier resource manager began, and that may still be at it."""
+    running = note.running
+    if running and running.get("boot_id") == boot_id():
+        process = Process(int(running["pid"]), int(running["start_ticks"]))
+        if process.lives():
+            end_group(process.pid)
+    note.running = None
+
+
+def _handle(settings: CommandShape, executor_id: str, outcome: Outcome) -> str:
+    if settings.handle_pattern:
+        match = re.search(settings.handle_pattern, outcome.stdout, re.MULTILINE)
+        found = (match[1] if match.re.groups else match[0]) if match else ""
+    elif settings.handle == "last_line":
+        found = next((x.strip() for x in reversed(outcome.stdout.splitlines()) if x.strip()), "")
+    else:
+        found = executor_id
+    printable = "".join(each for each in found or "" if each.isprintable())
+    return printable[:HANDLE_LENGTH_MAX]
+
+
+def _failed(what: str, executor_id: str, outcome: Outcome) -> ProviderFailed:
+    return ProviderFailed(
+        f"the {what} command of {executor_id} failed: {outcome.summary}",
+        details={"executor_id": executor_id, "exit_code": outcome.exit_code},
+    )

@@ -1,0 +1,74 @@
+"""The tables of command providers in the providers' file.
+
+Decides which keys there are; docs/providers.md says what they mean for operators.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from resource_manager.providers.command_template import read_template
+from resource_manager.providers.config_table import ConfigTable
+
+HANDLES = ("executor_id", "last_line")
+TIMEOUT_MS = 60_000
+RUN_AT_ONCE_MAX = 8
+
+
+@dataclass(frozen=True, slots=True)
+class CommandSettings:
+    """The table [command]."""
+
+    directory: Path | None
+    run_at_once_max: int
+
+
+@dataclass(frozen=True, slots=True)
+class CommandShape:
+    """The table [shape.command]; docs/providers.md says what each key means."""
+
+    start: tuple[str, ...]
+    stop: tuple[str, ...]
+    status: tuple[str, ...]
+    timeout_ms: int
+    handle: str
+    handle_pattern: str
+    stop_gone: tuple[int, ...]
+    status_gone: tuple[int, ...]
+    status_running_pattern: str
+
+
+def read_settings(table: ConfigTable) -> CommandSettings:
+    """The table [command].
+
+    Raises:
+        ConfigurationError: as ConfigTable does.
+    """
+    directory = table.text("directory", "", empty_ok=True)
+    at_once = table.integer("run_at_once_max", RUN_AT_ONCE_MAX, least=1, most=256)
+    table.end()
+    return CommandSettings(Path(directory) if directory else None, at_once)
+
+
+def read_command_shape(table: ConfigTable) -> CommandShape:
+    """The table [shape.command].
+
+    Raises:
+        ConfigurationError: as ConfigTable does.
+    """
+    pattern = table.pattern("handle_pattern")
+    if pattern and "handle" in table:
+        table.wrong("handle", table.text("handle"), "no handle beside handle_pattern")
+    status = "status" in table
+    return CommandShape(
+        start=read_template(table, "start", with_handle=False),
+        stop=read_template(table, "stop", with_handle=True),
+        status=read_template(table, "status", with_handle=True) if status else (),
+        timeout_ms=table.duration_ms("timeout", TIMEOUT_MS, least_ms=100),
+        handle=table.choice("handle", HANDLES, "executor_id"),
+        handle_pattern=pattern,
+        stop_gone=tuple(table.integers("stop_gone", ())),
+        status_gone=tuple(table.integers("status_gone", (3, 4))),
+        status_running_pattern=table.pattern("status_running_pattern"),
+    )

@@ -1,0 +1,83 @@
+"""What the operator's commands are told of an executor: placeholders and environment.
+
+Decides names and forms. An executor that is started with this environment needs nothing else: the
+names with two underscores are keys of its configuration.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from finegrain.resources import CPU_MILLI, EXTENDED_PREFIX, MEMORY_BYTES, MIB
+from finegrain.units import format_cpu
+from resource_manager.providers.command_template import HANDLE
+from resource_manager.providers.provider import (
+    PROVIDED_AS_VARIABLE,
+    ConfiguredShape,
+    Surroundings,
+)
+
+NOT_PASSED_ON = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID")
+OWN_PREFIX = "FINEGRAIN_"
+
+
+def clean_environment() -> dict[str, str]:
+    """Ours without what speaks of us: systemd's and our own configuration."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name not in NOT_PASSED_ON and not name.startswith(OWN_PREFIX)
+    }
+
+
+def values_of(executor_id: str, own: ConfiguredShape, around: Surroundings) -> dict[str, str]:
+    """What placeholders are filled with; the handle is not known yet."""
+    shape = own.shape
+    cpu_milli, memory_bytes = shape.total.get(CPU_MILLI, 0), shape.total.get(MEMORY_BYTES, 0)
+    return {
+        "executor_id": executor_id,
+        "shape": shape.name,
+        "resource_manager": ",".join(around.managers),
+        "cpu": format_cpu(cpu_milli),
+        "cpu_milli": str(cpu_milli),
+        "memory_bytes": str(memory_bytes),
+        "memory_mib": str(memory_bytes // MIB),
+        "labels": ",".join(f"{name}={value}" for name, value in shape.labels),
+        "token_file": str(around.cluster_token_file.absolute()),
+        HANDLE: "",
+    }
+
+
+def environment_of(
+    values: Mapping[str, str], own: ConfiguredShape | None, cluster_token: str
+) -> dict[str, str]:
+    """All of a command's environment; `own` None: the shape is no longer configured."""
+    environment = {
+        **clean_environment(),
+        "FINEGRAIN_EXECUTOR_ID": values["executor_id"],
+        "FINEGRAIN_RESOURCE_MANAGER": values["resource_manager"],
+        "FINEGRAIN_TOKEN_FILE": values["token_file"],
+        "FINEGRAIN_JOIN_TOKEN": cluster_token,
+        PROVIDED_AS_VARIABLE: values["shape"],
+        "FINEGRAIN_CPU_MILLI": values["cpu_milli"],
+        "FINEGRAIN_MEMORY_BYTES": values["memory_bytes"],
+        "FINEGRAIN_LABELS": values["labels"],
+        "FINEGRAIN_HANDLE": values[HANDLE],
+        "FINEGRAIN_EXECUTOR__EXECUTOR_ID": values["executor_id"],
+        "FINEGRAIN_EXECUTOR__MANAGER": values["resource_manager"],
+        "FINEGRAIN_EXECUTOR__CLUSTER_TOKEN_FILE": values["token_file"],
+        "FINEGRAIN_EXECUTOR__LABELS": values["labels"],
+    }
+    if own is None:
+        return environment
+    environment["FINEGRAIN_EXECUTOR__DEFAULT_SLOT_FRACTION"] = str(own.default_slot_fraction)
+    environment["FINEGRAIN_EXECUTOR__SLOTS_MAX"] = str(own.shape.slots_max)
+    countable = [
+        f"{name.removeprefix(EXTENDED_PREFIX)}={amount}"
+        for name, amount in own.shape.total.items()
+        if name.startswith(EXTENDED_PREFIX)
+    ]
+    if countable:
+        environment["FINEGRAIN_EXECUTOR__EXTENDED"] = ",".join(countable)
+    return environment

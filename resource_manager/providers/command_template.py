@@ -1,0 +1,84 @@
+"""The operator's templates: lists of words with placeholders, never given to a shell.
+
+Decides which placeholders there are. Refuses to know what a command does.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Mapping, Sequence
+
+from resource_manager.providers.config_table import ConfigTable
+
+HANDLE = "handle"
+PLACEHOLDERS = {
+    "executor_id": "the name that the executor has to register with",
+    "shape": "the name of the shape",
+    "resource_manager": "addresses of the resource manager, separated by commas",
+    "cpu": "cores of the shape, such as 2 or 0.5",
+    "cpu_milli": "the same in thousandths",
+    "memory_bytes": "memory of the shape",
+    "memory_mib": "the same in MiB, rounded down",
+    "labels": "labels as name=value, separated by commas",
+    "token_file": "file with the cluster token, on the resource manager's host",
+    HANDLE: "what the start command said (see handle); in stop and status",
+}
+
+
+def read_template(table: ConfigTable, key: str, *, with_handle: bool) -> tuple[str, ...]:
+    """A template of a shape.
+
+    Raises:
+        ConfigurationError: it is no list of words, or has a placeholder that does not exist.
+    """
+    words = table.words(key, least=1)
+    known = [name for name in PLACEHOLDERS if with_handle or name != HANDLE]
+    for word in words:
+        try:
+            used = fields_of(word)
+        except ValueError as error:
+            table.wrong(key, word, f"placeholders such as {{executor_id}} ({error}); {{{{ is {{")
+        for name in used:
+            if name not in known:
+                table.wrong(
+                    key,
+                    f"{{{name}}}",
+                    "one of " + ", ".join(f"{{{each}}}" for each in known) + "; {{ is {",
+                )
+    if not words[0]:
+        table.wrong(key, "", "a program as the first word")
+    return tuple(words)
+
+
+def fields_of(word: str) -> list[str]:
+    """The placeholders of a word.
+
+    Raises:
+        ValueError: braces that do not match, or more than a name between them.
+    """
+    names = []
+    for _, name, form, conversion in string.Formatter().parse(word):
+        if name is None:
+            continue
+        if form or conversion:
+            raise ValueError("a placeholder is a name alone")
+        names.append(name)
+    return names
+
+
+def fill(template: Sequence[str], values: Mapping[str, str]) -> list[str]:
+    """The words of a template with its placeholders filled."""
+    filled = []
+    for word in template:
+        parts = []
+        for text, name, _, _ in string.Formatter().parse(word):
+            parts.append(text)
+            if name is not None:
+                parts.append(values[name])
+        filled.append("".join(parts))
+    return filled
+
+
+def uses_handle(template: Sequence[str]) -> bool:
+    """Whether it says what the start command said."""
+    return any(HANDLE in fields_of(word) for word in template)

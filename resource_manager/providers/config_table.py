@@ -1,0 +1,211 @@
+"""Reads one table of the providers' file key by key: amounts as people write them, one clear error.
+
+Decides how values are written and what an error says (file, field, value, what was expected). Every
+key that nobody asked for is an error, too, with the nearest one that exists. Refuses to know what
+the keys are for.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+from finegrain.errors import ConfigurationError, InvalidArgument
+from finegrain.ids import LABEL_KEY_PATTERN, check_text
+from finegrain.units import parse_bytes, parse_cpu_milli, parse_duration_ms
+
+LABEL_VALUE_LENGTH_MAX = 256
+COUNT_MAX = 1_000_000
+
+
+class ConfigTable:
+    """A table and where it stands; read every key, then call `end`.
+
+    Args:
+        content: as the TOML reader gives it.
+        file: for errors.
+        path: name of the table within the file ("shape small").
+    """
+
+    def __init__(self, content: Mapping[str, Any], file: Path, path: str = "") -> None:
+        self._content = dict(content)
+        self._asked: dict[str, None] = {}
+        self.file = file
+        self.path = path
+
+    def wrong(self, key: str, value: object, expected: str) -> NoReturn:
+        """Ends the reading with the one error that says everything.
+
+        Raises:
+            ConfigurationError: always.
+        """
+        field = self.name(key)
+        shown = repr(value) if isinstance(value, str) else _toml(value)
+        raise ConfigurationError(
+            f"{self.file}: {field} is {shown}; expected {expected}",
+            details={"file": self.file, "field": field, "value": shown, "expected": expected},
+        )
+
+    def name(self, key: str) -> str:
+        """How errors call a key."""
+        return f"{self.path}.{key}" if self.path and key else self.path or key
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._content
+
+    def text(self, key: str, default: str | None = None, *, empty_ok: bool = False) -> str:
+        """A text; required where there is no default."""
+        value = self._get(key, default, "a text")
+        if not isinstance(value, str) or not (value or empty_ok or value == default):
+            self.wrong(key, value, "a text in quotes")
+        return value
+
+    def choice(self, key: str, choices: Iterable[str], default: str | None = None) -> str:
+        """One of some words."""
+        known = list(choices)
+        value = self._get(key, default, "one of " + ", ".join(known))
+        if value not in known:
+            near = difflib.get_close_matches(str(value), known, n=1, cutoff=0.5)
+            hint = f" (did you mean {near[0]}?)" if near else ""
+            self.wrong(key, value, "one of " + ", ".join(known) + hint)
+        return str(value)
+
+    def size(self, key: str, default: int | None = None) -> int:
+        """Bytes of "256MiB"."""
+        return self._amount(key, default, parse_bytes)
+
+    def cpu(self, key: str, default: int | None = None) -> int:
+        """Thousandths of a core of "0.5"."""
+        return self._amount(key, default, parse_cpu_milli)
+
+    def duration_ms(self, key: str, default: int | None = None, *, least_ms: int = 0) -> int:
+        """Milliseconds of "30s"."""
+        value = self._amount(key, default, parse_duration_ms)
+        if value < least_ms:
+            self.wrong(key, self._content.get(key), f"at least {least_ms} ms")
+        return value
+
+    def integer(
+        self, key: str, default: int | None = None, *, least: int = 0, most: int = COUNT_MAX
+    ) -> int:
+        """A whole number."""
+        value = self._get(key, default, "a whole number")
+        if type(value) is not int or not least <= value <= most:
+            self.wrong(key, value, f"a whole number from {least} to {most}")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A number, 0 or more, with or without decimals."""
+        value = self._get(key, default, "a number")
+        if type(value) not in (int, float) or not 0 <= value < float("inf"):
+            self.wrong(key, value, "a number, 0 or more")
+        return float(value)
+
+    def words(self, key: str, default: Iterable[str] | None = None, *, least: int = 0) -> list[str]:
+        """A list of texts."""
+        value = self._get(key, None if default is None else list(default), "a list of texts")
+        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+            self.wrong(key, value, 'a list of texts, such as ["a", "b"]')
+        if len(value) < least:
+            self.wrong(key, value, f"{least} or more texts")
+        return list(value)
+
+    def integers(self, key: str, default: Iterable[int]) -> list[int]:
+        """A list of whole numbers."""
+        value = self._get(key, list(default), "a list of whole numbers")
+        if not isinstance(value, list) or not all(type(each) is int for each in value):
+            self.wrong(key, value, "a list of whole numbers, such as [3, 4]")
+        return list(value)
+
+    def pattern(self, key: str) -> str:
+        """A regular expression; empty where there is none."""
+        value = self.text(key, "", empty_ok=True)
+        try:
+            re.compile(value)
+        except re.error as error:
+            self.wrong(key, value, f"a regular expression: {error}")
+        return value
+
+    def labels(self, key: str) -> tuple[tuple[str, str], ...]:
+        """A table of labels, sorted."""
+        table = self.table(key)
+        for name, value in table._content.items():
+            if not LABEL_KEY_PATTERN.fullmatch(name):
+                table.wrong(name, name, "a label's name: letters, digits, . _ / -")
+            try:
+                check_text(name, str(value), longest=LABEL_VALUE_LENGTH_MAX, empty_ok=True)
+            except InvalidArgument as error:
+                table.wrong(name, value, error.expected)
+            if not isinstance(value, str):
+                table.wrong(name, value, "a text in quotes")
+        return tuple(sorted(table._content.items()))
+
+    def counts(self, key: str) -> dict[str, int]:
+        """A table of whole numbers, 1 or more each."""
+        table = self.table(key)
+        return {name: table.integer(name, least=1, most=2**53) for name in table._content}
+
+    def table(self, key: str, *, path: str = "") -> ConfigTable:
+        """A table within; empty where it does not stand there."""
+        value = self._get(key, {}, "a table")
+        if not isinstance(value, dict):
+            self.wrong(key, value, "a table")
+        return ConfigTable(value, self.file, path or self.name(key))
+
+    def tables(self, key: str, *, path: str = "") -> list[ConfigTable]:
+        """A list of tables ([[key]]), each named by its place."""
+        value = self._get(key, [], "a list of tables")
+        if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
+            self.wrong(key, value, f"a list of tables, each written [[{key}]]")
+        name = path or self.name(key)
+        return [ConfigTable(each, self.file, f"{name} {n}") for n, each in enumerate(value, 1)]
+
+    def plain(self) -> dict[str, Any]:
+        """Everything in it, for whoever checks it later; no key of it is unknown then."""
+        self._asked = dict.fromkeys(self._content)
+        return dict(self._content)
+
+    def end(self) -> None:
+        """Returns unless something stands there that nobody asked for.
+
+        Raises:
+            ConfigurationError: it does.
+        """
+        for key in self._content:
+            if key not in self._asked:
+                known = sorted(self._asked)
+                close = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+                near = f", did you mean {close[0]!r}?" if close else ""
+                raise ConfigurationError(
+                    f"{self.file}: unknown key {self.name(key)}{near}; there are "
+                    + ", ".join(known),
+                    details={"file": self.file, "field": self.name(key)},
+                )
+
+    def _get(self, key: str, default: Any, expected: str) -> Any:
+        self._asked[key] = None
+        if key not in self._content and default is None:
+            raise ConfigurationError(
+                f"{self.file}: {self.name(key)} is missing; expected {expected}",
+                details={"file": self.file, "field": self.name(key), "expected": expected},
+            )
+        return self._content.get(key, default)
+
+    def _amount(self, key: str, default: int | None, parse: Callable[[str, str], int]) -> int:
+        if key not in self._content and default is not None:
+            self._asked[key] = None
+            return default
+        value = self._get(key, None, "an amount")
+        if isinstance(value, bool) or not isinstance(value, int | float | str):
+            self.wrong(key, value, "an amount such as 2 or a text with a unit")
+        try:
+            return parse(self.name(key), str(value))
+        except InvalidArgument as error:
+            self.wrong(key, value, error.expected)
+
+
+def _toml(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,65 @@
+"""Small files that must be there after a crash, and small files that only people read."""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+
+def write_durably(path: Path, text: str) -> None:
+    """Replaces a file, whole, and on disk when this returns.
+
+    Raises:
+        OSError: the disk does not let us.
+    """
+    fresh = path.with_name(f".{path.name}.new")
+    with fresh.open("w", encoding="utf-8") as file:
+        os.fchmod(file.fileno(), 0o600)
+        file.write(text + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.rename(path)
+    sync_directory(path.parent)
+
+
+def sync_directory(directory: Path) -> None:
+    """Puts the names in a directory on disk.
+
+    Raises:
+        OSError: the disk does not let us.
+    """
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """What a file says; empty if there is none, or none that can be read."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def keep_newest(folder: Path, count: int) -> None:
+    """Removes all files of a folder but the newest."""
+    with suppress(OSError):
+        files = sorted(folder.iterdir(), key=lambda each: each.stat().st_mtime_ns)
+        for old in files[:-count]:
+            old.unlink(missing_ok=True)
+
+
+def tail(path: Path, length: int = 8192) -> str:
+    """The last part of a file, as text; empty if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - length))
+            return file.read(length).decode(errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,340 @@
+"""The process provider: executors on this host, each with a share of it that nobody else has.
+
+Decides which share an executor gets and what it is told. What it started is found again by what
+lies on disk (see `process_executor`) after any crash of the resource manager, and outlives it.
+Refuses to know why an executor is wanted.
+
+When a resource manager is gone for good, whatever its process provider started runs on. To end all
+of that: `stop_everything(directory)`, or
+
+    python -m resource_manager.providers.process_sweep DIRECTORY
+
+where the directory is `[process] directory` of the providers' file, by default `provided/process`
+in the resource manager's state directory. That needs no resource manager, and may be repeated.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from finegrain.errors import ConfigurationError
+from finegrain.logs import get_logger
+from finegrain.resources import EXTENDED_PREFIX
+from resource_manager.providers.config_table import ConfigTable
+from resource_manager.providers.process_executor import (
+    Claim,
+    ExecutorDirectory,
+    executor_paths,
+    read_claim,
+)
+from resource_manager.providers.process_shares import Share, missing_here, overlap, read_shares
+from resource_manager.providers.provider import (
+    PROVIDED_AS_VARIABLE,
+    ConfiguredShape,
+    Presence,
+    ProviderFailed,
+    ReadShape,
+    Sight,
+    Started,
+    Surroundings,
+)
+from resource_manager.providers.threads import Cancellation, in_thread
+
+FOLDER = "provided/process"
+STOP_TIMEOUT_MS = 45_000
+CALLS_MAX = 16
+THIS_PROGRAM = (sys.executable, "-P", "-m", "finegrain_cli")
+OURS = frozenset(
+    {"executor_id", "state_dir", "run_dir", "manager", "cluster_token_file", "cpus", "cpu"}
+    | {"memory", "extended", "labels", "slots_max", "default_slot_fraction", "number_of_slots"}
+    | {"stop_tasks_on_exit", "reserved_cpus", "reserved_memory", "helper_socket"}
+    | {"helper_state_dir", "front_user"}
+)
+"""Keys of [executor] that an operator cannot set: the provider does."""
+
+_log = get_logger("finegrain.rm.providers.process")
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessSettings:
+    """The table [process]. `executor`: keys of the executors' own configuration."""
+
+    directory: Path | None
+    program: tuple[str, ...]
+    stop_timeout_ms: int
+    log_level: str
+    executor: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessShape:
+    """The table [shape.process]."""
+
+    shares: tuple[Share, ...]
+    executor: Mapping[str, Any]
+
+
+class ProcessKind:
+    """How a process provider is configured and made."""
+
+    def read_common(self, table: ConfigTable) -> ProcessSettings:
+        """The table [process]."""
+        directory = table.text("directory", "", empty_ok=True)
+        settings = ProcessSettings(
+            directory=Path(directory) if directory else None,
+            program=tuple(table.words("program", THIS_PROGRAM, least=1)),
+            stop_timeout_ms=table.duration_ms("stop_timeout", STOP_TIMEOUT_MS, least_ms=1_000),
+            log_level=table.text("log_level", "", empty_ok=True),
+            executor=_executor_keys(table),
+        )
+        table.end()
+        return settings
+
+    def read_shape(self, table: ConfigTable, name: str) -> ReadShape:
+        """The table [shape.process]."""
+        shares = read_shares(table, name)
+        settings = ProcessShape(shares, _executor_keys(table))
+        return ReadShape(settings, shares[0].total, len(shares))
+
+    def check(self, common: ProcessSettings, shapes: Mapping[str, Any], file: Path) -> None:
+        """No part of the host is in two shares, and all of them exist."""
+        del common
+        shares = [share for each in shapes.values() for share in each.shares]
+        if wrong := overlap(shares) or missing_here(shares):
+            raise ConfigurationError(
+                f"{file}: {wrong}; expected shares of this host that are disjoint, or the same "
+                "cpus with cpu amounts that fit on them",
+                details={"file": file, "field": "shape.process.share"},
+            )
+
+    def make(
+        self,
+        common: ProcessSettings,
+        shapes: Sequence[ConfiguredShape],
+        surroundings: Surroundings,
+    ) -> ProcessProvider:
+        """The provider."""
+        return ProcessProvider(common, shapes, surroundings)
+
+
+class ProcessProvider:
+    """See the module, and `Provider`."""
+
+    def __init__(
+        self,
+        settings: ProcessSettings,
+        shapes: Sequence[ConfiguredShape],
+        surroundings: Surroundings,
+    ) -> None:
+        self._settings = settings
+        self._shapes = {each.shape.name: each for each in shapes}
+        self._surroundings = surroundings
+        self.directory = (settings.directory or surroundings.state_dir / FOLDER).absolute()
+        self._threads = ThreadPoolExecutor(CALLS_MAX, thread_name_prefix="process-provider")
+
+    async def start(self, executor_id: str, shape: str, *, again: bool) -> Started:
+        """See `Provider`; `again` changes nothing, since what is there is always looked at."""
+        del again
+        return await in_thread(self._threads, lambda _: self._start(executor_id, shape))
+
+    async def stop(self, executor_id: str, shape: str, handle: str) -> str:
+        """See `Provider`."""
+        del shape
+        return await in_thread(
+            self._threads, lambda cancellation: self._stop(executor_id, handle, cancellation)
+        )
+
+    async def look(self, executor_id: str, shape: str, handle: str) -> Sight:
+        """See `Provider`; a front that was killed is started again."""
+        return await in_thread(self._threads, lambda _: self._look(executor_id, shape, handle))
+
+    def owns(self, executor_id: str) -> bool:
+        """See `Provider`."""
+        return self._executor(executor_id, "").exists()
+
+    async def close(self) -> None:
+        """See `Provider`."""
+        self._threads.shutdown(wait=False)
+
+    def _executor(self, executor_id: str, shape: str) -> ExecutorDirectory:
+        environment = {PROVIDED_AS_VARIABLE: shape}
+        own = self._shapes.get(shape)
+        keys = self._keys(own) if own else self._settings.executor
+        if os.geteuid() != 0 or keys.get("task_user") == "self":
+            path = self.directory / "executors" / executor_id / "tmp"
+            environment["TMPDIR"] = str(path)  # others could not get there
+        return ExecutorDirectory(self.directory, executor_id, self._settings.program, environment)
+
+    def _keys(self, own: ConfiguredShape) -> dict[str, Any]:
+        """What the operator says of its executors' configuration."""
+        return {**self._settings.executor, **own.settings.executor}
+
+    def _start(self, executor_id: str, shape: str) -> Started:
+        own = self._shapes.get(shape)
+        if own is None:
+            raise ProviderFailed(f"shape {shape} is no longer configured")
+        executor = self._executor(executor_id, shape)
+        try:
+            if not executor.exists():
+                self._claim(executor, own)
+            front = executor.front() or executor.start()
+        except OSError as error:
+            raise ProviderFailed(
+                f"the directory {self.directory} cannot be used: {error.strerror}",
+                details={"directory": self.directory},
+            ) from None
+        claim = read_claim(executor.path)
+        share = f" with {claim.share.name} (cpus {claim.share.cpus})" if claim else ""
+        return Started(self._handle(executor), f"process {front.pid}{share}")
+
+    def _stop(self, executor_id: str, handle: str, cancellation: Cancellation) -> str:
+        self._check_here(executor_id, handle)
+        executor = self._executor(executor_id, "")
+        return executor.stop(self._settings.stop_timeout_ms / 1000, cancellation)
+
+    def _look(self, executor_id: str, shape: str, handle: str) -> Sight:
+        executor = self._executor(executor_id, shape)
+        if not executor.exists():
+            if self._elsewhere(handle):
+                return Sight(Presence.UNKNOWN, f"it was started on another host: {handle}")
+            return Sight(Presence.ENDED, "there is nothing of it")
+        if executor.front() is not None:
+            return Sight(Presence.RUNS)
+        said = executor.last_words() or "nothing"
+        if not executor.may_restart():
+            return Sight(Presence.ENDED, f"the executor ended; it said last: {said}")
+        _log.warning("executor_started_again", executor_id=executor_id, said_last=said)
+        try:
+            executor.start()
+        except ProviderFailed as error:
+            return Sight(Presence.UNKNOWN, error.message)
+        return Sight(Presence.RUNS, "it was killed and was started again")
+
+    def _claim(self, executor: ExecutorDirectory, own: ConfiguredShape) -> None:
+        """Gives it a share that fits beside all that are given: those of live executors, and of
+        dead ones until they are cleared away.
+        """
+        executor.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with self._claiming():
+            claims = {path.name: read_claim(path) for path in executor_paths(self.directory)}
+            if unreadable := [name for name, claim in claims.items() if claim is None]:
+                raise ProviderFailed(
+                    f"what {', '.join(unreadable)} holds cannot be read in {self.directory}; stop "
+                    "it, or remove its directory if nothing of it runs"
+                )
+            given = [claim.share for claim in claims.values() if claim is not None]
+            names = {share.name for share in given}
+            shares: tuple[Share, ...] = own.settings.shares
+            free = (s for s in shares if s.name not in names and not overlap([*given, s]))
+            share = next(free, None)
+            if share is None:
+                raise ProviderFailed(
+                    f"all {len(shares)} shares of shape {own.shape.name} are in use, by "
+                    + ", ".join(sorted(claims)),
+                    details={"shape": own.shape.name},
+                )
+            executor.make(Claim(own.shape.name, share), self._configuration(executor, own, share))
+
+    @contextmanager
+    def _claiming(self) -> Iterator[None]:
+        """One at a time, over all processes that use this directory."""
+        path = self.directory / "lock"
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _configuration(
+        self, executor: ExecutorDirectory, own: ConfiguredShape, share: Share
+    ) -> str:
+        """Its configuration file. Every key that the host's own file could set and that would
+        contradict a share is set here.
+        """
+        around, shape = self._surroundings, own.shape
+        run_dir = self.directory / "run"
+        tls = around.manager_tls
+        executor_keys: dict[str, Any] = {
+            "listen": "127.0.0.1:0",
+            "metrics_listen": "127.0.0.1:0",
+            "advertise": "",
+            **({"manager_tls_ca": str(tls.ca)} if tls and tls.ca else {}),
+            **self._keys(own),
+            "executor_id": executor.executor_id,
+            "state_dir": str(executor.state_dir),
+            "run_dir": str(run_dir),
+            "manager": list(around.managers),
+            "cluster_token_file": str(around.cluster_token_file.absolute()),
+            "cpus": share.cpus,
+            "memory": share.memory_bytes,
+            "labels": dict(shape.labels),
+            "extended": {
+                name.removeprefix(EXTENDED_PREFIX): amount
+                for name, amount in shape.total.items()
+                if name.startswith(EXTENDED_PREFIX)
+            },
+            "slots_max": shape.slots_max,
+            "default_slot_fraction": own.default_slot_fraction,
+            "stop_tasks_on_exit": True,
+            "reserved_cpus": "",
+            "reserved_memory": 0,
+            "helper_socket": "",
+            "helper_state_dir": "",
+            "front_user": "",
+        }
+        if share.cpu_milli is not None:
+            executor_keys["cpu"] = f"{share.cpu_milli}m"
+        log_keys = {"level": self._settings.log_level or around.log_level, "format": "json"}
+        return "\n".join([*_toml("executor", executor_keys), *_toml("log", log_keys)])
+
+    def _handle(self, executor: ExecutorDirectory) -> str:
+        return f"{socket.gethostname()}:{executor.path}"
+
+    def _elsewhere(self, handle: str) -> bool:
+        host, _, path = handle.partition(":")
+        return bool(handle) and (host, Path(path).parent.parent) != (
+            socket.gethostname(),
+            self.directory,
+        )
+
+    def _check_here(self, executor_id: str, handle: str) -> None:
+        if self._elsewhere(handle) and not self.owns(executor_id):
+            raise ProviderFailed(
+                f"executor {executor_id} was started as {handle}, and this resource manager looks "
+                f"after {socket.gethostname()}:{self.directory}; stop it there",
+                details={"executor_id": executor_id},
+            )
+
+
+def _executor_keys(table: ConfigTable) -> dict[str, Any]:
+    keys = table.table("executor")
+    for name, value in keys.plain().items():
+        if name in OURS:
+            keys.wrong(name, value, "nothing: the provider says that itself")
+    return keys.plain()
+
+
+def _toml(section: str, keys: Mapping[str, Any]) -> Iterator[str]:
+    yield f"[{section}]"
+    for name, value in keys.items():
+        yield f"{name} = {_toml_value(value)}"
+
+
+def _toml_value(value: Any) -> str:
+    if isinstance(value, Mapping):
+        pairs = (f"{json.dumps(key)} = {_toml_value(each)}" for key, each in value.items())
+        return "{ " + ", ".join(pairs) + " }"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_toml_value(each) for each in value) + "]"
+    return json.dumps(value, ensure_ascii=False)  # TOML writes these as JSON does

@@ -1,0 +1,115 @@
+"""The parts of this host that a process provider gives to executors, and that none is given twice.
+
+A share is net: an executor gets exactly these cpus, no more cpu time than this, exactly this much
+memory. Lists of cpus are disjoint, or equal with cpu time that fits on them together. Decides what
+may stand beside what; refuses to know processes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+from finegrain.cpuset import CpuSet
+from finegrain.errors import InvalidArgument
+from finegrain.resources import CPU_MILLI, MEMORY_BYTES, MEMORY_GRAIN_BYTES, Amounts, round_down
+from resource_manager.providers.config_table import ConfigTable
+
+CPU_MILLI_MIN = 10
+MEMORY_BYTES_MIN = 64 * MEMORY_GRAIN_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """One part of this host; `name` is its own over all shapes ("small#2").
+
+    `cpus`: exactly these, as the kernel writes them. `cpu_milli`: no more cpu time than this; None:
+    all that the cpus give.
+    """
+
+    name: str
+    cpus: str
+    cpu_milli: int | None
+    memory_bytes: int
+
+    @property
+    def cpu_set(self) -> CpuSet:
+        """The cpus."""
+        return CpuSet.parse(self.cpus)
+
+    @property
+    def total(self) -> Amounts:
+        """What an executor with this share offers."""
+        whole = 1000 * len(self.cpu_set)
+        cpu_milli = whole if self.cpu_milli is None else min(whole, self.cpu_milli)
+        return {
+            CPU_MILLI: cpu_milli,
+            MEMORY_BYTES: round_down(self.memory_bytes, MEMORY_GRAIN_BYTES),
+        }
+
+
+def read_shares(table: ConfigTable, shape: str) -> tuple[Share, ...]:
+    """The shares of one shape ([[shape.process.share]]), all of one size.
+
+    Raises:
+        ConfigurationError: as ConfigTable does; or they differ in size.
+    """
+    shares = []
+    for number, each in enumerate(table.tables("share", path=f"shape {shape}.process.share"), 1):
+        cpus = each.text("cpus")
+        try:
+            cpu_set = CpuSet.parse(cpus)
+        except InvalidArgument as error:
+            each.wrong("cpus", cpus, error.expected)
+        if not cpu_set:
+            each.wrong("cpus", cpus, "one cpu or more, such as 0-3")
+        cpu_milli = each.cpu("cpu") if "cpu" in each else None
+        if cpu_milli is not None and not CPU_MILLI_MIN <= cpu_milli <= 1000 * len(cpu_set):
+            each.wrong("cpu", cpu_milli / 1000, f"0.01 to {len(cpu_set)}, what {cpus} can give")
+        memory_bytes = each.size("memory")
+        if memory_bytes < MEMORY_BYTES_MIN:
+            each.wrong("memory", memory_bytes, f"{MEMORY_BYTES_MIN} bytes (4MiB) or more")
+        each.end()
+        shares.append(Share(f"{shape}#{number}", str(cpu_set), cpu_milli, memory_bytes))
+    if not shares:
+        table.wrong("share", "missing", "one [[shape.process.share]] or more, with cpus and memory")
+    if any(share.total != shares[0].total for share in shares):
+        table.wrong(
+            "share",
+            "; ".join(f"{share.name}: {dict(share.total)}" for share in shares),
+            "shares of one size; executors of another size are another shape",
+        )
+    return tuple(shares)
+
+
+def overlap(shares: Sequence[Share]) -> str:
+    """Why these cannot be given out at the same time, for people; empty: they can."""
+    for one, other in combinations(shares, 2):
+        common = one.cpu_set & other.cpu_set
+        if not common:
+            continue
+        if one.cpu_set != other.cpu_set or None in (one.cpu_milli, other.cpu_milli):
+            return f"{one.name} ({one.cpus}) and {other.name} ({other.cpus}) share cpus {common}"
+    together: dict[str, int] = {}
+    for share in shares:
+        together[share.cpus] = together.get(share.cpus, 0) + share.total[CPU_MILLI]
+    for cpus, cpu_milli in together.items():
+        whole = 1000 * len(CpuSet.parse(cpus))
+        if cpu_milli > whole:
+            return f"the shares on cpus {cpus} take {cpu_milli / 1000:g} cores of {whole // 1000}"
+    return ""
+
+
+def missing_here(shares: Sequence[Share]) -> str:
+    """What of the shares this host does not have, for people; empty: it has all of it."""
+    allowed = CpuSet(os.sched_getaffinity(0))
+    for share in shares:
+        if absent := share.cpu_set - allowed:
+            return f"{share.name}: cpus {absent} are not among those of this process ({allowed})"
+    wanted = sum(share.memory_bytes for share in shares)
+    present = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if wanted > present:
+        return f"the shares take {wanted} bytes of memory of {present}"
+    return ""

@@ -1,0 +1,46 @@
+"""Which providers there are: two of ours, and whatever is installed as an entry point."""
+
+from __future__ import annotations
+
+from importlib.metadata import entry_points
+
+from finegrain.errors import ConfigurationError
+from resource_manager.providers.command import CommandKind
+from resource_manager.providers.process import ProcessKind
+from resource_manager.providers.provider import ProviderKind
+
+ENTRY_POINTS = "finegrain.providers"
+
+
+def own_kinds() -> dict[str, ProviderKind]:
+    """Those that come with finegrain, by name."""
+    return {"process": ProcessKind(), "command": CommandKind()}
+
+
+def installed_names() -> list[str]:
+    """Every provider that a shape can name."""
+    return sorted({*own_kinds(), *(each.name for each in entry_points(group=ENTRY_POINTS))})
+
+
+def find_kind(name: str) -> ProviderKind:
+    """The kind of a name.
+
+    Raises:
+        ConfigurationError: there is none, or it cannot be loaded.
+    """
+    own = own_kinds().get(name)
+    if own is not None:
+        return own
+    for each in entry_points(group=ENTRY_POINTS, name=name):
+        try:
+            kind: ProviderKind = each.load()()
+        except Exception as error:
+            raise ConfigurationError(
+                f"the provider {name!r} ({each.value}) cannot be loaded: {error!r}",
+                details={"provider": name},
+            ) from error
+        return kind
+    raise ConfigurationError(
+        f"there is no provider {name!r}; there are {', '.join(installed_names())}",
+        details={"provider": name},
+    )
