@@ -84,20 +84,29 @@ class WaitingGang:
     tried: bool = False
     # How it fared when executors that still hold older slots were left out.
     in_vain: tuple[tuple[Wish, ...], InVain] | None = None
+    # Why members wait, by what they ask for, as of a state of the books.
+    reasons: tuple[int, dict[tuple[ResourceProfile | None, Labels], str]] = (-1, {})
 
 
 @dataclass(slots=True)
 class GangBooks:
-    """All gangs by id, in order of arrival; those that wait once more, in no order."""
+    """All gangs by id. Of those that live, each waits, or has slots of which some are `unconfirmed`
+    (so many), or is granted.
+    """
 
-    by_id: dict[str, Gang] = field(default_factory=dict)
-    waiting: dict[str, WaitingGang] = field(default_factory=dict)
+    by_id: dict[str, Gang] = field(default_factory=dict)  # in order of arrival
+    waiting: dict[str, WaitingGang] = field(default_factory=dict)  # in no order
+    unconfirmed: dict[str, int] = field(default_factory=dict)
     by_job: Counter[str] = field(default_factory=Counter)  # how many gangs of a job wait
     _kinds: dict[tuple[Where, tuple[Wish, ...]], GangKind] = field(default_factory=dict)
 
     def in_line(self) -> list[WaitingGang]:
         """Those that wait, in order of their places in line."""
         return sorted(self.waiting.values(), key=lambda each: each.gang.arrival_number)
+
+    def of(self, request: Request) -> Gang | None:
+        """The gang of a request, if it has one."""
+        return self.by_id[request.spec.gang_id] if request.spec.gang_id else None
 
     def waits(self, request: Request) -> bool:
         """True if a member's gang waits."""

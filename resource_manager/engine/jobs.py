@@ -13,7 +13,7 @@ from finegrain.errors import (
 )
 from resource_manager.engine.entities import ENDED_REQUEST_STATES, Job, JobState, RequestState
 from resource_manager.engine.events import JobEndRequested, JobKeptAlive, JobRegistered
-from resource_manager.engine.moves import give_up
+from resource_manager.engine.gangs import give_up, take_out
 from resource_manager.engine.state import Ending, State
 from resource_manager.engine.timers import Timer
 from resource_manager.engine.turn import Turn
@@ -186,7 +186,7 @@ def _take_out(state: State, job: Job, ending: Ending, most: int) -> int:
     for at in range(first, ending.taken_out):
         request = state.by_arrival[job.arrivals[at]]
         if request.state is RequestState.PENDING:
-            state.queue.remove(request)
+            take_out(state, request)
     return ending.taken_out - first
 
 
@@ -218,6 +218,8 @@ def retention_rang(turn: Turn, job_id: str) -> None:
         request = state.by_arrival.pop(job.arrivals.pop())
         del state.requests[request.spec.allocation_id]
         state.changes.delete_request(request)
+        if (gang := state.gangs.forget(request)) is not None:
+            state.changes.delete_gang(gang)
     if job.arrivals:
         state.timers.arm(Timer.RETENTION, job_id, turn.now_ms)
         return

@@ -1,7 +1,8 @@
 """What happens to a request and its slot together: placed, confirmed, given up, lost, gone.
 
 Every move goes through the state tables and keeps the books, the queue and both logs in step. Why
-something moves, the handlers decide.
+something moves, the handlers decide. They call those of `gangs.py` where there are any: what is
+done to a member of a gang may be done to all.
 """
 
 from __future__ import annotations
@@ -64,14 +65,26 @@ def confirm(
     turn: Turn, slot: Slot, *, isolation: dict[str, object] | None = None, cpus: str = ""
 ) -> None:
     """The executor carved the slot: its request is granted."""
+    carve(turn, slot, isolation=isolation, cpus=cpus)
+    grant(turn, slot)
+
+
+def carve(
+    turn: Turn, slot: Slot, *, isolation: dict[str, object] | None = None, cpus: str = ""
+) -> None:
+    """The executor carved the slot; its request may still have to wait for others."""
     state = turn.state
     state.story.move_slot(slot, SlotInput.CONFIRM)
     slot.allocated_time_ms = turn.at.time_ms
     _describe(slot, isolation, cpus)
     state.changes.slot_moved(slot)
-    request = state.requests[slot.allocation_id]
-    state.story.move_request(request, RequestInput.CONFIRM)
-    _serves(turn, turn.host_of(slot), request)
+    _serves(turn, turn.host_of(slot), state.requests[slot.allocation_id])
+
+
+def grant(turn: Turn, slot: Slot) -> None:
+    """A slot that was carved goes to its request."""
+    request = turn.state.requests[slot.allocation_id]
+    turn.state.story.move_request(request, RequestInput.CONFIRM)
     turn.job_event(request, slot=slot)
     turn.slot_event("slot_granted", slot)
 
@@ -146,14 +159,15 @@ def vanish(turn: Turn, slot: Slot) -> None:
 
 
 def requeue(turn: Turn, request: Request, slot: Slot, reason: str, message: str) -> None:
-    """Back to the old place in line, unless its job has ended.
+    """Back to the old place in line, unless its job has ended. (The place of a gang's member is
+    that of its gang, which `gangs.py` puts there.)
 
     The job master is told if it had been offered the slot.
     """
     state = turn.state
     was_granted = request.state is RequestState.GRANTED
     state.story.move_request(request, RequestInput.REQUEUE)
-    if request.job_id not in state.endings:
+    if request.job_id not in state.endings and not request.spec.gang_id:
         state.queue.add(request)
     state.changes.request_moved(request)
     if was_granted:

@@ -18,6 +18,7 @@ from resource_manager.engine.entities import (
     ENDED_REQUEST_STATES,
     Executor,
     ExecutorState,
+    Gang,
     Instant,
     Job,
     JobState,
@@ -26,7 +27,7 @@ from resource_manager.engine.entities import (
     Slot,
     SlotState,
 )
-from resource_manager.engine.gang_books import GangBooks
+from resource_manager.engine.gang_books import GangBooks, living
 from resource_manager.engine.history import History
 from resource_manager.engine.host import Host, SlotKey
 from resource_manager.engine.placement.indexes import Indexes
@@ -128,12 +129,16 @@ class State:
             )
         for job in sorted(snapshot.jobs, key=lambda job: job.arrival_number):
             state._restore_job(job)
+        for gang in sorted(snapshot.gangs, key=lambda gang: gang.arrival_number):
+            state.gangs.by_id[gang.gang_id] = gang
         for request in sorted(snapshot.requests, key=lambda request: request.arrival_number):
             state._restore_request(request)
         for slot in sorted(snapshot.slots, key=lambda slot: (slot.allocation_id, slot.generation)):
             state._restore_slot(slot)
+        state._restore_gangs()
         for request in state.requests.values():
-            if request.state is RequestState.PENDING and request.job_id not in state.endings:
+            waits = request.state is RequestState.PENDING and request.job_id not in state.endings
+            if waits and not request.spec.gang_id:
                 state.queue.add(request)
         for shape in state.queue.shapes():
             shape.tried = True  # by whoever was here before
@@ -243,6 +248,13 @@ class State:
         )
         self.queue.singles.add(single)
 
+    def queue_gang(self, gang: Gang, *, tried: bool = False) -> None:
+        """Puts a gang into the line, at its place."""
+        members = list(living(self.requests, gang))
+        self.gangs.begin_to_wait(gang, members, self.queue.singles, tried=tried)
+        if gang.waiting_until_ms is not None:
+            self.timers.arm(Timer.GANG, gang.gang_id, gang.waiting_until_ms)
+
     def leave_behind(self, slot: Slot) -> None:
         """A slot is being taken down; its request, if it lives on, is to have another one."""
         request = self.requests.get(slot.allocation_id)
@@ -256,6 +268,9 @@ class State:
             slots.remove(slot)
             if not slots:
                 del self.left_behind[slot.allocation_id]
+            gang = self.gangs.of(self.requests[slot.allocation_id])
+            if gang is not None:
+                self.queue.singles.wake(gang.arrival_number)  # it may go there now
 
     def slot_of(self, request: Request) -> Slot | None:
         """The slot of a request that is allocating or granted."""
@@ -301,6 +316,14 @@ class State:
         request.job_id = job.job_id  # one text for all of them
         self.requests[request.allocation_id] = request
         self.by_arrival[request.arrival_number] = request
+        if request.spec.gang_id:
+            gang = self.gangs.by_id.get(request.spec.gang_id)
+            if gang is None:
+                raise InvariantBroken(
+                    f"request {request.allocation_id} belongs to gang {request.spec.gang_id},"
+                    " which is not stored"
+                )
+            gang.members.append(request.allocation_id)
         job.arrivals.append(request.arrival_number)
         if request.state not in ENDED_REQUEST_STATES:
             job.live_requests += 1
@@ -331,6 +354,27 @@ class State:
             job.slot_keys.add(key)
         if slot.state is SlotState.ALLOCATED and slot.wanted is not None and slot.ordered is None:
             self.line_up(slot)
+
+    def _restore_gangs(self) -> None:
+        """A gang is granted if the slots of all its living members were carved; else those wait for
+        the rest.
+        """
+        for gang in self.gangs.by_id.values():
+            members = list(living(self.requests, gang))
+            missing = sum(each.state is RequestState.ALLOCATING for each in members)
+            if missing:
+                self.gangs.unconfirmed[gang.gang_id] = missing
+                for request in members:
+                    request.state = RequestState.ALLOCATING
+            elif not members or members[0].state is RequestState.GRANTED:
+                continue
+            timeout_ms = gang.spec.timeout_ms
+            if timeout_ms is not None:
+                left = gang.waiting_since_time_ms + timeout_ms - self.started.time_ms
+                left = min(timeout_ms, max(0, left))
+                gang.waiting_until_ms = self.started.monotonic_ms + left
+            if not missing and gang.job_id not in self.endings:
+                self.queue_gang(gang, tried=True)
 
 
 def _match(request: Request | None, slot: Slot) -> None:

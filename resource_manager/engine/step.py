@@ -51,6 +51,7 @@ from resource_manager.engine.executors import (
     request_undrain,
     silence_rang,
 )
+from resource_manager.engine.gangs import gang_rang
 from resource_manager.engine.jobs import (
     go_on_ending,
     keep_alive,
@@ -144,7 +145,7 @@ def _decide(turn: Turn) -> None:
     state.considered_arrival = state.arrival_number
 
 
-def _tick(turn: Turn, event: Ticked) -> None:
+def _tick(turn: Turn, event: Ticked) -> None:  # noqa: C901, PLR0912 -- one case per timer
     if event.after_stall:
         turn.state.timers.listening_since_ms = turn.now_ms
     for timer, entity_id in turn.state.timers.pop_due(turn.now_ms):

@@ -34,20 +34,26 @@ VALUES_LOOKED_FURTHER = 512
 Hosts = Callable[[Ask], Iterable[str]]
 
 
+def passed_by(state: State, kind: GangKind) -> bool:
+    """True if gangs of this kind were looked for in vain, and nothing grew since that helps."""
+    grown = _grown_since(state, kind.in_vain)
+    if grown is None or _helps(state, kind, grown):
+        return False
+    kind.in_vain = _now(state)
+    return True
+
+
 def find_together(
     state: State, waiting: WaitingGang, wishes: tuple[Wish, ...]
 ) -> list[Share] | None:
     """Hosts for all members of a gang that waits, as a pass has left them; None: there are none.
 
-    `wishes` are those of its kind with the hosts that hold older slots left out. Takes nothing.
-    The indexes must be fresh but for what the pass has taken.
+    `wishes` are those of its kind, or the same with the hosts that hold older slots of the members.
+    Takes nothing. The indexes must be fresh but for what the pass has taken.
     """
     kind = waiting.kind
-    grown = _grown_since(state, kind.in_vain)
-    if grown is not None and not _helps(state, kind, grown):
-        kind.in_vain = _now(state)
-        return None
     if wishes == kind.wishes:
+        grown = _grown_since(state, kind.in_vain)
         found = seek(state, kind.where, wishes, among=grown)
         kind.in_vain = _now(state) if found is None else None
         return found

@@ -34,7 +34,10 @@ TOGETHER_MAX = 1_024
 """Requests that are placed together at most: what is looked up for them may be in vain."""
 
 
-ATTEMPTS: dict[Kind, Callable[[Turn, Placing, Single], bool]] = {Kind.RESIZE: try_growth}
+ATTEMPTS: dict[Kind, Callable[[Turn, Placing, Single], bool]] = {
+    Kind.GANG: try_gang,
+    Kind.RESIZE: try_growth,
+}
 """How what waits one by one is tried, by what it is. True: it waits no more; False: nothing fits.
 
 Whoever books something in an attempt lets the pass `follow` these hosts; room may only shrink.
