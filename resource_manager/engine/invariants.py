@@ -182,9 +182,7 @@ def _host(host: Host) -> Iterator[str]:
         yield f"{title} is {executor.state} with lost={executor.lost}"
     if host.booked != total_of(slot.booked for slot in host.slots.values()):
         yield f"{title} has booked {host.booked}, which is not the sum of its slots"
-    unreported = total_of(
-        slot.booked for key, slot in host.slots.items() if key not in host.reported
-    )
+    unreported = total_of(host.unreported_of(key, slot) for key, slot in host.slots.items())
     if host.unreported != unreported:
         yield f"{title} counts {host.unreported} as not reported, it is {unreported}"
     total = executor.registration.total
