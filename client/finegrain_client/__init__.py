@@ -32,16 +32,20 @@ from finegrain.resources import GIB, KIB, MIB, ResourceProfile
 from finegrain_client import blocking
 from finegrain_client.cluster import Cluster, connect
 from finegrain_client.errors import (
+    GangTimeout,
     JobEnded,
     Rejection,
     RequestEnded,
     RequestRejected,
+    ResizeRefused,
     SlotLost,
+    StillResizing,
     StillWaiting,
     TaskFailed,
     TaskNotStarted,
 )
 from finegrain_client.events import JobEvents
+from finegrain_client.gangs import GangSpec
 from finegrain_client.job import Job
 from finegrain_client.request import Request, as_granted
 from finegrain_client.slot import Slot
@@ -52,7 +56,8 @@ from finegrain_client.types import (
     ClusterInfo,
     ExecutorState,
     ExecutorStatus,
-    Explanation,
+    Gang,
+    GangPlacement,
     Isolation,
     ItemOutcome,
     JobEvent,
@@ -60,11 +65,28 @@ from finegrain_client.types import (
     OutputChunk,
     RequestState,
     RequestStatus,
+    ResizeState,
+    SlotResize,
     SlotState,
     SlotStatus,
     TaskResult,
     TaskState,
     TaskStatus,
+)
+from finegrain_client.types_explain import (
+    Counterfactual,
+    Dimension,
+    ExecutorVerdict,
+    Explanation,
+    GangExplanation,
+    GangSpot,
+    ResizeExplanation,
+)
+from finegrain_client.types_providers import (
+    ExecutorShape,
+    ProvidedExecutor,
+    ProvidedExecutorState,
+    Providers,
 )
 
 __all__ = [
@@ -76,11 +98,21 @@ __all__ = [
     "ClusterEvent",
     "ClusterInfo",
     "ConfigurationError",
+    "Counterfactual",
+    "Dimension",
+    "ExecutorShape",
     "ExecutorState",
     "ExecutorStatus",
+    "ExecutorVerdict",
     "Explanation",
     "FailedPrecondition",
     "FinegrainError",
+    "Gang",
+    "GangExplanation",
+    "GangPlacement",
+    "GangSpec",
+    "GangSpot",
+    "GangTimeout",
     "InvalidArgument",
     "Isolation",
     "ItemOutcome",
@@ -93,6 +125,9 @@ __all__ = [
     "OutOfRange",
     "OutputChunk",
     "PermissionDenied",
+    "ProvidedExecutor",
+    "ProvidedExecutorState",
+    "Providers",
     "Reason",
     "Rejection",
     "Request",
@@ -100,13 +135,18 @@ __all__ = [
     "RequestRejected",
     "RequestState",
     "RequestStatus",
+    "ResizeExplanation",
+    "ResizeRefused",
+    "ResizeState",
     "ResourceExhausted",
     "ResourceProfile",
     "Slot",
     "SlotLost",
+    "SlotResize",
     "SlotSpec",
     "SlotState",
     "SlotStatus",
+    "StillResizing",
     "StillWaiting",
     "Task",
     "TaskFailed",

@@ -1,4 +1,5 @@
-"""The cluster as one client sees it: jobs for job masters, lists and levers for operators.
+"""The cluster as one client sees it: jobs for job masters, lists for everybody. The
+levers of operators stand in `levers.py`.
 
 Decides how pages, batches and long polls become plain lists and iterators. Refuses to know how
 anything is shown.
@@ -19,11 +20,13 @@ from finegrain.rpc.tokens import read_token
 from finegrain.v1 import cluster_pb2 as pb
 from finegrain.v1 import resource_manager_pb2 as rm
 from finegrain.v1 import slots_pb2
-from finegrain_client import reading, types
+from finegrain_client import reading, reading_providers, types
 from finegrain_client.connection import Connection
 from finegrain_client.job import LEASE_DEFAULT_S, Job
+from finegrain_client.levers import Levers
 from finegrain_client.retry import BUDGET_DEFAULT_S, RetryPolicy
-from finegrain_client.specs import id_batches
+from finegrain_client.types_explain import Explanation
+from finegrain_client.types_providers import Providers
 
 MANAGER_DEFAULT = "127.0.0.1:7170"
 PAGE_SIZE = 1000
@@ -70,11 +73,11 @@ def connect(
     return Cluster(Connection(addresses, token=token, tls=tls, insecure=insecure, policy=policy))
 
 
-class Cluster:
+class Cluster(Levers):
     """One cluster. Use it as an async context manager, on one event loop."""
 
     def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+        super().__init__(connection)
 
     async def __aenter__(self) -> Self:
         return self
@@ -257,7 +260,7 @@ class Cluster:
 
     async def explain(
         self, allocation_id: str, *, executor_id: str = "", max_executors: int = 0
-    ) -> types.Explanation:
+    ) -> Explanation:
         """Why a request waits, or what became of it.
 
         Args:
@@ -275,70 +278,16 @@ class Cluster:
         )
         return reading.explanation(answer)
 
-    # For operators: levers. They need the cluster token.
-
-    async def drain(
-        self, executor_id: str, *, reason: str = "", deadline_s: float | None = None
-    ) -> types.ExecutorStatus:
-        """Stops new slots on an executor; after `deadline_s` takes away those that are left."""
-        message = pb.DrainExecutorRequest(
-            executor_id=executor_id,
-            reason=reason,
-            deadline=None if deadline_s is None else reading.duration(deadline_s),
-        )
-        answer = await self._connection.call_cluster(
-            lambda cluster, timeout_s: cluster.DrainExecutor(message, timeout=timeout_s)
-        )
-        return reading.executor(answer.executor)
-
-    async def undrain(self, executor_id: str) -> types.ExecutorStatus:
-        """Lets an executor take new slots again."""
-        message = pb.UndrainExecutorRequest(executor_id=executor_id)
-        answer = await self._connection.call_cluster(
-            lambda cluster, timeout_s: cluster.UndrainExecutor(message, timeout=timeout_s)
-        )
-        return reading.executor(answer.executor)
-
-    async def forget(self, executor_id: str) -> None:
-        """Strikes a lost executor from the books.
-
-        Raises:
-            FailedPrecondition: EXECUTOR_NOT_LOST.
+    async def providers(self) -> Providers:
+        """How the cluster grows and shrinks: executor shapes, executors that were asked for, and
+        why. All empty where no provider is set up.
         """
-        message = pb.ForgetExecutorRequest(executor_id=executor_id)
-        await self._connection.call_cluster(
-            lambda cluster, timeout_s: cluster.ForgetExecutor(message, timeout=timeout_s)
-        )
-
-    async def release(
-        self, allocation_ids: Sequence[str], *, grace_s: float | None = None
-    ) -> list[types.ItemOutcome]:
-        """Releases slots, or cancels requests, of any job. One outcome per id, in order."""
-        outcomes: list[types.ItemOutcome] = []
-        for ids in id_batches(allocation_ids):
-            message = pb.ReleaseAllocationsRequest(
-                allocation_ids=ids, grace=None if grace_s is None else reading.duration(grace_s)
+        answer = await self._connection.call_cluster(
+            lambda cluster, timeout_s: cluster.ListProviders(
+                pb.ListProvidersRequest(), timeout=timeout_s
             )
-            answer = await self._connection.call_cluster(
-                lambda cluster, timeout_s, message=message: cluster.ReleaseAllocations(  # type: ignore[misc]
-                    message, timeout=timeout_s
-                )
-            )
-            outcomes += [reading.outcome(each) for each in answer.results]
-        return outcomes
-
-    async def terminate_job(self, job_id: str, *, grace_s: float | None = None) -> None:
-        """Ends any job.
-
-        Raises:
-            NotFound: JOB_UNKNOWN.
-        """
-        message = pb.TerminateJobRequest(
-            job_id=job_id, grace=None if grace_s is None else reading.duration(grace_s)
         )
-        await self._connection.call_cluster(
-            lambda cluster, timeout_s: cluster.TerminateJob(message, timeout=timeout_s)
-        )
+        return reading_providers.providers(answer)
 
     async def _pages(
         self,

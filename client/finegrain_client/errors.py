@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from finegrain.errors import FailedPrecondition, FinegrainError, Reason
 
 if TYPE_CHECKING:
-    from finegrain_client.types import TaskResult
+    from finegrain_client.types import SlotStatus, TaskResult
 
 
 def reason_of(text: str, otherwise: Reason) -> Reason:
@@ -41,14 +41,38 @@ class RequestRejected(FinegrainError):
 
     def __init__(self, rejections: Sequence[Rejection]) -> None:
         self.rejections = tuple(rejections)
-        first = self.rejections[0]
-        more = len(self.rejections) - 1
-        text = f"slot request {first.allocation_id} was rejected: {first.message or first.reason}"
+        # Members of a gang that were refused for another one's sake explain nothing.
+        culprits = [each for each in rejections if each.reason != Reason.GANG_REFUSED]
+        first = (culprits or self.rejections)[0]
         super().__init__(
-            text + (f" (and {more} more, see .rejections)" if more else ""),
+            self._text(first),
             reason=reason_of(first.reason, self.default_reason),
             details={**first.details, "allocation_id": first.allocation_id},
         )
+
+    def _text(self, first: Rejection) -> str:
+        more = len(self.rejections) - 1
+        text = f"slot request {first.allocation_id} was rejected: {first.message or first.reason}"
+        return text + (f" (and {more} more, see .rejections)" if more else "")
+
+
+class GangTimeout(RequestRejected, TimeoutError):
+    """A gang was not placed as a whole within the time that it was to wait; it waits no more."""
+
+    default_reason = Reason.GANG_TIMEOUT
+
+    def _text(self, first: Rejection) -> str:
+        return (
+            f"the gang of slot request {first.allocation_id} was given up: "
+            f"{first.message or 'it was not placed as a whole within its timeout'}"
+        )
+
+
+def rejected(rejections: Sequence[Rejection]) -> RequestRejected:
+    """The error that fits best."""
+    if any(each.reason == Reason.GANG_TIMEOUT for each in rejections):
+        return GangTimeout(rejections)
+    return RequestRejected(rejections)
 
 
 class RequestEnded(FailedPrecondition):
@@ -75,6 +99,39 @@ class StillWaiting(FinegrainError, TimeoutError):
             f"({reason or state}); it stays in line, await it again or cancel it",
             reason=reason_of(reason, self.default_reason),
             details={"allocation_id": allocation_id, "state": state},
+        )
+
+
+class ResizeRefused(FailedPrecondition):
+    """The slot was not given the size that was asked for; it is as it was, or as another wish
+    wanted it. `status` is the slot as it is then.
+    """
+
+    default_reason = Reason.RESIZE_REFUSED
+
+    def __init__(self, status: SlotStatus, resize_number: int, message: str) -> None:
+        super().__init__(
+            f"slot {status.allocation_id} was not resized (change {resize_number}): {message}",
+            details={
+                "allocation_id": status.allocation_id,
+                "generation": status.generation,
+                "resize_number": resize_number,
+            },
+        )
+        self.status = status
+
+
+class StillResizing(FinegrainError, TimeoutError):
+    """A slot was not resized within the time given; the change stays under way."""
+
+    default_reason = Reason.NOT_YET_CONSIDERED
+
+    def __init__(self, allocation_id: str, timeout_s: float, why: str) -> None:
+        super().__init__(
+            f"slot {allocation_id} was not resized within {timeout_s:g} s"
+            f"{f' ({why})' if why else ''}; the change stays in line, ask for another size or"
+            " withdraw it",
+            details={"allocation_id": allocation_id},
         )
 
 

@@ -1,8 +1,7 @@
 """One job as its master holds it: registration, requests, the way out.
 
-Decides that nothing outlives the job's `async with`, that a batch too large for one call is cut,
-and that requests nobody holds are taken back. Refuses to know how the story of its requests is
-heard (`watch.py`).
+Decides that nothing outlives the job's `async with`. Refuses to know how requests are sent and
+taken back (`asking.py`), and how their story is heard (`watch.py`).
 """
 
 from __future__ import annotations
@@ -18,18 +17,17 @@ from typing import TYPE_CHECKING, Self
 from finegrain.errors import FailedPrecondition, FinegrainError, NotFound
 from finegrain.ids import new_id
 from finegrain.v1 import resource_manager_pb2 as rm
-from finegrain.v1 import slots_pb2
 from finegrain_client import reading
-from finegrain_client.background import CLEANING_UP
+from finegrain_client.asking import Asking
 from finegrain_client.connection import Connection
 from finegrain_client.context import JobContext
-from finegrain_client.errors import JobEnded, Rejection, RequestRejected
+from finegrain_client.errors import JobEnded
 from finegrain_client.events import JobEvents
-from finegrain_client.request import Request
-from finegrain_client.retry import REFUSALS
+from finegrain_client.gangs import GangSpec
+from finegrain_client.request import Request, all_granted
 from finegrain_client.slot import Slot
-from finegrain_client.specs import SlotSpec, batches, id_batches
-from finegrain_client.types import ItemOutcome
+from finegrain_client.specs import SlotSpec, id_batches
+from finegrain_client.types import GangPlacement, ItemOutcome
 from finegrain_client.watch import Story
 
 if TYPE_CHECKING:
@@ -67,6 +65,7 @@ class Job:
         self._context = JobContext(connection, job_id or new_id(), secret)
         self._attached = bool(secret)
         self._story = Story(self._context, from_snapshot=self._attached)
+        self._asking = Asking(self._context, self._story)
         self._offers: OfferServer | None = None
         self.name = name
         self.group = group
@@ -123,14 +122,18 @@ class Job:
             raise
 
     async def request_slots(
-        self, specs: SlotSpec | Iterable[SlotSpec], *, raise_on_reject: bool = True
+        self,
+        specs: SlotSpec | GangSpec | Iterable[SlotSpec | GangSpec],
+        *,
+        raise_on_reject: bool = True,
     ) -> list[Request]:
         """Asks for slots; returns when all requests are durable, in the order given.
 
         If this is cancelled or fails, whatever was taken in is taken back.
 
         Args:
-            specs: what is wanted; one with `count` gives so many requests.
+            specs: what is wanted; one with `count` gives so many requests, a `GangSpec` one for
+                each member.
             raise_on_reject: False: rejected requests are returned too, with `rejection` set.
 
         Raises:
@@ -139,28 +142,44 @@ class Job:
             FinegrainError: the call failed as a whole.
         """
         self._check_alive()
-        wanted = [specs] if isinstance(specs, SlotSpec) else specs
-        messages = [message for spec in wanted for message in spec.messages()]
-        requests = [Request(self._context, message) for message in messages]
-        self._story.requests.update({each.allocation_id: each for each in requests})
-        tried: list[slots_pb2.SlotRequest] = []
+        return await self._asking.ask(specs, raise_on_reject=raise_on_reject)
+
+    async def request_gang(
+        self,
+        members: SlotSpec | Sequence[SlotSpec],
+        *,
+        placement: GangPlacement | str = GangPlacement.ANYWHERE,
+        label: str = "",
+        timeout_s: float | None = None,
+        gang_id: str = "",
+    ) -> list[Slot]:
+        """Slots of which all are needed, or none: returns when all are granted, in the order given.
+
+        If this is cancelled or fails, the whole gang is taken back. To hold the requests while they
+        wait, pass a `GangSpec` to `request_slots` instead.
+
+        Args:
+            members: one spec with a `count`, or several; see `GangSpec`.
+            placement: ANYWHERE, SAME_EXECUTOR, SAME_LABEL or SPREAD; see `GangSpec`.
+            label: name of the label, with SAME_LABEL only.
+            timeout_s: how long the gang may wait; None: for ever.
+            gang_id: identity of the gang; made up where absent.
+
+        Raises:
+            GangTimeout: (a TimeoutError) not placed as a whole within `timeout_s`.
+            RequestRejected: it could never be placed; names the members that are to blame.
+            RequestEnded, SlotLost: somebody took a member back before all were here.
+            InvalidArgument, JobEnded, FinegrainError: see `request_slots`.
+        """
+        spec = GangSpec(
+            members, placement=placement, label=label, timeout_s=timeout_s, gang_id=gang_id
+        )
+        requests = await self.request_slots(spec)
         try:
-            for batch in batches(messages):
-                tried += batch
-                await self._send(batch)
-        except BaseException as error:
-            if isinstance(error, REFUSALS):
-                del tried[-len(batch) :]  # refused as a whole: none of it was taken in
-            self._forget([each.allocation_id for each in messages])
-            self._take_back([each.allocation_id for each in tried])
+            return await all_granted(requests)
+        except BaseException:
+            self._asking.give_up(requests)
             raise
-        rejections = [each.rejection for each in requests if each.rejection is not None]
-        if rejections and raise_on_reject:
-            accepted = [each.allocation_id for each in requests if each.rejection is None]
-            self._forget(accepted)
-            self._take_back(accepted)
-            raise RequestRejected(rejections)
-        return requests
 
     async def cancel(self, requests: Sequence[Request]) -> list[ItemOutcome]:
         """Takes requests back; slots they have meanwhile are released. One outcome for each.
@@ -168,10 +187,7 @@ class Job:
         Raises:
             FinegrainError: the RM could not be told.
         """
-        outcomes: list[ItemOutcome] = []
-        for ids in id_batches([each.allocation_id for each in requests]):
-            outcomes += await self._cancel_ids(ids)
-        return outcomes
+        return await self._asking.cancel([each.allocation_id for each in requests])
 
     async def release(
         self, slots: Sequence[Slot], grace_s: float | None = None
@@ -314,48 +330,6 @@ class Job:
             await self._end(self._context.connection, None, ABANDONING_BUDGET_S)
         except FinegrainError as error:
             log.warning("job %s may exist until its lease ends: %s", self.job_id, error.message)
-
-    async def _send(self, batch: list[slots_pb2.SlotRequest]) -> None:
-        message = rm.RequestResourceRequest(job_id=self.job_id, requests=batch)
-        answer = await self._context.connection.call_manager(
-            lambda manager, timeout_s: manager.RequestResource(
-                message, timeout=timeout_s, metadata=self._context.metadata
-            )
-        )
-        for asked, result in zip(batch, answer.results, strict=True):
-            request = self._story.requests.get(asked.allocation_id)
-            if request is None:
-                continue  # the stream told of its end already
-            request.acknowledged = True
-            if result.HasField("error"):
-                outcome = reading.outcome(result)
-                request.reject(
-                    Rejection(asked.allocation_id, outcome.reason, outcome.message, outcome.details)
-                )
-                del self._story.requests[asked.allocation_id]
-
-    def _forget(self, ids: Iterable[str]) -> None:
-        for allocation_id in ids:
-            self._story.requests.pop(allocation_id, None)
-
-    def _take_back(self, ids: Sequence[str]) -> None:
-        if ids and self._story.error is None:
-            self._context.background.start(
-                self._cancel_all(ids), f"{CLEANING_UP} {len(ids)} requests of job {self.job_id}"
-            )
-
-    async def _cancel_all(self, ids: Sequence[str]) -> None:
-        for some in id_batches(ids):
-            await self._cancel_ids(some)
-
-    async def _cancel_ids(self, ids: Sequence[str]) -> list[ItemOutcome]:
-        message = rm.CancelRequestsRequest(job_id=self.job_id, allocation_ids=ids)
-        answer = await self._context.connection.call_manager(
-            lambda manager, timeout_s: manager.CancelRequests(
-                message, timeout=timeout_s, metadata=self._context.metadata
-            )
-        )
-        return [reading.outcome(each) for each in answer.results]
 
     def _may_accept(self, allocation_id: str, generation: int) -> bool:
         request = self._story.requests.get(allocation_id)

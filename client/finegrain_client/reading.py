@@ -6,6 +6,7 @@ server with one clear error instead of guessing.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -18,7 +19,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from finegrain.errors import FailedPrecondition, Reason
 from finegrain.resources import EXTENDED_PREFIX, ResourceProfile, extended_items
 from finegrain.v1 import cluster_pb2, resource_manager_pb2, resources_pb2, slots_pb2
-from finegrain_client import types
+from finegrain_client import types, types_explain
 
 StateT = TypeVar("StateT", bound=StrEnum)
 
@@ -33,7 +34,7 @@ def state(kind: type[StateT], wrapper: Any, number: int) -> StateT:
         FailedPrecondition: VERSION_MISMATCH, a word that this client does not know.
     """
     name = wrapper.Name(number) if number in wrapper.values() else str(number)
-    word = name.split("_STATE_", 1)[-1]
+    word = re.split("_STATE_|_PLACEMENT_", name, maxsplit=1)[-1]
     try:
         return kind(word)
     except ValueError:
@@ -120,6 +121,30 @@ def slot(message: slots_pb2.SlotStatus) -> types.SlotStatus:
         cpus=message.cpus,
         isolation=isolation(message.isolation) if message.HasField("isolation") else None,
         allocated_time=moment(message, "allocated_time"),
+        resize_number=message.resize_number,
+        resizes=tuple(resize(each) for each in message.resizes) if message.resizes else (),
+    )
+
+
+def resize(message: slots_pb2.SlotResize) -> types.SlotResize:
+    """A change of a slot's size that is under way."""
+    return types.SlotResize(
+        resize_number=message.resize_number,
+        profile=profile(message.profile),
+        memory_bytes=message.memory_bytes,
+        cpu_limit_milli=message.cpu_limit_milli,
+        state=state(types.ResizeState, slots_pb2.SlotResizeState, message.state),
+        message=message.message,
+    )
+
+
+def gang(message: slots_pb2.Gang) -> types.Gang:
+    """A gang; where it may go is never left open by the RM."""
+    return types.Gang(
+        gang_id=message.gang_id,
+        placement=state(types.GangPlacement, slots_pb2.GangPlacement, message.placement),
+        label=message.label,
+        timeout_s=seconds(message, "timeout"),
     )
 
 
@@ -144,6 +169,7 @@ def request(message: resource_manager_pb2.RequestStatus) -> types.RequestStatus:
         target_address=asked.target_address,
         allow_pending=asked.allow_pending,
         restart_on_loss=asked.restart_on_loss,
+        gang=gang(message.gang) if message.HasField("gang") else None,
     )
 
 
@@ -193,6 +219,7 @@ def executor(
         software_version=message.software_version,
         shared_cpus=message.shared_cpus,
         unreachable_reason=message.unreachable_reason,
+        provided_as=message.provided_as,
         topology=plain(message.topology) if message.HasField("topology") else None,
         slot_list=None if slot_list is None else tuple(slot_list),
     )
@@ -250,9 +277,9 @@ def cluster_info(message: cluster_pb2.GetClusterResponse) -> types.ClusterInfo:
     )
 
 
-def explanation(message: resource_manager_pb2.ExplainResponse) -> types.Explanation:
+def explanation(message: resource_manager_pb2.ExplainResponse) -> types_explain.Explanation:
     """Why a request waits."""
-    return types.Explanation(
+    return types_explain.Explanation(
         request=request(message.request),
         primary_reason=message.primary_reason,
         summary=message.summary,
@@ -260,7 +287,7 @@ def explanation(message: resource_manager_pb2.ExplainResponse) -> types.Explanat
         executors_considered=message.executors_considered,
         executors_fitting=message.executors_fitting,
         executors=tuple(
-            types.ExecutorVerdict(
+            types_explain.ExecutorVerdict(
                 executor_id=each.executor_id,
                 fits=each.fits,
                 blockers=tuple(each.blockers),
@@ -271,13 +298,36 @@ def explanation(message: resource_manager_pb2.ExplainResponse) -> types.Explanat
         ),
         dimensions=tuple(_dimension(each) for each in message.dimensions),
         would_fit_if=tuple(
-            types.Counterfactual(
+            types_explain.Counterfactual(
                 each.executor_id, tuple(_dimension(one) for one in each.at_most), each.message
             )
             for each in message.would_fit_if
         ),
         blocked_by=tuple(slot(each) for each in message.blocked_by),
         snapshot_number=message.snapshot_number,
+        gang=_gang_explanation(message.gang) if message.HasField("gang") else None,
+        planned_on=message.planned_on,
+        resizes=tuple(
+            types_explain.ResizeExplanation(
+                resize=resize(each.resize),
+                dimensions=tuple(_dimension(one) for one in each.dimensions),
+                summary=each.summary,
+            )
+            for each in message.resizes
+        ),
+    )
+
+
+def _gang_explanation(
+    message: resource_manager_pb2.GangExplanation,
+) -> types_explain.GangExplanation:
+    return types_explain.GangExplanation(
+        gang=gang(message.gang),
+        members=message.members,
+        placeable=message.placeable,
+        spots=tuple(types_explain.GangSpot(each.name, each.placeable) for each in message.spots),
+        summary=message.summary,
+        deadline_time=moment(message, "deadline_time"),
     )
 
 
@@ -289,7 +339,7 @@ def outcome(message: slots_pb2.ItemResult) -> types.ItemOutcome:
     return types.ItemOutcome(message.id, error.reason, error.message, dict(error.details))
 
 
-def _dimension(message: resource_manager_pb2.DimensionStatus) -> types.Dimension:
-    return types.Dimension(
+def _dimension(message: resource_manager_pb2.DimensionStatus) -> types_explain.Dimension:
+    return types_explain.Dimension(
         message.dimension, message.asked, message.free, message.largest_hole, message.total
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from functools import partial
 
 from finegrain.errors import FinegrainError
@@ -23,10 +23,12 @@ from finegrain_client.errors import (
     RequestRejected,
     SlotLost,
     StillWaiting,
+    rejected,
 )
 from finegrain_client.retry import RetryPolicy
 from finegrain_client.slot import Slot
-from finegrain_client.types import Explanation, RequestState, SlotStatus
+from finegrain_client.types import Gang, RequestState, RequestStatus, SlotStatus
+from finegrain_client.types_explain import Explanation
 
 REASON_POLICY = RetryPolicy(budget_s=2.0)
 """Whoever has waited in vain does not wait long for the reason."""
@@ -39,16 +41,20 @@ class Request:
         allocation_id: identity of the request and of the slot that will serve it.
         state: where it stands; `reason` (a stable code) and `message` say why.
         slot: its latest slot, or None; look at `Slot.has_ended`.
+        gang: the gang that it belongs to, or None.
         acknowledged: the RM has taken it in, durably.
     """
 
-    def __init__(self, context: JobContext, message: slots_pb2.SlotRequest) -> None:
+    def __init__(
+        self, context: JobContext, message: slots_pb2.SlotRequest, gang: Gang | None = None
+    ) -> None:
         self._context = context
         self._asked = message
         self._changes = Changes()
         self._error: FinegrainError | None = None
         self._rejection: Rejection | None = None
         self.allocation_id = message.allocation_id
+        self.gang = gang
         self.acknowledged = False
         self.state = RequestState.PENDING
         self.reason = ""
@@ -165,6 +171,8 @@ class Request:
             if self.slot is None or back_in_line or slot.generation > self.slot.generation:
                 self._end_slot(at_once=True)
                 self.slot = Slot(self._context, slot)
+            elif slot.generation == self.slot.generation:  # its size is another one
+                self.slot.size.take(slot, reason, message)
         elif state is RequestState.RELEASED:
             self._end_slot(at_once=False)
         else:
@@ -172,6 +180,12 @@ class Request:
         if state is RequestState.REJECTED and self._rejection is None:
             self._rejection = Rejection(self.allocation_id, reason, message)
         self._changes.notify()
+
+    def take_status(self, status: RequestStatus) -> None:
+        """A snapshot shows it where it is known to stand."""
+        self.reason = status.reason
+        if status.slot is not None and self.slot is not None:
+            self.slot.size.take(status.slot)
 
     def reject(self, rejection: Rejection) -> None:
         """The RM did not take the request in."""
@@ -205,12 +219,29 @@ class Request:
         if self.slot is not None and not self.slot.has_ended:
             return self.slot
         if self._rejection is not None:
-            raise RequestRejected([self._rejection])
+            raise rejected([self._rejection])
         if self.state is RequestState.LOST and self.slot is not None and self.slot.error:
             raise self.slot.error
         if self.state.has_ended:
             raise RequestEnded(self.allocation_id, self.state, self.reason, self.message)
         return None
+
+
+async def all_granted(requests: Sequence[Request]) -> list[Slot]:
+    """The slots of all of them, once all have one at the same time, in the order given.
+
+    Raises:
+        RequestRejected: names all that were refused; GangTimeout where that is why.
+        FinegrainError: see `Request.granted`.
+    """
+    try:
+        while True:
+            slots = [await each.granted() for each in requests]
+            if not any(each.has_ended for each in slots):  # none was lost meanwhile
+                return slots
+    except RequestRejected:
+        refused = [each.rejection for each in requests if each.rejection is not None]
+        raise rejected(refused) from None
 
 
 class AsGranted:

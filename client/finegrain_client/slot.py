@@ -21,8 +21,10 @@ from finegrain.v1 import resource_manager_pb2 as rm
 from finegrain_client import reading
 from finegrain_client.background import unless
 from finegrain_client.context import JobContext
-from finegrain_client.errors import SlotLost
+from finegrain_client.errors import SlotLost, StillResizing
+from finegrain_client.resizing import SizeChange
 from finegrain_client.retry import call_with_retries
+from finegrain_client.slot_size import SlotSize
 from finegrain_client.task import OutputMode, Task, TaskOptions, start_task
 from finegrain_client.types import Isolation, SlotStatus
 
@@ -51,10 +53,10 @@ class Slot:
 
     def __init__(self, context: JobContext, status: SlotStatus) -> None:
         self._context = context
+        self._size = SlotSize(context, status)
         self._address = status.executor_address
         self._stub: TaskExecutorServiceAsyncStub | None = None  # dialled when first needed
         self._readers = 0
-        self.status = status
         self.lost = asyncio.Event()
         self.error: FinegrainError | None = None
 
@@ -67,6 +69,11 @@ class Slot:
 
     async def __aexit__(self, *_exc: object) -> None:
         await self.release()
+
+    @property
+    def status(self) -> SlotStatus:
+        """The newest that is known of it."""
+        return self._size.status
 
     @property
     def allocation_id(self) -> str:
@@ -90,7 +97,7 @@ class Slot:
 
     @property
     def profile(self) -> ResourceProfile:
-        """What it consists of."""
+        """What it consists of now; `status.resizes` says what it is becoming."""
         return self.status.profile
 
     @property
@@ -186,7 +193,70 @@ class Slot:
         )
         self.mark_released()
 
+    async def resize(
+        self,
+        *,
+        cpu_milli: int | None = None,
+        memory_bytes: int | None = None,
+        task_off_heap_memory_bytes: int | None = None,
+        managed_memory_bytes: int | None = None,
+        network_memory_bytes: int | None = None,
+        extended: Mapping[str, int] | None = None,
+        cpu_limit_milli: int | None = None,
+        wait_for_use: bool = False,
+        timeout_s: float | None = None,
+    ) -> SlotStatus:
+        """Changes what the slot consists of, without touching its tasks; returns when it has.
+
+        What is not named stays as it is, or as a change that is under way makes it; see
+        `SizeChange`. Growth waits in line until its executor has room. Cancelling this, or a
+        timeout, keeps the change in line; `withdraw_resize` takes it back.
+
+        Args:
+            wait_for_use: where the slot uses more memory than it is to have: wait until it uses
+                less (True), or refuse (False).
+            timeout_s: how long to wait here; None: for ever.
+
+        Raises:
+            ResizeRefused: the slot uses more, or another change took the place of this one.
+            FailedPrecondition: INFEASIBLE_NEVER, more than the executor has in total.
+            StillResizing: (a TimeoutError) not done within `timeout_s`.
+            SlotLost: the slot is gone.
+            InvalidArgument: no amount, or one that cannot be.
+            FinegrainError: the RM could not be told.
+        """
+        change = SizeChange(
+            cpu_milli=cpu_milli,
+            memory_bytes=memory_bytes,
+            task_off_heap_memory_bytes=task_off_heap_memory_bytes,
+            managed_memory_bytes=managed_memory_bytes,
+            network_memory_bytes=network_memory_bytes,
+            extended=extended,
+            cpu_limit_milli=cpu_limit_milli,
+        )
+        if self.error is not None:
+            raise self.error
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._size.change(change, wait_for_use=wait_for_use)
+        except TimeoutError:
+            waiting = "; ".join(each.message for each in self.status.resizes if each.message)
+            raise StillResizing(self.allocation_id, timeout_s or 0, waiting) from None
+
+    async def withdraw_resize(self) -> SlotStatus:
+        """Takes back whatever change waits; one that is ordered already is undone if it succeeds.
+
+        Raises:
+            FinegrainError: the RM could not be told.
+        """
+        return await self._size.withdraw()
+
     # What follows is for the request and the tasks of the slot.
+
+    @property
+    def size(self) -> SlotSize:
+        """What it consists of, as the news of it tell."""
+        return self._size
 
     def mark_released(self) -> None:
         """The RM has taken the slot back from us; waits for tasks go on until these have ended."""
@@ -199,6 +269,7 @@ class Slot:
         """The slot is gone. Its tasks' waits end `at_once`, or when their streams end."""
         if self.error is None:
             self.error = error
+            self._size.end(error)
         if at_once:
             self.lost.set()
         self._hang_up()

@@ -6,7 +6,7 @@ anything fits: that is the RM's business.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from finegrain.errors import InvalidArgument
@@ -129,26 +129,6 @@ def _check_amount(name: str, value: object) -> None:
         raise InvalidArgument(
             name, value, f"an integer from 0 to {AMOUNT_MAX} (half a core is cpu_milli=500)"
         )
-
-
-def batches(
-    messages: Iterable[slots_pb2.SlotRequest],
-    *,
-    items_max: int = BATCH_ITEMS_MAX,
-    bytes_max: int = BATCH_BYTES_MAX,
-) -> Iterator[list[slots_pb2.SlotRequest]]:
-    """Cuts requests, in order, into batches that one call may carry."""
-    batch: list[slots_pb2.SlotRequest] = []
-    batch_bytes = 0
-    for message in messages:
-        size = message.ByteSize() + 6  # field number and length before each item
-        if batch and (len(batch) >= items_max or batch_bytes + size > bytes_max):
-            yield batch
-            batch, batch_bytes = [], 0
-        batch.append(message)
-        batch_bytes += size
-    if batch:
-        yield batch
 
 
 def id_batches(ids: Sequence[str], *, items_max: int = BATCH_ITEMS_MAX) -> Iterator[Sequence[str]]:

@@ -67,6 +67,22 @@ class TaskState(StrEnum):
         return self in (TaskState.EXITED, TaskState.FAILED)
 
 
+class GangPlacement(StrEnum):
+    """Where the members of a gang go."""
+
+    ANYWHERE = "ANYWHERE"  # wherever they fit
+    SAME_EXECUTOR = "SAME_EXECUTOR"  # all on one executor
+    SAME_LABEL = "SAME_LABEL"  # on executors with one and the same value of a label
+    SPREAD = "SPREAD"  # each on an executor of its own
+
+
+class ResizeState(StrEnum):
+    """Where a change of a slot's size stands."""
+
+    WAITING = "WAITING"  # in line: no room yet, or the slot uses more than it is to have
+    ORDERED = "ORDERED"  # the executor was told; the larger of both sizes is booked
+
+
 @dataclass(frozen=True, slots=True)
 class Isolation(Value):
     """What is really enforced, per dimension; "none" means that it is only booked."""
@@ -81,8 +97,24 @@ class Isolation(Value):
 
 
 @dataclass(frozen=True, slots=True)
+class SlotResize(Value):
+    """A change of a slot's size that is under way."""
+
+    resize_number: int
+    profile: ResourceProfile  # the whole of what the slot is to consist of
+    memory_bytes: int
+    cpu_limit_milli: int
+    state: ResizeState
+    message: str = ""  # why it waits
+
+
+@dataclass(frozen=True, slots=True)
 class SlotStatus(Value):
-    """One slot as the RM lists or offers it."""
+    """One slot as the RM lists or offers it.
+
+    `profile`, `memory_bytes` and `cpu_limit_milli` are what is enforced now; `resizes` what is
+    under way: what is ordered, then what waits behind it.
+    """
 
     allocation_id: str
     generation: int
@@ -97,6 +129,18 @@ class SlotStatus(Value):
     cpus: str  # a cpu list; empty: the executor's shared pool
     isolation: Isolation | None
     allocated_time: datetime | None
+    resize_number: int = 0  # of the last change of size that was asked for
+    resizes: tuple[SlotResize, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Gang(Value):
+    """Slot requests that are granted together or not at all."""
+
+    gang_id: str
+    placement: GangPlacement
+    label: str  # only with SAME_LABEL
+    timeout_s: float | None  # how long it may wait; None: for ever
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +164,15 @@ class RequestStatus(Value):
     target_address: str
     allow_pending: bool
     restart_on_loss: bool
+    gang: Gang | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class JobEvent(Value):
     """One thing that happened to one request of a job.
+
+    GRANTED again for the same generation says that the slot's size changed (reason "RESIZED"), or
+    was to change and did not ("RESIZE_REFUSED"); `slot` is as it is then.
 
     `from_snapshot` marks a change that was read off a snapshot because the events themselves are no
     longer kept; its `sequence` is the snapshot's.
@@ -181,6 +229,7 @@ class ExecutorStatus(Value):
     software_version: str
     shared_cpus: str
     unreachable_reason: str = ""
+    provided_as: str = ""  # the shape as which a provider started it; empty: it came by itself
     topology: Mapping[str, Any] | None = None
     slot_list: tuple[SlotStatus, ...] | None = None
 
@@ -235,54 +284,6 @@ class ClusterInfo(Value):
     pending_requests: Mapping[str, int]  # by primary reason
     slots: int
     jobs: int
-
-
-@dataclass(frozen=True, slots=True)
-class Dimension(Value):
-    """One resource dimension of an explanation."""
-
-    dimension: str
-    asked: int
-    free: int
-    largest_hole: int
-    total: int
-
-
-@dataclass(frozen=True, slots=True)
-class ExecutorVerdict(Value):
-    """What one executor lacks for a request."""
-
-    executor_id: str
-    fits: bool
-    blockers: tuple[str, ...]
-    dimensions: tuple[Dimension, ...]
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
-class Counterfactual(Value):
-    """One change of a request with which it would fit now."""
-
-    executor_id: str
-    at_most: tuple[Dimension, ...]
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
-class Explanation(Value):
-    """Why a request waits, or what became of it. True of one moment; not a reservation."""
-
-    request: RequestStatus
-    primary_reason: str
-    summary: str
-    requests_ahead: int
-    executors_considered: int
-    executors_fitting: int
-    executors: tuple[ExecutorVerdict, ...]
-    dimensions: tuple[Dimension, ...]
-    would_fit_if: tuple[Counterfactual, ...]
-    blocked_by: tuple[SlotStatus, ...]
-    snapshot_number: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -193,7 +193,8 @@ class Story:
         asked = slots_pb2.SlotRequest()
         asked.CopyFrom(message.request)
         asked.allocation_id = message.allocation_id
-        request = Request(self._context, asked)
+        gang = reading.gang(message.gang) if message.HasField("gang") else None
+        request = Request(self._context, asked, gang)
         request.acknowledged = True
         self.requests[message.allocation_id] = request
 
@@ -202,16 +203,19 @@ class Story:
         if request is None:
             return
         generation = status.slot.generation if status.slot else request.generation
+        reason = status.reason
         if (request.state, request.generation) == (status.state, generation):
-            request.reason = status.reason
-            return
+            if request.slot is None or status.slot is None or request.slot.size.equals(status.slot):
+                request.take_status(status)
+                return
+            reason = Reason.RESIZED
         self._tell(
             JobEvent(
                 sequence=sequence,
                 event_time=None,
                 allocation_id=status.allocation_id,
                 state=status.state,
-                reason=status.reason,
+                reason=reason,
                 message="",
                 slot=status.slot,
                 from_snapshot=True,

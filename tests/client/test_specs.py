@@ -3,7 +3,7 @@
 import pytest
 
 import finegrain_client as fg
-from finegrain_client.specs import batches
+from finegrain_client.asking import batches, pieces
 
 
 def test_nothing_given_is_an_unknown_slot() -> None:
@@ -56,10 +56,11 @@ def test_every_slot_of_a_range_has_its_own_id() -> None:
 
 
 def test_batches_keep_the_order_and_both_limits() -> None:
-    messages = list(fg.SlotSpec(labels={"k": "v" * 50}, count=10).messages())
-    by_items = list(batches(messages, items_max=4))
-    assert [len(each) for each in by_items] == [4, 4, 2]
-    by_bytes = list(batches(messages, bytes_max=300))
-    assert [each for batch in by_bytes for each in batch] == messages
-    assert all(sum(each.ByteSize() for each in batch) <= 300 for batch in by_bytes)
-    assert [len(each) for each in batches(messages, bytes_max=1)] == [1] * 10
+    many = list(pieces(fg.SlotSpec(labels={"k": "v" * 50}, count=10)))
+    messages = [message for piece in many for message in piece.requests]
+    by_items = list(batches(many, items_max=4))
+    assert [len(each.requests) for each in by_items] == [4, 4, 2]
+    by_bytes = list(batches(many, bytes_max=300))
+    assert [each for batch in by_bytes for each in batch.requests] == messages
+    assert all(sum(each.ByteSize() for each in batch.requests) <= 300 for batch in by_bytes)
+    assert [len(each.requests) for each in batches(many, bytes_max=1)] == [1] * 10

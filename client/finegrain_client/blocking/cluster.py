@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -14,6 +14,8 @@ from finegrain_client.blocking.job import Job
 from finegrain_client.blocking.loop import PrivateLoop
 from finegrain_client.job import LEASE_DEFAULT_S
 from finegrain_client.retry import BUDGET_DEFAULT_S
+from finegrain_client.types_explain import Explanation
+from finegrain_client.types_providers import Providers
 
 
 def connect(
@@ -118,11 +120,14 @@ class Cluster:
 
     def explain(
         self, allocation_id: str, *, executor_id: str = "", max_executors: int = 0
-    ) -> types.Explanation:
+    ) -> Explanation:
         work = self.inner.explain(
             allocation_id, executor_id=executor_id, max_executors=max_executors
         )
         return self.loop.run(work)
+
+    def providers(self) -> Providers:
+        return self.loop.run(self.inner.providers())
 
     def drain(
         self, executor_id: str, *, reason: str = "", deadline_s: float | None = None
@@ -139,6 +144,39 @@ class Cluster:
         self, allocation_ids: Sequence[str], *, grace_s: float | None = None
     ) -> list[types.ItemOutcome]:
         return self.loop.run(self.inner.release(allocation_ids, grace_s=grace_s))
+
+    def resize(
+        self,
+        allocation_id: str,
+        *,
+        cpu_milli: int | None = None,
+        memory_bytes: int | None = None,
+        task_off_heap_memory_bytes: int | None = None,
+        managed_memory_bytes: int | None = None,
+        network_memory_bytes: int | None = None,
+        extended: Mapping[str, int] | None = None,
+        cpu_limit_milli: int | None = None,
+        wait_for_use: bool = False,
+        wait: bool = True,
+        timeout_s: float | None = None,
+    ) -> types.SlotStatus:
+        work = self.inner.resize(
+            allocation_id,
+            cpu_milli=cpu_milli,
+            memory_bytes=memory_bytes,
+            task_off_heap_memory_bytes=task_off_heap_memory_bytes,
+            managed_memory_bytes=managed_memory_bytes,
+            network_memory_bytes=network_memory_bytes,
+            extended=extended,
+            cpu_limit_milli=cpu_limit_milli,
+            wait_for_use=wait_for_use,
+            wait=wait,
+            timeout_s=timeout_s,
+        )
+        return self.loop.run(work)
+
+    def withdraw_resize(self, allocation_id: str) -> types.SlotStatus:
+        return self.loop.run(self.inner.withdraw_resize(allocation_id))
 
     def terminate_job(self, job_id: str, *, grace_s: float | None = None) -> None:
         self.loop.run(self.inner.terminate_job(job_id, grace_s=grace_s))

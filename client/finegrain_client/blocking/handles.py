@@ -18,6 +18,7 @@ from finegrain_client import task as aio_task
 from finegrain_client import types
 from finegrain_client.blocking.loop import PrivateLoop, in_threads
 from finegrain_client.errors import Rejection
+from finegrain_client.types_explain import Explanation
 
 
 class Lost:
@@ -183,6 +184,35 @@ class Slot:
         )
         return Task(self.loop, self.loop.run(started))
 
+    def resize(
+        self,
+        *,
+        cpu_milli: int | None = None,
+        memory_bytes: int | None = None,
+        task_off_heap_memory_bytes: int | None = None,
+        managed_memory_bytes: int | None = None,
+        network_memory_bytes: int | None = None,
+        extended: Mapping[str, int] | None = None,
+        cpu_limit_milli: int | None = None,
+        wait_for_use: bool = False,
+        timeout_s: float | None = None,
+    ) -> types.SlotStatus:
+        work = self.inner.resize(
+            cpu_milli=cpu_milli,
+            memory_bytes=memory_bytes,
+            task_off_heap_memory_bytes=task_off_heap_memory_bytes,
+            managed_memory_bytes=managed_memory_bytes,
+            network_memory_bytes=network_memory_bytes,
+            extended=extended,
+            cpu_limit_milli=cpu_limit_milli,
+            wait_for_use=wait_for_use,
+            timeout_s=timeout_s,
+        )
+        return self.loop.run(work)
+
+    def withdraw_resize(self) -> types.SlotStatus:
+        return self.loop.run(self.inner.withdraw_resize())
+
     def release(self, grace_s: float | None = None) -> None:
         self.loop.run(self.inner.release(grace_s))
 
@@ -215,6 +245,10 @@ class Request:
         return Slot(self.loop, self.inner.slot) if self.inner.slot else None
 
     @property
+    def gang(self) -> types.Gang | None:
+        return self.inner.gang
+
+    @property
     def acknowledged(self) -> bool:
         return self.inner.acknowledged
 
@@ -240,7 +274,7 @@ class Request:
     def cancel(self) -> None:
         self.loop.run(self.inner.cancel())
 
-    def explain(self, *, executor_id: str = "", max_executors: int = 0) -> types.Explanation:
+    def explain(self, *, executor_id: str = "", max_executors: int = 0) -> Explanation:
         work = self.inner.explain(executor_id=executor_id, max_executors=max_executors)
         return self.loop.run(work)
 

@@ -10,6 +10,7 @@ from finegrain_client import job as aio_job
 from finegrain_client import types
 from finegrain_client.blocking.handles import Request, Slot
 from finegrain_client.blocking.loop import PrivateLoop
+from finegrain_client.gangs import GangSpec
 from finegrain_client.specs import SlotSpec
 
 
@@ -61,10 +62,27 @@ class Job:
         return [Request(self.loop, each) for each in inner]
 
     def request_slots(
-        self, specs: SlotSpec | Iterable[SlotSpec], *, raise_on_reject: bool = True
+        self,
+        specs: SlotSpec | GangSpec | Iterable[SlotSpec | GangSpec],
+        *,
+        raise_on_reject: bool = True,
     ) -> list[Request]:
         work = self.inner.request_slots(specs, raise_on_reject=raise_on_reject)
         return [Request(self.loop, each) for each in self.loop.run(work)]
+
+    def request_gang(
+        self,
+        members: SlotSpec | Sequence[SlotSpec],
+        *,
+        placement: types.GangPlacement | str = types.GangPlacement.ANYWHERE,
+        label: str = "",
+        timeout_s: float | None = None,
+        gang_id: str = "",
+    ) -> list[Slot]:
+        work = self.inner.request_gang(
+            members, placement=placement, label=label, timeout_s=timeout_s, gang_id=gang_id
+        )
+        return [Slot(self.loop, each) for each in self.loop.run(work)]
 
     def cancel(self, requests: Sequence[Request]) -> list[types.ItemOutcome]:
         return self.loop.run(self.inner.cancel([each.inner for each in requests]))
