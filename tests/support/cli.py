@@ -13,6 +13,7 @@ from typer.testing import Result
 from finegrain.errors import NotFound, Reason
 from finegrain.resources import GIB, MIB, ResourceProfile
 from finegrain_client import types
+from finegrain_client.types_explain import Counterfactual, Dimension, ExecutorVerdict, Explanation
 
 Finegrain = Callable[..., Result]
 """Runs `finegrain ARGS...` in this process."""
@@ -154,17 +155,17 @@ INFO = types.ClusterInfo(
     slots=1,
     jobs=1,
 )
-CPU = types.Dimension("cpu_milli", 64_000, 1500, 1500, 2000)
-EXPLANATION = types.Explanation(
+CPU = Dimension("cpu_milli", 64_000, 1500, 1500, 2000)
+EXPLANATION = Explanation(
     request=WAITING,
     primary_reason="INFEASIBLE_NEVER",
     summary="no executor could host it, even when empty",
     requests_ahead=0,
     executors_considered=1,
     executors_fitting=0,
-    executors=(types.ExecutorVerdict("host-a", False, ("cpu_milli",), (CPU,), "too small"),),
+    executors=(ExecutorVerdict("host-a", False, ("cpu_milli",), (CPU,), "too small"),),
     dimensions=(CPU,),
-    would_fit_if=(types.Counterfactual("host-a", (CPU,), "cpu 1.5 or less, on host-a"),),
+    would_fit_if=(Counterfactual("host-a", (CPU,), "cpu 1.5 or less, on host-a"),),
     blocked_by=(SLOT,),
     snapshot_number=42,
 )
@@ -238,7 +239,7 @@ class FakeCluster:
 
     def explain(
         self, allocation_id: str, *, executor_id: str = "", max_executors: int = 0
-    ) -> types.Explanation:
+    ) -> Explanation:
         self.done.append(("explain", allocation_id, executor_id))
         return EXPLANATION
 
