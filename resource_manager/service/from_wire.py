@@ -290,6 +290,7 @@ def _reported_slot(message: slots_pb2.SlotStatus, field: str) -> ReportedSlot:
         pids_max=check_amount(f"{field}.pids_max", message.pids_max),
         cpus=check_cpu_list(cpus, f"{field}.cpus") if cpus else "",
         isolation=isolation,
+        resize_number=check_amount(f"{field}.resize_number", message.resize_number),
     )
 
 
