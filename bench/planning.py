@@ -1,0 +1,162 @@
+"""Measures one plan: waiting requests, executor shapes, and which executors to ask for.
+
+    python -m bench.planning [--requests 10000] [--shapes 20] [--passes 5]
+
+Prints, for each backlog, the least and the median CPU time of this process for one plan, how many
+executors it asks for, and what they cost beside a bound from below (the linear relaxation:
+executors in fractions, requests cut to pieces). The backlogs: all requests equal; 24 and 1,000
+different ones; all different; the same with a tenth of the executors on the way already, and with
+all of them; with a limit on the totals that lets about a third be served; and large ones that
+nearly fill an executor. Shapes have 4 to 64 cpus and 2 to 8 GiB for each, at prices that go by
+size, give or take a tenth. Everything is drawn from a fixed seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import random
+import statistics
+import time
+from dataclasses import replace
+
+from finegrain.resources import GIB, MEMORY_GRAIN_BYTES, MIB
+from resource_manager.engine.provision.packing import Capacity, Wish
+from resource_manager.engine.provision.planning import Backlog, Plan, Supply, make_plan
+from resource_manager.engine.queue import SLOTS
+
+SEED = 20251120
+
+
+def supplies(count: int, chance: random.Random) -> list[Supply]:
+    """Executor shapes."""
+    made = []
+    for _ in range(count):
+        cpus = chance.choice([4, 8, 16, 32, 64])
+        total = {"cpu_milli": cpus * 1_000, "memory_bytes": cpus * chance.choice([2, 4, 8]) * GIB}
+        price = cpus * 0.03 + total["memory_bytes"] / GIB * 0.004
+        made.append(Supply(_capacity(total), total, price * chance.uniform(0.9, 1.1)))
+    return made
+
+
+def _capacity(total: dict[str, int]) -> Capacity:
+    return Capacity(
+        {
+            "cpu_milli": total["cpu_milli"],
+            "memory_bytes": total["memory_bytes"] // MEMORY_GRAIN_BYTES,
+            SLOTS: 1 << 53,
+        }
+    )
+
+
+def backlog(
+    requests: int, different: int, shapes: list[Supply], chance: random.Random, cpus_max: float = 4
+) -> Backlog:
+    """Requests of so many kinds in random order."""
+    wishes = []
+    for _ in range(different):
+        amounts = {
+            "cpu_milli": chance.randrange(100, int(cpus_max * 1_000)),
+            "memory_bytes": chance.randrange(128 * MIB, int(cpus_max * 4) * GIB)
+            // MEMORY_GRAIN_BYTES,
+            SLOTS: 1,
+        }
+        wishes.append(Wish(amounts, amounts))
+    line = [(number % different, 1) for number in range(requests)]
+    chance.shuffle(line)
+    return Backlog(wishes, _runs(line), shapes)
+
+
+def _runs(line: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    runs: list[tuple[int, int]] = []
+    for kind, count in line:
+        if runs and runs[-1][0] == kind:
+            runs[-1] = kind, runs[-1][1] + count
+        else:
+            runs.append((kind, count))
+    return runs
+
+
+def bound(asked: Backlog, plan: Plan) -> float:
+    """What no set of executors that serves as much can cost less than: the largest value that the
+    amounts served can have at prices of cpu and memory at which no executor is worth more than it
+    costs (the dual of the linear relaxation; its optimum is where two such conditions meet).
+    """
+    cpu = memory = 0
+    for new in plan.new:
+        for kind, count in new.content.items():
+            amounts = asked.wishes[kind].pooled
+            cpu += amounts["cpu_milli"] * count
+            memory += amounts["memory_bytes"] * count
+    rows = [
+        (each.capacity.amounts["cpu_milli"], each.capacity.amounts["memory_bytes"], each.cost)
+        for each in asked.supplies
+    ]
+    rows += [(-1, 0, 0.0), (0, -1, 0.0)]
+    best = 0.0
+    for a, b, c in rows:
+        for d, e, f in rows:
+            if (determinant := a * e - b * d) == 0:
+                continue
+            x, y = (c * e - b * f) / determinant, (a * f - c * d) / determinant
+            if all(x * g + y * h <= i + 1e-9 for g, h, i in rows):
+                best = max(best, x * cpu + y * memory)
+    return best
+
+
+def measure(title: str, asked: Backlog, passes: int) -> Plan:
+    """Prints a line about one backlog."""
+    taken: list[float] = []
+    for _ in range(passes):
+        gc.collect()
+        began = time.process_time()
+        plan = make_plan(asked)
+        taken.append((time.process_time() - began) * 1_000)
+    cost = sum(asked.supplies[new.supply].cost for new in plan.new)
+    least = bound(asked, plan) if plan.new else 0.0
+    print(
+        f"{title:36} {min(taken):7.1f} {statistics.median(taken):7.1f} ms  "
+        f"{len(plan.new):6} executors, cost {cost:9.1f}"
+        + (f" ({cost / least:.3f} of the bound)" if least else "")
+        + (f", {sum(plan.left.values())} left" if plan.left else "")
+    )
+    return plan
+
+
+def main() -> None:
+    """Runs all backlogs."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--requests", type=int, default=10_000)
+    parser.add_argument("--shapes", type=int, default=20)
+    parser.add_argument("--passes", type=int, default=5)
+    options = parser.parse_args()
+    chance = random.Random(SEED)
+    shapes = supplies(options.shapes, chance)
+    requests = options.requests
+    print(f"{requests} requests, {len(shapes)} executor shapes: least and median CPU time")
+    for different in (1, 24, min(1_000, requests)):
+        title = "all equal" if different == 1 else f"{different} different"
+        measure(title, backlog(requests, different, shapes, chance), options.passes)
+    asked = backlog(requests, requests, shapes, chance)
+    plan = measure("all different", asked, options.passes)
+    some = plan.new[: len(plan.new) // 10]
+    on_the_way = {f"e{number}": shapes[new.supply].capacity for number, new in enumerate(some)}
+    kept = {f"e{number}": new.content for number, new in enumerate(some)}
+    again = replace(asked, pending=on_the_way, kept=kept)
+    measure("all different, a tenth on the way", again, options.passes)
+    everything = {f"e{n}": shapes[new.supply].capacity for n, new in enumerate(plan.new)}
+    kept = {f"e{n}": new.content for n, new in enumerate(plan.new)}
+    measure(
+        "all different, all on the way",
+        replace(asked, pending=everything, kept=kept),
+        options.passes,
+    )
+    total = sum(shapes[new.supply].total["cpu_milli"] for new in plan.new)
+    limited = replace(asked, limits={"cpu_milli": total // 3})
+    measure("all different, limits for a third", limited, options.passes)
+    large = backlog(requests, requests, shapes, chance, cpus_max=48)
+    measure("all different and large", large, options.passes)
+
+
+if __name__ == "__main__":
+    main()

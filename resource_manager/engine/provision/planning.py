@@ -1,0 +1,404 @@
+"""What waits is planned on executors that were asked for, and for the rest executors are chosen.
+
+Pure: no state, only numbers in and out, and the same answer to the same question. Wishes are
+counted by kind and stand in line in order of arrival. Executors that were asked for and have not
+come are rooms, oldest first. What was planned before stays where it was as long as everybody can be
+served so; where limits do not allow that, the line decides from scratch who is.
+
+Gangs are planned whole or not at all, also on free room of executors that are there. Which new
+executors serve the rest for the least cost, `cover.py` knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from finegrain.resources import Amounts
+from resource_manager.engine.provision.classes import fits, fits_somewhere
+from resource_manager.engine.provision.cover import Batch, cover, rest_of, rest_of_limits
+from resource_manager.engine.provision.exact import UNBOUNDED, Offer
+from resource_manager.engine.provision.gang_planning import GangPlanner, GangWish, New
+from resource_manager.engine.provision.packing import Capacity, Counts, Need, Room, Space, Wish
+
+LIMIT = "limit/"
+"""Prefix of dimensions that stand for what all executors may have together, in exact amounts."""
+
+COST_UNIT = 1_000_000
+"""Costs are reckoned in millionths."""
+
+_FEW = 200
+_ROUNDS_MAX = 16
+_ROUNDS_OF_MANY = 2
+"""How often it is tried how many of the line can be served within limits, if they are few, and if
+they are many.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Supply:
+    """Executors that could be asked for: what one has (in columns of the capacity index), what it
+    costs, how many more there may be, and its exact total, for limits.
+    """
+
+    capacity: Capacity
+    total: Amounts
+    cost: float
+    most: int = UNBOUNDED
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """Everything that a plan is made of.
+
+    Attributes:
+        wishes: what is asked for, each once per kind.
+        line: (kind, how many) in order of arrival.
+        gangs: in order of arrival.
+        pending: executors that were asked for, oldest first, by name.
+        hosts: free room of executors that are there, by name; only gangs are planned on it.
+        supplies: what may be asked for.
+        limits: what all that is asked for may have together; an absent dimension has no limit.
+        kept: what was planned on which pending executor before.
+    """
+
+    wishes: Sequence[Wish]
+    line: Sequence[tuple[int, int]]
+    supplies: Sequence[Supply]
+    pending: Mapping[str, Capacity] = field(default_factory=dict)
+    gangs: Sequence[GangWish] = ()
+    hosts: Mapping[str, Capacity] = field(default_factory=dict)
+    limits: Amounts = field(default_factory=dict)
+    kept: Mapping[str, Counts] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Plan:
+    """Who is planned where.
+
+    Attributes:
+        pending: how many of which kind on which pending executor.
+        new: executors to ask for.
+        left: how many of which kind are planned nowhere.
+        gangs: places in `Backlog.gangs` of those that are planned.
+        counted_on: executors that are there and that gangs are planned on.
+    """
+
+    pending: dict[str, Counts] = field(default_factory=dict)
+    new: list[New] = field(default_factory=list)
+    left: Counts = field(default_factory=dict)
+    gangs: list[int] = field(default_factory=list)
+    counted_on: set[str] = field(default_factory=set)
+
+
+def make_plan(backlog: Backlog) -> Plan:
+    """Plans everything that can be planned."""
+    planning = _Planning(backlog)
+    plan = planning.as_before()
+    if planning.limited and plan.left and (backlog.pending or backlog.gangs):
+        return _Planning(backlog).in_order()
+    return plan
+
+
+class _Planning:
+    def __init__(self, backlog: Backlog) -> None:
+        self._backlog = backlog
+        capacities = [each.capacity for each in backlog.supplies]
+        present = [*backlog.pending.values(), *backlog.hosts.values()]
+        self._space = Space(backlog.wishes, [*capacities, *present])
+        self._rooms = {
+            name: self._space.room(capacity) for name, capacity in backlog.pending.items()
+        }
+        limits = list(backlog.limits)
+        self._limits = [UNBOUNDED] * self._space.size + [backlog.limits[name] for name in limits]
+        self._bare_offers = [
+            Offer(
+                (
+                    *self._space.vector(each.capacity.amounts),
+                    *(each.total.get(name, 0) for name in limits),
+                ),
+                (),
+                max(1, round(each.cost * COST_UNIT)),
+                each.most,
+            )
+            for each in backlog.supplies
+        ]
+        self._gangs = GangPlanner(
+            self._space,
+            self._rooms,
+            hosts={n: self._space.room(capacity) for n, capacity in backlog.hosts.items()},
+            capacities=capacities,
+            offers=self._bare_offers,
+            limits=self._limits,
+        )
+        self._left: Counts = {}
+        self.limited = False  # somebody is left because of limits
+
+    def as_before(self) -> Plan:
+        """Gangs first, then whoever was planned before, then the others."""
+        backlog = self._backlog
+        planned = [
+            at for at, gang in enumerate(backlog.gangs) if self._gangs.plan(gang, backlog.kept)
+        ]
+        of_gangs = {kind for gang in backlog.gangs for kind in gang.members}
+        wanted: Counts = {}
+        for kind, count in backlog.line:
+            wanted[kind] = wanted.get(kind, 0) + count
+        for name, content in backlog.kept.items():
+            room = self._rooms.get(name)
+            for kind, count in content.items() if room is not None else ():
+                if room is not None and kind not in of_gangs and wanted.get(kind):
+                    wanted[kind] -= self._space.take(room, kind, min(count, wanted[kind]))
+        rest = []
+        for kind, count in reversed(backlog.line):  # those who came first keep what was planned
+            here = min(count, wanted[kind])
+            wanted[kind] -= here
+            if here:
+                rest.append((kind, here))
+        rest.reverse()
+        return self._finish(self._fill(rest), planned)
+
+    def in_order(self) -> Plan:
+        """Everybody in order of arrival."""
+        planned, rest, at = [], [], 0
+        backlog = self._backlog
+        for number, gang in enumerate(backlog.gangs):
+            rest += self._fill(backlog.line[at : gang.before])
+            at = max(at, gang.before)
+            if self._gangs.plan(gang, {}):
+                planned.append(number)
+        rest += self._fill(backlog.line[at:])
+        return self._finish(rest, planned)
+
+    def _fill(self, line: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Puts these into rooms, the oldest that has room first; the rest."""
+        rooms = [*self._rooms.values(), *(room for _, room in self._gangs.opened)]
+        return _fill_rooms(self._space, rooms, line)
+
+    def _finish(self, rest: list[tuple[int, int]], planned: list[int]) -> Plan:
+        rest = self._fill(rest) if self._gangs.opened else rest
+        batches = self._cover(rest)
+        plan = Plan(gangs=planned, left=self._left)
+        for name, room in self._rooms.items():
+            if room.content:
+                plan.pending[name] = self._gangs.apart(room.content)
+        plan.new = [New(at, self._gangs.apart(room.content)) for at, room in self._gangs.opened]
+        for batch in batches:
+            plan.new += [New(batch.offer, dict(batch.content)) for _ in range(batch.copies)]
+        plan.counted_on = self._gangs.counted_on()
+        return plan
+
+    def _cover(self, line: list[tuple[int, int]]) -> list[Batch]:
+        """New executors for these, as far as limits allow; the first in line first."""
+        rest = self._gangs.offers_left()
+        limits = self._gangs.limits
+        usable = [
+            at
+            for at, offer in enumerate(rest)
+            if offer.most
+            and all(a <= b for a, b in zip(offer.total, limits, strict=True) if b < UNBOUNDED)
+        ]
+        offers = self._with_needs([rest[at] for at in usable], usable)
+        possible = {kind for kind, _ in line if fits_somewhere(kind, offers)}
+        impossible = _counted([each for each in line if each[0] not in possible], None)
+        self._left.update(impossible)
+        self.limited = self._fits_some_supply(impossible)
+        line = [each for each in line if each[0] in possible]
+        batches = self._cover_in_order(line, offers, limits) if line else []
+        return [Batch(usable[batch.offer], batch.content, batch.copies) for batch in batches]
+
+    def _cover_in_order(
+        self, line: list[tuple[int, int]], offers: list[Offer], limits: Sequence[int]
+    ) -> list[Batch]:
+        total = sum(count for _, count in line)
+        most = _served_at_most(line, offers, limits)
+        found = cover(_counted(line, most), offers, limits)
+        if most == total and not found.left:
+            return found.batches
+        self.limited = True
+        low, high, best = 0, most, found.batches
+        for _ in range(_ROUNDS_MAX if most <= _FEW else _ROUNDS_OF_MANY):
+            if not found.left:
+                low, best = high, found.batches
+                break
+            served = high - sum(found.left.values())
+            high = min(high - 1, served)
+            if high <= low:
+                break
+            found = cover(_counted(line, high), offers, limits)
+        return self._with_others(line, best, offers, limits)
+
+    def _with_others(
+        self,
+        line: list[tuple[int, int]],
+        batches: list[Batch],
+        offers: list[Offer],
+        limits: Sequence[int],
+    ) -> list[Batch]:
+        """Puts the whole line into what was chosen, in order of arrival where that serves those
+        who came first, and the others into what is left and what may still be asked for.
+        """
+        planned = sum(sum(batch.content.values()) * batch.copies for batch in batches)
+        kept = _counted(line, planned)
+        chosen = [Batch(b.offer, dict(b.content)) for b in batches for _ in range(b.copies)]
+        served: Counts = {}
+        for batch in chosen:
+            for kind, count in batch.content.items():
+                served[kind] = served.get(kind, 0) + count
+        rooms = [self._space.room(self._backlog.supplies[b.offer].capacity) for b in chosen]
+        if served == kept:  # these are the first in line
+            for batch, room in zip(chosen, rooms, strict=True):
+                for kind, count in batch.content.items():
+                    self._space.take(room, kind, count)
+            line = _behind(line, planned)
+        rest = _fill_rooms(self._space, rooms, line)
+        filled = [
+            Batch(batch.offer, dict(room.content))
+            for batch, room in zip(chosen, rooms, strict=True)
+            if room.content
+        ]
+        more_offers, more_limits = rest_of(filled, offers), rest_of_limits(filled, offers, limits)
+        most = _served_at_most(rest, more_offers, more_limits)
+        more = cover(_counted(rest, most), more_offers, more_limits)
+        for kind, count in (*_counted(_behind(rest, most), None).items(), *more.left.items()):
+            self._left[kind] = self._left.get(kind, 0) + count
+        return [*filled, *more.batches]
+
+    def _fits_some_supply(self, kinds: Iterable[int]) -> bool:
+        """True if one of these could be served if there were no limits."""
+        unlimited = [Offer(offer.total, (), offer.cost) for offer in self._bare_offers]
+        offers = self._with_needs(unlimited, list(range(len(unlimited)))) if kinds else []
+        return any(fits_somewhere(kind, offers) for kind in kinds)
+
+    def _with_needs(self, offers: list[Offer], supplies: list[int]) -> list[Offer]:
+        capacities = [self._backlog.supplies[at].capacity for at in supplies]
+        needs = self._space.needs_everywhere(capacities)
+        return [
+            Offer(offer.total, each, offer.cost, offer.most)
+            for offer, each in zip(offers, needs, strict=True)
+        ]
+
+
+@dataclass(slots=True)
+class _Similar:
+    """Kinds of about the same size, and the rooms that may have room for the smallest of them."""
+
+    rooms: list[tuple[Room, Sequence[Need | None]]]
+    kinds: list[int] = field(default_factory=list)
+    least: dict[int, Need] = field(default_factory=dict)
+
+    def least_of(self, needs: Sequence[Need | None]) -> Need:
+        """The least that any of them needs, by dimension; nobody can have more rooms than that."""
+        if (known := self.least.get(id(needs))) is not None:
+            return known
+        least: dict[int, int] | None = None
+        for kind in self.kinds:
+            if (need := needs[kind]) is not None:
+                amounts = dict(need)
+                least = amounts if least is None else _smaller(least, amounts)
+        found = tuple((least if least is not None else {0: UNBOUNDED + 1}).items())
+        self.least[id(needs)] = found
+        return found
+
+
+def _smaller(one: dict[int, int], other: dict[int, int]) -> dict[int, int]:
+    return {at: min(one[at], other[at]) for at in one.keys() & other.keys()}
+
+
+def _fill_rooms(
+    space: Space, rooms: Sequence[Room], line: Sequence[tuple[int, int]]
+) -> list[tuple[int, int]]:
+    """Puts these into rooms, first fit; a room that is too full for the smallest of similar kinds
+    is not looked at again for any of them.
+    """
+    if not rooms:
+        return list(line)
+    needs = space.needs_everywhere([room.capacity for room in rooms])
+    everywhere = list(zip(rooms, needs, strict=True))
+    by_size: dict[object, _Similar] = {}
+    of_kind: dict[int, _Similar] = {}
+    for kind, _ in line:
+        if kind not in of_kind:
+            size = space.rough_size(kind)
+            if size not in by_size:
+                by_size[size] = _Similar(everywhere[:])
+            of_kind[kind] = by_size[size]
+            of_kind[kind].kinds.append(kind)
+    rest: list[tuple[int, int]] = []
+    for kind, count in line:
+        similar, wanted, at = of_kind[kind], count, 0
+        while wanted and at < len(similar.rooms):
+            room, needed = similar.rooms[at]
+            if fits(room.left, needed[kind]):
+                wanted -= space.take(room, kind, wanted)
+            elif not fits(room.left, similar.least_of(needed)):
+                del similar.rooms[at]
+                continue
+            at += 1
+        if wanted:
+            rest.append((kind, wanted))
+    return rest
+
+
+def _counted(line: Sequence[tuple[int, int]], most: int | None) -> Counts:
+    """The first so many in line, by kind."""
+    counts: Counts = {}
+    for kind, count in line:
+        here = count if most is None else min(count, most)
+        if here:
+            counts[kind] = counts.get(kind, 0) + here
+        if most is not None:
+            most -= here
+            if not most:
+                break
+    return counts
+
+
+def _behind(line: Sequence[tuple[int, int]], first: int) -> list[tuple[int, int]]:
+    """The line without the first so many."""
+    rest = []
+    for kind, count in line:
+        here = max(0, count - first)
+        first = max(0, first - count)
+        if here:
+            rest.append((kind, here))
+    return rest
+
+
+def _served_at_most(
+    line: Sequence[tuple[int, int]], offers: Sequence[Offer], limits: Sequence[int]
+) -> int:
+    """So many of the line, or fewer, could be served if executors could be filled to the brim."""
+    total = sum(count for _, count in line)
+    room = [0] * len(limits)
+    for offer in offers:
+        number = min(
+            [
+                offer.most,
+                *[
+                    limit // amount
+                    for limit, amount in zip(limits, offer.total, strict=True)
+                    if limit < UNBOUNDED and amount
+                ],
+            ]
+        )
+        if number >= UNBOUNDED:
+            return total
+        for at, amount in enumerate(offer.total):
+            room[at] += amount * number
+    served = 0
+    for kind, count in line:
+        need = _least_need(kind, offers)
+        fit = min([count, *[room[at] // amount for at, amount in need]])
+        for at, amount in need:
+            room[at] -= amount * fit
+        served += fit
+        if fit < count:
+            return served
+    return served
+
+
+def _least_need(kind: int, offers: Sequence[Offer]) -> Need:
+    """What is needed, where offers agree about it."""
+    needs = {each for offer in offers if (each := offer.needs[kind]) is not None}
+    return needs.pop() if len(needs) == 1 else ()
