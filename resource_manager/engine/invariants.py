@@ -21,6 +21,7 @@ from resource_manager.engine.entities import (
     Slot,
     SlotState,
 )
+from resource_manager.engine.gang_invariants import gang_problems
 from resource_manager.engine.host import Host, SlotKey
 from resource_manager.engine.placement.indexes import carries
 from resource_manager.engine.state import State
@@ -35,6 +36,7 @@ def check_invariants(state: State) -> list[str]:
         *_jobs(state),
         *_slots(state),
         *_queue(state),
+        *gang_problems(state),
         *(finding for host in state.hosts.values() for finding in _host(host)),
         *_indexes(state),
         *_sums(state),
@@ -78,15 +80,17 @@ def _request(state: State, name: str, request: Request) -> Iterator[str]:
     if job is not None and job.specified is not (request.spec.profile is not None):
         yield f"{title} is of another kind than its job's other requests"
     slot = state.slots.get((name, request.generation))
-    if request.state is RequestState.ALLOCATING and (
-        slot is None or slot.state is not SlotState.PENDING
+    in_gang = bool(request.spec.gang_id)  # which is granted as a whole
+    carved = slot is not None and slot.state is SlotState.ALLOCATED and in_gang
+    if request.state is RequestState.ALLOCATING and not (
+        carved or (slot is not None and slot.state is SlotState.PENDING)
     ):
         yield f"{title} is ALLOCATING, its slot is {slot.state if slot else 'missing'}"
     if request.state is RequestState.GRANTED and (
         slot is None or slot.state is not SlotState.ALLOCATED
     ):
         yield f"{title} is GRANTED, its slot is {slot.state if slot else 'missing'}"
-    waits = request in state.queue
+    waits = request in state.queue or state.gangs.waits(request)
     over = request.job_id in state.endings  # some of its requests have been taken out already
     if waits != (request.state is RequestState.PENDING) and (waits or not over):
         yield f"{title} is {request.state}, in queue: {waits}"
@@ -149,6 +153,7 @@ def _slots(state: State) -> Iterator[str]:
 def _queue(state: State) -> Iterator[str]:
     waiting = sum(
         request.state is RequestState.PENDING
+        and not request.spec.gang_id
         and (request.job_id not in state.endings or request in state.queue)
         for request in state.requests.values()
     )

@@ -27,9 +27,11 @@ from resource_manager.engine.entities import (
     Usage,
 )
 from resource_manager.engine.executors import known_host
+from resource_manager.engine.gangs import waiting_gangs
 from resource_manager.engine.host import Host, SlotKey
 from resource_manager.engine.jobs import known_job
 from resource_manager.engine.placement.feasibility import waiting_reason
+from resource_manager.engine.placement.gang_feasibility import member_reason
 from resource_manager.engine.requests import known_request
 from resource_manager.engine.state import State
 
@@ -143,6 +145,10 @@ def pending_by_reason(state: State) -> dict[str, int]:
         if considered := len(shape.members) - new:
             reason = str(waiting_reason(state, shape))
             counts[reason] = counts.get(reason, 0) + considered
+    for _, members in waiting_gangs(state):
+        for request in members:
+            reason = pending_reason(state, request)
+            counts[reason] = counts.get(reason, 0) + 1
     return counts
 
 
@@ -310,6 +316,8 @@ def pending_reason(state: State, request: Request) -> str:
         return ""
     if request.arrival_number > state.considered_arrival:
         return Reason.NOT_YET_CONSIDERED
+    if request.spec.gang_id:
+        return member_reason(state, request)
     return waiting_reason(state, state.queue.shape_of(request.spec))
 
 

@@ -7,13 +7,14 @@ whole (an unknown job, a mix of specified and unknown requests) refuses all of i
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
 from finegrain.errors import InvalidArgument, NotFound, Reason, ResourceExhausted
 from resource_manager.engine.entities import (
     ENDED_REQUEST_STATES,
+    GangSpec,
     Job,
     Request,
     RequestSpec,
@@ -24,10 +25,11 @@ from resource_manager.engine.events import (
     RequestsSubmitted,
     SlotsReleased,
 )
+from resource_manager.engine.gang_intake import join, refused_members, take_in
+from resource_manager.engine.gangs import give_up
 from resource_manager.engine.jobs import active_job, known_job
-from resource_manager.engine.moves import give_up
 from resource_manager.engine.placement.feasibility import rejection
-from resource_manager.engine.settings import EngineSettings
+from resource_manager.engine.soundness import taken, unsound
 from resource_manager.engine.state import State
 from resource_manager.engine.turn import Turn
 
@@ -53,7 +55,8 @@ def submit_requests(turn: Turn, event: RequestsSubmitted) -> list[ItemOutcome]:
 
     Raises:
         NotFound, FailedPrecondition: see `active_job`.
-        InvalidArgument: the job would mix specified and unknown requests.
+        InvalidArgument: the job would mix specified and unknown requests; a gang has no members in
+            the call, or is declared twice.
         ResourceExhausted: the job, or all jobs, would have more live requests than may be, or the
             job would wait with more shapes.
     """
@@ -69,7 +72,13 @@ def submit_requests(turn: Turn, event: RequestsSubmitted) -> list[ItemOutcome]:
         _refuse_too_many(state, job, len(new))
         _refuse_too_many_shapes(state, job, new.values())
     state.refresh_indexes()
-    return [_submit(turn, job, spec) for spec in event.requests]
+    refused = refused_members(state, job, event.gangs, event.requests)
+    gangs = [gang.gang_id for gang in event.gangs if gang.gang_id not in state.gangs.by_id]
+    outcomes = [_submit(turn, job, spec, event.gangs, refused) for spec in event.requests]
+    for gang_id in gangs:
+        if (gang := state.gangs.by_id.get(gang_id)) is not None:
+            take_in(turn, gang)
+    return outcomes
 
 
 def _refuse_too_many(state: State, job: Job, new: int) -> None:
@@ -94,30 +103,41 @@ def _refuse_too_many(state: State, job: Job, new: int) -> None:
 def _refuse_too_many_shapes(state: State, job: Job, specs: Collection[RequestSpec]) -> None:
     """Shapes take turns at being tried: one job's must not keep those of others waiting for long.
 
-    Those that would be served at once are counted too: whether they would be is not known yet.
+    Gangs take turns like shapes. Those that would be served at once are counted too: whether they
+    would be is not known yet.
     """
-    waiting, most = state.queue.job_shapes.get(job.job_id, 0), state.settings.job_shapes_max
+    waiting = state.queue.job_shapes.get(job.job_id, 0) + state.gangs.by_job[job.job_id]
+    most = state.settings.job_shapes_max
     if waiting + len(specs) <= most:
         return
-    new = state.queue.new_shapes(job.job_id, specs)
+    new = state.queue.new_shapes(job.job_id, [spec for spec in specs if not spec.gang_id])
+    new += len({spec.gang_id for spec in specs} - {""})
     if waiting + new > most:
         raise ResourceExhausted(
-            f"job {job.job_id} waits with {waiting} different profiles or labels and asks with"
-            f" {new} more; one job may wait with {most} at once: ask for fewer different ones, for"
-            " less in one call, or again when some have been granted",
+            f"job {job.job_id} waits with {waiting} different profiles or labels, or gangs, and"
+            f" asks with {new} more; one job may wait with {most} at once: ask for fewer different"
+            " ones, for less in one call, or again when some have been granted",
             details={"waiting": waiting, "asked": new, "job_shapes_max": most},
             retry_after_s=5.0,
         )
 
 
-def _submit(turn: Turn, job: Job, spec: RequestSpec) -> ItemOutcome:
+def _submit(
+    turn: Turn,
+    job: Job,
+    spec: RequestSpec,
+    gangs: Sequence[GangSpec],
+    refused: Mapping[str, ItemOutcome],
+) -> ItemOutcome:
     state = turn.state
     known = state.requests.get(spec.allocation_id)
+    problem = refused.get(spec.allocation_id)
     if known is not None:
-        if known.job_id == job.job_id and known.spec == spec:
+        if problem is None and known.job_id == job.job_id and known.spec == spec:
             return ItemOutcome(spec.allocation_id)
-        return _exists(spec.allocation_id)
-    problem = _unsound(state.settings, spec) or rejection(state, spec)
+        return problem or taken(spec.allocation_id)
+    if not spec.gang_id:
+        problem = unsound(state.settings, spec) or rejection(state, spec)
     if problem is not None:
         turn.cluster_event(
             "request_rejected",
@@ -135,7 +155,10 @@ def _submit(turn: Turn, job: Job, spec: RequestSpec) -> ItemOutcome:
     )
     state.requests[spec.allocation_id] = request
     state.by_arrival[request.arrival_number] = request
-    state.queue.add(request)
+    if spec.gang_id:
+        join(turn, request, gangs)
+    else:
+        state.queue.add(request)
     state.newcomers.append(request)
     job.arrivals.append(request.arrival_number)
     job.live_requests += 1
@@ -227,33 +250,3 @@ def _refuse_mix(job: Job, specs: tuple[RequestSpec, ...]) -> None:
                 " one job asks either with resource profiles or without, never both",
                 reason=Reason.MIXED_KNOWN_AND_UNKNOWN,
             )
-
-
-def _unsound(settings: EngineSettings, spec: RequestSpec) -> ItemOutcome | None:
-    profile = spec.profile
-    if profile is None:
-        return None
-    if profile.cpu_milli < settings.cpu_milli_min:
-        return _below(spec, "cpu_milli", profile.cpu_milli, settings.cpu_milli_min)
-    if profile.memory_bytes < settings.memory_bytes_min:
-        return _below(spec, "memory_bytes", profile.memory_bytes, settings.memory_bytes_min)
-    if spec.cpu_limit_milli and spec.cpu_limit_milli < profile.cpu_milli:
-        return _below(spec, "cpu_limit_milli", spec.cpu_limit_milli, profile.cpu_milli)
-    return None
-
-
-def _below(spec: RequestSpec, field: str, value: int, least: int) -> ItemOutcome:
-    return ItemOutcome(
-        spec.allocation_id,
-        Reason.INVALID_ARGUMENT,
-        f"{field} is {value}; expected at least {least}, or no profile at all for a default slot",
-        (("field", field), ("value", str(value)), ("least", str(least))),
-    )
-
-
-def _exists(allocation_id: str) -> ItemOutcome:
-    return ItemOutcome(
-        allocation_id,
-        Reason.ALREADY_EXISTS,
-        f"allocation {allocation_id} exists with other content or another owner; choose a new id",
-    )

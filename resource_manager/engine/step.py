@@ -21,7 +21,7 @@ from resource_manager.engine.commands import (
     dispatch,
 )
 from resource_manager.engine.effects import StepResult
-from resource_manager.engine.entities import RequestState
+from resource_manager.engine.entities import Request, RequestState
 from resource_manager.engine.events import (
     CommandAnswered,
     CommandRefused,
@@ -61,6 +61,7 @@ from resource_manager.engine.jobs import (
     retention_rang,
 )
 from resource_manager.engine.placement.feasibility import waiting_reason
+from resource_manager.engine.placement.gang_feasibility import member_reason
 from resource_manager.engine.placement.matching import place_waiting
 from resource_manager.engine.reachability import executor_probed, probe_rang
 from resource_manager.engine.refusals import refusal_rang
@@ -139,10 +140,16 @@ def _decide(turn: Turn) -> None:
                 "request_pending",
                 job_id=request.job_id,
                 allocation_id=request.allocation_id,
-                reason=waiting_reason(state, state.queue.shape_of(request.spec)),
+                reason=_waiting_reason(state, request),
             )
     state.newcomers.clear()
     state.considered_arrival = state.arrival_number
+
+
+def _waiting_reason(state: State, request: Request) -> str:
+    if request.spec.gang_id:
+        return member_reason(state, request)
+    return waiting_reason(state, state.queue.shape_of(request.spec))
 
 
 def _tick(turn: Turn, event: Ticked) -> None:  # noqa: C901, PLR0912 -- one case per timer

@@ -163,9 +163,15 @@ def _waiting_reason(state: State, shape: Shape) -> Reason:
     sums = _sums(state, shape)
     needs: list[Need] = [shape.pooled_need, shape.separate_need]
     if any(all(sums.get(name, 0) >= amount for name, amount in n.items()) for n in needs):
-        fits_somewhere = _some_host_covers(state, shape, needs)
-        return Reason.WAITING_CAPACITY if fits_somewhere else Reason.WAITING_FRAGMENTED
+        return Reason.WAITING_CAPACITY if has_room(state, shape) else Reason.WAITING_FRAGMENTED
     return Reason.WAITING_CAPACITY
+
+
+def has_room(state: State, shape: Shape) -> bool:
+    """True if some host has room for one now, whether or not it would take it; the indexes must be
+    fresh.
+    """
+    return _some_host_covers(state, shape, [shape.pooled_need, shape.separate_need])
 
 
 def rejection(state: State, spec: RequestSpec) -> ItemOutcome | None:

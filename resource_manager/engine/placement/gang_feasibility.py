@@ -1,0 +1,79 @@
+"""Could a gang ever be placed as a whole, and why do its members wait? Asks the same search that
+places gangs, about what hosts could give when empty.
+
+Members that differ are placed largest first, so that a gang of such may be called impossible that
+somebody could fit in by hand: it would not be placed either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from finegrain.errors import Reason
+from resource_manager.engine.entities import Request
+from resource_manager.engine.gang_books import GangKind, Where, Wish
+from resource_manager.engine.host import KNOWN, ONLINE
+from resource_manager.engine.placement.feasibility import (
+    Feasibility,
+    has_room,
+    waiting_reason,
+)
+from resource_manager.engine.placement.gang_search import seek
+from resource_manager.engine.state import State
+
+_OF_THE_MEMBER = frozenset(
+    {
+        Reason.INFEASIBLE_NEVER,
+        Reason.INFEASIBLE_NOW_OFFLINE,
+        Reason.WAITING_LABELS,
+        Reason.WAITING_EXECUTOR,
+    }
+)
+"""Reasons for which a member would wait on its own as well, whatever is free."""
+
+
+def gang_feasibility(state: State, where: Where, wishes: Sequence[Wish]) -> Feasibility:
+    """What the sizes of the hosts say about a gang as a whole; the indexes must be fresh."""
+    if not state.hosts or seek(state, where, wishes, prefix=ONLINE) is not None:
+        return Feasibility.POSSIBLE
+    if seek(state, where, wishes, prefix=KNOWN) is not None:
+        return Feasibility.OFFLINE
+    return Feasibility.NEVER
+
+
+def kind_feasibility(state: State, kind: GangKind) -> Feasibility:
+    """The same, remembered until some host's size, labels or availability changes."""
+    version = state.cluster_version
+    if kind.verdict is None or kind.verdict[0] != version:
+        kind.verdict = (version, gang_feasibility(state, kind.where, kind.wishes))
+    return Feasibility(kind.verdict[1])
+
+
+def member_reason(state: State, request: Request) -> Reason:
+    """Why a member of a gang waits, as far as is known; the indexes must be fresh."""
+    shape = state.queue.shape_of(request.spec)
+    waiting = state.gangs.waiting.get(request.spec.gang_id)
+    if waiting is None:  # its job has ended
+        return waiting_reason(state, shape)
+    if not waiting.tried:
+        return Reason.NOT_YET_CONSIDERED
+    if waiting.reasons[0] != state.snapshot_number:
+        waiting.reasons = (state.snapshot_number, {})
+    known = waiting.reasons[1]
+    key = (request.spec.profile, request.spec.required_labels)
+    if key not in known:
+        own = waiting_reason(state, shape)
+        known[key] = own if own in _OF_THE_MEMBER else _of_the_gang(state, waiting.kind)
+        if known[key] == Reason.WAITING_GANG and not has_room(state, shape):
+            known[key] = own
+    return Reason(known[key])
+
+
+def _of_the_gang(state: State, kind: GangKind) -> Reason:
+    match kind_feasibility(state, kind):
+        case Feasibility.NEVER:
+            return Reason.INFEASIBLE_NEVER
+        case Feasibility.OFFLINE:
+            return Reason.INFEASIBLE_NOW_OFFLINE
+        case _:
+            return Reason.WAITING_GANG
