@@ -55,6 +55,27 @@ def profile_text(data: Mapping[str, Any] | None) -> str:
     return ", ".join(parts)
 
 
+def size_text(row: Row) -> str:
+    """A slot's profile, and what it is to become: "cpu 1, memory 1Gi -> cpu 2, ... (waiting)"."""
+    changes = (
+        f" -> {profile_text(each['profile'])} ({each['state'].lower()})"
+        for each in row.get("resizes") or ()
+    )
+    return profile_text(row["profile"]) + "".join(changes)
+
+
+def _resize_reasons(row: Row) -> str:
+    return "; ".join(each["message"] for each in row["resizes"] if each["message"]) or "-"
+
+
+def _gang(row: Row) -> str:
+    gang = row["gang"]
+    if gang is None:
+        return "-"
+    where = gang["placement"].lower().replace("_", "-")
+    return f"{gang['gang_id']} ({where}{':' + gang['label'] if gang['label'] else ''})"
+
+
 def _of_total(row: Row, name: str) -> str:
     if name == CPU_MILLI:
         return (
@@ -101,6 +122,7 @@ EXECUTORS = (
     Column("address", _text("address"), wide=True),
     Column("labels", _labels, wide=True),
     Column("drain reason", _text("drain_reason"), wide=True),
+    Column("provided as", _text("provided_as"), wide=True),
     Column("unreachable because", _text("unreachable_reason"), wide=True),
 )
 
@@ -108,7 +130,7 @@ SLOTS = (
     Column("slot", _text("allocation_id")),
     Column("executor", _text("executor_id")),
     Column("state", _text("state")),
-    Column("profile", lambda row: profile_text(row["profile"])),
+    Column("profile", size_text),
     Column("job", _text("job_id")),
     Column("age", lambda row: age(row, "allocated_time"), right=True),
     Column("generation", _text("generation"), wide=True, right=True),
@@ -116,6 +138,7 @@ SLOTS = (
     Column("cpu cap", lambda row: format_cpu(row["cpu_limit_milli"]), wide=True, right=True),
     Column("pids", lambda row: str(row["pids_max"] or "default"), wide=True, right=True),
     Column("cpus", lambda row: str(row["cpus"] or "shared"), wide=True),
+    Column("change waits because", _resize_reasons, wide=True),
     Column("isolation", _isolation, wide=True),
 )
 
@@ -130,6 +153,7 @@ REQUESTS = (
     Column("generation", _text("generation"), wide=True, right=True),
     Column("executor", lambda row: str((row["slot"] or {}).get("executor_id") or "-"), wide=True),
     Column("job id", _text("job_id"), wide=True),
+    Column("gang", _gang, wide=True),
 )
 
 JOBS = (

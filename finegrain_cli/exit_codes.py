@@ -36,6 +36,9 @@ _BY_REASON: dict[errors.Reason, ExitCode] = {
     errors.Reason.WAITING_FRAGMENTED: ExitCode.STILL_WAITING,
     errors.Reason.WAITING_LABELS: ExitCode.STILL_WAITING,
     errors.Reason.INFEASIBLE_NOW_OFFLINE: ExitCode.STILL_WAITING,
+    errors.Reason.WAITING_EXECUTOR: ExitCode.STILL_WAITING,
+    errors.Reason.WAITING_GANG: ExitCode.STILL_WAITING,
+    errors.Reason.GANG_TIMEOUT: ExitCode.STILL_WAITING,
 }
 
 _BY_CLASS: tuple[tuple[type[errors.FinegrainError], ExitCode], ...] = (

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from finegrain.resources import CPU_MILLI, EXTENDED_PREFIX
-from finegrain.units import format_bytes, format_cpu
+from finegrain.units import format_bytes, format_cpu, format_duration
 from finegrain_cli.columns import age, profile_text
 from finegrain_cli.output import Column, table_lines
 
 if TYPE_CHECKING:
-    from finegrain_client.types import Dimension, ExecutorVerdict, Explanation
+    from finegrain_client.types_explain import (
+        Dimension,
+        ExecutorVerdict,
+        Explanation,
+        GangExplanation,
+        ResizeExplanation,
+    )
 
 
 def amount_text(dimension: str, amount: int) -> str:
@@ -52,8 +59,14 @@ def explanation_text(found: Explanation) -> str:
         f"  line     {found.requests_ahead} requests ahead; {found.executors_considered} executors "
         f"considered, {found.executors_fitting} fit now (state {found.snapshot_number})"
     )
+    if found.planned_on:
+        lines.append(f"  planned  on {found.planned_on}, which was asked for; finegrain providers")
     if found.executors:
         lines += ["", *("  " + line for line in _verdicts(found.executors))]
+    if found.gang:
+        lines += ["", *("  " + line for line in _gang(found.gang))]
+    for each in found.resizes:
+        lines += ["", *("  " + line for line in _resize(each))]
     if found.would_fit_if:
         lines += ["", "  smallest changes"]
         lines += [f"    {each.message}" for each in found.would_fit_if]
@@ -63,6 +76,30 @@ def explanation_text(found: Explanation) -> str:
             held = profile_text(slot.profile.to_dict())
             lines.append(f"    {slot.allocation_id} on {slot.executor_id} ({held})")
     return "\n".join(lines)
+
+
+def _gang(gang: GangExplanation) -> list[str]:
+    where = gang.gang.placement.lower().replace("_", "-")
+    label = f":{gang.gang.label}" if gang.gang.label else ""
+    together = f"{gang.placeable} of {gang.members} members could be placed together now"
+    lines = [f"gang {gang.gang.gang_id} ({where}{label}): {together}", f"  {gang.summary}"]
+    lines += [f"  {each.placeable} in {each.name or 'the whole cluster'}" for each in gang.spots]
+    if gang.deadline_time:
+        left_s = max(0.0, (gang.deadline_time - datetime.now(UTC)).total_seconds())
+        lines.append(f"  given up in {format_duration(left_s)}")
+    return lines
+
+
+def _resize(found: ResizeExplanation) -> list[str]:
+    to = profile_text(found.resize.profile.to_dict())
+    lines = [f"change {found.resize.resize_number} to {to} waits", f"  {found.summary}"]
+    for each in found.dimensions:
+        name = each.dimension
+        lines.append(
+            f"  {dimension_name(name)} {amount_text(name, each.asked)} more, "
+            f"free {amount_text(name, each.free)} of {amount_text(name, each.total)}"
+        )
+    return lines
 
 
 def _sums(dimensions: Iterable[Dimension]) -> str:

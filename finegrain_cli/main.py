@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from finegrain_cli.commands import daemons, database, host, lists, operate, run, settings
+from finegrain_cli.commands import daemons, database, elastic, host, lists, operate, run, settings
 from finegrain_cli.exit_codes import ExitCode
 from finegrain_cli.output import ColorChoice, choose_colour
 
@@ -22,7 +22,7 @@ app = typer.Typer(
     add_completion=False,  # `finegrain completion` prints the scripts
 )
 
-for module in (run, daemons, lists, operate, host, database, settings):
+for module in (run, daemons, lists, operate, elastic, host, database, settings):
     module.register(app)
 
 

@@ -22,6 +22,7 @@ from finegrain_cli.common import (
     reporting_errors,
 )
 from finegrain_cli.connection import open_cluster
+from finegrain_cli.naming import ENDED_STATES
 from finegrain_cli.output import (
     Column,
     OutputFormat,
@@ -30,13 +31,13 @@ from finegrain_cli.output import (
     print_object,
     print_table,
 )
+from finegrain_cli.provider_text import pending_rows
 
 if TYPE_CHECKING:
     from finegrain_client.blocking import Cluster
 
 WATCH_INTERVAL_S = 1.0
 CLEAR_SCREEN = "\x1b[H\x1b[2J"
-ENDED_STATES = ("CANCELLED", "REJECTED", "RELEASED", "LOST")
 
 Rows = Sequence[Mapping[str, Any]]
 IdArgument = Annotated[str, typer.Argument(metavar="[ID]", help="Only this one; a prefix will do.")]
@@ -72,12 +73,22 @@ def executors(
     token_file: TokenFileOption = "",
     config: ConfigOption = "",
 ) -> None:
-    """List executors with what they have, have given out, and have left."""
+    """List executors with what they have, have given out, and have left.
+
+    Tables also show those that were asked for and have not come yet.
+    """
     enter_command(output, manager, token_file, config)
     with open_cluster() as cluster:
 
         def read() -> Rows:
             rows = [each.to_dict() for each in cluster.executors()]
+            if output in (OutputFormat.TABLE, OutputFormat.WIDE):
+                known = {row["executor_id"] for row in rows}
+                rows += [
+                    row
+                    for row in pending_rows(cluster.providers())
+                    if row["executor_id"] not in known
+                ]
             return _chosen(rows, "executor_id", executor_id, Reason.EXECUTOR_UNKNOWN)
 
         _show("ExecutorList", "executor_id", read, columns.EXECUTORS, output, watch=watch)

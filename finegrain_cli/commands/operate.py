@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from finegrain.errors import FinegrainError, InvalidArgument, NotFound, Reason
+from finegrain.errors import FinegrainError, Reason
 from finegrain.units import parse_duration_ms
 from finegrain_cli import columns
 from finegrain_cli.common import (
@@ -19,10 +19,8 @@ from finegrain_cli.common import (
 )
 from finegrain_cli.connection import open_cluster
 from finegrain_cli.explanation import explanation_text
+from finegrain_cli.naming import full_allocation_id, only
 from finegrain_cli.output import OutputFormat, print_list, print_object, say
-
-if TYPE_CHECKING:
-    from finegrain_client.blocking import Cluster
 
 ExecutorArgument = Annotated[str, typer.Argument(metavar="EXECUTOR")]
 GraceOption = Annotated[
@@ -52,7 +50,7 @@ def explain(
     """Say why a request waits, and what would make it fit."""
     enter_command(output, manager, token_file, config)
     with open_cluster() as cluster:
-        allocation_id = _request_id(cluster, request)
+        allocation_id = full_allocation_id(cluster, request)
         found = cluster.explain(allocation_id, executor_id=executor, max_executors=max_executors)
     print_object("Explanation", found.to_dict(), output, explanation_text(found))
 
@@ -129,7 +127,7 @@ def release(
     enter_command(output, manager, token_file, config)
     grace_s = parse_duration_ms("--grace", grace) / 1000 if grace else None
     with open_cluster() as cluster:
-        full = [_request_id(cluster, each) for each in ids]
+        full = [full_allocation_id(cluster, each) for each in ids]
         if dry_run:
             for each in full:
                 say(f"would release {each}")
@@ -163,32 +161,10 @@ def terminate(
     grace_s = parse_duration_ms("--grace", grace) / 1000 if grace else None
     with open_cluster() as cluster:
         found = [each for each in cluster.jobs(include_ended=True) if each.job_id.startswith(job)]
-        chosen = _only("job", job, [each.job_id for each in found], Reason.JOB_UNKNOWN)
+        chosen = only("job", job, [each.job_id for each in found], Reason.JOB_UNKNOWN)
         _confirm(f"job {chosen} will be ended with all its slots and tasks", yes=yes)
         cluster.terminate_job(chosen, grace_s=grace_s)
     print_object("Terminated", {"job_id": chosen}, output, f"ended {chosen}")
-
-
-def _request_id(cluster: Cluster, text: str) -> str:
-    """The full id of a request or slot, whether it lives or has ended."""
-    living = [each.allocation_id for each in cluster.requests(allocation_ids=[text])]
-    ended = [] if living else cluster.requests(allocation_ids=[text], states=_ENDED)
-    found = living or [each.allocation_id for each in ended]
-    return _only("request or slot", text, found, Reason.ALLOCATION_UNKNOWN)
-
-
-_ENDED = ("CANCELLED", "REJECTED", "RELEASED", "LOST")
-
-
-def _only(what: str, text: str, found: list[str], reason: Reason) -> str:
-    if text in found:
-        return text
-    if not found:
-        raise NotFound(f"no {what} is or begins with {text!r}", reason=reason)
-    if len(found) > 1:
-        some = ", ".join(found[:5]) + (", ..." if len(found) > 5 else "")
-        raise InvalidArgument("ID", text, f"more letters of one {what}; it could be {some}")
-    return found[0]
 
 
 def _confirm(what: str, *, yes: bool) -> None:

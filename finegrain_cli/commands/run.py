@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from finegrain.errors import FinegrainError
+from finegrain.errors import FinegrainError, InvalidArgument
 from finegrain.units import parse_bytes, parse_cpu_milli, parse_duration_ms, parse_pair
 from finegrain_cli.common import (
     HINTS,
@@ -17,6 +17,11 @@ from finegrain_cli.common import (
 )
 from finegrain_cli.exit_codes import ExitCode
 from finegrain_cli.output import OutputFormat, print_error
+
+if TYPE_CHECKING:
+    from finegrain_cli.run_parts import GangOptions
+
+PLACEMENTS = ("anywhere", "same-executor", "same-label", "spread")
 
 
 def register(app: typer.Typer) -> None:
@@ -60,6 +65,23 @@ def run(
     grace: Annotated[
         str, typer.Option("--grace", help="Between the first signal and SIGKILL.")
     ] = "5s",
+    gang: Annotated[
+        int | None,
+        typer.Option(
+            "--gang", min=1, max=1000, metavar="N", help="Run N of it at once, or none at all."
+        ),
+    ] = None,
+    gang_placement: Annotated[
+        str,
+        typer.Option(
+            "--gang-placement",
+            metavar="PLACEMENT",
+            help="anywhere, same-executor, same-label:KEY, or spread.",
+        ),
+    ] = "",
+    gang_timeout: Annotated[
+        str, typer.Option("--gang-timeout", help="Give the gang up if it waits for longer.")
+    ] = "",
     allow_pending: Annotated[
         bool, typer.Option("--allow-pending", help="Wait even if no known host is large enough.")
     ] = False,
@@ -73,11 +95,14 @@ def run(
     """Get a slot, run a command in it, pass its output, signals and exit code through.
 
     Without --cpu and --memory the slot is the executor's default one; with one of them the other is
-    1 core or 256M.
+    1 core or 256M. With --gang, N slots are granted at once and the command runs in each of them;
+    FINEGRAIN_GANG_INDEX, _SIZE and _ID tell them apart, output lines begin with "[INDEX] ", and the
+    first one that fails ends the others.
     """
     enter_command(OutputFormat.TABLE, manager, token_file, config)
     try:
-        from finegrain_cli.running import RunOptions, run_command
+        from finegrain_cli.run_parts import RunOptions
+        from finegrain_cli.running import run_command
 
         options = RunOptions(
             argv=tuple(command),
@@ -99,6 +124,7 @@ def run(
             grace_s=_seconds("--grace", grace) or 0.0,
             allow_pending=allow_pending,
             stats=stats,
+            gang=_gang(gang, gang_placement, gang_timeout),
         )
         code = run_command(options)
     except FinegrainError as error:
@@ -112,8 +138,6 @@ def _pairs(option: str, texts: list[str]) -> list[tuple[str, str]]:
 
 
 def _count(name: str, text: str) -> int:
-    from finegrain.errors import InvalidArgument
-
     if not text.isdecimal():
         raise InvalidArgument(f"--resource {name}", text, "a whole number")
     return int(text)
@@ -121,3 +145,21 @@ def _count(name: str, text: str) -> int:
 
 def _seconds(option: str, text: str) -> float | None:
     return parse_duration_ms(option, text) / 1000 if text else None
+
+
+def _gang(members: int | None, placement: str, timeout: str) -> GangOptions | None:
+    from finegrain_cli.run_parts import GangOptions
+
+    if members is None:
+        for option, text in (("--gang-placement", placement), ("--gang-timeout", timeout)):
+            if text:
+                raise InvalidArgument(option, text, "--gang N as well")
+        return None
+    word, _, label = placement.partition(":")
+    word = word or "anywhere"
+    if word not in PLACEMENTS or bool(label) != (word == "same-label"):
+        expected = "anywhere, same-executor, same-label:KEY (such as same-label:rack), or spread"
+        raise InvalidArgument("--gang-placement", placement, expected)
+    return GangOptions(
+        members, word.replace("-", "_").upper(), label, _seconds("--gang-timeout", timeout)
+    )

@@ -27,4 +27,5 @@ def _documented(kind: str) -> list[str]:
     text = dict(rows)[kind]
     if text.startswith("the same"):
         text = dict(rows)[f"{kind}List"]
-    return re.findall(r"`(\w+)`", text)
+    parts = re.sub(r"(`\w+`): [^;]*(; )?", r"\1 ", text)  # fields of the items of a list within
+    return re.findall(r"`(\w+)`", parts)

@@ -13,7 +13,21 @@ from typer.testing import Result
 from finegrain.errors import NotFound, Reason
 from finegrain.resources import GIB, MIB, ResourceProfile
 from finegrain_client import types
-from finegrain_client.types_explain import Counterfactual, Dimension, ExecutorVerdict, Explanation
+from finegrain_client.types_explain import (
+    Counterfactual,
+    Dimension,
+    ExecutorVerdict,
+    Explanation,
+    GangExplanation,
+    GangSpot,
+    ResizeExplanation,
+)
+from finegrain_client.types_providers import (
+    ExecutorShape,
+    ProvidedExecutor,
+    ProvidedExecutorState,
+    Providers,
+)
 
 Finegrain = Callable[..., Result]
 """Runs `finegrain ARGS...` in this process."""
@@ -23,6 +37,16 @@ SMALL = ResourceProfile(cpu_milli=500, task_heap_memory_bytes=256 * MIB)
 LARGE = ResourceProfile(cpu_milli=64_000, task_heap_memory_bytes=GIB, extended=(("licence", 1),))
 ENFORCED = types.Isolation("quota", "cgroup", "hard", "hard", "freezer", "v1")
 NOT_ENFORCED = types.Isolation(notes=("cpu time is booked (no cgroups); run it as root",))
+
+CHANGE = types.SlotResize(
+    resize_number=2,
+    profile=replace(SMALL, cpu_milli=1800),
+    memory_bytes=256 * MIB,
+    cpu_limit_milli=1800,
+    state=types.ResizeState.WAITING,
+    message="cpu 0.3 more than host-a has free",
+)
+GANG = types.Gang("01eeeeee-0000-7000-8000-000000000001", types.GangPlacement.SPREAD, "", 30.0)
 
 SLOT = types.SlotStatus(
     allocation_id="01aaaaaa-0000-7000-8000-000000000001",
@@ -38,6 +62,8 @@ SLOT = types.SlotStatus(
     cpus="",
     isolation=ENFORCED,
     allocated_time=MOMENT,
+    resize_number=2,
+    resizes=(CHANGE,),
 )
 GRANTED = types.RequestStatus(
     allocation_id=SLOT.allocation_id,
@@ -69,6 +95,7 @@ WAITING = replace(
     slot=None,
     required_labels={"zone": "a"},
     allow_pending=True,
+    gang=GANG,
 )
 RELEASED = replace(
     GRANTED,
@@ -168,6 +195,75 @@ EXPLANATION = Explanation(
     would_fit_if=(Counterfactual("host-a", (CPU,), "cpu 1.5 or less, on host-a"),),
     blocked_by=(SLOT,),
     snapshot_number=42,
+    gang=GangExplanation(
+        GANG, 2, 1, (GangSpot("host-a", 1),), "one more executor with cpu 64 is missing", None
+    ),
+    planned_on="small-5-3",
+    resizes=(
+        ResizeExplanation(
+            CHANGE, (Dimension("cpu_milli", 1300, 1000, 1000, 2000),), "cpu 0.3 is missing"
+        ),
+    ),
+)
+NO_PROVIDERS = Providers((), (), {}, {}, {}, None, ())
+PROVIDERS = Providers(
+    shapes=(
+        ExecutorShape(
+            name="small",
+            provider="process",
+            total={"cpu_milli": 2000, "memory_bytes": 4 * GIB},
+            labels={"zone": "a"},
+            cost=1.5,
+            count_max=4,
+            executors={"asked": 1, "registered": 1},
+            backoff_until_time=None,
+            failures=0,
+            last_failure="",
+        ),
+        ExecutorShape(
+            name="large",
+            provider="command",
+            total={"cpu_milli": 64_000, "memory_bytes": 256 * GIB},
+            labels={},
+            cost=20.0,
+            count_max=0,
+            executors={},
+            backoff_until_time=MOMENT,
+            failures=3,
+            last_failure="start.sh ended with exit code 1",
+        ),
+    ),
+    executors=(
+        ProvidedExecutor(
+            executor_id="host-a",
+            shape="small",
+            state=ProvidedExecutorState.REGISTERED,
+            cause="minimum",
+            message="",
+            ask_time=MOMENT,
+            deadline_time=None,
+            planned=(),
+            planned_requests=0,
+            handle="process 4711",
+        ),
+        ProvidedExecutor(
+            executor_id="small-5-3",
+            shape="small",
+            state=ProvidedExecutorState.ASKED,
+            cause="40 requests wait",
+            message="",
+            ask_time=MOMENT,
+            deadline_time=MOMENT,
+            planned=("40 of cpu 0.05, memory 64Mi",),
+            planned_requests=40,
+            handle="",
+        ),
+    ),
+    minimum={"cpu_milli": 2000},
+    maximum={"cpu_milli": 8000},
+    present={"cpu_milli": 4000, "memory_bytes": 7 * GIB},
+    idle_timeout_s=60.0,
+    unplanned=("2 requests: no shape is large enough",),
 )
 
 
@@ -180,6 +276,7 @@ class FakeCluster:
     request_list: list[types.RequestStatus] = field(
         default_factory=lambda: [GRANTED, WAITING, RELEASED]
     )
+    provided: Providers = NO_PROVIDERS
     outcomes: dict[str, types.ItemOutcome] = field(default_factory=dict)
     done: list[tuple[Any, ...]] = field(default_factory=list)
 
@@ -261,6 +358,17 @@ class FakeCluster:
     ) -> list[types.ItemOutcome]:
         self.done.append(("release", *allocation_ids, grace_s))
         return [self.outcomes.get(each, types.ItemOutcome(each)) for each in allocation_ids]
+
+    def resize(self, allocation_id: str, **size: Any) -> types.SlotStatus:
+        self.done.append(("resize", allocation_id, size))
+        return SLOT
+
+    def withdraw_resize(self, allocation_id: str) -> types.SlotStatus:
+        self.done.append(("withdraw_resize", allocation_id))
+        return replace(SLOT, resizes=())
+
+    def providers(self) -> Providers:
+        return self.provided
 
     def terminate_job(self, job_id: str, *, grace_s: float | None = None) -> None:
         self.done.append(("terminate", job_id, grace_s))

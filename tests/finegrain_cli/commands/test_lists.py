@@ -8,7 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cli import EXECUTOR, NOT_ENFORCED, SLOT, FakeCluster, Finegrain
+from tests.support.cli import (
+    EXECUTOR,
+    NOT_ENFORCED,
+    PROVIDERS,
+    SLOT,
+    FakeCluster,
+    Finegrain,
+)
 
 GOLDEN = Path(__file__).parents[2] / "data/cli"
 
@@ -26,9 +33,12 @@ GOLDEN = Path(__file__).parents[2] / "data/cli"
         "topo host-a",
         "drain host-a",
         "release 01aaaaaa-0000-7000-8000-000000000001",
+        "resize 01aaaaaa-0000-7000-8000-000000000001 --cpu 1.8",
+        "providers",
     ],
 )
 def test_json_keeps_its_shape(finegrain: Finegrain, cluster: FakeCluster, arguments: str) -> None:
+    cluster.provided = PROVIDERS
     result = finegrain(*arguments.split(), "-o", "json")
 
     assert result.exit_code == 0, result.output

@@ -1,0 +1,160 @@
+"""Growing and shrinking: slots that change their size, executors that come and go as needed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from threading import Timer
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from finegrain.errors import FinegrainError, InvalidArgument
+from finegrain.units import parse_bytes, parse_cpu_milli, parse_duration_ms, parse_pair
+from finegrain_cli.columns import size_text
+from finegrain_cli.common import (
+    ConfigOption,
+    ManagerOption,
+    OutputOption,
+    TokenFileOption,
+    WatchOption,
+    enter_command,
+    reporting_errors,
+)
+from finegrain_cli.connection import open_cluster
+from finegrain_cli.naming import full_allocation_id
+from finegrain_cli.output import OutputFormat, print_object, say
+
+if TYPE_CHECKING:
+    from finegrain_client.blocking import Cluster
+
+WATCH_INTERVAL_S = 0.5
+QUIET_S = 1.5  # waiting is not worth a word before
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands of this module."""
+    for command in (resize, providers):
+        app.command()(reporting_errors(command))
+
+
+def resize(
+    slot: Annotated[str, typer.Argument(metavar="SLOT", help="Its id; a prefix will do.")],
+    cpu: Annotated[str, typer.Option("--cpu", help="Cores, such as 2, 0.5 or 500m.")] = "",
+    memory: Annotated[str, typer.Option("--memory", help="Memory, such as 256M or 2G.")] = "",
+    cpu_limit: Annotated[
+        str, typer.Option("--cpu-limit", help="Higher cpu cap than what is booked.")
+    ] = "",
+    resource: Annotated[
+        list[str], typer.Option("--resource", metavar="NAME=COUNT", help="Countable resource.")
+    ] = [],  # noqa: B006 - typer wants the default as a list
+    wait_for_use: Annotated[
+        bool,
+        typer.Option(
+            "--wait-for-use",
+            help="If it uses more memory than it is to have: wait until it uses less.",
+        ),
+    ] = False,
+    withdraw: Annotated[
+        bool, typer.Option("--withdraw", help="Take a change back that waits.")
+    ] = False,
+    no_wait: Annotated[
+        bool, typer.Option("--no-wait", help="Return as soon as the wish is durable.")
+    ] = False,
+    timeout: Annotated[
+        str, typer.Option("--timeout", help="Wait no longer than this; the change stays in line.")
+    ] = "",
+    output: OutputOption = OutputFormat.TABLE,
+    manager: ManagerOption = "",
+    token_file: TokenFileOption = "",
+    config: ConfigOption = "",
+) -> None:
+    """Change the size of a slot, of any job, while its tasks run on.
+
+    What is not said stays as it is. Growth that does not fit waits in line.
+    """
+    enter_command(output, manager, token_file, config)
+    timeout_s = parse_duration_ms("--timeout", timeout) / 1000 if timeout else None
+    cpu_milli = parse_cpu_milli("--cpu", cpu) if cpu else None
+    memory_bytes = parse_bytes("--memory", memory) if memory else None
+    limit_milli = parse_cpu_milli("--cpu-limit", cpu_limit) if cpu_limit else None
+    extended = {name: _count(name, text) for name, text in map(_pair, resource)}
+    if not (withdraw or cpu or memory or cpu_limit or extended):
+        expected = "at least one of --cpu, --memory, --cpu-limit, --resource, or --withdraw"
+        raise InvalidArgument("size", "", expected)
+    with open_cluster() as cluster:
+        allocation_id = full_allocation_id(cluster, slot)
+        if withdraw:
+            done = cluster.withdraw_resize(allocation_id)
+        else:
+            with _saying_why_it_waits(cluster, allocation_id):
+                done = cluster.resize(
+                    allocation_id,
+                    cpu_milli=cpu_milli,
+                    memory_bytes=memory_bytes,
+                    extended=extended or None,
+                    cpu_limit_milli=limit_milli,
+                    wait_for_use=wait_for_use,
+                    wait=not no_wait,
+                    timeout_s=timeout_s,
+                )
+    print_object("Slot", done.to_dict(), output, f"{allocation_id}  {size_text(done.to_dict())}")
+
+
+@contextmanager
+def _saying_why_it_waits(cluster: Cluster, allocation_id: str) -> Iterator[None]:
+    """Says once, when it takes a while, what a change of size waits for."""
+
+    def look() -> None:
+        with suppress(FinegrainError):
+            for request in cluster.requests(allocation_ids=[allocation_id]):
+                for each in request.slot.resizes if request.slot else ():
+                    why = each.message or "its executor has not answered yet"
+                    say(f"finegrain: the change waits: {why}; finegrain explain {allocation_id}")
+
+    timer = Timer(QUIET_S, look)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+
+
+def providers(
+    output: OutputOption = OutputFormat.TABLE,
+    watch: WatchOption = False,
+    manager: ManagerOption = "",
+    token_file: TokenFileOption = "",
+    config: ConfigOption = "",
+) -> None:
+    """Show which executors can be asked for, which were, what is planned on them, and why."""
+    enter_command(output, manager, token_file, config)
+    if watch and output is OutputFormat.JSON:
+        raise InvalidArgument("--output", "json", "jsonl or table together with --watch")
+    from finegrain_cli.provider_text import providers_text
+
+    before = ""
+    with open_cluster() as cluster:
+        while True:
+            found = cluster.providers()
+            text = providers_text(found, wide=output is OutputFormat.WIDE)
+            now = str(found) if output is OutputFormat.JSONL else text
+            if now != before:
+                print_object("Providers", found.to_dict(), output, text)
+            if not watch:
+                return
+            before = now
+            time.sleep(WATCH_INTERVAL_S)
+
+
+def _pair(text: str) -> tuple[str, str]:
+    return parse_pair("--resource", text)
+
+
+def _count(name: str, text: str) -> int:
+    if not text.isdecimal():
+        raise InvalidArgument(f"--resource {name}", text, "a whole number")
+    return int(text)
