@@ -231,8 +231,10 @@ class ExecutorDirectory:
                 _go_on(cancellation)
                 front.signal(signal.SIGKILL)
                 front.wait(KILL_WAIT_S)
-            if self._leaves():
-                return "" if in_order else "it had to be killed"
+            if in_order and self._leaves():
+                return ""
+            if not self._left():
+                return "it had to be killed"
         elif not self._left():
             return ""
         again = self.start()

@@ -1,0 +1,347 @@
+"""The process provider with real executors: started, found again, and gone with all they had."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import tomllib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from resource_manager.providers.process import ProcessProvider
+from resource_manager.providers.process_executor import Claim, ExecutorDirectory, read_claim
+from resource_manager.providers.process_sweep import stop_everything
+from resource_manager.providers.process_tree import Process, this_process
+from resource_manager.providers.provider import Presence, ProviderFailed
+from tests.support.providers import (
+    configuration,
+    halves,
+    make_provider,
+    processes_naming,
+    surroundings,
+)
+from tests.support.rm_service import eventually
+
+KIND = "process"
+
+
+class Host:
+    """A resource manager's state directory on this host, and lives of its process provider."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.state_dir = folder / "rm"
+        self.directory = self.state_dir / "provided" / "process"
+        self._made: list[ProcessProvider] = []
+
+    def provider(self, text: str = "") -> ProcessProvider:
+        """The next life of the provider."""
+        read = configuration(self.folder, text or halves(2))
+        made: ProcessProvider = make_provider(KIND, read, surroundings(self.state_dir))
+        self._made.append(made)
+        return made
+
+    async def close(self) -> None:
+        for provider in self._made:
+            await provider.close()
+        left = await asyncio.to_thread(stop_everything, self.directory)
+        assert not left
+
+    def path(self, executor_id: str) -> Path:
+        return self.directory / "executors" / executor_id
+
+    def endpoint(self, executor_id: str) -> dict[str, object]:
+        """Where a live executor serves; empty until it does."""
+        try:
+            note = json.loads((self.path(executor_id) / "state" / "endpoint.json").read_text())
+        except (OSError, ValueError):
+            return {}
+        lives = this_process(note["pid"])
+        return note if lives is not None and lives.lives() else {}
+
+    async def serves(self, executor_id: str) -> int:
+        """Waits until an executor serves; its process."""
+        note = await eventually(lambda: self.endpoint(executor_id), what="an executor serves")
+        return int(note["pid"])
+
+    def claims(self) -> dict[str, str]:
+        """Which share each executor has."""
+        found = {each.name: read_claim(each) for each in (self.directory / "executors").iterdir()}
+        return {name: claim.share.name for name, claim in found.items() if claim}
+
+
+@pytest.fixture
+async def host(tmp_path: Path) -> AsyncIterator[Host]:
+    made = Host(tmp_path)
+    yield made
+    await made.close()
+
+
+async def ended(provider: ProcessProvider) -> str:
+    """Waits until executor half-1-1 is seen to have ended; with what is said of it."""
+
+    async def look() -> str:
+        seen = await provider.look("half-1-1", "half", "")
+        return seen.message if seen.presence is Presence.ENDED else ""
+
+    said: str = await eventually(look, what="it ended")
+    return said
+
+
+async def test_an_executor_is_started_seen_and_stopped_with_all_that_it_had(host: Host) -> None:
+    provider = host.provider(halves(2, isolation="auto"))
+
+    started = await provider.start("half-1-1", "half", again=False)
+    await host.serves("half-1-1")
+    seen = await provider.look("half-1-1", "half", started.handle)
+    groups = [
+        Path(group)
+        for group in json.loads(
+            (host.path("half-1-1") / "state" / "helper" / "helper.json").read_text()
+        )["base"].values()
+    ]
+    existed = [group.exists() for group in groups]
+    said = await provider.stop("half-1-1", "half", started.handle)
+
+    assert "half#1" in started.message
+    assert seen.presence is Presence.RUNS
+    assert all(existed)
+    assert said == ""
+    assert not processes_naming(host.path("half-1-1"))
+    assert not any(group.exists() for group in groups)
+    assert not host.path("half-1-1").exists()
+    assert "task_executor_serving" in (host.directory / "output" / "half-1-1.log").read_text()
+
+
+async def test_it_is_told_its_share_its_labels_and_its_shape(host: Host) -> None:
+    provider = host.provider()
+    await provider.start("half-1-1", "half", again=False)
+    pid = await host.serves("half-1-1")
+
+    told = tomllib.loads((host.path("half-1-1") / "executor.toml").read_text())["executor"]
+    environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+
+    assert told["cpu"] == "500m"
+    assert told["memory"] == 64 * 1024 * 1024
+    assert told["labels"] == {"zone": "a"}
+    assert told["stop_tasks_on_exit"] is True
+    assert b"FINEGRAIN_PROVIDED_AS=half" in environment
+
+
+async def test_a_share_is_never_given_to_two(host: Host) -> None:
+    provider = host.provider()
+    ids = [f"half-1-{number}" for number in range(1, 5)]
+
+    told = await asyncio.gather(
+        *(provider.start(each, "half", again=False) for each in ids), return_exceptions=True
+    )
+
+    failed = [each for each in told if isinstance(each, ProviderFailed)]
+    assert len(failed) == 2
+    assert "all 2 shares of shape half are in use" in failed[0].message
+    assert sorted(host.claims().values()) == ["half#1", "half#2"]
+
+
+async def test_a_share_is_free_again_when_its_executor_is_gone(host: Host) -> None:
+    provider = host.provider(halves(1))
+    await provider.start("half-1-1", "half", again=False)
+    await provider.stop("half-1-1", "half", "")
+
+    await provider.start("half-1-2", "half", again=False)
+
+    assert host.claims() == {"half-1-2": "half#1"}
+
+
+async def test_asked_again_it_leaves_the_one_that_runs(host: Host) -> None:
+    await host.provider().start("half-1-1", "half", again=False)
+    pid = await host.serves("half-1-1")
+
+    again = await host.provider().start("half-1-1", "half", again=True)
+
+    assert f"process {pid} " in again.message
+    assert host.claims() == {"half-1-1": "half#1"}
+
+
+async def test_killed_before_the_process_was_started_the_next_life_starts_it(host: Host) -> None:
+    """What a provider that was killed after it claimed a share has left."""
+    provider = host.provider(halves(1))
+    own = configuration(host.folder, halves(1)).shapes[KIND][0]
+    claimed = ExecutorDirectory(host.directory, "half-1-1", ["never"], {})
+    claimed.path.parent.mkdir(parents=True)
+    share = own.settings.shares[0]
+    claimed.make(Claim("half", share), provider._configuration(claimed, own, share))
+
+    with pytest.raises(ProviderFailed, match="in use, by half-1-1"):
+        await provider.start("half-1-2", "half", again=False)
+    await provider.start("half-1-1", "half", again=True)
+
+    await host.serves("half-1-1")
+    assert host.claims() == {"half-1-1": "half#1"}
+
+
+async def test_killed_before_it_noted_the_process_the_next_life_finds_it(host: Host) -> None:
+    await host.provider(halves(1)).start("half-1-1", "half", again=False)
+    pid = await host.serves("half-1-1")
+    (host.path("half-1-1") / "front.json").unlink()
+
+    again = await host.provider(halves(1)).start("half-1-1", "half", again=True)
+
+    assert f"process {pid} " in again.message
+
+
+async def test_killed_while_it_stopped_one_the_next_life_ends_that(host: Host) -> None:
+    await host.provider().start("half-1-1", "half", again=False)
+    pid = await host.serves("half-1-1")
+    os.kill(pid, signal.SIGTERM)  # and then the provider was killed
+    await eventually(lambda: not host.endpoint("half-1-1"), what="the front has ended")
+
+    provider = host.provider()
+    await provider.stop("half-1-1", "half", "")
+    await provider.stop("half-1-1", "half", "")
+
+    assert not host.path("half-1-1").exists()
+    assert not processes_naming(host.path("half-1-1"))
+
+
+async def test_a_front_that_was_killed_is_started_again_but_not_for_ever(host: Host) -> None:
+    provider = host.provider()
+    await provider.start("half-1-1", "half", again=False)
+    lives = []
+    for _ in range(4):
+        lives.append(await host.serves("half-1-1"))
+        os.kill(lives[-1], signal.SIGKILL)
+        await eventually(lambda: not host.endpoint("half-1-1"), what="the front is dead")
+        seen = await provider.look("half-1-1", "half", "")
+
+    assert len(set(lives)) == 4
+    assert seen.presence is Presence.ENDED
+    said = await provider.stop("half-1-1", "half", "")
+    assert "left slots or tasks" in said
+    assert not processes_naming(host.path("half-1-1"))
+
+
+async def test_one_that_ended_in_order_by_itself_is_seen_as_ended(host: Host) -> None:
+    provider = host.provider()
+    await provider.start("half-1-1", "half", again=False)
+    os.kill(await host.serves("half-1-1"), signal.SIGTERM)
+
+    said = await ended(provider)
+
+    assert "stopped" in said
+
+
+async def test_one_that_cannot_start_is_seen_as_ended_with_what_it_said(host: Host) -> None:
+    wrong = halves(1).replace('isolation = "none"', 'isolation = "nnoe"')
+    provider = host.provider(wrong)
+    await provider.start("half-1-1", "half", again=False)
+
+    said = await ended(provider)
+
+    assert "isolation" in said
+    assert await provider.stop("half-1-1", "half", "") == ""
+    assert not host.path("half-1-1").exists()
+
+
+async def test_a_program_that_is_not_there_is_a_failure(host: Host) -> None:
+    provider = host.provider(
+        halves(1).replace("[process]", '[process]\nprogram = ["/nowhere/finegrain"]')
+    )
+
+    with pytest.raises(ProviderFailed, match="/nowhere/finegrain cannot be started: No such file"):
+        await provider.start("half-1-1", "half", again=False)
+    assert await provider.stop("half-1-1", "half", "") == ""
+
+
+async def test_one_that_does_not_end_in_time_is_killed_with_its_helper(host: Host) -> None:
+    provider = host.provider(halves(1).replace('"20s"', '"1s"'))
+    await provider.start("half-1-1", "half", again=False)
+    os.kill(await host.serves("half-1-1"), signal.SIGSTOP)
+
+    said = await provider.stop("half-1-1", "half", "")
+
+    assert said
+    assert not processes_naming(host.path("half-1-1"))
+    assert not host.path("half-1-1").exists()
+
+
+async def test_tasks_of_a_front_that_was_killed_end_with_the_executor(host: Host) -> None:
+    """The helper goes on when its front dies; a stop has to find it, however the front ended."""
+    provider = host.provider(halves(1, isolation="auto"))
+    await provider.start("half-1-1", "half", again=False)
+    os.kill(await host.serves("half-1-1"), signal.SIGKILL)
+    await eventually(lambda: not host.endpoint("half-1-1"), what="the front is dead")
+    helpers = processes_naming(host.path("half-1-1"))
+
+    await provider.stop("half-1-1", "half", "")
+
+    assert helpers
+    assert not processes_naming(host.path("half-1-1"))
+
+
+async def test_a_stop_that_is_put_off_can_be_taken_up_by_the_next_life(host: Host) -> None:
+    provider = host.provider()
+    await provider.start("half-1-1", "half", again=False)
+    pid = await host.serves("half-1-1")
+    os.kill(pid, signal.SIGSTOP)
+    stopping = asyncio.create_task(provider.stop("half-1-1", "half", ""))
+    await asyncio.sleep(0.2)
+    stopping.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await stopping
+    lived_on = Process(pid, this_process(pid).start_ticks).lives()  # type: ignore[union-attr]
+    os.kill(pid, signal.SIGCONT)
+
+    await host.provider().stop("half-1-1", "half", "")
+
+    assert lived_on
+    assert not host.path("half-1-1").exists()
+
+
+async def test_what_was_started_elsewhere_is_not_called_gone(host: Host) -> None:
+    provider = host.provider()
+    elsewhere = "another-host:/var/lib/finegrain/rm/provided/process/executors/half-1-1"
+
+    seen = await provider.look("half-1-1", "half", elsewhere)
+    with pytest.raises(ProviderFailed, match="another-host"):
+        await provider.stop("half-1-1", "half", elsewhere)
+
+    assert seen.presence is Presence.UNKNOWN
+
+
+async def test_what_an_earlier_configuration_started_can_still_be_stopped(host: Host) -> None:
+    await host.provider().start("half-1-1", "half", again=False)
+    await host.serves("half-1-1")
+
+    provider = host.provider(halves(2).replace('"half"', '"other"'))
+
+    assert provider.owns("half-1-1")
+    await provider.start("other-1-2", "other", again=False)
+    with pytest.raises(ProviderFailed, match="in use"):
+        await provider.start("other-1-3", "other", again=False)
+    await provider.stop("half-1-1", "half", "")
+    assert not provider.owns("half-1-1")
+
+
+async def test_without_a_resource_manager_a_command_ends_everything(host: Host) -> None:
+    provider = host.provider()
+    for executor_id in ("half-1-1", "half-1-2"):
+        await provider.start(executor_id, "half", again=False)
+    await host.serves("half-1-1")
+
+    sweep = await asyncio.to_thread(
+        subprocess.run,
+        [sys.executable, "-m", "resource_manager.providers.process_sweep", str(host.directory)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert (sweep.returncode, sweep.stderr) == (0, "")
+    assert not list((host.directory / "executors").iterdir())
+    assert not processes_naming(host.directory)

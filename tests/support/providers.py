@@ -1,0 +1,66 @@
+"""Providers with real processes: what a test needs to make, remake and look behind them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from resource_manager.providers.config import ProvidersConfiguration, read_providers
+from resource_manager.providers.process_tree import Process, command_lines
+from resource_manager.providers.provider import Surroundings
+from resource_manager.providers.registry import find_kind
+
+TOKEN = "t" * 32
+NOBODY_LISTENS = "127.0.0.1:9"
+CPU = min(os.sched_getaffinity(0))
+
+
+def surroundings(state_dir: Path, manager: str = NOBODY_LISTENS) -> Surroundings:
+    """Those of a resource manager whose state directory this is; it has a cluster token."""
+    state_dir.mkdir(mode=0o700, exist_ok=True)
+    token_file = state_dir / "cluster.token"
+    if not token_file.exists():
+        token_file.write_text(TOKEN)
+        token_file.chmod(0o600)
+    return Surroundings(state_dir, (manager,), token_file, token_file.read_text().strip())
+
+
+def configuration(folder: Path, text: str) -> ProvidersConfiguration:
+    """A providers' file with this text, read."""
+    file = folder / "providers.toml"
+    file.write_text(text)
+    return read_providers(file)
+
+
+def make_provider(name: str, read: ProvidersConfiguration, around: Surroundings) -> Any:
+    """A provider as a resource manager that starts makes it; so also the next life of one."""
+    return find_kind(name).make(read.common[name], read.shapes.get(name, ()), around)
+
+
+def halves(count: int, *, isolation: str = "none", memory: str = "64MiB") -> str:
+    """A shape "half" of executors that share one cpu."""
+    share = f"""
+    [[shape.process.share]]
+    cpus = "{CPU}"
+    cpu = {1 / count}
+    memory = "{memory}"
+    """
+    return f"""
+    [process]
+    stop_timeout = "20s"
+    executor = {{ task_user = "self", allow_root_tasks = true, isolation = "{isolation}" }}
+    [[shape]]
+    name = "half"
+    provider = "process"
+    labels = {{ zone = "a" }}
+    """ + (count * share)
+
+
+def processes_naming(path: Path) -> list[tuple[Process, list[str]]]:
+    """Live processes whose command lines name a path or what lies below it."""
+    return [
+        (process, words)
+        for process, words in command_lines()
+        if any(str(path) in word for word in words) and process.lives()
+    ]
