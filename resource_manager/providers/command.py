@@ -171,7 +171,9 @@ class CommandProvider:
         own = self._shapes.get(shape)
         if own is not None:  # the way of today's configuration
             fresh = self._fresh_note(executor_id, own)
-            note = replace(note, stop=fresh.stop, stop_gone=fresh.stop_gone) if note else fresh
+            known = note.handle if note else ""
+            running = note.running if note else None
+            note = replace(fresh, handle=known or fresh.handle, running=running)
         if note is None:
             raise ProviderFailed(
                 f"shape {shape} is not configured, and how executor {executor_id} is stopped is "
@@ -277,12 +279,14 @@ class CommandProvider:
 
     def _fresh_note(self, executor_id: str, own: ConfiguredShape) -> _Note:
         settings: CommandShape = own.settings
+        by_name = settings.handle == "executor_id" and not settings.handle_pattern
         return _Note(
             shape=own.shape.name,
             stop=list(settings.stop),
             values=values_of(executor_id, own, self._surroundings),
             stop_gone=list(settings.stop_gone),
             timeout_ms=settings.timeout_ms,
+            handle=executor_id if by_name else "",
         )
 
     def _write_note(self, executor_id: str, note: _Note) -> None:
