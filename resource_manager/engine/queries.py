@@ -19,6 +19,7 @@ from resource_manager.engine.entities import (
     ENDED_REQUEST_STATES,
     Executor,
     ExecutorState,
+    GangSpec,
     Job,
     JobState,
     Request,
@@ -65,20 +66,22 @@ class ExecutorView:
 
 @dataclass(frozen=True, slots=True)
 class SlotView:
-    """A slot with the address of its executor."""
+    """A slot with the address of its executor, and why a change of its size waits."""
 
     slot: Slot
     executor_address: str
+    resize_message: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestView:
-    """A request, why it stands where it stands, and its slot while it has one."""
+    """A request, why it stands where it stands, its slot while it has one, and its gang."""
 
     request: Request
     job_name: str
     reason: str
     slot: SlotView | None
+    gang: GangSpec | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,18 +298,21 @@ def job_view(state: State, job: Job) -> JobView:
 
 
 def slot_view(state: State, slot: Slot) -> SlotView:
-    """One slot with the address of its executor."""
-    return SlotView(slot, state.hosts[slot.executor_id].executor.registration.address)
+    """One slot with the address of its executor, and why a change of its size waits."""
+    address = state.hosts[slot.executor_id].executor.registration.address
+    return SlotView(slot, address)
 
 
 def request_view(state: State, request: Request) -> RequestView:
     """One request with its reason and its slot."""
     slot = state.slot_of(request)
+    gang = state.gangs.of(request)
     return RequestView(
         request=request,
         job_name=state.jobs[request.job_id].name,
         reason=pending_reason(state, request) or request.reason,
         slot=slot_view(state, slot) if slot is not None else None,
+        gang=gang.spec if gang is not None else None,
     )
 
 

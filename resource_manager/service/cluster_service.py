@@ -24,6 +24,7 @@ from resource_manager.engine.events import (
 )
 from resource_manager.engine.state import State
 from resource_manager.service import from_wire, to_wire
+from resource_manager.service.asking import resize_slot
 from resource_manager.service.paging import key_of, page_size, token_of
 from resource_manager.service.runner import Runner
 from resource_manager.service.watch import WatchHub, happens
@@ -87,7 +88,7 @@ class ClusterServicer(ClusterServiceServicer):
             slots = queries.list_slots(state, executor_id=executor_id, limit=view.slots + 1).items
             return cluster_pb2.GetExecutorResponse(
                 executor=to_wire.executor_status(view, with_topology=True),
-                slots=[to_wire.slot_status(each.slot, each.executor_address) for each in slots],
+                slots=[to_wire.slot_status_of_view(each) for each in slots],
             )
 
         return await self._read(read)
@@ -110,9 +111,7 @@ class ClusterServicer(ClusterServiceServicer):
                 limit=limit,
             )
             return cluster_pb2.ListSlotsResponse(
-                slots=[
-                    to_wire.slot_status(each.slot, each.executor_address) for each in page.items
-                ],
+                slots=[to_wire.slot_status_of_view(each) for each in page.items],
                 next_page_token=token_of(page.next_key),
             )
 
@@ -246,6 +245,13 @@ class ClusterServicer(ClusterServiceServicer):
             lambda at: JobEndRequested(at, job_id, Reason.TERMINATED, grace_ms), _nothing
         )
         return cluster_pb2.TerminateJobResponse()
+
+    async def ResizeSlot(
+        self, request: cluster_pb2.ClusterServiceResizeSlotRequest, context: Any
+    ) -> cluster_pb2.ClusterServiceResizeSlotResponse:
+        """See the protocol."""
+        slot = await resize_slot(self._runner, request, None, owner="")
+        return cluster_pb2.ClusterServiceResizeSlotResponse(slot=slot)
 
     def _cluster(self, state: State) -> cluster_pb2.GetClusterResponse:
         view = queries.cluster_view(state)

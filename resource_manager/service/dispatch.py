@@ -15,6 +15,7 @@ from resource_manager.engine.effects import (
     PublishJobEvent,
     SendAllocate,
     SendFree,
+    SendResize,
 )
 from resource_manager.engine.entities import ClusterEvent, RequestState
 from resource_manager.service.executor_link import ExecutorLinks
@@ -50,7 +51,7 @@ class Dispatcher:
         cluster_news = False
         for effect in effects:
             match effect:
-                case SendAllocate() | SendFree():
+                case SendAllocate() | SendFree() | SendResize():
                     self._links.send(effect)
                 case ProbeExecutor():
                     self._links.probe(effect)

@@ -30,7 +30,7 @@ from finegrain.rpc.status import error_from_rpc
 from finegrain.rpc.wire import duration_ms_to_proto
 from finegrain.v1 import slots_pb2, task_executor_pb2
 from finegrain.v1.task_executor_pb2_grpc import TaskExecutorServiceStub
-from resource_manager.engine.effects import ProbeExecutor, SendAllocate, SendFree
+from resource_manager.engine.effects import ProbeExecutor, SendAllocate, SendFree, SendResize
 from resource_manager.engine.events import (
     CommandAnswered,
     CommandRefused,
@@ -42,6 +42,7 @@ from resource_manager.service import from_wire
 from resource_manager.service.books import MakeEvent
 from resource_manager.service.dialling import Obstacle, cause_of, obstacle_of, was_reached
 from resource_manager.service.metrics import ResourceManagerMetrics
+from resource_manager.service.resize_wire import resize_command
 from resource_manager.service.runner import Runner
 from resource_manager.service.to_wire import slot_status
 from resource_manager.storage.store import NotLeader
@@ -53,7 +54,10 @@ COMMANDS_IN_FLIGHT_MAX = 1_000  # over all executors
 
 _log = get_logger("finegrain.rm.executor_link")
 
-Command = SendAllocate | SendFree
+Command = SendAllocate | SendFree | SendResize
+
+
+_NAMES = {SendAllocate: "allocate", SendFree: "free", SendResize: "resize"}  # in metrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +183,7 @@ class ExecutorLinks:
         )
 
     async def _outcome(self, command: Command, rm_epoch: int) -> MakeEvent:
-        name = "allocate" if isinstance(command, SendAllocate) else "free"
+        name = _NAMES[type(command)]
         outcome = self._metrics.commands.labels
         try:
             answered = await self._call(command, rm_epoch)
@@ -203,19 +207,26 @@ class ExecutorLinks:
 
     async def _call(self, command: Command, rm_epoch: int) -> MakeEvent:
         stub = self._stub(command.executor_id, command.address)
+        timeout_s = self._options.deadline_s
         try:
-            if isinstance(command, SendAllocate):
-                call = stub.AllocateSlots(
-                    _allocate(command, rm_epoch), timeout=self._options.deadline_s
-                )
-                ids = [order.slot.allocation_id for order in command.orders]
-            else:
-                call = stub.FreeSlots(_free(command, rm_epoch), timeout=self._options.deadline_s)
-                ids = [allocation_id for allocation_id, _, _ in command.slots]
-            answer = await call
+            match command:
+                case SendAllocate():
+                    answer = await stub.AllocateSlots(
+                        _allocate(command, rm_epoch), timeout=timeout_s
+                    )
+                    ids = [order.slot.allocation_id for order in command.orders]
+                case SendFree():
+                    answer = await stub.FreeSlots(_free(command, rm_epoch), timeout=timeout_s)
+                    ids = [allocation_id for allocation_id, _, _ in command.slots]
+                case SendResize():
+                    answer = await stub.ResizeSlot(
+                        resize_command(command, rm_epoch), timeout=timeout_s
+                    )
+                    ids = [command.allocation_id]
         except grpc.RpcError as error:
             raise error_from_rpc(error, command.address) from None
-        outcomes = _outcomes(answer.results, ids)
+        results = [answer.result] if isinstance(command, SendResize) else answer.results
+        outcomes = _outcomes(results, ids)
         report = from_wire.report(answer.report, "report")
         return lambda at: CommandAnswered(
             at=at,

@@ -97,6 +97,8 @@ def slot_request(message: slots_pb2.SlotRequest, field: str) -> RequestSpec:
         raise InvalidArgument(f"{field}.pids_max", pids_max, f"0 to {PIDS_MAX}")
     if target_address:
         check_dialable(target_address, f"{field}.target_address")
+    if gang_id := message.gang_id:
+        check_id(f"{field}.gang_id", gang_id)
     return RequestSpec(
         allocation_id=allocation_id,
         profile=profile,
@@ -106,6 +108,7 @@ def slot_request(message: slots_pb2.SlotRequest, field: str) -> RequestSpec:
         target_address=target_address,
         allow_pending=message.allow_pending,
         restart_on_loss=message.restart_on_loss,
+        gang_id=gang_id,
     )
 
 
@@ -117,25 +120,9 @@ def _check_limit(limit: int, profile: ResourceProfile | None, field: str) -> Non
         raise InvalidArgument(field, limit, f"0, or cpu_milli ({lowest}) to {AMOUNT_MAX}")
 
 
-def slot_requests(
-    messages: Sequence[slots_pb2.SlotRequest],
-) -> tuple[tuple[RequestSpec, ...], dict[int, ItemOutcome]]:
-    """A batch: the requests in order, and by position the outcome of those that repeat an id."""
-    check_batch("requests", messages)
-    return without_repetitions(slot_requests_from(messages, 0))
-
-
 def slot_requests_from(messages: Sequence[slots_pb2.SlotRequest], first: int) -> list[RequestSpec]:
     """A part of a batch, which begins at the position `first`."""
     return [slot_request(each, f"requests[{first + at}]") for at, each in enumerate(messages)]
-
-
-def without_repetitions(
-    specs: Sequence[RequestSpec],
-) -> tuple[tuple[RequestSpec, ...], dict[int, ItemOutcome]]:
-    """See `slot_requests`."""
-    repeated = repetitions([spec.allocation_id for spec in specs], "requests[{}].allocation_id")
-    return tuple(spec for i, spec in enumerate(specs) if i not in repeated), repeated
 
 
 def repetitions(ids: Sequence[str], field: str) -> dict[int, ItemOutcome]:
@@ -201,6 +188,7 @@ def registration(message: rm_pb2.RegisterExecutorRequest) -> Registration:
         boot_id=message.boot_id,
         protocol_version=check_protocol_version(message.protocol_version),
         software_version=message.software_version,
+        provided_as=message.provided_as and check_id("provided_as", message.provided_as),
     )
 
 

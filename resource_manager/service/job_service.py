@@ -22,13 +22,13 @@ from resource_manager.engine.events import (
     JobKeptAlive,
     JobRegistered,
     RequestsCancelled,
-    RequestsSubmitted,
     SlotsReleased,
 )
 from resource_manager.engine.explain import EXECUTORS_DEFAULT, explain
 from resource_manager.engine.settings import EngineSettings
 from resource_manager.service import from_wire, to_wire
 from resource_manager.service.admission import JobAdmission, JobLimits, Kind
+from resource_manager.service.asking import PART_ITEMS_MAX, asked, resize_slot, submissions
 from resource_manager.service.explain_wire import explanation
 from resource_manager.service.metrics import ResourceManagerMetrics
 from resource_manager.service.ownership import JobSecrets
@@ -37,7 +37,6 @@ from resource_manager.service.watch import WatchHub
 
 DEFAULT_GROUP = "default"
 EXPLAINED_EXECUTORS_MAX = 1_000
-PART_ITEMS_MAX = 1_000  # of a large call, between two of which others have their turn
 CHECKED_AT_ONCE = 200  # requests that hold up the event loop: some 10 us each
 EXPLAIN_ITEMS = 500  # what explaining counts in turns: some 50 ms on the largest clusters
 
@@ -121,13 +120,19 @@ class JobCalls:
         messages = request.requests
         from_wire.check_batch("requests", messages)
         checked = None
+        members_max = self._settings.gang_members_max
         if len(messages) <= CHECKED_AT_ONCE:
-            checked = from_wire.slot_requests(messages)
+            specs = from_wire.slot_requests_from(messages, 0)
+            checked = asked(specs, request.gangs, members_max=members_max)
         await self._secrets.check(job_id)
         with self._admission.entered(Kind.CALL, job_id):
-            specs, repeated = checked or await self._checked(job_id, messages)
-            answered = await self._in_parts(_submissions(job_id, specs), len(specs), job_id)
-        merged = to_wire.merged_outcomes(answered, repeated)
+            if checked is None:
+                specs = await self._checked(job_id, messages)
+                checked = asked(specs, request.gangs, members_max=members_max)
+            answered = await self._in_parts(
+                submissions(job_id, checked), len(checked.specs), job_id
+            )
+        merged = checked.outcomes(answered)
         refused = sum(bool(outcome.reason) for outcome in merged)
         self._metrics.requests.labels("accepted").inc(len(merged) - refused)
         self._metrics.requests.labels("refused").inc(refused)
@@ -163,6 +168,16 @@ class JobCalls:
             outcomes = await self._in_parts(makes, len(slots), job_id)
         return rm_pb2.ReleaseSlotsResponse(results=to_wire.item_results(outcomes))
 
+    async def ResizeSlot(
+        self, request: rm_pb2.ResourceManagerServiceResizeSlotRequest, context: Any
+    ) -> rm_pb2.ResourceManagerServiceResizeSlotResponse:
+        """See the protocol."""
+        job_id = check_id("job_id", request.job_id)
+        await self._secrets.check(job_id)
+        with self._admission.entered(Kind.CALL, job_id):
+            slot = await resize_slot(self._runner, request, job_id, owner=job_id)
+        return rm_pb2.ResourceManagerServiceResizeSlotResponse(slot=slot)
+
     async def WatchJob(
         self, request: rm_pb2.WatchJobRequest, context: Any
     ) -> AsyncIterator[rm_pb2.WatchJobResponse]:
@@ -194,15 +209,15 @@ class JobCalls:
 
     async def _checked(
         self, job_id: str, messages: Sequence[slots_pb2.SlotRequest]
-    ) -> tuple[tuple[RequestSpec, ...], dict[int, ItemOutcome]]:
-        """See `from_wire.slot_requests`; lets other calls go on meanwhile."""
+    ) -> list[RequestSpec]:
+        """The requests of a large call; lets other calls go on meanwhile."""
         specs: list[RequestSpec] = []
         async with self._admission.preparing(job_id):
             for start in range(0, len(messages), CHECKED_AT_ONCE):
                 part = messages[start : start + CHECKED_AT_ONCE]
                 specs += from_wire.slot_requests_from(part, start)
                 await asyncio.sleep(0)
-        return from_wire.without_repetitions(specs)
+        return specs
 
     async def _in_parts(
         self, makes: Sequence[Callable[[Instant], Event]], items: int, job_id: str
@@ -231,21 +246,6 @@ class JobCalls:
 
 def _parts(items: tuple[_Part, ...]) -> list[tuple[_Part, ...]]:
     return [items[at : at + PART_ITEMS_MAX] for at in range(0, len(items), PART_ITEMS_MAX)]
-
-
-def _submissions(
-    job_id: str, specs: tuple[RequestSpec, ...]
-) -> list[Callable[[Instant], RequestsSubmitted]]:
-    """The events of one call. What would refuse all of it must be found with the first one."""
-    kinds = {spec.profile is None for spec in specs}
-    parts = _parts(specs) if len(kinds) == 1 else [specs]
-    following = tuple(spec for part in parts[1:] for spec in part)
-    first = partial(RequestsSubmitted, job_id=job_id, requests=parts[0], following=following)
-    rest = [
-        partial(RequestsSubmitted, job_id=job_id, requests=part, admitted=True)
-        for part in parts[1:]
-    ]
-    return [first, *rest]
 
 
 def _lease(job: Job) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any, cast
 
@@ -34,13 +34,19 @@ from resource_manager.engine.entities import (
     Usage,
 )
 from resource_manager.engine.events import ItemOutcome
-from resource_manager.engine.queries import ExecutorView, JobView, RequestView
+from resource_manager.engine.queries import ExecutorView, JobView, RequestView, SlotView
+from resource_manager.service.gangs_wire import gang_message
+from resource_manager.service.resize_wire import resizes_of
 
 REQUEST_STATES: dict[RequestState, slots_pb2.RequestState.ValueType] = {
     state: slots_pb2.RequestState.Value(f"REQUEST_STATE_{state.value}") for state in RequestState
 }
 _SLOT_STATES_BY_NAME = {
     state.value: slots_pb2.SlotState.Value(f"SLOT_STATE_{state.value}") for state in SlotState
+}
+_RESIZE_STATES_BY_NAME = {
+    "ORDERED": slots_pb2.SLOT_RESIZE_STATE_ORDERED,
+    "WAITING": slots_pb2.SLOT_RESIZE_STATE_WAITING,
 }
 SLOT_STATES: dict[SlotState, slots_pb2.SlotState.ValueType] = {
     state: slots_pb2.SlotState.Value(f"SLOT_STATE_{state.value}") for state in SlotState
@@ -51,8 +57,10 @@ EXECUTOR_STATES: dict[ExecutorState, cluster_pb2.ExecutorState.ValueType] = {
 }
 
 
-def slot_status(slot: Slot, executor_address: str = "") -> slots_pb2.SlotStatus:
-    """A slot of the books."""
+def slot_status(
+    slot: Slot, executor_address: str = "", resize_message: str = ""
+) -> slots_pb2.SlotStatus:
+    """A slot of the books; `resize_message` says why a change of its size waits."""
     message = slots_pb2.SlotStatus(
         allocation_id=slot.allocation_id,
         generation=slot.generation,
@@ -70,6 +78,9 @@ def slot_status(slot: Slot, executor_address: str = "") -> slots_pb2.SlotStatus:
         message.isolation.CopyFrom(isolation_to_proto(slot.isolation))
     if slot.allocated_time_ms is not None:
         _set_time(message.allocated_time, slot.allocated_time_ms)
+    if slot.resize_number:
+        message.resize_number = slot.resize_number
+        message.resizes.extend(resizes_of(slot, resize_message))
     return message
 
 
@@ -94,7 +105,25 @@ def slot_status_of_event(data: Mapping[str, object]) -> slots_pb2.SlotStatus:
         message.isolation.CopyFrom(isolation_to_proto(isolation))
     if (time_ms := get("allocated_time_ms")) is not None:
         _set_time(message.allocated_time, time_ms)
+    if number := get("resize_number"):
+        message.resize_number = number
+        message.resizes.extend(_resize_of_event(each) for each in get("resizes", ()))
     return message
+
+
+def slot_status_of_view(view: SlotView) -> slots_pb2.SlotStatus:
+    """A slot with the address of its executor."""
+    return slot_status(view.slot, view.executor_address, view.resize_message)
+
+
+def _resize_of_event(data: Mapping[str, Any]) -> slots_pb2.SlotResize:
+    return slots_pb2.SlotResize(
+        resize_number=data["resize_number"],
+        profile=_profile_of_event(data["profile"]),
+        memory_bytes=data["memory_bytes"],
+        cpu_limit_milli=data["cpu_limit_milli"],
+        state=_RESIZE_STATES_BY_NAME[data["state"]],
+    )
 
 
 def _profile_of_event(data: Mapping[str, Any]) -> resources_pb2.ResourceProfile:
@@ -123,6 +152,7 @@ def slot_request(spec: RequestSpec) -> slots_pb2.SlotRequest:
         target_address=spec.target_address,
         allow_pending=spec.allow_pending,
         restart_on_loss=spec.restart_on_loss,
+        gang_id=spec.gang_id,
     )
 
 
@@ -145,7 +175,9 @@ def request_status(view: RequestView) -> rm_pb2.RequestStatus:
     if request.end_time_ms is not None:
         message.end_time.CopyFrom(timestamp_ms_to_proto(request.end_time_ms))
     if view.slot is not None:
-        message.slot.CopyFrom(slot_status(view.slot.slot, view.slot.executor_address))
+        message.slot.CopyFrom(slot_status_of_view(view.slot))
+    if view.gang is not None:
+        message.gang.CopyFrom(gang_message(view.gang))
     return message
 
 
@@ -228,6 +260,7 @@ def executor_status(
         software_version=known.software_version,
         shared_cpus=known.shared_cpus,
         unreachable_reason=view.unreachable_reason,
+        provided_as=known.provided_as,
     )
     _set_times(message, executor)
     if with_topology:
@@ -245,15 +278,6 @@ def usage_report(used: Usage) -> slots_pb2.UsageReport:
 def item_results(outcomes: Iterable[ItemOutcome]) -> list[slots_pb2.ItemResult]:
     """Results of a batch in the same order."""
     return [_item_result(outcome) for outcome in outcomes]
-
-
-def merged_outcomes(
-    answered: Sequence[ItemOutcome], repeated: Mapping[int, ItemOutcome]
-) -> list[ItemOutcome]:
-    """Outcomes in the order sent, where items that repeated an id were not passed on."""
-    rest = iter(answered)
-    count = len(answered) + len(repeated)
-    return [repeated[i] if i in repeated else next(rest) for i in range(count)]
 
 
 def releases(slots: Iterable[tuple[str, int]]) -> list[rm_pb2.SlotRelease]:

@@ -131,7 +131,8 @@ def slot_request(
 
 @dataclass
 class ScriptedExecutor(_Servicer):
-    """Keeps a slot table in memory and does what it is told; `refuse` names the exceptions.
+    """Keeps a slot table in memory and does what it is told; `refuse` and `refuse_resize` name the
+    exceptions.
 
     `on_command` may raise, or wait, before a command is carried out.
     """
@@ -142,6 +143,7 @@ class ScriptedExecutor(_Servicer):
     cpu_milli: int = 4000
     memory_bytes: int = 8 * GIB
     refuse: Callable[[slots_pb2.SlotStatus], str] = lambda _slot: ""
+    refuse_resize: Callable[[te_pb2.TaskExecutorServiceResizeSlotRequest], str] = lambda _: ""
     on_command: Callable[[Any], Any] | None = None
     labels: dict[str, str] = field(default_factory=dict)
     slots: dict[str, slots_pb2.SlotStatus] = field(default_factory=dict)
@@ -256,6 +258,20 @@ class ScriptedExecutor(_Servicer):
         results = [slots_pb2.ItemResult(id=each.allocation_id) for each in request.slots]
         return te_pb2.FreeSlotsResponse(results=results, report=self.report())
 
+    async def ResizeSlot(
+        self, request: Any, context: Any
+    ) -> te_pb2.TaskExecutorServiceResizeSlotResponse:
+        await self._taken(request)
+        result = slots_pb2.ItemResult(id=request.allocation_id)
+        if why := self.refuse_resize(request):
+            result.error.reason, result.error.message = why, "refused by the script"
+        else:
+            slot = self.slots[request.allocation_id]
+            slot.profile.CopyFrom(request.profile)
+            slot.memory_bytes, slot.cpu_limit_milli = request.memory_bytes, request.cpu_limit_milli
+            slot.resize_number = request.resize_number
+        return te_pb2.TaskExecutorServiceResizeSlotResponse(result=result, report=self.report())
+
     async def ListTasks(self, request: Any, context: Any) -> te_pb2.ListTasksResponse:
         return te_pb2.ListTasksResponse()
 
@@ -296,6 +312,23 @@ class ScriptedJob:
             metadata=self.metadata,
         )
         return list(answer.results)
+
+    async def request_gang(
+        self, *requests: slots_pb2.SlotRequest, gangs: Sequence[slots_pb2.Gang]
+    ) -> list[slots_pb2.ItemResult]:
+        answer = await self.rm.rm.RequestResource(
+            rm_pb2.RequestResourceRequest(job_id=self.job_id, requests=requests, gangs=gangs),
+            metadata=self.metadata,
+        )
+        return list(answer.results)
+
+    async def resize(self, allocation_id: str, **parts: Any) -> slots_pb2.SlotStatus:
+        message = rm_pb2.ResourceManagerServiceResizeSlotRequest(
+            job_id=self.job_id, allocation_id=allocation_id, **parts
+        )
+        answer = await self.rm.rm.ResizeSlot(message, metadata=self.metadata)
+        slot: slots_pb2.SlotStatus = answer.slot
+        return slot
 
     async def release(self, *allocation_ids: str) -> list[slots_pb2.ItemResult]:
         slots = [rm_pb2.SlotRelease(allocation_id=each) for each in allocation_ids]

@@ -28,6 +28,9 @@ OF_JOBS = {
     "ReleaseSlots": rm_pb2.ReleaseSlotsRequest(
         job_id="job", slots=[rm_pb2.SlotRelease(allocation_id="a", generation=1)]
     ),
+    "ResizeSlot": rm_pb2.ResourceManagerServiceResizeSlotRequest(
+        job_id="job", allocation_id="a", profile=slot_request("a").profile
+    ),
     "WatchJob": rm_pb2.WatchJobRequest(job_id="job"),
 }
 DENIED, UNAUTHENTICATED = grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED

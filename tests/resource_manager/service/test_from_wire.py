@@ -14,7 +14,9 @@ from finegrain.errors import FailedPrecondition, InvalidArgument
 from finegrain.resources import AMOUNT_MAX
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
 from finegrain.v1 import resources_pb2, slots_pb2
+from resource_manager.engine.events import ItemOutcome
 from resource_manager.service import from_wire
+from resource_manager.service.asking import asked
 
 numbers = st.one_of(st.integers(-(2**63), 2**63 - 1), st.integers(-2, 3000))
 texts = st.one_of(st.text(max_size=20), st.sampled_from(["slot-1", "job-1", "0-3", "", "1.0"]))
@@ -84,8 +86,10 @@ def test_noise_is_refused(kind: Any, read: Callable[[Any], object], data: bytes)
 
 def test_a_batch_names_both_places_of_an_id_that_it_holds_twice() -> None:
     twice = [slots_pb2.SlotRequest(allocation_id=each) for each in ("a", "b", "a", "a")]
-    specs, repeated = from_wire.slot_requests(twice)
-    assert [spec.allocation_id for spec in specs] == ["a", "b"]
-    assert sorted(repeated) == [2, 3]
-    assert "requests[3].allocation_id" in repeated[3].message
-    assert "requests[0].allocation_id" in repeated[3].message
+    call = asked(from_wire.slot_requests_from(twice, 0), (), members_max=10)
+    assert [spec.allocation_id for spec in call.specs] == ["a", "b"]
+    assert sorted(call.repeated) == [2, 3]
+    assert "requests[3].allocation_id" in call.repeated[3].message
+    assert "requests[0].allocation_id" in call.repeated[3].message
+    outcomes = call.outcomes([ItemOutcome("a"), ItemOutcome("b")])
+    assert [bool(each.reason) for each in outcomes] == [False, False, True, True]
