@@ -26,7 +26,7 @@ from typing import Any
 from finegrain.errors import ConfigurationError, Reason
 from finegrain.ids import ID_PATTERN, new_id
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2  # 2: slots may be changing their size
 LOCK_FILE = "executor.lock"
 STATE_FILE = "state.json"
 ENDPOINT_FILE = "endpoint.json"

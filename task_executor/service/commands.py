@@ -21,11 +21,13 @@ from task_executor.engine.slot_table import Outcome
 from task_executor.engine.slots import Slot, SlotKey, SlotSpec
 from task_executor.service.keeper import SlotKeeper
 from task_executor.service.messages import (
+    change_from_proto,
     check_generation,
     result,
     spec_from_proto,
     state_to_proto,
 )
+from task_executor.service.sizes import change_size
 
 ITEMS_MAX = 10_000
 FREE_WAIT_S = 1.0
@@ -33,13 +35,17 @@ REGISTRATION_WAIT_S = 5.0
 GRACE_MS_MAX = 24 * 3600 * 1000
 
 Answer = TypeVar("Answer")
-Command = task_executor_pb2.AllocateSlotsRequest | task_executor_pb2.FreeSlotsRequest
+Command = (
+    task_executor_pb2.AllocateSlotsRequest
+    | task_executor_pb2.FreeSlotsRequest
+    | task_executor_pb2.TaskExecutorServiceResizeSlotRequest
+)
 
 log = get_logger(__name__)
 
 
 class CommandRunner:
-    """Runs AllocateSlots and FreeSlots, one at a time.
+    """Runs AllocateSlots, FreeSlots and ResizeSlot, one at a time.
 
     Args:
         keeper: the slots.
@@ -82,6 +88,14 @@ class CommandRunner:
         _check_count("slots", len(request.slots))
         numbers = numbers_of(request)
         return await self._once(numbers, lambda: self._free(request, numbers))
+
+    async def resize(
+        self, request: task_executor_pb2.TaskExecutorServiceResizeSlotRequest
+    ) -> task_executor_pb2.TaskExecutorServiceResizeSlotResponse:
+        """See ResizeSlot in task_executor.proto."""
+        self._check_meant_for_us(request)
+        numbers = numbers_of(request)
+        return await self._once(numbers, lambda: self._resize(request, numbers))
 
     def _check_meant_for_us(self, request: Command) -> None:
         """Two executors' numbers may be equal: only the name shows that another one advertises our
@@ -205,6 +219,25 @@ class CommandRunner:
         self._keeper.fence.contained(numbers)
         answer = task_executor_pb2.FreeSlotsResponse(
             results=results, report=state_to_proto(self._keeper.full_state())
+        )
+        self._keeper.fence.record(numbers, answer)
+        return answer
+
+    async def _resize(
+        self,
+        request: task_executor_pb2.TaskExecutorServiceResizeSlotRequest,
+        numbers: CommandNumbers,
+    ) -> task_executor_pb2.TaskExecutorServiceResizeSlotResponse:
+        try:
+            change = change_from_proto(request)
+        except InvalidArgument as bad:
+            error: FinegrainError | None = bad
+        else:
+            error = (await change_size(self._keeper, *change)).error
+        self._keeper.fence.contained(numbers)
+        answer = task_executor_pb2.TaskExecutorServiceResizeSlotResponse(
+            result=result(request.allocation_id, error),
+            report=state_to_proto(self._keeper.full_state()),
         )
         self._keeper.fence.record(numbers, answer)
         return answer

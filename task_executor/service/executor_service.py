@@ -35,6 +35,11 @@ class ExecutorService(task_executor_pb2_grpc.TaskExecutorServiceServicer):
     ) -> task_executor_pb2.FreeSlotsResponse:
         return await self._commands.free(request)
 
+    async def ResizeSlot(
+        self, request: task_executor_pb2.TaskExecutorServiceResizeSlotRequest, _context: Any
+    ) -> task_executor_pb2.TaskExecutorServiceResizeSlotResponse:
+        return await self._commands.resize(request)
+
     async def SubmitTask(
         self, request: task_executor_pb2.SubmitTaskRequest, _context: Any
     ) -> task_executor_pb2.SubmitTaskResponse:

@@ -84,6 +84,7 @@ class Front:
         self.metrics = ExecutorMetrics(software_version())
         self.keeper.on_carve = self.metrics.carve_ended
         self.keeper.on_free = self.metrics.free_ended
+        self.keeper.on_resize = self.metrics.resize_ended
         self.meter = Meter(self.keeper)
         self.runner = TaskRunner(self.keeper, options, prepared.users, prepared.task_root)
         self.sync = HostSync(self.keeper, self.runner)

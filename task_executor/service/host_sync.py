@@ -1,8 +1,8 @@
 """Bringing the front's books in line with what really runs on the host.
 
 Decides, at a start and whenever events may have been missed: adopt what is known, destroy what
-nobody knows, tell as broken what is missing. The helper's state is the truth about the host; the
-checkpoint is the truth about who owns what.
+nobody knows, tell as broken what is missing, finish what was to change its size. The helper's state
+is the truth about the host; the checkpoint is the truth about who owns what.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from task_executor.host.helper_messages import (
 )
 from task_executor.service.checkpoint import SavedState
 from task_executor.service.keeper import SlotKeeper
+from task_executor.service.sizes import settle_sizes
 from task_executor.service.task_book import Task, TaskState
 from task_executor.service.task_runner import TaskRunner
 
@@ -54,6 +55,7 @@ async def recover(keeper: SlotKeeper, saved: SavedState) -> None:
     _adopt_tasks(keeper, state)
     await _destroy_unknown_slots(keeper, state)
     await _forget_unknown_tasks(keeper, state)
+    await settle_sizes(keeper, [each.limits for each in state.slots])
     for slot in list(keeper.table):
         if slot.state is SlotState.FREEING:
             keeper.begin_take_down(slot.key, grace_ms=keeper.default_grace_ms)
@@ -224,6 +226,7 @@ class HostSync:
                 log.error("slot_missing", allocation_id=key.allocation_id)
                 keeper.vanish(key)
         await _destroy_unknown_slots(keeper, state)
+        await settle_sizes(keeper, [each.limits for each in state.slots])
         await keeper.save_or_log()
 
     def _compare_tasks(self, before: Iterable[Task], records: Iterable[TaskRecord]) -> None:
@@ -236,12 +239,19 @@ class HostSync:
                 message = "the host lost the task's records; how it ended is not known"
                 self._keeper.tasks.failed(task, TaskFault(Reason.TERMINATED.value, message))
 
+    def _is_unsettled(self) -> bool:
+        """An end was missed, or the helper was away while a slot changed its size."""
+        keeper = self._keeper
+        missed = any(t.slot_gone_at is not None and not t.has_ended for t in keeper.tasks)
+        idle = not keeper.sizes.locked()
+        return missed or (idle and any(slot.becoming is not None for slot in keeper.table))
+
     async def sweep(self) -> None:
         """Forgets what is overdue, and looks again where an end was missed; never returns."""
         while True:
             await asyncio.sleep(SWEEP_S)
             try:
-                if any(t.slot_gone_at is not None and not t.has_ended for t in self._keeper.tasks):
+                if self._is_unsettled():
                     await self.compare()
                 await self._runner.forget_overdue()
             except (FinegrainError, OSError) as error:

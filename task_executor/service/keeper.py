@@ -68,6 +68,8 @@ class SlotKeeper:
         self.on_gone: Callable[[SlotKey], None] = lambda _key: None  # the slot's tasks may go
         self.on_carve: Callable[[float, bool], None] = lambda _seconds, _ok: None
         self.on_free: Callable[[float], None] = lambda _seconds: None
+        self.on_resize: Callable[[float, FinegrainError | None], None] = lambda _s, _error: None
+        self.sizes = asyncio.Lock()  # held by whoever changes the size of a slot
         self._epoch_to_save = 0
         self._saver = Saver(directory, self._snapshot)
         self._taking_down: dict[SlotKey, asyncio.Task[None]] = {}

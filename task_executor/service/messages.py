@@ -8,7 +8,7 @@ from __future__ import annotations
 from finegrain.cpuset import CpuSet
 from finegrain.errors import FinegrainError, InvalidArgument
 from finegrain.ids import check_id
-from finegrain.resources import AMOUNT_MAX
+from finegrain.resources import AMOUNT_MAX, ResourceProfile
 from finegrain.rpc.addresses import check_dialable
 from finegrain.rpc.status import item_error
 from finegrain.rpc.wire import (
@@ -21,7 +21,7 @@ from finegrain.rpc.wire import (
 )
 from finegrain.v1 import resources_pb2, slots_pb2, task_executor_pb2
 from task_executor.engine.report_log import NumberedState
-from task_executor.engine.slots import Slot, SlotSpec, SlotState
+from task_executor.engine.slots import Slot, SlotKey, SlotSpec, SlotState
 from task_executor.host.helper_messages import ExitRecord, IsolationReport
 from task_executor.service.isolation import isolation_of
 from task_executor.service.task_book import Task, TaskState
@@ -62,14 +62,7 @@ def spec_from_proto(
         InvalidArgument: it names the field, the value and what was expected.
     """
     slot, where = message.slot, f"{field}.slot"
-    profile = profile_from_proto(slot.profile, f"{where}.profile")
-    if slot.memory_bytes not in (0, profile.booked_memory_bytes):
-        raise InvalidArgument(
-            f"{where}.memory_bytes",
-            slot.memory_bytes,
-            f"the sum of the profile's memory parts in units of 64 KiB: "
-            f"{profile.booked_memory_bytes}",
-        )
+    profile = _profile_from_proto(slot, where)
     if message.target_address:
         check_dialable(message.target_address, f"{field}.target_address")
     if not 0 <= slot.pids_max <= PIDS_MAX:
@@ -85,7 +78,43 @@ def spec_from_proto(
         cpus=str(CpuSet.parse(slot.cpus, f"{where}.cpus")),
         job_secret_sha256=message.job_secret_sha256,
         target_address=message.target_address,
+        resize_number=check_amount(f"{where}.resize_number", slot.resize_number),
     )
+
+
+def change_from_proto(
+    message: task_executor_pb2.TaskExecutorServiceResizeSlotRequest,
+) -> tuple[SlotKey, int, ResourceProfile, int]:
+    """A slot, the number of its change of size, and the new profile and cpu cap.
+
+    Raises:
+        InvalidArgument: it names the field, the value and what was expected.
+    """
+    key = SlotKey(
+        check_id("allocation_id", message.allocation_id),
+        check_generation(message.generation, "generation"),
+    )
+    number = check_generation(message.resize_number, "resize_number")
+    profile = _profile_from_proto(message, "")
+    cap = check_amount("cpu_limit_milli", message.cpu_limit_milli) or profile.cpu_milli
+    return key, number, profile, cap
+
+
+def _profile_from_proto(
+    message: slots_pb2.SlotStatus | task_executor_pb2.TaskExecutorServiceResizeSlotRequest,
+    where: str,
+) -> ResourceProfile:
+    """The profile, checked against the memory that is said to be booked for it."""
+    prefix = f"{where}." if where else ""
+    profile = profile_from_proto(message.profile, f"{prefix}profile")
+    if message.memory_bytes not in (0, profile.booked_memory_bytes):
+        raise InvalidArgument(
+            f"{prefix}memory_bytes",
+            message.memory_bytes,
+            f"the sum of the profile's memory parts in units of 64 KiB: "
+            f"{profile.booked_memory_bytes}",
+        )
+    return profile
 
 
 def slot_to_proto(slot: Slot) -> slots_pb2.SlotStatus:
@@ -101,6 +130,7 @@ def slot_to_proto(slot: Slot) -> slots_pb2.SlotStatus:
         cpus=slot.spec.cpus,
         state=_SLOT_STATES[slot.state],
         isolation=isolation_to_proto(slot.isolation),
+        resize_number=slot.spec.resize_number,
     )
     if slot.allocated_time_ms:
         message.allocated_time.CopyFrom(timestamp_ms_to_proto(slot.allocated_time_ms))

@@ -10,6 +10,7 @@ import platform
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from finegrain.errors import FinegrainError, Reason
 from finegrain.resources import (
     CPU_MILLI,
     EXTENDED_PREFIX,
@@ -102,6 +103,15 @@ class ExecutorMetrics:
             buckets=_FREE_S,
             registry=registry,
         )
+        self.resize_seconds = Histogram(
+            "finegrain_executor_resize_duration_seconds",
+            "Time to change the limits of a slot under its tasks.",
+            ("outcome",),
+            buckets=_CARVE_S,
+            registry=registry,
+        )
+        for outcome in ("resized", "below_use", "failed"):
+            self.resize_seconds.labels(outcome)
         for outcome in OUTCOMES:
             self.tasks_ended.labels(outcome)
 
@@ -155,6 +165,13 @@ class ExecutorMetrics:
     def free_ended(self, seconds: float) -> None:
         """For the keeper."""
         self.free_seconds.observe(seconds)
+
+    def resize_ended(self, seconds: float, failure: FinegrainError | None) -> None:
+        """For the keeper."""
+        outcome = "resized" if failure is None else "failed"
+        if failure is not None and failure.reason is Reason.BELOW_USE:
+            outcome = "below_use"
+        self.resize_seconds.labels(outcome).observe(seconds)
 
     # -- filled when somebody looks --------------------------------------------------------------
 

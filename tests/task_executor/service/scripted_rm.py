@@ -152,6 +152,23 @@ class ScriptedRM:
         answer: te.FreeSlotsResponse = await self._command("FreeSlots", request)
         return answer
 
+    async def resize(
+        self, resize_number: int, *, number: int | None = None, **changes: Any
+    ) -> te.TaskExecutorServiceResizeSlotResponse:
+        """`changes`: fields of the request, and `of_command` for its numbers."""
+        of_command = changes.pop("of_command", {})
+        cpu_milli, heap_bytes = changes.pop("cpu_milli", 500), changes.pop("heap_bytes", 64 * MIB)
+        usual: dict[str, Any] = {"allocation_id": "slot", "generation": 1} | changes
+        request = te.TaskExecutorServiceResizeSlotRequest(
+            **self._numbers(number, of_command), resize_number=resize_number, **usual
+        )
+        request.profile.cpu_milli = cpu_milli
+        request.profile.task_heap_memory_bytes = heap_bytes
+        answer: te.TaskExecutorServiceResizeSlotResponse = await self._command(
+            "ResizeSlot", request
+        )
+        return answer
+
     def _numbers(self, number: int | None, changes: dict[str, Any]) -> dict[str, Any]:
         if number is None:
             self.command_number += 1

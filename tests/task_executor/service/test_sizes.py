@@ -1,0 +1,361 @@
+"""A slot changes its size at the RM's order: over real gRPC, durable at every step, told truly."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from finegrain.errors import (
+    AlreadyExists,
+    FailedPrecondition,
+    PermissionDenied,
+    Reason,
+    Unavailable,
+)
+from finegrain.v1 import slots_pb2
+from finegrain.v1 import task_executor_pb2 as te
+from finegrain.v1.resource_manager_pb2 import SlotRelease
+from task_executor.host.helper_messages import Reconnected
+from task_executor.service import checkpoint
+from tests.task_executor.service.conftest import Executor
+from tests.task_executor.service.scripted_rm import (
+    MIB,
+    ScriptedRM,
+    allocation,
+    eventually,
+    free,
+)
+from tests.task_executor.service.test_recovery import again
+
+BELOW_USE = FailedPrecondition(
+    "bytes of memory are in use", reason=Reason.BELOW_USE, details={"asked": 1, "used": 2}
+)
+
+
+def reason(answer: te.TaskExecutorServiceResizeSlotResponse) -> str:
+    assert answer.result.id == "slot"
+    return answer.result.error.reason
+
+
+def content_of(executor: Executor) -> dict[str, Any]:
+    content = checkpoint.read_document(executor.folder / "state" / "state.json")
+    assert content is not None
+    return content
+
+
+def on_disk(executor: Executor) -> dict[str, Any]:
+    (slot,) = content_of(executor)["slots"]
+    return dict(slot)
+
+
+def size(slot: slots_pb2.SlotStatus) -> tuple[int, int, int, int]:
+    return (
+        slot.profile.cpu_milli,
+        slot.memory_bytes // MIB,
+        slot.cpu_limit_milli,
+        slot.resize_number,
+    )
+
+
+def told(rm: ScriptedRM) -> list[tuple[int, int, int, int]]:
+    """In the last report that tells slots."""
+    return [size(slot) for slot in rm.full_reports()[-1].slots]
+
+
+def on_host(executor: Executor) -> tuple[int, int, int | None]:
+    limits = executor.helper.slots["slot", 1]
+    return limits.cpu_milli, limits.memory_bytes // MIB, limits.cpu_limit_milli
+
+
+async def test_a_new_size_is_enforced_durable_and_told(rm: ScriptedRM, executor: Executor) -> None:
+    await rm.allocate(allocation())
+    answer = await rm.resize(1, cpu_milli=1500, heap_bytes=128 * MIB, cpu_limit_milli=2000)
+    assert reason(answer) == ""
+    (slot,) = answer.report.slots
+    assert size(slot) == (1500, 128, 2000, 1)
+    assert slot.state == slots_pb2.SLOT_STATE_ALLOCATED
+    assert answer.report.available.cpu_milli == 2500
+    assert answer.report.command_number == 2
+    assert on_host(executor) == (1500, 128, 2000)
+    saved = on_disk(executor)
+    assert (saved["spec"]["resize_number"], saved["becoming"]) == (1, None)
+    assert size((await rm.resize(2, cpu_milli=200)).report.slots[0]) == (200, 64, 200, 2)
+    await eventually(lambda: told(rm) == [(200, 64, 200, 2)], "reports tell it, too")
+
+
+async def test_intent_and_both_sizes_hold_until_the_host_has_said(
+    rm: ScriptedRM, executor: Executor
+) -> None:
+    await rm.allocate(allocation())
+    executor.helper.resize_gate.clear()
+    order = asyncio.create_task(rm.resize(1, cpu_milli=100, heap_bytes=512 * MIB))
+    await eventually(lambda: executor.helper.said("resize"), "the host is told")
+    saved = on_disk(executor)
+    assert saved["spec"]["profile"]["cpu_milli"] == 500
+    assert saved["becoming"]["profile"]["cpu_milli"] == 100
+    await eventually(
+        lambda: rm.full_reports()[-1].available.memory_bytes == 512 * MIB, "the growth is booked"
+    )
+    assert told(rm) == [(500, 64, 500, 0)]
+    assert rm.full_reports()[-1].available.cpu_milli == 3500
+    executor.helper.resize_gate.set()
+    assert (await order).report.available.cpu_milli == 3900
+
+
+async def test_refusals_leave_the_slot_as_it_is(rm: ScriptedRM, executor: Executor) -> None:
+    await rm.allocate(allocation(), allocation("other", cpu_milli=3000))
+    before = on_host(executor)
+    too_much = await rm.resize(1, cpu_milli=1001)
+    assert reason(too_much) == "INSUFFICIENT_RESOURCES"
+    details = too_much.result.error.details
+    assert (details["asked.cpu_milli"], details["available.cpu_milli"]) == ("501", "500")
+    executor.helper.refuse_resize = BELOW_USE
+    below = await rm.resize(1, heap_bytes=1 * MIB)
+    assert reason(below) == "BELOW_USE"
+    assert (below.result.error.details["asked"], below.result.error.details["used"]) == ("1", "2")
+    executor.helper.refuse_resize = FailedPrecondition("cpu.max: EINVAL")
+    assert reason(await rm.resize(1, cpu_milli=400)) == "CARVE_FAILED"
+    assert size(below.report.slots[0]) == (500, 64, 500, 0)
+    assert on_host(executor) == before
+    assert {each["becoming"] for each in content_of(executor)["slots"]} == {None}
+    executor.helper.refuse_resize = None
+    assert reason(await rm.resize(1, cpu_milli=400)) == ""
+
+
+@pytest.mark.parametrize(
+    ("bad", "wanted"),
+    [
+        pytest.param({"allocation_id": "unknown"}, "ALLOCATION_UNKNOWN", id="no such slot"),
+        pytest.param({"generation": 2}, "ALLOCATION_UNKNOWN", id="another generation"),
+        pytest.param({"allocation_id": "../evil"}, "INVALID_ARGUMENT", id="no id"),
+        pytest.param({"resize_number": 0}, "INVALID_ARGUMENT", id="no number"),
+        pytest.param({"cpu_milli": -1}, "INVALID_ARGUMENT", id="less than nothing"),
+        pytest.param({"memory_bytes": MIB}, "INVALID_ARGUMENT", id="memory that differs"),
+        pytest.param({"cpu_limit_milli": 400}, "INVALID_ARGUMENT", id="a cap below what is booked"),
+    ],
+)
+async def test_orders_that_make_no_sense(
+    rm: ScriptedRM, executor: Executor, bad: dict[str, Any], wanted: str
+) -> None:
+    await rm.allocate(allocation())
+    answer = await rm.resize(**{"resize_number": 1} | bad)
+    assert answer.result.error.reason == wanted
+    assert not executor.helper.said("resize")
+
+
+async def test_the_same_command_again_gets_the_recorded_answer(
+    rm: ScriptedRM, executor: Executor
+) -> None:
+    await rm.allocate(allocation())
+    first = await rm.resize(1, cpu_milli=900)
+    assert await rm.resize(1, cpu_milli=900, number=2) == first
+    assert len(executor.helper.said("resize")) == 1
+    with pytest.raises(FailedPrecondition) as refused:
+        await rm.resize(1, cpu_milli=901, number=2)
+    assert refused.value.reason is Reason.COMMAND_OUT_OF_ORDER
+
+
+async def test_the_same_change_in_another_command_is_the_same_and_an_older_one_is_stale(
+    rm: ScriptedRM, executor: Executor
+) -> None:
+    """After a restart of an RM that has not heard what became of it."""
+    await rm.allocate(allocation())
+    await rm.resize(4, cpu_milli=900)
+    assert reason(await rm.resize(4, cpu_milli=900)) == ""
+    assert len(executor.helper.said("resize")) == 1
+    for number in (3, 4):
+        stale = await rm.resize(number, cpu_milli=700)
+        assert reason(stale) == "STALE_RESIZE"
+        assert stale.result.error.details["resize_number"] == "4"
+        assert size(stale.report.slots[0]) == (900, 64, 900, 4)
+
+
+async def test_a_disk_that_is_full_refuses_it_before_the_host_is_told(
+    rm: ScriptedRM, executor: Executor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await rm.allocate(allocation())
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as disk:
+        disk.setattr(checkpoint, "write_document", full)
+        answer = await rm.resize(1, cpu_milli=900)
+    assert reason(answer) == "CARVE_FAILED"
+    assert "No space left" in answer.result.error.message
+    assert not executor.helper.said("resize")
+    assert answer.report.available.cpu_milli == 3500
+    assert reason(await rm.resize(1, cpu_milli=900)) == ""
+
+
+async def test_a_front_that_dies_before_the_host_has_said_is_followed_by_one_that_finishes(
+    rm: ScriptedRM, executor: Executor
+) -> None:
+    await rm.allocate(allocation())
+    executor.helper.resize_gate.clear()
+    order = asyncio.create_task(rm.resize(3, cpu_milli=1500, heap_bytes=32 * MIB))
+    await eventually(lambda: executor.helper.said("resize"), "the host is told")
+    await executor.crash()
+    await asyncio.gather(order, return_exceptions=True)
+    assert on_host(executor) == (500, 64, 500)
+    executor.helper.resize_gate.set()
+    await again(rm, executor)
+    (slot,) = rm.registered.report.slots
+    assert size(slot) == (1500, 32, 1500, 3)
+    assert on_host(executor) == (1500, 32, 1500)
+    assert on_disk(executor)["becoming"] is None
+
+
+async def test_a_front_that_dies_after_the_host_has_said_is_followed_by_one_that_knows(
+    rm: ScriptedRM, executor: Executor
+) -> None:
+    """The checkpoint still has the intent; nothing of the answer is on disk."""
+    await rm.allocate(allocation())
+    await rm.resize(1, cpu_milli=900)
+    state = executor.folder / "state" / "state.json"
+    content = content_of(executor)
+    slot = content["slots"][0]
+    slot["becoming"] = slot["spec"]
+    slot["spec"] = slot["spec"] | {
+        "profile": {**slot["spec"]["profile"], "cpu_milli": 500},
+        "resize_number": 0,
+        "cpu_limit_milli": 500,
+    }
+    await executor.crash()
+    checkpoint.write_document(state, content)
+    await again(rm, executor)
+    assert size(rm.registered.report.slots[0]) == (900, 64, 900, 1)
+    assert on_disk(executor)["becoming"] is None
+
+
+async def test_an_intent_below_what_tasks_use_by_now_is_given_up(
+    rm: ScriptedRM, executor: Executor
+) -> None:
+    await rm.allocate(allocation())
+    executor.helper.resize_gate.clear()
+    order = asyncio.create_task(rm.resize(1, heap_bytes=32 * MIB))
+    await eventually(lambda: executor.helper.said("resize"), "the host is told")
+    await executor.crash()
+    await asyncio.gather(order, return_exceptions=True)
+    executor.helper.resize_gate.set()
+    executor.helper.refuse_resize = BELOW_USE
+    await again(rm, executor)
+    assert size(rm.registered.report.slots[0]) == (500, 64, 500, 0)
+    assert on_disk(executor)["becoming"] is None
+    executor.helper.refuse_resize = None
+    assert reason(await rm.resize(1, heap_bytes=32 * MIB)) == ""
+
+
+async def test_while_the_helper_is_away_nothing_is_known_and_both_sizes_are_booked(
+    rm: ScriptedRM, executor: Executor
+) -> None:
+    await rm.allocate(allocation())
+    executor.helper.refuse_resize = Unavailable("no helper answers")
+    answer = await rm.resize(1, cpu_milli=1500, heap_bytes=16 * MIB)
+    assert reason(answer) == "UNREACHABLE"
+    assert size(answer.report.slots[0]) == (500, 64, 500, 0)
+    assert answer.report.available.cpu_milli == 2500
+    assert answer.report.available.memory_bytes == (1024 - 64) * MIB
+    assert reason(await rm.resize(2, cpu_milli=100)) == "SLOT_NOT_READY"
+    executor.helper.refuse_resize = None
+    executor.helper.tell(Reconnected())
+    await eventually(lambda: told(rm) == [(1500, 16, 1500, 1)], "it is told")
+    assert on_host(executor) == (1500, 16, 1500)
+    assert reason(await rm.resize(2, cpu_milli=100)) == ""
+
+
+async def test_the_rm_may_also_ask_again_for_what_is_not_known(
+    rm: ScriptedRM, executor: Executor
+) -> None:
+    await rm.allocate(allocation())
+    executor.helper.refuse_resize = Unavailable("no helper answers")
+    assert reason(await rm.resize(1, cpu_milli=1500)) == "UNREACHABLE"
+    executor.helper.refuse_resize = None
+    answer = await rm.resize(1, cpu_milli=1500)
+    assert reason(answer) == ""
+    assert size(answer.report.slots[0]) == (1500, 64, 1500, 1)
+
+
+async def test_a_slot_that_is_freed_meanwhile_goes_with_all_that_was_booked(
+    rm: ScriptedRM, executor: Executor
+) -> None:
+    await rm.allocate(allocation())
+    executor.helper.resize_gate.clear()
+    order = asyncio.create_task(rm.resize(1, cpu_milli=1500))
+    await eventually(lambda: executor.helper.said("resize"), "the host is told")
+    rm.unowned.append(SlotRelease(allocation_id="slot", generation=1))
+    await eventually(lambda: not executor.front.keeper.table.visible(), "it is freed")
+    executor.helper.resize_gate.set()
+    assert reason(await order) == "ALLOCATION_UNKNOWN"
+    assert executor.front.keeper.table.available()["cpu_milli"] == 4000
+    executor.front.keeper.table.check_invariants()
+
+
+async def test_a_slot_that_is_being_freed_keeps_its_size(
+    rm: ScriptedRM, executor: Executor
+) -> None:
+    await rm.allocate(allocation())
+    executor.helper.destroy_gate.clear()
+    await rm.free(free())
+    assert reason(await rm.resize(1, cpu_milli=100)) == "SLOT_NOT_READY"
+    executor.helper.destroy_gate.set()
+
+
+async def test_a_host_that_enforces_another_size_than_promised_is_put_right(
+    rm: ScriptedRM, executor: Executor
+) -> None:
+    """A state directory from a backup, say: the RM is told what its books say, and that holds."""
+    await rm.allocate(allocation())
+    backup = content_of(executor)
+    await rm.resize(1, cpu_milli=900, heap_bytes=128 * MIB)
+    await executor.crash()
+    checkpoint.write_document(executor.folder / "state" / "state.json", backup)
+    await again(rm, executor)
+    assert size(rm.registered.report.slots[0]) == (500, 64, 500, 0)
+    assert on_host(executor) == (500, 64, 500)
+
+
+async def test_tasks_started_later_are_told_the_new_size(
+    rm: ScriptedRM, executor: Executor
+) -> None:
+    await rm.allocate(allocation())
+    await executor.job_master.submit("true", task_id="before")
+    await rm.resize(1, cpu_milli=900, heap_bytes=128 * MIB)
+    await executor.job_master.submit("true", task_id="after")
+    before, after = (executor.helper.specs[name].env for name in ("before", "after"))
+    changed = {name: (before[name], after[name]) for name in before if before[name] != after[name]}
+    assert changed.pop("FINEGRAIN_TASK_ID") == ("before", "after")
+    assert changed == {
+        "FINEGRAIN_CPU_MILLI": ("500", "900"),
+        "FINEGRAIN_MEMORY_BYTES": (str(64 * MIB), str(128 * MIB)),
+    }
+
+
+async def test_a_state_directory_of_the_version_before_is_read(
+    rm: ScriptedRM, executor: Executor
+) -> None:
+    await rm.allocate(allocation())
+    await executor.crash()
+    path = executor.folder / "state" / "state.json"
+    content = content_of(executor)
+    for slot in content["slots"]:
+        del slot["becoming"], slot["spec"]["resize_number"]
+    document = json.loads(checkpoint.encode_document(content))
+    assert document["version"] == 2
+    path.write_text(json.dumps(document | {"version": 1}))
+    await again(rm, executor)
+    assert [slot.allocation_id for slot in rm.registered.report.slots] == ["slot"]
+    assert reason(await rm.resize(1, cpu_milli=900)) == ""
+
+
+async def test_resizing_needs_the_cluster_token_and_the_right_executor(
+    rm: ScriptedRM, executor: Executor
+) -> None:
+    await rm.allocate(allocation())
+    with pytest.raises(PermissionDenied):
+        await executor.job_master.call("ResizeSlot", te.TaskExecutorServiceResizeSlotRequest())
+    with pytest.raises(AlreadyExists, match="meant for executor another"):
+        await rm.resize(1, number=2, of_command={"executor_id": "another"})
