@@ -15,6 +15,7 @@ from pathlib import Path
 from finegrain.errors import ConfigurationError, FinegrainError
 from finegrain.ids import ID_PATTERN
 from task_executor.helper.launch import become_helper
+from task_executor.joining import take_join_token
 from task_executor.options import TaskExecutorOptions
 from task_executor.service.checkpoint import STATE_FILE
 from task_executor.service.prepared import check_ours, helper_config, host_name
@@ -26,6 +27,7 @@ EXIT_USAGE = 2
 def run(options: TaskExecutorOptions) -> int:
     """Returns only if it cannot start: exit status 2, with the reason on standard error."""
     try:
+        take_join_token()  # the front's; nothing that is started here shall have it
         socket = options.helper_socket
         if socket is None:
             raise ConfigurationError(

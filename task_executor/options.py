@@ -30,7 +30,9 @@ class TaskExecutorOptions:
     advertise_address: str = ""  # empty: the bound one
     manager_tls: TlsOptions | None = None
     manager_insecure: bool = False  # tokens may be sent in clear beyond loopback
-    cluster_token_file: Path | None = None
+    cluster_token_file: Path | None = None  # goes before FINEGRAIN_JOIN_TOKEN
+    usual_token_file: Path | None = None  # where neither is given; None: in state_dir
+    provided_as: str = ""  # shape as which a provider started us; empty: FINEGRAIN_PROVIDED_AS
     log: LogOptions = field(default_factory=LogOptions)
     labels: tuple[tuple[str, str], ...] = ()
     reserved_cpus: str = ""  # cpu list kept for the system

@@ -264,6 +264,7 @@ class Front:
             boot_id=identity.boot_id,
             isolation=isolation_message(self._info.isolation),
             shared_cpus=str(plan.share.shared_cpus),
+            provided_as=self._prepared.provided_as,
         )
 
     async def _start_metrics(self) -> None:

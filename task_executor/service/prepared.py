@@ -15,7 +15,7 @@ from pathlib import Path
 
 from finegrain.errors import ConfigurationError, InvalidArgument
 from finegrain.ids import ID_PATTERN, check_id
-from finegrain.rpc.tokens import CLUSTER_TOKEN_FILE, read_token
+from finegrain.rpc.tokens import CLUSTER_TOKEN_FILE
 from task_executor.helper.launch import (
     HelperConfig,
     HelperNotStarted,
@@ -24,6 +24,7 @@ from task_executor.helper.launch import (
 )
 from task_executor.host.detection import detect
 from task_executor.host.nvml import PynvmlSource
+from task_executor.joining import cluster_token, provided_as, take_join_token
 from task_executor.options import TaskExecutorOptions
 from task_executor.service.checkpoint import HELPER_FOLDER, SavedState, StateDirectory
 from task_executor.service.host_plan import HostPlan, plan_host
@@ -44,6 +45,7 @@ class Prepared:
     users: UserPolicy
     cluster_token: str
     helper: HelperConfig
+    provided_as: str = ""
 
     @property
     def helper_is_ours(self) -> bool:
@@ -62,9 +64,10 @@ def prepare(options: TaskExecutorOptions) -> Prepared:
     Raises:
         ConfigurationError, InvalidArgument: it cannot start as configured; nothing is left behind.
     """
+    join_token = take_join_token()
     directory = StateDirectory.open(options.state_dir.absolute())
     try:
-        prepared = _settle(options, directory)
+        prepared = _settle(options, directory, join_token)
         if prepared.helper_is_ours:
             start_helper(prepared.helper)
         else:
@@ -81,7 +84,7 @@ def prepare(options: TaskExecutorOptions) -> Prepared:
     return prepared
 
 
-def _settle(options: TaskExecutorOptions, directory: StateDirectory) -> Prepared:
+def _settle(options: TaskExecutorOptions, directory: StateDirectory, join_token: str) -> Prepared:
     if options.executor_id:
         check_id("executor_id", options.executor_id)
     if options.isolation not in ISOLATIONS:
@@ -95,8 +98,13 @@ def _settle(options: TaskExecutorOptions, directory: StateDirectory) -> Prepared
         saved=saved,
         plan=plan_host(options, detect(Path("/"), PynvmlSource())),
         users=users,
-        cluster_token=read_token(options.cluster_token_file or directory.path / CLUSTER_TOKEN_FILE),
+        cluster_token=cluster_token(
+            join_token,
+            options.cluster_token_file,
+            options.usual_token_file or directory.path / CLUSTER_TOKEN_FILE,
+        ),
         helper=helper_config(options, saved.executor_id, users),
+        provided_as=provided_as(options.provided_as),
     )
 
 

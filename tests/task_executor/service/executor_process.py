@@ -42,7 +42,8 @@ class ExecutorProcess:
 
     folder: Path
     manager: str
-    options: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)  # None: not given
+    environment: dict[str, str] = field(default_factory=dict)
     process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -69,12 +70,13 @@ class ExecutorProcess:
             "task_user": "self",
             "allow_root_tasks": True,
             "task_kill_grace_ms": 2_000,
-        }
+        } | self.options
+        told = {name: value for name, value in (told | changes).items() if value is not None}
         with (self.folder / "log").open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", _PROGRAM, json.dumps(told | self.options | changes)],
+                [sys.executable, "-c", _PROGRAM, json.dumps(told)],
                 cwd=REPOSITORY,
-                env=os.environ | {"TMPDIR": str(self.folder)},  # scratch ends with us
+                env=os.environ | {"TMPDIR": str(self.folder)} | self.environment,  # scratch: ours
                 stdout=log,
                 stderr=log,
             )
