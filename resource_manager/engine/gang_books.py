@@ -109,8 +109,8 @@ class GangBooks:
         return self.by_id[request.spec.gang_id] if request.spec.gang_id else None
 
     def waits(self, request: Request) -> bool:
-        """True if a member's gang waits."""
-        return request.spec.gang_id in self.waiting
+        """True if a member waits with its gang; one that has ended does not."""
+        return request.spec.gang_id in self.waiting and request.state not in ENDED_REQUEST_STATES
 
     def begin_to_wait(
         self, gang: Gang, members: list[Request], singles: Singles, *, tried: bool = False
