@@ -9,67 +9,45 @@ begins anew as a fresh program: nothing of what it had under way can outlast tha
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import logging
 import os
 import signal
-import socket
 import sys
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from finegrain.errors import (
-    ConfigurationError,
     FinegrainError,
     InvalidArgument,
-    Unavailable,
 )
 from finegrain.logs import configure_logging, get_logger
-from finegrain.metrics_http import MetricsServer
-from finegrain.rpc.access import CLUSTER_ACCESS, RESOURCE_MANAGER_ACCESS, TokenHashes
 from finegrain.rpc.addresses import check_dialable
 from finegrain.rpc.server import GuardedServer
-from finegrain.rpc.tokens import Tokens, sha256_hex
 from finegrain.systemd import notify
-from finegrain.v1.cluster_pb2_grpc import add_ClusterServiceServicer_to_server
-from finegrain.v1.resource_manager_pb2_grpc import (
-    ResourceManagerServiceServicer,
-    add_ResourceManagerServiceServicer_to_server,
-)
 from resource_manager.engine.epochs import EpochSeen
-from resource_manager.engine.settings import EngineSettings
 from resource_manager.options import ResourceManagerOptions
-from resource_manager.service.admission import JobLimits
-from resource_manager.service.books import Books, now
-from resource_manager.service.books_metrics import observe_books
-from resource_manager.service.cluster_service import About, ClusterServicer
+from resource_manager.parts import (
+    Parts,
+    advertised,
+    database_url,
+    make_parts,
+    make_server,
+    serve_metrics,
+)
 from resource_manager.service.dispatch import Dispatcher
 from resource_manager.service.executor_link import ExecutorLinks, LinkOptions
-from resource_manager.service.executor_service import ExecutorCalls, ExecutorTerms
-from resource_manager.service.job_service import JobCalls
-from resource_manager.service.metrics import ResourceManagerMetrics
-from resource_manager.service.ownership import JobSecrets
-from resource_manager.service.preparation import (
-    PreparedTokens,
-    prepare_tokens,
-    settings_of,
-    software_version,
-)
-from resource_manager.service.runner import Runner, RunnerLimits
-from resource_manager.service.standby import Leadership
+from resource_manager.service.provider_setup import set_up_providers
+from resource_manager.service.provisioning import Provisioning
 from resource_manager.service.state_dir import locked_state_dir, remove_endpoint, write_endpoint
 from resource_manager.service.watch import WatchHub
 from resource_manager.service.watchdog import feed_watchdog
 from resource_manager.service.way_out import out_of_the_past
-from resource_manager.storage.late_store import LateStore
-from resource_manager.storage.location import DatabaseUrl, sqlite_url
-from resource_manager.storage.store import NotLeader, Store, open_store
+from resource_manager.storage.location import DatabaseUrl
+from resource_manager.storage.store import NotLeader
 
-DATABASE_FILE = "finegrain.db"
 EXIT_OK, EXIT_FAILED, EXIT_STEPPED_DOWN = 0, 1, 4
 EXIT_REPLACED = 5
 """Of `serve` only: a standby led and was replaced; `run` begins anew."""
@@ -85,43 +63,13 @@ _log = get_logger("finegrain.rm")
 
 
 @dataclass(frozen=True, slots=True)
-class _Parts:
-    """What most parts of a resource manager are made with."""
-
-    options: ResourceManagerOptions
-    settings: EngineSettings
-    prepared_tokens: PreparedTokens
-    metrics: ResourceManagerMetrics
-    store: Store
-    books: Books
-    runner: Runner
-    leadership: Leadership
-    secrets: JobSecrets
-
-    @property
-    def tokens(self) -> Tokens:
-        """What callers show."""
-        return self.prepared_tokens.tokens
-
-
-class _Servicer(JobCalls, ExecutorCalls, ResourceManagerServiceServicer):
-    """ResourceManagerService: what job masters and what executors use of it."""
-
-    def __init__(self, parts: _Parts, hub: WatchHub, terms: ExecutorTerms) -> None:
-        limits = JobLimits(parts.options.job_calls_max, streams=parts.options.job_streams_max)
-        JobCalls.__init__(
-            self, parts.runner, hub, parts.secrets, parts.settings, parts.metrics, limits=limits
-        )
-        ExecutorCalls.__init__(self, parts.runner, terms, parts.metrics)
-
-
-@dataclass(frozen=True, slots=True)
 class _Running:
     """A resource manager whose ports are bound; `lead` makes it serve."""
 
-    parts: _Parts
+    parts: Parts
     server: GuardedServer
     dispatcher: Dispatcher
+    provisioning: Provisioning
     state_dir: Path
     address: str
     metrics_address: str
@@ -129,7 +77,7 @@ class _Running:
     @property
     def database(self) -> DatabaseUrl:
         """Which one it uses."""
-        return DatabaseUrl.parse(_database_url(self.parts.options, self.state_dir))
+        return DatabaseUrl.parse(database_url(self.parts.options, self.state_dir))
 
     async def lead(self, ready: Callable[[str], None]) -> None:
         """Serves from now on; a standby may have to wait before. `ready` is told how it stands.
@@ -150,6 +98,7 @@ class _Running:
             await leadership.take(self.dispatcher)
         await self.parts.secrets.unlock()
         leadership.begin()
+        self.provisioning.begin()
         await self.server.set_serving(True)
         write_endpoint(self.state_dir, self.address, self.metrics_address)
         _log.info(
@@ -237,7 +186,7 @@ async def _resource_manager(options: ResourceManagerOptions) -> AsyncIterator[_R
         state_dir = stack.enter_context(
             locked_state_dir(options.state_dir, options.user_token_group)
         )
-        parts = await _parts(options, settings_of(options), state_dir, stack)
+        parts = await make_parts(options, state_dir, stack)
         runner, metrics = parts.runner, parts.metrics
         links = ExecutorLinks(
             runner,
@@ -249,115 +198,31 @@ async def _resource_manager(options: ResourceManagerOptions) -> AsyncIterator[_R
             ),
         )
         hub = WatchHub(runner, metrics)
-        server = _server(parts, hub)
+        server = make_server(parts, hub)
         address = await server.start(serving=False)
-        parts.leadership.address = parts.books.address = _advertised(options, address)
+        parts.leadership.address = parts.books.address = advertised(options, address)
         stack.push_async_callback(server.stop, 0)
+        providers = set_up_providers(
+            options,
+            parts.providers,
+            state_dir=state_dir,
+            cluster_token=parts.tokens.cluster,
+            address=parts.leadership.address,
+        )
+        provisioning = Provisioning(runner, metrics, providers)
         stack.push_async_callback(runner.stop)
         stack.push_async_callback(links.stop)
+        stack.push_async_callback(provisioning.stop)
         # Whoever may not command any more does not end what it began, either.
         runner.fatal.add_done_callback(lambda _fatal: links.drop_all())
+        runner.fatal.add_done_callback(lambda _fatal: provisioning.drop_all())
         runner.fatal.add_done_callback(lambda _fatal: parts.leadership.end())
         # Callers go first; what they have begun is still written.
         stack.push_async_callback(server.stop, STOP_GRACE_S)
-        metrics_address = await _serve_metrics(parts, stack)
+        metrics_address = await serve_metrics(parts, stack)
         stack.callback(remove_endpoint, state_dir)
-        dispatcher = Dispatcher(links, hub, metrics)
-        yield _Running(parts, server, dispatcher, state_dir, address, metrics_address)
-
-
-def _advertised(options: ResourceManagerOptions, bound: str) -> str:
-    """Where others call this one; empty where that cannot be told from the port that is bound."""
-    if options.advertise_address:
-        return options.advertise_address
-    try:
-        return check_dialable(bound, "listen.address")
-    except InvalidArgument:
-        if not options.standby:
-            return ""
-    raise ConfigurationError(
-        f"this resource manager listens at {bound}, which says nothing to others; a standby needs "
-        "an address to tell them: --advertise HOST:PORT",
-        details={"address": bound},
-    )
-
-
-async def _parts(
-    options: ResourceManagerOptions,
-    settings: EngineSettings,
-    state_dir: Path,
-    stack: AsyncExitStack,
-) -> _Parts:
-    tokens = prepare_tokens(options, state_dir)
-    metrics = ResourceManagerMetrics(software_version())
-    store: Store
-    if options.standby:
-        url = _database_url(options, state_dir)
-        store = LateStore(url, lambda: _open_store(options, state_dir))
-    else:
-        store = await asyncio.to_thread(_open_store, options, state_dir)
-    stack.push_async_callback(asyncio.to_thread, store.close)
-    holder = f"{socket.gethostname()} {options.advertise_address or options.listen.address}"
-    lease_s = options.database_lease_ms / 1_000
-    limits = RunnerLimits(renew_interval_s=lease_s / 4, unsure_max_s=lease_s)
-    books = Books(store, settings, metrics, holder=holder)
-    runner = Runner(books, metrics, limits=limits)
-    leadership = Leadership(runner, metrics)
-    secrets = JobSecrets(runner)
-    return _Parts(options, settings, tokens, metrics, store, books, runner, leadership, secrets)
-
-
-def _open_store(options: ResourceManagerOptions, state_dir: Path) -> Store:
-    return open_store(_database_url(options, state_dir), lease_ms=options.database_lease_ms)
-
-
-def _database_url(options: ResourceManagerOptions, state_dir: Path) -> str:
-    return options.database_url or sqlite_url((state_dir / DATABASE_FILE).resolve())
-
-
-def _server(parts: _Parts, hub: WatchHub) -> GuardedServer:
-    listen, tokens, metrics = parts.options.listen, parts.tokens, parts.metrics
-    server = GuardedServer(
-        listen,
-        {**RESOURCE_MANAGER_ACCESS, **CLUSTER_ACCESS},
-        TokenHashes(sha256_hex(tokens.cluster), sha256_hex(tokens.user)),
-        observe=lambda method, status, _seconds: metrics.calls.labels(
-            method.rpartition("/")[2], status
-        ).inc(),
-        gate=parts.leadership.refusal,
-    )
-    terms = ExecutorTerms(
-        report_interval_ms=parts.settings.report_interval_ms,
-        lost_timeout_ms=parts.settings.lost_timeout_ms,
-        user_token_sha256=sha256_hex(tokens.user),
-        loopback_only=listen.tls is None and not listen.insecure,
-    )
-    about = About(software_version(), start_time_ms=time.time_ns() // 1_000_000)
-    server.add(add_ResourceManagerServiceServicer_to_server, _Servicer(parts, hub, terms))
-    server.add(add_ClusterServiceServicer_to_server, ClusterServicer(parts.runner, hub, about))
-    return server
-
-
-async def _serve_metrics(parts: _Parts, stack: AsyncExitStack) -> str:
-    options, runner, metrics = parts.options, parts.runner, parts.metrics
-    if not options.listen.metrics_address:
-        return ""
-
-    async def refresh() -> None:
-        with contextlib.suppress(Unavailable):  # what is known already is shown all the same
-            await runner.read(lambda state: observe_books(metrics, state, now()))
-
-    http = MetricsServer(
-        options.listen.metrics_address,
-        metrics.registry,
-        health=lambda: parts.leadership.healthy,
-        unready=lambda: parts.leadership.unready,
-        refresh=refresh,
-        insecure=options.listen.insecure,
-    )
-    address = await http.start()
-    stack.push_async_callback(http.stop)
-    return address
+        dispatcher = Dispatcher(links, hub, metrics, provisioning)
+        yield _Running(parts, server, dispatcher, provisioning, state_dir, address, metrics_address)
 
 
 async def _until_the_end(

@@ -52,3 +52,4 @@ class ResourceManagerOptions:
     cluster_events_age_ms: int = 7 * 24 * 3600 * 1000
     ended_retention_ms: int = 24 * 3600 * 1000
     database_lease_ms: int = 1_000  # PostgreSQL leadership
+    providers_file: Path | None = None  # executors that can be asked for; None: none is

@@ -16,7 +16,7 @@ from finegrain_cli.config.model import ListenSection, Settings
 FILES = (
     ("client", ("token_file", "tls_ca", "tls_certificate", "tls_key")),
     ("rm", ("tls_ca", "tls_certificate", "tls_key", "cluster_token_file", "user_token_file")),
-    ("rm", ("executor_tls_ca", "executor_tls_certificate", "executor_tls_key")),
+    ("rm", ("executor_tls_ca", "executor_tls_certificate", "executor_tls_key", "providers_file")),
     ("executor", ("tls_ca", "tls_certificate", "tls_key", "cluster_token_file")),
     ("executor", ("manager_tls_ca", "manager_tls_certificate", "manager_tls_key")),
 )
@@ -37,6 +37,7 @@ def find_problems(settings: Settings) -> list[str]:
         *_files(settings),
         *_numbers(settings),
         *_cpus(settings),
+        *_providers(settings),
     ]
 
 
@@ -121,3 +122,16 @@ def _cpus(settings: Settings) -> Iterator[str]:
             "executor.cpus and executor.reserved_cpus are both set; a share is used as it is: "
             "leave reserved cpus out of it"
         )
+
+
+def _providers(settings: Settings) -> Iterator[str]:
+    """What is wrong in the providers' file; of shares, what this host does not have."""
+    file = Path(settings.rm.providers_file)
+    if not settings.rm.providers_file or not os.access(file, os.R_OK):
+        return  # said above
+    from resource_manager.providers.config import read_providers
+
+    try:
+        read_providers(file)
+    except FinegrainError as error:
+        yield error.message

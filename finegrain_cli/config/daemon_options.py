@@ -7,7 +7,6 @@ from pathlib import Path
 from finegrain.options import ListenOptions, LogOptions, TlsOptions
 from finegrain_cli.config.directories import run_directory, state_directory
 from finegrain_cli.config.model import (
-    ExecutorSection,
     ListenSection,
     LogSection,
     RmSection,
@@ -50,6 +49,7 @@ def resource_manager_options(settings: Settings) -> ResourceManagerOptions:
         cluster_events_age_ms=rm.cluster_events_age,
         ended_retention_ms=rm.ended_retention,
         database_lease_ms=rm.database_lease,
+        providers_file=_path(rm.providers_file),
     )
 
 
@@ -68,7 +68,9 @@ def task_executor_options(settings: Settings) -> TaskExecutorOptions:
             own.manager_tls_ca, own.manager_tls_certificate, own.manager_tls_key
         ),
         manager_insecure=own.manager_insecure,
-        cluster_token_file=_cluster_token(own, settings.rm),
+        cluster_token_file=_path(own.cluster_token_file),
+        usual_token_file=rm_state_dir(settings.rm) / "cluster.token",
+        provided_as=own.provided_as,
         log=_log(settings.log),
         labels=tuple(sorted(own.labels.items())),
         reserved_cpus=own.reserved_cpus,
@@ -106,12 +108,6 @@ def database_url(settings: Settings) -> str:
     """URL of the resource manager's database."""
     path = (rm_state_dir(settings.rm) / DATABASE_FILE).absolute()
     return settings.rm.database or f"sqlite:///{path}"
-
-
-def _cluster_token(own: ExecutorSection, rm: RmSection) -> Path:
-    if own.cluster_token_file:
-        return Path(own.cluster_token_file)
-    return rm_state_dir(rm) / "cluster.token"
 
 
 def _listen(section: ListenSection) -> ListenOptions:

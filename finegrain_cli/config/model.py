@@ -169,6 +169,9 @@ class RmSection(ListenSection):
     )
     ended_retention: Duration = Field(86_400_000, ge=0, description="how long ended ids are kept")
     database_lease: Duration = Field(1_000, ge=200, description="leadership lease on PostgreSQL")
+    providers_file: str = Field(
+        "", description="file of executors that can be asked for; default: none is asked for"
+    )
 
 
 class ExecutorSection(ListenSection):
@@ -188,6 +191,9 @@ class ExecutorSection(ListenSection):
         "", description="address that others reach it at; default: the bound one"
     )
     labels: Labels = Field({}, description="labels that requests can require")
+    provided_as: str = Field(
+        "", description="shape of a provider that started it; default: $FINEGRAIN_PROVIDED_AS"
+    )
     reserved_cpus: str = Field("", description="cpus kept for the system, for example 0,32")
     reserved_memory: Size | None = Field(
         None, description="memory kept for the system; default 5 %, 256 MiB to 4 GiB"

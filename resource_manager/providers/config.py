@@ -28,7 +28,13 @@ from finegrain.resources import (
 from finegrain.rpc.addresses import check_dialable
 from resource_manager.engine.settings import SECOND_MS, ExecutorShape, Provisioning
 from resource_manager.providers.config_table import ConfigTable
-from resource_manager.providers.provider import ConfiguredShape, ProviderKind, ReadShape
+from resource_manager.providers.provider import (
+    ConfiguredShape,
+    Provider,
+    ProviderKind,
+    ReadShape,
+    Surroundings,
+)
 from resource_manager.providers.registry import find_kind, installed_names, own_kinds
 
 SHAPE_NAME_LENGTH_MAX = 48
@@ -84,6 +90,25 @@ def read_providers(file: Path) -> ProvidersConfiguration:
     return ProvidersConfiguration(
         file, provisioning, managers, look_interval_ms, common, by_provider
     )
+
+
+def no_providers() -> ProvidersConfiguration:
+    """What holds without a file: nothing is asked for."""
+    nothing = ConfigTable({}, Path())
+    common = {name: kind.read_common(nothing.table(name)) for name, kind in own_kinds().items()}
+    return ProvidersConfiguration(common=common)
+
+
+def make_providers(read: ProvidersConfiguration, surroundings: Surroundings) -> dict[str, Provider]:
+    """Every provider of the file by name, and ours in any case.
+
+    Raises:
+        ConfigurationError: one cannot work here.
+    """
+    return {
+        name: find_kind(name).make(common, read.shapes.get(name, ()), surroundings)
+        for name, common in read.common.items()
+    }
 
 
 def _content(file: Path) -> dict[str, Any]:

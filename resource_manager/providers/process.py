@@ -124,6 +124,12 @@ class ProcessKind:
         surroundings: Surroundings,
     ) -> ProcessProvider:
         """The provider."""
+        if surroundings.standby and shapes and common.directory is None:
+            raise ConfigurationError(
+                "a standby finds what the leader's process provider started only in the same "
+                "directory, on the same host: name it with [process] directory for both",
+                details={"field": "process.directory"},
+            )
         return ProcessProvider(common, shapes, surroundings)
 
 

@@ -72,7 +72,7 @@ class Surroundings:
     cluster_token_file: Path
     cluster_token: str = field(repr=False)
     manager_tls: TlsOptions | None = None
-    insecure: bool = False
+    standby: bool = False  # another one may have led before, on another host
     log_level: str = "info"
 
 

@@ -1,4 +1,6 @@
-"""Carries out what a durable batch decided: commands to executors, events to whoever watches."""
+"""Carries out what a durable batch decided: commands to executors, wishes to providers, events to
+whoever watches.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,13 @@ from resource_manager.engine.effects import (
     SendAllocate,
     SendFree,
     SendResize,
+    StartExecutor,
+    StopExecutor,
 )
 from resource_manager.engine.entities import ClusterEvent, RequestState
 from resource_manager.service.executor_link import ExecutorLinks
 from resource_manager.service.metrics import ResourceManagerMetrics
+from resource_manager.service.provisioning import Carries
 from resource_manager.service.watch import WatchHub
 
 _log = get_logger("finegrain.rm.events")
@@ -39,9 +44,14 @@ class Dispatcher:
     """The runner's listener."""
 
     def __init__(
-        self, links: ExecutorLinks, hub: WatchHub, metrics: ResourceManagerMetrics
+        self,
+        links: ExecutorLinks,
+        hub: WatchHub,
+        metrics: ResourceManagerMetrics,
+        provisioning: Carries,
     ) -> None:
         self._links = links
+        self._provisioning = provisioning
         self._hub = hub
         self._metrics = metrics
 
@@ -55,6 +65,8 @@ class Dispatcher:
                     self._links.send(effect)
                 case ProbeExecutor():
                     self._links.probe(effect)
+                case StartExecutor() | StopExecutor():
+                    self._provisioning.carry_out(effect)
                 case PublishJobEvent():
                     if outcome := _OUTCOMES.get(effect.event.state):
                         outcomes[outcome] += 1

@@ -21,7 +21,6 @@ from finegrain.errors import (
     FinegrainError,
     InvalidArgument,
     Reason,
-    StoreError,
 )
 from finegrain.logs import get_logger
 from finegrain.options import TlsOptions
@@ -41,15 +40,14 @@ from resource_manager.engine.events import (
 from resource_manager.service import from_wire
 from resource_manager.service.books import MakeEvent
 from resource_manager.service.dialling import Obstacle, cause_of, obstacle_of, was_reached
+from resource_manager.service.leading import may_command
 from resource_manager.service.metrics import ResourceManagerMetrics
 from resource_manager.service.resize_wire import resize_command
 from resource_manager.service.runner import Runner
 from resource_manager.service.to_wire import slot_status
-from resource_manager.storage.store import NotLeader
 
 COMMAND_DEADLINE_S = 10.0
 PROBE_DEADLINE_S = 5.0
-CONFIRM_PAUSE_S = 0.2
 COMMANDS_IN_FLIGHT_MAX = 1_000  # over all executors
 
 _log = get_logger("finegrain.rm.executor_link")
@@ -140,22 +138,10 @@ class ExecutorLinks:
 
     async def _deliver(self, command: Command, rm_epoch: int) -> None:
         async with self._slots:
-            if not await self._may_command():
+            if not await may_command(self._runner):
                 return
             make = await self._outcome(command, rm_epoch)
         await self._tell(command.executor_id, make)
-
-    async def _may_command(self) -> bool:
-        """Waits while it is unsure who leads; False: another does."""
-        while True:
-            try:
-                await self._runner.confirm()
-            except NotLeader:
-                return False
-            except StoreError:  # the books will be read anew, which drops this command
-                await asyncio.sleep(CONFIRM_PAUSE_S)
-            else:
-                return True
 
     async def _tell(self, executor_id: str, make: MakeEvent) -> None:
         try:

@@ -131,6 +131,19 @@ class ResourceManagerMetrics:
             ("command", "outcome"),
             registry=registry,
         )
+        self.provider_calls = Counter(
+            "finegrain_rm_provider_calls_total",
+            "Calls to providers (start, stop, look) by outcome.",
+            ("provider", "call", "outcome"),
+            registry=registry,
+        )
+        self.provider_call_seconds = Histogram(
+            "finegrain_rm_provider_call_duration_seconds",
+            "Time that providers took.",
+            ("provider", "call"),
+            buckets=(0.01, 0.05, 0.1, 0.5, 1, 5, 15, 30, 60, 300),
+            registry=registry,
+        )
         self.watch_streams = Gauge(
             "finegrain_rm_watch_streams", "Watch streams that are open.", registry=registry
         )
@@ -150,6 +163,12 @@ class ResourceManagerMetrics:
         self.jobs = Gauge("finegrain_rm_jobs", "Jobs that have not ended.", registry=registry)
         self.executors = Gauge(
             "finegrain_rm_executors", "Executors by state.", ("state",), registry=registry
+        )
+        self.provided_executors = Gauge(
+            "finegrain_rm_provided_executors",
+            "Executors that were asked of providers, by shape and state.",
+            ("shape", "state"),
+            registry=registry,
         )
         self.executor_up = Gauge(
             "finegrain_executor_up",

@@ -17,12 +17,14 @@ from finegrain.rpc.tokens import (
     ensure_token_files,
     read_token,
 )
-from resource_manager.engine.settings import EngineSettings
+from resource_manager.engine.settings import EngineSettings, Provisioning
 from resource_manager.options import ResourceManagerOptions
 
 
-def settings_of(options: ResourceManagerOptions) -> EngineSettings:
-    """The rules' numbers.
+def settings_of(
+    options: ResourceManagerOptions, provisioning: Provisioning | None = None
+) -> EngineSettings:
+    """The rules' numbers; `provisioning`: those of the providers' file.
 
     Raises:
         InvalidArgument: a number that cannot work.
@@ -51,6 +53,7 @@ def settings_of(options: ResourceManagerOptions) -> EngineSettings:
         cluster_events_max=options.cluster_events_max,
         cluster_events_age_ms=options.cluster_events_age_ms,
         ended_retention_ms=options.ended_retention_ms,
+        provisioning=provisioning or Provisioning(),
     )
 
 

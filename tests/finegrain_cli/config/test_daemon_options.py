@@ -25,8 +25,8 @@ def test_without_settings_the_daemons_defaults_hold() -> None:
     expected = TaskExecutorOptions(
         state_dir=executor.state_dir, run_dir=executor.run_dir, managers=("127.0.0.1:7170",)
     )
-    assert replace(executor, cluster_token_file=None) == expected
-    assert executor.cluster_token_file == rm.state_dir / "cluster.token"
+    assert replace(executor, usual_token_file=None) == expected
+    assert executor.usual_token_file == rm.state_dir / "cluster.token"
 
 
 def test_every_option_of_both_daemons_can_be_configured(tmp_path: Path) -> None:
@@ -102,6 +102,7 @@ job_events_max = 1000
 cluster_events_max = 1000
 cluster_events_age = "1d"
 ended_retention = "1h"
+providers_file = "/etc/finegrain/providers.toml"
 database_lease = "2s"
 executor_tls_ca = "/ca"
 [executor]
@@ -114,6 +115,7 @@ advertise = "host-x:2"
 manager_tls_ca = "/ca"
 manager_insecure = true
 cluster_token_file = "/t/other"
+provided_as = "small"
 reserved_cpus = "0"
 reserved_memory = "1G"
 cpus = "1-3"

@@ -1,0 +1,200 @@
+"""The parts of a resource manager and how they are put together, before anything of it runs.
+
+Decides who is told about whom. Refuses to know in which order they start and stop (`main`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import time
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from finegrain.errors import ConfigurationError, InvalidArgument, Unavailable
+from finegrain.metrics_http import MetricsServer
+from finegrain.rpc.access import CLUSTER_ACCESS, RESOURCE_MANAGER_ACCESS, TokenHashes
+from finegrain.rpc.addresses import check_dialable
+from finegrain.rpc.server import GuardedServer
+from finegrain.rpc.tokens import Tokens, sha256_hex
+from finegrain.v1.cluster_pb2_grpc import add_ClusterServiceServicer_to_server
+from finegrain.v1.resource_manager_pb2_grpc import (
+    ResourceManagerServiceServicer,
+    add_ResourceManagerServiceServicer_to_server,
+)
+from resource_manager.engine.settings import EngineSettings
+from resource_manager.options import ResourceManagerOptions
+from resource_manager.providers.config import ProvidersConfiguration
+from resource_manager.service.admission import JobLimits
+from resource_manager.service.books import Books, now
+from resource_manager.service.books_metrics import observe_books
+from resource_manager.service.cluster_service import About, ClusterServicer
+from resource_manager.service.executor_service import ExecutorCalls, ExecutorTerms
+from resource_manager.service.job_service import JobCalls
+from resource_manager.service.metrics import ResourceManagerMetrics
+from resource_manager.service.ownership import JobSecrets
+from resource_manager.service.preparation import (
+    PreparedTokens,
+    prepare_tokens,
+    settings_of,
+    software_version,
+)
+from resource_manager.service.provider_setup import read_providers
+from resource_manager.service.runner import Runner, RunnerLimits
+from resource_manager.service.standby import Leadership
+from resource_manager.service.watch import WatchHub
+from resource_manager.storage.late_store import LateStore
+from resource_manager.storage.location import sqlite_url
+from resource_manager.storage.store import Store, open_store
+
+DATABASE_FILE = "finegrain.db"
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What most parts of a resource manager are made with."""
+
+    options: ResourceManagerOptions
+    settings: EngineSettings
+    prepared_tokens: PreparedTokens
+    metrics: ResourceManagerMetrics
+    store: Store
+    books: Books
+    runner: Runner
+    leadership: Leadership
+    secrets: JobSecrets
+    providers: ProvidersConfiguration
+
+    @property
+    def tokens(self) -> Tokens:
+        """What callers show."""
+        return self.prepared_tokens.tokens
+
+
+class Servicer(JobCalls, ExecutorCalls, ResourceManagerServiceServicer):
+    """ResourceManagerService: what job masters and what executors use of it."""
+
+    def __init__(self, parts: Parts, hub: WatchHub, terms: ExecutorTerms) -> None:
+        limits = JobLimits(parts.options.job_calls_max, streams=parts.options.job_streams_max)
+        JobCalls.__init__(
+            self, parts.runner, hub, parts.secrets, parts.settings, parts.metrics, limits=limits
+        )
+        ExecutorCalls.__init__(self, parts.runner, terms, parts.metrics)
+
+
+def advertised(options: ResourceManagerOptions, bound: str) -> str:
+    """Where others call this one; empty where that cannot be told from the port that is bound.
+
+    Raises:
+        ConfigurationError: it cannot be told, and has to be.
+    """
+    if options.advertise_address:
+        return options.advertise_address
+    try:
+        return check_dialable(bound, "listen.address")
+    except InvalidArgument:
+        if not options.standby:
+            return ""
+    raise ConfigurationError(
+        f"this resource manager listens at {bound}, which says nothing to others; a standby needs "
+        "an address to tell them: --advertise HOST:PORT",
+        details={"address": bound},
+    )
+
+
+async def make_parts(
+    options: ResourceManagerOptions, state_dir: Path, stack: AsyncExitStack
+) -> Parts:
+    """Reads what there is to read and opens the database, as far as others do not lead on it.
+
+    Raises:
+        FinegrainError: something of it cannot be used as configured.
+    """
+    providers = read_providers(options)
+    settings = settings_of(options, providers.provisioning)
+    tokens = prepare_tokens(options, state_dir)
+    metrics = ResourceManagerMetrics(software_version())
+    store: Store
+    if options.standby:
+        url = database_url(options, state_dir)
+        store = LateStore(url, lambda: _open_store(options, state_dir))
+    else:
+        store = await asyncio.to_thread(_open_store, options, state_dir)
+    stack.push_async_callback(asyncio.to_thread, store.close)
+    holder = f"{socket.gethostname()} {options.advertise_address or options.listen.address}"
+    lease_s = options.database_lease_ms / 1_000
+    limits = RunnerLimits(renew_interval_s=lease_s / 4, unsure_max_s=lease_s)
+    books = Books(store, settings, metrics, holder=holder)
+    runner = Runner(books, metrics, limits=limits)
+    leadership = Leadership(runner, metrics)
+    secrets = JobSecrets(runner)
+    return Parts(
+        options=options,
+        settings=settings,
+        prepared_tokens=tokens,
+        metrics=metrics,
+        store=store,
+        books=books,
+        runner=runner,
+        leadership=leadership,
+        secrets=secrets,
+        providers=providers,
+    )
+
+
+def _open_store(options: ResourceManagerOptions, state_dir: Path) -> Store:
+    return open_store(database_url(options, state_dir), lease_ms=options.database_lease_ms)
+
+
+def database_url(options: ResourceManagerOptions, state_dir: Path) -> str:
+    """URL of the database."""
+    return options.database_url or sqlite_url((state_dir / DATABASE_FILE).resolve())
+
+
+def make_server(parts: Parts, hub: WatchHub) -> GuardedServer:
+    """The port for calls, with all that is served there; not bound yet."""
+    listen, tokens, metrics = parts.options.listen, parts.tokens, parts.metrics
+    server = GuardedServer(
+        listen,
+        {**RESOURCE_MANAGER_ACCESS, **CLUSTER_ACCESS},
+        TokenHashes(sha256_hex(tokens.cluster), sha256_hex(tokens.user)),
+        observe=lambda method, status, _seconds: metrics.calls.labels(
+            method.rpartition("/")[2], status
+        ).inc(),
+        gate=parts.leadership.refusal,
+    )
+    terms = ExecutorTerms(
+        report_interval_ms=parts.settings.report_interval_ms,
+        lost_timeout_ms=parts.settings.lost_timeout_ms,
+        user_token_sha256=sha256_hex(tokens.user),
+        loopback_only=listen.tls is None and not listen.insecure,
+    )
+    about = About(software_version(), start_time_ms=time.time_ns() // 1_000_000)
+    server.add(add_ResourceManagerServiceServicer_to_server, Servicer(parts, hub, terms))
+    server.add(add_ClusterServiceServicer_to_server, ClusterServicer(parts.runner, hub, about))
+    return server
+
+
+async def serve_metrics(parts: Parts, stack: AsyncExitStack) -> str:
+    """Begins to serve metrics and health; the address, empty where none is wanted."""
+    options, runner, metrics = parts.options, parts.runner, parts.metrics
+    if not options.listen.metrics_address:
+        return ""
+
+    async def refresh() -> None:
+        with contextlib.suppress(Unavailable):  # what is known already is shown all the same
+            await runner.read(lambda state: observe_books(metrics, state, now()))
+
+    http = MetricsServer(
+        options.listen.metrics_address,
+        metrics.registry,
+        health=lambda: parts.leadership.healthy,
+        unready=lambda: parts.leadership.unready,
+        refresh=refresh,
+        insecure=options.listen.insecure,
+    )
+    address = await http.start()
+    stack.push_async_callback(http.stop)
+    return address

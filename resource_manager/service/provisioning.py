@@ -1,0 +1,288 @@
+"""Carries to providers what the rules want of them, and brings back what came of it.
+
+Decides that an executor has at most one call under way, that a stop goes before a start, and that
+an outcome is told until the books have it. Notices executors that ended by themselves, and clears
+them away. Refuses to know when an executor is wanted and how one is started.
+
+Calls outlast books that are read anew: what they are about is named by an id that is never used
+again, and both outcomes are true whoever asks. They do not outlast leadership, nor this process:
+whoever leads next asks again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from finegrain.errors import FinegrainError, Unavailable
+from finegrain.logs import get_logger
+from resource_manager.engine.effects import StartExecutor, StopExecutor
+from resource_manager.engine.entities import ProvisionState
+from resource_manager.engine.events import (
+    ProvisionEnded,
+    ProvisionFailed,
+    ProvisionStarted,
+    ProvisionStopFailed,
+)
+from resource_manager.engine.state import State
+from resource_manager.providers.provider import (
+    Presence,
+    Provider,
+    ProviderFailed,
+    Sight,
+    Started,
+)
+from resource_manager.service.books import MakeEvent
+from resource_manager.service.leading import may_command
+from resource_manager.service.metrics import ResourceManagerMetrics
+from resource_manager.service.runner import Runner
+
+LOOKS_AT_ONCE_MAX = 16
+TELL_PAUSE_S = 0.2
+MESSAGE_LENGTH_MAX = 1_000
+
+_log = get_logger("finegrain.rm.provisioning")
+
+Wish = StartExecutor | StopExecutor
+
+
+@dataclass(frozen=True, slots=True)
+class Providers:
+    """Who starts and stops: providers by name, and which of them a shape belongs to."""
+
+    by_name: Mapping[str, Provider]
+    of_shape: Mapping[str, str]
+    look_interval_s: float = 5.0
+
+    def find(self, executor_id: str, shape: str) -> tuple[str, Provider]:
+        """The provider of an executor, also where its shape is configured no longer.
+
+        Raises:
+            ProviderFailed: nobody knows it.
+        """
+        name = self.of_shape.get(shape, "")
+        if not name:
+            name = next((n for n, each in self.by_name.items() if each.owns(executor_id)), "")
+        if not name:
+            raise ProviderFailed(
+                f"shape {shape} is not configured, and no provider knows executor {executor_id}; "
+                "configure the shape again (providers_file), so that it can be stopped",
+                details={"executor_id": executor_id, "shape": shape},
+            )
+        return name, self.by_name[name]
+
+
+class Carries(Protocol):
+    """What whoever dispatches effects needs of this."""
+
+    def carry_out(self, wish: Wish) -> None:
+        """Begins to carry a wish to its provider; the outcome comes back as an event."""
+
+
+@dataclass(slots=True, eq=False)
+class _Work:
+    """What is under way for one executor, and what comes next."""
+
+    wish: Wish
+    ended_by_itself: str = ""  # why it is stopped although the rules did not ask for that
+    answered: bool = False  # its provider has; the books may not know yet
+    following: Wish | None = None
+    task: asyncio.Task[None] | None = None
+
+
+class Provisioning:
+    """One per resource manager; `begin` once it leads, `stop` at its end."""
+
+    def __init__(
+        self, runner: Runner, metrics: ResourceManagerMetrics, providers: Providers
+    ) -> None:
+        self._runner = runner
+        self._metrics = metrics
+        self._providers = providers
+        self._works: dict[str, _Work] = {}
+        self._looking: asyncio.Task[None] | None = None
+        self._over = False
+
+    def begin(self) -> None:
+        """Looks after what was started from now on."""
+        self._looking = asyncio.get_running_loop().create_task(self._look_on())
+
+    def carry_out(self, wish: Wish) -> None:
+        """See `Carries`."""
+        if self._over:
+            return
+        work = self._works.get(wish.executor_id)
+        if work is None:
+            self._work_on(_Work(wish))
+            return
+        same = type(work.wish) is type(wish)
+        if not same or (work.answered and isinstance(wish, StopExecutor)):
+            work.following = wish
+        else:  # the outcome of the call under way is the answer to this one, too
+            work.ended_by_itself = ""
+        if isinstance(wish, StopExecutor) and isinstance(work.wish, StartExecutor) and work.task:
+            work.task.cancel()
+
+    def drop_all(self) -> None:
+        """Another one leads: what is under way is ended, as far as it can be, and not told."""
+        self._over = True
+        if self._looking is not None:
+            self._looking.cancel()
+        for work in self._works.values():
+            work.following = None
+            if work.task is not None:
+                work.task.cancel()
+
+    async def stop(self) -> None:
+        """Ends what is under way and lets go of the providers; executors run on."""
+        self.drop_all()
+        tasks = [work.task for work in self._works.values() if work.task is not None]
+        if self._looking is not None:
+            tasks.append(self._looking)
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for provider in self._providers.by_name.values():
+            await provider.close()
+
+    # -- one call ------------------------------------------------------------------------------
+
+    def _work_on(self, work: _Work) -> None:
+        executor_id = work.wish.executor_id
+        self._works[executor_id] = work
+        work.task = asyncio.get_running_loop().create_task(self._carry(work))
+        work.task.add_done_callback(lambda _task: self._ended(work))
+
+    def _ended(self, work: _Work) -> None:
+        self._works.pop(work.wish.executor_id, None)
+        if work.following is not None and not self._over:
+            self._work_on(_Work(work.following))
+
+    async def _carry(self, work: _Work) -> None:
+        if not await may_command(self._runner):
+            return
+        wish = work.wish
+        made = await (self._start(wish) if isinstance(wish, StartExecutor) else self._end(work))
+        work.answered = True
+        if made is not None:
+            await self._tell(wish.executor_id, made)
+
+    async def _start(self, wish: StartExecutor) -> MakeEvent:
+        executor_id, shape = wish.executor_id, wish.shape
+        try:
+            name, provider = self._providers.find(executor_id, shape)
+            started: Started = await self._timed(
+                name, "start", provider.start(executor_id, shape, again=wish.again)
+            )
+        except ProviderFailed as error:
+            message = _shortened(error.message)
+            _log.warning("executor_not_started", executor_id=executor_id, error=message)
+            return lambda at: ProvisionFailed(at, executor_id, message)
+        said, handle = _shortened(started.message), started.handle
+        _log.info("executor_started", executor_id=executor_id, handle=handle, message=said)
+        return lambda at: ProvisionStarted(at, executor_id, handle, said)
+
+    async def _end(self, work: _Work) -> MakeEvent | None:
+        assert isinstance(work.wish, StopExecutor)  # noqa: S101 - it is no start
+        executor_id, shape = work.wish.executor_id, work.wish.shape
+        try:
+            name, provider = self._providers.find(executor_id, shape)
+            said: str = await self._timed(
+                name, "stop", provider.stop(executor_id, shape, work.wish.handle)
+            )
+        except ProviderFailed as error:
+            message = _shortened(error.message)
+            _log.warning("executor_not_stopped", executor_id=executor_id, error=message)
+            if work.ended_by_itself:  # it is looked at again
+                return None
+            return lambda at: ProvisionStopFailed(at, executor_id, message)
+        message = _shortened("; ".join(each for each in (work.ended_by_itself, said) if each))
+        _log.info("executor_gone", executor_id=executor_id, message=message)
+        return lambda at: ProvisionEnded(at, executor_id, message)
+
+    async def _timed(self, provider: str, call: str, doing: Coroutine[Any, Any, Any]) -> Any:
+        """Counts a call, and turns what a provider should not raise into a failure of its own."""
+        began, outcome = time.monotonic(), "failed"
+        try:
+            result = await doing
+            outcome = "done"
+        except ProviderFailed:
+            raise
+        except Exception as error:
+            _log.error("provider_broken", provider=provider, call=call, exc_info=error)
+            raise ProviderFailed(f"provider {provider} failed at {call}: {error!r}") from error
+        except asyncio.CancelledError:
+            outcome = "cancelled"
+            raise
+        finally:
+            self._metrics.provider_calls.labels(provider, call, outcome).inc()
+            self._metrics.provider_call_seconds.labels(provider, call).observe(
+                time.monotonic() - began
+            )
+        return result
+
+    async def _tell(self, executor_id: str, make: MakeEvent) -> None:
+        """Until the books have it: the database may be away, and the books may be read anew."""
+        while not self._runner.fatal.done():
+            try:
+                await self._runner.submit(make, render=lambda _none: None, urgent=True)
+            except Unavailable:
+                await asyncio.sleep(TELL_PAUSE_S)
+                continue
+            except FinegrainError as error:
+                _log.info("outcome_dropped", executor_id=executor_id, error=error.message)
+            return
+
+    # -- looking after them --------------------------------------------------------------------
+
+    async def _look_on(self) -> None:
+        slots = asyncio.Semaphore(LOOKS_AT_ONCE_MAX)
+
+        async def look(provision: StopExecutor) -> None:
+            async with slots:
+                await self._look_at(provision)
+
+        while True:
+            await asyncio.sleep(self._providers.look_interval_s)
+            try:
+                present = await self._runner.read(_to_look_after)
+            except FinegrainError:
+                continue  # the books are away for the moment
+            await asyncio.gather(*(look(each) for each in present))
+
+    async def _look_at(self, provision: StopExecutor) -> None:
+        executor_id, shape = provision.executor_id, provision.shape
+        if executor_id in self._works:
+            return
+        try:
+            name, provider = self._providers.find(executor_id, shape)
+            sight: Sight = await self._timed(
+                name, "look", provider.look(executor_id, shape, provision.handle)
+            )
+        except ProviderFailed as error:
+            _log.warning("executor_not_seen", executor_id=executor_id, error=error.message)
+            return
+        if sight.message:
+            _log.info(
+                "executor_seen",
+                executor_id=executor_id,
+                presence=sight.presence.value,
+                message=sight.message,
+            )
+        if sight.presence is Presence.ENDED and executor_id not in self._works and not self._over:
+            said = f"it ended by itself: {sight.message}" if sight.message else "it ended by itself"
+            self._work_on(_Work(provision, ended_by_itself=said))
+
+
+def _to_look_after(state: State) -> list[StopExecutor]:
+    """Those that should run, as what it takes to stop them."""
+    return [
+        StopExecutor(each.executor_id, each.shape, each.handle)
+        for each in state.provisions.values()
+        if each.state in (ProvisionState.STARTED, ProvisionState.REGISTERED)
+    ]
+
+
+def _shortened(message: str) -> str:
+    return message if len(message) <= MESSAGE_LENGTH_MAX else message[:MESSAGE_LENGTH_MAX] + "..."
