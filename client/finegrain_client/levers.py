@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 
-from finegrain.errors import FailedPrecondition, NotFound, Reason
+from finegrain.errors import FailedPrecondition, FinegrainError, NotFound, Reason
 from finegrain.resources import ResourceProfile
 from finegrain.v1 import cluster_pb2 as pb
 from finegrain_client import reading, types
@@ -139,6 +139,8 @@ class Levers:
                 next_sequence = await self._next_sequence()
                 status = await self._ask_for_size(allocation_id, change, wait_for_use=wait_for_use)
                 return await self._resized(status, change, next_sequence) if wait else status
+        except FinegrainError:
+            raise
         except TimeoutError:
             waiting = status.resizes[-1].message if status is not None and status.resizes else ""
             raise StillResizing(allocation_id, timeout_s or 0, waiting) from None
@@ -196,7 +198,11 @@ class Levers:
                 raise found
             message, next_sequence = await self._news_of(asked.allocation_id, next_sequence)
             request = await request_of(self._connection, asked.allocation_id)
-            if request is None or request.slot is None or request.generation != asked.generation:
+            if (
+                request is None
+                or request.slot is None
+                or (request.slot.generation != asked.generation)
+            ):
                 why = "it ended before it was resized"
                 raise SlotLost(asked.allocation_id, asked.generation, asked.executor_id, "", why)
             status = request.slot

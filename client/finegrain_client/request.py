@@ -95,6 +95,8 @@ class Request:
                 while (slot := self._outcome()) is None:
                     await self._changes.next()
                 return slot
+        except FinegrainError:
+            raise  # a gang's timeout is a TimeoutError, too
         except TimeoutError:
             reason = await self._waiting_reason()
             raise StillWaiting(self.allocation_id, timeout_s or 0, self.state, reason) from None

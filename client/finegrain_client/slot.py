@@ -239,6 +239,8 @@ class Slot:
         try:
             async with asyncio.timeout(timeout_s):
                 return await self._size.change(change, wait_for_use=wait_for_use)
+        except FinegrainError:
+            raise
         except TimeoutError:
             waiting = "; ".join(each.message for each in self.status.resizes if each.message)
             raise StillResizing(self.allocation_id, timeout_s or 0, waiting) from None

@@ -69,6 +69,9 @@ class Scripted(_Servicer):
     def __init__(self) -> None:
         self.address = ""
         self.auto_grant = True
+        self.auto_resize = True
+        self.explained: resource_manager_pb2.ExplainResponse | None = None  # instead of the usual
+        self.sized: dict[str, slots_pb2.SlotStatus] = {}  # slots as they are
         self.rejections: dict[str, FinegrainError] = {}  # by label "name"
         self.failures: dict[str, deque[FinegrainError]] = defaultdict(deque)  # by method
         self.calls: dict[str, list[Any]] = defaultdict(list)
@@ -76,6 +79,7 @@ class Scripted(_Servicer):
         self.live: Counter[str] = Counter()
         self.events: list[resource_manager_pb2.JobEvent] = []
         self.first_kept = 1
+        self.cluster_events: list[tuple[str, str]] = []  # kind and message of one more
         self.snapshot: list[resource_manager_pb2.RequestStatus] = []
         self.ended: list[resource_manager_pb2.RequestStatus] = []
         self.break_watch_after: deque[int] = deque()  # events until a WatchJob breaks
@@ -101,6 +105,7 @@ class Scripted(_Servicer):
         event = rm.JobEvent(
             sequence=len(self.events) + 1, allocation_id=allocation_id, state=state, reason=reason
         )
+        event.message = "it uses more" if reason == "RESIZE_REFUSED" else ""
         if state == GRANTED:
             event.slot.CopyFrom(self.slot(allocation_id, generation))
         self.events.append(event)
@@ -125,7 +130,11 @@ class Scripted(_Servicer):
             self.changed.notify_all()
 
     def slot(self, allocation_id: str, generation: int) -> slots_pb2.SlotStatus:
-        slot = slots_pb2.SlotStatus(
+        """Each is one and the same until its request is placed anew."""
+        known = self.sized.get(allocation_id)
+        if known is not None and known.generation == generation:
+            return known
+        slot = self.sized[allocation_id] = slots_pb2.SlotStatus(
             allocation_id=allocation_id,
             generation=generation,
             executor_id="host-a",
@@ -134,7 +143,8 @@ class Scripted(_Servicer):
             memory_bytes=256 * 1024 * 1024,
             cpus="0-1",
         )
-        slot.profile.cpu_milli = 500
+        slot.profile.cpu_milli = slot.cpu_limit_milli = 500
+        slot.profile.task_heap_memory_bytes = 256 * 1024 * 1024
         slot.isolation.cpu = "quota"
         return slot
 
@@ -186,6 +196,45 @@ class Scripted(_Servicer):
             results=[slots_pb2.ItemResult(id=each.allocation_id) for each in request.slots]
         )
 
+    async def ResizeSlot(self, request: Any, context: Any) -> Any:
+        """Of both services: durable at once, carried out at once too if `auto_resize`."""
+        await self._begin("ResizeSlot", request, context)
+        slot = self.sized[request.allocation_id]
+        if request.resize_number != slot.resize_number + 1:
+            await _abort(context, FailedPrecondition("not the next", reason=Reason.STALE_RESIZE))
+        slot.resize_number = request.resize_number
+        del slot.resizes[:]
+        size = request.profile, request.cpu_limit_milli or request.profile.cpu_milli
+        if size != (slot.profile, slot.cpu_limit_milli):
+            slot.resizes.add(
+                resize_number=request.resize_number,
+                profile=size[0],
+                cpu_limit_milli=size[1],
+                state=slots_pb2.SLOT_RESIZE_STATE_WAITING,
+                message="no room",
+            )
+        if self.auto_resize and slot.resizes:
+            await self.carry_out(request.allocation_id)
+        kind: Any = rm.ResourceManagerServiceResizeSlotResponse
+        if isinstance(request, cluster_pb2.ClusterServiceResizeSlotRequest):
+            kind = cluster_pb2.ClusterServiceResizeSlotResponse
+        return kind(slot=slot)
+
+    async def carry_out(self, allocation_id: str) -> None:
+        """The slot gets the size that waits."""
+        slot = self.sized[allocation_id]
+        wish = slot.resizes.pop()
+        slot.profile.CopyFrom(wish.profile)
+        slot.cpu_limit_milli = wish.cpu_limit_milli
+        await self.tell(allocation_id, GRANTED, generation=slot.generation, reason="RESIZED")
+
+    async def refuse(self, allocation_id: str) -> None:
+        """The size that waits is not to be had."""
+        slot = self.sized[allocation_id]
+        slot.resizes.pop()
+        reason = "RESIZE_REFUSED"
+        await self.tell(allocation_id, GRANTED, generation=slot.generation, reason=reason)
+
     async def WatchJob(self, request: Any, context: Any) -> AsyncIterator[Any]:
         self.live["WatchJob"] += 1
         try:
@@ -224,6 +273,8 @@ class Scripted(_Servicer):
 
     async def Explain(self, request: Any, context: Any) -> Any:
         await self._begin("Explain", request, context)
+        if self.explained is not None:
+            return self.explained
         answer = rm.ExplainResponse(primary_reason="WAITING_CAPACITY", summary="no room")
         answer.request.allocation_id = request.allocation_id
         answer.request.state = PENDING
@@ -240,11 +291,15 @@ class Scripted(_Servicer):
 
     async def ListRequests(self, request: Any, context: Any) -> Any:
         await self._begin("ListRequests", request, context)
+        for each in self.snapshot:
+            if each.HasField("slot"):
+                each.slot.CopyFrom(self.sized[each.allocation_id])
         return cluster_pb2.ListRequestsResponse(
             requests=[
                 each
                 for each in self.ended + self.snapshot
-                if each.allocation_id in request.allocation_ids and each.state in request.states
+                if each.allocation_id in request.allocation_ids
+                and (each.state in request.states or not request.states)
             ]
         )
 
@@ -278,6 +333,8 @@ class Scripted(_Servicer):
         if first > 3 and request.HasField("wait"):
             await asyncio.sleep(0.05)
         events = [cluster_pb2.ClusterEvent(sequence=n, kind="k") for n in range(first, 4)]
+        for kind, message in self.cluster_events:
+            events.append(cluster_pb2.ClusterEvent(sequence=4, kind=kind, message=message))
         return cluster_pb2.ListEventsResponse(events=events, next_sequence=max(first, 4))
 
     async def ReleaseAllocations(self, request: Any, context: Any) -> Any:
@@ -285,6 +342,23 @@ class Scripted(_Servicer):
         return cluster_pb2.ReleaseAllocationsResponse(
             results=[slots_pb2.ItemResult(id=each) for each in request.allocation_ids]
         )
+
+    async def ListProviders(self, request: Any, context: Any) -> Any:
+        await self._begin("ListProviders", request, context)
+        answer = cluster_pb2.ListProvidersResponse(unplanned=["2 requests: maximum reached"])
+        answer.shapes.add(name="small", provider="process", cost=1.5, executors={"started": 1})
+        answer.shapes[0].total.cpu_milli = 4000
+        answer.shapes[0].backoff_until_time.FromJsonString("2026-01-02T03:04:05Z")
+        answer.maximum.cpu_milli = 64_000
+        answer.idle_timeout.FromSeconds(60)
+        answer.executors.add(
+            executor_id="small-1-1",
+            shape="small",
+            state=cluster_pb2.PROVIDED_EXECUTOR_STATE_STARTED,
+            planned=["3 of cpu_milli 500"],
+            planned_requests=3,
+        )
+        return answer
 
     # The executor.
 

@@ -89,6 +89,24 @@ def test_a_whole_job(served: Served, cluster: fg.blocking.Cluster) -> None:
     assert [each.sequence for each in cluster.events()] == [1, 2, 3]
 
 
+def test_gangs_and_sizes(served: Served, cluster: fg.blocking.Cluster) -> None:
+    servant = served.servant
+    with cluster.job("elastic") as job:
+        slots = job.request_gang(fg.SlotSpec(cpu_milli=500, count=2), placement="spread")
+        assert [each.allocation_id for each in slots] == [
+            each.allocation_id for each in job.requests
+        ]
+        assert {each.gang.placement for each in job.requests if each.gang} == {"SPREAD"}
+        status = slots[0].resize(cpu_milli=1000)
+        assert status.profile.cpu_milli == slots[0].profile.cpu_milli == 1000
+        assert slots[0].withdraw_resize().resize_number == 2
+        servant.snapshot = [servant.snapshot_of(slots[1].allocation_id, GRANTED)]
+        grown = cluster.resize(slots[1].allocation_id, cpu_milli=2000, timeout_s=10)
+        assert grown.profile.cpu_milli == 2000
+        assert cluster.withdraw_resize(slots[1].allocation_id).resizes == ()
+    assert cluster.providers().shapes[0].name == "small"
+
+
 def test_a_lost_slot(served: Served, cluster: fg.blocking.Cluster) -> None:
     servant = served.servant
     servant.programs["sleep"] = Program(ends=False)
@@ -141,7 +159,7 @@ def test_a_closed_client_says_so_and_leaves_no_thread(served: Served) -> None:
 @pytest.mark.parametrize("name", ["Cluster", "Job", "Request", "Slot", "Task"])
 def test_the_blocking_twin_has_the_same_names_and_arguments(name: str) -> None:
     inner_only = {"take_state", "reject", "fail", "on_change", "off_change", "end", "mark_released"}
-    inner_only |= {"stub", "guard", "call", "after_break", "in_use"}
+    inner_only |= {"stub", "guard", "call", "after_break", "in_use", "size", "take_status"}
     ours, twin = getattr(fg, name), getattr(fg.blocking, name)
     for each, member in inspect.getmembers(ours):
         if each.startswith("_") or (each in inner_only and not hasattr(twin, each)):

@@ -22,8 +22,24 @@ async def test_one_executor_in_json(cluster: fg.Cluster) -> None:
     assert shown["topology"]["memory_bytes"] == 2**33
     assert shown["topology"]["online_cpus"] == "0-3"
     assert shown["drain_deadline_time"] is None
-    assert shown["slot_list"][0]["profile"] == {"cpu_milli": 500}
+    assert shown["slot_list"][0]["profile"] == {
+        "cpu_milli": 500,
+        "task_heap_memory_bytes": 256 * fg.MIB,
+    }
     assert shown["slot_list"][0]["isolation"]["cpu"] == "quota"
+
+
+async def test_providers_with_all_that_they_say(cluster: fg.Cluster) -> None:
+    found = await cluster.providers()
+    (shape,), (executor,) = found.shapes, found.executors
+    assert (shape.total, shape.cost, shape.count_max) == ({"cpu_milli": 4000}, 1.5, 0)
+    assert executor.state is fg.ProvidedExecutorState.STARTED
+    assert (executor.planned, executor.planned_requests) == (("3 of cpu_milli 500",), 3)
+    assert (found.maximum, found.minimum) == ({"cpu_milli": 64_000}, {})
+    shown = json.loads(json.dumps(found.to_dict()))
+    assert shown["shapes"][0]["backoff_until_time"] == "2026-01-02T03:04:05Z"
+    assert shown["idle_timeout_s"] == 60.0
+    assert shown["unplanned"] == ["2 requests: maximum reached"]
 
 
 async def test_events_that_are_kept(servant: Scripted, cluster: fg.Cluster) -> None:
