@@ -103,6 +103,7 @@ class Provisioning:
         self._metrics = metrics
         self._providers = providers
         self._works: dict[str, _Work] = {}
+        self._seen: dict[str, Sight] = {}  # what was logged last, by executor
         self._looking: asyncio.Task[None] | None = None
         self._over = False
 
@@ -249,6 +250,8 @@ class Provisioning:
                 present = await self._runner.read(_to_look_after)
             except FinegrainError:
                 continue  # the books are away for the moment
+            known = {each.executor_id for each in present}
+            self._seen = {name: sight for name, sight in self._seen.items() if name in known}
             await asyncio.gather(*(look(each) for each in present))
 
     async def _look_at(self, provision: StopExecutor) -> None:
@@ -261,18 +264,22 @@ class Provisioning:
                 name, "look", provider.look(executor_id, shape, provision.handle)
             )
         except ProviderFailed as error:
-            _log.warning("executor_not_seen", executor_id=executor_id, error=error.message)
-            return
-        if sight.message:
+            sight = Sight(Presence.UNKNOWN, error.message)
+        self._note(executor_id, sight)
+        if sight.presence is Presence.ENDED and executor_id not in self._works and not self._over:
+            said = f"it ended by itself: {sight.message}" if sight.message else "it ended by itself"
+            self._work_on(_Work(provision, ended_by_itself=said))
+
+    def _note(self, executor_id: str, sight: Sight) -> None:
+        """Logs what is news; what is as usual, and says nothing, is none."""
+        if sight != self._seen.get(executor_id, Sight(Presence.RUNS)):
             _log.info(
                 "executor_seen",
                 executor_id=executor_id,
                 presence=sight.presence.value,
                 message=sight.message,
             )
-        if sight.presence is Presence.ENDED and executor_id not in self._works and not self._over:
-            said = f"it ended by itself: {sight.message}" if sight.message else "it ended by itself"
-            self._work_on(_Work(provision, ended_by_itself=said))
+        self._seen[executor_id] = sight
 
 
 def _to_look_after(state: State) -> list[StopExecutor]:
