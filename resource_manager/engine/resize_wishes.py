@@ -53,6 +53,14 @@ def request_resize(turn: Turn, event: ResizeRequested) -> Slot:
     )
     state.changes.slot(slot)
     go_on(turn, slot)
+    if replaced is not None:  # whoever waits for it may be somebody else
+        what = (
+            f"{who} asked for change {number} instead"
+            if slot.wanted or slot.ordered
+            else (f"withdrawn by {who}")
+        )
+        message = f"change {replaced.number} to {size_text(replaced)}: {what}"
+        turn.job_event(request, reason=Reason.RESIZE_REFUSED, message=message, slot=slot)
     return slot
 
 
