@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from finegrain.errors import InvariantBroken, Reason
-from finegrain.resources import booking, fits, has_separate_pools, total_of
+from finegrain.resources import total_of
 from resource_manager.engine.effects import (
     Changes,
     Effect,
@@ -27,6 +27,9 @@ from resource_manager.engine.queue import DEFAULT_SLOTS, SLOTS, Shape
 from resource_manager.engine.state import State
 from resource_manager.storage.rows import EXECUTORS
 from task_executor.engine.slots import SlotKey, SlotState
+from tests.simulation.gang_checks import GangChecks, room_for_gangs
+from tests.simulation.provision_checks import ProvisionChecks
+from tests.simulation.resize_checks import ResizeChecks, enforced_beyond_books, in_use
 
 if TYPE_CHECKING:
     from tests.simulation.database import Database
@@ -39,6 +42,7 @@ MANY_HOSTS = 50
 FULL_CHECK_EVERY = 500
 ALONE_SLACK_MS = 6_000
 RESTORE_SETTLES_MS = 10_000
+_GRANTS: dict[str, str] = {Reason.RESIZED: "resizes", Reason.RESIZE_REFUSED: "resizes refused"}
 
 
 class Violation(AssertionError):
@@ -50,6 +54,9 @@ class Checks:
 
     def __init__(self) -> None:
         self.executors: dict[str, Executor] = {}
+        self.destroyed_executors: dict[str, Executor] = {}
+        self.gangs, self.resizes = GangChecks(), ResizeChecks()
+        self.provisions = ProvisionChecks()
         self.masters: dict[str, JobMaster] = {}
         self.database: Database
         self.did: Counter[str] = Counter()
@@ -107,6 +114,7 @@ class Checks:
             for name, job_id in self._promised.items()
             if job_id in state.jobs and name not in state.requests
         )
+        self.require(self.resizes.books(state))
 
     def decided(
         self, manager: Manager, effects: list[Effect], changes: Changes, *, idle: bool
@@ -118,8 +126,12 @@ class Checks:
         if not many and not idle:
             self.require(check_invariants(state))
             self.require(_idle_capacity(state))
+            self.require(room_for_gangs(state))
+            self.require(self.resizes.decided(state))
         elif many:
             self._touched(state, changes)
+        self.require(self.gangs.decided(state, effects))
+        self.require(self.provisions.decided(state, changes))
         if self.database.leads(manager.holder, manager.epoch):
             hosts = _hosts_of(state, changes) if many else state.hosts.values()
             self.require(self._orders_without_slots(hosts))
@@ -144,7 +156,7 @@ class Checks:
         """What was ordered stays booked until its outcome is known."""
         for host in hosts:
             if host.in_flight is not None and host.in_flight.allocates:
-                table = self.executors[host.host_id].table
+                table = self.at(host.executor.registration.address).table
                 for key in host.in_flight.keys:
                     if key not in host.slots and table.get(SlotKey(*key)) is not None:
                         yield f"slot {key} exists at {host.host_id}, but is booked no longer"
@@ -167,7 +179,7 @@ class Checks:
     def _missing(self, event: JobEvent) -> None:
         if event.reason != Reason.SLOT_MISSING or event.slot is None:
             return
-        executor = self.executors[str(event.slot["executor_id"])]
+        executor = self.at(str(event.slot["executor_address"]))
         key = SlotKey(event.allocation_id, int(str(event.slot["generation"])))
         slot = executor.table.get(key)
         if executor.up and slot is not None and slot.state is SlotState.ALLOCATED:
@@ -187,6 +199,8 @@ class Checks:
 
     def stored(self, changes: Changes) -> None:
         """A transaction is durable. Jobs that are forgotten may come back under their names."""
+        self.require(self.resizes.stored(changes))
+        self.require(self.provisions.stored(changes))
         gone = set(changes.deleted_requests)
         for name in gone:
             self._promised.pop(name, None)
@@ -200,7 +214,8 @@ class Checks:
         """A batch that was decided then is committed, and its manager knows."""
         for effect in effects:
             if isinstance(effect, PublishJobEvent):
-                self.did["grants"] += effect.event.state is RequestState.GRANTED
+                if effect.event.state is RequestState.GRANTED:
+                    self.did[_GRANTS.get(effect.event.reason, "grants")] += 1
                 self.did["ends"] += effect.event.state in ENDED_REQUEST_STATES
             elif isinstance(effect, PublishClusterEvent):
                 event = effect.event
@@ -217,11 +232,22 @@ class Checks:
         self._placed.clear()
         self._lapsed_ms.clear()
         self._kept_alive.clear()
+        self.resizes.restored()
         self._outlived = {name: set(each.on_host) for name, each in self.executors.items()}
         for master in self.masters.values():
             master.acknowledged &= requests.keys()
 
     # -- executors ---------------------------------------------------------------------------
+
+    def at(self, address: str) -> Executor:
+        """Whoever serves, or served, at an address."""
+        name = address.partition(":")[0]
+        return self.executors.get(name) or self.destroyed_executors[name]
+
+    def destroyed(self, executor: Executor) -> None:
+        """Its machine is no more."""
+        self.executors.pop(executor.name, None)
+        self.destroyed_executors[executor.name] = executor
 
     def host(self, executor: SlotHost) -> None:
         """After every change of a host."""
@@ -230,15 +256,13 @@ class Checks:
         except InvariantBroken as error:
             raise Violation(f"{executor.name}: {error}") from error
         total = executor.share.total
-        separate = has_separate_pools(total)
-        real = total_of(
-            booking(s.profile, separate_pools=separate) for s in executor.on_host.values()
-        )
+        real = total_of(in_use(executor, key) for key in executor.on_host)
         before = self._in_use.get(executor.name, {})
         self._in_use[executor.name] = real
         # A share that was made smaller over a restart may be exceeded by what is there already.
-        if not fits(real, total) and not fits(real, before):
+        if any(amount > max(total.get(n, 0), before.get(n, 0)) for n, amount in real.items()):
             raise Violation(f"{executor.name} really has {real} of {dict(total)} in use")
+        self.require(enforced_beyond_books(executor))
         outlived = self._outlived.get(executor.name, set())
         for key in executor.on_host:
             if key not in outlived and self._placed.setdefault(key, executor.name) != executor.name:
@@ -253,7 +277,7 @@ class Checks:
         epoch = self._admitted.get((executor.name, executor.instance_id), 0)
         if executor.fence.rm_epoch < epoch:
             raise Violation(f"{executor.name} obeyed epoch {epoch}, and has forgotten it")
-        known = self.database.rows.executors.get(executor.name)
+        known = self.database.rows.executors.get(executor.executor_id)
         if known and EXECUTORS.decode(known).registration.instance_id == executor.instance_id:
             table, rows = executor.table, self.database.rows.slots
             self.require(
@@ -275,7 +299,7 @@ class Checks:
         """An answer of a manager has come; to a report that was sent then and taken in."""
         self._contact_ms[executor.name] = self.now_ms
         if reported_ms is not None:
-            self._reported_ms[executor.name] = reported_ms
+            self._reported_ms[executor.executor_id] = reported_ms
 
     def alone(self) -> None:
         """Now and then: whoever is alone for long gives up its slots."""

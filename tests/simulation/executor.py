@@ -38,13 +38,15 @@ class Executor(CommandedHost):
     """One host's executor."""
 
     report_ms = REPORT_MS
+    provided_as = ""  # shape as which a provider started it
+    is_destroyed = False  # with its machine
 
     # -- life and death --------------------------------------------------------------------
 
     def start(self) -> None:
         """Recovers from the checkpoint and what runs on the host, once there is a helper."""
         away_ms = self.helper_until_ms - self.loop.now_ms
-        if self.up:
+        if self.up or self.is_destroyed:
             return None
         if away_ms > 0:
             return self.loop.after(away_ms + 1, self.start)
@@ -93,7 +95,7 @@ class Executor(CommandedHost):
         for slot in self.table:
             if slot.state is SlotState.FREEING:
                 self._take_down(slot.key)
-        return self._save(self._serve_others)
+        return self._settle_sizes(lambda: self._save(self._serve_others))
 
     def _serve_others(self, kept: bool) -> None:
         """Nobody hears of an identity that could not be kept; one that is known goes on."""
@@ -118,6 +120,12 @@ class Executor(CommandedHost):
             self.helper_lives += 1
         self.loop.after(self.rng.choice((20, 300, 2_000, 7_000)), self.start)
 
+    def destroy(self) -> None:
+        """Its machine is no more."""
+        self.log(f"{self.name} is no more")
+        self.up, self.is_destroyed = False, True
+        self.on_host.clear()
+
     def _configure(self) -> None:
         """An operator may have given this host another share meanwhile."""
         if self.life > 1 and self.rng.random() < self.troubles.resized:
@@ -134,7 +142,7 @@ class Executor(CommandedHost):
         if self.registered:
             self._changed = False
             state = self.reports.next(self.table, **self._numbers())
-            names = (self.name, self.instance_id, self.fence.registration_number)
+            names = (self.executor_id, self.instance_id, self.fence.registration_number)
             message = state_to_proto(state)
             self._call(
                 lambda to, reply: self._serve_report(to, names, message, reply),
@@ -167,7 +175,7 @@ class Executor(CommandedHost):
     def _registration(self) -> Registration:
         """What it says of itself in this life."""
         return Registration(
-            executor_id=self.name,
+            executor_id=self.executor_id,
             instance_id=self.instance_id,
             address=f"{self.name}:7000",
             total=dict(self.share.total),
@@ -176,6 +184,7 @@ class Executor(CommandedHost):
             labels=self.labels,
             slots_max=self.share.slots_max,
             boot_id=f"boot-{self.boots}",
+            provided_as=self.provided_as,
         )
 
     def _serve_registration(

@@ -11,6 +11,11 @@ from typing import TYPE_CHECKING
 
 from resource_manager.engine.entities import ExecutorState
 from resource_manager.engine.events import DrainRequested, ForgetRequested, UndrainRequested
+from tests.simulation.elastic_faults import (
+    executor_comes_by_hand,
+    operator_resizes,
+    provided_executor_ends,
+)
 from tests.simulation.network import Node
 from tests.simulation.process_faults import (
     Fault,
@@ -110,7 +115,7 @@ def clock_jumps(world: World, rng: Random) -> bool:
 
 def operator_drains(world: World, rng: Random) -> bool:
     """With a deadline, or without."""
-    leader, name = world.leader(), some_executor(world, rng).name
+    leader, name = world.leader(), some_executor(world, rng).executor_id
     if leader is None or name not in leader.state.hosts:
         return False
     deadline_ms = rng.choice((None, 0, 1_500))
@@ -207,7 +212,13 @@ FAULTS: dict[str, tuple[int, Fault]] = {
     "operator drains": (3, operator_drains),
     "operator undrains": (2, operator_undrains),
     "operator forgets": (2, operator_forgets),
+    "operator resizes": (3, operator_resizes),
+    "provided executor ends": (2, provided_executor_ends),
+    "executor comes by hand": (2, executor_comes_by_hand),
     "job ends": (2, job_ends),
     "job master dies": (2, job_master_dies),
 }
 """Kind to how often it comes, and what it does."""
+
+OF_PROVIDERS = frozenset({"provided executor ends", "executor comes by hand"})
+"""Kinds that happen only where executors are provided."""

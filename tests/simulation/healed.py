@@ -14,6 +14,7 @@ from resource_manager.engine.state import State
 from tests.simulation.checks import Checks, Violation
 from tests.simulation.executor import Executor
 from tests.simulation.job_master import JobMaster
+from tests.simulation.resize_checks import sizes_agree
 
 
 def check_healed(checks: Checks, state: State) -> None:
@@ -23,13 +24,19 @@ def check_healed(checks: Checks, state: State) -> None:
         Violation: something is not.
     """
     checks.books(state)
+    checks.require(checks.provisions.healed(state))
+    told = {key: each for master in checks.masters.values() for key, each in master.held().items()}
     for executor in checks.executors.values():
-        _agree(state, executor)
+        if not _is_double(checks, state, executor):
+            _agree(state, executor)
+            checks.require(sizes_agree(state, executor, told))
     looked_at = set()
     for request in state.requests.values():
         if request.state is RequestState.ALLOCATING:
             raise Violation(f"request {request.allocation_id} is still ALLOCATING")
         shape = (request.spec.profile, request.spec.required_labels)
+        if request.spec.gang_id:
+            continue  # of these every decision is looked at
         if request.state is RequestState.PENDING and shape not in looked_at:
             looked_at.add(shape)  # where one of them has no room, none has
             _must_wait(checks, state, request)
@@ -45,16 +52,24 @@ def check_empty(checks: Checks, state: State) -> None:
         Violation: something is.
     """
     checks.books(state)
+    checks.require(checks.provisions.empty(state))
     for executor in checks.executors.values():
-        _agree(state, executor)
-        if len(executor.table):
+        if not _is_double(checks, state, executor):
+            _agree(state, executor)
+        if len(executor.table) and not _is_double(checks, state, executor):
             raise Violation(f"{executor.name} still has {[tuple(s.key) for s in executor.table]}")
     living = [r.allocation_id for r in state.requests.values() if not r.end_time_ms]
     checks.require(f"request {name} still lives" for name in living)
 
 
+def _is_double(checks: Checks, state: State, executor: Executor) -> bool:
+    """Another one has registered under its name, and is not lost: it is refused for ever."""
+    host = state.hosts.get(executor.executor_id)
+    return host is not None and checks.at(host.executor.registration.address) is not executor
+
+
 def _agree(state: State, executor: Executor) -> None:
-    host = state.hosts.get(executor.name)
+    host = state.hosts.get(executor.executor_id)
     if host is None or host.executor.state is not ExecutorState.ACTIVE:
         raise Violation(f"{executor.name} is {host and host.executor.state}")
     books = {key: str(slot.state) for key, slot in host.slots.items()}
@@ -71,6 +86,9 @@ def _agree(state: State, executor: Executor) -> None:
 def _must_wait(checks: Checks, state: State, request: Request) -> None:
     spec = request.spec
     for executor in checks.executors.values():
+        host = state.hosts.get(executor.executor_id)
+        if host is None or not host.eligible or _is_double(checks, state, executor):
+            continue
         profile = spec.profile or executor.default_profile
         separate = has_separate_pools(executor.share.total)
         if (

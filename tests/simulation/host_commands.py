@@ -12,7 +12,7 @@ from typing import Any
 
 from finegrain.errors import FailedPrecondition, FinegrainError, Reason, Unavailable
 from finegrain.v1 import task_executor_pb2
-from resource_manager.engine.effects import SendAllocate, SendFree
+from resource_manager.engine.effects import SendAllocate, SendFree, SendResize
 from resource_manager.engine.events import ItemOutcome
 from resource_manager.service import to_wire
 from task_executor.engine.command_fence import CommandNumbers
@@ -20,15 +20,15 @@ from task_executor.engine.slot_table import Outcome
 from task_executor.engine.slots import Slot, SlotKey, SlotState
 from task_executor.service.messages import spec_from_proto, state_to_proto
 from tests.simulation.network import Reply, Unreached
-from tests.simulation.slot_host import SlotHost
+from tests.simulation.resizing_host import ResizingHost
 
 FREE_WAIT_MS = 1_000
 OFFER_MS = 3_000
 
-Command = SendAllocate | SendFree
+Command = SendAllocate | SendFree | SendResize
 
 
-class CommandedHost(SlotHost):
+class CommandedHost(ResizingHost):
     """A host that takes orders, while it lives."""
 
     registered = False
@@ -37,6 +37,7 @@ class CommandedHost(SlotHost):
         self._lock: deque[Callable[[], None]] = deque()
         self._locked = False
         self._cleaning: set[SlotKey] = set()
+        self._begin_sizes()
 
     def command(self, effect: Command, rm_epoch: int, reply: Reply) -> None:
         """Carries out a command of a manager, one at a time."""
@@ -81,6 +82,8 @@ class CommandedHost(SlotHost):
             return self._next_command()
         if isinstance(effect, SendAllocate):
             return self._allocate(effect, numbers, reply)
+        if isinstance(effect, SendResize):
+            return self._resize(effect, numbers, reply)
         return self._free_slots(effect, numbers, reply)
 
     def _answer(
@@ -185,6 +188,14 @@ class CommandedHost(SlotHost):
         else:
             then()
 
+    def _resize(self, effect: SendResize, numbers: CommandNumbers, reply: Reply) -> None:
+        name = effect.allocation_id
+        self._change_size(
+            SlotKey(name, effect.generation),
+            effect.resize,
+            lambda error: self._answer(numbers, (_item(name, error),), reply),
+        )
+
     # -- direct offers ---------------------------------------------------------------------
 
     def _offer(self, slot: Slot) -> None:
@@ -214,7 +225,14 @@ class CommandedHost(SlotHost):
 def _result(outcome: Outcome, failed: set[SlotKey]) -> ItemOutcome:
     name = outcome.key.allocation_id
     if outcome.error is not None:
-        return ItemOutcome(name, outcome.error.reason.value, outcome.error.message)
+        return _item(name, outcome.error)
     if outcome.key in failed:
         return ItemOutcome(name, Reason.CARVE_FAILED.value, "it could not be carved")
     return ItemOutcome(name)
+
+
+def _item(name: str, error: FinegrainError | None) -> ItemOutcome:
+    if error is None:
+        return ItemOutcome(name)
+    details = tuple((key, str(value)) for key, value in error.details.items())
+    return ItemOutcome(name, error.reason.value, error.message, details)

@@ -1,44 +1,42 @@
-"""A job master: asks, gives back, keeps alive or falls silent, and follows its event log.
+"""A job master: asks for slots and gangs, changes their sizes, gives back, or falls silent.
 
-Every call is repeated until it is answered, at one manager after another, as the client library
-does. One that starts again remembers its name and its secret only.
+Decides what a job wants; how it gets through to the resource manager, `follower.py` does. One that
+starts again remembers its name and its secret only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from finegrain.errors import FinegrainError, NotFound, OutOfRange, Reason, StoreError, Unavailable
+from finegrain.errors import FinegrainError, Reason
 from finegrain.resources import MIB, ResourceProfile
 from resource_manager.engine.entities import (
     ENDED_REQUEST_STATES,
-    JobEvent,
+    GangPlacement,
+    GangSpec,
     RequestSpec,
     RequestState,
 )
 from resource_manager.engine.events import (
     JobEndRequested,
-    JobKeptAlive,
     JobRegistered,
     RequestsCancelled,
     RequestsSubmitted,
+    ResizeRequested,
     SlotsReleased,
 )
-from resource_manager.engine.offers import slot_to_dict
-from resource_manager.engine.state import State
 from task_executor.engine.slots import SlotKey
+from tests.simulation.follower import Follower
 from tests.simulation.manager import Manager
-from tests.simulation.network import Loop, Network, Node, Reply, Unreached
+from tests.simulation.network import Loop, Network, Reply
+from tests.simulation.sizes import resized
 
 if TYPE_CHECKING:
     from tests.simulation.checks import Checks
     from tests.simulation.slot_host import Troubles
 
-CALL_WAIT_MS = 1_500
-WATCH_MS = 250
 PROFILES = (
     ResourceProfile(1_000, 256 * MIB),
     ResourceProfile(500, 100 * MIB, managed_memory_bytes=30 * MIB + 1),
@@ -47,31 +45,32 @@ PROFILES = (
     ResourceProfile(64_000, 256 * MIB),  # larger than any host
 )
 WEIGHTS = (6, 4, 2, 2, 1)
+GANG_SIZES = (1, 2, 2, 2, 3, 3, 4, 8)
+GANG_WEIGHTS = (4, 10, 1, 2, 0.1)
+PLACEMENTS = tuple(GangPlacement)
+RESIZE_REFUSALS = frozenset(
+    {
+        Reason.ALLOCATION_UNKNOWN,
+        Reason.STALE_GENERATION,
+        Reason.STALE_RESIZE,
+        Reason.SLOT_NOT_READY,
+        Reason.INFEASIBLE_NEVER,
+        Reason.INVALID_ARGUMENT,
+    }
+)
+"""What a job master may be told that asks for another size of a slot."""
+
+GANGS = "gangs"
+RESIZES = "resizes"
 
 
-@dataclass(frozen=True)
-class Told:
-    """What a job master was told last about a request."""
+class JobMaster(Follower):
+    """One job's master.
 
-    state: RequestState
-    slot: Mapping[str, object] | None = None
-
-    @property
-    def generation(self) -> int:
-        """Of the slot; 0: none was named."""
-        return int(str(self.slot["generation"])) if self.slot is not None else 0
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """What a stream begins with when nothing is to be resumed."""
-
-    sequence: int
-    living: Mapping[str, Told]
-
-
-class JobMaster(Node):
-    """One job's master."""
+    Args:
+        wishes: what it asks for besides single slots, and the chance that it is drawn by.
+        batch_max: requests in one call.
+    """
 
     def __init__(
         self,
@@ -83,25 +82,17 @@ class JobMaster(Node):
         checks: Checks,
         log: Callable[[str], None],
         troubles: Troubles,
+        wishes: tuple[frozenset[str], Random],
         batch_max: int,
     ) -> None:
-        super().__init__(name, loop)
-        self.rng, self.network, self.managers, self.checks = rng, network, managers, checks
-        self.log, self.troubles, self.batch_max = log, troubles, batch_max
         self.unknown = rng.random() < 0.25
-        self.lease_ms = rng.choice((None, 3_000, 6_000, 10_000))
-        self.over = self.leaving = False  # over: the RM knows no such living job
+        lease_ms = rng.choice((None, 3_000, 6_000, 10_000))
+        super().__init__(name, loop, rng, network, managers, checks, log, lease_ms)
+        self.troubles, self.batch_max = troubles, batch_max
+        self.wishes, self.wish_rng = wishes
+        self.leaving = False
         self.made = 0
         self.acknowledged: set[str] = set()
-        self.given_back: set[tuple[str, int]] = set()  # (id, generation), 0 for any
-        self._forget()
-
-    def _forget(self) -> None:
-        self.registered = self.busy = False
-        self.seen: dict[str, Told] = {}
-        self.snapshot: Snapshot | None = None
-        self.sequence: int | None = 0  # None: the stream begins with a snapshot
-        self.stream = 0
 
     def start(self) -> None:
         """Makes itself known and begins."""
@@ -121,6 +112,8 @@ class JobMaster(Node):
             self._keep_alive()
             self._watch()
             self._act()
+            if self.wishes:
+                self._wish()
 
     def leave(self) -> None:
         """Asks for nothing more and ends the job."""
@@ -141,136 +134,29 @@ class JobMaster(Node):
         """An executor offers a slot directly."""
         reply(not self.over and self.rng.random() >= self.troubles.offer_declined)
 
-    # -- calls -----------------------------------------------------------------------------
+    # -- slots -----------------------------------------------------------------------------
 
-    def _next_manager(self) -> None:
-        self.managers = [*self.managers[1:], self.managers[0]]
-
-    def _until_answered(self, make: Callable[[Any], Any], done: Reply) -> None:
-        def take(result: Any) -> None:
-            if isinstance(result, Unreached | Unavailable):
-                if not isinstance(result, StoreError):
-                    self._next_manager()
-                self.after(self.rng.randint(20, 400), attempt)
-            elif isinstance(result, NotFound) or (
-                isinstance(result, FinegrainError) and result.reason is Reason.JOB_ENDED
-            ):
-                self._end(str(result))
-            elif isinstance(result, Exception):
-                self.checks.require([f"{self.name} is refused: {result}"])
-            else:
-                done(result)
-
-        def attempt() -> None:
-            manager = self.managers[0]
-            self.network.call(
-                self, manager, lambda reply: manager.submit(make, reply), take, CALL_WAIT_MS
-            )
-
-        attempt()
-
-    def _end(self, why: str) -> None:
-        if not self.over:
-            self.over = True
-            self.log(f"{self.name} is over: {why}")
-
-    def _keep_alive(self) -> None:
-        if self.lease_ms is not None and not self.over:
-            lease_ms, sent_ms = self.lease_ms, self.loop.now_ms
-            manager = self.managers[0]
-
-            def take(result: Any) -> None:
-                if isinstance(result, Unreached | Unavailable):
-                    self._next_manager()
-                elif not isinstance(result, Exception):
-                    self.checks.kept_alive(self.name, sent_ms, lease_ms)
-
-            self.network.call(
-                self,
-                manager,
-                lambda reply: manager.submit(lambda at: JobKeptAlive(at, self.name), reply),
-                take,
-                CALL_WAIT_MS,
-            )
-            self.after(lease_ms // 6, self._keep_alive)
-
-    # -- the watch log ---------------------------------------------------------------------
-
-    def _watch(self) -> None:
-        stream, after, manager = self.stream, self.sequence, self.managers[0]
-
-        def take(result: Any) -> None:
-            if stream != self.stream:
-                return
-            if isinstance(result, OutOfRange):
-                self.log(f"{self.name} begins anew: {result}")
-                self.stream += 1
-                self.sequence = None
-            elif isinstance(result, NotFound):
-                self._end(str(result))
-            elif isinstance(result, Snapshot):
-                self._take_snapshot(result)
-            elif isinstance(result, Unreached | Unavailable):
-                self._next_manager()
-            elif not isinstance(result, Exception):
-                for event in result:
-                    self._take(event)
-
-        name = self.name
-        self.network.call(
-            self,
-            manager,
-            lambda reply: manager.read(lambda state: _read_log(manager, state, name, after), reply),
-            take,
-            CALL_WAIT_MS,
-        )
-        self.after(WATCH_MS, self._watch)
-
-    def _take_snapshot(self, snapshot: Snapshot) -> None:
-        if self.sequence is None:
-            self.sequence, self.snapshot = snapshot.sequence, snapshot
-            self.seen = dict(snapshot.living)
-
-    def _take(self, event: JobEvent) -> None:
-        if self.sequence is None or event.sequence <= self.sequence:
-            return
-        if event.sequence != self.sequence + 1:
-            self.checks.require([f"{self.name} misses events after {self.sequence}"])
-        self.sequence = event.sequence
-        self.checks.told(event)
-        self.seen[event.allocation_id] = told = Told(event.state, event.slot)
-        if event.state is RequestState.RELEASED and not event.reason and event.slot is not None:
-            asked = {(event.allocation_id, told.generation), (event.allocation_id, 0)}
-            if not asked & self.given_back:
-                self.checks.require([f"{event.allocation_id} was released, but not by {self.name}"])
-
-    def told_of(self, name: str) -> Told | None:
-        """What it must believe of a request of its own; None: it may be over."""
-        if name in self.seen or self.snapshot is not None:
-            return self.seen.get(name)
-        return Told(RequestState.PENDING)
-
-    # -- what it wants ---------------------------------------------------------------------
+    def _held(self) -> list[tuple[str, int]]:
+        return [
+            (name, told.generation)
+            for name, told in self.seen.items()
+            if told.state is RequestState.GRANTED
+        ]
 
     def _act(self) -> None:
         self.after(self.rng.randint(50, 900), self._act)
         if self.over or self.leaving or self.busy:
             return
         what = self.rng.random()
-        held = [
-            (name, told.generation)
-            for name, told in self.seen.items()
-            if told.state is RequestState.GRANTED
-        ]
+        held = self._held()
         if what < 0.35 and len(held) < 4 * self.batch_max:
-            self._request()
+            self._request(tuple(self._spec() for _ in range(self.rng.randint(1, self.batch_max))))
         elif what < 0.7 and held:
             self._release(self.rng.sample(held, self.rng.randint(1, min(4, len(held)))))
         elif what < 0.8:
             self._cancel()
 
-    def _request(self) -> None:
-        specs = tuple(self._spec() for _ in range(self.rng.randint(1, self.batch_max)))
+    def _request(self, specs: tuple[RequestSpec, ...], gangs: tuple[GangSpec, ...] = ()) -> None:
         self.busy = True
 
         def done(outcomes: Any) -> None:
@@ -278,7 +164,7 @@ class JobMaster(Node):
             fine = {outcome.id for outcome in outcomes if not outcome.reason}
             self.acknowledged |= self.checks.acknowledged(self.name, fine)
 
-        self._until_answered(lambda at: RequestsSubmitted(at, self.name, specs), done)
+        self._until_answered(lambda at: RequestsSubmitted(at, self.name, specs, gangs=gangs), done)
 
     def _spec(self) -> RequestSpec:
         rng = self.rng
@@ -316,37 +202,69 @@ class JobMaster(Node):
                 lambda at: RequestsCancelled(at, self.name, some), lambda _outcomes: None
             )
 
+    # -- gangs and sizes -------------------------------------------------------------------
 
-def _read_log(
-    manager: Manager, state: State, job_id: str, after: int | None
-) -> Snapshot | list[JobEvent]:
-    """What a stream says next; see `resource_manager/service/watch.py`.
+    def _wish(self) -> None:
+        self.after(self.wish_rng.randint(50, 700), self._wish)
+        if self.over or self.leaving or self.busy:
+            return
+        what = self.wish_rng.random()
+        held = self._held()
+        if GANGS in self.wishes and what < 0.4 and len(held) < 4 * self.batch_max:
+            self._request_gang()
+        elif RESIZES in self.wishes and what > 0.5 and held:
+            for _ in range(self.wish_rng.choice((1, 1, 1, 2, 3))):  # some before the last answer
+                self._resize(*self.wish_rng.choice(held))
 
-    Raises:
-        NotFound: no such job.
-        OutOfRange: the position is no longer kept, or was never reached.
-    """
-    job = state.jobs.get(job_id)
-    if job is None:
-        raise NotFound(f"job {job_id} is unknown", reason=Reason.JOB_UNKNOWN)
-    if after is None:
-        living = {}
-        for request in state.requests.values():
-            if request.job_id != job_id:
-                continue
-            name = request.allocation_id
-            if request.state not in ENDED_REQUEST_STATES:
-                slot = state.slot_of(request)
-                shown = request.state is RequestState.GRANTED and slot is not None
-                living[name] = Told(
-                    request.state if shown else RequestState.PENDING,
-                    slot_to_dict(slot, "") if shown and slot is not None else None,
-                )
-        return Snapshot(job.last_sequence, living)
-    if not job.trimmed_sequence <= after <= job.last_sequence:
-        raise OutOfRange(
-            f"{after} is not within {job.trimmed_sequence} to {job.last_sequence}", details={}
+    def _request_gang(self) -> None:
+        rng = self.wish_rng
+        placement = rng.choice(PLACEMENTS)
+        gang = GangSpec(
+            f"{self.name}-gang-{self.made}",
+            placement,
+            "zone" if placement is GangPlacement.SAME_LABEL else "",
+            rng.choice((None, None, 1_500, 6_000)),
         )
-    log = manager.database.rows.logs.get(job_id)
-    events = [] if log is None else log.after(after)
-    return [event for event in events if event.sequence <= job.last_sequence]
+        restart, pending = rng.random() < 0.5, rng.random() < 0.5
+        labels = (("zone", rng.choice("ab")),) if rng.random() < 0.15 else ()
+        profiles = rng.choices(PROFILES, GANG_WEIGHTS, k=rng.choice(GANG_SIZES))
+        if rng.random() < 0.6:
+            profiles = profiles[:1] * len(profiles)
+        members = []
+        for profile in profiles:
+            self.made += 1
+            members.append(
+                RequestSpec(
+                    f"{self.name}-{self.made}",
+                    None if self.unknown else profile,
+                    required_labels=labels,
+                    allow_pending=pending,
+                    restart_on_loss=restart,
+                    gang_id=gang.gang_id,
+                )
+            )
+        self.checks.gangs.asked(self.name, gang, [spec.allocation_id for spec in members])
+        self._request(tuple(members), (gang,))
+
+    def _resize(self, name: str, generation: int) -> None:
+        """Larger, smaller or both; a slot of before now and then; its number now and then."""
+        rng, told = self.wish_rng, self.seen[name]
+        assert told.slot is not None
+        profile, limit_milli = resized(rng, told.slot)
+        asked = generation if rng.random() < 0.9 else max(1, generation - 1)
+        number = told.resize_number + 1 if rng.random() < 0.3 else 0
+        wait = rng.random() < 0.5
+
+        def done(slot: Any) -> None:
+            self.checks.resizes.acknowledged(slot)
+
+        def expected(error: FinegrainError) -> bool:
+            return error.reason in RESIZE_REFUSALS
+
+        self._until_answered(
+            lambda at: ResizeRequested(
+                at, self.name, name, asked, number, profile, limit_milli, wait
+            ),
+            done,
+            expected,
+        )

@@ -8,7 +8,7 @@ lease surely lasts by the process's own clock.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -28,9 +28,12 @@ from resource_manager.engine.effects import (
     ProbeExecutor,
     SendAllocate,
     SendFree,
+    SendResize,
     Snapshot,
+    StartExecutor,
+    StopExecutor,
 )
-from resource_manager.engine.entities import Instant
+from resource_manager.engine.entities import Instant, Slot
 from resource_manager.engine.epochs import EpochSeen
 from resource_manager.engine.events import (
     CommandAnswered,
@@ -49,9 +52,11 @@ from resource_manager.service import from_wire
 from resource_manager.storage.store import NotLeader
 from tests.simulation.database import STOP_MS, Client, Database
 from tests.simulation.network import Loop, Network, Reply, Unreached
+from tests.simulation.provider_link import ProviderLink
 
 if TYPE_CHECKING:
     from tests.simulation.checks import Checks
+    from tests.simulation.cloud import Cloud
     from tests.simulation.executor import Executor
 
 TICK_MS = 200
@@ -61,6 +66,7 @@ COMMAND_WAIT_MS = 2_000
 FOREVER_MS = 1 << 60
 
 Log = Callable[[str], None]
+Command = SendAllocate | SendFree | SendResize
 
 
 @dataclass
@@ -100,6 +106,7 @@ class Manager(Client):
         self.rng, self.network, self.database = rng, network, database
         self.settings, self.checks, self.log = settings, checks, log
         self.executors: dict[str, Executor] = {}
+        self.cloud: Cloud | None = None
         self.batches = 0
         self.leading = False
         self.held_down = False  # by an operator
@@ -126,6 +133,9 @@ class Manager(Client):
         self._sure_until_ms = -1
         self._inbox: list[Item] = []
         self._heard: Heard = {}
+        self._provider = ProviderLink(self, self.cloud) if self.cloud else None
+        if self._provider:
+            self._provider.look()
         self._lead()
 
     def crash(self, why: str = "dies") -> None:
@@ -244,6 +254,8 @@ class Manager(Client):
                 idle = idle and isinstance(event, JobKeptAlive)
                 answer = self._step(event, batch.effects)
                 self.checks.answered(self.state, answer)
+                if isinstance(answer, Slot):
+                    answer = replace(answer)  # as it is now
                 batch.answers.append((item.reply, answer))
         if ticked:
             self._step(Ticked(at), batch.effects)
@@ -293,17 +305,20 @@ class Manager(Client):
             except FinegrainError as error:
                 item.reply(error)
         for effect in batch.effects:
-            if isinstance(effect, SendAllocate | SendFree):
+            if isinstance(effect, SendAllocate | SendFree | SendResize):
                 self._command(effect)
             elif isinstance(effect, ProbeExecutor):
                 self._probe(effect)
+            elif isinstance(effect, StartExecutor | StopExecutor):
+                assert self._provider is not None
+                self._provider.carry_out(effect)
         self._busy = False
         self._wake()
 
     # -- executors -------------------------------------------------------------------------
 
-    def _command(self, command: SendAllocate | SendFree) -> None:
-        executor, rm_epoch = self.executors[command.executor_id], self.state.rm_epoch
+    def _command(self, command: Command) -> None:
+        executor, rm_epoch = self._at(command.address), self.state.rm_epoch
         books = self._books
         self.log(
             f"{self.name} orders {type(command).__name__[4:].lower()} {command.command_number} of"
@@ -317,11 +332,15 @@ class Manager(Client):
             COMMAND_WAIT_MS,
         )
 
+    def _at(self, address: str) -> Executor:
+        """Whoever listens, or listened, there."""
+        return self.executors[address.partition(":")[0]]
+
     def _probe(self, probe: ProbeExecutor) -> None:
         names = (probe.executor_id, probe.address)
         self.network.call(
             self,
-            self.executors[probe.executor_id],
+            self._at(probe.address),
             lambda reply: reply(None),
             lambda result: self.submit(
                 lambda at: ExecutorProbed(at, *names, repr(result) if result else "")
@@ -329,7 +348,7 @@ class Manager(Client):
             COMMAND_WAIT_MS,
         )
 
-    def _outcome(self, command: SendAllocate | SendFree, result: Any) -> None:
+    def _outcome(self, command: Command, result: Any) -> None:
         names = (command.executor_id, command.registration_number, command.command_number)
         try:
             if isinstance(result, Exception):
@@ -350,7 +369,9 @@ class Manager(Client):
             self.submit(lambda at: CommandAnswered(at, *names, outcomes=outcomes, report=report))
 
 
-def _names(command: SendAllocate | SendFree) -> str:
+def _names(command: Command) -> str:
+    if isinstance(command, SendResize):
+        return f"{command.allocation_id}/{command.generation} to change {command.resize.number}"
     if isinstance(command, SendFree):
         return " ".join(f"{name}/{generation}" for name, generation, _ in command.slots)
     return " ".join(f"{o.slot.allocation_id}/{o.slot.generation}" for o in command.orders)

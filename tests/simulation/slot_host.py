@@ -45,7 +45,8 @@ class Troubles:
 
     carve_fails: float = 0.0
     offer_declined: float = 0.0
-    resized: float = 0.0
+    resized: float = 0.0  # a host, between two lives
+    use: float = 0.0  # share of its memory that a slot may be found to use
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ class HostPlan:
     labels: tuple[tuple[str, str], ...]
     slots_max: int
     orphan_ms: int | None
+    executor_id: str = ""  # empty: the host's name
 
 
 class SlotHost(Node):
@@ -75,6 +77,7 @@ class SlotHost(Node):
         troubles: Troubles,
     ) -> None:
         super().__init__(name, loop)
+        self.executor_id = plan.executor_id or name
         self.rng, self.network, self.managers, self.checks = rng, network, managers, checks
         self.log, self.troubles = log, troubles
         self.share = HostShare(plan.total, CpuSet.parse("0-63"), plan.slots_max)
@@ -121,11 +124,11 @@ class SlotHost(Node):
         except DamagedError as error:
             self.log(f"{self.name} has a damaged checkpoint: {error}")
         self.identities += 1
-        return SavedState(self.name, f"instance-{self.identities}-of-{self.name}")
+        return SavedState(self.executor_id, f"instance-{self.identities}-of-{self.name}")
 
     def _snapshot(self) -> SavedState:
         return SavedState(
-            executor_id=self.name,
+            executor_id=self.executor_id,
             instance_id=self.instance_id,
             rm_epoch=max(self.fence.rm_epoch, self._epoch_to_save),
             boot_id=f"boot-{self.boots}",

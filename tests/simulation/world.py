@@ -15,13 +15,14 @@ from random import Random
 from finegrain.resources import GIB, MIB, ResourceProfile
 from resource_manager.engine.entities import JobState
 from resource_manager.engine.events import JobEndRequested, UndrainRequested
-from resource_manager.engine.settings import EngineSettings
+from resource_manager.engine.settings import EngineSettings, Provisioning
 from tests.simulation.checks import MANY_HOSTS, Checks
+from tests.simulation.cloud import STORMY, Cloud, CloudTroubles, some_shapes
 from tests.simulation.database import LEASE_MS, Database
 from tests.simulation.executor import Executor
-from tests.simulation.faults import FAULTS
+from tests.simulation.faults import FAULTS, OF_PROVIDERS
 from tests.simulation.healed import check_empty, check_healed
-from tests.simulation.job_master import JobMaster
+from tests.simulation.job_master import GANGS, RESIZES, JobMaster
 from tests.simulation.manager import Manager
 from tests.simulation.network import Loop, Network, Weather
 from tests.simulation.slot_host import HostPlan, Troubles
@@ -32,6 +33,10 @@ HEAL_MS = 24_000
 EMPTY_MS = 22_000
 ATTEMPTS_MAX = 12  # of a fault that finds nobody to strike
 STORY_LINES = 30
+
+PROVIDERS = "providers"
+LANDED = frozenset({GANGS, RESIZES})
+WISHES = frozenset({GANGS, RESIZES, PROVIDERS}) & LANDED
 
 LEAST = {"grants": 6, "ends": 6, "faults": 8, "batches": 300}
 """A run that did less has shown nothing."""
@@ -49,6 +54,7 @@ class Plan:
     without: frozenset[str] = frozenset()  # kinds of faults that do not happen
     without_numbers: frozenset[int] = frozenset()  # faults that do not happen, one by one
     demands_work: bool = True
+    wishes: frozenset[str] = WISHES  # of job masters, besides single slots
 
     @property
     def is_large(self) -> bool:
@@ -66,6 +72,9 @@ class Result:
     batches: int
     grants: int
     ends: int
+    resizes: int
+    gangs: int  # granted
+    started: int  # executors, by a provider
     faults: Counter[str]
     messages: Counter[str]
     trace: str  # digest of the whole story
@@ -94,13 +103,16 @@ class World:
         self.faults: Counter[str] = Counter()
         self.troubles = Troubles()
         self.restoring = False
-        settings = self._settings()
+        provided = PROVIDERS in plan.wishes and not plan.is_large
+        provided = provided and self.chance("provided").random() < 0.5
+        provisioning = some_shapes(self.chance("shapes")) if provided else Provisioning()
+        settings = self._settings(provisioning)
         self.calm = rng.choice((1, 2))
         drawn_hosts, drawn_jobs = rng.choice((3, 3, 3, 4, 4, 5, 5, 8, 8, 20)), rng.randint(4, 10)
         managers = rng.choice((1, 2, 2))
         lease_ms = rng.choice((None, LEASE_MS, LEASE_MS))
         self.jobs_max = plan.jobs or (40 if plan.is_large else drawn_jobs)
-        self.jobs_made = 0
+        self.jobs_made = self.by_hand = 0
         self.database = Database(self.loop, self.chance("database"), self.checks, lease_ms)
         self.checks.database = self.database
         self.managers = [
@@ -110,14 +122,15 @@ class World:
             )
             for name in ("rm-a", "rm-b")[:managers]
         ]  # fmt: skip
-        for number in range(plan.hosts or drawn_hosts):
-            self._add_executor(f"host-{number:02}")
+        self.cloud = self._build_cloud(provisioning) if provided else None
+        for number in range(plan.hosts or (min(3, drawn_hosts - 2) if provided else drawn_hosts)):
+            self._add_host(f"host-{number:02}")
 
     def chance(self, name: str) -> Random:
         """A source of chance of its own for a part of the world."""
         return Random(f"{self.plan.seed}/{name}")
 
-    def _settings(self) -> EngineSettings:
+    def _settings(self, provisioning: Provisioning) -> EngineSettings:
         rng, large = self.rng, self.plan.is_large
         return EngineSettings(
             lost_timeout_ms=25_000 if large else 4_000,
@@ -133,6 +146,9 @@ class World:
             ended_retention_ms=rng.choice((3_000, 86_400_000)),
             label_indexes_max=256 if large else rng.choice((1, 256)),
             job_events_max=rng.choice((20, 100_000)),
+            resize_retry_min_ms=200,
+            resize_retry_max_ms=2_000,
+            provisioning=provisioning,
         )
 
     def log(self, line: str) -> None:
@@ -146,7 +162,16 @@ class World:
                 return manager
         return None
 
-    def _add_executor(self, name: str) -> None:
+    def _build_cloud(self, provisioning: Provisioning) -> Cloud:
+        shapes = {shape.name: shape for shape in provisioning.shapes}
+        chance, log = self.chance("cloud"), self.log
+        cloud = Cloud(self.loop, chance, self.checks, log, shapes, self.add_executor)
+        self.checks.provisions.cloud = cloud
+        for manager in self.managers:
+            manager.cloud = cloud
+        return cloud
+
+    def _add_host(self, name: str) -> None:
         rng = self.chance(name)
         total: dict[str, int] = {
             "cpu_milli": rng.choice((2_000, 4_000, 8_000)),
@@ -163,15 +188,21 @@ class World:
             slots_max=rng.choice((0, 0, 3)),
             orphan_ms=rng.choice((None, 6_000)),
         )
+        self.add_executor(name, plan)
+
+    def add_executor(self, name: str, plan: HostPlan, shape: str = "") -> Executor:
+        """A new one; it begins when it is told."""
         executor = Executor(
-            name, self.loop, rng, self.network, list(self.managers), self.checks, self.log, plan,
-            self.troubles,
+            name, self.loop, self.chance(f"{name}/executor"), self.network, list(self.managers),
+            self.checks, self.log, plan, self.troubles,
         )  # fmt: skip
+        executor.provided_as = shape
         if self.plan.is_large:
             executor.report_ms = 8_000
         self.checks.executors[name] = executor
         for manager in self.managers:
             manager.executors[name] = executor
+        return executor
 
     # -- the run -----------------------------------------------------------------------------
 
@@ -197,6 +228,9 @@ class World:
             did["batches"],
             did["grants"],
             did["ends"],
+            did["resizes"],
+            self.checks.gangs.granted,
+            self.cloud.starts if self.cloud else 0,
             self.faults,
             self.network.hurt,
             hashlib.sha256("\n".join(self.story).encode()).hexdigest(),
@@ -212,6 +246,9 @@ class World:
         self.troubles.carve_fails = rng.choice((0.0, 0.05, 0.3))
         self.troubles.offer_declined = rng.choice((0.0, 0.5))
         self.troubles.resized = rng.choice((0.0, 0.3))
+        self.troubles.use = rng.choice((0.0, 0.8))
+        if self.cloud:
+            self.cloud.troubles = rng.choice((CloudTroubles(), STORMY, STORMY))
         self._plan_faults()
         self._keep_jobs()
         if self.plan.bad_weather:
@@ -226,17 +263,19 @@ class World:
         self.network.cut.clear()
         self.network.undialled.clear()
         self.database.slow_until_ms = self.database.down_until_ms = 0
-        self.troubles.carve_fails = self.troubles.offer_declined = 0.0
+        self.troubles.carve_fails = self.troubles.offer_declined = self.troubles.use = 0.0
         for manager in self.managers:
             manager.cut_off = False
             manager.next_commit = ""
+        if self.cloud:
+            self.cloud.heal()
         for executor in self.checks.executors.values():
             executor.full_until_ms = 0
             executor.dies_saving = False
         for master in self.checks.masters.values():
             master.leaving = True  # asks for nothing more
         self.loop.run_until(begun_ms + COME_BACK_MS)  # whoever is down comes back
-        for name in self.checks.executors:
+        for name in [e.executor_id for e in self.checks.executors.values() if not e.provided_as]:
             self._leader().submit(lambda at, name=name: UndrainRequested(at, name))  # type: ignore[misc]
         self.loop.run_until(begun_ms + HEAL_MS)
         check_healed(self.checks, self._leader().state)
@@ -303,7 +342,9 @@ class World:
             name = f"job-{self.jobs_made:02}"
             self.checks.masters[name] = master = JobMaster(
                 name, self.loop, self.chance(name), self.network, list(self.managers),
-                self.checks, self.log, self.troubles, 200 if self.plan.is_large else 6,
+                self.checks, self.log, self.troubles,
+                (self.plan.wishes, self.chance(f"{name}/wishes")),
+                200 if self.plan.is_large else 6,
             )  # fmt: skip
             master.start()
         self.loop.after(300, self._keep_jobs)
@@ -322,7 +363,8 @@ class World:
     def _planned_faults(self) -> Iterator[tuple[int, str, int]]:
         """When, what, and a number."""
         plan, rng = self.plan, self.chance("faults")
-        kinds, weights = list(FAULTS), [weight for weight, _ in FAULTS.values()]
+        kinds = [kind for kind in FAULTS if self.cloud is not None or kind not in OF_PROVIDERS]
+        weights = [FAULTS[kind][0] for kind in kinds]
         at_ms = number = 0
         while (at_ms := at_ms + rng.randint(100, 1_600) * self.calm) < plan.stormy_ms - 1_000:
             kind = rng.choices(kinds, weights)[0]

@@ -1,0 +1,244 @@
+"""A client of the resource manager: repeats its calls until they are answered, keeps its job alive
+and follows its event log, at one manager after another, as the client library does.
+
+What it wants of the cluster, `job_master.py` decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from finegrain.errors import FinegrainError, NotFound, OutOfRange, Reason, StoreError, Unavailable
+from resource_manager.engine.entities import ENDED_REQUEST_STATES, JobEvent, RequestState
+from resource_manager.engine.events import JobKeptAlive
+from resource_manager.engine.offers import slot_to_dict
+from resource_manager.engine.state import State
+from tests.simulation.manager import Manager
+from tests.simulation.network import Loop, Network, Node, Reply, Unreached
+
+if TYPE_CHECKING:
+    from tests.simulation.checks import Checks
+
+CALL_WAIT_MS = 1_500
+WATCH_MS = 250
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a job master was told last about a request."""
+
+    state: RequestState
+    slot: Mapping[str, object] | None = None
+
+    @property
+    def generation(self) -> int:
+        """Of the slot; 0: none was named."""
+        return int(str(self.slot["generation"])) if self.slot is not None else 0
+
+    @property
+    def resize_number(self) -> int:
+        """Of its last change of size, as far as it was told."""
+        return int(str(self.slot.get("resize_number", 0))) if self.slot is not None else 0
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What a stream begins with when nothing is to be resumed."""
+
+    sequence: int
+    living: Mapping[str, Told]
+
+
+class Follower(Node):
+    """One job's connection to whoever leads."""
+
+    def __init__(
+        self,
+        name: str,
+        loop: Loop,
+        rng: Random,
+        network: Network,
+        managers: list[Manager],
+        checks: Checks,
+        log: Callable[[str], None],
+        lease_ms: int | None,
+    ) -> None:
+        super().__init__(name, loop)
+        self.rng, self.network, self.managers = rng, network, managers
+        self.checks, self.log, self.lease_ms = checks, log, lease_ms
+        self.over = False  # the RM knows no such living job
+        self.given_back: set[tuple[str, int]] = set()  # (id, generation), 0 for any
+        self._forget()
+
+    def _forget(self) -> None:
+        self.registered = self.busy = False
+        self.seen: dict[str, Told] = {}
+        self.snapshot: Snapshot | None = None
+        self.sequence: int | None = 0  # None: the stream begins with a snapshot
+        self.stream = 0
+
+    # -- calls -----------------------------------------------------------------------------
+
+    def _next_manager(self) -> None:
+        self.managers = [*self.managers[1:], self.managers[0]]
+
+    def _until_answered(
+        self,
+        make: Callable[[Any], Any],
+        done: Reply,
+        expected: Callable[[FinegrainError], bool] = lambda _error: False,
+    ) -> None:
+        """Calls again and again; `expected` says which refusals are an answer like any other."""
+
+        def take(result: Any) -> None:
+            if isinstance(result, FinegrainError) and expected(result):
+                self.log(f"{self.name} is refused: {result.reason}")
+            elif isinstance(result, Unreached | Unavailable):
+                if not isinstance(result, StoreError):
+                    self._next_manager()
+                self.after(self.rng.randint(20, 400), attempt)
+            elif isinstance(result, NotFound) or (
+                isinstance(result, FinegrainError) and result.reason is Reason.JOB_ENDED
+            ):
+                self._end(str(result))
+            elif isinstance(result, Exception):
+                self.checks.require([f"{self.name} is refused: {result}"])
+            else:
+                done(result)
+
+        def attempt() -> None:
+            manager = self.managers[0]
+            self.network.call(
+                self, manager, lambda reply: manager.submit(make, reply), take, CALL_WAIT_MS
+            )
+
+        attempt()
+
+    def _end(self, why: str) -> None:
+        if not self.over:
+            self.over = True
+            self.log(f"{self.name} is over: {why}")
+
+    def _keep_alive(self) -> None:
+        if self.lease_ms is not None and not self.over:
+            lease_ms, sent_ms = self.lease_ms, self.loop.now_ms
+            manager = self.managers[0]
+
+            def take(result: Any) -> None:
+                if isinstance(result, Unreached | Unavailable):
+                    self._next_manager()
+                elif not isinstance(result, Exception):
+                    self.checks.kept_alive(self.name, sent_ms, lease_ms)
+
+            self.network.call(
+                self,
+                manager,
+                lambda reply: manager.submit(lambda at: JobKeptAlive(at, self.name), reply),
+                take,
+                CALL_WAIT_MS,
+            )
+            self.after(lease_ms // 6, self._keep_alive)
+
+    # -- the watch log ---------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        stream, after, manager = self.stream, self.sequence, self.managers[0]
+
+        def take(result: Any) -> None:
+            if stream != self.stream:
+                return
+            if isinstance(result, OutOfRange):
+                self.log(f"{self.name} begins anew: {result}")
+                self.stream += 1
+                self.sequence = None
+            elif isinstance(result, NotFound):
+                self._end(str(result))
+            elif isinstance(result, Snapshot):
+                self._take_snapshot(result)
+            elif isinstance(result, Unreached | Unavailable):
+                self._next_manager()
+            elif not isinstance(result, Exception):
+                for event in result:
+                    self._take(event)
+                self.checks.require(self.checks.gangs.followed(self))
+
+        name = self.name
+        self.network.call(
+            self,
+            manager,
+            lambda reply: manager.read(lambda state: _read_log(manager, state, name, after), reply),
+            take,
+            CALL_WAIT_MS,
+        )
+        self.after(WATCH_MS, self._watch)
+
+    def _take_snapshot(self, snapshot: Snapshot) -> None:
+        if self.sequence is None:
+            self.sequence, self.snapshot = snapshot.sequence, snapshot
+            self.seen = dict(snapshot.living)
+            self.checks.require(self.checks.gangs.followed(self))
+
+    def _take(self, event: JobEvent) -> None:
+        if self.sequence is None or event.sequence <= self.sequence:
+            return
+        if event.sequence != self.sequence + 1:
+            self.checks.require([f"{self.name} misses events after {self.sequence}"])
+        self.sequence = event.sequence
+        self.checks.told(event)
+        self.seen[event.allocation_id] = told = Told(event.state, event.slot)
+        if event.state is RequestState.RELEASED and not event.reason and event.slot is not None:
+            asked = {(event.allocation_id, told.generation), (event.allocation_id, 0)}
+            if not asked & self.given_back:
+                self.checks.require([f"{event.allocation_id} was released, but not by {self.name}"])
+
+    def held(self) -> dict[tuple[str, int], Told]:
+        """The slots that it has, as far as it was told."""
+        return {
+            (name, told.generation): told
+            for name, told in self.seen.items()
+            if told.state is RequestState.GRANTED and self.up and not self.over
+        }
+
+    def told_of(self, name: str) -> Told | None:
+        """What it must believe of a request of its own; None: it may be over."""
+        if name in self.seen or self.snapshot is not None:
+            return self.seen.get(name)
+        return Told(RequestState.PENDING)
+
+
+def _read_log(
+    manager: Manager, state: State, job_id: str, after: int | None
+) -> Snapshot | list[JobEvent]:
+    """What a stream says next; see `resource_manager/service/watch.py`.
+
+    Raises:
+        NotFound: no such job.
+        OutOfRange: the position is no longer kept, or was never reached.
+    """
+    job = state.jobs.get(job_id)
+    if job is None:
+        raise NotFound(f"job {job_id} is unknown", reason=Reason.JOB_UNKNOWN)
+    if after is None:
+        living = {}
+        for request in state.requests.values():
+            if request.job_id != job_id:
+                continue
+            name = request.allocation_id
+            if request.state not in ENDED_REQUEST_STATES:
+                slot = state.slot_of(request)
+                shown = request.state is RequestState.GRANTED and slot is not None
+                living[name] = Told(
+                    request.state if shown else RequestState.PENDING,
+                    slot_to_dict(slot, "") if shown and slot is not None else None,
+                )
+        return Snapshot(job.last_sequence, living)
+    if not job.trimmed_sequence <= after <= job.last_sequence:
+        raise OutOfRange(
+            f"{after} is not within {job.trimmed_sequence} to {job.last_sequence}", details={}
+        )
+    log = manager.database.rows.logs.get(job_id)
+    events = [] if log is None else log.after(after)
+    return [event for event in events if event.sequence <= job.last_sequence]

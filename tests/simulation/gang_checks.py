@@ -1,0 +1,177 @@
+"""A gang has all of its slots or none: in the books, and as its job master sees it.
+
+Counts by itself whether a gang of equal members has room, so that none waits beside free capacity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from finegrain.errors import Reason
+from finegrain.resources import fits
+from resource_manager.engine.effects import Effect, PublishJobEvent
+from resource_manager.engine.entities import (
+    ENDED_REQUEST_STATES,
+    GangPlacement,
+    GangSpec,
+    Request,
+    RequestState,
+    Slot,
+)
+from resource_manager.engine.host import Host
+from resource_manager.engine.state import State
+
+if TYPE_CHECKING:
+    from tests.simulation.follower import Follower
+
+GRANTED = RequestState.GRANTED
+SIZE_EVENTS = frozenset({Reason.RESIZED, Reason.RESIZE_REFUSED})
+
+
+@dataclass
+class GangChecks:
+    """What is known of every gang that a job master has asked for."""
+
+    _gangs: dict[str, dict[str, tuple[GangSpec, list[str]]]] = field(default_factory=dict)
+    _placed: dict[str, frozenset[tuple[str, int]]] = field(default_factory=dict)
+    granted: int = 0  # gangs
+
+    def asked(self, job_id: str, gang: GangSpec, members: list[str]) -> None:
+        """A job master is about to ask for it."""
+        self._gangs.setdefault(job_id, {})[gang.gang_id] = gang, members
+
+    def followed(self, master: Follower) -> list[str]:
+        """Of those members that live, as far as the job master was told, all are granted or none.
+
+        The log may be behind the books, never between two changes of them.
+        """
+        wrong = []
+        for gang_id, (_, members) in self._gangs.get(master.name, {}).items():
+            told = {name: master.seen[name].state for name in members if name in master.seen}
+            granted = [name for name, state in told.items() if state is GRANTED]
+            waiting = [
+                name
+                for name in members
+                if told.get(name, RequestState.PENDING) not in (GRANTED, *ENDED_REQUEST_STATES)
+                and (name in told or master.snapshot is None)
+            ]
+            if granted and waiting:
+                wrong.append(f"{master.name} sees {granted} of gang {gang_id}, without {waiting}")
+        return wrong
+
+    def decided(self, state: State, effects: Iterable[Effect]) -> Iterator[str]:
+        """After a batch: what is wrong."""
+        living: dict[str, list[Request]] = {}
+        for request in state.requests.values():
+            gang_id = request.spec.gang_id
+            if gang_id and request.state not in ENDED_REQUEST_STATES:
+                living.setdefault(gang_id, []).append(request)
+        published = {
+            effect.event.allocation_id
+            for effect in effects
+            if isinstance(effect, PublishJobEvent)
+            and effect.event.state is GRANTED
+            and effect.event.reason not in SIZE_EVENTS
+        }
+        for gang_id, members in living.items():
+            if members[0].job_id in state.endings:
+                continue
+            yield from self._together(gang_id, members, published)
+            yield from self._where(state, gang_id, members)
+        for gang_id in self._placed.keys() - living.keys():
+            del self._placed[gang_id]
+
+    def _together(self, gang_id: str, members: list[Request], published: set[str]) -> Iterator[str]:
+        states = {request.allocation_id: str(request.state) for request in members}
+        if len(set(states.values())) > 1:
+            yield f"gang {gang_id} is not of one mind: {states}"
+        told = states.keys() & published
+        if told and told != states.keys():
+            yield f"only {sorted(told)} of gang {gang_id} are told that they are granted"
+        self.granted += bool(told)
+
+    def _where(self, state: State, gang_id: str, members: list[Request]) -> Iterator[str]:
+        """Looked at once for every placement: labels may change later."""
+        slots = [slot for request in members if (slot := state.slot_of(request)) is not None]
+        keys = frozenset((slot.allocation_id, slot.generation) for slot in slots)
+        if not keys or keys <= self._placed.get(gang_id, frozenset()):
+            return
+        self._placed[gang_id] = keys
+        spec = state.gangs.by_id[gang_id].spec
+        if any(slot.executor_id not in state.hosts for slot in slots):
+            yield f"gang {gang_id} is on an executor that is not known"
+        elif not _stands_right(spec, slots, state):
+            where = {slot.allocation_id: slot.executor_id for slot in slots}
+            yield f"gang {gang_id} ({spec.placement} {spec.label}) is on {where}"
+
+
+def _stands_right(spec: GangSpec, slots: list[Slot], state: State) -> bool:
+    hosts = [slot.executor_id for slot in slots]
+    match spec.placement:
+        case GangPlacement.SAME_EXECUTOR:
+            return len(set(hosts)) == 1
+        case GangPlacement.SPREAD:
+            return len(set(hosts)) == len(hosts)
+        case GangPlacement.SAME_LABEL:
+            values = {state.hosts[name].labels.get(spec.label) for name in hosts}
+            return len(values) == 1 and None not in values
+        case _:
+            return True
+
+
+def room_for_gangs(state: State) -> Iterator[str]:
+    """Gangs of equal members that wait although there is room for all of them."""
+    if state.unfinished:
+        return
+    waiting: dict[str, list[Request]] = {}
+    for request in state.requests.values():
+        if request.spec.gang_id and request.state is RequestState.PENDING:
+            waiting.setdefault(request.spec.gang_id, []).append(request)
+    for gang_id, members in waiting.items():
+        alike = {(r.spec.profile, r.spec.required_labels) for r in members}
+        if members[0].job_id in state.endings or len(alike) > 1:
+            continue
+        counts = {
+            host: count for host in state.hosts.values() if (count := _count(state, host, members))
+        }
+        if _is_enough(state.gangs.by_id[gang_id].spec, counts, len(members)):
+            where = {host.host_id: count for host, count in counts.items()}
+            yield f"gang {gang_id} of {len(members)} waits, but there is room on {where}"
+
+
+def _count(state: State, host: Host, members: list[Request]) -> int:
+    """How many members could go to a host now; 0 where it refused one lately or still has an older
+    slot of one.
+    """
+    spec = members[0].spec
+    if not host.eligible or not all(host.labels.get(k) == v for k, v in spec.required_labels):
+        return 0
+    profile = spec.profile or host.executor.registration.default_profile
+    if (refusal := host.refusals.get((spec.profile, spec.required_labels))) and refusal.active:
+        return 0
+    names = {request.allocation_id for request in members}
+    if any(name in names for name, _ in host.slots):
+        return 0
+    need, free, count = host.booking_of(profile), host.free(), 0
+    while count < min(len(members), host.slots_left()) and fits(need, free):
+        free = {name: amount - need.get(name, 0) for name, amount in free.items()}
+        count += 1
+    return count
+
+
+def _is_enough(spec: GangSpec, counts: dict[Host, int], members: int) -> bool:
+    match spec.placement:
+        case GangPlacement.SAME_EXECUTOR:
+            return max(counts.values(), default=0) >= members
+        case GangPlacement.SPREAD:
+            return len(counts) >= members
+        case GangPlacement.SAME_LABEL:
+            per_value: dict[str, int] = {}
+            for host, count in counts.items():
+                if (value := host.labels.get(spec.label)) is not None:
+                    per_value[value] = per_value.get(value, 0) + count
+            return max(per_value.values(), default=0) >= members
+        case _:
+            return sum(counts.values()) >= members

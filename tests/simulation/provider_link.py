@@ -1,0 +1,136 @@
+"""How a resource manager has executors started and stopped: one call at a time for each of them.
+
+Follows `resource_manager/service/provisioning.py`. An outcome is told until the books have it; a
+call that is under way when the manager dies is answered to nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from finegrain.errors import Unavailable
+from resource_manager.engine.effects import StartExecutor, StopExecutor
+from resource_manager.engine.entities import Instant, ProvisionState
+from resource_manager.engine.events import (
+    Event,
+    ProvisionEnded,
+    ProvisionFailed,
+    ProvisionStarted,
+    ProvisionStopFailed,
+)
+from resource_manager.providers.provider import Presence, Started
+from tests.simulation.cloud import Cloud
+
+if TYPE_CHECKING:
+    from tests.simulation.manager import Manager
+
+LOOK_MS = 1_000
+TELL_PAUSE_MS = 200
+
+Wish = StartExecutor | StopExecutor
+
+
+@dataclass(eq=False)
+class _Work:
+    """What is under way for one executor, and what comes next."""
+
+    wish: Wish
+    ended_by_itself: bool = False  # it is stopped although the rules did not ask for that
+    answered: bool = False  # its provider has; the books may not know yet
+    following: Wish | None = None
+
+
+class ProviderLink:
+    """One life's dealings with the provider."""
+
+    def __init__(self, manager: Manager, cloud: Cloud) -> None:
+        self.manager, self.cloud = manager, cloud
+        self._works: dict[str, _Work] = {}
+
+    def look(self) -> None:
+        """Now and then: whoever ended by itself is cleared away."""
+        if self.manager.leading:
+            for name, each in list(self.manager.state.provisions.items()):
+                awaited = each.state in (ProvisionState.STARTED, ProvisionState.REGISTERED)
+                ended = awaited and self.cloud.look(name).presence is Presence.ENDED
+                if ended and name not in self._works:
+                    wish = StopExecutor(name, each.shape, each.handle)
+                    self._work_on(_Work(wish, ended_by_itself=True))
+        self.manager.after(LOOK_MS, self.look)
+
+    def carry_out(self, wish: Wish) -> None:
+        """Does what the engine asks for; a stop ends a start that is under way."""
+        work = self._works.get(wish.executor_id)
+        if work is None:
+            self._work_on(_Work(wish))
+            return
+        stops, same = isinstance(wish, StopExecutor), type(work.wish) is type(wish)
+        if not same or (work.answered and stops):
+            work.following = wish
+        else:
+            work.ended_by_itself = False
+        if stops and isinstance(work.wish, StartExecutor):
+            self._over(work)
+
+    def _work_on(self, work: _Work) -> None:
+        wish = work.wish
+        self._works[wish.executor_id] = work
+        self.manager.log(f"{self.manager.name} asks for {_words(wish)}")
+        if isinstance(wish, StartExecutor):
+            started = self._then(work, self._started)
+            self.cloud.start(wish.executor_id, wish.shape, started)
+        else:
+            self.cloud.stop(wish.executor_id, self._then(work, self._stopped))
+
+    def _then(self, work: _Work, take: Callable[[_Work, Any], None]) -> Callable[[Any], None]:
+        manager, life = self.manager, self.manager.life
+
+        def answered(result: Any) -> None:
+            if self._works.get(work.wish.executor_id) is work and not work.answered:
+                work.answered = True
+                take(work, result)
+
+        return lambda result: manager.run(life, lambda: answered(result))
+
+    def _over(self, work: _Work) -> None:
+        del self._works[work.wish.executor_id]
+        if work.following is not None:
+            self._work_on(_Work(work.following))
+
+    def _started(self, work: _Work, result: Any) -> None:
+        name = work.wish.executor_id
+        if isinstance(result, Started):
+            handle = result.handle
+            self._tell(work, lambda at: ProvisionStarted(at, name, handle))
+        else:
+            self._tell(work, lambda at: ProvisionFailed(at, name, str(result)))
+
+    def _stopped(self, work: _Work, result: Any) -> None:
+        name = work.wish.executor_id
+        if result is None:
+            self._tell(work, lambda at: ProvisionEnded(at, name))
+        elif work.ended_by_itself:
+            self._over(work)  # it is looked at again
+        else:
+            self._tell(work, lambda at: ProvisionStopFailed(at, name, str(result)))
+
+    def _tell(self, work: _Work, make: Callable[[Instant], Event]) -> None:
+        """Until the books have it."""
+
+        def take(answer: Any) -> None:
+            if self._works.get(work.wish.executor_id) is not work:
+                return
+            if isinstance(answer, Unavailable):
+                self.manager.after(TELL_PAUSE_MS, lambda: self._tell(work, make))
+            else:
+                self._over(work)
+
+        self.manager.submit(make, take)
+
+
+def _words(wish: Wish) -> str:
+    if isinstance(wish, StopExecutor):
+        return f"an end of {wish.executor_id}"
+    return f"{wish.executor_id}{' again' if wish.again else ''}"

@@ -1,0 +1,152 @@
+"""A slot that changes its size: numbers rise, nothing is booked twice, and everybody knows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from finegrain.resources import ResourceProfile, fits, larger_of, total_of
+from resource_manager.engine.effects import Changes
+from resource_manager.engine.entities import RequestState, Slot, SlotState
+from resource_manager.engine.host import Host
+from resource_manager.engine.state import State
+from task_executor.engine.slots import SlotKey
+
+if TYPE_CHECKING:
+    from tests.simulation.executor import Executor
+    from tests.simulation.follower import Told
+    from tests.simulation.slot_host import SlotHost
+
+Key = tuple[str, int]
+
+
+@dataclass
+class ResizeChecks:
+    """What is known of every slot's sizes."""
+
+    _stored: dict[Key, int] = field(default_factory=dict)  # last number that is durable
+    _acknowledged: dict[Key, int] = field(default_factory=dict)
+    done: int = 0
+
+    def acknowledged(self, slot: Slot) -> None:
+        """A job master may rely on this change of size, until the slot ends."""
+        key = slot.allocation_id, slot.generation
+        self._acknowledged[key] = max(slot.resize_number, self._acknowledged.get(key, 0))
+
+    def restored(self) -> None:
+        """Older books are in place: what came after them is forgotten, rightly."""
+        self._stored.clear()
+        self._acknowledged.clear()
+
+    def books(self, state: State) -> Iterator[str]:
+        """After every start of a resource manager."""
+        for key, number in self._acknowledged.items():
+            slot = state.slots.get(key)
+            if slot is not None and slot.resize_number < number:
+                yield f"change {number} of slot {key} was acknowledged, and is forgotten"
+
+    def stored(self, changes: Changes) -> Iterator[str]:
+        """A transaction is durable: numbers only rise."""
+        for slot in (*changes.slots, *changes.moved_slots):
+            key = slot.allocation_id, slot.generation
+            before = self._stored.get(key, 0)
+            if slot.resize_number < before:
+                yield f"slot {key} goes from change {before} to {slot.resize_number}"
+            self._stored[key] = slot.resize_number
+        for key in changes.deleted_slots:
+            self._stored.pop(key, None)
+
+    def decided(self, state: State) -> Iterator[str]:
+        """After a batch: what is wrong."""
+        for host in state.hosts.values():
+            yield from _booked(host)
+            for slot in host.slots.values():
+                yield from _numbered(slot)
+
+    def waiting(self, state: State) -> Iterator[str]:
+        """Growth that waits although there is room for it."""
+        if state.unfinished:
+            return
+        for host in state.hosts.values():
+            if not host.eligible:
+                continue
+            for slot in host.slots.values():
+                if _waits_for_room(state, host, slot) and fits(_growth(host, slot), host.free()):
+                    yield f"slot {slot.allocation_id} waits to grow, but {host.host_id} has room"
+
+
+def _booked(host: Host) -> Iterator[str]:
+    """The larger of both sizes is booked, whatever the engine says of itself."""
+    real = total_of(_larger(host, slot) for slot in host.slots.values())
+    if real != {name: amount for name, amount in host.booked.items() if amount}:
+        yield f"{host.host_id} has booked {host.booked}, its slots may need {real}"
+
+
+def _larger(host: Host, slot: Slot) -> dict[str, int]:
+    now = host.booking_of(slot.profile)
+    if slot.ordered is None:
+        return now
+    then = host.booking_of(slot.ordered.profile)
+    return {name: max(now.get(name, 0), then.get(name, 0)) for name in now.keys() | then.keys()}
+
+
+def _numbered(slot: Slot) -> Iterator[str]:
+    numbers = [each.number for each in (slot.ordered, slot.wanted) if each is not None]
+    if numbers != sorted(set(numbers)) or max(numbers, default=0) > slot.resize_number:
+        yield f"slot {slot.allocation_id} counts {slot.resize_number} changes, and has {numbers}"
+
+
+def _waits_for_room(state: State, host: Host, slot: Slot) -> bool:
+    request = state.request_of(slot)
+    hold = host.resize_holds.get((slot.allocation_id, slot.generation))
+    return (
+        slot.wanted is not None
+        and slot.ordered is None
+        and (hold is None or not hold.active)
+        and slot.state is SlotState.ALLOCATED
+        and request is not None
+        and request.state is RequestState.GRANTED
+    )
+
+
+def _growth(host: Host, slot: Slot) -> dict[str, int]:
+    assert slot.wanted is not None
+    then, now = host.booking_of(slot.wanted.profile), slot.booked
+    return {name: more for name in then if (more := then[name] - now.get(name, 0)) > 0}
+
+
+def in_use(executor: SlotHost, key: SlotKey) -> dict[str, int]:
+    """What a slot has on its host, or will have as soon as that is enforced."""
+    slot, real = executor.table.get(key), executor.table.booking_of(executor.on_host[key])
+    return real if slot is None else larger_of(real, executor.table.booked_by(slot))
+
+
+def enforced_beyond_books(executor: SlotHost) -> Iterator[str]:
+    """What the kernel lets a slot have is never more than its executor has booked."""
+    for key, spec in executor.on_host.items():
+        slot = executor.table.get(key)
+        if slot is None:
+            continue
+        real, booked = executor.table.booking_of(spec), executor.table.booked_by(slot)
+        if not fits(real, booked):
+            yield f"{executor.name} lets {key} have {real}, and has booked {booked}"
+
+
+def sizes_agree(state: State, executor: Executor, told: dict[Key, Told]) -> Iterator[str]:
+    """In the end: books, table, kernel and job master agree on every slot's size."""
+    host = state.hosts[executor.executor_id]
+    for key, slot in host.slots.items():
+        if slot.ordered is not None:
+            yield f"slot {key} is ordered to change its size for ever"
+        listed = executor.table.get(SlotKey(*key))
+        sizes = {"books": (slot.profile, slot.cpu_limit_milli)}
+        if listed is not None:
+            sizes["table"] = (listed.spec.profile, listed.spec.cpu_limit_milli)
+        if (real := executor.on_host.get(SlotKey(*key))) is not None:
+            sizes["kernel"] = (real.profile, real.cpu_limit_milli)
+        if (heard := told.get(key)) is not None and heard.slot is not None:
+            profile = ResourceProfile.from_dict(heard.slot["profile"])  # type: ignore[arg-type]
+            sizes["job master"] = (profile, int(str(heard.slot["cpu_limit_milli"])))
+        if len(set(sizes.values())) > 1:
+            yield f"slot {key} is of different sizes: {sizes}"

@@ -1,0 +1,27 @@
+"""Other sizes for a slot: larger, smaller, or larger in one dimension and smaller in another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from random import Random
+from typing import Any, cast
+
+from finegrain.resources import MIB, ResourceProfile
+
+FACTORS = (0.5, 0.5, 1.0, 1.0, 1.5, 2.0)
+CPU_MILLI_MAX = 16_000  # beyond every host, so that some can never be
+CPU_MILLI_MIN = 100
+MEMORY_MIN = 8 * MIB
+
+
+def resized(rng: Random, slot: Mapping[str, object]) -> tuple[ResourceProfile, int]:
+    """A profile and a cpu limit (0: the same as the profile's) drawn around a slot's."""
+    profile = ResourceProfile.from_dict(cast("Mapping[str, Any]", slot["profile"]))
+    cpu = min(CPU_MILLI_MAX, max(CPU_MILLI_MIN, int(profile.cpu_milli * rng.choice(FACTORS))))
+    memory = max(MEMORY_MIN, int(profile.task_heap_memory_bytes * rng.choice(FACTORS)))
+    extended = profile.extended
+    if rng.random() < 0.1:
+        extended = () if extended else (("license", 1),)
+    wanted = replace(profile, cpu_milli=cpu, task_heap_memory_bytes=memory, extended=extended)
+    return wanted, 2 * cpu if rng.random() < 0.2 else 0
