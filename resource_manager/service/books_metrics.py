@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from finegrain.resources import CPU_MILLI, EXTENDED_PREFIX, MEMORY_BYTES
 from resource_manager.engine.entities import ExecutorState, Instant
 from resource_manager.engine.host import Host
@@ -21,6 +23,10 @@ def observe_books(metrics: ResourceManagerMetrics, state: State, at: Instant) ->
     for reason, count in view.pending_requests.items():
         metrics.pending.labels(reason).set(count)
     metrics.oldest_pending.set(_oldest_pending_s(state, at))
+    metrics.provided_executors.clear()
+    provided = Counter((each.shape, each.state.lower()) for each in state.provisions.values())
+    for (shape, name), count in provided.items():
+        metrics.provided_executors.labels(shape, name).set(count)
     for gauge in (
         metrics.executor_up,
         metrics.heartbeat_age,

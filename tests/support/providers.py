@@ -43,7 +43,7 @@ def halves(count: int, *, isolation: str = "none", memory: str = "64MiB") -> str
     share = f"""
     [[shape.process.share]]
     cpus = "{CPU}"
-    cpu = {1 / count}
+    cpu = "{1000 // count}m"
     memory = "{memory}"
     """
     return f"""

@@ -45,3 +45,14 @@ def test_what_is_meant_is_no_problem(tmp_path: Path) -> None:
     }
 
     assert find_problems(Settings.model_validate(settings)) == []
+
+
+def test_the_providers_file_is_read_too(tmp_path: Path) -> None:
+    file = tmp_path / "providers.toml"
+    file.write_text("[[shape]]\n")
+
+    wrong = find_problems(Settings.model_validate({"rm": {"providers_file": str(file)}}))
+    missing = find_problems(Settings.model_validate({"rm": {"providers_file": "/nonexistent"}}))
+
+    assert wrong == [f"{file}: shape 1.name is missing; expected a text"]
+    assert missing == ["rm.providers_file is /nonexistent; there is no such file"]

@@ -1,0 +1,107 @@
+"""A provider's process is killed again and again while it starts and stops executors.
+
+Each life is a process of its own that is killed after a random time; the next one is told what the
+last one was told (it cannot know what of that was done). However it goes: one executor per id and
+share, and at the end nothing is left.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+from resource_manager.providers.process_executor import executor_paths, read_claim
+from resource_manager.providers.process_sweep import stop_everything
+from tests.support.providers import configuration, halves, processes_naming, surroundings
+
+LIVES = 6
+SHARES = 3
+LIFE = """
+import asyncio, json, sys
+from pathlib import Path
+from tests.support.providers import configuration, halves, make_provider, surroundings
+
+folder, wishes = Path(sys.argv[1]), json.loads(sys.argv[2])
+
+async def life():
+    read = configuration(folder, halves({shares}))
+    provider = make_provider("process", read, surroundings(folder / "rm"))
+    async def one(executor_id, what):
+        try:
+            if what == "start":
+                await provider.start(executor_id, "half", again=True)
+            else:
+                await provider.stop(executor_id, "half", "")
+            print(json.dumps([executor_id, what]), flush=True)
+        except Exception as error:
+            print(json.dumps([executor_id, "failed", str(error)]), flush=True)
+    await asyncio.gather(*(one(*wish) for wish in wishes))
+    print("all", flush=True)
+
+asyncio.run(life())
+"""
+
+
+def test_a_killed_provider_leaves_no_share_to_two_and_nothing_behind(tmp_path: Path) -> None:
+    drawn = random.Random(4)
+    folder = tmp_path
+    directory = folder / "rm" / "provided" / "process"
+    configuration(folder, halves(SHARES))
+    surroundings(folder / "rm")
+    wanted: dict[str, str] = {}  # what each executor was told last
+    number = died = 0
+    try:
+        for _ in range(LIVES):
+            running = [each for each, what in wanted.items() if what == "start"]
+            for each in running:
+                if drawn.random() < 0.5:
+                    wanted[each] = "stop"
+            while sum(what == "start" for what in wanted.values()) < SHARES:
+                number += 1
+                wanted[f"half-1-{number}"] = "start"
+            told = one_life(folder, wanted, drawn.uniform(0.3, 2.5))
+            died += "all" not in told
+            for line in told:
+                if line != "all" and json.loads(line)[1] == "stop":
+                    del wanted[json.loads(line)[0]]
+            check(directory)
+    finally:
+        left = stop_everything(directory, timeout_s=20)
+    assert not left
+    assert not processes_naming(directory)
+    assert number > SHARES
+    assert 0 < died < LIVES
+
+
+def one_life(folder: Path, wanted: dict[str, str], seconds: float) -> list[str]:
+    """Runs a provider that is told all of this, and kills it; what it had done by then."""
+    wishes = json.dumps(sorted(wanted.items()))
+    life = subprocess.Popen(
+        [sys.executable, "-c", LIFE.format(shares=SHARES), str(folder), wishes],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    time.sleep(seconds)
+    life.kill()
+    said, _ = life.communicate()
+    return said.splitlines()
+
+
+def check(directory: Path) -> None:
+    """Every share is claimed once, and no id has two fronts."""
+    claims = [read_claim(path) for path in executor_paths(directory)]
+    assert None not in claims
+    shares = Counter(claim.share.name for claim in claims if claim)
+    assert all(count == 1 for count in shares.values()), shares
+    fronts = Counter(
+        next(word for word in words if word.endswith("executor.toml"))
+        for _, words in processes_naming(directory)
+        if "--config" in words
+    )
+    assert all(count == 1 for count in fronts.values()), fronts
