@@ -78,7 +78,9 @@ class _Members:
         self._signals = signals
         self._tasks: dict[int, fg.Task] = {}
         self._ending: set[asyncio.Task[None]] = set()
-        self._failed = False
+        self._left = len(slots)
+        self._code: int | None = None
+        self._error: FinegrainError | None = None
 
     async def run(self) -> int:
         """Runs all of them to their ends; 0, or the code of the first that failed.
@@ -87,48 +89,43 @@ class _Members:
             FinegrainError: that one failed without a code; the others are ended.
         """
         works = [asyncio.ensure_future(self._run_one(index)) for index in range(len(self.slots))]
-        pending = set(works)
-        code = 0
-        failure: BaseException | None = None
         try:
-            while pending:
-                done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-                for index, work in enumerate(works):
-                    if work not in done:
-                        continue
-                    error = work.exception()
-                    if self._failed or not (error or work.result()):
-                        continue
-                    failure, code = error, 0 if error else work.result()
-                    self._fail(index, running=bool(pending))
+            await asyncio.gather(*works)
         finally:
             for work in works:
                 work.cancel()
-        if failure is not None:
-            raise failure
-        return code
+        if self._error is not None:
+            raise self._error
+        return self._code or 0
 
-    async def _run_one(self, index: int) -> int:
-        """One member, from start to end; its exit code."""
+    async def _run_one(self, index: int) -> None:
+        """One member, from start to end, and what that means for the others."""
+        try:
+            code = await self._code_of(index)
+        except fg.TaskNotStarted as error:
+            self._fail(start_failure(error.reason), f"{error.message} [{error.reason}]")
+        except FinegrainError as error:
+            self._fail(None, f"member {index} is lost; the others are ended", error)
+        else:
+            if code:
+                self._fail(code, f"member {index} failed; the others are ended")
+        self._left -= 1
+
+    async def _code_of(self, index: int) -> int:
         options, lines = self._options, LabelledLines(f"[{index}] ")
         own = {INDEX: str(index), SIZE: str(len(self.slots)), ID: self._gang_id}
-        try:
-            task = await self.slots[index].run(
-                options.argv,
-                env={**self._environment, **own},
-                cwd=options.cwd,
-                user=options.user,
-                timeout_s=options.timeout_s,
-                stdin=standard_input() if index == 0 else None,
-                output=lines,
-            )
-        except fg.TaskNotStarted as error:
-            if not self._failed:
-                say(f"finegrain: {error.message} [{error.reason}]")
-            return start_failure(error.reason)
+        task = await self.slots[index].run(
+            options.argv,
+            env={**self._environment, **own},
+            cwd=options.cwd,
+            user=options.user,
+            timeout_s=options.timeout_s,
+            stdin=standard_input() if index == 0 else None,
+            output=lines,
+        )
         self._tasks[index] = task
         self._signals.forward_to(task)
-        if self._failed:
+        if self._has_failed:
             self._end(task)
         try:
             result = await task.wait()
@@ -137,10 +134,17 @@ class _Members:
         report(result, options, index)
         return exit_code_of_task(result)
 
-    def _fail(self, index: int, *, running: bool) -> None:
-        self._failed = True
-        if running and not self._signals.ask_for_the_end:
-            say(f"finegrain: member {index} failed; the others are ended")
+    @property
+    def _has_failed(self) -> bool:
+        return self._code is not None or self._error is not None
+
+    def _fail(self, code: int | None, message: str, error: FinegrainError | None = None) -> None:
+        """The first failure counts, and ends the others; what they end with is no news."""
+        if self._has_failed:
+            return
+        self._code, self._error = code, error
+        if self._left > 1 and not self._signals.ask_for_the_end:
+            say(f"finegrain: {message}")
         for each in self._tasks.values():
             if not each.state.has_ended:
                 self._end(each)

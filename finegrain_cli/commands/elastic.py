@@ -108,10 +108,9 @@ def _saying_why_it_waits(cluster: Cluster, allocation_id: str) -> Iterator[None]
 
     def look() -> None:
         with suppress(FinegrainError):
-            for request in cluster.requests(allocation_ids=[allocation_id]):
-                for each in request.slot.resizes if request.slot else ():
-                    why = each.message or "its executor has not answered yet"
-                    say(f"finegrain: the change waits: {why}; finegrain explain {allocation_id}")
+            waiting = cluster.explain(allocation_id, max_executors=1).resizes
+            why = waiting[-1].summary if waiting else "its executor has not answered yet"
+            say(f"finegrain: the change waits: {why}; finegrain explain {allocation_id}")
 
     timer = Timer(QUIET_S, look)
     timer.daemon = True
