@@ -60,7 +60,9 @@ KILL_WAIT_S = 10.0
 SERVE_WAIT_S = 30.0
 LEAVE_WAIT_S = 5.0
 OUTPUTS_KEPT_MAX = 100
+NOBODY_LISTENS = "127.0.0.1:9"
 _PAUSE_S = 0.1
+_MANAGER_VARIABLE = "FINEGRAIN_EXECUTOR__MANAGER"  # stronger than the file
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,13 +137,15 @@ class ExecutorDirectory:
             noted.bury()
         return front_of(self.config_file)
 
-    def start(self) -> Process:
-        """Starts the front, detached from us.
+    def start(self, *, only_to_end: bool = False) -> Process:
+        """Starts the front, detached from us. `only_to_end`: it registers nowhere, so that nobody
+        places anything on it.
 
         Raises:
             ProviderFailed: the program cannot be run.
         """
         starts = int(self._note().get("starts", 0)) + 1
+        to_end = {_MANAGER_VARIABLE: NOBODY_LISTENS} if only_to_end else {}
         command = [*self._program, "executor", "serve", "--config", str(self.config_file)]
         try:
             with (self.path / OUTPUT_FILE).open("ab") as output:
@@ -151,7 +155,7 @@ class ExecutorDirectory:
                     stdout=output,
                     stderr=output,
                     cwd="/",
-                    env={**clean_environment(), **self._environment},
+                    env={**clean_environment(), **self._environment, **to_end},
                     start_new_session=True,
                 )
         except OSError as error:
@@ -237,7 +241,7 @@ class ExecutorDirectory:
                 return "it had to be killed"
         elif not self._left():
             return ""
-        again = self.start()
+        again = self.start(only_to_end=True)
         deadline = time.monotonic() + SERVE_WAIT_S
         while again.lives() and not self._serves(again) and time.monotonic() < deadline:
             _go_on(cancellation)
