@@ -94,15 +94,15 @@ def resizes_of(slot: Slot, message: str = "") -> list[slots_pb2.SlotResize]:
     """The changes of a slot that are under way; `message` says why the last one waits."""
     found = []
     if slot.ordered is not None:
-        found.append(_under_way(slot.ordered, slots_pb2.SLOT_RESIZE_STATE_ORDERED, ""))
+        found.append(resize_message(slot.ordered, ordered=True))
     if slot.wanted is not None:
-        found.append(_under_way(slot.wanted, slots_pb2.SLOT_RESIZE_STATE_WAITING, message))
+        found.append(resize_message(slot.wanted, ordered=False, message=message))
     return found
 
 
-def _under_way(
-    resize: Resize, state: slots_pb2.SlotResizeState.ValueType, message: str
-) -> slots_pb2.SlotResize:
+def resize_message(resize: Resize, *, ordered: bool, message: str = "") -> slots_pb2.SlotResize:
+    """One change that is under way; `message` says why it waits."""
+    state = slots_pb2.SLOT_RESIZE_STATE_ORDERED if ordered else slots_pb2.SLOT_RESIZE_STATE_WAITING
     return slots_pb2.SlotResize(
         resize_number=resize.number,
         profile=profile_to_proto(resize.profile),
