@@ -15,6 +15,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from finegrain.errors import FinegrainError
+from finegrain.units import format_duration
 from finegrain_cli.columns import amounts_text
 from finegrain_cli.output import API_VERSION, OutputFormat, print_json_line, say
 from finegrain_cli.published import published
@@ -72,7 +73,7 @@ def _note(cluster: LocalCluster) -> dict[str, Any]:
 
 
 def _announce(cluster: LocalCluster, output: OutputFormat) -> None:
-    executors = _executors(cluster)
+    executors = [] if cluster.scaled else _executors(cluster)
     if output in (OutputFormat.JSON, OutputFormat.JSONL):
         metrics = {each.executor_id: each for each in cluster.notes}
         rows = [
@@ -87,11 +88,18 @@ def _announce(cluster: LocalCluster, output: OutputFormat) -> None:
             for each in executors
         ]
         line = {"api_version": API_VERSION, "kind": "LocalCluster"}
-        print_json_line({**line, **_note(cluster), "executors": rows})
+        told = {**line, **_note(cluster), "executors": rows, "scale": _scale(cluster)}
+        print_json_line(told)
         return
     say(f"resource manager  {cluster.address}  metrics http://{cluster.metrics_address}/metrics")
     for each in executors:
         say(f"executor          {each.address}  {each.executor_id}: {amounts_text(each.total)}")
+    if scale := _scale(cluster):
+        idle = format_duration(scale["idle_timeout_s"])
+        say(
+            f"executors         none now, up to {scale['executors_max']} as they are needed, each "
+            f"{amounts_text(scale['total'])}; given back after {idle} without slots"
+        )
     say(f"state             {cluster.state_dir}")
     say(f"tasks run as      {_user()}")
     for text in _not_enforced(executors):
@@ -99,11 +107,24 @@ def _announce(cluster: LocalCluster, output: OutputFormat) -> None:
     say("")
     say("try, in another terminal of the same user:")
     say("  finegrain run --cpu 0.5 --memory 256M -- python3 -c 'print(42)'")
-    say("  finegrain executors -o wide")
+    say("  finegrain providers" if cluster.scaled else "  finegrain executors -o wide")
     say("  finegrain status")
     say(f"from elsewhere on this host: export FINEGRAIN_MANAGER={cluster.address}")
     say(f"                             export FINEGRAIN_TOKEN_FILE={cluster.token_file}")
     say("Ctrl-C stops everything.")
+
+
+def _scale(cluster: LocalCluster) -> dict[str, Any] | None:
+    """How it grows and shrinks; None: it does not."""
+    if cluster.scaled is None:
+        return None
+    scale = cluster.scaled.scale
+    return {
+        "executors_max": scale.executors_max,
+        "shape": cluster.scaled.shape,
+        "total": cluster.scaled.total,
+        "idle_timeout_s": scale.idle_timeout_ms / 1000,
+    }
 
 
 def _executors(cluster: LocalCluster) -> list[ExecutorStatus]:

@@ -21,13 +21,14 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, TypedDict
 
 from finegrain.errors import ConfigurationError, FinegrainError, InvalidArgument
 from finegrain.ids import check_id
 from finegrain.options import ListenOptions, LogOptions
 from finegrain_cli.daemon_process import DaemonProcess
 from finegrain_cli.leftovers import find_leftovers
+from finegrain_cli.local_scale import Scale, ScaledExecutors
 from finegrain_cli.local_shares import ExecutorShare, divide_host
 from finegrain_cli.local_stop import (
     KILL_GRACE_MS,
@@ -40,12 +41,19 @@ from finegrain_cli.local_stop import (
 from resource_manager.options import ResourceManagerOptions
 from task_executor.options import TaskExecutorOptions
 
-__all__ = ["ExecutorNote", "ExecutorShare", "LocalCluster"]
+__all__ = ["ExecutorNote", "ExecutorShare", "LocalCluster", "Scale"]
 
 ANY_PORT = "127.0.0.1:0"
 START_TIMEOUT_S = 60.0
 REPORT_INTERVAL_MS = 1_000
 LOST_TIMEOUT_MS = 5_000
+
+
+class _Part(TypedDict):
+    """What of this host is divided."""
+
+    cpus: str
+    memory_bytes: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +70,12 @@ class LocalCluster:
     """One resource manager and some task executors on this host.
 
     In `with`, or `start` and `stop`. After `start`: `address`, `metrics_address`, `state_dir`,
-    `token_file` (the cluster token), `user_token_file`, `notes`.
+    `token_file` (the cluster token), `user_token_file`, `notes`; with `scale` also `scaled`.
 
     Args:
         executors: how many, where `shares` does not say; each gets an equal part of this host.
         shares: executors with their parts, instead.
+        scale: none to begin with; the resource manager starts and stops up to so many itself.
         state_dir: keep everything here and take it up again; None: a temporary directory.
         listen: address of the resource manager; port 0: the kernel chooses.
         cpus: divide only these cpus.
@@ -81,6 +90,7 @@ class LocalCluster:
         executors: int = 2,
         *,
         shares: Sequence[ExecutorShare] | None = None,
+        scale: Scale | int | None = None,
         state_dir: Path | None = None,
         listen: str = ANY_PORT,
         metrics_listen: str = ANY_PORT,
@@ -90,16 +100,17 @@ class LocalCluster:
         log: LogOptions | None = None,
         show_logs: bool = False,
     ) -> None:
-        if executors < 1:
-            raise InvalidArgument("executors", executors, "1 or more")
+        self._scale = Scale(scale) if isinstance(scale, int) else scale
+        if executors < 1 or (self._scale and self._scale.executors_max < 1):
+            count = executors if self._scale is None else self._scale.executors_max
+            raise InvalidArgument("executors", count, "1 or more")
         self.shares = list(shares or [])
         if len({share.executor_id for share in self.shares}) < len(self.shares):
             raise InvalidArgument("shares", self.shares, "every executor_id once")
         for share in self.shares:
             check_id("executor_id", share.executor_id)
-        self._divide = partial(
-            _equal_shares, executors=executors, cpus=cpus, memory_bytes=memory_bytes
-        )
+        self._executors_wanted = executors
+        self._part: _Part = {"cpus": cpus, "memory_bytes": memory_bytes}
         self._given_state_dir = state_dir
         self._listen = ListenOptions(listen, metrics_listen)
         self._isolation = isolation
@@ -114,6 +125,7 @@ class LocalCluster:
         self.token_file = Path()
         self.user_token_file = Path()
         self.notes: list[ExecutorNote] = []
+        self.scaled: ScaledExecutors | None = None
 
     def __enter__(self) -> Self:
         self.start()
@@ -149,7 +161,7 @@ class LocalCluster:
         for daemon in self._daemons():
             if not daemon.runs():
                 return end_of(daemon)
-        return ""
+        return self.scaled.ended() if self.scaled else ""
 
     def wait(self) -> None:
         """Blocks as long as all parts run.
@@ -173,15 +185,18 @@ class LocalCluster:
                 executor.terminate()
             for executor in self._executors:
                 self._end(executor)
+            if self.scaled is not None:
+                self.scaled.leave()
             if self._manager is not None:
                 self._manager.terminate()
                 self._end(self._manager)
+            left = self.scaled.sweep() if self.scaled else []
             folders = [self.state_dir / "executors" / each.executor_id for each in self.shares]
-            left = find_leftovers(self._base, self.state_dir, folders)
+            left += find_leftovers(self._base, self.state_dir, folders)
             shutil.rmtree(self._base, ignore_errors=True)
             if self._base.exists():
                 left.append(f"directory {self._base}")
-        self._base, self._manager, self._executors = None, None, []
+        self._base, self._manager, self._executors, self.scaled = None, None, [], None
         return left
 
     # -- start ---------------------------------------------------------------------------------
@@ -200,7 +215,13 @@ class LocalCluster:
                 "another one with --state-dir",
                 details={"state_dir": self.state_dir},
             ) from None
-        self.shares = self.shares or self._divide(self.state_dir)
+        if self._scale is not None:
+            self.scaled = ScaledExecutors(
+                self._scale, self.state_dir, isolation=self._isolation, **self._part
+            )
+            self.scaled.prepare()
+        elif not self.shares:
+            self.shares = _equal_shares(self.state_dir, self._executors_wanted, **self._part)
         self.token_file = self.state_dir / "rm" / "cluster.token"
         self.user_token_file = self.state_dir / "rm" / "user.token"
 
@@ -211,7 +232,10 @@ class LocalCluster:
             log=self._log,
             report_interval_ms=REPORT_INTERVAL_MS,
             lost_timeout_ms=LOST_TIMEOUT_MS,
+            providers_file=self.scaled.providers_file if self.scaled else None,
         )
+        if self.scaled is not None:
+            self.scaled.watch_over()
         self._manager = manager = self._daemon("resource manager", "rm", options)
         manager.start()
         self._await(manager, lambda: manager.endpoint() is not None)
@@ -303,7 +327,7 @@ class LocalCluster:
 
 
 def _equal_shares(
-    state_dir: Path, *, executors: int, cpus: str, memory_bytes: int | None
+    state_dir: Path, executors: int, *, cpus: str, memory_bytes: int | None
 ) -> list[ExecutorShare]:
     """Equal parts; named by the state directory, since names are shared by the whole host (control
     groups bear them) and have to stay the same as long as the directory is used."""

@@ -8,7 +8,7 @@ Refuses to know processes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -48,6 +48,33 @@ def divide_host(
     """
     if len(names) == 1:
         return [ExecutorShare(names[0], cpus=cpus, memory_bytes=memory_bytes)]
+    return divide(names, *_host(cpus, memory_bytes))
+
+
+def equal_parts(
+    names: Sequence[str], *, cpus: str = "", memory_bytes: int | None = None
+) -> list[ExecutorShare]:
+    """The same with explicit parts of one size, also for one executor alone: where whole cores do
+    not divide evenly, all get the same amount of cpu time on the same cpus.
+
+    Raises:
+        InvalidArgument: as `divide_host`.
+    """
+    topology, capacity = _host(cpus, memory_bytes)
+    shares = divide(names, topology, capacity)
+    if len({cpu_milli_of(share) for share in shares}) == 1:
+        return shares
+    usable = str(capacity.cpus - capacity.isolated_cpus)
+    cpu_milli = capacity.cpu_milli_total // len(names)
+    return [replace(share, cpus=usable, cpu_milli=cpu_milli) for share in shares]
+
+
+def cpu_milli_of(share: ExecutorShare) -> int:
+    """The cpu time of a share with explicit cpus, in thousandths of a core."""
+    return 1000 * len(CpuSet.parse(share.cpus)) if share.cpu_milli is None else share.cpu_milli
+
+
+def _host(cpus: str, memory_bytes: int | None) -> tuple[HostTopology, Capacity]:
     from pathlib import Path
 
     from task_executor.host.capacity import CapacityOptions, plan_capacity
@@ -57,7 +84,7 @@ def divide_host(
     wanted = CapacityOptions(
         share_cpus=CpuSet.parse(cpus, "cpus") if cpus else None, share_memory_bytes=memory_bytes
     )
-    return divide(names, topology, plan_capacity(topology, wanted))
+    return topology, plan_capacity(topology, wanted)
 
 
 def divide(names: Sequence[str], topology: HostTopology, capacity: Capacity) -> list[ExecutorShare]:

@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import inspect
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 from typer.core import TyperGroup
 
-from finegrain.errors import ConfigurationError
-from finegrain.units import parse_bytes
+from finegrain.errors import ConfigurationError, InvalidArgument
+from finegrain.units import parse_bytes, parse_duration_ms
 from finegrain_cli.common import ConfigOption, OutputOption, enter_command, reporting_errors
 from finegrain_cli.output import OutputFormat
+
+if TYPE_CHECKING:
+    from finegrain_cli.local_scale import Scale
 
 RM_SECTIONS = ("rm", "log")
 EXECUTOR_SECTIONS = ("executor", "log")
@@ -35,8 +38,25 @@ def register(app: typer.Typer) -> None:
 
 def up(
     executors: Annotated[
-        int, typer.Option("--executors", min=1, max=64, help="How many share this host.")
-    ] = 1,
+        int | None,
+        typer.Option(
+            "--executors", min=1, max=64, help="How many share this host.", show_default="1"
+        ),
+    ] = None,
+    scale: Annotated[
+        int | None,
+        typer.Option(
+            "--scale",
+            metavar="MAX",
+            min=1,
+            max=64,
+            help="Begin with none; start and stop up to so many as they are needed.",
+        ),
+    ] = None,
+    idle_timeout: Annotated[
+        str,
+        typer.Option("--idle-timeout", help="With --scale: one without slots is given back then."),
+    ] = "",
     state_dir: Annotated[
         str,
         typer.Option(
@@ -70,6 +90,9 @@ def up(
 ) -> None:
     """Run a resource manager and executors here, in the foreground, until Ctrl-C.
 
+    With --scale MAX there are no executors at first: the resource manager starts up to MAX, each
+    with an equal part of this host, when requests wait, and gives them back when they are idle.
+
     For trying things out and for work on one host. Nothing is left behind, except in --state-dir.
     """
     enter_command(output)
@@ -78,7 +101,8 @@ def up(
     from finegrain_cli.local_cluster import LocalCluster
 
     cluster = LocalCluster(
-        executors,
+        executors or 1,
+        scale=_scale(scale, executors, idle_timeout),
         state_dir=Path(state_dir) if state_dir else None,
         listen=listen,
         cpus=cpus,
@@ -88,6 +112,19 @@ def up(
         show_logs=show_logs,
     )
     run_in_foreground(cluster, output)
+
+
+def _scale(executors_max: int | None, executors: int | None, idle_timeout: str) -> Scale | None:
+    from finegrain_cli.local_scale import IDLE_TIMEOUT_MS, Scale
+
+    if executors_max is None:
+        if idle_timeout:
+            raise InvalidArgument("--idle-timeout", idle_timeout, "--scale MAX as well")
+        return None
+    if executors is not None:
+        raise InvalidArgument("--executors", executors, "no --scale: that begins with none")
+    idle_ms = parse_duration_ms("--idle-timeout", idle_timeout) if idle_timeout else IDLE_TIMEOUT_MS
+    return Scale(executors_max, idle_ms)
 
 
 def serve_resource_manager(config: ConfigOption = "", **given: Any) -> None:

@@ -1,0 +1,150 @@
+"""Executors that the resource manager of a local cluster starts: their parts, and their end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from finegrain.cpuset import CpuSet
+from finegrain.errors import ConfigurationError, InvalidArgument
+from finegrain_cli.leftovers import find_leftovers, groups_of
+from finegrain_cli.local_scale import Scale, ScaledExecutors
+from resource_manager.providers.config import ProvidersConfiguration, read_providers
+from resource_manager.providers.process_shares import Share
+from resource_manager.providers.provider import Presence, Surroundings
+from resource_manager.providers.registry import find_kind
+
+PATIENCE_S = 60.0
+
+
+@pytest.fixture
+def state_dir() -> Iterator[Path]:
+    """Its path is short: sockets lie in it."""
+    folder = Path(tempfile.mkdtemp(prefix="fg-scale-"))
+    (folder / "rm").mkdir(mode=0o700)
+    (folder / "rm" / "cluster.token").write_text("0" * 64)
+    (folder / "rm" / "cluster.token").chmod(0o600)
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5])
+def test_the_providers_file_gives_each_an_equal_part(state_dir: Path, count: int) -> None:
+    scaled = ScaledExecutors(Scale(count, idle_timeout_ms=1_500), state_dir)
+    scaled.prepare()
+    found = read_providers(scaled.providers_file)
+
+    (shape,) = found.provisioning.shapes
+    assert (shape.name, shape.count_max) == (scaled.shape, count)
+    assert shape.total["cpu_milli"] == scaled.total["cpu_milli"]
+    assert found.provisioning.idle_timeout_ms == 1_500
+    together = sum(share.total["cpu_milli"] for share in _shares(found))
+    assert together <= 1000 * len(os.sched_getaffinity(0))
+    assert together > 1000 * len(os.sched_getaffinity(0)) - 1000
+
+
+def test_where_cores_do_not_divide_evenly_cpu_time_does(
+    state_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from finegrain_cli import local_shares
+
+    uneven = [
+        local_shares.ExecutorShare("a", cpus="0", memory_bytes=1 << 30),
+        local_shares.ExecutorShare("b", cpus="0-1", memory_bytes=1 << 30),
+    ]
+    monkeypatch.setattr(local_shares, "divide", lambda *_: uneven)
+    shares = local_shares.equal_parts(["a", "b"])
+
+    assert len({(share.cpus, share.cpu_milli) for share in shares}) == 1
+    (share,) = {shares[0].cpus}
+    assert 2 * local_shares.cpu_milli_of(shares[0]) <= 1000 * len(CpuSet.parse(share))
+
+
+def test_more_executors_than_the_host_can_have(state_dir: Path) -> None:
+    with pytest.raises(InvalidArgument, match="fewer"):
+        ScaledExecutors(Scale(1_000_000), state_dir)
+
+
+def test_a_path_that_is_too_long_for_sockets_is_refused_at_once(state_dir: Path) -> None:
+    scaled = ScaledExecutors(Scale(1), state_dir / ("x" * 80))
+    with pytest.raises(ConfigurationError, match="bytes too long"):
+        scaled.prepare()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("killed", [False, True], ids=["alive", "front killed"])
+def test_the_sweeper_ends_what_nobody_else_will(state_dir: Path, killed: bool) -> None:
+    scaled = ScaledExecutors(Scale(2), state_dir)
+    scaled.prepare()
+    _start_one(scaled, f"{scaled.shape}-1-1")
+    executor = scaled.directory / "executors" / f"{scaled.shape}-1-1"
+    _eventually((executor / "state/endpoint.json").exists)
+    groups = [Path(each) for each in groups_of(executor / "state")]
+    if killed:
+        os.kill(json.loads((executor / "state/endpoint.json").read_text())["pid"], signal.SIGKILL)
+    note = {"directory": str(scaled.directory), "rm_state_dir": str(state_dir / "rm")}
+    sweeper = subprocess.Popen(
+        [sys.executable, "-m", "finegrain_cli.local_sweeper"], stdin=subprocess.PIPE, text=True
+    )
+    assert sweeper.stdin is not None
+    sweeper.stdin.write(json.dumps(note) + "\n")
+    sweeper.stdin.flush()
+    _eventually(lambda: _ignores(sweeper.pid, signal.SIGTERM))
+    sweeper.send_signal(signal.SIGTERM)
+    time.sleep(0.1)
+    assert sweeper.poll() is None  # whoever told it is still there, so it waits
+    sweeper.communicate()
+
+    assert sweeper.returncode == 0
+    assert not executor.exists()
+    assert not [group for group in groups if group.exists()]
+    assert find_leftovers(state_dir, state_dir, []) == []
+
+
+def _ignores(pid: int, number: int) -> bool:
+    status = Path(f"/proc/{pid}/status").read_text()
+    (mask,) = (line.split()[1] for line in status.splitlines() if line.startswith("SigIgn"))
+    return bool(int(mask, 16) & 1 << (number - 1))
+
+
+def _shares(found: ProvidersConfiguration) -> list[Share]:
+    return [share for each in found.shapes["process"] for share in each.settings.shares]
+
+
+def _start_one(scaled: ScaledExecutors, executor_id: str) -> None:
+    """As the resource manager does; there is none to register at."""
+    found = read_providers(scaled.providers_file)
+    around = Surroundings(
+        state_dir=scaled.providers_file.parent / "rm",
+        managers=("127.0.0.1:1",),
+        cluster_token_file=scaled.providers_file.parent / "rm" / "cluster.token",
+        cluster_token="0" * 64,
+    )
+    kind = find_kind("process")
+    provider = kind.make(found.common["process"], found.shapes["process"], around)
+
+    async def start() -> None:
+        await provider.start(executor_id, scaled.shape, again=False)
+        sight = await provider.look(executor_id, scaled.shape, "")
+        assert sight.presence is Presence.RUNS
+        await provider.close()
+
+    asyncio.run(start())
+
+
+def _eventually(look: Callable[[], object]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not look():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
