@@ -89,13 +89,13 @@ class Refusal:
     """A host could not serve a shape although the books said so.
 
     While it is active the host is not chosen for that shape. It ends with the time, or when the
-    host's state changes; the number of failures stays until the host serves the shape, so that the
-    next time is longer.
+    host's state is not the one that was seen (None: only with the time); the number of failures
+    stays until the host serves the shape, so that the next time is longer.
     """
 
     failures: int
     until_ms: int
-    state_seen: StateSeen
+    state_seen: StateSeen | None
     active: bool = True
 
 
@@ -370,7 +370,8 @@ class Host:
         present = self.state_seen() if self.refusals else None
         ended = False
         for refusal in self.refusals.values():
-            if refusal.active and (refusal.until_ms <= now_ms or refusal.state_seen != present):
+            changed = refusal.state_seen is not None and refusal.state_seen != present
+            if refusal.active and (refusal.until_ms <= now_ms or changed):
                 refusal.active = False
                 ended = True
         return ended

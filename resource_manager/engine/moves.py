@@ -78,13 +78,13 @@ def carve(
     slot.allocated_time_ms = turn.at.time_ms
     _describe(slot, isolation, cpus)
     state.changes.slot_moved(slot)
-    _serves(turn, turn.host_of(slot), state.requests[slot.allocation_id])
 
 
 def grant(turn: Turn, slot: Slot) -> None:
     """A slot that was carved goes to its request."""
     request = turn.state.requests[slot.allocation_id]
     turn.state.story.move_request(request, RequestInput.CONFIRM)
+    _serves(turn, turn.host_of(slot), request)
     turn.job_event(request, slot=slot)
     turn.slot_event("slot_granted", slot)
 

@@ -16,7 +16,11 @@ _BACKOFF_DOUBLINGS_MAX = 16
 
 
 def remember_refusal(turn: Turn, host: Host, slot: Slot) -> None:
-    """Keeps the host from being chosen again for the same wish on the same knowledge."""
+    """Keeps the host from being chosen again for the same wish on the same knowledge.
+
+    What the others of a gang had is taken down, which changes the host's state, and says nothing:
+    for members of a gang only time counts.
+    """
     request = turn.state.requests.get(slot.allocation_id)
     if request is None:
         return
@@ -26,7 +30,8 @@ def remember_refusal(turn: Turn, host: Host, slot: Slot) -> None:
     failures = before.failures if before is not None else 0
     delay = backoff_ms(failures, settings.refusal_backoff_min_ms, settings.refusal_backoff_max_ms)
     until_ms = turn.now_ms + delay
-    host.refusals[key] = Refusal(failures + 1, until_ms, host.state_seen())
+    state_seen = None if request.spec.gang_id else host.state_seen()
+    host.refusals[key] = Refusal(failures + 1, until_ms, state_seen)
     turn.state.refusing[host.host_id] = None
     turn.state.timers.arm(Timer.REFUSAL, host.host_id, until_ms)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from finegrain.errors import FinegrainError
 from finegrain.resources import MIB, ResourceProfile
-from resource_manager.engine.entities import RequestSpec
+from resource_manager.engine.entities import GangPlacement, GangSpec, RequestSpec
 from resource_manager.engine.events import (
     DrainRequested,
     ExecutorProbed,
@@ -154,6 +154,36 @@ class Stage:
         yield from self._items(
             self.cluster.batch(RequestsSubmitted(self.cluster.at, job_id, requests))
         )
+
+    def do_gang(self, words: Words) -> Iterator[str]:
+        """One call with all members of a gang; NAME:CPU:MEM is one that asks for something else."""
+        timeout = words.values.pop("timeout", "")
+        allow_pending, restart = words.flag("allow_pending"), words.flag("restart")
+        gang_id, *names = words.subjects
+        gang = GangSpec(
+            gang_id,
+            GangPlacement(words.values.pop("placement", "ANYWHERE")),
+            words.values.pop("label", ""),
+            words.milliseconds(timeout) if timeout else None,
+        )
+        common = RequestSpec(
+            "",
+            None,
+            required_labels=words.labels(),
+            allow_pending=allow_pending,
+            restart_on_loss=restart,
+            gang_id=gang_id,
+        )
+        cpu, mem = words.number("cpu"), words.number("mem")
+        requests = []
+        for name in names:
+            allocation_id, *own = name.split(":")
+            amounts = [int(amount) for amount in own] or [cpu, mem]
+            profile = ResourceProfile(amounts[0], amounts[1] * MIB) if amounts[0] else None
+            requests.append(replace(common, allocation_id=allocation_id, profile=profile))
+        job_id = words.values.pop("job", "job")
+        event = RequestsSubmitted(self.cluster.at, job_id, tuple(requests), gangs=(gang,))
+        yield from self._items(self.cluster.batch(event))
 
     def do_request_mixed(self, words: Words) -> Iterator[str]:
         known, unknown = words.subjects
