@@ -234,6 +234,8 @@ class CommandRunner:
             error: FinegrainError | None = bad
         else:
             error = (await change_size(self._keeper, *change)).error
+        if error is not None and error.reason is Reason.UNREACHABLE:
+            raise error  # nobody knows yet: no answer is recorded, and the same command may come
         self._keeper.fence.contained(numbers)
         answer = task_executor_pb2.TaskExecutorServiceResizeSlotResponse(
             result=result(request.allocation_id, error),

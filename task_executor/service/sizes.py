@@ -32,7 +32,8 @@ async def change_size(
     cpu_limit_milli: int,
 ) -> Outcome:
     """All limits of the new size are enforced and durable when the outcome has a slot; with an
-    error the slot is as it was, unless that is UNREACHABLE: then it is not known yet.
+    error the slot is as it was, unless that is UNREACHABLE: then it is not known yet, and the same
+    change may be asked for again.
 
     Errors: those of `SlotTable.resize`; BELOW_USE (details asked and used, bytes of memory);
     CARVE_FAILED; UNREACHABLE.

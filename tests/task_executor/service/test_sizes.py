@@ -254,29 +254,34 @@ async def test_while_the_helper_is_away_nothing_is_known_and_both_sizes_are_book
 ) -> None:
     await rm.allocate(allocation())
     executor.helper.refuse_resize = Unavailable("no helper answers")
-    answer = await rm.resize(1, cpu_milli=1500, heap_bytes=16 * MIB)
-    assert reason(answer) == "UNREACHABLE"
-    assert size(answer.report.slots[0]) == (500, 64, 500, 0)
-    assert answer.report.available.cpu_milli == 2500
-    assert answer.report.available.memory_bytes == (1024 - 64) * MIB
-    assert reason(await rm.resize(2, cpu_milli=100)) == "SLOT_NOT_READY"
+    with pytest.raises(Unavailable, match="is not known yet"):
+        await rm.resize(1, cpu_milli=1500, heap_bytes=16 * MIB)
+    await eventually(
+        lambda: rm.full_reports()[-1].available.cpu_milli == 2500, "the growth is booked"
+    )
+    assert rm.full_reports()[-1].available.memory_bytes == (1024 - 64) * MIB
+    assert told(rm) == [(500, 64, 500, 0)]
+    assert rm.full_reports()[-1].command_number == 1
+    assert reason(await rm.resize(2, cpu_milli=100, number=2)) == "SLOT_NOT_READY"
     executor.helper.refuse_resize = None
     executor.helper.tell(Reconnected())
     await eventually(lambda: told(rm) == [(1500, 16, 1500, 1)], "it is told")
     assert on_host(executor) == (1500, 16, 1500)
-    assert reason(await rm.resize(2, cpu_milli=100)) == ""
+    assert reason(await rm.resize(2, cpu_milli=100, number=3)) == ""
 
 
-async def test_the_rm_may_also_ask_again_for_what_is_not_known(
+async def test_the_same_command_asks_again_for_what_is_not_known(
     rm: ScriptedRM, executor: Executor
 ) -> None:
     await rm.allocate(allocation())
     executor.helper.refuse_resize = Unavailable("no helper answers")
-    assert reason(await rm.resize(1, cpu_milli=1500)) == "UNREACHABLE"
+    with pytest.raises(Unavailable):
+        await rm.resize(1, cpu_milli=1500)
     executor.helper.refuse_resize = None
-    answer = await rm.resize(1, cpu_milli=1500)
+    answer = await rm.resize(1, cpu_milli=1500, number=2)
     assert reason(answer) == ""
     assert size(answer.report.slots[0]) == (1500, 64, 1500, 1)
+    assert answer.report.command_number == 2
 
 
 async def test_a_slot_that_is_freed_meanwhile_goes_with_all_that_was_booked(
