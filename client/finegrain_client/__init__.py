@@ -9,6 +9,9 @@
             task = await slot.run(["echo", "hello"])
             print((await task.wait()).check().stdout)
 
+Slots that are only of use together are asked for as a gang (`Job.request_gang`), and a slot that is
+too small or too large changes its size while its tasks run (`Slot.resize`).
+
 asyncio first; `finegrain_client.blocking` has the same names for programs without an event loop.
 The guide is docs/job-masters.md.
 """
