@@ -11,11 +11,12 @@ from finegrain.errors import (
     NotFound,
     Reason,
 )
+from resource_manager.engine.departures import lose_executor, strike, take_all_away
 from resource_manager.engine.entities import (
     Executor,
     ExecutorState,
+    ProvisionState,
     Registration,
-    Slot,
     SlotState,
 )
 from resource_manager.engine.epochs import refuse_seen_epoch
@@ -26,9 +27,9 @@ from resource_manager.engine.events import (
     RegistrationAnswer,
     UndrainRequested,
 )
-from resource_manager.engine.gangs import lose
 from resource_manager.engine.host import Host
-from resource_manager.engine.moves import free, key_of, vanish
+from resource_manager.engine.moves import key_of
+from resource_manager.engine.provision.arrival import registered
 from resource_manager.engine.reachability import unreachable_registered
 from resource_manager.engine.reports import take_in
 from resource_manager.engine.resizes import resume
@@ -80,7 +81,7 @@ def register_executor(turn: Turn, event: ExecutorRegistered) -> RegistrationAnsw
         _refuse_other_instance(host, registration)
         _refuse_overtaken(host, registration, event.report.report_number)
     state.answered_executors.add(registration.executor_id)
-    was_lost = host is not None and host.executor.lost
+    new, was_lost = host is None, host is not None and host.executor.lost
     host = _adopt(turn, host, registration)
     taken = take_in(turn, host, event.report, returning=was_lost)
     for slot in list(host.slots.values()):
@@ -96,6 +97,7 @@ def register_executor(turn: Turn, event: ExecutorRegistered) -> RegistrationAnsw
         executor_id=host.host_id,
         message=f"registration {host.executor.registration_number} at {registration.address}",
     )
+    registered(turn, host, new=new)
     return RegistrationAnswer(host.executor.registration_number, taken.unowned)
 
 
@@ -174,14 +176,8 @@ def silence_rang(turn: Turn, executor_id: str) -> None:
     if turn.now_ms < due_ms:
         state.timers.arm(Timer.SILENCE, executor_id, due_ms)
         return
-    executor.state = ExecutorState.LOST
-    executor.lost = True
     message = f"executor {executor_id} was silent for {turn.now_ms - executor.report_at_ms} ms"
-    turn.cluster_event("executor_lost", executor_id=executor_id, message=message)
-    _take_all_away(turn, host, Reason.EXECUTOR_LOST, message)
-    host.start_conversation()
-    state.changes.executor(executor)
-    state.touch_cluster(host)
+    lose_executor(turn, host, message)
 
 
 def request_drain(turn: Turn, event: DrainRequested) -> Executor:
@@ -211,9 +207,17 @@ def request_undrain(turn: Turn, event: UndrainRequested) -> Executor:
 
     Raises:
         NotFound: no such executor.
+        FailedPrecondition: it is being given back.
     """
     host = known_host(turn.state, event.executor_id)
     executor = host.executor
+    provision = turn.state.provisions.get(host.host_id)
+    if provision is not None and provision.state is ProvisionState.STOPPING:
+        raise FailedPrecondition(
+            f"executor {host.host_id} is being given back ({provision.message}); it is gone when"
+            " its provider has stopped it",
+            details={"executor_id": host.host_id},
+        )
     if executor.draining:
         executor.draining = False
         executor.drain_reason = ""
@@ -235,7 +239,7 @@ def drain_rang(turn: Turn, executor_id: str) -> None:
     message = (
         f"executor {executor_id} was drained: {host.executor.drain_reason or 'no reason given'}"
     )
-    _take_all_away(turn, host, Reason.EXECUTOR_DRAINED, message)
+    take_all_away(turn, host, Reason.EXECUTOR_DRAINED, message)
 
 
 def forget_executor(turn: Turn, event: ForgetRequested) -> None:
@@ -254,24 +258,4 @@ def forget_executor(turn: Turn, event: ForgetRequested) -> None:
             reason=Reason.EXECUTOR_NOT_LOST,
             details={"executor_id": host.host_id, "state": host.executor.state},
         )
-    for slot in list(host.slots.values()):
-        vanish(turn, slot)
-    state.keep_registration_number(host.executor.registration_number)
-    del state.hosts[host.host_id]
-    state.dirty_hosts.pop(host.host_id, None)
-    state.outbox.pop(host.host_id, None)
-    state.indexes.remove(host)
-    state.cluster_version += 1
-    state.changes.delete_executor(host.host_id)
-    turn.cluster_event("executor_forgotten", executor_id=host.host_id)
-
-
-def _take_all_away(turn: Turn, host: Host, reason: Reason, message: str) -> None:
-    slots: list[Slot] = [
-        slot for slot in host.slots.values() if slot.state is not SlotState.FREEING
-    ]
-    for slot in slots:
-        if host.slots.get(key_of(slot)) is not slot or slot.state is SlotState.FREEING:
-            continue  # it went with another one of its gang
-        lose(turn, slot, reason, message)
-        free(turn, slot)
+    strike(turn, host)

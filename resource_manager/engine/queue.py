@@ -135,6 +135,7 @@ class WaitingQueue:
     Attributes:
         singles: what waits in the same line one by one.
         job_shapes: how many shapes a job waits with; jobs that wait with none are not in it.
+        moves: rises whenever a request comes or leaves.
     """
 
     def __init__(self) -> None:
@@ -146,6 +147,7 @@ class WaitingQueue:
         self._idle: dict[ShapeKey, Shape] = {}  # nobody waits with them; longest unused first
         self._asked_for: dict[Labels, int] = {}  # shapes that somebody waits with
         self.job_shapes: dict[str, int] = {}
+        self.moves = 0  # rises whenever somebody comes or leaves
         self._made = 0
 
     def __len__(self) -> int:
@@ -170,6 +172,7 @@ class WaitingQueue:
 
     def add(self, request: Request) -> None:
         """Lets a request wait."""
+        self.moves += 1
         key = (request.spec.profile, request.spec.required_labels)
         shape = self._shapes.get(key)
         if shape is None:
@@ -285,6 +288,7 @@ class WaitingQueue:
     def _leave(self, shape: Shape, request: Request) -> None:
         if shape.members.pop(request.arrival_number, None) is None:
             return
+        self.moves += 1
         job_id, jobs = request.job_id, shape.jobs
         if jobs[job_id] > 1:
             jobs[job_id] -= 1

@@ -22,6 +22,7 @@ from resource_manager.engine.entities import (
     Instant,
     Job,
     JobState,
+    Provision,
     Request,
     RequestState,
     Slot,
@@ -31,6 +32,7 @@ from resource_manager.engine.gang_books import GangBooks, living
 from resource_manager.engine.history import History
 from resource_manager.engine.host import Host, SlotKey
 from resource_manager.engine.placement.indexes import Indexes
+from resource_manager.engine.provision.books import NUMBER, Elastic
 from resource_manager.engine.queue import WaitingQueue
 from resource_manager.engine.settings import EngineSettings, Strategy
 from resource_manager.engine.singles import Kind, Single
@@ -77,6 +79,7 @@ class State:
         self.slots: dict[SlotKey, Slot] = {}
         self.hosts: dict[str, Host] = {}
         self.gangs = GangBooks()
+        self.provisions: dict[str, Provision] = {}  # executors that were asked for, oldest first
         self.arrival_number = 0  # last one given, to jobs and requests alike
         self.forgotten_registration_number = 0  # highest of all executors that were forgotten
         self.generation_floor = 0  # placements of books that a restore has replaced end here
@@ -98,6 +101,7 @@ class State:
         self.newcomers: list[Request] = []  # accepted since the last decision
         self.hosts_in_use = 0  # that have slots
         self.refusing: dict[str, None] = {}  # hosts that refused something, perhaps long ago
+        self.elastic = Elastic(settings.provisioning)
         self.considered_arrival = 0  # last place in line that a decision has looked at
         self.answered_executors: set[str] = set()  # by us: they may know our epoch from us
 
@@ -121,6 +125,14 @@ class State:
         state.arrival_number = snapshot.counters.get("arrival_number", 0)
         state.forgotten_registration_number = snapshot.counters.get(_FORGOTTEN, 0)
         state.generation_floor = snapshot.counters.get(GENERATION_FLOOR, 0)
+        state.elastic.number = snapshot.counters.get(NUMBER, 0)
+        state.elastic.resumes = bool(snapshot.provisions)
+        state.provisions = {
+            each.executor_id: each
+            for each in sorted(
+                snapshot.provisions, key=lambda each: (each.ask_time_ms, each.number)
+            )
+        }
         state.history.restore(snapshot.counters)
         for executor in snapshot.executors:
             state._restore_executor(executor)

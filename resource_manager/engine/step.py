@@ -35,6 +35,10 @@ from resource_manager.engine.events import (
     JobEndRequested,
     JobKeptAlive,
     JobRegistered,
+    ProvisionEnded,
+    ProvisionFailed,
+    ProvisionStarted,
+    ProvisionStopFailed,
     RequestsCancelled,
     RequestsSubmitted,
     ResizeRequested,
@@ -63,6 +67,15 @@ from resource_manager.engine.jobs import (
 from resource_manager.engine.placement.feasibility import waiting_reason
 from resource_manager.engine.placement.gang_feasibility import member_reason
 from resource_manager.engine.placement.matching import place_waiting
+from resource_manager.engine.provision.arrival import hand_over
+from resource_manager.engine.provision.life import (
+    provision_ended,
+    provision_failed,
+    provision_rang,
+    provision_started,
+    provision_stop_failed,
+)
+from resource_manager.engine.provision.passes import provide
 from resource_manager.engine.reachability import executor_probed, probe_rang
 from resource_manager.engine.refusals import refusal_rang
 from resource_manager.engine.reports import slots_reported
@@ -114,6 +127,14 @@ def _handle(turn: Turn, event: Event) -> object:  # noqa: C901, PLR0912 -- one c
             command_undelivered(turn, event)
         case ExecutorProbed():
             executor_probed(turn, event)
+        case ProvisionStarted():
+            provision_started(turn, event)
+        case ProvisionFailed():
+            provision_failed(turn, event)
+        case ProvisionEnded():
+            provision_ended(turn, event)
+        case ProvisionStopFailed():
+            provision_stop_failed(turn, event)
         case DrainRequested():
             return request_drain(turn, event)
         case UndrainRequested():
@@ -131,7 +152,10 @@ def _handle(turn: Turn, event: Event) -> object:  # noqa: C901, PLR0912 -- one c
 
 def _decide(turn: Turn) -> None:
     go_on_ending(turn)
+    if turn.state.elastic.arrived:
+        hand_over(turn)
     place_waiting(turn)
+    provide(turn)
     dispatch(turn)
     state = turn.state
     for request in state.newcomers:
@@ -175,6 +199,10 @@ def _tick(turn: Turn, event: Ticked) -> None:  # noqa: C901, PLR0912 -- one case
                 gang_rang(turn, entity_id)
             case Timer.RESIZE:
                 resize_rang(turn, entity_id)
+            case Timer.PLAN:
+                pass  # the decision that follows looks
+            case Timer.PROVISION:
+                provision_rang(turn, entity_id)
             case Timer.HISTORY:
                 _history_rang(turn)
             case _:

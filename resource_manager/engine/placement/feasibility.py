@@ -98,8 +98,10 @@ def feasibility(state: State, shape: Shape) -> Feasibility:
 
 
 def _feasibility(state: State, shape: Shape) -> Feasibility:
-    if not state.hosts:
+    if not state.hosts and not state.elastic.provisioning:
         return Feasibility.POSSIBLE  # nobody has come yet; somebody may any moment
+    if state.elastic.fits_a_shape(shape):
+        return Feasibility.POSSIBLE  # such an executor can be asked for
     if _some_host_covers(state, shape, _needs(shape, ONLINE)):
         return Feasibility.POSSIBLE
     if _some_host_covers(state, shape, _needs(shape, KNOWN)):
@@ -177,9 +179,9 @@ def has_room(state: State, shape: Shape) -> bool:
 def rejection(state: State, spec: RequestSpec) -> ItemOutcome | None:
     """Why a request cannot be taken in; None if it can. The indexes must be fresh.
 
-    A request that no known executor could ever serve is refused at once, unless it asked to wait
-    for one that may come. While no executor is known at all, nothing can be said, and everything
-    waits.
+    A request that no known executor could ever serve, nor one that can be asked for, is refused at
+    once, unless it asked to wait for one that may come. While no executor is known at all, and
+    none can be asked for, nothing can be said, and everything waits.
     """
     shape = state.queue.shape_of(spec)
     verdict = feasibility(state, shape)
@@ -192,6 +194,8 @@ def rejection(state: State, spec: RequestSpec) -> ItemOutcome | None:
         lack = f"no executor that could host {asked} carries the labels {labels}"
     else:
         lack = f"no executor could host {asked}, even when empty"
+        if state.elastic.provisioning:
+            lack += ", nor one that could be asked for"
     return ItemOutcome(
         spec.allocation_id,
         Reason.INFEASIBLE_NEVER,

@@ -1,0 +1,138 @@
+"""An executor registers: does it come because it was asked for, and who was promised it?
+
+One that was asked for is known by its id. One that came by itself takes over the plan of the most
+similar one that has not come. One that a provider started, and nobody remembers (it was given up
+and came all the same, or the books are older than it), is adopted, so that it is given back when
+nobody needs it. Whoever was planned is placed before anybody else; whoever does not fit, because
+the executor is smaller than promised, waits on and is planned anew.
+"""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+from resource_manager.engine.entities import Provision, ProvisionState, Request
+from resource_manager.engine.gangs import try_gang
+from resource_manager.engine.host import Host
+from resource_manager.engine.moves import place
+from resource_manager.engine.placement.indexes import carries
+from resource_manager.engine.placement.placing import Placing
+from resource_manager.engine.provision import life
+from resource_manager.engine.provision.books import PENDING, Content
+from resource_manager.engine.queue import Shape
+from resource_manager.engine.singles import Kind, Single
+from resource_manager.engine.state import State
+from resource_manager.engine.turn import Turn
+
+
+def registered(turn: Turn, host: Host, *, new: bool) -> None:
+    """An executor has registered; `new`: it was not in the books."""
+    state, elastic = turn.state, turn.state.elastic
+    provision = state.provisions.get(host.host_id)
+    if provision is not None:
+        if provision.state in PENDING:
+            elastic.arrived[host.host_id] = host.host_id
+        life.registered(turn, provision, host)
+        return
+    if not elastic.provisioning:
+        return
+    if new:
+        elastic.arrived[host.host_id] = _nearest(state, host)
+    shape = host.executor.registration.provided_as
+    if shape in elastic.shapes:
+        _adopt(turn, host, shape)
+
+
+def _adopt(turn: Turn, host: Host, shape: str) -> None:
+    message = "it came although nobody waited for it any more"
+    provision = Provision(
+        executor_id=host.host_id,
+        shape=shape,
+        number=life.next_number(turn.state),
+        cause=message,
+        ask_time_ms=turn.at.time_ms,
+        state=ProvisionState.REGISTERED,
+        message="registered",
+    )
+    turn.state.provisions[host.host_id] = provision
+    turn.state.changes.provision(provision)
+    turn.state.elastic.version += 1
+    turn.cluster_event("provision_adopted", executor_id=host.host_id, message=message)
+
+
+def _nearest(state: State, host: Host) -> str:
+    """The executor that has not come and is most like this one; empty: none has its labels."""
+    total = host.executor.registration.total
+    best: tuple[float, int, str] | None = None
+    for provision in state.provisions.values():
+        shape = state.elastic.shapes.get(provision.shape)
+        if provision.state not in PENDING or shape is None:
+            continue
+        if not carries(host, shape.labels):
+            continue
+        apart = 0.0
+        for name in total.keys() | shape.total.keys():
+            one, other = total.get(name, 0), shape.total.get(name, 0)
+            if one != other:
+                apart += abs(one - other) / max(one, other)
+        if best is None or (apart, provision.number) < best[:2]:
+            best = (apart, provision.number, provision.executor_id)
+    return best[2] if best is not None else ""
+
+
+def hand_over(turn: Turn) -> None:
+    """Places those who were promised the executors that have come, before anybody else."""
+    state, elastic = turn.state, turn.state.elastic
+    for host_id, promised in elastic.arrived.items():
+        host = state.hosts.get(host_id)
+        content = elastic.plan.on.get(promised)
+        if promised == host_id:
+            elastic.plan.on.pop(promised, None)
+        if host is not None and content is not None and host.eligible:
+            _place_gangs(turn, content)
+            _place(turn, host, content)
+            state.touch(host)
+    elastic.arrived.clear()
+
+
+def _place_gangs(turn: Turn, content: Content) -> None:
+    """Gangs that may be whole now; those that are not go on waiting."""
+    state = turn.state
+    for gang_id in content.gangs:
+        waiting = state.gangs.waiting.get(gang_id)
+        if waiting is None:
+            continue
+        state.refresh_indexes()
+        placing = Placing(state)
+        try_gang(turn, placing, Single(waiting.gang.arrival_number, Kind.GANG, gang_id))
+        placing.finish()
+
+
+def _place(turn: Turn, host: Host, content: Content) -> None:
+    """As many of these as fit, those who wait longest first."""
+    state = turn.state
+    line: list[tuple[int, Shape, Request]] = []
+    for shape, count in content.shapes.items():
+        if carries(host, shape.labels):
+            first = shape.before(None, count)
+            line += [(request.arrival_number, shape, request) for request in first]
+    line.sort(key=lambda each: each[0])
+    for shape, run in groupby(line, key=lambda each: each[1]):
+        requests = [request for _, _, request in run if not _has_been_there(state, request, host)]
+        fitting = requests[: _room_for(host, shape)]
+        if fitting:
+            place(turn, fitting, host)
+            state.queue.served(shape, fitting)
+
+
+def _room_for(host: Host, shape: Shape) -> int:
+    need, free = host.need_of(shape), host.free()
+    if not need:
+        return 0
+    return min([host.slots_left(), *[free.get(name, 0) // amount for name, amount in need.items()]])
+
+
+def _has_been_there(state: State, request: Request, host: Host) -> bool:
+    """True if the executor still holds an older slot of the request."""
+    behind = state.left_behind.get(request.allocation_id, ())
+    return any(slot.executor_id == host.host_id for slot in behind)

@@ -1,0 +1,237 @@
+"""From the books to a backlog of numbers, and from a plan back to executors that are asked for.
+
+Decides who is planned for: those who wait, the first `planned_requests_max` in line. Not those whom
+an executor with room refused lately: it is asked again soon.
+"""
+
+from __future__ import annotations
+
+from finegrain.resources import booking
+from resource_manager.engine.entities import Gang, ProvisionState
+from resource_manager.engine.gang_books import WaitingGang
+from resource_manager.engine.gang_books import Wish as GangMembers
+from resource_manager.engine.host import Host
+from resource_manager.engine.provision import life
+from resource_manager.engine.provision.books import PENDING, Content, LastPlan, of_shape
+from resource_manager.engine.provision.exact import UNBOUNDED
+from resource_manager.engine.provision.gang_planning import GangWish
+from resource_manager.engine.provision.packing import Capacity, Counts, Wish
+from resource_manager.engine.provision.planning import Backlog, Plan, Supply, make_plan
+from resource_manager.engine.provision.texts import cause_of
+from resource_manager.engine.provision.totals import may_ask, room_below_maximum
+from resource_manager.engine.queue import DEFAULT_SLOTS, SLOTS, Shape, ShapeKey, in_grains
+from resource_manager.engine.settings import ExecutorShape
+from resource_manager.engine.state import State
+from resource_manager.engine.turn import Turn
+
+_PATIENCE = 3
+"""Requests that one executor refused so many times in a row are planned elsewhere."""
+
+
+def plan_waiting(turn: Turn) -> None:
+    """Plans for those who wait, if anything has changed, and asks for what is missing."""
+    state, elastic = turn.state, turn.state.elastic
+    shapes = may_ask(turn)
+    now = (
+        state.queue.moves,
+        state.cluster_version,
+        elastic.version,
+        tuple(shape.name for shape in shapes),
+    )
+    if now == elastic.looked_at and not state.gangs.waiting and not state.refusing:
+        return
+    reading = _Reading(state, shapes)
+    if shapes or reading.pending:
+        plan = make_plan(reading.backlog)
+        elastic.plan = reading.last_plan(plan)
+        for new in plan.new:
+            content = reading.content(new.content)
+            provision = life.ask(turn, shapes[new.supply], cause_of(state, content))
+            elastic.plan.on[provision.executor_id] = content
+    else:
+        elastic.plan = _nothing_may_be_asked(state)
+    elastic.looked_at = (*now[:2], elastic.version, now[3])
+
+
+def _nothing_may_be_asked(state: State) -> LastPlan:
+    left = {shape: len(shape.members) for shape in state.queue.shapes()}
+    return LastPlan(left=left, gangs_left=sorted(state.gangs.waiting))
+
+
+class _Reading:
+    """Those who wait, as numbers, and back.
+
+    Attributes:
+        pending: executors that have not come, oldest first.
+        backlog: everything that a plan is made of.
+    """
+
+    def __init__(self, state: State, shapes: list[ExecutorShape]) -> None:
+        self._state = state
+        self._wishes: list[Wish] = []
+        self._owners: list[Shape | Gang] = []  # by kind
+        elastic = state.elastic
+        self.pending = [
+            each
+            for each in state.provisions.values()
+            if each.state in PENDING and each.shape in elastic.shapes
+        ]
+        line = self._line() if shapes or self.pending else []
+        gangs = self._gangs([number for number, _ in line]) if shapes or self.pending else []
+        self.backlog = Backlog(
+            wishes=self._wishes,
+            line=_runs(line),
+            supplies=[_supply(state, shape) for shape in shapes],
+            pending={each.executor_id: elastic.capacities[each.shape] for each in self.pending},
+            gangs=gangs,
+            hosts=_free_hosts(state) if gangs else {},
+            limits=room_below_maximum(state),
+            kept=self._kept(),
+        )
+
+    def last_plan(self, plan: Plan) -> LastPlan:
+        """A plan in words of the books."""
+        left: dict[Shape, int] = {}
+        for kind, count in plan.left.items():
+            owner = self._owners[kind]
+            if isinstance(owner, Shape):
+                left[owner] = count
+        gangs = {owner.gang_id for owner in self._owners if isinstance(owner, Gang)}
+        gangs -= {self._gang_of(self.backlog.gangs[at]) for at in plan.gangs}
+        on = {name: self.content(content) for name, content in plan.pending.items()}
+        return LastPlan(on, left, sorted(gangs), plan.counted_on)
+
+    def content(self, counts: Counts) -> Content:
+        """What is planned on one executor."""
+        content = Content()
+        for kind, count in sorted(counts.items()):
+            owner = self._owners[kind]
+            if isinstance(owner, Shape):
+                content.shapes[owner] = count
+            else:
+                content.gangs[owner.gang_id] = content.gangs.get(owner.gang_id, 0) + count
+        return content
+
+    def _gang_of(self, wish: GangWish) -> str:
+        owner = self._owners[next(iter(wish.members))]
+        return owner.gang_id if isinstance(owner, Gang) else ""
+
+    def _line(self) -> list[tuple[int, int]]:
+        """(arrival number, kind) of the first in line."""
+        most = self._state.settings.provisioning.planned_requests_max
+        refused = _refused_lately(self._state)
+        line: list[tuple[int, int]] = []
+        for shape in self._state.queue.shapes():
+            if (shape.profile, shape.labels) in refused:
+                continue
+            kind = self._kind(Wish(shape.pooled_need, shape.separate_need, shape.labels), shape)
+            line += [(request.arrival_number, kind) for request in shape.before(None, most)]
+        line.sort()
+        return line[:most]
+
+    def _kind(self, wish: Wish, owner: Shape | Gang) -> int:
+        self._wishes.append(wish)
+        self._owners.append(owner)
+        return len(self._wishes) - 1
+
+    def _gangs(self, arrivals: list[int]) -> list[GangWish]:
+        wished: list[GangWish] = []
+        at, left = 0, self._state.settings.provisioning.planned_requests_max
+        for waiting in self._state.gangs.in_line():
+            left -= len(waiting.members)
+            if left < 0:
+                break
+            while at < len(arrivals) and arrivals[at] < waiting.gang.arrival_number:
+                at += 1
+            wished.append(self._gang(waiting, at))
+        return wished
+
+    def _gang(self, waiting: WaitingGang, before: int) -> GangWish:
+        members = {
+            self._kind(wish_of(each), waiting.gang): each.count for each in waiting.kind.wishes
+        }
+        where = waiting.kind.where
+        return GangWish(members, where.placement, where.label, before)
+
+    def _kept(self) -> dict[str, Counts]:
+        """The last plan as numbers. Of a gang with different members it is not kept which of them
+        were to go where.
+        """
+        kinds: dict[Shape | str, list[int]] = {}
+        for kind, owner in enumerate(self._owners):
+            kinds.setdefault(owner if isinstance(owner, Shape) else owner.gang_id, []).append(kind)
+        kept: dict[str, Counts] = {}
+        for name, content in self._state.elastic.plan.on.items():
+            kept[name] = {
+                kinds[owner][0]: count
+                for owner, count in (*content.shapes.items(), *content.gangs.items())
+                if len(kinds.get(owner, ())) == 1
+            }
+        return kept
+
+
+def wish_of(members: GangMembers) -> Wish:
+    """Equal members of a gang, as numbers."""
+    if members.profile is None:
+        need = {DEFAULT_SLOTS: 1}
+        return Wish(need, need, members.labels)
+    pooled, separate = (
+        {**in_grains(booking(members.profile, separate_pools=pools)), SLOTS: 1}
+        for pools in (False, True)
+    )
+    return Wish(pooled, separate, members.labels)
+
+
+def _runs(line: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """(kind, how many one behind the other)."""
+    runs: list[tuple[int, int]] = []
+    last, count = -1, 0
+    for _, kind in line:
+        if kind == last:
+            count += 1
+            continue
+        if count:
+            runs.append((last, count))
+        last, count = kind, 1
+    if count:
+        runs.append((last, count))
+    return runs
+
+
+def _supply(state: State, shape: ExecutorShape) -> Supply:
+    most = UNBOUNDED
+    if shape.count_max:
+        most = max(0, shape.count_max - of_shape(state.provisions, shape.name))
+    return Supply(state.elastic.capacities[shape.name], shape.total, shape.cost, most)
+
+
+def _free_hosts(state: State) -> dict[str, Capacity]:
+    """What executors that are there have free."""
+    free: dict[str, Capacity] = {}
+    for host_id in sorted(state.hosts):
+        host = state.hosts[host_id]
+        provision = state.provisions.get(host_id)
+        leaving = provision is not None and provision.state is ProvisionState.STOPPING
+        if host.eligible and not leaving and (slots := host.slots_left()):
+            free[host_id] = _free_of(host, slots)
+    return free
+
+
+def _free_of(host: Host, slots: int) -> Capacity:
+    return Capacity(
+        {**in_grains(host.free()), SLOTS: slots},
+        host.default_need,
+        host.labels,
+        host.separate_pools,
+    )
+
+
+def _refused_lately(state: State) -> set[ShapeKey]:
+    """What executors with room refused, and are to be asked for again soon."""
+    return {
+        key
+        for name in state.refusing
+        if (host := state.hosts.get(name)) is not None
+        for key, refusal in host.refusals.items()
+        if refusal.active and refusal.failures <= _PATIENCE
+    }

@@ -1,0 +1,132 @@
+"""What the rules of a cluster that grows and shrinks keep in mind between two looks: shapes, their
+back-off, the last plan. Nothing here is durable; after a restart it is found out anew.
+
+Which executors were asked for is in `State.provisions`, durable, and not here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from finegrain.resources import booking, fits, has_separate_pools
+from resource_manager.engine.entities import Provision, ProvisionState
+from resource_manager.engine.provision.exact import UNBOUNDED
+from resource_manager.engine.provision.packing import Capacity
+from resource_manager.engine.queue import SLOTS, Shape, in_grains
+from resource_manager.engine.settings import ExecutorShape, Provisioning
+
+NUMBER = "provision_number"
+"""Counter of all executors that were ever asked for."""
+
+PENDING = (ProvisionState.ASKED, ProvisionState.STARTED)
+"""They were asked for and have not come."""
+
+
+@dataclass(slots=True)
+class Backoff:
+    """Executors of a shape failed to come: not asked for again before `until_ms` (monotonic)."""
+
+    failures: int = 0  # in a row; those of one interval count as one
+    until_ms: int = 0
+    until_time_ms: int = 0  # the same for people
+    last_failure: str = ""
+
+
+@dataclass(slots=True)
+class Content:
+    """What is planned on one executor: waiting requests by shape, and members of gangs."""
+
+    shapes: dict[Shape, int] = field(default_factory=dict)
+    gangs: dict[str, int] = field(default_factory=dict)  # by gang id
+
+    def __bool__(self) -> bool:
+        return bool(self.shapes or self.gangs)
+
+    @property
+    def requests(self) -> int:
+        """How many requests that are."""
+        return sum(self.shapes.values()) + sum(self.gangs.values())
+
+
+@dataclass(slots=True)
+class LastPlan:
+    """What the last look at those who wait came to; what it says of shapes is about those who wait
+    longest with them.
+
+    Attributes:
+        on: what is planned on which executor that has not come.
+        left: requests that are planned nowhere, by shape.
+        gangs_left: gangs that are planned nowhere.
+        counted_on: executors that are there and that planned gangs count on.
+    """
+
+    on: dict[str, Content] = field(default_factory=dict)
+    left: dict[Shape, int] = field(default_factory=dict)
+    gangs_left: list[str] = field(default_factory=list)
+    counted_on: set[str] = field(default_factory=set)
+
+    def planned(self, shape: Shape) -> dict[str, int]:
+        """How many requests of a shape are planned on which executor, oldest first."""
+        return {name: each.shapes[shape] for name, each in self.on.items() if shape in each.shapes}
+
+    def planned_gang(self, gang_id: str) -> list[str]:
+        """The executors that a gang waits for."""
+        return [name for name, each in self.on.items() if gang_id in each.gangs]
+
+
+class Elastic:
+    """Shapes and what happened to them, the last plan, and when the next look is due."""
+
+    def __init__(self, provisioning: Provisioning) -> None:
+        self.provisioning = provisioning
+        self.shapes: Mapping[str, ExecutorShape] = {each.name: each for each in provisioning.shapes}
+        self.capacities = {each.name: capacity_of(each) for each in provisioning.shapes}
+        self.backoffs = {each.name: Backoff() for each in provisioning.shapes}
+        self.plan = LastPlan()
+        self.number = 0  # of the last executor that was asked for
+        self.version = 0  # rises with every change of what was asked for
+        self.next_pass_ms: int | None = None
+        self.looked_at: object = None  # the state of everything that the last plan hangs on
+        self.arrived: dict[str, str] = {}  # registered since the last decision: whose plan it gets
+        self.resumes = False  # what is under way has to be taken up after a restart
+        self.surplus: set[str] = set()  # pending ones that nobody needed at the last look
+        self.lost_since_ms: dict[str, int] = {}
+        self.present: tuple[int, dict[str, int]] | None = None  # by version of the cluster
+
+    def ask_for(self, shape: ExecutorShape) -> bool:
+        """True if one of this shape may ever be asked for."""
+        limits = self.provisioning.total_max
+        return all(shape.total.get(name, 0) <= limit for name, limit in limits.items())
+
+    def fits_a_shape(self, shape: Shape) -> bool:
+        """True if an executor that could be asked for could serve such a request when empty."""
+        return any(
+            self.ask_for(self.shapes[name]) and could_serve(capacity, shape)
+            for name, capacity in self.capacities.items()
+        )
+
+
+def could_serve(capacity: Capacity, shape: Shape) -> bool:
+    """True if an empty executor could serve such a request."""
+    if any(capacity.labels.get(name) != value for name, value in shape.labels):
+        return False
+    if shape.profile is None:
+        return bool(capacity.default) and fits(capacity.default, capacity.amounts)
+    return fits(shape.separate_need if capacity.separate else shape.pooled_need, capacity.amounts)
+
+
+def capacity_of(shape: ExecutorShape) -> Capacity:
+    """What an executor of a shape has when it is empty, in columns of the capacity index."""
+    separate = has_separate_pools(shape.total)
+    return Capacity(
+        amounts={**in_grains(shape.total), SLOTS: shape.slots_max or UNBOUNDED},
+        default=in_grains(booking(shape.default_profile, separate_pools=separate)),
+        labels=dict(shape.labels),
+        separate=separate,
+    )
+
+
+def of_shape(provisions: Mapping[str, Provision], name: str) -> int:
+    """How many of a shape were asked for and are not known to be gone."""
+    return sum(each.shape == name for each in provisions.values())

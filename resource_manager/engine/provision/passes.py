@@ -1,0 +1,210 @@
+"""The regular look at what is wanted and what is there: who has to be asked for, who is given back.
+
+A look is due `plan_interval_ms` after something happened, never more often, so that requests that
+come one by one are planned together and a slot that is just being freed can still serve the next
+request. Who waits is planned anew only if that could come to something else than the last time.
+
+After a restart nothing is planned while executors of the books have yet to register again: what
+waits may well fit there.
+"""
+
+from __future__ import annotations
+
+from math import gcd
+
+from finegrain.resources import Amounts, subtract
+from resource_manager.engine.entities import ExecutorState, Provision, ProvisionState
+from resource_manager.engine.provision import life
+from resource_manager.engine.provision.backlog import plan_waiting
+from resource_manager.engine.provision.books import PENDING, of_shape
+from resource_manager.engine.provision.exact import UNBOUNDED, Offer, equal_cover
+from resource_manager.engine.provision.planning import COST_UNIT
+from resource_manager.engine.provision.totals import may_ask, room_below_maximum, staying
+from resource_manager.engine.settings import ExecutorShape
+from resource_manager.engine.state import State
+from resource_manager.engine.timers import Timer
+from resource_manager.engine.turn import Turn
+
+MINIMUM = "minimum"
+"""Cause of what is asked for although nobody waits."""
+
+
+def provide(turn: Turn) -> None:
+    """To be called with every decision, after those who wait were tried."""
+    state, elastic = turn.state, turn.state.elastic
+    if not elastic.provisioning and not state.provisions:
+        return
+    if elastic.resumes:
+        elastic.resumes = False
+        life.resume(turn)
+    interval_ms = elastic.provisioning.plan_interval_ms
+    if elastic.next_pass_ms is None:
+        elastic.next_pass_ms = turn.now_ms + interval_ms
+    elif turn.now_ms >= elastic.next_pass_ms and not state.unfinished:
+        _look(turn)
+        again = _is_restless(state)
+        elastic.next_pass_ms = turn.now_ms + interval_ms if again else None
+    if elastic.next_pass_ms is not None:
+        state.timers.arm(Timer.PLAN, "", elastic.next_pass_ms)
+
+
+def _is_restless(state: State) -> bool:
+    """True if time alone may change something."""
+    waiting = bool(state.queue.job_shapes) or bool(state.gangs.waiting)
+    return waiting or bool(state.provisions) or bool(_missing(state))
+
+
+def _look(turn: Turn) -> None:
+    state = turn.state
+    for provision in list(state.provisions.values()):
+        _look_at(turn, provision)
+    if _are_expected_back(turn):
+        return
+    plan_waiting(turn)
+    _ask_for_minimum(turn)
+    _give_back_surplus(turn)
+    _give_back_idle(turn)
+
+
+def _look_at(turn: Turn, provision: Provision) -> None:
+    """Whether one came in time, is lost for long, or was forgotten."""
+    state, elastic = turn.state, turn.state.elastic
+    shape = elastic.shapes.get(provision.shape)
+    if provision.state in PENDING:
+        if shape is None:
+            life.stop(turn, provision, f"no shape {provision.shape} is configured any more")
+            return
+        heard_ms = state.timers.listening_since_ms + shape.start_timeout_ms
+        if turn.now_ms >= max(provision.deadline_at_ms or 0, heard_ms):
+            seconds = shape.start_timeout_ms // 1_000
+            life.fail(turn, provision, f"did not register within {seconds} s")
+    elif provision.state is ProvisionState.REGISTERED:
+        host = state.hosts.get(provision.executor_id)
+        if host is None:
+            life.stop(turn, provision, "an operator had it forgotten")
+        elif life.is_lost(host):
+            since_ms = elastic.lost_since_ms.setdefault(provision.executor_id, turn.now_ms)
+            if turn.now_ms - since_ms >= elastic.provisioning.provided_lost_timeout_ms:
+                seconds = elastic.provisioning.provided_lost_timeout_ms // 1_000
+                life.stop(turn, provision, f"was lost for {seconds} s")
+        else:
+            elastic.lost_since_ms.pop(provision.executor_id, None)
+
+
+def _are_expected_back(turn: Turn) -> bool:
+    """True while executors may yet register with this incarnation of the RM."""
+    state = turn.state
+    if turn.now_ms >= state.started.monotonic_ms + state.settings.lost_timeout_ms:
+        return False
+    return any(
+        host.executor.state is ExecutorState.UNCONFIRMED and not host.reach.unreachable
+        for host in state.hosts.values()
+    )
+
+
+def _missing(state: State) -> dict[str, int]:
+    """What lacks to the minimum, by dimension."""
+    least = state.settings.provisioning.total_min
+    if not least:
+        return {}
+    there = staying(state)
+    return {
+        name: amount - there.get(name, 0)
+        for name, amount in least.items()
+        if amount > there.get(name, 0)
+    }
+
+
+def _ask_for_minimum(turn: Turn) -> None:
+    """The cheapest set for what lacks in one dimension, then for what still lacks in the next."""
+    state = turn.state
+    for name in sorted(_missing(state)):
+        lack = _missing(state).get(name, 0)
+        if lack <= 0:
+            continue
+        shapes = [each for each in may_ask(turn) if each.total.get(name, 0)]
+        for shape, count in _cheapest(state, shapes, name, lack):
+            for _ in range(count):
+                room = room_below_maximum(state)
+                if all(shape.total.get(each, 0) <= left for each, left in room.items()):
+                    life.ask(turn, shape, MINIMUM)
+
+
+def _cheapest(
+    state: State, shapes: list[ExecutorShape], name: str, lack: int
+) -> list[tuple[ExecutorShape, int]]:
+    if not shapes:
+        return []
+    unit = gcd(*[shape.total[name] for shape in shapes])
+    served = [shape.total[name] // unit for shape in shapes]
+    offers = [
+        Offer((), (), max(1, round(shape.cost * COST_UNIT)), _more_of(state, shape))
+        for shape in shapes
+    ]
+    wanted = -(-lack // unit)
+    chosen = equal_cover(wanted, served, offers)
+    while chosen is None and wanted > 1:  # not that much can be had: as much as can be
+        wanted = sum(n * min(offer.most, wanted) for n, offer in zip(served, offers, strict=True))
+        chosen = equal_cover(wanted, served, offers)
+    return list(zip(shapes, chosen or [0] * len(shapes), strict=True))
+
+
+def _more_of(state: State, shape: ExecutorShape) -> int:
+    """How many more of a shape there may be, whatever their size."""
+    if not shape.count_max:
+        return UNBOUNDED
+    return max(0, shape.count_max - of_shape(state.provisions, shape.name))
+
+
+def _give_back_surplus(turn: Turn) -> None:
+    """Those that have not come and that nobody needs, now and at the last look."""
+    state, elastic = turn.state, turn.state.elastic
+    before, elastic.surplus = elastic.surplus, set()
+    for provision in _dearest_first(state):
+        name = provision.executor_id
+        if provision.state not in PENDING or elastic.plan.on.get(name):
+            continue
+        if not _is_spare(state, elastic.shapes[provision.shape].total):
+            continue
+        if name in before:
+            life.stop(turn, provision, "nobody needs it any more")
+        else:
+            elastic.surplus.add(name)
+
+
+def _give_back_idle(turn: Turn) -> None:
+    """Those that had no slots for long enough."""
+    state, elastic = turn.state, turn.state.elastic
+    timeout_ms = elastic.provisioning.idle_timeout_ms
+    for provision in _dearest_first(state):
+        host = state.hosts.get(provision.executor_id)
+        if provision.state is not ProvisionState.REGISTERED or host is None:
+            continue
+        if host.slots or host.executor.state is not ExecutorState.ACTIVE:
+            provision.idle_since_ms = None
+            continue
+        if provision.idle_since_ms is None:
+            provision.idle_since_ms = turn.now_ms
+        idle_ms = turn.now_ms - provision.idle_since_ms
+        if idle_ms < timeout_ms or provision.executor_id in elastic.plan.counted_on:
+            continue
+        if _is_spare(state, host.executor.registration.total):
+            life.stop(turn, provision, f"had no slots for {idle_ms // 1_000} s")
+
+
+def _dearest_first(state: State) -> list[Provision]:
+    """What costs most first; of equal ones the latest first."""
+    shapes = state.elastic.shapes
+
+    def rank(each: Provision) -> tuple[float, int]:
+        shape = shapes.get(each.shape)
+        return (-shape.cost if shape is not None else 0.0, -each.number)
+
+    return sorted(state.provisions.values(), key=rank)
+
+
+def _is_spare(state: State, total: Amounts) -> bool:
+    """True if the rest is not below the minimum without it, or not further than with it."""
+    least = state.settings.provisioning.total_min
+    rest = subtract(staying(state), total)
+    return all(rest.get(name, 0) >= amount for name, amount in least.items() if total.get(name, 0))
