@@ -128,6 +128,7 @@ class ClusterServicer(ClusterServiceServicer):
         (after,) = key_of(request.page_token, (0,))
 
         def read(state: State) -> cluster_pb2.ListRequestsResponse:
+            _refuse_short(state, prefixes)
             page = queries.list_requests(
                 state,
                 job_id=job_id,
@@ -301,10 +302,18 @@ def _prefixes(ids: Sequence[str]) -> list[str]:
     if len(ids) > FILTERED_IDS_MAX:
         raise InvalidArgument("allocation_ids", f"{len(ids)} ids", f"at most {FILTERED_IDS_MAX}")
     for index, each in enumerate(ids):
-        if len(each) < PREFIX_LENGTH_MIN or not ID_PATTERN.fullmatch(each):
-            raise InvalidArgument(
-                f"allocation_ids[{index}]",
-                each,
-                f"an id, or at least {PREFIX_LENGTH_MIN} characters from its beginning",
-            )
+        if not ID_PATTERN.fullmatch(each):
+            raise _no_id(index, each)
     return list(ids)
+
+
+def _refuse_short(state: State, ids: Sequence[str]) -> None:
+    """Lets only ids pass that exist, or beginnings that are not those of very many."""
+    for index, each in enumerate(ids):
+        if len(each) < PREFIX_LENGTH_MIN and each not in state.requests:
+            raise _no_id(index, each)
+
+
+def _no_id(index: int, text: str) -> InvalidArgument:
+    expected = f"an id, or at least {PREFIX_LENGTH_MIN} characters from its beginning"
+    return InvalidArgument(f"allocation_ids[{index}]", text, expected)

@@ -214,6 +214,9 @@ async def test_lists_come_in_pages(tmp_path: Path) -> None:
             cluster_pb2.ListRequestsRequest(allocation_ids=["slot-3", "slot-4"])
         )
         assert [each.allocation_id for each in by_prefix.requests] == ["slot-3", "slot-4"]
+        await job.request(slot_request("a"))
+        by_id = await rm.cluster.ListRequests(cluster_pb2.ListRequestsRequest(allocation_ids=["a"]))
+        assert [each.allocation_id for each in by_id.requests] == ["a"]
 
 
 async def test_an_open_watch_stream_keeps_the_lease_and_silence_ends_the_job(
