@@ -360,6 +360,7 @@ EXECUTORS = [
         registration(topology=resources_pb2.HostTopology(online_cpus="many")),
         "topology.online_cpus",
     ),
+    ("a malformed shape", registration(provided_as="a shape"), "provided_as"),
     ("a malformed version", registration(protocol_version="one"), "protocol_version"),
     (
         "a report without number",
@@ -368,6 +369,7 @@ EXECUTORS = [
     ),
     ("a slot without id", reported(allocation_id=""), "report.slots[0].allocation_id"),
     ("a slot without generation", reported(generation=0), "report.slots[0].generation"),
+    ("a negative change", reported(resize_number=-1), "report.slots[0].resize_number"),
     ("a slot that is pending", reported(state=1), "report.slots[0].state"),
     ("a slot in an unknown state", reported(state=77), "report.slots[0].state"),
 ]

@@ -195,6 +195,16 @@ async def test_an_event_that_comes_while_the_log_is_read_wakes_as_well(
         assert [event.kind for event in answer.events] == ["job_registered"]
 
 
+async def test_an_executor_says_as_what_it_was_started(tmp_path: Path) -> None:
+    async with running_rm(tmp_path) as rm:
+        executor = ScriptedExecutor(rm, address="127.0.0.1:1")
+        announced = executor.registration()
+        announced.provided_as = "small"
+        await rm.rm_as_cluster.RegisterExecutor(announced)
+        listed = await rm.cluster.ListExecutors(cluster_pb2.ListExecutorsRequest())
+        assert [each.provided_as for each in listed.executors] == ["small"]
+
+
 async def test_lists_come_in_pages(tmp_path: Path) -> None:
     async with running_rm(tmp_path) as rm:
         job = await ScriptedJob(rm).register()

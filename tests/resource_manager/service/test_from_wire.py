@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +17,8 @@ from finegrain.v1 import resource_manager_pb2 as rm_pb2
 from finegrain.v1 import resources_pb2, slots_pb2
 from resource_manager.engine.events import ItemOutcome
 from resource_manager.service import from_wire
-from resource_manager.service.asking import asked
+from resource_manager.service.asking import Asked, asked
+from resource_manager.service.resize_wire import resize_wish
 
 numbers = st.one_of(st.integers(-(2**63), 2**63 - 1), st.integers(-2, 3000))
 texts = st.one_of(st.text(max_size=20), st.sampled_from(["slot-1", "job-1", "0-3", "", "1.0"]))
@@ -35,6 +37,7 @@ slots = st.builds(
     state=st.integers(0, 5),
     cpus=texts,
     cpu_limit_milli=numbers,
+    resize_number=numbers,
     isolation=st.builds(resources_pb2.IsolationReport, cpu=texts, notes=st.lists(texts)),
 )
 ended = st.builds(slots_pb2.EndedSlot, allocation_id=texts, generation=numbers, reason=texts)
@@ -65,11 +68,18 @@ def test_reports_are_taken_in_whole_or_refused_by_field(message: slots_pb2.SlotR
         assert slot.allocation_id.isprintable()
 
 
+def whole_call(message: rm_pb2.RequestResourceRequest) -> object:
+    specs = from_wire.slot_requests_from(message.requests, 0)
+    return asked(specs, message.gangs, members_max=10)
+
+
 READERS: list[tuple[Any, Callable[[Any], object]]] = [
     (slots_pb2.SlotReport, lambda message: from_wire.report(message, "report")),
     (slots_pb2.SlotRequest, lambda message: from_wire.slot_request(message, "requests[0]")),
     (slots_pb2.UsageReport, lambda message: from_wire.usage(message, "usage")),
     (rm_pb2.RegisterExecutorRequest, from_wire.registration),
+    (rm_pb2.RequestResourceRequest, whole_call),
+    (rm_pb2.ResourceManagerServiceResizeSlotRequest, lambda message: resize_wish(message, "job")),
 ]
 
 
@@ -82,6 +92,38 @@ def test_noise_is_refused(kind: Any, read: Callable[[Any], object], data: bytes)
         read(kind.FromString(data))
     except (DecodeError, InvalidArgument, FailedPrecondition):
         return
+
+
+gangs = st.builds(
+    slots_pb2.Gang,
+    gang_id=texts,
+    placement=st.integers(0, 6),
+    label=texts,
+    timeout=st.none() | st.builds(Duration, seconds=st.integers(-2, 3)),
+)
+members = st.builds(
+    slots_pb2.SlotRequest,
+    allocation_id=texts,
+    gang_id=texts,
+    restart_on_loss=st.booleans(),
+    target_address=st.sampled_from(["", "", "127.0.0.1:1"]),
+)
+
+
+@given(st.lists(gangs, max_size=3), st.lists(members, max_size=4))
+def test_gangs_are_taken_in_whole_or_refused_by_field(
+    declared: list[slots_pb2.Gang], requests: list[slots_pb2.SlotRequest]
+) -> None:
+    try:
+        call = whole_call(rm_pb2.RequestResourceRequest(requests=requests, gangs=declared))
+    except InvalidArgument as error:
+        assert error.field.startswith(("gangs[", "requests["))  # noqa: PT017
+        return
+    assert isinstance(call, Asked)
+    assert len(call.gangs) == len(declared)
+    for spec in call.specs:
+        assert not spec.gang_id or not spec.target_address
+    assert {spec.gang_id for spec in call.specs} - {""} == {each.gang_id for each in call.gangs}
 
 
 def test_a_batch_names_both_places_of_an_id_that_it_holds_twice() -> None:
