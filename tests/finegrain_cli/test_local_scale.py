@@ -22,6 +22,7 @@ from finegrain_cli.leftovers import find_leftovers, groups_of
 from finegrain_cli.local_scale import Scale, ScaledExecutors
 from resource_manager.providers.config import ProvidersConfiguration, read_providers
 from resource_manager.providers.process_shares import Share
+from resource_manager.providers.process_sweep import stop_everything
 from resource_manager.providers.provider import Presence, Surroundings
 from resource_manager.providers.registry import find_kind
 
@@ -36,6 +37,7 @@ def state_dir() -> Iterator[Path]:
     (folder / "rm" / "cluster.token").write_text("0" * 64)
     (folder / "rm" / "cluster.token").chmod(0o600)
     yield folder
+    assert stop_everything(folder / "provided") == []
     shutil.rmtree(folder, ignore_errors=True)
 
 
