@@ -24,6 +24,7 @@ from finegrain.resources import (
 )
 from resource_manager.engine.entities import Request, RequestState, Slot, SlotState
 from resource_manager.engine.executors import known_host
+from resource_manager.engine.explain_gangs import GangExplanation, explain_gang
 from resource_manager.engine.host import Host
 from resource_manager.engine.placement.feasibility import Blocker, Judgement
 from resource_manager.engine.placement.survey import MILLION, Survey
@@ -88,6 +89,7 @@ class Explanation:
     dimensions: list[DimensionStatus] = field(default_factory=list)
     would_fit_if: list[Counterfactual] = field(default_factory=list)
     blocked_by: list[Slot] = field(default_factory=list)
+    gang: GangExplanation | None = None  # of a member of a gang that waits
 
 
 def explain(
@@ -108,7 +110,8 @@ def explain(
         hosts = [known_host(state, executor_id)]
     view = request_view(state, request)
     if request.state is not RequestState.PENDING:
-        return Explanation(view, view.reason, _settled(view), state.snapshot_number)
+        settled = _settled(view, state.gangs.unconfirmed.get(request.spec.gang_id, 0))
+        return Explanation(view, view.reason, settled, state.snapshot_number)
     survey = Survey.of(hosts, state.queue.shape_of(request.spec))
     reason = pending_reason(state, request)
     ahead = _requests_ahead(state, request)
@@ -127,6 +130,7 @@ def explain(
         ],
         would_fit_if=_counterfactuals(state.settings, request, survey),
         blocked_by=_blocking_slots(survey),
+        gang=explain_gang(state, request),
     )
 
 
@@ -254,15 +258,23 @@ def _needed(one: Judgement, chosen: list[Slot]) -> list[Slot]:
 
 
 def _requests_ahead(state: State, request: Request) -> int:
-    number = request.arrival_number
-    return sum(sum(other < number for other in shape.members) for shape in state.queue.shapes())
+    gang = state.gangs.of(request)
+    number = request.arrival_number if gang is None else gang.arrival_number
+    ahead = sum(sum(other < number for other in shape.members) for shape in state.queue.shapes())
+    return ahead + sum(
+        len(waiting.members)
+        for waiting in state.gangs.waiting.values()
+        if waiting.gang.arrival_number < number
+    )
 
 
-def _settled(view: RequestView) -> str:
+def _settled(view: RequestView, unconfirmed: int) -> str:
     request = view.request
     match request.state:
         case RequestState.ALLOCATING:
             where = view.slot.slot.executor_id if view.slot else ""
+            if view.slot and view.slot.slot.state is SlotState.ALLOCATED:
+                return f"placed on {where}, and waits for {unconfirmed} others of its gang"
             return f"placed on {where}, which has not confirmed yet"
         case RequestState.GRANTED:
             where = view.slot.slot.executor_id if view.slot else ""
@@ -280,6 +292,7 @@ def _waiting(reason: str, survey: Survey, ahead: int) -> str:
         Reason.INFEASIBLE_NOW_OFFLINE: "only executors that are lost, draining or"
         " unreachable could host it",
         Reason.INFEASIBLE_NEVER: "no known executor could host it, even when empty",
+        Reason.WAITING_GANG: "it would fit, and its gang as a whole does not",
     }
     if reason in texts:
         text = texts[Reason(reason)]

@@ -40,6 +40,13 @@ def waiting_gangs(state: State) -> Iterator[tuple[Gang, list[Request]]]:
         yield waiting.gang, waiting.members
 
 
+def wishes_now(state: State, waiting: WaitingGang) -> tuple[Wish, ...]:
+    """What a gang that waits asks for, with the hosts that its members must not have now."""
+    if any(each.allocation_id in state.left_behind for each in waiting.members):
+        return tuple(_by_wish(state, waiting))
+    return waiting.kind.wishes
+
+
 def begin_to_wait(turn: Turn, gang: Gang) -> None:
     """Puts a new gang into the line."""
     if gang.spec.timeout_ms is not None:
@@ -54,11 +61,11 @@ def try_gang(turn: Turn, placing: Placing, single: Single) -> bool:
     waiting.tried = True
     if passed_by(state, waiting.kind):
         return False
-    groups = _by_wish(state, waiting)
-    wishes = tuple(groups) if any(wish.elsewhere for wish in groups) else waiting.kind.wishes
+    wishes = wishes_now(state, waiting)
     found = find_together(state, waiting, wishes)
     if found is None:
         return False
+    groups = _by_wish(state, waiting)
     members = [iter(groups[wish]) for wish in wishes]
     for share in found:
         some = list(islice(members[share.wish], share.count))

@@ -111,6 +111,11 @@ def explanation(one: Explanation) -> Iterator[str]:
         )
     for change in one.would_fit_if:
         yield f"  {change.message}"
+    if one.gang is not None:
+        yield f"  gang {one.gang.gang.gang_id} of {one.gang.members}: {one.gang.summary}"
+        for spot in one.gang.spots:
+            if spot.name:
+                yield f"    {spot.name}: {spot.placeable}"
     if one.blocked_by:
         names = " ".join(_name(s.allocation_id, s.generation) for s in one.blocked_by)
         yield f"  blocked by {names} on {one.blocked_by[0].executor_id}"

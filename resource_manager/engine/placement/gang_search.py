@@ -54,14 +54,14 @@ def find_together(
     kind = waiting.kind
     if wishes == kind.wishes:
         grown = _grown_since(state, kind.in_vain)
-        found = seek(state, kind.where, wishes, among=grown)
+        found = seek(state, kind.where, wishes, among=grown, may_build=True)
         kind.in_vain = _now(state) if found is None else None
         return found
     if waiting.in_vain is not None and waiting.in_vain[0] == wishes:
         grown = _grown_since(state, waiting.in_vain[1])
         if grown is not None and not _helps(state, kind, grown):
             return None
-    found = seek(state, kind.where, wishes)
+    found = seek(state, kind.where, wishes, may_build=True)
     waiting.in_vain = (wishes, _now(state)) if found is None else None
     return found
 
@@ -73,6 +73,7 @@ def seek(
     *,
     prefix: str = "",
     among: Iterable[str] | None = None,
+    may_build: bool = False,
 ) -> list[Share] | None:
     """Hosts for as many slots as are wished for, or None.
 
@@ -82,8 +83,9 @@ def seek(
         wishes: what is asked for.
         prefix: of the index's columns: empty for what is free now, else `KNOWN` or `ONLINE`.
         among: without these hosts there is no way, as is known.
+        may_build: hosts of labels may get an index of their own.
     """
-    room = Room(state, prefix, may_build=not prefix)
+    room = Room(state, prefix, may_build=may_build)
     asks = [room.ask(number, wish) for number, wish in enumerate(wishes)]
     try:
         placed = _placed(room, asks, where, among)
