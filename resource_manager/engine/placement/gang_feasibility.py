@@ -19,6 +19,7 @@ from resource_manager.engine.placement.feasibility import (
     waiting_reason,
 )
 from resource_manager.engine.placement.gang_search import seek
+from resource_manager.engine.provision.possible import gang_could_be_provided
 from resource_manager.engine.state import State
 
 _OF_THE_MEMBER = frozenset(
@@ -33,8 +34,15 @@ _OF_THE_MEMBER = frozenset(
 
 
 def gang_feasibility(state: State, where: Where, wishes: Sequence[Wish]) -> Feasibility:
-    """What the sizes of the hosts say about a gang as a whole; the indexes must be fresh."""
-    if not state.hosts or seek(state, where, wishes, prefix=ONLINE) is not None:
+    """What the sizes of the hosts, and of those that could be asked for, say about a gang as a
+    whole; the indexes must be fresh.
+    """
+    provided = bool(state.elastic.provisioning)
+    if not state.hosts and not provided:
+        return Feasibility.POSSIBLE
+    if seek(state, where, wishes, prefix=ONLINE) is not None:
+        return Feasibility.POSSIBLE
+    if provided and gang_could_be_provided(state, where, wishes):
         return Feasibility.POSSIBLE
     if seek(state, where, wishes, prefix=KNOWN) is not None:
         return Feasibility.OFFLINE

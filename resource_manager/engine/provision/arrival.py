@@ -88,6 +88,7 @@ def hand_over(turn: Turn) -> None:
         content = elastic.plan.on.get(promised)
         if promised == host_id:
             elastic.plan.on.pop(promised, None)
+            elastic.plan.places.clear()
         if host is not None and content is not None and host.eligible:
             _place_gangs(turn, content)
             _place(turn, host, content)

@@ -6,10 +6,8 @@ an executor with room refused lately: it is asked again soon.
 
 from __future__ import annotations
 
-from finegrain.resources import booking
 from resource_manager.engine.entities import Gang, ProvisionState
 from resource_manager.engine.gang_books import WaitingGang
-from resource_manager.engine.gang_books import Wish as GangMembers
 from resource_manager.engine.host import Host
 from resource_manager.engine.provision import life
 from resource_manager.engine.provision.books import PENDING, Content, LastPlan, of_shape
@@ -17,9 +15,10 @@ from resource_manager.engine.provision.exact import UNBOUNDED
 from resource_manager.engine.provision.gang_planning import GangWish
 from resource_manager.engine.provision.packing import Capacity, Counts, Wish
 from resource_manager.engine.provision.planning import Backlog, Plan, Supply, make_plan
+from resource_manager.engine.provision.possible import wish_of
 from resource_manager.engine.provision.texts import cause_of
 from resource_manager.engine.provision.totals import may_ask, room_below_maximum
-from resource_manager.engine.queue import DEFAULT_SLOTS, SLOTS, Shape, ShapeKey, in_grains
+from resource_manager.engine.queue import SLOTS, Shape, ShapeKey, in_grains
 from resource_manager.engine.settings import ExecutorShape
 from resource_manager.engine.state import State
 from resource_manager.engine.turn import Turn
@@ -162,24 +161,12 @@ class _Reading:
             kinds.setdefault(owner if isinstance(owner, Shape) else owner.gang_id, []).append(kind)
         kept: dict[str, Counts] = {}
         for name, content in self._state.elastic.plan.on.items():
+            planned: list[tuple[Shape | str, int]] = [*content.shapes.items()]
+            planned += content.gangs.items()
             kept[name] = {
-                kinds[owner][0]: count
-                for owner, count in (*content.shapes.items(), *content.gangs.items())
-                if len(kinds.get(owner, ())) == 1
+                kinds[owner][0]: count for owner, count in planned if len(kinds.get(owner, ())) == 1
             }
         return kept
-
-
-def wish_of(members: GangMembers) -> Wish:
-    """Equal members of a gang, as numbers."""
-    if members.profile is None:
-        need = {DEFAULT_SLOTS: 1}
-        return Wish(need, need, members.labels)
-    pooled, separate = (
-        {**in_grains(booking(members.profile, separate_pools=pools)), SLOTS: 1}
-        for pools in (False, True)
-    )
-    return Wish(pooled, separate, members.labels)
 
 
 def _runs(line: list[tuple[int, int]]) -> list[tuple[int, int]]:

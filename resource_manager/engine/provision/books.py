@@ -59,12 +59,14 @@ class LastPlan:
         left: requests that are planned nowhere, by shape.
         gangs_left: gangs that are planned nowhere.
         counted_on: executors that are there and that planned gangs count on.
+        places: where each of a shape is planned, as of a state of the queue, once somebody asked.
     """
 
     on: dict[str, Content] = field(default_factory=dict)
     left: dict[Shape, int] = field(default_factory=dict)
     gangs_left: list[str] = field(default_factory=list)
     counted_on: set[str] = field(default_factory=set)
+    places: dict[Shape, tuple[int, dict[int, str]]] = field(default_factory=dict)
 
     def planned(self, shape: Shape) -> dict[str, int]:
         """How many requests of a shape are planned on which executor, oldest first."""

@@ -76,6 +76,7 @@ class ModelExecutor:
     command_number: int = 0
     answer: CommandAnswered | None = None
     base: tuple[int, Any] = (0, None)  # number and content of the last state that was acknowledged
+    provided_as: str = ""
     hidden: dict[str, int] = field(default_factory=dict)  # taken by something the RM cannot know
 
     def registration(self) -> Registration:
@@ -88,6 +89,7 @@ class ModelExecutor:
             default_profile=self.default_profile,
             labels=self.labels,
             slots_max=self.slots_max,
+            provided_as=self.provided_as,
         )
 
     def available(self) -> dict[str, int]:
