@@ -25,8 +25,9 @@ from resource_manager.engine.events import (
     CommandUndelivered,
     ItemOutcome,
 )
+from resource_manager.engine.gangs import requeue
 from resource_manager.engine.host import Command, Host
-from resource_manager.engine.moves import requeue, vanish
+from resource_manager.engine.moves import vanish
 from resource_manager.engine.reachability import command_arrived, find_unreachable
 from resource_manager.engine.refusals import backoff_ms, remember_refusal
 from resource_manager.engine.reports import settle, take_in

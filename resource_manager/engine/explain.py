@@ -22,9 +22,11 @@ from finegrain.resources import (
     subtract,
     total_of,
 )
+from resource_manager.engine.dimensions import DimensionStatus
 from resource_manager.engine.entities import Request, RequestState, Slot, SlotState
 from resource_manager.engine.executors import known_host
 from resource_manager.engine.explain_gangs import GangExplanation, explain_gang
+from resource_manager.engine.explain_resizes import ResizeExplanation, explain_resizes
 from resource_manager.engine.host import Host
 from resource_manager.engine.placement.feasibility import Blocker, Judgement
 from resource_manager.engine.placement.survey import MILLION, Survey
@@ -39,17 +41,6 @@ BLOCKING_SLOTS_MAX = 20
 
 COUNTERFACTUALS_LOOKED_AT_MAX = 100
 """Executors, nearest first, that are tried for a smaller amount with which it would fit."""
-
-
-@dataclass(frozen=True, slots=True)
-class DimensionStatus:
-    """One resource dimension: asked, free, largest hole on one executor, total."""
-
-    dimension: str
-    asked: int
-    free: int
-    largest_hole: int
-    total: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +80,7 @@ class Explanation:
     dimensions: list[DimensionStatus] = field(default_factory=list)
     would_fit_if: list[Counterfactual] = field(default_factory=list)
     blocked_by: list[Slot] = field(default_factory=list)
+    resizes: list[ResizeExplanation] = field(default_factory=list)
     gang: GangExplanation | None = None  # of a member of a gang that waits
 
 
@@ -111,7 +103,10 @@ def explain(
     view = request_view(state, request)
     if request.state is not RequestState.PENDING:
         settled = _settled(view, state.gangs.unconfirmed.get(request.spec.gang_id, 0))
-        return Explanation(view, view.reason, settled, state.snapshot_number)
+        slot = state.slot_of(request)
+        resizes = explain_resizes(state, slot) if slot is not None else []
+        number = state.snapshot_number
+        return Explanation(view, view.reason, settled, number, resizes=resizes)
     survey = Survey.of(hosts, state.queue.shape_of(request.spec))
     reason = pending_reason(state, request)
     ahead = _requests_ahead(state, request)

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
 from finegrain.resources import total_of
+from resource_manager.engine import size_invariants
 from resource_manager.engine.entities import (
     ENDED_REQUEST_STATES,
     ExecutorState,
@@ -40,6 +41,7 @@ def check_invariants(state: State) -> list[str]:
         *(finding for host in state.hosts.values() for finding in _host(host)),
         *_indexes(state),
         *_sums(state),
+        *size_invariants.line(state),
     ]
 
 
@@ -199,6 +201,7 @@ def _host(host: Host) -> Iterator[str]:
         yield f"{title} has {len(host.slots)} slots, at most {limit} are allowed"
     for slot in host.slots.values():
         yield from _order(host, slot)
+    yield from size_invariants.sizes(host)
     in_flight = host.in_flight
     if in_flight is not None and in_flight.number != executor.command_number:
         yield (

@@ -7,14 +7,15 @@ from __future__ import annotations
 from functools import lru_cache
 
 from finegrain.resources import ResourceProfile
-from resource_manager.engine.entities import Slot
+from resource_manager.engine.entities import Resize, Slot
 
 
 def slot_to_dict(slot: Slot, executor_address: str) -> dict[str, object]:
     """The fields of SlotStatus (slots.proto) by name, without empty ones.
 
     `profile` is `ResourceProfile.to_dict()`, shared: nobody may change it; `allocated_time_ms` is
-    in milliseconds since 1970.
+    in milliseconds since 1970. `resizes` are changes of size that are under way, as `SlotResize`
+    without `message`.
     """
     data: dict[str, object] = {
         "allocation_id": slot.allocation_id,
@@ -35,7 +36,22 @@ def slot_to_dict(slot: Slot, executor_address: str) -> dict[str, object]:
         data["isolation"] = slot.isolation
     if slot.allocated_time_ms is not None:
         data["allocated_time_ms"] = slot.allocated_time_ms
+    if slot.resize_number:
+        data["resize_number"] = slot.resize_number
+    if slot.ordered is not None or slot.wanted is not None:
+        under_way = ((slot.ordered, "ORDERED"), (slot.wanted, "WAITING"))
+        data["resizes"] = [_resize(one, state) for one, state in under_way if one is not None]
     return data
+
+
+def _resize(resize: Resize, state: str) -> dict[str, object]:
+    return {
+        "resize_number": resize.number,
+        "profile": _profile_data(resize.profile),
+        "memory_bytes": resize.profile.booked_memory_bytes,
+        "cpu_limit_milli": resize.cpu_limit_milli,
+        "state": state,
+    }
 
 
 @lru_cache(16_384)

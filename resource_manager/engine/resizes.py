@@ -72,9 +72,10 @@ def go_on(turn: Turn, slot: Slot) -> None:
     hold = host.resize_holds.get((slot.allocation_id, slot.generation))
     if hold is not None and hold.active:
         return
-    if has_size(slot, wanted):
+    if has_size(slot, wanted):  # since what was ordered before it was refused
         withdraw(state, host, slot)
         state.changes.slot(slot)
+        _tell(turn, slot, wanted.number)
     elif not growth(host, slot):
         state.queue.singles.remove(wanted.arrival_number)
         _order(turn, slot)
@@ -144,14 +145,21 @@ def _adopt(turn: Turn, slot: Slot, seen: ReportedSlot) -> None:
     slot.cpus = seen.cpus or slot.cpus
     state.touch(host)
     state.changes.slot(slot)
-    if (request := _granted(state, slot)) is None:
-        return
+    number = seen.resize_number
     if slot.wanted is not None and has_size(slot, slot.wanted):
+        number = slot.wanted.number
         withdraw(state, host, slot)
-    message = f"change {seen.resize_number}: {size_text(slot)}"
-    turn.slot_event("slot_resized", slot, message=message)
-    turn.job_event(request, reason=Reason.RESIZED, message=message, slot=slot)
+    _tell(turn, slot, number)
     go_on(turn, slot)
+
+
+def _tell(turn: Turn, slot: Slot, number: int) -> None:
+    """The job master hears that a change is done, if it still has the slot."""
+    request = _granted(turn.state, slot)
+    if request is not None:
+        message = f"change {number}: {size_text(slot)}"
+        turn.slot_event("slot_resized", slot, message=message)
+        turn.job_event(request, reason=Reason.RESIZED, message=message, slot=slot)
 
 
 def resize_answered(

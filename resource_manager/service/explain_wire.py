@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
-from resource_manager.engine.explain import DimensionStatus, Explanation
+from resource_manager.engine.dimensions import DimensionStatus
+from resource_manager.engine.explain import Explanation
 from resource_manager.engine.queries import slot_view
 from resource_manager.engine.state import State
 from resource_manager.service.to_wire import request_status, slot_status

@@ -21,6 +21,7 @@ from resource_manager.engine.events import (
     JobRegistered,
     RequestsCancelled,
     RequestsSubmitted,
+    ResizeRequested,
     SlotsReleased,
     UndrainRequested,
 )
@@ -206,6 +207,26 @@ class Stage:
         slots = tuple((name, generation) for name in words.subjects)
         yield from self._items(self.cluster.batch(SlotsReleased(self.cluster.at, job_id, slots)))
 
+    def do_resize(self, words: Words) -> Iterator[str]:
+        """The whole of what a slot is to have; an answer that says something new is told."""
+        job_id = None if words.flag("operator") else words.values.pop("job", "job")
+        wait = words.flag("wait")
+        licenses = words.number("licenses")
+        extended = (("license", licenses),) if licenses else ()
+        event = ResizeRequested(
+            self.cluster.at,
+            job_id,
+            words.subjects[0],
+            words.number("generation"),
+            words.number("number"),
+            ResourceProfile(words.number("cpu"), words.number("mem") * MIB, extended=extended),
+            words.number("cpu_limit"),
+            wait_for_use=wait,
+        )
+        slot = self.cluster.batch(event)
+        yield f"change {slot.resize_number}{render.changes(slot)}"
+        yield from self._effects()
+
     def do_end(self, words: Words) -> Iterator[str]:
         self.cluster.batch(JobEndRequested(self.cluster.at, words.subjects[0], "ENDED"))
         yield from self._effects()
@@ -317,8 +338,13 @@ class Stage:
         if "hidden_cpu" in words.values:
             cpu = words.number("hidden_cpu")
             executor.hidden = {"cpu_milli": cpu} if cpu else {}
+        if "cpu" in words.values:
+            executor.total = {**executor.total, "cpu_milli": words.number("cpu")}
         if "broken" in words.values:
             executor.broken = set(words.names("broken")) - {"none"}
+        for use in words.names("used"):
+            name, mib = use.split(":")
+            executor.used[name] = int(mib) * MIB
         executor.frees_slowly = words.flag("frees_slowly")
         yield from ()
 

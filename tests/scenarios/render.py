@@ -12,8 +12,9 @@ from resource_manager.engine.effects import (
     PublishJobEvent,
     SendAllocate,
     SendFree,
+    SendResize,
 )
-from resource_manager.engine.entities import JobEvent
+from resource_manager.engine.entities import JobEvent, Resize, Slot
 from resource_manager.engine.events import ReportAnswer
 from resource_manager.engine.explain import Explanation
 from resource_manager.engine.queries import ExecutorView, RequestView, SlotView
@@ -30,6 +31,10 @@ def effect(one: Effect) -> Iterator[str]:
     elif isinstance(one, SendFree):
         for name, generation, _ in one.slots:
             yield f"free {_name(name, generation)} on {one.executor_id}"
+    elif isinstance(one, SendResize):
+        name = _name(one.allocation_id, one.generation)
+        change = one.resize
+        yield f"resize {name} on {one.executor_id} to {size(change)} (change {change.number})"
     elif isinstance(one, ProbeExecutor):
         yield f"dial {one.executor_id}"
     elif isinstance(one, PublishClusterEvent):
@@ -42,7 +47,20 @@ def effect(one: Effect) -> Iterator[str]:
 def job_event(event: JobEvent) -> str:
     where = f" on {event.slot['executor_id']}" if event.slot and event.state == "GRANTED" else ""
     why = f" ({event.reason})" if event.reason else ""
-    return f"tell {event.job_id}: {event.allocation_id} {event.state}{where}{why}"
+    more = f": {event.message}" if event.reason in ("RESIZED", "RESIZE_REFUSED") else ""
+    return f"tell {event.job_id}: {event.allocation_id} {event.state}{where}{why}{more}"
+
+
+def size(one: Slot | Resize) -> str:
+    limit = one.cpu_limit_milli
+    return profile(one.profile) + (f" limit={limit}m" if limit > one.profile.cpu_milli else "")
+
+
+def changes(one: Slot) -> str:
+    """What is under way, as lists show it."""
+    found = [(one.ordered, "ordered"), (one.wanted, "waits")]
+    texts = [f"{size(each)} {how} (change {each.number})" for each, how in found if each]
+    return f", {', then '.join(texts)}" if texts else ""
 
 
 def profile(one: ResourceProfile) -> str:
@@ -84,7 +102,7 @@ def slot(view: SlotView) -> str:
     one = view.slot
     return (
         f"{_name(one.allocation_id, one.generation)} {one.state} on {one.executor_id}:"
-        f" {profile(one.profile)}"
+        f" {size(one)}{changes(one)}"
     )
 
 
@@ -116,6 +134,13 @@ def explanation(one: Explanation) -> Iterator[str]:
         for spot in one.gang.spots:
             if spot.name:
                 yield f"    {spot.name}: {spot.placeable}"
+    for each in one.resizes:
+        yield f"  change {each.resize.number} to {size(each.resize)}: {each.summary}"
+        for status in each.dimensions:
+            yield (
+                f"    {status.dimension}: grows by {status.asked}, free {status.free},"
+                f" total {status.total}"
+            )
     if one.blocked_by:
         names = " ".join(_name(s.allocation_id, s.generation) for s in one.blocked_by)
         yield f"  blocked by {names} on {one.blocked_by[0].executor_id}"
