@@ -28,11 +28,13 @@ from resource_manager.engine.entities import (
     Usage,
 )
 from resource_manager.engine.executors import known_host
+from resource_manager.engine.explain_resizes import explain_resizes
 from resource_manager.engine.gangs import waiting_gangs
 from resource_manager.engine.host import Host, SlotKey
 from resource_manager.engine.jobs import known_job
 from resource_manager.engine.placement.feasibility import waiting_reason
 from resource_manager.engine.placement.gang_feasibility import member_reason
+from resource_manager.engine.provision.views import planned_count, planned_on
 from resource_manager.engine.requests import known_request
 from resource_manager.engine.state import State
 
@@ -145,7 +147,12 @@ def pending_by_reason(state: State) -> dict[str, int]:
         if new:
             reason = str(Reason.NOT_YET_CONSIDERED)
             counts[reason] = counts.get(reason, 0) + new
-        if considered := len(shape.members) - new:
+        considered = len(shape.members) - new
+        if planned := min(considered, planned_count(state, shape)):
+            reason = str(Reason.WAITING_EXECUTOR)
+            counts[reason] = counts.get(reason, 0) + planned
+            considered -= planned
+        if considered:
             reason = str(waiting_reason(state, shape))
             counts[reason] = counts.get(reason, 0) + considered
     for _, members in waiting_gangs(state):
@@ -300,7 +307,9 @@ def job_view(state: State, job: Job) -> JobView:
 def slot_view(state: State, slot: Slot) -> SlotView:
     """One slot with the address of its executor, and why a change of its size waits."""
     address = state.hosts[slot.executor_id].executor.registration.address
-    return SlotView(slot, address)
+    if slot.wanted is None:
+        return SlotView(slot, address)
+    return SlotView(slot, address, explain_resizes(state, slot)[-1].summary)
 
 
 def request_view(state: State, request: Request) -> RequestView:
@@ -322,6 +331,8 @@ def pending_reason(state: State, request: Request) -> str:
         return ""
     if request.arrival_number > state.considered_arrival:
         return Reason.NOT_YET_CONSIDERED
+    if planned_on(state, request):
+        return Reason.WAITING_EXECUTOR
     if request.spec.gang_id:
         return member_reason(state, request)
     return waiting_reason(state, state.queue.shape_of(request.spec))

@@ -157,6 +157,8 @@ class State:
         for host in state.hosts.values():
             host.adopt_registration()
             state.hosts_in_use += bool(host.slots)
+        if settings.provisioning or state.provisions:
+            state.timers.arm(Timer.PLAN, "", at.monotonic_ms)
         state.timers.arm(Timer.HISTORY, "", at.monotonic_ms + state.history.mark_interval_ms)
         state.refresh_indexes()
         state.considered_arrival = state.arrival_number

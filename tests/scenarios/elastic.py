@@ -15,7 +15,7 @@ from resource_manager.engine.events import (
     ProvisionStopFailed,
 )
 from resource_manager.engine.provision.views import providers_view
-from resource_manager.engine.settings import ExecutorShape
+from resource_manager.engine.settings import ExecutorShape, Provisioning
 from tests.resource_manager.engine.model import ModelCluster, ModelExecutor
 from tests.scenarios import render
 
@@ -50,13 +50,12 @@ class ElasticCommands:
             count_max=words.number("count_max"),
             start_timeout_ms=words.number("timeout", 60) * 1_000,
         )
-        settings = self.cluster.settings
-        shapes = (*settings.provisioning.shapes, shape)
-        self._provisioning(shapes=shapes)
+        provisioning = self.cluster.settings.provisioning
+        self._begin_anew(replace(provisioning, shapes=(*provisioning.shapes, shape)))
         yield from ()
 
     def do_elastic(self, words: Words) -> Iterator[str]:
-        """Limits and times of what is asked for; the cluster begins anew."""
+        """Limits and times of what is asked for, without shapes; the cluster begins anew."""
         given: dict[str, Any] = {}
         for name in ("min", "max"):
             if cpu := words.number(f"{name}_cpu"):
@@ -66,13 +65,11 @@ class ElasticCommands:
                 given[field] = words.number(word) * 1_000
         if "planned_max" in words.values:
             given["planned_requests_max"] = words.number("planned_max")
-        self._provisioning(**given)
+        self._begin_anew(Provisioning(**given))
         yield from ()
 
-    def _provisioning(self, **given: Any) -> None:
-        settings = self.cluster.settings
-        provisioning = replace(settings.provisioning, **given)
-        self.cluster = ModelCluster(replace(settings, provisioning=provisioning))
+    def _begin_anew(self, provisioning: Provisioning) -> None:
+        self.cluster = ModelCluster(replace(self.cluster.settings, provisioning=provisioning))
 
     def do_look(self, words: Words) -> Iterator[str]:
         """So much time passes, in single seconds, that the RM looks at what is wanted."""
@@ -107,9 +104,7 @@ class ElasticCommands:
         total = dict(shape.total)
         total["cpu_milli"] = words.number("cpu", total["cpu_milli"])
         total["memory_bytes"] = words.number("mem", total["memory_bytes"] // MIB) * MIB
-        executor = ModelExecutor(
-            name, total, shape.default_profile, shape.labels, shape.slots_max
-        )
+        executor = ModelExecutor(name, total, shape.default_profile, shape.labels, shape.slots_max)
         executor.provided_as = shape_name
         yield from self._register(executor)
 

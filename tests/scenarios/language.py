@@ -30,6 +30,7 @@ from resource_manager.engine.queries import list_executors, list_requests, list_
 from resource_manager.engine.settings import EngineSettings
 from tests.resource_manager.engine.model import ModelCluster, ModelExecutor, OnTheWire
 from tests.scenarios import render
+from tests.scenarios.elastic import ElasticCommands
 
 HEARTBEAT_MS = 3_000
 
@@ -61,7 +62,7 @@ class Words:
         return tuple(sorted((name, value) for name, value in pairs))
 
 
-class Stage:
+class Stage(ElasticCommands):
     """A cluster that obeys command lines and tells what came out."""
 
     def __init__(self) -> None:

@@ -13,10 +13,13 @@ from resource_manager.engine.effects import (
     SendAllocate,
     SendFree,
     SendResize,
+    StartExecutor,
+    StopExecutor,
 )
 from resource_manager.engine.entities import JobEvent, Resize, Slot
 from resource_manager.engine.events import ReportAnswer
 from resource_manager.engine.explain import Explanation
+from resource_manager.engine.provision.views import ProvidersView
 from resource_manager.engine.queries import ExecutorView, RequestView, SlotView
 
 
@@ -35,6 +38,10 @@ def effect(one: Effect) -> Iterator[str]:
         name = _name(one.allocation_id, one.generation)
         change = one.resize
         yield f"resize {name} on {one.executor_id} to {size(change)} (change {change.number})"
+    elif isinstance(one, StartExecutor):
+        yield f"start {one.executor_id}{' again' if one.again else ''}"
+    elif isinstance(one, StopExecutor):
+        yield f"stop {one.executor_id}{f' by {one.handle}' if one.handle else ''}"
     elif isinstance(one, ProbeExecutor):
         yield f"dial {one.executor_id}"
     elif isinstance(one, PublishClusterEvent):
@@ -148,3 +155,20 @@ def explanation(one: Explanation) -> Iterator[str]:
 
 def _name(allocation_id: str, generation: int) -> str:
     return allocation_id if generation <= 1 else f"{allocation_id} (generation {generation})"
+
+
+def providers(view: ProvidersView) -> Iterator[str]:
+    for each in view.shapes:
+        counts = ", ".join(f"{count} {name}" for name, count in each.executors.items()) or "none"
+        backoff = ""
+        if each.failures:
+            backoff = f"; {each.failures} failures, last {each.last_failure}"
+        yield f"{each.shape.name}: {counts}{backoff}"
+    for one in view.executors:
+        provision = one.provision
+        planned = f", planned: {'; '.join(one.planned)}" if one.planned else ""
+        said = f" ({provision.message})" if provision.message else ""
+        yield f"{provision.executor_id} {provision.state}{said}: {provision.cause}{planned}"
+    yield f"present {amounts(view.present)}"
+    for left in view.unplanned:
+        yield f"unplanned {left}"

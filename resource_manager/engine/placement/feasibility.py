@@ -106,7 +106,10 @@ def _feasibility(state: State, shape: Shape) -> Feasibility:
         return Feasibility.POSSIBLE
     if _some_host_covers(state, shape, _needs(shape, KNOWN)):
         return Feasibility.OFFLINE
-    if shape.labels and any(True for _ in state.indexes.main.covering(_needs(shape, KNOWN))):
+    if shape.labels and (
+        any(True for _ in state.indexes.main.covering(_needs(shape, KNOWN)))
+        or state.elastic.fits_a_shape(shape, labels=False)
+    ):
         return Feasibility.LABELS
     return Feasibility.NEVER
 

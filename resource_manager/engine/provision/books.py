@@ -101,17 +101,19 @@ class Elastic:
         limits = self.provisioning.total_max
         return all(shape.total.get(name, 0) <= limit for name, limit in limits.items())
 
-    def fits_a_shape(self, shape: Shape) -> bool:
-        """True if an executor that could be asked for could serve such a request when empty."""
+    def fits_a_shape(self, shape: Shape, *, labels: bool = True) -> bool:
+        """True if an executor that could be asked for could serve such a request when empty;
+        `labels` False: if it carried what is asked for.
+        """
         return any(
-            self.ask_for(self.shapes[name]) and could_serve(capacity, shape)
+            self.ask_for(self.shapes[name]) and could_serve(capacity, shape, labels=labels)
             for name, capacity in self.capacities.items()
         )
 
 
-def could_serve(capacity: Capacity, shape: Shape) -> bool:
-    """True if an empty executor could serve such a request."""
-    if any(capacity.labels.get(name) != value for name, value in shape.labels):
+def could_serve(capacity: Capacity, shape: Shape, *, labels: bool = True) -> bool:
+    """True if an empty executor could serve such a request; `labels` False: whatever it carries."""
+    if labels and any(capacity.labels.get(name) != value for name, value in shape.labels):
         return False
     if shape.profile is None:
         return bool(capacity.default) and fits(capacity.default, capacity.amounts)
