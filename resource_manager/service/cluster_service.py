@@ -22,16 +22,19 @@ from resource_manager.engine.events import (
     SlotsReleased,
     UndrainRequested,
 )
+from resource_manager.engine.provision.views import providers_view
 from resource_manager.engine.state import State
 from resource_manager.service import from_wire, to_wire
 from resource_manager.service.asking import resize_slot
 from resource_manager.service.paging import key_of, page_size, token_of
+from resource_manager.service.providers_wire import providers
 from resource_manager.service.runner import Runner
 from resource_manager.service.watch import WatchHub, happens
 
 EVENTS_WAIT_MS_MAX = 30_000
 PREFIX_LENGTH_MIN = 4
 FILTERED_IDS_MAX = 10_000
+PROVIDERS_ITEMS = 100  # what looking at all that was asked for counts in turns
 T = TypeVar("T")
 
 DRAIN_MS_MAX = 366 * 24 * 3600 * 1000
@@ -253,6 +256,14 @@ class ClusterServicer(ClusterServiceServicer):
         """See the protocol."""
         slot = await resize_slot(self._runner, request, None, owner="")
         return cluster_pb2.ClusterServiceResizeSlotResponse(slot=slot)
+
+    async def ListProviders(
+        self, request: cluster_pb2.ListProvidersRequest, context: Any
+    ) -> cluster_pb2.ListProvidersResponse:
+        """See the protocol."""
+        return await self._read(
+            lambda state: providers(providers_view(state)), items=PROVIDERS_ITEMS
+        )
 
     def _cluster(self, state: State) -> cluster_pb2.GetClusterResponse:
         view = queries.cluster_view(state)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from finegrain.rpc.wire import timestamp_ms_to_proto
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
 from resource_manager.engine.dimensions import DimensionStatus
 from resource_manager.engine.explain import Explanation
+from resource_manager.engine.explain_gangs import GangExplanation
 from resource_manager.engine.queries import slot_view
 from resource_manager.engine.state import State
-from resource_manager.service.to_wire import request_status, slot_status
+from resource_manager.service.gangs_wire import gang_message
+from resource_manager.service.resize_wire import resize_message
+from resource_manager.service.to_wire import request_status, slot_status_of_view
 
 
 def explanation(found: Explanation, state: State) -> rm_pb2.ExplainResponse:
@@ -41,8 +45,30 @@ def explanation(found: Explanation, state: State) -> rm_pb2.ExplainResponse:
             )
             for one in found.would_fit_if
         ],
-        blocked_by=[slot_status(view.slot, view.executor_address) for view in views],
+        blocked_by=[slot_status_of_view(view) for view in views],
         snapshot_number=found.snapshot_number,
+        gang=_gang(found.gang) if found.gang is not None else None,
+        planned_on=found.planned_on,
+        resizes=[
+            rm_pb2.ResizeExplanation(
+                resize=resize_message(one.resize, ordered=one.ordered, message=one.summary),
+                dimensions=_dimensions(one.dimensions),
+                summary=one.summary,
+            )
+            for one in found.resizes
+        ],
+    )
+
+
+def _gang(found: GangExplanation) -> rm_pb2.GangExplanation:
+    deadline_ms = found.deadline_time_ms
+    return rm_pb2.GangExplanation(
+        gang=gang_message(found.gang),
+        members=found.members,
+        placeable=found.placeable,
+        spots=[rm_pb2.GangSpot(name=one.name, placeable=one.placeable) for one in found.spots],
+        summary=found.summary,
+        deadline_time=None if deadline_ms is None else timestamp_ms_to_proto(deadline_ms),
     )
 
 

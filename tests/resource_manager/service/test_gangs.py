@@ -33,6 +33,7 @@ GRANTED = slots_pb2.REQUEST_STATE_GRANTED
 PENDING = slots_pb2.REQUEST_STATE_PENDING
 REJECTED = slots_pb2.REQUEST_STATE_REJECTED
 CANCELLED = slots_pb2.REQUEST_STATE_CANCELLED
+SAME_LABEL = slots_pb2.GANG_PLACEMENT_SAME_LABEL
 Gang = slots_pb2.Gang
 
 
@@ -67,6 +68,28 @@ async def test_a_gang_waits_as_a_whole_and_is_granted_as_a_whole(rm: RunningRm) 
             assert [each.state for each in events] == [GRANTED] * 2
             assert {each.slot.executor_id for each in events} == {"host-a", "host-b"}
     stream.cancel()
+
+
+async def test_a_gang_that_waits_is_explained_as_a_whole(rm: RunningRm) -> None:
+    racks = Gang(gang_id="gang-1", placement=SAME_LABEL, label="rack", timeout=Duration(seconds=90))
+    async with (
+        ScriptedExecutor(rm, "host-a", labels={"rack": "r1"}),
+        ScriptedExecutor(rm, "host-b", labels={"rack": "r2"}),
+        ScriptedExecutor(rm, "host-c", labels={"rack": "r2"}),
+    ):
+        job = await ScriptedJob(rm).register()
+        stream = job.watch()
+        await job.request(slot_request("in-the-way", required_labels={"rack": "r2"}))
+        await next_events(stream, 1)
+        await job.request_gang(*members(4, cpu_milli=2000), gangs=[racks])
+        explained = await rm.rm.Explain(rm_pb2.ExplainRequest(allocation_id="gang-1-3"))
+        why = explained.gang
+        assert (why.gang, why.members, why.placeable) == (racks, 4, 3)
+        assert [(each.name, each.placeable) for each in why.spots] == [("r2", 3), ("r1", 2)]
+        assert "rack=r2" in why.summary
+        left_s = why.deadline_time.seconds - explained.request.create_time.seconds
+        assert 89 <= left_s <= 91
+        stream.cancel()
 
 
 async def test_half_a_gang_is_never_offered(rm: RunningRm) -> None:
@@ -136,7 +159,6 @@ def gang(**parts: Any) -> slots_pb2.Gang:
     return Gang(**{"gang_id": "gang-1", **parts})
 
 
-SAME_LABEL = slots_pb2.GANG_PLACEMENT_SAME_LABEL
 WRONG: list[tuple[str, list[slots_pb2.SlotRequest], list[slots_pb2.Gang], str]] = [
     ("no id", members(1), [gang(), Gang()], "gangs[1].gang_id"),
     ("a malformed id", members(1), [gang(), gang(gang_id="a b")], "gangs[1].gang_id"),
