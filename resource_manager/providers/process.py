@@ -58,7 +58,7 @@ OURS = frozenset(
     {"executor_id", "state_dir", "run_dir", "manager", "cluster_token_file", "cpus", "cpu"}
     | {"memory", "extended", "labels", "slots_max", "default_slot_fraction", "number_of_slots"}
     | {"stop_tasks_on_exit", "reserved_cpus", "reserved_memory", "helper_socket"}
-    | {"helper_state_dir", "front_user"}
+    | {"helper_state_dir", "front_user", "provided_as"}
 )
 """Keys of [executor] that an operator cannot set: the provider does."""
 
@@ -278,6 +278,7 @@ class ProcessProvider:
             **({"manager_tls_ca": str(tls.ca)} if tls and tls.ca else {}),
             **self._keys(own),
             "executor_id": executor.executor_id,
+            "provided_as": shape.name,
             "state_dir": str(executor.state_dir),
             "run_dir": str(run_dir),
             "manager": list(around.managers),

@@ -130,6 +130,7 @@ async def test_it_is_told_its_share_its_labels_and_its_shape(host: Host) -> None
     assert told["cpu"] == "500m"
     assert told["memory"] == 64 * 1024 * 1024
     assert told["labels"] == {"zone": "a"}
+    assert told["provided_as"] == "half"
     assert told["stop_tasks_on_exit"] is True
     assert b"FINEGRAIN_PROVIDED_AS=half" in environment
 
