@@ -30,6 +30,7 @@ from resource_manager.engine.explain_resizes import ResizeExplanation, explain_r
 from resource_manager.engine.host import Host
 from resource_manager.engine.placement.feasibility import Blocker, Judgement
 from resource_manager.engine.placement.survey import MILLION, Survey
+from resource_manager.engine.provision.views import planned_on, waits_for
 from resource_manager.engine.queries import RequestView, pending_reason, request_view
 from resource_manager.engine.requests import known_request
 from resource_manager.engine.settings import EngineSettings
@@ -81,6 +82,7 @@ class Explanation:
     would_fit_if: list[Counterfactual] = field(default_factory=list)
     blocked_by: list[Slot] = field(default_factory=list)
     resizes: list[ResizeExplanation] = field(default_factory=list)
+    planned_on: str = ""  # an executor that was asked for and has not come
     gang: GangExplanation | None = None  # of a member of a gang that waits
 
 
@@ -102,18 +104,19 @@ def explain(
         hosts = [known_host(state, executor_id)]
     view = request_view(state, request)
     if request.state is not RequestState.PENDING:
-        settled = _settled(view, state.gangs.unconfirmed.get(request.spec.gang_id, 0))
         slot = state.slot_of(request)
         resizes = explain_resizes(state, slot) if slot is not None else []
         number = state.snapshot_number
+        settled = _settled(view, state.gangs.unconfirmed.get(request.spec.gang_id, 0))
         return Explanation(view, view.reason, settled, number, resizes=resizes)
     survey = Survey.of(hosts, state.queue.shape_of(request.spec))
     reason = pending_reason(state, request)
     ahead = _requests_ahead(state, request)
+    planned = planned_on(state, request)
     return Explanation(
         view=view,
         primary_reason=reason,
-        summary=_waiting(reason, survey, ahead),
+        summary=_waiting(reason, survey, ahead, waits_for(state, planned) if planned else ""),
         snapshot_number=state.snapshot_number,
         requests_ahead=ahead,
         executors_considered=len(survey.hosts),
@@ -125,6 +128,7 @@ def explain(
         ],
         would_fit_if=_counterfactuals(state.settings, request, survey),
         blocked_by=_blocking_slots(survey),
+        planned_on=planned,
         gang=explain_gang(state, request),
     )
 
@@ -279,8 +283,9 @@ def _settled(view: RequestView, unconfirmed: int) -> str:
             return f"ended as {request.state}{why}"
 
 
-def _waiting(reason: str, survey: Survey, ahead: int) -> str:
+def _waiting(reason: str, survey: Survey, ahead: int, planned: str) -> str:
     texts = {
+        Reason.WAITING_EXECUTOR: planned,
         Reason.NOT_YET_CONSIDERED: "has just arrived and was not considered yet",
         Reason.WAITING_FRAGMENTED: "enough is free in sum, but on no single executor",
         Reason.WAITING_LABELS: "no executor that carries the required labels is large enough",

@@ -25,6 +25,7 @@ from resource_manager.engine.entities import (
 from resource_manager.engine.gang_invariants import gang_problems
 from resource_manager.engine.host import Host, SlotKey
 from resource_manager.engine.placement.indexes import carries
+from resource_manager.engine.provision.invariants import provisions
 from resource_manager.engine.state import State
 
 
@@ -40,6 +41,7 @@ def check_invariants(state: State) -> list[str]:
         *gang_problems(state),
         *(finding for host in state.hosts.values() for finding in _host(host)),
         *_indexes(state),
+        *provisions(state),
         *_sums(state),
         *size_invariants.line(state),
     ]

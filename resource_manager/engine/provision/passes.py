@@ -19,7 +19,7 @@ from resource_manager.engine.provision.backlog import plan_waiting
 from resource_manager.engine.provision.books import PENDING, of_shape
 from resource_manager.engine.provision.exact import UNBOUNDED, Offer, equal_cover
 from resource_manager.engine.provision.planning import COST_UNIT
-from resource_manager.engine.provision.totals import may_ask, room_below_maximum, staying
+from resource_manager.engine.provision.totals import counted, may_ask, room_below_maximum, staying
 from resource_manager.engine.settings import ExecutorShape
 from resource_manager.engine.state import State
 from resource_manager.engine.timers import Timer
@@ -60,10 +60,25 @@ def _look(turn: Turn) -> None:
         _look_at(turn, provision)
     if _are_expected_back(turn):
         return
+    number = state.elastic.number
     plan_waiting(turn)
     _ask_for_minimum(turn)
+    if state.elastic.number > number:
+        state.elastic.asked_up_to = _asked_up_to(state, number)
     _give_back_surplus(turn)
     _give_back_idle(turn)
+
+
+def _asked_up_to(state: State, number: int) -> dict[str, int]:
+    """What there is of all that was just asked for, those with a higher number than this."""
+    there = counted(state)
+    names = {
+        name
+        for each in state.provisions.values()
+        if each.number > number
+        for name in state.elastic.shapes[each.shape].total
+    }
+    return {name: there[name] for name in names}
 
 
 def _look_at(turn: Turn, provision: Provision) -> None:
