@@ -28,7 +28,7 @@ from resource_manager.engine.placement.search import GROWN_CHECKED_ONE_BY_ONE
 from resource_manager.engine.queue import SLOTS
 from resource_manager.engine.state import State
 
-VALUES_LOOKED_FURTHER = 512
+VALUES_LOOKED_FURTHER = 256
 """Hosts with room that are looked at for a better value of the label, once one is found."""
 
 Hosts = Callable[[Ask], Iterable[str]]

@@ -1,0 +1,160 @@
+"""Measures what gangs cost the resource manager's engine, on clusters that are nearly full: no
+database, no RPC, virtual executors that always agree.
+
+    python -m bench.gangs [--hosts 1000 --hosts 10000] [--arrivals 50] [--waiting 1000]
+
+Prints, as CPU time of this process, for each size of the cluster (hosts in racks of 40, filled with
+the workload of `bench.engine`, seventeen slots a host):
+
+- a gang of 4 arrives, until its commands are written, by placement; each is released again;
+- so many gangs of different kinds come that do not fit (8 to 40 members of most of a host each):
+  taking them in, with the question whether they could ever fit, and the first decision;
+- a slot is released and its host grows: the decision that passes by all of them, where none could
+  have a member there, and where each could;
+- the same for as many gangs of one kind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import statistics
+import time
+from dataclasses import replace
+from itertools import count
+
+from bench.engine import AT, Bench, gen_workload, show
+from finegrain.resources import MIB, ResourceProfile
+from resource_manager.engine.effects import Effect
+from resource_manager.engine.entities import GangPlacement, GangSpec, RequestSpec, RequestState
+from resource_manager.engine.events import (
+    Event,
+    ExecutorRegistered,
+    JobRegistered,
+    RequestsSubmitted,
+    SlotsReleased,
+)
+from resource_manager.engine.settings import EngineSettings
+from resource_manager.engine.state import State
+
+RACK = 40
+SLOTS_A_HOST = 17
+_numbers = count()
+
+
+class GangBench(Bench):
+    """A cluster in racks."""
+
+    def registrations(self) -> list[Event]:
+        events: list[Event] = []
+        for number, event in enumerate(super().registrations()):
+            assert isinstance(event, ExecutorRegistered)
+            labels = (("rack", f"r{number // RACK:04d}"),)
+            events.append(replace(event, registration=replace(event.registration, labels=labels)))
+        return events
+
+    def fill(self) -> None:
+        self.batch(*self.registrations())
+        for events in self.submissions("job-", self.workload["jobs"]):
+            self.settle(self.batch(*events))
+        self.batch(JobRegistered(AT, "gangs", "gangs", "default", None, "s", "r"))
+
+    def timed(self, *events: Event) -> tuple[float, list[Effect]]:
+        started = time.process_time()
+        effects = self.batch(*events)
+        return time.process_time() - started, effects
+
+
+def gang(placement: GangPlacement, members: int, profile: ResourceProfile) -> RequestsSubmitted:
+    """A gang of its own."""
+    gang_id = f"g{next(_numbers)}"
+    label = "rack" if placement is GangPlacement.SAME_LABEL else ""
+    specs = tuple(
+        RequestSpec(f"{gang_id}.{number}", profile, gang_id=gang_id) for number in range(members)
+    )
+    return RequestsSubmitted(AT, "gangs", specs, gangs=(GangSpec(gang_id, placement, label),))
+
+
+def ids(state: State, event: RequestsSubmitted) -> tuple[tuple[str, int], ...]:
+    assert all(
+        state.requests[spec.allocation_id].state is RequestState.ALLOCATING
+        for spec in event.requests
+    )
+    return tuple((spec.allocation_id, 0) for spec in event.requests)
+
+
+def run_arrivals(bench: GangBench, arrivals: int) -> None:
+    small = ResourceProfile(500, 256 * MIB)
+    for placement in GangPlacement:
+        spent = []
+        for _ in range(arrivals):
+            event = gang(placement, 4, small)
+            seconds, effects = bench.timed(event)
+            spent.append(seconds)
+            slots = ids(bench.state, event)
+            bench.settle(effects)
+            bench.settle(bench.batch(SlotsReleased(AT, "gangs", slots)))
+        note = f"max {max(spent) * 1e3:.2f}"
+        show(f"a gang of 4 arrives, {placement} (median)", statistics.median(spent), note)
+
+
+def run_waiting(bench: GangBench, waiting: int, *, alike: bool) -> None:
+    members = {
+        GangPlacement.ANYWHERE: (40, 11_000),
+        GangPlacement.SPREAD: (40, 11_000),
+        GangPlacement.SAME_LABEL: (20, 11_000),
+        GangPlacement.SAME_EXECUTOR: (8, 1_900),
+    }
+    events = []
+    for number in range(waiting):
+        placement = list(GangPlacement)[0 if alike else number % 4]
+        size, cpu = members[placement]
+        own = 0 if alike else number // 4
+        events.append(gang(placement, size, ResourceProfile(cpu + own, 256 * MIB)))
+    what = "of one kind" if alike else "of as many kinds"
+    seconds, effects = bench.timed(*events)
+    bench.settle(effects)
+    here = len(bench.state.gangs.waiting)
+    show(f"{waiting} gangs {what} come, and do not fit", seconds, f"{here} wait")
+    by_host = [host for host in bench.state.hosts.values() if host.slots]
+    key = min(by_host[0].slots, key=lambda key: by_host[0].slots[key].profile.cpu_milli)
+    slot = by_host[0].slots[key]
+    effects = bench.batch(SlotsReleased(AT, slot.job_id, ((key[0], 0),)))
+    seconds = bench.settle(effects)
+    show("a small slot is gone: they are passed by", seconds, f"{here} wait")
+    host = by_host[1]
+    released: list[Event] = [
+        SlotsReleased(AT, host.slots[key].job_id, ((key[0], 0),)) for key in host.slots
+    ]
+    seconds = bench.settle(bench.batch(*released))
+    left = len(bench.state.gangs.waiting)
+    show("a host is empty: each could have a member there", seconds, f"{left} wait")
+    done = [
+        (each.allocation_id, 0)
+        for waiting in bench.state.gangs.in_line()
+        for each in waiting.members
+    ]
+    bench.settle(bench.batch(SlotsReleased(AT, "gangs", tuple(done))))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--hosts", type=int, action="append")
+    parser.add_argument("--arrivals", type=int, default=50)
+    parser.add_argument("--waiting", type=int, default=1_000)
+    arguments = parser.parse_args()
+    for hosts in arguments.hosts or [1_000, 10_000]:
+        print(f"{hosts} hosts")
+        bench = GangBench(gen_workload(hosts, hosts * SLOTS_A_HOST), EngineSettings())
+        bench.fill()
+        gc.collect()
+        gc.freeze()
+        run_arrivals(bench, arguments.arrivals)
+        run_waiting(bench, arguments.waiting, alike=False)
+        run_waiting(bench, arguments.waiting, alike=True)
+
+
+if __name__ == "__main__":
+    main()
