@@ -128,10 +128,12 @@ class Checks:
             self.require(_idle_capacity(state))
             self.require(room_for_gangs(state))
             self.require(self.resizes.decided(state))
+            self.require(self.resizes.waiting(state))
         elif many:
             self._touched(state, changes)
-        self.require(self.gangs.decided(state, effects))
-        self.require(self.provisions.decided(state, changes))
+        if not idle:
+            self.require(self.gangs.decided(state, effects))
+            self.require(self.provisions.decided(state, changes))
         if self.database.leads(manager.holder, manager.epoch):
             hosts = _hosts_of(state, changes) if many else state.hosts.values()
             self.require(self._orders_without_slots(hosts))
@@ -188,7 +190,7 @@ class Checks:
     def _lost(self, state: State, effect: PublishClusterEvent) -> None:
         """Nobody is given up before a full time of silence, in which the RM was there to hear."""
         event = effect.event
-        if event.kind == "executor_lost":
+        if event.kind == "executor_lost" and not self.provisions.is_over(event.executor_id):
             timeout_ms = state.settings.lost_timeout_ms
             heard_ms = max(self._reported_ms.get(event.executor_id, 0), self._led_at_ms)
             if self.now_ms - heard_ms < timeout_ms:
@@ -214,6 +216,7 @@ class Checks:
         """A batch that was decided then is committed, and its manager knows."""
         for effect in effects:
             if isinstance(effect, PublishJobEvent):
+                self.resizes.told(effect.event)
                 if effect.event.state is RequestState.GRANTED:
                     self.did[_GRANTS.get(effect.event.reason, "grants")] += 1
                 self.did["ends"] += effect.event.state in ENDED_REQUEST_STATES

@@ -14,6 +14,7 @@ from resource_manager.engine.state import State
 from tests.simulation.checks import Checks, Violation
 from tests.simulation.executor import Executor
 from tests.simulation.job_master import JobMaster
+from tests.simulation.provision_checks import waits_in_vain
 from tests.simulation.resize_checks import sizes_agree
 
 
@@ -25,6 +26,8 @@ def check_healed(checks: Checks, state: State) -> None:
     """
     checks.books(state)
     checks.require(checks.provisions.healed(state))
+    checks.require(checks.resizes.healed(state))
+    checks.require(checks.resizes.waiting(state))
     told = {key: each for master in checks.masters.values() for key, each in master.held().items()}
     for executor in checks.executors.values():
         if not _is_double(checks, state, executor):
@@ -100,6 +103,7 @@ def _must_wait(checks: Checks, state: State, request: Request) -> None:
             raise Violation(
                 f"{request.allocation_id} waits ({why}), but {executor.name} has room for it"
             )
+    checks.require(waits_in_vain(state, spec))
 
 
 def _told(state: State, master: JobMaster) -> None:

@@ -190,11 +190,14 @@ class CommandedHost(ResizingHost):
 
     def _resize(self, effect: SendResize, numbers: CommandNumbers, reply: Reply) -> None:
         name = effect.allocation_id
-        self._change_size(
-            SlotKey(name, effect.generation),
-            effect.resize,
-            lambda error: self._answer(numbers, (_item(name, error),), reply),
-        )
+
+        def done(error: FinegrainError | None) -> None:
+            if isinstance(error, Unavailable):  # nobody knows: the same command may come again
+                reply(error)
+                return self._next_command()
+            return self._answer(numbers, (_item(name, error),), reply)
+
+        self._change_size(SlotKey(name, effect.generation), effect.resize, done)
 
     # -- direct offers ---------------------------------------------------------------------
 

@@ -46,6 +46,7 @@ PROFILES = (
 )
 WEIGHTS = (6, 4, 2, 2, 1)
 GANG_SIZES = (1, 2, 2, 2, 3, 3, 4, 8)
+WAITING_IN_GANGS_MAX = 6
 GANG_WEIGHTS = (4, 10, 1, 2, 0.1)
 PLACEMENTS = tuple(GangPlacement)
 RESIZE_REFUSALS = frozenset(
@@ -92,6 +93,7 @@ class JobMaster(Follower):
         self.wishes, self.wish_rng = wishes
         self.leaving = False
         self.made = 0
+        self._in_gangs: list[str] = []  # requests that may still wait
         self.acknowledged: set[str] = set()
 
     def start(self) -> None:
@@ -210,11 +212,20 @@ class JobMaster(Follower):
             return
         what = self.wish_rng.random()
         held = self._held()
-        if GANGS in self.wishes and what < 0.4 and len(held) < 4 * self.batch_max:
+        if GANGS in self.wishes and what < 0.3 and self._waits_with_few_gangs():
             self._request_gang()
         elif RESIZES in self.wishes and what > 0.5 and held:
             for _ in range(self.wish_rng.choice((1, 1, 1, 2, 3))):  # some before the last answer
                 self._resize(*self.wish_rng.choice(held))
+
+    def _waits_with_few_gangs(self) -> bool:
+        waiting = [name for name in self._in_gangs if self._waits(name)]
+        self._in_gangs = waiting
+        return len(waiting) < WAITING_IN_GANGS_MAX
+
+    def _waits(self, name: str) -> bool:
+        told = self.told_of(name)
+        return told is not None and told.state is RequestState.PENDING
 
     def _request_gang(self) -> None:
         rng = self.wish_rng
@@ -243,6 +254,7 @@ class JobMaster(Follower):
                     gang_id=gang.gang_id,
                 )
             )
+        self._in_gangs += [spec.allocation_id for spec in members]
         self.checks.gangs.asked(self.name, gang, [spec.allocation_id for spec in members])
         self._request(tuple(members), (gang,))
 
@@ -255,9 +267,6 @@ class JobMaster(Follower):
         number = told.resize_number + 1 if rng.random() < 0.3 else 0
         wait = rng.random() < 0.5
 
-        def done(slot: Any) -> None:
-            self.checks.resizes.acknowledged(slot)
-
         def expected(error: FinegrainError) -> bool:
             return error.reason in RESIZE_REFUSALS
 
@@ -265,6 +274,6 @@ class JobMaster(Follower):
             lambda at: ResizeRequested(
                 at, self.name, name, asked, number, profile, limit_milli, wait
             ),
-            done,
+            lambda _slot: None,
             expected,
         )

@@ -53,6 +53,7 @@ from resource_manager.storage.store import NotLeader
 from tests.simulation.database import STOP_MS, Client, Database
 from tests.simulation.network import Loop, Network, Reply, Unreached
 from tests.simulation.provider_link import ProviderLink
+from tests.simulation.provision_checks import planned_on, served_first
 
 if TYPE_CHECKING:
     from tests.simulation.checks import Checks
@@ -229,6 +230,7 @@ class Manager(Client):
             self.after(1, self._turn)
 
     def _turn(self) -> None:
+        planned = planned_on(self.state)
         items, self._inbox = self._inbox, []
         ticked, self._tick_due = self._tick_due, False
         batch = Batch([], [item for item in items if item.make is None], [], self.loop.now_ms)
@@ -241,6 +243,7 @@ class Manager(Client):
             return self.crash(f"steps down: {error}")
         self.batches += 1
         self.checks.decided(self, batch.effects, changes, idle=idle)
+        self.checks.require(served_first(self.state, planned))
         if changes:
             return self.database.commit(self, changes, lambda r: self._committed(batch, r))
         return self._speak(batch)
@@ -297,6 +300,8 @@ class Manager(Client):
 
     def _carry_out(self, batch: Batch) -> None:
         for reply, answer in batch.answers:
+            if isinstance(answer, Slot):
+                self.checks.resizes.acknowledged(answer)
             reply(answer)
         for item in batch.reads:
             assert item.read is not None

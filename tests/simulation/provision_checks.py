@@ -5,9 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from finegrain.resources import Amounts, add, fits, subtract, total_of
+from finegrain.resources import (
+    Amounts,
+    add,
+    booking,
+    fits,
+    has_separate_pools,
+    subtract,
+    total_of,
+)
 from resource_manager.engine.effects import Changes
-from resource_manager.engine.entities import ExecutorState, Provision, ProvisionState
+from resource_manager.engine.entities import (
+    ExecutorState,
+    Provision,
+    ProvisionState,
+    RequestSpec,
+    RequestState,
+    Slot,
+)
+from resource_manager.engine.provision.passes import MINIMUM
+from resource_manager.engine.queue import Shape
 from resource_manager.engine.settings import ExecutorShape, Provisioning
 from resource_manager.engine.state import State
 from tests.simulation.cloud import Cloud
@@ -35,6 +52,11 @@ class ProvisionChecks:
         """It runs although its provider said that nothing was left."""
         self._disobeyed.add(executor_id)
 
+    def is_over(self, executor_id: str) -> bool:
+        """A provider has ended it: whoever knows need not wait for its silence."""
+        machines = {} if self.cloud is None else self.cloud.machines
+        return executor_id in machines and machines[executor_id].stopped
+
     # -- the books -------------------------------------------------------------------------
 
     def decided(self, state: State, changes: Changes) -> Iterator[str]:
@@ -43,10 +65,15 @@ class ProvisionChecks:
         new = [each for each in changes.provisions if each.executor_id not in self._asked]
         provisioning = state.settings.provisioning
         if any(each.state in PENDING for each in new):
+            yield from _too_many(state)
             have, most = _totals(state, provisioning), provisioning.total_max
             for name in most.keys() & have.keys():
                 if have[name] > most[name]:
                     yield f"{have[name]} of {name} are asked for, at most {most[name]} may be"
+        for name, each in state.provisions.items():
+            host = state.hosts.get(name)
+            if each.state is ProvisionState.STOPPING and host is not None and host.eligible:
+                yield f"{name} is stopped, and slots may be placed on it"
         for shape in provisioning.shapes:
             count = sum(each.shape == shape.name for each in state.provisions.values())
             if new and shape.count_max and count > shape.count_max:
@@ -104,10 +131,65 @@ class ProvisionChecks:
                 yield f"there is {have}, at least {dict(least)} should be: {could} could be asked"
 
 
-def could_help(state: State, shape: ExecutorShape) -> bool:
-    """True if one more of a shape may be asked for."""
+def _too_many(state: State) -> Iterator[str]:
+    """Every executor that is awaited is for somebody."""
+    awaited = [
+        each.executor_id
+        for each in state.provisions.values()
+        if each.state in PENDING and each.cause != MINIMUM
+    ]
+    waiting = sum(each.state is RequestState.PENDING for each in state.requests.values())
+    if len(awaited) > waiting:
+        yield f"{awaited} are asked for, and {waiting} requests wait"
+
+
+def waits_in_vain(state: State, spec: RequestSpec) -> Iterator[str]:
+    """A request waits, nothing is under way, and one more executor could serve it."""
     provisioning = state.settings.provisioning
-    return _may(provisioning, shape, state, _totals(state, provisioning))
+    have = _totals(state, provisioning)
+    if any(each.state is not ProvisionState.REGISTERED for each in state.provisions.values()):
+        return
+    for shape in provisioning.shapes:
+        profile = spec.profile or shape.default_profile
+        need = booking(profile, separate_pools=has_separate_pools(shape.total))
+        suits = set(spec.required_labels) <= set(shape.labels) and fits(need, shape.total)
+        if suits and _may(provisioning, shape, state, have):
+            yield f"{spec.allocation_id} waits, and a {shape.name} could be asked for"
+
+
+Planned = dict[str, list[tuple[Shape, int]]]
+"""By executor that has not come: requests of which shape, and how many."""
+
+
+def planned_on(state: State) -> Planned:
+    """Before a batch."""
+    return {name: list(each.shapes.items()) for name, each in state.elastic.plan.on.items()}
+
+
+def served_first(state: State, planned: Planned) -> Iterator[str]:
+    """After it: whoever came as promised serves whom it was promised to."""
+    for name, content in planned.items():
+        provision, host = state.provisions.get(name), state.hosts.get(name)
+        if provision is None or host is None or provision.state is not ProvisionState.REGISTERED:
+            continue
+        shape = next(s for s in state.settings.provisioning.shapes if s.name == provision.shape)
+        registration = host.executor.registration
+        if registration.total != shape.total or set(registration.labels) != set(shape.labels):
+            continue
+        if registration.slots_max != shape.slots_max or not host.eligible:
+            continue
+        for wish, count in content:
+            there = sum(_is_of(state, slot, wish) for slot in host.slots.values())
+            if there < count and wish.members:
+                yield (
+                    f"{name} has come and serves {there} of {count} that were planned on it,"
+                    f" {len(wish.members)} of these wait"
+                )
+
+
+def _is_of(state: State, slot: Slot, wish: Shape) -> bool:
+    spec = state.requests[slot.allocation_id].spec
+    return (spec.profile, spec.required_labels) == (wish.profile, wish.labels)
 
 
 def _may(provisioning: Provisioning, shape: ExecutorShape, state: State, have: Amounts) -> bool:

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from finegrain.errors import Reason
 from finegrain.resources import ResourceProfile, fits, larger_of, total_of
 from resource_manager.engine.effects import Changes
-from resource_manager.engine.entities import RequestState, Slot, SlotState
+from resource_manager.engine.entities import JobEvent, RequestState, Slot, SlotState
 from resource_manager.engine.host import Host
 from resource_manager.engine.state import State
 from task_executor.engine.slots import SlotKey
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from tests.simulation.slot_host import SlotHost
 
 Key = tuple[str, int]
+Size = tuple[ResourceProfile, int]
+"""With the cpu limit."""
 
 
 @dataclass
@@ -26,22 +29,30 @@ class ResizeChecks:
     """What is known of every slot's sizes."""
 
     _stored: dict[Key, int] = field(default_factory=dict)  # last number that is durable
-    _acknowledged: dict[Key, int] = field(default_factory=dict)
-    done: int = 0
+    _asked: dict[Key, tuple[int, Size]] = field(default_factory=dict)  # last acknowledged change
+    _refused: dict[Key, int] = field(default_factory=dict)  # last change that was refused
 
     def acknowledged(self, slot: Slot) -> None:
-        """A job master may rely on this change of size, until the slot ends."""
-        key = slot.allocation_id, slot.generation
-        self._acknowledged[key] = max(slot.resize_number, self._acknowledged.get(key, 0))
+        """Whoever asked may rely on this change of size, until the slot ends."""
+        key, last = (slot.allocation_id, slot.generation), slot.wanted or slot.ordered or slot
+        if slot.resize_number >= self._asked.get(key, (0,))[0]:
+            self._asked[key] = slot.resize_number, (last.profile, last.cpu_limit_milli)
+
+    def told(self, event: JobEvent) -> None:
+        """A job master is told, durably."""
+        if event.reason == Reason.RESIZE_REFUSED and event.slot is not None:
+            key = event.allocation_id, int(str(event.slot["generation"]))
+            self._refused[key] = int(str(event.slot["resize_number"]))
 
     def restored(self) -> None:
         """Older books are in place: what came after them is forgotten, rightly."""
         self._stored.clear()
-        self._acknowledged.clear()
+        self._asked.clear()
+        self._refused.clear()
 
     def books(self, state: State) -> Iterator[str]:
         """After every start of a resource manager."""
-        for key, number in self._acknowledged.items():
+        for key, (number, _) in self._asked.items():
             slot = state.slots.get(key)
             if slot is not None and slot.resize_number < number:
                 yield f"change {number} of slot {key} was acknowledged, and is forgotten"
@@ -63,6 +74,18 @@ class ResizeChecks:
             yield from _booked(host)
             for slot in host.slots.values():
                 yield from _numbered(slot)
+
+    def healed(self, state: State) -> Iterator[str]:
+        """In the end: every change is done, refused, or replaced, or waits for room."""
+        for key, slot in state.slots.items():
+            host = state.hosts[slot.executor_id]
+            if key in host.resize_holds:
+                yield f"slot {key} is held back: {host.resize_holds[key]}"
+            number, size = self._asked.get(key, (0, None))
+            if slot.wanted is None and slot.ordered is None and number == slot.resize_number > 0:
+                done = size == (slot.profile, slot.cpu_limit_milli)
+                if not done and self._refused.get(key) != number:
+                    yield f"change {number} of slot {key} was acknowledged, and comes to nothing"
 
     def waiting(self, state: State) -> Iterator[str]:
         """Growth that waits although there is room for it."""

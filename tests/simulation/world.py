@@ -35,8 +35,7 @@ ATTEMPTS_MAX = 12  # of a fault that finds nobody to strike
 STORY_LINES = 30
 
 PROVIDERS = "providers"
-LANDED = frozenset({GANGS, RESIZES})
-WISHES = frozenset({GANGS, RESIZES, PROVIDERS}) & LANDED
+WISHES = frozenset({GANGS, RESIZES, PROVIDERS})
 
 LEAST = {"grants": 6, "ends": 6, "faults": 8, "batches": 300}
 """A run that did less has shown nothing."""
@@ -54,7 +53,7 @@ class Plan:
     without: frozenset[str] = frozenset()  # kinds of faults that do not happen
     without_numbers: frozenset[int] = frozenset()  # faults that do not happen, one by one
     demands_work: bool = True
-    wishes: frozenset[str] = WISHES  # of job masters, besides single slots
+    wishes: frozenset[str] = WISHES  # what there is besides single slots on hosts that are there
 
     @property
     def is_large(self) -> bool:
