@@ -1,0 +1,215 @@
+"""What gangs may consist of, how many a job may wait with, and what is left of them in the end. The
+lives of gangs are told in `tests/scenarios/gang_*.txt`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from finegrain.errors import InvalidArgument, ResourceExhausted
+from finegrain.resources import GIB, MIB, ResourceProfile
+from resource_manager.engine.entities import (
+    GangPlacement,
+    GangSpec,
+    RequestSpec,
+    RequestState,
+)
+from resource_manager.engine.events import (
+    ItemOutcome,
+    JobEndRequested,
+    JobRegistered,
+    RequestsSubmitted,
+    SlotsReleased,
+)
+from resource_manager.engine.explain import explain
+from resource_manager.engine.gang_books import Wish
+from resource_manager.engine.gangs import waiting_gangs
+from resource_manager.engine.invariants import check_invariants
+from resource_manager.engine.queries import cluster_view
+from resource_manager.engine.settings import DAY_MS, EngineSettings
+from tests.resource_manager.engine.model import ModelCluster, ModelExecutor
+from tests.resource_manager.engine.test_gang_search import SMALL, Everything, cluster_with, hosts
+
+TINY = ResourceProfile(100, 16 * MIB)
+GANG = GangSpec("g")
+
+
+def cluster_of(count: int = 1, **chosen: Any) -> ModelCluster:
+    cluster = ModelCluster(EngineSettings(**chosen))
+    total = {"cpu_milli": 4_000, "memory_bytes": 4 * GIB}
+    for number in range(count):
+        cluster.register(ModelExecutor(f"host-{number:02d}", total, TINY))
+    cluster.batch(JobRegistered(cluster.at, "job", "job", "default", None, "s", "r"))
+    return cluster
+
+
+def members(count: int, gang_id: str = "g", **fields: Any) -> tuple[RequestSpec, ...]:
+    return tuple(
+        RequestSpec(f"{gang_id}{n}", TINY, gang_id=gang_id, **fields) for n in range(count)
+    )
+
+
+def submit(
+    cluster: ModelCluster, requests: tuple[RequestSpec, ...], *gangs: GangSpec, **fields: Any
+) -> list[ItemOutcome]:
+    answer: list[ItemOutcome] = cluster.batch(
+        RequestsSubmitted(cluster.at, "job", requests, gangs=gangs, **fields)
+    )
+    return answer
+
+
+def states(cluster: ModelCluster) -> set[RequestState]:
+    return {request.state for request in cluster.state.requests.values()}
+
+
+def test_a_gang_may_not_have_more_members_than_is_set() -> None:
+    cluster = cluster_of(gang_members_max=3)
+    outcomes = submit(cluster, members(4), GANG)
+    assert {outcome.reason for outcome in outcomes} == {"INVALID_ARGUMENT"}
+    assert "4 members; expected at most 3" in outcomes[0].message
+    assert not cluster.state.requests
+    assert not cluster.state.gangs.by_id
+    assert [o.reason for o in submit(cluster, members(3), GANG)] == ["", "", ""]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"restart_on_loss": True}, "restart_on_loss is True, and False for g0"),
+        ({"target_address": "10.0.0.1:7000"}, "nobody is offered half a gang"),
+        ({"profile": ResourceProfile(1, GIB)}, "cpu_milli is 1"),
+    ],
+)
+def test_one_member_that_may_not_be_refuses_all(change: Any, says: str) -> None:
+    cluster = cluster_of()
+    first, second, third = members(3)
+    outcomes = submit(cluster, (first, second, replace(third, **change)), GANG)
+    assert [outcome.reason for outcome in outcomes] == [
+        "GANG_REFUSED",
+        "GANG_REFUSED",
+        "INVALID_ARGUMENT",
+    ]
+    assert says in outcomes[2].message
+    assert says in outcomes[0].message
+    assert "because of g2" in outcomes[1].message
+    assert not cluster.state.requests
+
+
+def test_a_member_names_a_gang_that_its_call_declares() -> None:
+    cluster = cluster_of()
+    outcomes = submit(cluster, (*members(2), RequestSpec("lone", TINY)))
+    assert [outcome.reason for outcome in outcomes] == ["INVALID_ARGUMENT"] * 2 + [""]
+    with pytest.raises(InvalidArgument, match="every gang once"):
+        submit(cluster, members(2), GANG, GANG)
+    with pytest.raises(InvalidArgument, match="belong to"):
+        submit(cluster, members(2), GANG, GangSpec("h"))
+    assert set(cluster.state.requests) == {"lone"}
+
+
+def test_a_gang_counts_like_a_shape_that_its_job_waits_with() -> None:
+    cluster = cluster_of(job_shapes_max=2)
+    full = replace(RequestSpec("full", ResourceProfile(4_000, GIB)))
+    submit(cluster, (full,))
+    submit(cluster, members(2), GANG)
+    submit(cluster, members(2, "h"), GangSpec("h"))
+    with pytest.raises(ResourceExhausted):
+        submit(cluster, members(2, "i"), GangSpec("i"))
+    with pytest.raises(ResourceExhausted):
+        submit(cluster, (RequestSpec("r", TINY),))
+    with pytest.raises(ResourceExhausted):  # what is to come in further parts counts now
+        submit(cluster, (), following=members(2, "i"))
+    submit(cluster, members(2), GANG)  # the same call again
+    cluster.settle()
+    cluster.batch(SlotsReleased(cluster.at, "job", (("full", 0),)))
+    cluster.settle()
+    assert states(cluster) == {RequestState.GRANTED, RequestState.RELEASED}
+    submit(cluster, members(2, "i"), GangSpec("i"))
+    assert check_invariants(cluster.state) == []
+
+
+def test_a_gang_of_a_thousand_is_placed_and_granted_as_one() -> None:
+    cluster = cluster_of(40, command_items_max=7)
+    submit(cluster, members(1_000), GANG)
+    for sent in cluster.wire[1:]:
+        cluster.deliver(sent)
+    assert RequestState.GRANTED not in states(cluster)
+    cluster.settle(rounds=1_000)
+    assert states(cluster) == {RequestState.GRANTED}
+    told = [event.allocation_id for event in cluster.store.job_events["job"]]
+    assert told == [f"g{n}" for n in range(1_000)]
+    assert check_invariants(cluster.state) == []
+
+
+def test_gangs_are_forgotten_with_their_job() -> None:
+    cluster = cluster_of()
+    submit(cluster, members(2), GANG)
+    cluster.settle()
+    cluster.batch(JobEndRequested(cluster.at, "job", "ENDED"))
+    cluster.settle()
+    assert set(cluster.state.gangs.by_id) == {"g"}
+    cluster.wait(DAY_MS)
+    assert not cluster.state.jobs
+    assert not cluster.state.gangs.by_id
+    assert not cluster.store.snapshot(2).gangs
+    assert check_invariants(cluster.state) == []
+
+
+def test_gangs_that_wait_are_iterated_in_line_with_their_living_members() -> None:
+    cluster = cluster_of()
+    submit(cluster, (RequestSpec("full", ResourceProfile(4_000, GIB)),))
+    call = (*members(1, "h"), *members(3, "g"), *members(2, "i"))
+    submit(cluster, call, GangSpec("g"), GangSpec("h"), GangSpec("i"))
+    found = [(gang.gang_id, len(some)) for gang, some in waiting_gangs(cluster.state)]
+    assert found == [("h", 1), ("g", 3), ("i", 2)]
+    assert cluster_view(cluster.state).pending_requests == {"WAITING_CAPACITY": 6}
+
+
+def test_a_gang_that_is_declined_before_it_was_granted_is_placed_anew() -> None:
+    """An executor that offers a member directly, against all rules, takes nothing away."""
+    cluster = cluster_of(2)
+    submit(cluster, members(2), GangSpec("g", GangPlacement.SPREAD))
+    first = cluster.wire[0]
+    cluster.deliver(first)
+    executor = cluster.executors[first.command.executor_id]
+    executor.end(("g0", 1), "OFFER_NOT_ACCEPTED")
+    cluster.report(executor)
+    assert states(cluster) == {RequestState.ALLOCATING}
+    assert {request.generation for request in cluster.state.requests.values()} == {2}
+    cluster.settle()
+    assert states(cluster) == {RequestState.GRANTED}
+    slot = cluster.state.slot_of(cluster.state.requests["g0"])
+    assert slot is not None
+    executor = cluster.executors[slot.executor_id]
+    executor.end(("g0", 2), "OFFER_NOT_ACCEPTED")
+    cluster.report(executor)
+    assert states(cluster) == {RequestState.GRANTED, RequestState.RELEASED}
+    assert check_invariants(cluster.state) == []
+
+
+@pytest.mark.parametrize("placement", list(GangPlacement))
+@settings(deadline=None, max_examples=60)
+@given(described=hosts, count=st.integers(1, 6))
+def test_as_many_are_called_placeable_as_could_be_placed(
+    placement: GangPlacement, described: Any, count: int
+) -> None:
+    cluster = cluster_with(described)
+    cluster.batch(JobRegistered(cluster.at, "job", "job", "default", None, "s", "r"))
+    label = "rack" if placement is GangPlacement.SAME_LABEL else ""
+    requests = tuple(replace(each, profile=SMALL, allow_pending=True) for each in members(count))
+    submit(cluster, requests, GangSpec("g", placement, label))
+    possible = [
+        some
+        for some in range(1, count + 1)
+        if Everything(cluster, [Wish(SMALL, (), some)]).exists(placement)
+    ]
+    if cluster.state.requests["g0"].state is RequestState.PENDING:
+        found = explain(cluster.state, "g0").gang
+        assert found is not None
+        assert found.placeable == max(possible, default=0)
+        assert found.members == count
+        assert found.placeable < count
