@@ -9,13 +9,23 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from finegrain.errors import FailedPrecondition
-from finegrain.resources import GIB, MIB, ResourceProfile, booking, subtract, total_of
+from finegrain.errors import FailedPrecondition, FinegrainError
+from finegrain.resources import (
+    GIB,
+    MIB,
+    ResourceProfile,
+    booking,
+    fits,
+    shortfall,
+    subtract,
+    total_of,
+)
 from resource_manager.engine.entities import (
     ENDED_REQUEST_STATES,
     ExecutorState,
     RequestSpec,
     RequestState,
+    Slot,
 )
 from resource_manager.engine.events import (
     DrainRequested,
@@ -27,12 +37,14 @@ from resource_manager.engine.events import (
     JobRegistered,
     RequestsCancelled,
     RequestsSubmitted,
+    ResizeRequested,
     SlotsReleased,
     SlotsReported,
     UndrainRequested,
 )
 from resource_manager.engine.invariants import check_invariants
 from resource_manager.engine.placement.indexes import carries
+from resource_manager.engine.resizes import growth
 from resource_manager.engine.state import EngineSettings, State
 from tests.resource_manager.engine.model import ModelCluster, ModelExecutor
 
@@ -44,6 +56,20 @@ PROFILES = (
     ResourceProfile(3000, GIB),
     ResourceProfile(100, 64 * MIB, extended=(("license-x", 1),)),
 )
+SIZES = (
+    *PROFILES,
+    ResourceProfile(1500, 128 * MIB),
+    ResourceProfile(200, 512 * MIB, managed_memory_bytes=8 * MIB),
+    ResourceProfile(2000, 256 * MIB, extended=(("license-x", 2),)),
+)
+REFUSALS_OF_A_SIZE = {
+    "ALLOCATION_UNKNOWN",
+    "INFEASIBLE_NEVER",
+    "JOB_ENDED",
+    "SLOT_NOT_READY",
+    "STALE_GENERATION",
+    "STALE_RESIZE",
+}
 
 
 def model_executor(name: str) -> ModelExecutor:
@@ -147,6 +173,62 @@ class BooksStaySound(RuleBasedStateMachine):
             self.cluster.batch(SlotsReleased(at, job_id, ((name, 0),)))
         else:
             self.cluster.batch(RequestsCancelled(at, job_id, (name,)))
+
+    @precondition(lambda self: self.state.slots)
+    @rule(
+        data=st.data(),
+        profile=st.sampled_from(SIZES),
+        number=st.sampled_from([0, 0, 0, 1, 2, 3]),
+        generation=st.sampled_from([0, 0, 0, 1]),
+        wait=st.booleans(),
+        operator=st.booleans(),
+    )
+    def resize(
+        self,
+        data: st.DataObject,
+        profile: ResourceProfile,
+        number: int,
+        generation: int,
+        wait: bool,
+        operator: bool,
+    ) -> None:
+        slot = self.state.slots[data.draw(st.sampled_from(sorted(self.state.slots)))]
+        self._ask(slot, profile, number, generation, wait, operator=operator)
+
+    def _ask(
+        self,
+        slot: Slot,
+        profile: ResourceProfile,
+        number: int,
+        generation: int,
+        wait: bool,
+        *,
+        operator: bool,
+    ) -> None:
+        event = ResizeRequested(
+            self.cluster.at,
+            None if operator else slot.job_id,
+            slot.allocation_id,
+            generation,
+            number,
+            profile,
+            wait_for_use=wait,
+        )
+        before = slot.resize_number
+        refused = ""
+        try:
+            self.cluster.batch(event)
+        except FinegrainError as error:
+            refused = error.reason
+        assert refused in ("", *REFUSALS_OF_A_SIZE)
+        assert slot.resize_number in ((before,) if refused else (before, before + 1))
+
+    @rule(name=st.sampled_from(HOSTS), data=st.data(), mib=st.sampled_from([0, 0, 100, 200, 500]))
+    def slots_use_memory(self, name: str, data: st.DataObject, mib: int) -> None:
+        executor = self.cluster.executors[name]
+        if executor.slots:
+            allocation_id, _ = data.draw(st.sampled_from(sorted(executor.slots)))
+            executor.used[allocation_id] = mib * MIB
 
     @rule(job_id=st.sampled_from(JOBS))
     def keep_alive(self, job_id: str) -> None:
@@ -343,11 +425,22 @@ class BooksStaySound(RuleBasedStateMachine):
             )
             assert all(left >= 0 for left in subtract(executor.total, booked).values())
 
+    @invariant()
+    def nothing_that_is_enforced_is_promised_to_others(self) -> None:
+        """What a slot really has is booked for it, in each dimension, at any moment."""
+        for name, executor in self.cluster.executors.items():
+            host = self.state.hosts.get(name)
+            for key, slot in executor.slots.items():
+                if host is not None and key in host.slots:
+                    enforced = host.booking_of(slot.profile)
+                    assert shortfall(enforced, host.slots[key].booked) == {}
+
     def teardown(self) -> None:
         """When faults end, everything settles: nothing under way, both sides agree, no idling."""
         for executor in self.cluster.executors.values():
             executor.hidden = {}
             executor.broken = set()
+            executor.used = {}
             executor.frees_slowly = False
         for name, executor in self.cluster.executors.items():
             if executor.registration_number == 0 or name not in self.state.hosts:
@@ -367,6 +460,8 @@ class BooksStaySound(RuleBasedStateMachine):
             self.cluster.settle()
         self._both_sides_agree()
         self._nothing_that_fits_waits()
+        self._sizes_are_settled()
+        self._job_masters_know_the_sizes()
 
     def _both_sides_agree(self) -> None:
         for name, executor in self.cluster.executors.items():
@@ -382,6 +477,25 @@ class BooksStaySound(RuleBasedStateMachine):
             room = index.covering([shape.pooled_need, shape.separate_need])
             hosts = [self.state.hosts[index.ids[position]] for position in room]
             assert not [host for host in hosts if carries(host, shape.labels)]
+
+    def _sizes_are_settled(self) -> None:
+        for key, slot in self.state.slots.items():
+            host = self.state.hosts[slot.executor_id]
+            seen = self.cluster.executors[slot.executor_id].slots[key]
+            assert (slot.profile, slot.cpu_limit_milli) == (seen.profile, seen.cpu_limit_milli)
+            assert slot.ordered is None
+            assert slot.resize_number >= seen.resize_number
+            if slot.wanted is not None:
+                more = growth(host, slot)
+                assert more
+                assert not fits(more, host.free())
+
+    def _job_masters_know_the_sizes(self) -> None:
+        for slot in self.state.slots.values():
+            events = self.cluster.store.job_events[slot.job_id]
+            told = [e.slot for e in events if e.allocation_id == slot.allocation_id and e.slot]
+            assert told[-1]["generation"] == slot.generation
+            assert told[-1]["profile"] == slot.profile.to_dict()
 
 
 class BooksStaySoundSpread(BooksStaySound):
@@ -408,7 +522,11 @@ def durable(state: State) -> dict[str, Any]:
             for name, r in state.requests.items()
         },
         "slots": {
-            key: (s.state, s.executor_id, s.profile, s.job_id) for key, s in state.slots.items()
+            key: (
+                *(s.state, s.executor_id, s.profile, s.job_id, s.cpu_limit_milli),
+                *(s.resize_number, s.ordered, s.wanted),
+            )
+            for key, s in state.slots.items()
         },
         "executors": {
             name: (e.registration, e.registration_number, e.draining, e.drain_reason, e.lost)
