@@ -19,7 +19,7 @@ from finegrain.v1 import slots_pb2
 from finegrain.v1 import task_executor_pb2 as te
 from finegrain.v1.resource_manager_pb2 import SlotRelease
 from task_executor.host.helper_messages import Reconnected
-from task_executor.service import checkpoint
+from task_executor.service import checkpoint, host_sync
 from tests.task_executor.service.conftest import Executor
 from tests.task_executor.service.scripted_rm import (
     MIB,
@@ -282,6 +282,35 @@ async def test_the_same_command_asks_again_for_what_is_not_known(
     assert reason(answer) == ""
     assert size(answer.report.slots[0]) == (1500, 64, 1500, 1)
     assert answer.report.command_number == 2
+
+
+async def test_what_is_not_known_is_looked_into_although_nobody_asks(
+    rm: ScriptedRM, executor: Executor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A helper that was stopped for a while, say: its connection never broke."""
+    await executor.crash()
+    monkeypatch.setattr(host_sync, "SWEEP_S", 0.05)
+    await again(rm, executor)
+    await rm.allocate(allocation())
+    executor.helper.refuse_resize = Unavailable("the helper does not answer")
+    with pytest.raises(Unavailable):
+        await rm.resize(1, cpu_milli=1500)
+    executor.helper.refuse_resize = None
+    await eventually(lambda: told(rm) == [(1500, 64, 1500, 1)], "it is settled and told")
+
+
+async def test_changes_are_counted_by_what_became_of_them(
+    rm: ScriptedRM, executor: Executor
+) -> None:
+    await rm.allocate(allocation())
+    await rm.resize(1, cpu_milli=900)
+    for refusal in (BELOW_USE, FailedPrecondition("cpu.max: EINVAL"), BELOW_USE):
+        executor.helper.refuse_resize = refusal
+        await rm.resize(2, cpu_milli=400)
+    name = "finegrain_executor_resize_duration_seconds_count"
+    count = executor.front.metrics.registry.get_sample_value
+    outcomes = ("resized", "below_use", "failed")
+    assert [count(name, {"outcome": each}) for each in outcomes] == [1, 2, 1]
 
 
 async def test_a_slot_that_is_freed_meanwhile_goes_with_all_that_was_booked(
