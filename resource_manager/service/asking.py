@@ -40,6 +40,8 @@ class Asked:
 
     def outcomes(self, answered: Sequence[ItemOutcome]) -> list[ItemOutcome]:
         """All outcomes in the order sent, given those of `specs`."""
+        if not self.repeated and not self.gangs:  # most calls: nothing was moved or left out
+            return list(answered)
         by_position = dict(zip(self.positions, answered, strict=True)) | dict(self.repeated)
         return [by_position[at] for at in range(len(by_position))]
 
