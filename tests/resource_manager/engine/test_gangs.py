@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from finegrain.errors import InvalidArgument, ResourceExhausted
 from finegrain.resources import GIB, MIB, ResourceProfile
+from resource_manager.engine import jobs
 from resource_manager.engine.entities import (
     GangPlacement,
     GangSpec,
@@ -189,6 +190,50 @@ def test_a_gang_that_is_declined_before_it_was_granted_is_placed_anew() -> None:
     cluster.report(executor)
     assert states(cluster) == {RequestState.GRANTED, RequestState.RELEASED}
     assert check_invariants(cluster.state) == []
+
+
+def test_a_gang_is_tried_when_an_older_slot_of_it_is_gone_though_nothing_grew() -> None:
+    """Something else took what the slot gave back; there was room enough beside it all the time."""
+    cluster = cluster_of()
+    executor = cluster.executors["host-00"]
+    executor.frees_slowly = True
+    asked = tuple(
+        replace(each, profile=ResourceProfile(1_000, GIB), restart_on_loss=True)
+        for each in members(2)
+    )
+    submit(cluster, asked, GangSpec("g", GangPlacement.SAME_EXECUTOR))
+    cluster.settle()
+    executor.end(("g0", 1), "ORPHANED")
+    cluster.report(executor)
+    cluster.settle()
+    assert states(cluster) == {RequestState.PENDING}  # one of them still has a slot there
+    executor.finish_frees()
+    executor.hidden = {"cpu_milli": 1_000, "memory_bytes": GIB}
+    cluster.report(executor)
+    assert states(cluster) == {RequestState.ALLOCATING}
+
+
+def test_a_gang_of_a_job_that_is_ending_is_not_placed_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ending a large job takes several steps, and an executor may be lost between them."""
+    cluster = cluster_of(2)
+    submit(cluster, tuple(RequestSpec(f"r{n}", TINY) for n in range(3)))
+    submit(cluster, members(2, restart_on_loss=True), GangSpec("g", GangPlacement.SPREAD))
+    cluster.settle()
+    monkeypatch.setattr(jobs, "ENDED_AT_ONCE", 1)
+    cluster.batch(JobEndRequested(cluster.at, "job", "ENDED"))
+    executor = cluster.executors["host-01"]
+    executor.end(("g1", 1), "ORPHANED")
+    cluster.report(executor)
+    assert {cluster.state.requests[name].state for name in ("g0", "g1")} == {RequestState.PENDING}
+    assert not cluster.state.gangs.waiting
+    assert check_invariants(cluster.state) == []
+    while cluster.state.unfinished:
+        cluster.batch()
+    cluster.settle()
+    assert {cluster.state.requests[name].state for name in ("g0", "g1")} == {RequestState.CANCELLED}
+    assert not cluster.state.slots
 
 
 @pytest.mark.parametrize("placement", list(GangPlacement))
