@@ -1,0 +1,222 @@
+"""A cluster that begins empty, grows with what waits, shrinks when idle, and leaves nothing behind
+whoever is killed in the middle.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import signal
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import finegrain_client as fg
+from tests.e2e.driving import Daemons, eventually, finish, processes_that_name, read_until, unique
+from tests.e2e.scaling import groups, kill, scaled_up
+
+BURST = 200
+SMALL = fg.SlotSpec(cpu_milli=50, memory_bytes=16 * fg.MIB, count=BURST)
+TASK = ("run", "--cpu", "0.1", "--memory", "32M", "--")
+
+
+async def test_a_burst_on_an_empty_cluster(home: Path) -> None:
+    with scaled_up(home, 4, "--idle-timeout", "2s") as up:
+        assert up.cli.items("executors") == []
+        assert up.provided == []
+        watch = up.cli.start("providers", "--watch", "-o", "jsonl")
+        address, token = up.told["address"], up.told["token_file"]
+        async with fg.connect(address, token_file=token) as cluster, cluster.job("burst") as job:
+            requests = await job.request_slots(SMALL)
+            codes = await asyncio.gather(*map(_run, requests))
+        eventually(lambda: not up.provided, "all executors were given back")
+        assert up.cli.items("executors") == []
+        assert up.directories == []
+        watch.terminate()
+        seen = [json.loads(line) for line in finish(watch).stdout.splitlines() if line]
+        code, said = up.end()
+
+    assert codes == [0] * BURST
+    states = [{each["executor_id"]: each["state"] for each in one["executors"]} for one in seen]
+    assert {state for one in states for state in one.values()} >= {"STARTED", "REGISTERED"}
+    assert max(len(one) for one in states) == 4
+    assert max(each["planned_requests"] for one in seen for each in one["executors"]) > 1
+    assert all(each["cause"] for one in seen for each in one["executors"])
+    assert (code, up.left()) == (0, []), said
+
+
+async def _run(request: fg.Request) -> int:
+    slot = await request.granted(120)
+    result = await (await slot.run(["true"])).wait(120)
+    await slot.release()
+    return result.exit_code
+
+
+def test_who_waits_is_told_for_which_executor(home: Path) -> None:
+    with scaled_up(home, 1) as up:
+        process = up.cli.start(*TASK, "sh", "-c", "echo up")
+        eventually(lambda: up.provided, "an executor is asked for")
+        (row,) = up.cli("executors").text.splitlines()[1:]
+        assert row.startswith(f"{up.shape}-1-1")
+        outcome = finish(process)
+        assert (outcome.code, outcome.stdout) == (0, b"up\n")
+        (executor,) = up.cli.items("executors")
+        assert executor["provided_as"] == up.shape
+        too_large = up.cli.run("--cpu", "64", "--", "true")
+        assert too_large.code == 125
+        assert "[INFEASIBLE_NEVER]" in too_large.stderr
+
+
+@pytest.mark.parametrize("moment", ["asked", "busy"])
+def test_a_resource_manager_that_is_killed_ends_all_of_it(home: Path, moment: str) -> None:
+    with scaled_up(home, 2) as up:
+        task = up.cli.start(*TASK, "sh", "-c", "echo up; sleep 1000")
+        if moment == "asked":
+            eventually(lambda: up.directories, "an executor is being started")
+        else:
+            read_until(task, b"up\n")
+        kill(up.manager_pid)
+        code, said = up.wait()
+        task.kill()
+        task.communicate()
+
+        assert code == 1
+        assert "the resource manager was killed by signal 9" in said
+        assert up.left() == []
+        assert not up.state_dir.exists()
+
+
+def test_executors_outlive_nobody(home: Path) -> None:
+    """`finegrain up` and the resource manager are killed at once: the sweeper is left."""
+    with scaled_up(home, 2) as up:
+        task = up.cli.start(*TASK, "sh", "-c", "echo up; sleep 1000")
+        read_until(task, b"up\n")
+        sweeper = up.sweeper_pid
+        kill(up.process.pid, up.manager_pid)
+        task.kill()
+        task.communicate()
+        eventually(lambda: not Path(f"/proc/{sweeper}").exists(), "the sweeper is done")
+        assert up.left() == []
+        assert up.directories == []
+        shutil.rmtree(up.state_dir.parent)  # only an end in order removes that
+
+
+def test_a_sweeper_that_is_killed_ends_all_of_it(home: Path) -> None:
+    with scaled_up(home, 2) as up:
+        kill(up.sweeper_pid)
+        code, said = up.wait()
+
+        assert code == 1
+        assert "sweeper" in said
+        assert up.left() == []
+
+
+def test_ctrl_c_in_the_middle_of_growing(home: Path) -> None:
+    with scaled_up(home, 2) as up:
+        task = up.cli.start(*TASK, "sleep", "1000")
+        eventually(lambda: up.directories, "an executor is being started")
+        code, said = up.end(signal.SIGINT)
+        task.kill()
+        task.communicate()
+
+        assert code == 0, said
+        assert "nothing is left behind" in said
+        assert up.left() == []
+
+
+@pytest.fixture
+def short_dir() -> Iterator[Path]:
+    """Sockets lie in it."""
+    folder = Path(tempfile.mkdtemp(prefix="fg-kept-"))
+    yield folder / "state"
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_a_state_directory_is_taken_up_with_what_runs(home: Path, short_dir: Path) -> None:
+    flags = ("--idle-timeout", "2s", "--state-dir", str(short_dir))
+    with scaled_up(home, 2, *flags) as up:
+        task = up.cli.start(*TASK, "sh", "-c", "echo up; sleep 1000")
+        read_until(task, b"up\n")
+        before = up.directories
+        kill(up.sweeper_pid, up.process.pid, up.manager_pid)  # nobody is left to clean up
+        task.kill()
+        task.communicate()
+        assert up.left()
+    with scaled_up(home, 2, *flags) as again:
+        (found,) = again.provided
+        assert [found["executor_id"]] == before
+        (job,) = again.cli.items("jobs")
+        assert again.cli("terminate", job["job_id"], "--yes", "--grace", "0s").code == 0
+        eventually(lambda: not again.provided, "it is given back when it is idle")
+        assert again.cli.run("--", "echo", "on").stdout == b"on\n"
+        assert again.end()[0] == 0
+        assert again.left() == []
+
+
+def test_a_state_directory_that_was_left_in_order(home: Path, short_dir: Path) -> None:
+    for _ in range(2):
+        with scaled_up(home, 1, "--state-dir", str(short_dir)) as up:
+            assert up.cli.run("--", "echo", "on").stdout == b"on\n"
+            assert len(up.cli.items("executors")) == 1
+            assert up.end()[0] == 0
+            assert up.left() == []
+
+
+@pytest.mark.parametrize("moment", ["asked", "started", "granted"])
+def test_a_resource_manager_that_comes_back_takes_them_up(daemons: Daemons, moment: str) -> None:
+    shape = unique("e2e")
+    file = daemons.folder / "providers.toml"
+    file.write_text(_providers(shape, str(daemons.folder)))
+    flags = ("--providers-file", str(file))
+    daemons.manager.start(*flags)
+    daemons.manager.endpoint()
+    task = daemons.cli.start(*TASK, "sh", "-c", "echo up; sleep 1; echo down")
+
+    def provided() -> list[str]:
+        found = daemons.cli.json("providers")["executors"]
+        return [each["executor_id"] for each in found]
+
+    (executor_id,) = eventually(provided, "an executor is asked for")
+    if moment == "started":
+        eventually(lambda: groups(shape), "it is on its way")
+    elif moment == "granted":
+        read_until(task, b"up\n")
+    daemons.manager.kill()
+    daemons.manager.start(*flags)
+    daemons.manager.endpoint()
+    assert provided() == [executor_id]
+    outcome = finish(task)
+    assert outcome.code == 0, outcome.stderr
+    assert outcome.stdout.endswith(b"down\n")
+    eventually(lambda: not provided(), "it is given back")
+    assert daemons.cli.items("executors") == []
+    assert not groups(shape)
+    assert not processes_that_name(f"{daemons.folder}/p/")
+
+
+def _providers(shape: str, folder: str) -> str:
+    return f"""
+look_interval = "500ms"
+[limits]
+idle_timeout = "2s"
+[process]
+directory = "{folder}/p"
+[process.executor]
+task_user = "self"
+allow_root_tasks = true
+task_kill_grace = "2s"
+[[shape]]
+name = "{shape}"
+provider = "process"
+[[shape.process.share]]
+cpus = "0"
+cpu = "0.5"
+memory = "256MiB"
+[[shape.process.share]]
+cpus = "0"
+cpu = "0.5"
+memory = "256MiB"
+"""
