@@ -12,13 +12,16 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+from finegrain.errors import InvariantBroken
 from finegrain.resources import ResourceProfile
 from resource_manager.engine.entities import (
     ENDED_REQUEST_STATES,
     Gang,
     GangPlacement,
     GangSpec,
+    Instant,
     Request,
+    RequestState,
 )
 from resource_manager.engine.singles import Kind, Labels, Single, Singles
 
@@ -154,6 +157,48 @@ class GangBooks:
         if gang is None or gang.arrival_number != request.arrival_number:
             return None
         return self.by_id.pop(gang.gang_id)
+
+    def restore(self, gangs: Iterable[Gang]) -> None:
+        """Takes in what the store kept; members and what follows from them come after that."""
+        self.by_id = {g.gang_id: g for g in sorted(gangs, key=lambda gang: gang.arrival_number)}
+
+    def restore_member(self, request: Request) -> None:
+        """The next request in order of arrival, which may belong to a gang.
+
+        Raises:
+            InvariantBroken: to one that is not stored.
+        """
+        gang_id = request.spec.gang_id
+        if gang_id and gang_id not in self.by_id:
+            raise InvariantBroken(
+                f"request {request.allocation_id} belongs to gang {gang_id}, which is not stored"
+            )
+        if gang_id:
+            self.by_id[gang_id].members.append(request.allocation_id)
+
+    def sort_out(self, requests: dict[str, Request], now: Instant) -> list[Gang]:
+        """Finds out where restored gangs stand; answers with those that are to stand in line.
+
+        A gang is granted if the slots of all its living members were carved; else those that were
+        carved wait for the rest.
+        """
+        waiting = []
+        for gang in self.by_id.values():
+            members = list(living(requests, gang))
+            missing = sum(each.state is RequestState.ALLOCATING for each in members)
+            for request in members if missing else ():
+                request.state = RequestState.ALLOCATING
+            if not members or members[0].state is RequestState.GRANTED:
+                continue
+            if missing:
+                self.unconfirmed[gang.gang_id] = missing
+            else:
+                waiting.append(gang)
+            timeout_ms = gang.spec.timeout_ms
+            if timeout_ms is not None:
+                left = gang.waiting_since_time_ms + timeout_ms - now.time_ms
+                gang.waiting_until_ms = now.monotonic_ms + min(timeout_ms, max(0, left))
+        return waiting
 
     def _kind_of(self, spec: GangSpec, members: Iterable[Request]) -> GangKind:
         key = (Where.of(spec), wishes_of(members))

@@ -29,11 +29,11 @@ from resource_manager.engine.entities import (
 )
 from resource_manager.engine.executors import known_host
 from resource_manager.engine.explain_resizes import explain_resizes
-from resource_manager.engine.gangs import waiting_gangs
+from resource_manager.engine.gang_books import WaitingGang
 from resource_manager.engine.host import Host, SlotKey
 from resource_manager.engine.jobs import known_job
 from resource_manager.engine.placement.feasibility import waiting_reason
-from resource_manager.engine.placement.gang_feasibility import member_reason
+from resource_manager.engine.placement.gang_feasibility import member_reason, reasons
 from resource_manager.engine.provision.views import planned_count, planned_on
 from resource_manager.engine.requests import known_request
 from resource_manager.engine.state import State
@@ -155,11 +155,18 @@ def pending_by_reason(state: State) -> dict[str, int]:
         if considered:
             reason = str(waiting_reason(state, shape))
             counts[reason] = counts.get(reason, 0) + considered
-    for _, members in waiting_gangs(state):
-        for request in members:
-            reason = pending_reason(state, request)
-            counts[reason] = counts.get(reason, 0) + 1
+    for waiting in state.gangs.waiting.values():
+        for reason, count in _gang_reasons(state, waiting):
+            counts[reason] = counts.get(reason, 0) + count
     return counts
+
+
+def _gang_reasons(state: State, waiting: WaitingGang) -> Iterable[tuple[str, int]]:
+    if waiting.gang.arrival_number > state.considered_arrival:
+        return [(Reason.NOT_YET_CONSIDERED, len(waiting.members))]
+    if planned_on(state, waiting.members[0]):
+        return [(Reason.WAITING_EXECUTOR, len(waiting.members))]
+    return reasons(state, waiting)
 
 
 def executor_view(state: State, executor_id: str) -> ExecutorView:

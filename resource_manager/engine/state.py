@@ -141,13 +141,14 @@ class State:
             )
         for job in sorted(snapshot.jobs, key=lambda job: job.arrival_number):
             state._restore_job(job)
-        for gang in sorted(snapshot.gangs, key=lambda gang: gang.arrival_number):
-            state.gangs.by_id[gang.gang_id] = gang
+        state.gangs.restore(snapshot.gangs)
         for request in sorted(snapshot.requests, key=lambda request: request.arrival_number):
             state._restore_request(request)
         for slot in sorted(snapshot.slots, key=lambda slot: (slot.allocation_id, slot.generation)):
             state._restore_slot(slot)
-        state._restore_gangs()
+        for gang in state.gangs.sort_out(state.requests, at):
+            if gang.job_id not in state.endings:
+                state.queue_gang(gang, tried=True)
         for request in state.requests.values():
             waits = request.state is RequestState.PENDING and request.job_id not in state.endings
             if waits and not request.spec.gang_id:
@@ -330,14 +331,7 @@ class State:
         request.job_id = job.job_id  # one text for all of them
         self.requests[request.allocation_id] = request
         self.by_arrival[request.arrival_number] = request
-        if request.spec.gang_id:
-            gang = self.gangs.by_id.get(request.spec.gang_id)
-            if gang is None:
-                raise InvariantBroken(
-                    f"request {request.allocation_id} belongs to gang {request.spec.gang_id},"
-                    " which is not stored"
-                )
-            gang.members.append(request.allocation_id)
+        self.gangs.restore_member(request)
         job.arrivals.append(request.arrival_number)
         if request.state not in ENDED_REQUEST_STATES:
             job.live_requests += 1
@@ -368,27 +362,6 @@ class State:
             job.slot_keys.add(key)
         if slot.state is SlotState.ALLOCATED and slot.wanted is not None and slot.ordered is None:
             self.line_up(slot)
-
-    def _restore_gangs(self) -> None:
-        """A gang is granted if the slots of all its living members were carved; else those wait for
-        the rest.
-        """
-        for gang in self.gangs.by_id.values():
-            members = list(living(self.requests, gang))
-            missing = sum(each.state is RequestState.ALLOCATING for each in members)
-            if missing:
-                self.gangs.unconfirmed[gang.gang_id] = missing
-                for request in members:
-                    request.state = RequestState.ALLOCATING
-            elif not members or members[0].state is RequestState.GRANTED:
-                continue
-            timeout_ms = gang.spec.timeout_ms
-            if timeout_ms is not None:
-                left = gang.waiting_since_time_ms + timeout_ms - self.started.time_ms
-                left = min(timeout_ms, max(0, left))
-                gang.waiting_until_ms = self.started.monotonic_ms + left
-            if not missing and gang.job_id not in self.endings:
-                self.queue_gang(gang, tried=True)
 
 
 def _match(request: Request | None, slot: Slot) -> None:

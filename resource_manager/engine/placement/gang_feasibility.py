@@ -7,11 +7,12 @@ somebody could fit in by hand: it would not be placed either.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from finegrain.errors import Reason
-from resource_manager.engine.entities import Request
-from resource_manager.engine.gang_books import GangKind, Where, Wish
+from finegrain.resources import ResourceProfile
+from resource_manager.engine.entities import Request, RequestSpec
+from resource_manager.engine.gang_books import GangKind, WaitingGang, Where, Wish
 from resource_manager.engine.host import KNOWN, ONLINE
 from resource_manager.engine.placement.feasibility import (
     Feasibility,
@@ -20,6 +21,7 @@ from resource_manager.engine.placement.feasibility import (
 )
 from resource_manager.engine.placement.gang_search import seek
 from resource_manager.engine.provision.possible import gang_could_be_provided
+from resource_manager.engine.singles import Labels
 from resource_manager.engine.state import State
 
 _OF_THE_MEMBER = frozenset(
@@ -59,22 +61,36 @@ def kind_feasibility(state: State, kind: GangKind) -> Feasibility:
 
 def member_reason(state: State, request: Request) -> Reason:
     """Why a member of a gang waits, as far as is known; the indexes must be fresh."""
-    shape = state.queue.shape_of(request.spec)
-    waiting = state.gangs.waiting.get(request.spec.gang_id)
+    spec = request.spec
+    waiting = state.gangs.waiting.get(spec.gang_id)
     if waiting is None:  # its job has ended
-        return waiting_reason(state, shape)
+        return waiting_reason(state, state.queue.shape_of(spec))
+    return _reason(state, waiting, spec.profile, spec.required_labels)
+
+
+def reasons(state: State, waiting: WaitingGang) -> Iterator[tuple[Reason, int]]:
+    """The same for all members of a gang, counted."""
+    for wish in waiting.kind.wishes:
+        yield _reason(state, waiting, wish.profile, wish.labels), wish.count
+
+
+def _reason(
+    state: State, waiting: WaitingGang, profile: ResourceProfile | None, labels: Labels
+) -> Reason:
     if not waiting.tried:
         return Reason.NOT_YET_CONSIDERED
     if waiting.reasons[0] != state.snapshot_number:
         waiting.reasons = (state.snapshot_number, {})
     known = waiting.reasons[1]
-    key = (request.spec.profile, request.spec.required_labels)
-    if key not in known:
-        own = waiting_reason(state, shape)
-        known[key] = own if own in _OF_THE_MEMBER else _of_the_gang(state, waiting.kind)
-        if known[key] == Reason.WAITING_GANG and not has_room(state, shape):
-            known[key] = own
-    return Reason(known[key])
+    if (profile, labels) not in known:
+        shape = state.queue.shape_of(RequestSpec("", profile, required_labels=labels))
+        reason = waiting_reason(state, shape)
+        if reason not in _OF_THE_MEMBER:
+            whole = _of_the_gang(state, waiting.kind)
+            if whole is not Reason.WAITING_GANG or has_room(state, shape):
+                reason = whole
+        known[profile, labels] = reason
+    return Reason(known[profile, labels])
 
 
 def _of_the_gang(state: State, kind: GangKind) -> Reason:
