@@ -21,6 +21,7 @@ from finegrain.errors import (
 from finegrain.options import ListenOptions
 from finegrain.v1 import cluster_pb2, slots_pb2
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
+from resource_manager import parts
 from resource_manager.engine.events import JobRegistered
 from resource_manager.engine.step import step
 from resource_manager.main import EXIT_FAILED, EXIT_STEPPED_DOWN
@@ -71,7 +72,7 @@ def faulty(monkeypatch: pytest.MonkeyPatch) -> Callable[[], FaultyStore]:
         made.append(FaultyStore(open_store(*args, **kwargs)))
         return made[-1]
 
-    monkeypatch.setattr(rm_main, "open_store", opened)
+    monkeypatch.setattr(parts, "open_store", opened)
     return lambda: made[-1]
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-import resource_manager.main as rm_main
 from finegrain.errors import Reason
 from finegrain.v1 import cluster_pb2, slots_pb2
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
+from resource_manager import parts
 from resource_manager.service import preparation
 from tests.support.rm_service import (
     RunningRm,
@@ -29,9 +29,9 @@ GRANTED = slots_pb2.REQUEST_STATE_GRANTED
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     real = preparation.settings_of
     monkeypatch.setattr(
-        rm_main,
+        parts,
         "settings_of",
-        lambda options: replace(real(options), unreachable_after_ms=200, probe_min_ms=50),
+        lambda *given: replace(real(*given), unreachable_after_ms=200, probe_min_ms=50),
     )
 
 
