@@ -189,8 +189,7 @@ def resize_answered(
     text = f"change {number} to {size_text(ordered)}: {message}"
     turn.slot_event("slot_resize_refused", slot, reason=reason, message=text)
     host.resize_holds.pop(key, None)
-    if slot.wanted is None:
-        turn.job_event(request, reason=Reason.RESIZE_REFUSED, message=text, slot=slot)
+    turn.job_event(request, reason=Reason.RESIZE_REFUSED, message=text, slot=slot)
     go_on(turn, slot)
 
 

@@ -200,7 +200,7 @@ async def test_whoever_waits_for_a_change_hears_that_another_took_its_place(tmp_
         assert [each.resize_number for each in told.slot.resizes] == [4]
 
 
-async def test_a_refusal_is_told_by_what_comes_of_the_wish_behind_it(
+async def test_a_refusal_is_told_also_if_another_wish_stands_behind(
     tmp_path: Path,
 ) -> None:
     asked, go_on = asyncio.Event(), asyncio.Event()
@@ -218,9 +218,11 @@ async def test_a_refusal_is_told_by_what_comes_of_the_wish_behind_it(
         behind = await job.resize("slot-1", profile=profile(500, 64 * MIB))
         assert [each.state for each in behind.resizes] == [ORDERED, WAITING]
         go_on.set()
-        (told,) = await next_events(stream, 1)
-        assert (told.slot.memory_bytes, len(told.slot.resizes)) == (64 * MIB, 0)
-        assert told.slot.resize_number == 2
+        refused, done = await next_events(stream, 2)
+        assert (refused.reason, done.reason) == (Reason.RESIZE_REFUSED, Reason.RESIZED)
+        assert "change 1" in refused.message
+        assert [each.resize_number for each in refused.slot.resizes] == [2]
+        assert (done.slot.memory_bytes, len(done.slot.resizes)) == (64 * MIB, 0)
 
 
 Profile = resources_pb2.ResourceProfile
