@@ -220,7 +220,11 @@ def is_lost(host: Host | None) -> bool:
 
 
 def _tell_to_stop(turn: Turn, provision: Provision) -> None:
-    turn.effects.append(StopExecutor(provision.executor_id, provision.shape, provision.handle))
+    """Tells its provider, and once more if no answer comes for long."""
+    told = StopExecutor(provision.executor_id, provision.shape, provision.handle)
+    turn.effects.append(told)
+    patience_ms = turn.state.settings.provisioning.backoff_max_ms
+    turn.state.timers.arm(Timer.PROVISION, provision.executor_id, turn.now_ms + patience_ms)
 
 
 def _forget(state: State, executor_id: str) -> None:
