@@ -187,7 +187,7 @@ class Request:
         """A snapshot shows it where it is known to stand."""
         self.reason = status.reason
         if status.slot is not None and self.slot is not None:
-            self.slot.size.take(status.slot)
+            self.slot.size.see(status.slot)
 
     def reject(self, rejection: Rejection) -> None:
         """The RM did not take the request in."""

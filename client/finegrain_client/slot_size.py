@@ -65,14 +65,22 @@ class SlotSize:
         self.status = status
 
     def take(self, status: SlotStatus, reason: str = "", message: str = "") -> None:
-        """The slot is like this now; older news change nothing.
+        """An event tells that the slot was like this; older news change nothing.
 
-        `reason` and `message` are those of the event that told, for example "RESIZE_REFUSED".
+        `reason` and `message` are those of the event, for example "RESIZE_REFUSED".
         """
         if status.resize_number >= self.status.resize_number:
             self.status = status
         for each in self._waiters:
             each.tell(status, reason, message)
+
+    def see(self, status: SlotStatus) -> None:
+        """The RM has the slot like this now. That may be less than was known: older books were
+        restored.
+        """
+        self.status = status
+        for each in self._waiters:
+            each.tell(status, "", "")
 
     def end(self, error: FinegrainError) -> None:
         """There is no slot any more."""
@@ -97,7 +105,7 @@ class SlotSize:
                 else:
                     self._take_answer(status)
                     return await waiter.done()
-            self.take(await self._look())
+            self.see(await self._look())
         raise AssertionError("the last try returns or raises")
 
     async def withdraw(self) -> SlotStatus:

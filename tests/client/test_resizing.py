@@ -113,6 +113,19 @@ async def test_somebody_else_was_faster(servant: Scripted, slot: fg.Slot) -> Non
     assert (slot.profile.cpu_milli, slot.profile.task_heap_memory_bytes) == (2000, fg.GIB)
 
 
+async def test_books_that_were_restored_know_of_fewer_changes(
+    servant: Scripted, slot: fg.Slot
+) -> None:
+    await slot.resize(cpu_milli=1000)
+    await slot.resize(cpu_milli=2000)
+    theirs = servant.sized[slot.allocation_id]
+    theirs.resize_number = 0
+    servant.snapshot = [servant.snapshot_of(slot.allocation_id, GRANTED)]
+    await slot.resize(cpu_milli=3000)
+    assert [each.resize_number for each in servant.calls["ResizeSlot"]] == [1, 2, 3, 1]
+    assert slot.profile.cpu_milli == 3000
+
+
 async def test_a_wish_that_fails_is_not_waited_for(servant: Scripted, slot: fg.Slot) -> None:
     servant.failures["ResizeSlot"].append(
         fg.FailedPrecondition("4001 of 4000", reason=Reason.INFEASIBLE_NEVER)
