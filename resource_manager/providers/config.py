@@ -11,6 +11,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
+from math import nextafter
 from pathlib import Path
 from typing import Any
 
@@ -220,7 +221,10 @@ def _fraction(table: ConfigTable, total: Amounts) -> float:
     promised does not hang on how many threads a core has.
     """
     whole_cores = max(1, total.get(CPU_MILLI, 0) // 1000)
-    fraction = table.number("default_slot_fraction", 1 / whole_cores)
+    per_core = 1 / whole_cores
+    if Fraction(str(per_core)) < Fraction(1, whole_cores):  # or a third of 3 cores is 0.999
+        per_core = nextafter(per_core, 1)
+    fraction = table.number("default_slot_fraction", per_core)
     if not 0 < fraction <= 1:
         table.wrong("default_slot_fraction", fraction, "more than 0 and at most 1")
     return fraction

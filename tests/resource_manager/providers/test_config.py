@@ -131,6 +131,14 @@ def test_totals_of_processes_follow_from_their_shares(tmp_path: Path) -> None:
     assert shape.total == {"cpu_milli": 1_000, "memory_bytes": 64 * MIB}
 
 
+@pytest.mark.parametrize("cores", [1, 3, 7, 64, 96])
+def test_a_default_slot_is_a_whole_core(tmp_path: Path, cores: int) -> None:
+    text = COMMAND_SHAPE.replace("cpu = 8", f"cpu = {cores}")
+    (shape,) = read_providers(written(tmp_path, text)).provisioning.shapes
+    assert shape.default_profile.cpu_milli == 1_000
+    assert cores * shape.default_profile.memory_bytes <= 32 * GIB
+
+
 @pytest.mark.parametrize(
     ("text", "field", "expected"),
     [
