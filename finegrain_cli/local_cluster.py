@@ -28,7 +28,7 @@ from finegrain.ids import check_id
 from finegrain.options import ListenOptions, LogOptions
 from finegrain_cli.daemon_process import DaemonProcess
 from finegrain_cli.leftovers import find_leftovers
-from finegrain_cli.local_scale import Scale, ScaledExecutors
+from finegrain_cli.local_scale import Scale, ScaledExecutors, check_unscaled
 from finegrain_cli.local_shares import ExecutorShare, divide_host
 from finegrain_cli.local_stop import (
     KILL_GRACE_MS,
@@ -220,8 +220,11 @@ class LocalCluster:
                 self._scale, self.state_dir, isolation=self._isolation, **self._part
             )
             self.scaled.prepare()
-        elif not self.shares:
-            self.shares = _equal_shares(self.state_dir, self._executors_wanted, **self._part)
+        else:
+            check_unscaled(self.state_dir)
+            self.shares = self.shares or _equal_shares(
+                self.state_dir, self._executors_wanted, **self._part
+            )
         self.token_file = self.state_dir / "rm" / "cluster.token"
         self.user_token_file = self.state_dir / "rm" / "user.token"
 

@@ -43,6 +43,20 @@ class Scale:
     idle_timeout_ms: int = IDLE_TIMEOUT_MS
 
 
+def check_unscaled(state_dir: Path) -> None:
+    """Whether a cluster with executors of its own may use a state directory.
+
+    Raises:
+        ConfigurationError: its books know of executors that somebody has to look after.
+    """
+    if (state_dir / PROVIDERS_FILE).exists():
+        raise ConfigurationError(
+            f"the state directory {state_dir} was used with --scale, and there may be executors "
+            "that were started then; use --scale again, or another --state-dir",
+            details={"state_dir": state_dir},
+        )
+
+
 class ScaledExecutors:
     """All executors that the resource manager of one local cluster may start.
 

@@ -24,21 +24,25 @@ def providers_text(found: Providers, *, wide: bool = False) -> str:
     data = found.to_dict()
     if not (found.shapes or found.executors):
         return NONE
-    idle = "-" if found.idle_timeout_s is None else format_duration(found.idle_timeout_s)
-    parts = [
-        [
-            f"present    {amounts_text(data['present'])}",
-            f"minimum    {_limits(data['minimum'])}",
-            f"maximum    {_limits(data['maximum'])}",
-            f"idle       given back after {idle} without slots",
-        ],
-        _table(SHAPES, data["shapes"], wide=wide),
-    ]
+    parts = [_limits_lines(data), _table(SHAPES, data["shapes"], wide=wide)]
+    if not found.shapes:
+        parts = [["no shapes are configured any more; what is left of earlier ones:"]]
     if data["executors"]:
         parts.append(_table(EXECUTORS, data["executors"], wide=wide))
     if found.unplanned:
         parts.append([f"not planned: {each}" for each in found.unplanned])
     return "\n\n".join("\n".join(part) for part in parts)
+
+
+def _limits_lines(data: Mapping[str, Any]) -> list[str]:
+    idle_s = data["idle_timeout_s"]
+    idle = "-" if idle_s is None else format_duration(idle_s)
+    return [
+        f"present    {amounts_text(data['present'])}",
+        f"minimum    {_limits(data['minimum'])}",
+        f"maximum    {_limits(data['maximum'])}",
+        f"idle       given back after {idle} without slots",
+    ]
 
 
 def pending_rows(found: Providers) -> list[dict[str, Any]]:

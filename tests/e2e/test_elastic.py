@@ -15,7 +15,16 @@ from pathlib import Path
 import pytest
 
 import finegrain_client as fg
-from tests.e2e.driving import Daemons, eventually, finish, processes_that_name, read_until, unique
+from finegrain_cli.local_cluster import LocalCluster
+from tests.e2e.driving import (
+    Cli,
+    Daemons,
+    eventually,
+    finish,
+    processes_that_name,
+    read_until,
+    unique,
+)
 from tests.e2e.scaling import groups, kill, scaled_up
 
 BURST = 200
@@ -56,16 +65,19 @@ async def _run(request: fg.Request) -> int:
 
 
 def test_who_waits_is_told_for_which_executor(home: Path) -> None:
-    with scaled_up(home, 1) as up:
-        process = up.cli.start(*TASK, "sh", "-c", "echo up")
-        eventually(lambda: up.provided, "an executor is asked for")
-        (row,) = up.cli("executors").text.splitlines()[1:]
-        assert row.startswith(f"{up.shape}-1-1")
+    with LocalCluster(scale=1) as local:
+        cli = Cli(home, local.address, local.token_file)
+        assert local.scaled is not None
+        process = cli.start(*TASK, "sh", "-c", "echo up")
+        (asked,) = eventually(lambda: cli.json("providers")["executors"], "one is asked for")
+        assert asked["executor_id"] == f"{local.scaled.shape}-1-1"
+        assert process.stderr is not None
+        assert f"planned on executor {asked['executor_id']}" in process.stderr.readline().decode()
         outcome = finish(process)
         assert (outcome.code, outcome.stdout) == (0, b"up\n")
-        (executor,) = up.cli.items("executors")
-        assert executor["provided_as"] == up.shape
-        too_large = up.cli.run("--cpu", "64", "--", "true")
+        (executor,) = cli.items("executors")
+        assert executor["provided_as"] == local.scaled.shape
+        too_large = cli.run("--cpu", "64", "--", "true")
         assert too_large.code == 125
         assert "[INFEASIBLE_NEVER]" in too_large.stderr
 

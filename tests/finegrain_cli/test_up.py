@@ -204,12 +204,29 @@ def test_a_start_that_fails_says_why_and_leaves_nothing(tmp_path: Path) -> None:
     assert f"{address} is in use" in json.loads(second.stdout)["message"]
 
 
+def test_a_state_directory_with_executors_to_look_after(tmp_path: Path) -> None:
+    (tmp_path / "providers.toml").touch()
+    done = subprocess.run(
+        [*COMMAND, "up", "--state-dir", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+
+    assert done.returncode == 1
+    assert "use --scale again" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
         (("--memory", "lots"), "--memory is 'lots'"),
         (("--executors", "0"), "--executors"),
         (("--executors", "2", "--cpus", "60000"), "cpus is '60000'"),
+        (("--executors", "2", "--scale", "2"), "--executors is 2; expected no --scale"),
+        (("--scale", "2", "--cpus", "60000"), "cpus is '60000'"),
+        (("--idle-timeout", "1s"), "--scale MAX as well"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )

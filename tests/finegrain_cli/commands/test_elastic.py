@@ -135,6 +135,16 @@ def test_without_providers_it_is_said_who_starts_executors(
     assert "only by hand" in finegrain("providers").stdout
 
 
+def test_what_is_left_of_shapes_that_are_configured_no_longer(
+    finegrain: Finegrain, cluster: FakeCluster
+) -> None:
+    cluster.provided = replace(PROVIDERS, shapes=(), idle_timeout_s=None)
+    text = finegrain("providers").stdout
+
+    assert "no shapes are configured any more" in text
+    assert "small-5-3" in text
+
+
 def test_executors_that_were_asked_for_stand_among_the_others(
     finegrain: Finegrain, cluster: FakeCluster
 ) -> None:
