@@ -87,7 +87,8 @@ class Request:
 
         Raises:
             StillWaiting: (a TimeoutError) not granted within `timeout_s`.
-            RequestRejected, RequestEnded, SlotLost: it ended without a slot.
+            RequestRejected, RequestEnded, SlotLost: it ended without a slot (GangTimeout, a
+                RequestRejected: its gang was given up).
             JobEnded: the job is over.
         """
         try:
