@@ -7,6 +7,8 @@ import json
 import random
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -128,6 +130,28 @@ async def test_less_than_what_is_held_is_refused_until_it_is_given_back(host: Ho
     assert (await host.client.usage()).slots[0].oom_kills == 0
 
 
+async def test_nobody_dies_of_a_change_that_is_refused(host: Host) -> None:
+    """A task keeps taking memory while its slot is asked, again and again, to have less."""
+    limits = await host.slot(memory_bytes=256 * MIB)
+    grow = (
+        "import time\nheld = []\nwhile len(held) < 180:\n"
+        " held.append(bytearray(b'x') * (1 << 20)); print(len(held), flush=True)\n"
+        " time.sleep(0.01)\ntime.sleep(600)"
+    )
+    pid = await host.start("", argv=python(grow))
+    await eventually(lambda: host.output().count("\n") >= 64, "it has more than it is to have")
+    refused = 0
+    while host.output().count("\n") < 180:
+        with pytest.raises(FinegrainError) as answer:
+            await host.client.resize_slot(replace(limits, memory_bytes=64 * MIB))
+        assert answer.value.reason is Reason.BELOW_USE
+        refused += 1
+    assert refused > 5
+    assert alive(pid)
+    assert in_kernel(host) == promised(limits)
+    assert (await host.client.usage()).slots[0].oom_kills == 0
+
+
 async def test_page_cache_makes_room(host: Host, place: Path) -> None:
     limits = await host.slot(memory_bytes=256 * MIB)
     pid = await host.start("", argv=python(READER.format(file=place / "big", mib=180)))
@@ -140,23 +164,38 @@ async def test_page_cache_makes_room(host: Host, place: Path) -> None:
     assert (await host.client.usage()).slots[0].oom_kills == 0
 
 
+@contextmanager
+def preferred(slot: Path) -> Iterator[None]:
+    """Whoever else wants the cpu of this machine waits, so that the quota alone holds a slot."""
+    above = [slot.parents[1], slot.parents[2]]  # of the executor, of all executors of this host
+    before = [(path / "cpu.shares").read_text() for path in above]
+    try:
+        for path in above:
+            (path / "cpu.shares").write_text("262144")
+        yield
+    finally:
+        for path, shares in zip(above, before, strict=True):
+            (path / "cpu.shares").write_text(shares)
+
+
 @pytest.mark.alone
 async def test_a_spinners_rate_follows_its_quota(host: Host) -> None:
     limits = await host.slot(cpu_milli=200)
     pid = await host.start("while :; do :; done")
     usage = group_of(host, "cpuacct") / "cpuacct.usage"
-    for cpu_milli in (200, 500, 200):
-        await host.client.resize_slot(replace(limits, cpu_milli=cpu_milli))
-        rates = []
-        for _window in range(5):  # others may want the cpu, too: one must show the whole quota
-            before_ns, began = int(usage.read_text()), time.monotonic()
-            await asyncio.sleep(2.2)
-            used_s = (int(usage.read_text()) - before_ns) / 1e9
-            rates.append(used_s / (time.monotonic() - began))
-            if rates[-1] == pytest.approx(cpu_milli / 1000, rel=0.15):
-                break
-        assert rates[-1] == pytest.approx(cpu_milli / 1000, rel=0.15), (cpu_milli, rates)
-        assert max(rates) <= cpu_milli / 1000 * 1.15  # never more, in no window
+    with preferred(group_of(host, "cpu")):
+        for cpu_milli in (200, 500, 200):
+            await host.client.resize_slot(replace(limits, cpu_milli=cpu_milli))
+            rates = []
+            for _window in range(5):  # one must show the whole quota
+                before_ns, began = int(usage.read_text()), time.monotonic()
+                await asyncio.sleep(2.2)
+                used_s = (int(usage.read_text()) - before_ns) / 1e9
+                rates.append(used_s / (time.monotonic() - began))
+                if rates[-1] == pytest.approx(cpu_milli / 1000, rel=0.15):
+                    break
+            assert rates[-1] == pytest.approx(cpu_milli / 1000, rel=0.15), (cpu_milli, rates)
+            assert max(rates) <= cpu_milli / 1000 * 1.15  # never more, in no window
     assert alive(pid)
 
 
