@@ -151,12 +151,13 @@ class GangBooks:
 
     def forget(self, request: Request) -> Gang | None:
         """A request is struck from the books, the latest ones of a job first; the gang that goes
-        with it.
+        with it, if this was the last that was left of it.
         """
-        gang = self.by_id.get(request.spec.gang_id)
-        if gang is None or gang.arrival_number != request.arrival_number:
+        gang = self.of(request)
+        if gang is None:
             return None
-        return self.by_id.pop(gang.gang_id)
+        gang.members.pop()
+        return None if gang.members else self.by_id.pop(gang.gang_id)
 
     def restore(self, gangs: Iterable[Gang]) -> None:
         """Takes in what the store kept; members and what follows from them come after that."""

@@ -37,9 +37,12 @@ def refused_members(
         InvalidArgument: a gang has no members here, or is declared twice.
     """
     members: dict[str, dict[str, RequestSpec]] = {}
+    belongs: dict[str, set[str]] = {}
     for spec in requests:
+        belongs.setdefault(spec.allocation_id, set()).add(spec.gang_id)
         if spec.gang_id:
             members.setdefault(spec.gang_id, {}).setdefault(spec.allocation_id, spec)
+    shared = {name for name, gang_ids in belongs.items() if len(gang_ids) > 1}
     refused: dict[str, ItemOutcome] = {}
     for gang_id, count in Counter(gang.gang_id for gang in gangs).items():
         if count > 1:
@@ -50,7 +53,8 @@ def refused_members(
             )
     for gang in gangs:
         some = members.pop(gang.gang_id)
-        refused.update({each.id: each for each in _refused(state, job, gang, list(some.values()))})
+        problems = _refused(state, job, gang, list(some.values()), shared)
+        refused.update({each.id: each for each in problems})
     for gang_id, some in members.items():
         for name in some:
             message = f"gang_id is {gang_id}; expected a gang that the same call declares"
@@ -82,7 +86,7 @@ def take_in(turn: Turn, gang: Gang) -> None:
 
 
 def _refused(
-    state: State, job: Job, gang: GangSpec, members: list[RequestSpec]
+    state: State, job: Job, gang: GangSpec, members: list[RequestSpec], shared: set[str]
 ) -> list[ItemOutcome]:
     known = state.gangs.by_id.get(gang.gang_id)
     if known is not None:
@@ -92,7 +96,9 @@ def _refused(
         message = f"gang {gang.gang_id} has {len(members)} members; expected at most {most}"
         return [_invalid(m.allocation_id, "gang_id", gang.gang_id, message) for m in members]
     problems = [
-        problem for spec in members if (problem := _problem(state, members[0], spec)) is not None
+        problem
+        for spec in members
+        if (problem := _problem(state, members[0], spec, shared)) is not None
     ]
     if problems:
         return problems + _others(gang, members, problems)
@@ -119,9 +125,11 @@ def _exists(gang: GangSpec, members: list[RequestSpec]) -> list[ItemOutcome]:
     return [ItemOutcome(m.allocation_id, Reason.ALREADY_EXISTS, message) for m in members]
 
 
-def _problem(state: State, first: RequestSpec, spec: RequestSpec) -> ItemOutcome | None:
+def _problem(
+    state: State, first: RequestSpec, spec: RequestSpec, shared: set[str]
+) -> ItemOutcome | None:
     name = spec.allocation_id
-    if name in state.requests:
+    if name in state.requests or name in shared:
         return taken(name)
     if spec.target_address:
         message = "a member of a gang has no target_address: nobody is offered half a gang"

@@ -150,6 +150,7 @@ def give_up(
         moves.give_up(turn, request, reason=reason, message=message, grace_ms=grace_ms)
         return
     _leave(state, gang)
+    gang.waiting_until_ms = None
     for member in list(living(state.requests, gang)):
         moves.give_up(turn, member, reason=reason, message=message, grace_ms=grace_ms)
 
@@ -174,6 +175,7 @@ def gang_rang(turn: Turn, gang_id: str) -> None:
         state.timers.arm(Timer.GANG, gang_id, gang.waiting_until_ms or 0)
         return
     _leave(state, gang)
+    gang.waiting_until_ms = None
     message = f"gang {gang_id} could not be placed as a whole within {gang.spec.timeout_ms} ms"
     for member in waiting.members:
         reason = Reason.GANG_TIMEOUT

@@ -15,6 +15,7 @@ from finegrain.resources import ResourceProfile
 from resource_manager.engine.entities import (
     GangPlacement,
     GangSpec,
+    Instant,
     RequestSpec,
     RequestState,
 )
@@ -22,6 +23,7 @@ from resource_manager.engine.events import RequestsSubmitted
 from resource_manager.engine.gang_books import Where, living, wishes_of
 from resource_manager.engine.gangs import waiting_gangs
 from resource_manager.engine.placement.gang_search import find_together, passed_by, seek
+from resource_manager.engine.state import State
 from tests.resource_manager.engine.test_machine import (
     JOBS,
     MACHINE,
@@ -131,6 +133,12 @@ class GangsStayWhole(BooksStaySound):
             assert len(told) <= 1
 
     @invariant()
+    def gangs_stand_after_a_restart_where_they_stood(self) -> None:
+        store, now = self.cluster.store, self.cluster.at
+        restored = State.restore(store.snapshot(99), self.state.settings, now)
+        assert standing(restored, now) == standing(self.state, now)
+
+    @invariant()
     def gangs_are_where_they_were_to_be(self) -> None:
         for gang in self.state.gangs.by_id.values():
             slots = [self.state.slot_of(r) for r in living(self.state.requests, gang)]
@@ -174,6 +182,23 @@ class GangsStayWhole(BooksStaySound):
             assert states in (set(), {RequestState.PENDING}, {RequestState.GRANTED})
 
 
+def standing(state: State, now: Instant) -> dict[str, Any]:
+    """All that there is to know of gangs."""
+    books = state.gangs
+    return {
+        gang.gang_id: (
+            gang.spec,
+            gang.members,
+            gang.arrival_number,
+            gang.waiting_since_time_ms,
+            None if gang.waiting_until_ms is None else max(gang.waiting_until_ms, now.monotonic_ms),
+            gang.gang_id in books.waiting,
+            books.unconfirmed.get(gang.gang_id),
+        )
+        for gang in books.by_id.values()
+    }
+
+
 class GangsStayWholeSpread(GangsStayWhole):
     """The same with the other strategy, and with decisions that stop after every try in vain."""
 
@@ -182,6 +207,6 @@ class GangsStayWholeSpread(GangsStayWhole):
 
 
 TestGangs = GangsStayWhole.TestCase
-TestGangs.settings = settings(MACHINE, max_examples=100)
+TestGangs.settings = settings(MACHINE, max_examples=60)
 TestGangsSpread = GangsStayWholeSpread.TestCase
-TestGangsSpread.settings = settings(MACHINE, max_examples=50)
+TestGangsSpread.settings = settings(MACHINE, max_examples=30)

@@ -146,7 +146,21 @@ def test_a_gang_of_a_thousand_is_placed_and_granted_as_one() -> None:
     assert check_invariants(cluster.state) == []
 
 
-def test_gangs_are_forgotten_with_their_job() -> None:
+def test_an_id_that_stands_twice_in_a_call_refuses_the_gangs_that_it_is_in() -> None:
+    cluster = cluster_of()
+    other = replace(members(2)[1], gang_id="h")
+    outcomes = submit(cluster, (*members(2), other), GANG, GangSpec("h"))
+    assert [outcome.reason for outcome in outcomes] == [
+        "GANG_REFUSED",
+        "ALREADY_EXISTS",
+        "ALREADY_EXISTS",
+    ]
+    assert not cluster.state.requests
+    assert not cluster.state.gangs.by_id
+
+
+def test_gangs_are_forgotten_with_their_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "FORGOTTEN_AT_ONCE", 1)
     cluster = cluster_of()
     submit(cluster, members(2), GANG)
     cluster.settle()
@@ -154,6 +168,12 @@ def test_gangs_are_forgotten_with_their_job() -> None:
     cluster.settle()
     assert set(cluster.state.gangs.by_id) == {"g"}
     cluster.wait(DAY_MS)
+    assert set(cluster.state.requests) == {"g0"}  # half of it is forgotten
+    assert check_invariants(cluster.state) == []
+    cluster.restart_rm()
+    assert check_invariants(cluster.state) == []
+    cluster.wait(1)
+    cluster.wait(1)
     assert not cluster.state.jobs
     assert not cluster.state.gangs.by_id
     assert not cluster.store.snapshot(2).gangs
@@ -221,8 +241,12 @@ def test_a_gang_of_a_job_that_is_ending_is_not_placed_again(
     submit(cluster, tuple(RequestSpec(f"r{n}", TINY) for n in range(3)))
     submit(cluster, members(2, restart_on_loss=True), GangSpec("g", GangPlacement.SPREAD))
     cluster.settle()
+    submit(cluster, (RequestSpec("full", ResourceProfile(3_000, GIB)),))
+    large = replace(members(1, "h")[0], profile=ResourceProfile(4_000, GIB))
+    submit(cluster, (large,), GangSpec("h"))
     monkeypatch.setattr(jobs, "ENDED_AT_ONCE", 1)
     cluster.batch(JobEndRequested(cluster.at, "job", "ENDED"))
+    assert not cluster.state.gangs.waiting  # long before it is told
     executor = cluster.executors["host-01"]
     executor.end(("g1", 1), "ORPHANED")
     cluster.report(executor)
