@@ -136,6 +136,17 @@ class CommandProvider:
         """See `Provider`."""
         return self._note_file(executor_id).exists()
 
+    def noted(self) -> list[str]:
+        """See `Provider`."""
+        with suppress(OSError):
+            names = [path.name for path in (self.directory / "notes").iterdir()]
+            return [
+                name.removesuffix(".json")
+                for name in names
+                if name.endswith(".json") and not name.startswith(".")
+            ]
+        return []
+
     async def close(self) -> None:
         """See `Provider`."""
         self._runs.shutdown(wait=False)

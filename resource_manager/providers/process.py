@@ -168,6 +168,10 @@ class ProcessProvider:
         """See `Provider`."""
         return self._executor(executor_id, "").exists()
 
+    def noted(self) -> list[str]:
+        """See `Provider`."""
+        return [path.name for path in executor_paths(self.directory)]
+
     async def close(self) -> None:
         """See `Provider`."""
         self._threads.shutdown(wait=False)

@@ -134,6 +134,11 @@ class Provider(Protocol):
     def owns(self, executor_id: str) -> bool:
         """Whether it has notes of an executor: its shape may be configured no longer."""
 
+    def noted(self) -> list[str]:
+        """All executors that it has notes of; may block for a moment. One that the books do not
+        know for long (they were restored, or lost) is stopped.
+        """
+
     async def close(self) -> None:
         """Lets go of what it holds in this process; executors run on."""
 

@@ -15,6 +15,7 @@ import asyncio
 import time
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from finegrain.errors import FinegrainError, Unavailable
@@ -42,6 +43,7 @@ from resource_manager.service.runner import Runner
 
 LOOKS_AT_ONCE_MAX = 16
 TELL_PAUSE_S = 0.2
+STRAY_TIMEOUT_S = 60.0
 MESSAGE_LENGTH_MAX = 1_000
 
 _log = get_logger("finegrain.rm.provisioning")
@@ -56,6 +58,7 @@ class Providers:
     by_name: Mapping[str, Provider]
     of_shape: Mapping[str, str]
     look_interval_s: float = 5.0
+    stray_timeout_s: float = STRAY_TIMEOUT_S  # unknown to the books for so long: it is stopped
 
     def find(self, executor_id: str, shape: str) -> tuple[str, Provider]:
         """The provider of an executor, also where its shape is configured no longer.
@@ -104,6 +107,7 @@ class Provisioning:
         self._providers = providers
         self._works: dict[str, _Work] = {}
         self._seen: dict[str, Sight] = {}  # what was logged last, by executor
+        self._strays: dict[str, float] = {}  # since when the books do not know them
         self._looking: asyncio.Task[None] | None = None
         self._over = False
 
@@ -246,10 +250,13 @@ class Provisioning:
 
         while True:
             await asyncio.sleep(self._providers.look_interval_s)
+            noted = await asyncio.to_thread(self._noted)
             try:
                 present = await self._runner.read(_to_look_after)
+                unknown = await self._runner.read(partial(_unknown, executor_ids=noted))
             except FinegrainError:
                 continue  # the books are away for the moment
+            self._stop_strays(unknown)
             known = {each.executor_id for each in present}
             self._seen = {name: sight for name, sight in self._seen.items() if name in known}
             await asyncio.gather(*(look(each) for each in present))
@@ -270,6 +277,21 @@ class Provisioning:
             said = f"it ended by itself: {sight.message}" if sight.message else "it ended by itself"
             self._work_on(_Work(provision, ended_by_itself=said))
 
+    def _noted(self) -> list[str]:
+        return [name for each in self._providers.by_name.values() for name in each.noted()]
+
+    def _stop_strays(self, unknown: list[str]) -> None:
+        """Books that were restored to an earlier state do not know what was started since. What runs
+        registers, is known then, and is given back like others; the rest goes.
+        """
+        now_s = time.monotonic()
+        self._strays = {name: self._strays.get(name, now_s) for name in unknown}
+        for name, since_s in self._strays.items():
+            if now_s - since_s >= self._providers.stray_timeout_s and name not in self._works:
+                _log.warning("stray_executor", executor_id=name)
+                stray = _Work(StopExecutor(name, ""), ended_by_itself="the books do not know it")
+                self._work_on(stray)
+
     def _note(self, executor_id: str, sight: Sight) -> None:
         """Logs what is news; what is as usual, and says nothing, is none."""
         if sight != self._seen.get(executor_id, Sight(Presence.RUNS)):
@@ -289,6 +311,11 @@ def _to_look_after(state: State) -> list[StopExecutor]:
         for each in state.provisions.values()
         if each.state in (ProvisionState.STARTED, ProvisionState.REGISTERED)
     ]
+
+
+def _unknown(state: State, executor_ids: list[str]) -> list[str]:
+    """Those of whom the books know nothing."""
+    return [each for each in executor_ids if not (each in state.provisions or each in state.hosts)]
 
 
 def _shortened(message: str) -> str:

@@ -59,6 +59,9 @@ class Cloud:
     def owns(self, executor_id: str) -> bool:
         return False
 
+    def noted(self) -> list[str]:
+        return []
+
     async def close(self) -> None:
         pass
 

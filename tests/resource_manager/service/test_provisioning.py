@@ -39,6 +39,7 @@ class Books:
         self.refusals: list[FinegrainError] = []
         self.doubts: list[FinegrainError] = []
         self.provisions: dict[str, Provision] = {}
+        self.hosts: dict[str, object] = {}
 
     async def confirm(self) -> None:
         await asyncio.sleep(0)
@@ -55,7 +56,7 @@ class Books:
         await asyncio.sleep(0)
         if self.refusals:
             raise self.refusals.pop(0)
-        return fn(SimpleNamespace(provisions=self.provisions))
+        return fn(SimpleNamespace(provisions=self.provisions, hosts=self.hosts))
 
     def has(self, state: ProvisionState, handle: str = "unit-1") -> None:
         self.provisions[ID] = Provision(ID, "small", 1, "a test", 0, state=state, handle=handle)
@@ -99,6 +100,9 @@ class Scripted:
     def owns(self, executor_id: str) -> bool:
         return executor_id in self.known
 
+    def noted(self) -> list[str]:
+        return sorted(self.known)
+
     async def close(self) -> None:
         self.closed = True
 
@@ -139,7 +143,9 @@ class Service:
 async def service(provider: Scripted | None = None) -> AsyncIterator[Service]:
     books, scripted = Books(), provider or Scripted()
     metrics = ResourceManagerMetrics("0")
-    providers = Providers({"scripted": scripted}, {"small": "scripted"}, look_interval_s=0.01)
+    providers = Providers(
+        {"scripted": scripted}, {"small": "scripted"}, look_interval_s=0.01, stray_timeout_s=0.1
+    )
     made = Provisioning(books, metrics, providers)  # type: ignore[arg-type]
     try:
         yield Service(books, scripted, made, metrics)
@@ -351,6 +357,18 @@ async def test_the_provider_of_a_shape_that_is_gone_is_found_by_what_it_knows() 
         (_, failed) = await at.told(2)
         assert isinstance(failed, ProvisionStopFailed)
         assert "configure the shape again" in failed.message
+
+
+async def test_what_the_books_know_nothing_of_is_stopped_after_a_while() -> None:
+    """They were restored to an earlier state; what registers meanwhile is known again."""
+    async with service(Scripted(known=frozenset({ID, "stray-1-1", "came-1-1"}))) as at:
+        at.books.has(ProvisionState.ASKED)
+        at.books.hosts["came-1-1"] = object()
+        at.provisioning.begin()
+        assert await at.called(1) == [("stop", "stray-1-1", "", "")]
+        at.provider.known -= {"stray-1-1"}
+        await asyncio.sleep(0.3)
+        assert at.provider.calls == [("stop", "stray-1-1", "", "")]
 
 
 async def test_its_end_ends_calls_but_no_executor() -> None:
