@@ -76,6 +76,7 @@ class ModelExecutor:
     command_number: int = 0
     answer: CommandAnswered | None = None
     base: tuple[int, Any] = (0, None)  # number and content of the last state that was acknowledged
+    sent: tuple[int, Any, int] = (0, None, 0)  # of the last report: number, content, slots ended
     provided_as: str = ""
     hidden: dict[str, int] = field(default_factory=dict)  # taken by something the RM cannot know
 
@@ -102,6 +103,7 @@ class ModelExecutor:
     def report(self) -> Report:
         """The next numbered state."""
         self.report_number += 1
+        self.sent = (self.report_number, self.content(), len(self.ended))
         return Report(
             report_number=self.report_number,
             rm_epoch=self.rm_epoch,
@@ -118,6 +120,7 @@ class ModelExecutor:
     def short_report(self) -> Report:
         """The next numbered state, said to be equal to the last one that was acknowledged."""
         self.report_number += 1
+        self.sent = (self.report_number, self.content(), len(self.ended))
         return Report(
             self.report_number,
             self.rm_epoch,
@@ -128,9 +131,14 @@ class ModelExecutor:
         )
 
     def acknowledged(self, number: int) -> None:
-        """The RM has taken in the state of this number, which is the present one."""
-        self.ended = []
-        self.base = (number, self.content())
+        """The RM has taken in the state of this number. It may not be the present one: what ended
+        since it was sent has yet to be told.
+        """
+        sent, content, ended = self.sent
+        if number == sent:
+            del self.ended[:ended]
+            self.sent = (sent, content, 0)
+            self.base = (number, content)
 
     def registered(self, answer: RegistrationAnswer, rm_epoch: int) -> None:
         self.rm_epoch = rm_epoch
