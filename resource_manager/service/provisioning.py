@@ -281,8 +281,8 @@ class Provisioning:
         return [name for each in self._providers.by_name.values() for name in each.noted()]
 
     def _stop_strays(self, unknown: list[str]) -> None:
-        """Books that were restored to an earlier state do not know what was started since. What runs
-        registers, is known then, and is given back like others; the rest goes.
+        """Books that were restored to an earlier state do not know what was started since. What
+        runs registers, is known then, and is given back like others; the rest goes.
         """
         now_s = time.monotonic()
         self._strays = {name: self._strays.get(name, now_s) for name in unknown}
