@@ -93,3 +93,21 @@ def test_up_tells_people_what_is_not_enforced(nobody: Cli) -> None:
         finish(up)
     assert "not enforced" in said
     assert "nobody, who started this" in said
+
+
+def test_up_grows_and_shrinks(nobody: Cli) -> None:
+    up = nobody.start("up", "--scale", "2", "--idle-timeout", "1s", "-o", "jsonl")
+    try:
+        note = json.loads(read_until(up, b"\n"))
+        at = replace(nobody, manager=note["address"], token_file=Path(note["token_file"]))
+        outcome = at("run", "--cpu", "0.2", "--memory", "64M", "--", "id", "-un")
+        assert (outcome.code, outcome.stdout) == (0, b"nobody\n"), outcome.stderr
+        eventually(lambda: not at.json("providers")["executors"], "the executor is given back")
+        again = at("run", "--cpu", "0.2", "--memory", "64M", "--", "echo", "again")
+        assert again.stdout == b"again\n", again.stderr
+    finally:
+        up.send_signal(signal.SIGINT)
+        ended = finish(up)
+    assert ended.code == 0, ended.stderr
+    assert "nothing is left behind" in ended.stderr
+    eventually(gone(note["state_dir"]), "all executors have gone")
