@@ -61,6 +61,22 @@ def test_a_member_that_ends_well_ends_nobody(small: Small) -> None:
     assert outcome.text.splitlines() == ["[0] done", "[1] done"]
 
 
+def test_a_member_whose_slot_is_taken_away_ends_the_others(small: Small) -> None:
+    mark = unique("member")
+    script = f"echo up; sleep 1000; : {mark}"
+    process = small.cli.start("run", "--cpu", "0.1", "--gang", "3", "--", "sh", "-c", script)
+    said = b""
+    while said.count(b"up\n") < 3:
+        said += read_until(process, b"up\n")
+    one = small.cli.items("slots")[0]["allocation_id"]
+    assert small.cli("release", one, "--grace", "0s").code == 0
+    outcome = finish(process)
+
+    assert outcome.code in (125, 128 + signal.SIGTERM, 128 + signal.SIGKILL), outcome.stderr
+    assert "the others are ended" in outcome.stderr
+    eventually(gone(mark), "all members have gone")
+
+
 def test_a_command_that_is_not_there_is_told_once(small: Small) -> None:
     outcome = small.cli.run("--gang", "4", "--", "no-such-program")
 
