@@ -175,7 +175,8 @@ class CommandProvider:
                 f"{last_lines(outcome.stdout) or 'nothing'}",
                 details={"executor_id": executor_id},
             )
-        return Started(note.handle, last_lines(outcome.stdout) or "the start command ended well")
+        said = last_lines(outcome.stdout) or last_lines(outcome.stderr)
+        return Started(note.handle, said or "the start command ended well")
 
     def _stop(self, executor_id: str, shape: str, handle: str, cancellation: Cancellation) -> str:
         note = self._note(executor_id)
