@@ -115,6 +115,7 @@ class Checks:
             if job_id in state.jobs and name not in state.requests
         )
         self.require(self.resizes.books(state))
+        self.gangs.books()
 
     def decided(
         self, manager: Manager, effects: list[Effect], changes: Changes, *, idle: bool

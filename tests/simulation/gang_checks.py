@@ -36,6 +36,7 @@ class GangChecks:
 
     _gangs: dict[str, dict[str, tuple[GangSpec, list[str]]]] = field(default_factory=dict)
     _placed: dict[str, frozenset[tuple[str, int]]] = field(default_factory=dict)
+    _overdue: set[str] = field(default_factory=set)  # at the last tick
     granted: int = 0  # gangs
 
     def asked(self, job_id: str, gang: GangSpec, members: list[str]) -> None:
@@ -60,6 +61,26 @@ class GangChecks:
             if granted and waiting:
                 wrong.append(f"{master.name} sees {granted} of gang {gang_id}, without {waiting}")
         return wrong
+
+    def late(self, state: State, now_ms: int) -> Iterator[str]:
+        """After a tick, by the clock of the books: gangs that wait for longer than they want.
+
+        One that is broken up by a tick, after its time, is ended by the next one.
+        """
+        overdue = {
+            gang_id
+            for gang_id, waiting in state.gangs.waiting.items()
+            if waiting.gang.spec.timeout_ms is not None
+            and (waiting.gang.waiting_until_ms or 0) < now_ms
+        }
+        for gang_id in sorted(overdue & self._overdue):
+            until_ms = state.gangs.by_id[gang_id].waiting_until_ms
+            yield f"gang {gang_id} still waits, and was to do so until {until_ms}"
+        self._overdue = overdue
+
+    def books(self) -> None:
+        """A resource manager begins."""
+        self._overdue.clear()
 
     def decided(self, state: State, effects: Iterable[Effect]) -> Iterator[str]:
         """After a batch: what is wrong."""

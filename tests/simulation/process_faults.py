@@ -146,6 +146,16 @@ def front_dies_while_it_saves(world: World, rng: Random) -> bool:
     return True
 
 
+def front_dies_while_it_resizes(world: World, rng: Random) -> bool:
+    """Between two steps of the next change of a slot's size."""
+    executor = some_executor(world, rng)
+    if not executor.up or executor.dies_resizing:
+        return False
+    world.log(f"{executor.name} will die while it resizes")
+    executor.dies_resizing = rng.choice(("written down", "enforced", "enforced"))
+    return True
+
+
 def helper_dies(world: World, rng: Random) -> bool:
     """Nothing is carved and nothing comes down until there is another one."""
     executor = some_executor(world, rng)

@@ -21,6 +21,8 @@ Resized = Callable[[FinegrainError | None], None]
 class ResizingHost(SlotHost):
     """A host whose slots can change their size."""
 
+    dies_resizing = ""  # "written down" or "enforced": with the next change, at once after that
+
     def _begin_sizes(self) -> None:
         self._sizing = False  # one change at a time
         self._sizes_to_come: deque[Callable[[], None]] = deque()
@@ -46,6 +48,8 @@ class ResizingHost(SlotHost):
             self._next_size()
 
         def kept(fine: bool) -> None:
+            if self._dies("written down"):
+                return None
             if fine:
                 return self._enforce_size(key, done)
             if self.table.get(key) is not None:
@@ -94,12 +98,23 @@ class ResizingHost(SlotHost):
 
         def enforced() -> None:
             if helper == self.helper_lives:
-                return self._enforced_size(key, wanted, self._set_limits(key, wanted), then)
+                failure = self._set_limits(key, wanted)
+                if self._dies("enforced"):
+                    return None
+                return self._enforced_size(key, wanted, failure, then)
             if self.rng.random() < 0.5:
                 self._set_limits(key, wanted)  # it had done that, and could not say so
             return then(self._unknown())
 
         return self.after(self.rng.choice((1, 5, 40, 600)), enforced)
+
+    def _dies(self, when: str) -> bool:
+        """The front dies between two steps, if that is planned."""
+        if self.dies_resizing != when:
+            return False
+        self.dies_resizing = ""
+        self.crash()
+        return True
 
     def _unknown(self) -> FinegrainError:
         """It stays `becoming` until there is a helper again."""

@@ -7,11 +7,12 @@ from collections.abc import Callable
 import pytest
 
 from tests.simulation.planted import RULES
+from tests.simulation.planted_elastic import ELASTIC
 from tests.simulation.planted_faults import FAULTS_MISHANDLED
 from tests.simulation.test_simulation import SEEDS
 from tests.simulation.world import Failed, Plan, World
 
-PLANTED = RULES + FAULTS_MISHANDLED
+PLANTED = RULES + FAULTS_MISHANDLED + ELASTIC
 
 FOUND_BY = {
     "command_outlives_its_registration": 13,

@@ -270,7 +270,7 @@ class World:
             self.cloud.heal()
         for executor in self.checks.executors.values():
             executor.full_until_ms = 0
-            executor.dies_saving = False
+            executor.dies_saving, executor.dies_resizing = False, ""
         for master in self.checks.masters.values():
             master.leaving = True  # asks for nothing more
         self.loop.run_until(begun_ms + COME_BACK_MS)  # whoever is down comes back

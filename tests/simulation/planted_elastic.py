@@ -1,0 +1,283 @@
+"""Still more bugs on purpose: in sizes that change, gangs, and executors that come and go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from finegrain.resources import Amounts
+from resource_manager.engine import commands, reports, resize_wishes, resizes, step
+from resource_manager.engine import moves as plain_moves
+from resource_manager.engine.changes import ChangeTracker
+from resource_manager.engine.entities import (
+    GangPlacement,
+    GangSpec,
+    Provision,
+    ProvisionState,
+    ReportedSlot,
+    Request,
+    Slot,
+)
+from resource_manager.engine.events import ProvisionEnded, ProvisionStopFailed
+from resource_manager.engine.gang_books import GangBooks, GangKind
+from resource_manager.engine.host import Host
+from resource_manager.engine.provision import arrival, backlog, life, passes, planning, totals
+from resource_manager.engine.provision.planning import Backlog, Plan
+from resource_manager.engine.settings import ExecutorShape
+from resource_manager.engine.singles import Singles
+from resource_manager.engine.state import State
+from resource_manager.engine.turn import Turn
+from task_executor.engine.slot_table import SlotTable
+from task_executor.engine.slots import Slot as TableSlot
+from task_executor.engine.slots import SlotKey
+from tests.simulation.resizing_host import Resized, ResizingHost
+
+Patch = pytest.MonkeyPatch
+
+
+# -- sizes -------------------------------------------------------------------------------------
+
+
+def growth_is_booked_when_it_is_confirmed(patch: Patch) -> None:
+    """Until then others may be promised the same."""
+
+    def booking(host: Host, slot: Slot) -> Amounts:
+        return host.booking_of(slot.profile)
+
+    patch.setattr(Host, "_booking_of_slot", booking)
+
+
+def what_shrinks_is_free_when_it_is_ordered(patch: Patch) -> None:
+    """Others are promised what the kernel still lets the slot have."""
+
+    def booking(host: Host, slot: Slot) -> Amounts:
+        return host.booking_of(slot.ordered.profile if slot.ordered else slot.profile)
+
+    patch.setattr(Host, "_booking_of_slot", booking)
+
+
+def any_report_confirms_a_change(patch: Patch) -> None:
+    """Also one that left before the executor had heard of it."""
+    real = resizes.take_in_size
+
+    def take_in_size(turn: Turn, slot: Slot, seen: ReportedSlot) -> None:
+        if (ordered := slot.ordered) is not None:
+            seen = replace(
+                seen,
+                profile=ordered.profile,
+                cpu_limit_milli=ordered.cpu_limit_milli,
+                resize_number=ordered.number,
+            )
+        real(turn, slot, seen)
+
+    patch.setattr(reports, "take_in_size", take_in_size)
+
+
+def next_change_replaces_one_whose_outcome_is_unknown(patch: Patch) -> None:
+    """Two changes of a slot are under way, and the first one's growth is booked no longer."""
+    real = resizes.go_on
+
+    def go_on(turn: Turn, slot: Slot) -> None:
+        if slot.wanted is not None and slot.ordered is not None:
+            turn.host_of(slot).set_size(slot, slot.profile, None)
+        real(turn, slot)
+
+    patch.setattr(resize_wishes, "go_on", go_on)
+
+
+def change_that_waits_is_forgotten_at_a_restart(patch: Patch) -> None:
+    """It was acknowledged, and nobody does it."""
+    real = State._restore_slot
+
+    def restore_slot(state: State, slot: Slot) -> None:
+        slot.wanted = None
+        real(state, slot)
+
+    patch.setattr(State, "_restore_slot", restore_slot)
+
+
+def change_that_waits_for_use_is_never_tried_again(patch: Patch) -> None:
+    """It waits for ever, whatever is in use."""
+    patch.setattr(step, "resize_rang", lambda _turn, _name: None)
+
+
+def job_master_is_not_told_of_its_new_size(patch: Patch) -> None:
+    """It goes on with the old one."""
+    patch.setattr(resizes, "_tell", lambda _turn, _slot, _number: None)
+
+
+def intent_is_not_rolled_forward(patch: Patch) -> None:
+    """A front that starts again forgets what its host may already have enforced."""
+    real = SlotTable.adopt
+
+    def adopt(table: SlotTable, slot: TableSlot) -> None:
+        real(table, replace(slot, becoming=None))
+
+    patch.setattr(SlotTable, "adopt", adopt)
+    patch.setattr(ResizingHost, "_align_sizes", lambda _host: None)
+
+
+def size_is_told_before_it_is_enforced(patch: Patch) -> None:
+    """The kernel knows nothing of it."""
+    real = ResizingHost._enforce_size
+
+    def enforce(host: ResizingHost, key: SlotKey, then: Resized) -> None:
+        slot = host.table.get(key)
+        if slot is None or slot.becoming is None:
+            return real(host, key, then)
+        return host._enforced_size(key, slot.becoming, None, then)
+
+    patch.setattr(ResizingHost, "_enforce_size", enforce)
+    patch.setattr(ResizingHost, "_align_sizes", lambda _host: None)
+
+
+# -- gangs -------------------------------------------------------------------------------------
+
+
+def gang_is_granted_one_by_one(patch: Patch) -> None:
+    """Each member as soon as its executor has confirmed it."""
+    patch.setattr(reports, "confirm", plain_moves.confirm)
+
+
+def refusal_of_one_member_leaves_the_others_what_they_have(patch: Patch) -> None:
+    """Half a gang is held."""
+    patch.setattr(commands, "requeue", plain_moves.requeue)
+
+
+def loss_of_one_member_leaves_the_others_what_they_have(patch: Patch) -> None:
+    """Likewise."""
+    patch.setattr(reports, "lose", plain_moves.lose)
+
+
+def gang_goes_anywhere(patch: Patch) -> None:
+    """Wherever it was to go."""
+    real = GangBooks._kind_of
+
+    def kind_of(books: GangBooks, spec: GangSpec, members: list[Request]) -> GangKind:
+        return real(books, replace(spec, placement=GangPlacement.ANYWHERE, label=""), members)
+
+    patch.setattr(GangBooks, "_kind_of", kind_of)
+
+
+def gang_in_vain_is_never_tried_again(patch: Patch) -> None:
+    """It sleeps on when an executor has more room. So does growth."""
+    patch.setattr(Singles, "grew", lambda _singles, _host, _labels: None)
+
+
+def gang_never_times_out(patch: Patch) -> None:
+    """Whatever its job master said."""
+    patch.setattr(step, "gang_rang", lambda _turn, _gang_id: None)
+
+
+# -- executors that come and go ----------------------------------------------------------------
+
+
+def what_is_asked_for_is_not_durable_first(patch: Patch) -> None:
+    """A manager that dies now does not know what it has started."""
+    real = ChangeTracker.provision
+
+    def provision(tracker: ChangeTracker, row: Provision) -> None:
+        if row.state is not ProvisionState.ASKED:
+            real(tracker, row)
+
+    patch.setattr(ChangeTracker, "provision", provision)
+
+
+def stops_are_forgotten_at_a_restart(patch: Patch) -> None:
+    """Nobody tells the provider again."""
+    patch.setattr(life, "resume", lambda _turn: None)
+
+
+def executor_is_struck_before_its_provider_said_that_it_is_gone(patch: Patch) -> None:
+    """Being told to stop is taken for being gone."""
+    real = life.stop
+
+    def stop(turn: Turn, provision: Provision, message: str) -> None:
+        real(turn, provision, message)
+        life.provision_ended(turn, ProvisionEnded(turn.at, provision.executor_id))
+
+    patch.setattr(life, "stop", stop)
+
+
+def stop_that_failed_is_taken_for_done(patch: Patch) -> None:
+    """Something of it runs on."""
+
+    def stop_failed(turn: Turn, event: ProvisionStopFailed) -> None:
+        life.provision_ended(turn, ProvisionEnded(event.at, event.executor_id))
+
+    patch.setattr(step, "provision_stop_failed", stop_failed)
+
+
+def what_was_asked_for_is_not_planned_on(patch: Patch) -> None:
+    """The same requests are asked for again and again."""
+
+    def make_plan(given: Backlog) -> Plan:
+        return planning.make_plan(replace(given, pending={}, kept={}))
+
+    patch.setattr(backlog, "make_plan", make_plan)
+
+
+def maximum_is_about_those_who_are_there(patch: Patch) -> None:
+    """What was asked for may come on top."""
+    patch.setattr(totals, "counted", totals.present)
+
+
+def latecomers_are_nobodys(patch: Patch) -> None:
+    """An executor that comes although it was given up stays for ever."""
+    patch.setattr(arrival, "_adopt", lambda _turn, _host, _shape: None)
+
+
+def idle_executors_are_kept(patch: Patch) -> None:
+    """The cluster never shrinks."""
+    patch.setattr(passes, "_give_back_idle", lambda _turn: None)
+
+
+def who_was_planned_waits_like_everybody(patch: Patch) -> None:
+    """Others take what was asked for on behalf of those."""
+
+    def hand_over(turn: Turn) -> None:
+        turn.state.elastic.plan.on.clear()
+        turn.state.elastic.arrived.clear()
+
+    patch.setattr(step, "hand_over", hand_over)
+
+
+def shape_is_asked_for_beyond_its_count(patch: Patch) -> None:
+    """As often as somebody waits."""
+    real = totals.may_ask
+
+    def may_ask(turn: Turn) -> list[ExecutorShape]:
+        return [replace(shape, count_max=0) for shape in real(turn)]
+
+    patch.setattr(backlog, "may_ask", may_ask)
+
+
+ELASTIC: tuple[Callable[[Patch], None], ...] = (
+    growth_is_booked_when_it_is_confirmed,
+    what_shrinks_is_free_when_it_is_ordered,
+    any_report_confirms_a_change,
+    next_change_replaces_one_whose_outcome_is_unknown,
+    change_that_waits_is_forgotten_at_a_restart,
+    change_that_waits_for_use_is_never_tried_again,
+    job_master_is_not_told_of_its_new_size,
+    intent_is_not_rolled_forward,
+    size_is_told_before_it_is_enforced,
+    gang_is_granted_one_by_one,
+    refusal_of_one_member_leaves_the_others_what_they_have,
+    loss_of_one_member_leaves_the_others_what_they_have,
+    gang_goes_anywhere,
+    gang_in_vain_is_never_tried_again,
+    gang_never_times_out,
+    what_is_asked_for_is_not_durable_first,
+    stops_are_forgotten_at_a_restart,
+    executor_is_struck_before_its_provider_said_that_it_is_gone,
+    stop_that_failed_is_taken_for_done,
+    what_was_asked_for_is_not_planned_on,
+    maximum_is_about_those_who_are_there,
+    latecomers_are_nobodys,
+    idle_executors_are_kept,
+    who_was_planned_waits_like_everybody,
+    shape_is_asked_for_beyond_its_count,
+)
