@@ -82,6 +82,7 @@ class Room:
     Attributes:
         shares: what has been taken.
         compared: hosts with room that are compared for one member.
+        any_will_do: which hosts are found does not matter, only whether there are any.
     """
 
     def __init__(self, state: State, prefix: str = "", *, may_build: bool = False) -> None:
@@ -90,6 +91,7 @@ class Room:
         self.shares: list[Share] = []
         self.compared = candidates_compared(state.settings.pack_candidates, state.hosts_in_use)
         self.spreads = state.settings.strategy == "spread" and not prefix
+        self.any_will_do = bool(prefix)
         self._prefix = prefix
         self._may_build = may_build
         self._proportions: Proportions | None = None
@@ -180,7 +182,7 @@ class Room:
         or `most` if that is more.
         """
         window = list(islice(hosts, max(most, self.compared)))
-        if len(window) < 2 or self.spreads or self._prefix or self.compared == 1:
+        if len(window) < 2 or self.spreads or self.any_will_do or self.compared == 1:
             return window[: max(most, self.compared)]
         return sorted(window, key=lambda host_id: -self._affinity(ask, host_id))
 

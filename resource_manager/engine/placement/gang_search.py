@@ -28,7 +28,7 @@ from resource_manager.engine.placement.search import GROWN_CHECKED_ONE_BY_ONE
 from resource_manager.engine.queue import SLOTS
 from resource_manager.engine.state import State
 
-VALUES_LOOKED_FURTHER = 256
+VALUES_LOOKED_FURTHER = 128
 """Hosts with room that are looked at for a better value of the label, once one is found."""
 
 Hosts = Callable[[Ask], Iterable[str]]
@@ -168,6 +168,7 @@ def _values(room: Room, asks: list[Ask], label: str, among: Iterable[str] | None
     the best first.
     """
     least = least_of(asks)
+    patience = 1 if room.any_will_do else VALUES_LOOKED_FURTHER
     if among is not None:
         grown = {room.host(each).labels.get(label) for each in among if room.fit(least, each)}
         yield from sorted(value for value in grown if value is not None)
@@ -185,7 +186,7 @@ def _values(room: Room, asks: list[Ask], label: str, among: Iterable[str] | None
         if fits[value] >= most:
             promising[value] = None
         looked_further += bool(promising)
-        if len(promising) > room.compared or looked_further == VALUES_LOOKED_FURTHER:
+        if len(promising) > room.compared or looked_further == patience:
             yield from _in_order(room, promising, fits)
             tried.update(promising)
             promising.clear()

@@ -165,14 +165,14 @@ def check_sound(cluster: ModelCluster, asked: list[Wish], found: Any, placement:
 @pytest.mark.parametrize("strategy", ["pack", "spread"])
 @pytest.mark.parametrize("placement", [SAME_EXECUTOR, SPREAD])
 @settings(deadline=None, max_examples=150)
-@given(described=hosts, wished=wishes)
+@given(described=hosts, wished=wishes, may_build=st.booleans())
 def test_one_host_and_hosts_apart_are_found_whenever_they_exist(
-    placement: GangPlacement, strategy: str, described: Any, wished: Any
+    placement: GangPlacement, strategy: str, described: Any, wished: Any, may_build: bool
 ) -> None:
     cluster = cluster_with(described, strategy)
     asked = asked_for(wished)
     before = index_of(cluster)
-    found = seek(cluster.state, Where(placement), asked)
+    found = seek(cluster.state, Where(placement), asked, may_build=may_build)
     assert (found is not None) == Everything(cluster, asked).exists(placement)
     assert index_of(cluster) == before
     if found is not None:
@@ -182,9 +182,19 @@ def test_one_host_and_hosts_apart_are_found_whenever_they_exist(
 @pytest.mark.parametrize("strategy", ["pack", "spread"])
 @pytest.mark.parametrize("placement", [ANYWHERE, SAME_LABEL])
 @settings(deadline=None, max_examples=150)
-@given(described=hosts, wished=wishes, profile=st.sampled_from([SMALL, LARGE, None]))
+@given(
+    described=hosts,
+    wished=wishes,
+    profile=st.sampled_from([SMALL, LARGE, None]),
+    may_build=st.booleans(),
+)
 def test_equal_members_are_placed_whenever_they_fit(
-    placement: GangPlacement, strategy: str, described: Any, wished: Any, profile: Any
+    placement: GangPlacement,
+    strategy: str,
+    described: Any,
+    wished: Any,
+    profile: Any,
+    may_build: bool,
 ) -> None:
     """Also if they differ in labels, or in the hosts that they must not have."""
     cluster = cluster_with(described, strategy)
@@ -193,7 +203,7 @@ def test_equal_members_are_placed_whenever_they_fit(
         merged[labels] = Wish(profile, labels, count, frozenset(barred))
     asked = list(merged.values())
     before = index_of(cluster)
-    found = seek(cluster.state, Where(placement, "rack"), asked)
+    found = seek(cluster.state, Where(placement, "rack"), asked, may_build=may_build)
     assert (found is not None) == Everything(cluster, asked).exists(placement)
     assert index_of(cluster) == before
     if found is not None:
@@ -264,10 +274,13 @@ def test_large_values_of_a_label_are_searched_like_the_whole() -> None:
     found = seek(cluster.state, where, [Wish(SMALL, (), 321)])
     assert found is not None
     assert {cluster.state.hosts[share.host_id].labels["rack"] for share in found} == {"r2"}
-    found = seek(cluster.state, where, [Wish(SMALL, (), 320)])
+    found = seek(cluster.state, where, [Wish(SMALL, (), 320)], may_build=True)
     assert found is not None
     assert sum(share.count for share in found) == 320
-    assert seek(cluster.state, where, [Wish(SMALL, (), 641), Wish(LARGE, (), 320)]) is None
+    assert (
+        seek(cluster.state, where, [Wish(SMALL, (), 641), Wish(LARGE, (), 320)], may_build=True)
+        is None
+    )
     found = seek(cluster.state, where, [Wish(SMALL, (), 640), Wish(LARGE, (), 320)])
     assert found is not None
     assert seek(cluster.state, where, [Wish(SMALL, (), 1281)]) is None
