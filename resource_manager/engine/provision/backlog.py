@@ -1,7 +1,9 @@
 """From the books to a backlog of numbers, and from a plan back to executors that are asked for.
 
 Decides who is planned for: those who wait, the first `planned_requests_max` in line. Not those whom
-an executor with room refused lately: it is asked again soon.
+an executor with room refused lately: it is asked again soon. Nor those whom nothing that was asked
+for, or may be asked for now, could serve: however many they are, they keep nobody behind them from
+being planned for.
 """
 
 from __future__ import annotations
@@ -10,7 +12,13 @@ from resource_manager.engine.entities import Gang, ProvisionState
 from resource_manager.engine.gang_books import WaitingGang
 from resource_manager.engine.host import Host
 from resource_manager.engine.provision import life
-from resource_manager.engine.provision.books import PENDING, Content, LastPlan, of_shape
+from resource_manager.engine.provision.books import (
+    PENDING,
+    Content,
+    LastPlan,
+    could_serve,
+    of_shape,
+)
 from resource_manager.engine.provision.exact import UNBOUNDED
 from resource_manager.engine.provision.gang_planning import GangWish
 from resource_manager.engine.provision.packing import Capacity, Counts, Wish
@@ -75,7 +83,8 @@ class _Reading:
             for each in state.provisions.values()
             if each.state in PENDING and each.shape in elastic.shapes
         ]
-        line = self._line() if shapes or self.pending else []
+        self._hopeless: list[Shape] = []
+        line = self._line(shapes) if shapes or self.pending else []
         gangs = self._gangs([number for number, _ in line]) if shapes or self.pending else []
         self.backlog = Backlog(
             wishes=self._wishes,
@@ -90,7 +99,7 @@ class _Reading:
 
     def last_plan(self, plan: Plan) -> LastPlan:
         """A plan in words of the books."""
-        left: dict[Shape, int] = {}
+        left: dict[Shape, int] = {shape: len(shape.members) for shape in self._hopeless}
         for kind, count in plan.left.items():
             owner = self._owners[kind]
             if isinstance(owner, Shape):
@@ -115,13 +124,18 @@ class _Reading:
         owner = self._owners[next(iter(wish.members))]
         return owner.gang_id if isinstance(owner, Gang) else ""
 
-    def _line(self) -> list[tuple[int, int]]:
+    def _line(self, shapes: list[ExecutorShape]) -> list[tuple[int, int]]:
         """(arrival number, kind) of the first in line."""
+        names = {shape.name for shape in shapes} | {each.shape for each in self.pending}
+        capacities = [self._state.elastic.capacities[name] for name in sorted(names)]
         most = self._state.settings.provisioning.planned_requests_max
         refused = _refused_lately(self._state)
         line: list[tuple[int, int]] = []
         for shape in self._state.queue.shapes():
             if (shape.profile, shape.labels) in refused:
+                continue
+            if not any(could_serve(capacity, shape) for capacity in capacities):
+                self._hopeless.append(shape)
                 continue
             kind = self._kind(Wish(shape.pooled_need, shape.separate_need, shape.labels), shape)
             line += [(request.arrival_number, kind) for request in shape.before(None, most)]

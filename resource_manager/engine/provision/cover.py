@@ -15,9 +15,15 @@ classes of similar ones, and the requests themselves are then put into what was 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from math import prod
 
+from resource_manager.engine.provision.batches import (
+    Batch,
+    Cover,
+    rest_of,
+    rest_of_limits,
+    within,
+)
 from resource_manager.engine.provision.classes import (
     KINDS_MAX,
     classes_of,
@@ -43,28 +49,6 @@ _IMPROVED_MAX = 12
 _STATES_IMPROVED = STATES_MAX // 4
 _VISITS_IMPROVED = 250
 """How large these attempts are; see `small_cover`."""
-
-
-@dataclass(slots=True)
-class Batch:
-    """Equal executors to ask for: which kind, what each is to serve, how many."""
-
-    offer: int
-    content: Counts
-    copies: int = 1
-
-
-@dataclass(slots=True)
-class Cover:
-    """Executors to ask for, and what they do not serve."""
-
-    batches: list[Batch] = field(default_factory=list)
-    left: Counts = field(default_factory=dict)
-
-    def price(self, offers: Sequence[Offer]) -> tuple[int, int]:
-        """Cost, then number."""
-        cost = sum(offers[batch.offer].cost * batch.copies for batch in self.batches)
-        return cost, sum(batch.copies for batch in self.batches)
 
 
 def cover(counts: Mapping[int, int], offers: Sequence[Offer], limits: Sequence[int]) -> Cover:
@@ -138,20 +122,6 @@ def _one_by_one(counts: Counts, offers: Sequence[Offer], limits: Sequence[int]) 
             del made.left[kind]
         made.left.update(found.left)
     return made
-
-
-def within(batches: Sequence[Batch], offers: Sequence[Offer], limits: Sequence[int]) -> bool:
-    """True if these may be asked for."""
-    number = [0] * len(offers)
-    for batch in batches:
-        number[batch.offer] += batch.copies
-    if any(count > offer.most for count, offer in zip(number, offers, strict=True)):
-        return False
-    return all(
-        sum(offer.total[at] * count for count, offer in zip(number, offers, strict=True)) <= limit
-        for at, limit in enumerate(limits)
-        if limit < UNBOUNDED
-    )
 
 
 def _exactly(
@@ -374,27 +344,3 @@ def _filled(batch: Batch, offers: Sequence[Offer]) -> float:
         for at, amount in offer.needs[kind] or ():
             used[at] += amount * count
     return max([amount / total for amount, total in zip(used, offer.total, strict=True) if amount])
-
-
-def rest_of(kept: Sequence[Batch], offers: Sequence[Offer]) -> list[Offer]:
-    """The offers, with how many more there may be beside these."""
-    number = [0] * len(offers)
-    for batch in kept:
-        number[batch.offer] += batch.copies
-    return [
-        Offer(
-            offer.total,
-            offer.needs,
-            offer.cost,
-            offer.most - count if offer.most < UNBOUNDED else UNBOUNDED,
-        )
-        for offer, count in zip(offers, number, strict=True)
-    ]
-
-
-def rest_of_limits(kept: list[Batch], offers: Sequence[Offer], limits: Sequence[int]) -> list[int]:
-    rest = list(limits)
-    for at, limit in enumerate(limits):
-        if limit < UNBOUNDED:
-            rest[at] -= sum(offers[batch.offer].total[at] * batch.copies for batch in kept)
-    return rest

@@ -233,6 +233,7 @@ def _forget(state: State, executor_id: str) -> None:
     state.elastic.plan.places.clear()
     state.elastic.surplus.discard(executor_id)
     state.elastic.lost_since_ms.pop(executor_id, None)
+    state.elastic.idle_marks.pop(executor_id, None)
 
 
 def _changed(turn: Turn, provision: Provision) -> None:

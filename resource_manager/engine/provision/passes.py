@@ -198,8 +198,11 @@ def _give_back_idle(turn: Turn) -> None:
         if host.slots or host.executor.state is not ExecutorState.ACTIVE:
             provision.idle_since_ms = None
             continue
-        if provision.idle_since_ms is None:
+        # Commands tell of slots that came and went between two looks.
+        mark = (host.executor.registration_number, host.executor.command_number)
+        if provision.idle_since_ms is None or elastic.idle_marks.get(host.host_id) != mark:
             provision.idle_since_ms = turn.now_ms
+            elastic.idle_marks[host.host_id] = mark
         idle_ms = turn.now_ms - provision.idle_since_ms
         if idle_ms < timeout_ms or provision.executor_id in elastic.plan.counted_on:
             continue

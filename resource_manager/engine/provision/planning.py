@@ -15,11 +15,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from finegrain.resources import Amounts
-from resource_manager.engine.provision.classes import fits, fits_somewhere
-from resource_manager.engine.provision.cover import Batch, cover, rest_of, rest_of_limits
+from resource_manager.engine.provision.batches import Batch, rest_of, rest_of_limits
+from resource_manager.engine.provision.classes import fits_somewhere
+from resource_manager.engine.provision.cover import cover
 from resource_manager.engine.provision.exact import UNBOUNDED, Offer
+from resource_manager.engine.provision.filling import fill_rooms
 from resource_manager.engine.provision.gang_planning import GangPlanner, GangWish, New
-from resource_manager.engine.provision.packing import Capacity, Counts, Need, Room, Space, Wish
+from resource_manager.engine.provision.packing import Capacity, Counts, Need, Space, Wish
 
 LIMIT = "limit/"
 """Prefix of dimensions that stand for what all executors may have together, in exact amounts."""
@@ -132,6 +134,7 @@ class _Planning:
             limits=self._limits,
         )
         self._left: Counts = {}
+        self._usable: list[Capacity] = []  # of what may be asked for for those in line
         self.limited = False  # somebody is left because of limits
 
     def as_before(self) -> Plan:
@@ -173,7 +176,7 @@ class _Planning:
     def _fill(self, line: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
         """Puts these into rooms, the oldest that has room first; the rest."""
         rooms = [*self._rooms.values(), *(room for _, room in self._gangs.opened)]
-        return _fill_rooms(self._space, rooms, line)
+        return fill_rooms(self._space, rooms, line)
 
     def _finish(self, rest: list[tuple[int, int]], planned: list[int]) -> Plan:
         rest = self._fill(rest) if self._gangs.opened else rest
@@ -198,6 +201,7 @@ class _Planning:
             if offer.most
             and all(a <= b for a, b in zip(offer.total, limits, strict=True) if b < UNBOUNDED)
         ]
+        self._usable = [self._backlog.supplies[at].capacity for at in usable]
         offers = self._with_needs([rest[at] for at in usable], usable)
         possible = {kind for kind, _ in line if fits_somewhere(kind, offers)}
         impossible = _counted([each for each in line if each[0] not in possible], None)
@@ -245,13 +249,13 @@ class _Planning:
         for batch in chosen:
             for kind, count in batch.content.items():
                 served[kind] = served.get(kind, 0) + count
-        rooms = [self._space.room(self._backlog.supplies[b.offer].capacity) for b in chosen]
+        rooms = [self._space.room(self._usable[b.offer]) for b in chosen]
         if served == kept:  # these are the first in line
             for batch, room in zip(chosen, rooms, strict=True):
                 for kind, count in batch.content.items():
                     self._space.take(room, kind, count)
             line = _behind(line, planned)
-        rest = _fill_rooms(self._space, rooms, line)
+        rest = fill_rooms(self._space, rooms, line)
         filled = [
             Batch(batch.offer, dict(room.content))
             for batch, room in zip(chosen, rooms, strict=True)
@@ -277,67 +281,6 @@ class _Planning:
             Offer(offer.total, each, offer.cost, offer.most)
             for offer, each in zip(offers, needs, strict=True)
         ]
-
-
-@dataclass(slots=True)
-class _Similar:
-    """Kinds of about the same size, and the rooms that may have room for the smallest of them."""
-
-    rooms: list[tuple[Room, Sequence[Need | None]]]
-    kinds: list[int] = field(default_factory=list)
-    least: dict[int, Need] = field(default_factory=dict)
-
-    def least_of(self, needs: Sequence[Need | None]) -> Need:
-        """The least that any of them needs, by dimension; nobody can have more rooms than that."""
-        if (known := self.least.get(id(needs))) is not None:
-            return known
-        least: dict[int, int] | None = None
-        for kind in self.kinds:
-            if (need := needs[kind]) is not None:
-                amounts = dict(need)
-                least = amounts if least is None else _smaller(least, amounts)
-        found = tuple((least if least is not None else {0: UNBOUNDED + 1}).items())
-        self.least[id(needs)] = found
-        return found
-
-
-def _smaller(one: dict[int, int], other: dict[int, int]) -> dict[int, int]:
-    return {at: min(one[at], other[at]) for at in one.keys() & other.keys()}
-
-
-def _fill_rooms(
-    space: Space, rooms: Sequence[Room], line: Sequence[tuple[int, int]]
-) -> list[tuple[int, int]]:
-    """Puts these into rooms, first fit; a room that is too full for the smallest of similar kinds
-    is not looked at again for any of them.
-    """
-    if not rooms:
-        return list(line)
-    needs = space.needs_everywhere([room.capacity for room in rooms])
-    everywhere = list(zip(rooms, needs, strict=True))
-    by_size: dict[object, _Similar] = {}
-    of_kind: dict[int, _Similar] = {}
-    for kind, _ in line:
-        if kind not in of_kind:
-            size = space.rough_size(kind)
-            if size not in by_size:
-                by_size[size] = _Similar(everywhere[:])
-            of_kind[kind] = by_size[size]
-            of_kind[kind].kinds.append(kind)
-    rest: list[tuple[int, int]] = []
-    for kind, count in line:
-        similar, wanted, at = of_kind[kind], count, 0
-        while wanted and at < len(similar.rooms):
-            room, needed = similar.rooms[at]
-            if fits(room.left, needed[kind]):
-                wanted -= space.take(room, kind, wanted)
-            elif not fits(room.left, similar.least_of(needed)):
-                del similar.rooms[at]
-                continue
-            at += 1
-        if wanted:
-            rest.append((kind, wanted))
-    return rest
 
 
 def _counted(line: Sequence[tuple[int, int]], most: int | None) -> Counts:

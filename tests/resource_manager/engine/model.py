@@ -20,7 +20,14 @@ from finegrain.resources import (
     subtract,
     total_of,
 )
-from resource_manager.engine.effects import Effect, SendAllocate, SendFree, SendResize
+from resource_manager.engine.effects import (
+    Effect,
+    SendAllocate,
+    SendFree,
+    SendResize,
+    StartExecutor,
+    StopExecutor,
+)
 from resource_manager.engine.entities import (
     EndedSlot,
     Instant,
@@ -278,6 +285,7 @@ class ModelCluster:
         self.executors: dict[str, ModelExecutor] = {}
         self.wire: list[OnTheWire] = []
         self.effects: list[Effect] = []  # of the last batch
+        self.providers: list[StartExecutor | StopExecutor] = []  # what they were told to do
         self.state = State.fresh(self.settings, 1, self.at)
 
     @property
@@ -298,6 +306,9 @@ class ModelCluster:
             for effect in self.effects
             if isinstance(effect, Sent)
         )
+        self.providers += [
+            each for each in self.effects if isinstance(each, StartExecutor | StopExecutor)
+        ]
         return answer
 
     def wait(self, ms: int) -> None:
@@ -309,6 +320,7 @@ class ModelCluster:
         the wire stay there.
         """
         epoch = epoch or self.state.rm_epoch + 1
+        self.providers.clear()  # their work is lost with the process, or was done unheard
         self.state = State.restore(self.store.snapshot(epoch), self.settings, self.at)
 
     def register(self, executor: ModelExecutor) -> RegistrationAnswer:

@@ -158,6 +158,18 @@ def test_no_more_of_a_shape_than_may_be() -> None:
     assert [new.supply for new in plan.new] == [0, 1]
 
 
+def test_shapes_that_may_not_be_asked_for_do_not_confuse_the_others() -> None:
+    backlog = Backlog(
+        [wish(1)],
+        [(0, 4)],
+        [supply(1, cost=1, mem=1, most=0), supply(2, cost=1), supply(1, cost=1)],
+        limits={"cpu_milli": 3},
+    )
+    plan = make_plan(backlog)
+    assert sorted(asked(plan), key=str) == [(1, {0: 2}), (2, {0: 1})]
+    assert plan.left == {0: 1}
+
+
 # Gangs.
 
 

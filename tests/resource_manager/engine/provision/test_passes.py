@@ -1,0 +1,111 @@
+"""How often it is looked at what is wanted: rarely, and never for nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from finegrain.resources import GIB, MIB, ResourceProfile
+from resource_manager.engine.effects import StartExecutor
+from resource_manager.engine.entities import RequestSpec
+from resource_manager.engine.events import JobRegistered, RequestsSubmitted, SlotsReleased
+from resource_manager.engine.provision import backlog
+from resource_manager.engine.provision.planning import make_plan
+from resource_manager.engine.settings import EngineSettings, ExecutorShape, Provisioning
+from tests.resource_manager.engine.model import ModelCluster, ModelExecutor
+
+ONE = ResourceProfile(1_000, 256 * MIB)
+SMALL = ExecutorShape("small", "test", {"cpu_milli": 4_000, "memory_bytes": 8 * GIB}, ONE)
+
+
+@pytest.fixture
+def plans(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Every plan that is made."""
+    made: list[Any] = []
+
+    def counted(asked: Any) -> Any:
+        made.append(asked)
+        return make_plan(asked)
+
+    monkeypatch.setattr(backlog, "make_plan", counted)
+    return made
+
+
+def cluster_with(*shapes: ExecutorShape, **more: Any) -> ModelCluster:
+    cluster = ModelCluster(EngineSettings(provisioning=Provisioning(shapes=shapes, **more)))
+    cluster.batch(JobRegistered(cluster.at, "job", "job", "default", None, "s", "r"))
+    return cluster
+
+
+def ask(cluster: ModelCluster, *names: str, profile: ResourceProfile = ONE) -> None:
+    requests = tuple(RequestSpec(name, profile) for name in names)
+    cluster.batch(RequestsSubmitted(cluster.at, "job", requests))
+
+
+def test_requests_that_come_one_by_one_are_planned_together(plans: list[Any]) -> None:
+    cluster = cluster_with(SMALL)
+    for number in range(50):
+        cluster.now_ms += 10
+        ask(cluster, f"r{number}")
+    assert plans == []
+    cluster.wait(1_000)
+    assert len(plans) == 1
+    assert len(cluster.state.provisions) == 13
+
+
+def test_while_nothing_changes_nothing_is_planned_anew(plans: list[Any]) -> None:
+    cluster = cluster_with(SMALL, total_max={"cpu_milli": 4_000})
+    ask(cluster, *(f"r{number}" for number in range(9)))
+    for _ in range(20):
+        cluster.wait(1_000)
+    assert len(plans) == 2  # once to ask for one, once with that one on its way
+    ask(cluster, "one-more")
+    for _ in range(20):
+        cluster.wait(1_000)
+    assert len(plans) == 3
+
+
+def test_without_providers_nobody_looks(plans: list[Any]) -> None:
+    cluster = cluster_with()
+    ask(cluster, "r")
+    cluster.wait(5_000)
+    assert plans == []
+    assert cluster.state.elastic.next_pass_ms is None
+
+
+def test_a_minimum_is_asked_for_without_anybody_coming_first() -> None:
+    cluster = ModelCluster(
+        EngineSettings(provisioning=Provisioning(shapes=(SMALL,), total_min={"cpu_milli": 5_000}))
+    )
+    started = []
+    for _ in range(3):  # nothing but the timers that are armed
+        due_ms = cluster.state.next_timer_ms()
+        assert due_ms is not None
+        cluster.wait(max(0, due_ms - cluster.now_ms))
+        started += [each for each in cluster.effects if isinstance(each, StartExecutor)]
+    assert len(started) == 2
+
+
+def test_slots_that_come_and_go_between_two_looks_keep_an_executor() -> None:
+    cluster = cluster_with(SMALL, idle_timeout_ms=3_000)
+    ask(cluster, "first")
+    cluster.wait(1_000)
+    executor = ModelExecutor("small-1-1", SMALL.total, ONE)
+    cluster.register(executor)
+    cluster.settle()
+    cluster.batch(SlotsReleased(cluster.at, "job", (("first", 0),)))
+    cluster.settle()
+    for number in range(10):
+        cluster.wait(1_000)
+        name = f"short-{number}"
+        ask(cluster, name)
+        cluster.settle()
+        cluster.batch(SlotsReleased(cluster.at, "job", ((name, 0),)))
+        cluster.settle()
+        cluster.report(executor)
+        assert not executor.slots
+    assert cluster.state.provisions["small-1-1"].state == "REGISTERED"
+    for _ in range(4):
+        cluster.wait(1_000)
+    assert cluster.state.provisions["small-1-1"].state == "STOPPING"
