@@ -109,3 +109,17 @@ def test_slots_that_come_and_go_between_two_looks_keep_an_executor() -> None:
     for _ in range(4):
         cluster.wait(1_000)
     assert cluster.state.provisions["small-1-1"].state == "STOPPING"
+
+
+def test_those_whom_nothing_could_serve_keep_nobody_behind_them_waiting() -> None:
+    cluster = cluster_with(SMALL, planned_requests_max=2)
+    larger = tuple(
+        RequestSpec(f"larger-{number}", ResourceProfile(8_000, 256 * MIB), allow_pending=True)
+        for number in range(5)
+    )
+    cluster.batch(RequestsSubmitted(cluster.at, "job", larger))
+    ask(cluster, "small")
+    cluster.wait(1_000)
+    assert [each.shape for each in cluster.state.provisions.values()] == ["small"]
+    left = cluster.state.elastic.plan.left
+    assert [(shape.profile, count) for shape, count in left.items()] == [(larger[0].profile, 5)]
