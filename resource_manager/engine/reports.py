@@ -190,7 +190,7 @@ def _free_again(turn: Turn, host: Host, slot: Slot) -> None:
     """
     key = key_of(slot)
     command = host.in_flight
-    if command is None or command.resizes or key not in command.keys:
+    if command is None or key not in command.keys:
         host.to_free[key] = None
         turn.state.outbox[host.host_id] = None
 

@@ -143,7 +143,6 @@ def _adopt(turn: Turn, slot: Slot, seen: ReportedSlot) -> None:
     host.set_size(slot, seen.profile, None)
     slot.cpu_limit_milli = max(seen.cpu_limit_milli, seen.profile.cpu_milli)
     slot.cpus = seen.cpus or slot.cpus
-    state.touch(host)
     state.changes.slot(slot)
     number = seen.resize_number
     if slot.wanted is not None and has_size(slot, slot.wanted):
