@@ -133,7 +133,7 @@ class Checks:
         elif many:
             self._touched(state, changes)
         if not idle:
-            self.require(self.gangs.decided(state, effects))
+            self.require(self.gangs.decided(state, effects, changes))
             self.require(self.provisions.decided(state, changes))
         if self.database.leads(manager.holder, manager.epoch):
             hosts = _hosts_of(state, changes) if many else state.hosts.values()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from finegrain.errors import Reason
 from finegrain.resources import fits
-from resource_manager.engine.effects import Effect, PublishJobEvent
+from resource_manager.engine.effects import Changes, Effect, PublishJobEvent
 from resource_manager.engine.entities import (
     ENDED_REQUEST_STATES,
     GangPlacement,
@@ -20,6 +20,7 @@ from resource_manager.engine.entities import (
     RequestState,
     Slot,
 )
+from resource_manager.engine.gang_books import living
 from resource_manager.engine.host import Host
 from resource_manager.engine.state import State
 
@@ -82,13 +83,15 @@ class GangChecks:
         """A resource manager begins."""
         self._overdue.clear()
 
-    def decided(self, state: State, effects: Iterable[Effect]) -> Iterator[str]:
-        """After a batch: what is wrong."""
-        living: dict[str, list[Request]] = {}
-        for request in state.requests.values():
-            gang_id = request.spec.gang_id
-            if gang_id and request.state not in ENDED_REQUEST_STATES:
-                living.setdefault(gang_id, []).append(request)
+    def decided(self, state: State, effects: Iterable[Effect], changes: Changes) -> Iterator[str]:
+        """After a batch: what is wrong with the gangs that it touched."""
+        touched = [*changes.requests, *changes.moved_requests]
+        touched += [
+            state.requests[slot.allocation_id]
+            for slot in (*changes.slots, *changes.moved_slots)
+            if slot.allocation_id in state.requests
+        ]
+        gangs = {each.spec.gang_id for each in touched} & state.gangs.by_id.keys()
         published = {
             effect.event.allocation_id
             for effect in effects
@@ -96,13 +99,11 @@ class GangChecks:
             and effect.event.state is GRANTED
             and effect.event.reason not in SIZE_EVENTS
         }
-        for gang_id, members in living.items():
-            if members[0].job_id in state.endings:
-                continue
-            yield from self._together(gang_id, members, published)
-            yield from self._where(state, gang_id, members)
-        for gang_id in self._placed.keys() - living.keys():
-            del self._placed[gang_id]
+        for gang_id in sorted(gangs):
+            members = list(living(state.requests, state.gangs.by_id[gang_id]))
+            if members and members[0].job_id not in state.endings:
+                yield from self._together(gang_id, members, published)
+                yield from self._where(state, gang_id, members)
 
     def _together(self, gang_id: str, members: list[Request], published: set[str]) -> Iterator[str]:
         states = {request.allocation_id: str(request.state) for request in members}
