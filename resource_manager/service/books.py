@@ -204,8 +204,8 @@ class Books:
 
     def _observe_grants(self, effects: list[Effect]) -> None:
         for effect in effects:
-            if not isinstance(effect, PublishJobEvent):
-                continue
+            if not isinstance(effect, PublishJobEvent) or effect.event.reason:
+                continue  # a grant has no reason: with one, a slot's size is told about
             request = self.state.requests.get(effect.event.allocation_id)
             # Placements are numbered from the floor on, which a restore raises.
             first = request is not None and request.generation == self.state.generation_floor + 1

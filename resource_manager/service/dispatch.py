@@ -21,7 +21,7 @@ from resource_manager.engine.effects import (
     StartExecutor,
     StopExecutor,
 )
-from resource_manager.engine.entities import ClusterEvent, RequestState
+from resource_manager.engine.entities import ClusterEvent, JobEvent, RequestState
 from resource_manager.service.executor_link import ExecutorLinks
 from resource_manager.service.metrics import ResourceManagerMetrics
 from resource_manager.service.provisioning import Carries
@@ -38,6 +38,13 @@ _OUTCOMES = {
     RequestState.RELEASED: "released",
     RequestState.LOST: "lost",
 }
+
+
+def _outcome(event: JobEvent) -> str | None:
+    """What became of a request. A grant has no reason: with one, a slot's size is told about."""
+    if event.state is RequestState.GRANTED and event.reason:
+        return None
+    return _OUTCOMES.get(event.state)
 
 
 class Dispatcher:
@@ -68,7 +75,7 @@ class Dispatcher:
                 case StartExecutor() | StopExecutor():
                     self._provisioning.carry_out(effect)
                 case PublishJobEvent():
-                    if outcome := _OUTCOMES.get(effect.event.state):
+                    if outcome := _outcome(effect.event):
                         outcomes[outcome] += 1
                     self._hub.publish(effect.event)
                 case PublishClusterEvent():

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from finegrain.v1 import resources_pb2
 from resource_manager.storage.location import sqlite_url
 from resource_manager.storage.store import open_store
 from tests.support.rm_service import (
@@ -62,6 +63,23 @@ async def test_waiting_is_measured_in_restored_books_as_well(tmp_path: Path) -> 
         _, text = await fetch(rm.metrics_address, "/metrics")
         stream.cancel()
     assert "finegrain_rm_request_wait_seconds_count 1.0" in text.splitlines()
+
+
+async def test_a_change_of_size_is_not_another_grant(tmp_path: Path) -> None:
+    async with running_rm(tmp_path) as rm, ScriptedExecutor(rm):
+        job = await ScriptedJob(rm).register()
+        stream = job.watch()
+        await job.request(slot_request("slot-1", cpu_milli=1500))
+        await next_events(stream, 1)
+        size = resources_pb2.ResourceProfile(cpu_milli=1000, task_heap_memory_bytes=64 << 20)
+        await job.resize("slot-1", profile=size)
+        (told,) = await next_events(stream, 1)
+        _, text = await fetch(rm.metrics_address, "/metrics")
+        stream.cancel()
+    assert told.reason == "RESIZED"
+    lines = text.splitlines()
+    assert 'finegrain_rm_requests_total{outcome="granted"} 1.0' in lines
+    assert "finegrain_rm_request_wait_seconds_count 1.0" in lines
 
 
 @pytest.mark.needs("promtool")
