@@ -8,7 +8,7 @@ being planned for.
 
 from __future__ import annotations
 
-from resource_manager.engine.entities import Gang, ProvisionState
+from resource_manager.engine.entities import ProvisionState
 from resource_manager.engine.gang_books import WaitingGang
 from resource_manager.engine.host import Host
 from resource_manager.engine.provision import life
@@ -30,6 +30,9 @@ from resource_manager.engine.queue import SLOTS, Shape, ShapeKey, in_grains
 from resource_manager.engine.settings import ExecutorShape
 from resource_manager.engine.state import State
 from resource_manager.engine.turn import Turn
+
+_Member = tuple[str, int]
+"""Equal members of a gang: its id, and the place of their wish among those of the gang."""
 
 _PATIENCE = 3
 """Requests that one executor refused so many times in a row are planned elsewhere."""
@@ -76,7 +79,7 @@ class _Reading:
     def __init__(self, state: State, shapes: list[ExecutorShape]) -> None:
         self._state = state
         self._wishes: list[Wish] = []
-        self._owners: list[Shape | Gang] = []  # by kind
+        self._owners: list[Shape | _Member] = []  # by kind
         elastic = state.elastic
         self.pending = [
             each
@@ -104,7 +107,7 @@ class _Reading:
             owner = self._owners[kind]
             if isinstance(owner, Shape):
                 left[owner] = count
-        gangs = {owner.gang_id for owner in self._owners if isinstance(owner, Gang)}
+        gangs = {owner[0] for owner in self._owners if not isinstance(owner, Shape)}
         gangs -= {self._gang_of(self.backlog.gangs[at]) for at in plan.gangs}
         on = {name: self.content(content) for name, content in plan.pending.items()}
         return LastPlan(on, left, sorted(gangs), plan.counted_on)
@@ -117,12 +120,12 @@ class _Reading:
             if isinstance(owner, Shape):
                 content.shapes[owner] = count
             else:
-                content.gangs[owner.gang_id] = content.gangs.get(owner.gang_id, 0) + count
+                content.members[owner] = count
         return content
 
     def _gang_of(self, wish: GangWish) -> str:
         owner = self._owners[next(iter(wish.members))]
-        return owner.gang_id if isinstance(owner, Gang) else ""
+        return "" if isinstance(owner, Shape) else owner[0]
 
     def _line(self, shapes: list[ExecutorShape]) -> list[tuple[int, int]]:
         """(arrival number, kind) of the first in line."""
@@ -142,7 +145,7 @@ class _Reading:
         line.sort()
         return line[:most]
 
-    def _kind(self, wish: Wish, owner: Shape | Gang) -> int:
+    def _kind(self, wish: Wish, owner: Shape | _Member) -> int:
         self._wishes.append(wish)
         self._owners.append(owner)
         return len(self._wishes) - 1
@@ -160,26 +163,22 @@ class _Reading:
         return wished
 
     def _gang(self, waiting: WaitingGang, before: int) -> GangWish:
+        gang_id = waiting.gang.gang_id
         members = {
-            self._kind(wish_of(each), waiting.gang): each.count for each in waiting.kind.wishes
+            self._kind(wish_of(each), (gang_id, number)): each.count
+            for number, each in enumerate(waiting.kind.wishes)
         }
         where = waiting.kind.where
         return GangWish(members, where.placement, where.label, before)
 
     def _kept(self) -> dict[str, Counts]:
-        """The last plan as numbers. Of a gang with different members it is not kept which of them
-        were to go where.
-        """
-        kinds: dict[Shape | str, list[int]] = {}
-        for kind, owner in enumerate(self._owners):
-            kinds.setdefault(owner if isinstance(owner, Shape) else owner.gang_id, []).append(kind)
+        """The last plan as numbers."""
+        kinds = {owner: kind for kind, owner in enumerate(self._owners)}
         kept: dict[str, Counts] = {}
         for name, content in self._state.elastic.plan.on.items():
-            planned: list[tuple[Shape | str, int]] = [*content.shapes.items()]
-            planned += content.gangs.items()
-            kept[name] = {
-                kinds[owner][0]: count for owner, count in planned if len(kinds.get(owner, ())) == 1
-            }
+            planned: list[tuple[Shape | _Member, int]] = [*content.shapes.items()]
+            planned += content.members.items()
+            kept[name] = {kinds[owner]: count for owner, count in planned if owner in kinds}
         return kept
 
 

@@ -35,18 +35,28 @@ class Backoff:
 
 @dataclass(slots=True)
 class Content:
-    """What is planned on one executor: waiting requests by shape, and members of gangs."""
+    """What is planned on one executor: waiting requests by shape, and members of gangs by gang and
+    place of their wish among those of the gang.
+    """
 
     shapes: dict[Shape, int] = field(default_factory=dict)
-    gangs: dict[str, int] = field(default_factory=dict)  # by gang id
+    members: dict[tuple[str, int], int] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
-        return bool(self.shapes or self.gangs)
+        return bool(self.shapes or self.members)
+
+    @property
+    def gangs(self) -> dict[str, int]:
+        """How many members of which gang."""
+        counts: dict[str, int] = {}
+        for (gang_id, _), count in self.members.items():
+            counts[gang_id] = counts.get(gang_id, 0) + count
+        return counts
 
     @property
     def requests(self) -> int:
         """How many requests that are."""
-        return sum(self.shapes.values()) + sum(self.gangs.values())
+        return sum(self.shapes.values()) + sum(self.members.values())
 
 
 @dataclass(slots=True)
@@ -74,7 +84,11 @@ class LastPlan:
 
     def planned_gang(self, gang_id: str) -> list[str]:
         """The executors that a gang waits for."""
-        return [name for name, each in self.on.items() if gang_id in each.gangs]
+        return [
+            name
+            for name, content in self.on.items()
+            if any(gang_id == other for other, _ in content.members)
+        ]
 
 
 class Elastic:

@@ -6,7 +6,7 @@ those that were asked for, those that were chosen for gangs before it, and new o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from resource_manager.engine.entities import GangPlacement
@@ -70,6 +70,7 @@ class GangPlanner:
         self._offers = offers
         self._most = [offer.most for offer in offers]
         self._joined: dict[int, Mapping[int, int]] = {}
+        self._reserved: dict[int, tuple[list[tuple[Room, int, int]], Counts]] = {}
         self.limits = list(limits)
         self.opened: list[tuple[int, Room]] = []
 
@@ -92,34 +93,55 @@ class GangPlanner:
         """Executors that are there and that gangs are planned on."""
         return {name for name, room in self._hosts.items() if room.content}
 
-    def plan(self, gang: GangWish, kept: Mapping[str, Counts]) -> bool:
+    def reserve(self, gangs: Sequence[GangWish], kept: Mapping[str, Counts]) -> None:
+        """Keeps for all gangs what was planned for them before, so that none takes what another
+        one was promised. Each gives it back if that does not do for all of its members.
+        """
+        for gang in gangs:
+            attempt = self._begin()
+            left = dict(gang.members)
+            for name, content in kept.items():
+                for kind in sorted(left.keys() & content.keys()):
+                    if (room := self._named.get(name)) is not None:
+                        most = min(left[kind], content[kind])
+                        left[kind] -= self._take(attempt, room, kind, most)
+            if attempt.taken:
+                self._reserved[id(gang)] = attempt.taken, {k: n for k, n in left.items() if n}
+
+    def plan(self, gang: GangWish) -> bool:
         """Plans a gang; where it was planned before, if that is still possible. False: it cannot
         be planned, and nothing has changed.
         """
+        if id(gang) in self._reserved and self._complete(gang):
+            return True
         counts: Mapping[int, int] = gang.members
         if gang.placement is GangPlacement.SAME_EXECUTOR:
             joined = self._space.joined(dict(counts))
             self._joined[joined] = counts
             counts = {joined: 1}
-        elif gang.placement is GangPlacement.ANYWHERE and self._again(counts, kept):
-            return True
         if gang.placement is GangPlacement.SAME_LABEL:
             return self._with_one_label(gang)
         spread = gang.placement is GangPlacement.SPREAD
         return self._try(counts, spread=spread) is not None
 
-    def _again(self, counts: Mapping[int, int], kept: Mapping[str, Counts]) -> bool:
-        """All members on pending executors and hosts, those of them first that were there."""
-        attempt = self._begin()
-        left = dict(counts)
-        for name, content in kept.items():
-            for kind in left.keys() & content.keys():
-                if (room := self._named.get(name)) is not None:
-                    left[kind] -= self._take(attempt, room, kind, min(left[kind], content[kind]))
-        left = self._into(attempt, self._rooms(), left, spread=False)
-        if left:
-            self._undo(attempt)
-        return not left
+    def _complete(self, gang: GangWish) -> bool:
+        """Finds room for the members for whom none is reserved; else gives back what is."""
+        taken, left = self._reserved.pop(id(gang))
+        rooms = list(dict.fromkeys(room for room, _, _ in taken))
+        done = True
+        if left and gang.placement is GangPlacement.SAME_EXECUTOR:
+            done = False
+        elif left:
+            label = None
+            if gang.placement is GangPlacement.SAME_LABEL:
+                label = (gang.label, rooms[0].capacity.labels.get(gang.label, ""))
+            spread = gang.placement is GangPlacement.SPREAD
+            others = set(rooms) if spread else set()
+            done = self._try(left, spread=spread, label=label, without=others) is not None
+        if not done:
+            for room, kind, count in taken:
+                self._space.give_back(room, kind, count)
+        return done
 
     def _with_one_label(self, gang: GangWish) -> bool:
         """The value of the label for which new executors cost least, then the first one."""
@@ -145,10 +167,13 @@ class GangPlanner:
         *,
         spread: bool = False,
         label: tuple[str, str] | None = None,
+        without: Collection[Room] = (),
     ) -> _Attempt | None:
         """What was taken for these; None: it cannot be done."""
         attempt = self._begin()
-        rooms = [room for room in self._rooms() if _carries(room.capacity, label)]
+        rooms = [
+            room for room in self._rooms() if room not in without and _carries(room.capacity, label)
+        ]
         left = self._into(attempt, rooms, counts, spread=spread)
         if left and not self._open(attempt, left, spread=spread, label=label):
             self._undo(attempt)

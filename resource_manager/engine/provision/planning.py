@@ -31,7 +31,7 @@ COST_UNIT = 1_000_000
 
 _FEW = 200
 _ROUNDS_MAX = 16
-_ROUNDS_OF_MANY = 2
+_ROUNDS_OF_MANY = 1
 """How often it is tried how many of the line can be served within limits, if they are few, and if
 they are many.
 """
@@ -140,9 +140,8 @@ class _Planning:
     def as_before(self) -> Plan:
         """Gangs first, then whoever was planned before, then the others."""
         backlog = self._backlog
-        planned = [
-            at for at, gang in enumerate(backlog.gangs) if self._gangs.plan(gang, backlog.kept)
-        ]
+        self._gangs.reserve(backlog.gangs, backlog.kept)
+        planned = [at for at, gang in enumerate(backlog.gangs) if self._gangs.plan(gang)]
         of_gangs = {kind for gang in backlog.gangs for kind in gang.members}
         wanted: Counts = {}
         for kind, count in backlog.line:
@@ -168,7 +167,7 @@ class _Planning:
         for number, gang in enumerate(backlog.gangs):
             rest += self._fill(backlog.line[at : gang.before])
             at = max(at, gang.before)
-            if self._gangs.plan(gang, {}):
+            if self._gangs.plan(gang):
                 planned.append(number)
         rest += self._fill(backlog.line[at:])
         return self._finish(rest, planned)
@@ -220,16 +219,17 @@ class _Planning:
         if most == total and not found.left:
             return found.batches
         self.limited = True
-        low, high, best = 0, most, found.batches
+        high, best = most, found.batches
         for _ in range(_ROUNDS_MAX if most <= _FEW else _ROUNDS_OF_MANY):
             if not found.left:
-                low, best = high, found.batches
+                best = found.batches
                 break
-            served = high - sum(found.left.values())
-            high = min(high - 1, served)
-            if high <= low:
+            high = min(high - 1, high - sum(found.left.values()))
+            if high < 1:
                 break
             found = cover(_counted(line, high), offers, limits)
+        if not found.left:
+            best = found.batches
         return self._with_others(line, best, offers, limits)
 
     def _with_others(

@@ -131,7 +131,7 @@ def test_what_was_asked_for_a_gang_is_enough_the_next_time(
     hosts: list[tuple[int, str]],
     shapes: list[tuple[int, str, int]],
 ) -> None:
-    alike = [([members[0]], placement) for members, placement in gangs]
+    alike = gangs
     first = backlog_of(alike, [], ([], hosts), shapes, None)
     plan = make_plan(first)
     came = [(shapes[new.supply][0], shapes[new.supply][1]) for new in plan.new]
