@@ -195,7 +195,7 @@ def resize_answered(
 def _ends(outcome: ItemOutcome, ordered: Resize) -> bool:
     if outcome.reason == Reason.BELOW_USE:
         return not ordered.wait_for_use
-    return outcome.reason == Reason.STALE_RESIZE
+    return outcome.reason in (Reason.STALE_RESIZE, Reason.VERSION_MISMATCH)
 
 
 def _hold(turn: Turn, host: Host, slot: Slot, outcome: ItemOutcome, message: str) -> None:

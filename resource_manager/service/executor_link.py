@@ -30,6 +30,7 @@ from finegrain.rpc.wire import duration_ms_to_proto
 from finegrain.v1 import slots_pb2, task_executor_pb2
 from finegrain.v1.task_executor_pb2_grpc import TaskExecutorServiceStub
 from resource_manager.engine.effects import ProbeExecutor, SendAllocate, SendFree, SendResize
+from resource_manager.engine.entities import Report
 from resource_manager.engine.events import (
     CommandAnswered,
     CommandRefused,
@@ -174,8 +175,12 @@ class ExecutorLinks:
         try:
             answered = await self._call(command, rm_epoch)
         except FailedPrecondition as error:
-            if error.reason is Reason.VERSION_MISMATCH:  # whoever listens there is no executor
-                outcome(name, "undelivered").inc()
+            if error.reason is Reason.VERSION_MISMATCH:
+                if isinstance(command, SendResize):
+                    outcome(name, "refused").inc()
+                    self._note(command, error, "resize_not_known")
+                    return _not_known(command)
+                outcome(name, "undelivered").inc()  # whoever listens there is no executor
                 return self._undelivered(command, error)
             outcome(name, "refused").inc()
             self._note(command, error, "command_refused")
@@ -329,6 +334,23 @@ def _outcomes(
         if each.HasField("error")
         else ItemOutcome(allocation_id)
         for allocation_id, each in zip(ids, results, strict=True)
+    )
+
+
+def _not_known(command: SendResize) -> Callable[[Any], CommandAnswered]:
+    """Some executors cannot change sizes. One that is asked all the same must not wait for ever for
+    a call that it does not know, and for all that comes behind: the change is refused. It has not
+    counted the command and will refuse the next number; then it registers anew.
+    """
+    message = f"executor {command.executor_id} does not know how to change a slot's size"
+    refused = ItemOutcome(command.allocation_id, Reason.VERSION_MISMATCH, message)
+    return lambda at: CommandAnswered(
+        at=at,
+        executor_id=command.executor_id,
+        registration_number=command.registration_number,
+        command_number=command.command_number,
+        outcomes=(refused,),
+        report=Report(report_number=0, rm_epoch=0, command_number=0),  # never newer than others
     )
 
 

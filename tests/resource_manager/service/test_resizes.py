@@ -8,6 +8,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import grpc
+
 from finegrain.errors import FailedPrecondition, InvalidArgument, NotFound, Reason
 from finegrain.resources import GIB, MIB
 from finegrain.v1 import cluster_pb2, resources_pb2, slots_pb2
@@ -16,6 +18,7 @@ from tests.support.rm_service import (
     RunningRm,
     ScriptedExecutor,
     ScriptedJob,
+    eventually,
     next_events,
     profile,
     refusal,
@@ -223,6 +226,37 @@ async def test_a_refusal_is_told_also_if_another_wish_stands_behind(
         assert "change 1" in refused.message
         assert [each.resize_number for each in refused.slot.resizes] == [2]
         assert (done.slot.memory_bytes, len(done.slot.resizes)) == (64 * MIB, 0)
+
+
+class OlderExecutor(ScriptedExecutor):
+    """Never heard of sizes that change, and minds the numbers of commands."""
+
+    async def ResizeSlot(self, request: Any, context: Any) -> Any:
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not implemented!")
+
+    async def _taken(self, request: Any) -> None:
+        if request.command_number != self.command_number + 1:
+            raise FailedPrecondition("not the next", reason=Reason.COMMAND_OUT_OF_ORDER)
+        await super()._taken(request)
+
+
+async def test_an_executor_that_cannot_change_sizes_goes_on_with_all_else(tmp_path: Path) -> None:
+    async with running_rm(tmp_path) as rm, OlderExecutor(rm) as executor:
+        job = await ScriptedJob(rm).register()
+        stream = job.watch()
+        await job.request(slot_request("slot-1"))
+        await next_events(stream, 1)
+        await job.resize("slot-1", profile=profile(1000))
+        (told,) = await next_events(stream, 1)
+        assert told.reason == Reason.RESIZE_REFUSED
+        assert "does not know how" in told.message
+        assert not told.slot.resizes
+        await job.request(slot_request("slot-2"))
+        await eventually(executor.register_if_asked)
+        (granted,) = await next_events(stream, 1)
+        assert (granted.allocation_id, granted.state) == ("slot-2", GRANTED)
+        assert set(executor.slots) == {"slot-1", "slot-2"}
+        stream.cancel()
 
 
 Profile = resources_pb2.ResourceProfile
