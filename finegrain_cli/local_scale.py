@@ -23,6 +23,10 @@ from finegrain_cli.leftovers import groups_of
 from finegrain_cli.local_shares import cpu_milli_of, equal_parts
 from finegrain_cli.local_stop import KILL_GRACE_MS, STOP_TIMEOUT_S
 
+# What is needed at the end is read at the beginning: meanwhile another version may be installed.
+from resource_manager.providers.process_executor import ExecutorDirectory, executor_paths
+from resource_manager.providers.process_sweep import stop_everything
+
 FOLDER = "provided"
 PROVIDERS_FILE = "providers.toml"
 SOCKET_PATH_MAX = 107
@@ -134,8 +138,6 @@ class ScaledExecutors:
 
     def leave(self) -> None:
         """Has all executors end in order: while the resource manager lives, it hears of it."""
-        from resource_manager.providers.process_executor import ExecutorDirectory, executor_paths
-
         fronts = [
             front
             for path in executor_paths(self.directory)
@@ -152,9 +154,6 @@ class ScaledExecutors:
 
         Answers with what could not be ended, one line each.
         """
-        from resource_manager.providers.process_executor import executor_paths
-        from resource_manager.providers.process_sweep import stop_everything
-
         groups = [
             group for path in executor_paths(self.directory) for group in groups_of(path / "state")
         ]

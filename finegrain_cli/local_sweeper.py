@@ -17,6 +17,11 @@ from pathlib import Path
 
 from finegrain.errors import ConfigurationError
 
+# What is needed at the end is read at the beginning: meanwhile another version may be installed.
+from resource_manager.providers.process_sweep import stop_everything
+from resource_manager.providers.process_tree import this_process
+from resource_manager.service.state_dir import locked_state_dir
+
 MANAGER_PATIENCE_S = 60.0
 LOOK_INTERVAL_S = 0.1
 
@@ -30,8 +35,6 @@ def main() -> int:
         return 0
     note = json.loads(line)
     sys.stdin.read()
-    from resource_manager.providers.process_sweep import stop_everything
-
     with _manager_gone(Path(note["rm_state_dir"])):
         return 1 if stop_everything(Path(note["directory"])) else 0
 
@@ -41,9 +44,6 @@ def _manager_gone(state_dir: Path) -> Iterator[None]:
     """Waits for the end of the resource manager of a state directory, and makes it end if that
     takes too long.
     """
-    from resource_manager.providers.process_tree import this_process
-    from resource_manager.service.state_dir import locked_state_dir
-
     patience = time.monotonic() + MANAGER_PATIENCE_S
     with ExitStack() as stack:
         while True:

@@ -23,5 +23,11 @@ async def granted(request: fg.Request, timeout_s: float | None) -> fg.Slot:
             f"finegrain: waiting for a slot: {explanation.summary} "
             f"[{explanation.primary_reason}]; finegrain explain {request.allocation_id}"
         )
-    rest = None if timeout_s is None else max(0.0, timeout_s - (loop.time() - started))
-    return await request.granted(rest)
+    if timeout_s is None:
+        return await request.granted()
+    try:
+        return await request.granted(max(0.0, timeout_s - (loop.time() - started)))
+    except fg.StillWaiting as error:  # in all it was what had been said
+        raise fg.StillWaiting(
+            request.allocation_id, timeout_s, request.state, error.reason
+        ) from None

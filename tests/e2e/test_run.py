@@ -149,7 +149,7 @@ def test_giving_up_on_a_slot(small: Small) -> None:
     flags = ("--cpu", "640", "--allow-pending", "--wait-timeout", "300ms")
     outcome = small.cli("run", *flags, "--", "true")
     assert outcome.code == 125
-    assert "still waits" in outcome.stderr
+    assert "still waits after 0.3 s" in outcome.stderr
     assert not small.cli.items("requests")
 
 
