@@ -161,13 +161,14 @@ class Singles:
 
     def problems(self) -> list[str]:
         """Where one is awake and asleep at once, or neither. Empty: nowhere."""
-        asleep = [*self._on_host.values(), *self._anywhere.values()]
+        groups = [*self._on_host.values(), *self._anywhere.values()]
+        asleep = {number for group in groups for number in group}
         found = []
         for number in self._all:
-            where = [number in self._round, number in self._open, any(number in s for s in asleep)]
+            where = [number in self._round, number in self._open, number in asleep]
             if where.count(True) != 1:
                 found.append(f"single {number} is in the round, open, asleep: {where}")
-        known = len(self._round) + len(self._open) + sum(len(each) for each in asleep)
+        known = len(self._round) + len(self._open) + sum(map(len, groups))
         if known != len(self._all):
             found.append(f"{known} singles are to be tried or asleep, {len(self._all)} wait")
         return found
