@@ -18,9 +18,9 @@ from resource_manager.engine.gang_books import WaitingGang, Where, Wish
 from resource_manager.engine.gangs import wishes_now
 from resource_manager.engine.placement.feasibility import Feasibility
 from resource_manager.engine.placement.gang_feasibility import kind_feasibility
+from resource_manager.engine.placement.gang_matching import Hosts
 from resource_manager.engine.placement.gang_room import Ask, Room
 from resource_manager.engine.placement.gang_search import (
-    Hosts,
     least_of,
     seek,
     spread_out,
@@ -69,6 +69,7 @@ def explain_gang(state: State, request: Request) -> GangExplanation | None:
         return None
     gang = waiting.gang
     room = Room(state)
+    room.partly = True
     asks = [room.ask(number, wish) for number, wish in enumerate(wishes_now(state, waiting))]
     try:
         spots = _spots(room, asks, gang.spec)

@@ -82,6 +82,7 @@ class Room:
     Attributes:
         shares: what has been taken.
         compared: hosts with room that are compared for one member.
+        partly: as many as possible are wanted, also if those are not all.
         any_will_do: which hosts are found does not matter, only whether there are any.
     """
 
@@ -92,6 +93,7 @@ class Room:
         self.compared = candidates_compared(state.settings.pack_candidates, state.hosts_in_use)
         self.spreads = state.settings.strategy == "spread" and not prefix
         self.any_will_do = bool(prefix)
+        self.partly = False
         self._prefix = prefix
         self._may_build = may_build
         self._proportions: Proportions | None = None
@@ -143,6 +145,22 @@ class Room:
         if self._proportions is not None:
             self._proportions.free.pop(at, None)
         self.shares.append(Share(ask.number, host_id, count))
+
+    def columns_of(self, host_id: str) -> dict[str, int]:
+        """What a host has left."""
+        at, prefix = self.main.position[host_id], self._prefix
+        return {
+            name[len(prefix) :]: column[0][at]
+            for name, column in self.main.columns.items()
+            if name.startswith(prefix) and (prefix or "/" not in name)
+        }
+
+    def shut(self, host_id: str) -> None:
+        """Takes all places that a host has left."""
+        at = self.main.position[host_id]
+        for name in (self._prefix + SLOTS, self._prefix + DEFAULT_SLOTS):
+            if name in self.main.columns:
+                self._lower(at, name, self.main.columns[name][0][at])
 
     def put_back(self) -> None:
         """Nothing is taken any more."""

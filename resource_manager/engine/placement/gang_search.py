@@ -1,9 +1,7 @@
 """Hosts for all members of a gang, or for none.
 
 - SAME_EXECUTOR: one search for the sum of all members.
-- SPREAD: a bipartite matching of members and hosts by augmenting paths (H. W. Kuhn, "The Hungarian
-  method", 1955). As many hosts per kind of member as there are members suffice: if all of those
-  are taken, all members are placed. So it is exact, and looks at few hosts.
+- SPREAD: a bipartite matching of members and hosts (`gang_matching.py`), so it is exact.
 - ANYWHERE: exact where all members take the same (the same matching, with as many places on a host
   as fit there); else first-fit decreasing, largest first (D. S. Johnson, 1973), which may miss a
   way to fit in what is nearly full.
@@ -17,12 +15,12 @@ gang's kind: until a host grows that has room for a member, gangs of the kind ar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 from resource_manager.engine.entities import GangPlacement
 from resource_manager.engine.gang_books import GangKind, InVain, WaitingGang, Where, Wish
-from resource_manager.engine.host import UNLIMITED
+from resource_manager.engine.placement.gang_matching import Hosts, Matching
 from resource_manager.engine.placement.gang_room import Ask, Room, Share
 from resource_manager.engine.placement.search import GROWN_CHECKED_ONE_BY_ONE
 from resource_manager.engine.queue import SLOTS
@@ -30,8 +28,6 @@ from resource_manager.engine.state import State
 
 VALUES_LOOKED_FURTHER = 128
 """Hosts with room that are looked at for a better value of the label, once one is found."""
-
-Hosts = Callable[[Ask], Iterable[str]]
 
 
 def passed_by(state: State, kind: GangKind) -> bool:
@@ -218,89 +214,14 @@ def _fill(room: Room, ask: Ask, hosts: Iterable[str]) -> int:
     return ask.count - left
 
 
-class _Matching:
-    """Members, by ask, on hosts that have so many places each."""
-
-    def __init__(self, room: Room, asks: list[Ask], hosts: Hosts, *, one_each: bool) -> None:
-        self._room = room
-        self._asks = asks
-        self._one_each = one_each
-        most = wanted(asks)
-        self._hosts = [list(islice(hosts(ask), most)) for ask in asks]
-        self._places: dict[str, int] = {}  # left
-        self.on: dict[str, dict[int, int]] = {}  # members by host and number of the ask
-
-    def run(self) -> int:
-        """Places as many as possible; answers with how many."""
-        order = sorted(range(len(self._asks)), key=lambda at: len(self._hosts[at]))
-        missing = {at: self._greedy(at) for at in order}  # whoever has the least choice first
-        for at in order:
-            while missing[at] and self._augment(at):
-                missing[at] -= 1
-        return wanted(self._asks) - sum(missing.values())
-
-    def _left(self, at: int, host_id: str) -> int:
-        left = self._places.get(host_id)
-        if left is None:
-            left = 1 if self._one_each else self._room.fit(_many(self._asks[at]), host_id)
-            self._places[host_id] = left
-        return left
-
-    def _put(self, at: int, host_id: str, count: int) -> None:
-        here = self.on.setdefault(host_id, {})
-        here[at] = here.get(at, 0) + count
-        if not here[at]:
-            del here[at]
-        self._places[host_id] -= count
-
-    def _greedy(self, at: int) -> int:
-        missing = self._asks[at].count
-        for host_id in self._hosts[at]:
-            if not missing:
-                break
-            if share := min(missing, self._left(at, host_id)):
-                self._put(at, host_id, share)
-                missing -= share
-        return missing
-
-    def _augment(self, start: int) -> bool:
-        """Finds a place for one more, by letting others move on."""
-        came: dict[int, tuple[int, str]] = {}  # ask to who takes its place, and where
-        seen = {start}
-        line = [start]
-        for at in line:
-            for host_id in self._hosts[at]:
-                if self._left(at, host_id):
-                    self._move(start, at, host_id, came)
-                    return True
-                for other in self.on.get(host_id, {}):
-                    if other not in seen:
-                        seen.add(other)
-                        came[other] = (at, host_id)
-                        line.append(other)
-        return False
-
-    def _move(self, start: int, at: int, host_id: str, came: dict[int, tuple[int, str]]) -> None:
-        while at != start:
-            before, left_host = came[at]
-            self._put(at, left_host, -1)
-            self._put(at, host_id, 1)
-            at, host_id = before, left_host
-        self._put(at, host_id, 1)
-
-
 def _match(room: Room, asks: list[Ask], hosts: Hosts, *, one_each: bool = False) -> int:
-    matching = _Matching(room, asks, hosts, one_each=one_each)
-    placed = matching.run()
+    matching = Matching(room, asks, hosts, one_each=one_each)
+    matching.run()
+    room.put_back()
     for host_id, here in matching.on.items():
         for at, count in here.items():
             room.take(asks[at], host_id, count)
-    return placed
-
-
-def _many(ask: Ask) -> Ask:
-    """The same without a limit of how many are wanted."""
-    return Ask(ask.number, UNLIMITED, ask.pooled, ask.separate, ask.defaults, ask.labels)
+    return sum(share.count for share in room.shares)
 
 
 def sum_of(asks: Sequence[Ask]) -> Ask | None:

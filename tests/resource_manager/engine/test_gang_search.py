@@ -253,8 +253,62 @@ def test_the_value_that_fits_best_is_taken() -> None:
     assert {share.host_id for share in found} == {"host-0", "host-1"}
 
 
-def test_a_large_spread_needs_others_to_move_on() -> None:
-    """Whoever fits on many hosts makes room for whoever fits on one."""
+def test_whoever_has_a_choice_moves_on_for_whoever_has_none() -> None:
+    """One after the other, along a chain: each host has a little less memory and more cpus than the
+    one before, and each member asks for as much cpu as one host has and for less memory.
+    """
+    hosts = [(n + 1, 8 - n, 0, "", False, False) for n in range(5)]
+    cluster = cluster_with(hosts)
+    members = [Wish(ResourceProfile(1, 512 * MIB * (8 - n)), (), 1) for n in range(5)]
+    for order in ([0, 1, 2, 3, 4], [4, 3, 2, 1, 0], [2, 0, 4, 1, 3]):
+        asked = [members[n] for n in order]
+        found = seek(cluster.state, Where(SPREAD), asked)
+        assert found is not None
+        assert {order[share.wish]: share.host_id for share in found} == {
+            n: f"host-{n}" for n in range(5)
+        }
+
+
+def test_equal_members_move_on_for_those_that_must_not_go_there() -> None:
+    """Three places on each of two hosts, and two members that only one of the hosts is left to."""
+    cluster = cluster_with([(3, 6, 0, "", False, False)] * 2)
+    free = Wish(SMALL, (), 3)
+    bound = Wish(SMALL, (), 3, frozenset({"host-0"}))
+    for asked in ([free, bound], [bound, free]):
+        found = seek(cluster.state, Where(ANYWHERE), asked)
+        assert found is not None
+        check_sound(cluster, asked, found, ANYWHERE)
+
+
+@st.composite
+def crossed(draw: st.DrawFn) -> tuple[list[Any], list[Wish]]:
+    """Hosts and members of which each has much of one thing and little of the other."""
+    sizes = st.tuples(st.integers(1, 6), st.integers(1, 6))
+    hosts = [
+        (cpus, memory, 0, "", False, False)
+        for cpus, memory in draw(st.lists(sizes, min_size=2, max_size=6))
+    ]
+    asked = draw(st.lists(sizes, min_size=2, max_size=5, unique=True))
+    return hosts, [Wish(ResourceProfile(1000 * c, 512 * MIB * m), (), 1) for c, m in asked]
+
+
+@pytest.mark.parametrize("strategy", ["pack", "spread"])
+@settings(deadline=None, max_examples=300)
+@given(case=crossed())
+def test_a_host_each_is_found_whenever_there_is_one(strategy: str, case: Any) -> None:
+    described, asked = case
+    cluster = cluster_with(described, strategy)
+    before = index_of(cluster)
+    found = seek(cluster.state, Where(SPREAD), asked)
+    assert index_of(cluster) == before
+    exists = len(asked) <= len(described) and Everything(cluster, asked).exists(SPREAD)
+    assert (found is not None) == exists
+    if found is not None:
+        check_sound(cluster, asked, found, SPREAD)
+
+
+def test_a_large_spread_needs_few_searches() -> None:
+    """Whoever fits on one host only is not left over."""
     cluster = cluster_of([(POOL_PER_PART, 0, number == 0) for number in range(36)])
     ssd = Wish(ResourceProfile(100, 128 * MIB), (("disk", "ssd"),), 1)
     others = [Wish(ResourceProfile(100 + n, 128 * MIB), (), 1) for n in range(35)]
