@@ -29,12 +29,16 @@ from resource_manager.engine.provision.invariants import provisions
 from resource_manager.engine.state import State
 
 
-def check_invariants(state: State) -> list[str]:
+def check_invariants(state: State, *, ended: bool = True) -> list[str]:
     """Everything that is wrong. The indexes are compared for hosts that were not touched since the
     last decision.
+
+    Args:
+        state: the books.
+        ended: look also at each request that has ended; most have, and nothing happens to them.
     """
     return [
-        *_requests(state),
+        *_requests(state, ended=ended),
         *_jobs(state),
         *_slots(state),
         *_queue(state),
@@ -61,9 +65,10 @@ def check_touched(
     ]
 
 
-def _requests(state: State) -> Iterator[str]:
+def _requests(state: State, *, ended: bool) -> Iterator[str]:
     for name, request in state.requests.items():
-        yield from _request(state, name, request)
+        if ended or request.state not in ENDED_REQUEST_STATES:
+            yield from _request(state, name, request)
     if len(state.by_arrival) != len(state.requests):
         yield f"{len(state.by_arrival)} arrival numbers for {len(state.requests)} requests"
 

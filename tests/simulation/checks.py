@@ -1,7 +1,8 @@
 """What must always hold, whatever fails. Sees all, changes nothing.
 
-After every batch that brought more than signs of life: all invariants of the books; with very many
-hosts those of what the batch touched, and all of them every `FULL_CHECK_EVERY` batches.
+After every batch that brought more than signs of life: all invariants of the books (those of
+requests that ended earlier every `ENDED_CHECK_EVERY` batches); with very many hosts those of what
+the batch touched, and all of them every `FULL_CHECK_EVERY` batches.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
 MANY_HOSTS = 50
 FULL_CHECK_EVERY = 500
+ENDED_CHECK_EVERY = 20
 ALONE_SLACK_MS = 6_000
 RESTORE_SETTLES_MS = 10_000
 _GRANTS: dict[str, str] = {Reason.RESIZED: "resizes", Reason.RESIZE_REFUSED: "resizes refused"}
@@ -125,11 +127,7 @@ class Checks:
         state = manager.state
         many = len(state.hosts) > MANY_HOSTS
         if not many and not idle:
-            self.require(check_invariants(state))
-            self.require(_idle_capacity(state))
-            self.require(room_for_gangs(state))
-            self.require(self.resizes.decided(state))
-            self.require(self.resizes.waiting(state))
+            self._look_at_all(state, changes)
         elif many:
             self._touched(state, changes)
         if not idle:
@@ -146,6 +144,16 @@ class Checks:
         for effect in effects:
             if isinstance(effect, SendFree):
                 self.nobody_owns(state, [(name, number) for name, number, _ in effect.slots])
+
+    def _look_at_all(self, state: State, changes: Changes) -> None:
+        """What has ended is looked at when it ends, and now and then."""
+        now_and_then = self.did["batches"] % ENDED_CHECK_EVERY == 0
+        self.require(check_invariants(state, ended=now_and_then))
+        self.require(check_touched(state, (*changes.requests, *changes.moved_requests), ()))
+        self.require(_idle_capacity(state))
+        self.require(room_for_gangs(state))
+        self.require(self.resizes.decided(state))
+        self.require(self.resizes.waiting(state))
 
     def _touched(self, state: State, changes: Changes) -> None:
         if self.did["batches"] % FULL_CHECK_EVERY == 0:

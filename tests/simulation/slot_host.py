@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from finegrain.cpuset import CpuSet
 from finegrain.errors import Reason
-from finegrain.resources import Amounts, ResourceProfile
+from finegrain.resources import GIB, MIB, Amounts, ResourceProfile
 from task_executor.engine.command_fence import CommandFence
 from task_executor.engine.report_log import ReportLog
 from task_executor.engine.slot_table import HostShare, SlotTable
@@ -59,6 +59,25 @@ class HostPlan:
     slots_max: int
     orphan_ms: int | None
     executor_id: str = ""  # empty: the host's name
+
+
+def some_host(rng: Random) -> HostPlan:
+    """Of any size; some declare their memory pools apart."""
+    total: dict[str, int] = {
+        "cpu_milli": rng.choice((2_000, 4_000, 8_000)),
+        "memory_bytes": rng.choice((1, 2, 4)) * GIB,
+        "extended.license": rng.randint(0, 2),
+    }
+    if rng.random() < 0.1:
+        total["task_heap_memory_bytes"] = total.pop("memory_bytes")
+        total["managed_memory_bytes"] = 128 * MIB
+    return HostPlan(
+        total={name: amount for name, amount in total.items() if amount},
+        default_profile=ResourceProfile(total["cpu_milli"] // 4, 256 * MIB),
+        labels=(("zone", rng.choice("abc")),),
+        slots_max=rng.choice((0, 0, 3)),
+        orphan_ms=rng.choice((None, 6_000)),
+    )
 
 
 class SlotHost(Node):

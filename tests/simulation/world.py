@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
 
-from finegrain.resources import GIB, MIB, ResourceProfile
 from resource_manager.engine.entities import JobState
 from resource_manager.engine.events import JobEndRequested, UndrainRequested
 from resource_manager.engine.settings import EngineSettings, Provisioning
@@ -25,7 +24,7 @@ from tests.simulation.healed import check_empty, check_healed
 from tests.simulation.job_master import GANGS, RESIZES, JobMaster
 from tests.simulation.manager import Manager
 from tests.simulation.network import Loop, Network, Weather
-from tests.simulation.slot_host import HostPlan, Troubles
+from tests.simulation.slot_host import HostPlan, Troubles, some_host
 
 STORMY_MS = 25_000
 COME_BACK_MS = 9_000
@@ -171,22 +170,7 @@ class World:
         return cloud
 
     def _add_host(self, name: str) -> None:
-        rng = self.chance(name)
-        total: dict[str, int] = {
-            "cpu_milli": rng.choice((2_000, 4_000, 8_000)),
-            "memory_bytes": rng.choice((1, 2, 4)) * GIB,
-            "extended.license": rng.randint(0, 2),
-        }
-        if rng.random() < 0.1:  # declares its memory pools apart
-            total["task_heap_memory_bytes"] = total.pop("memory_bytes")
-            total["managed_memory_bytes"] = 128 * MIB
-        plan = HostPlan(
-            total={name: amount for name, amount in total.items() if amount},
-            default_profile=ResourceProfile(total["cpu_milli"] // 4, 256 * MIB),
-            labels=(("zone", rng.choice("abc")),),
-            slots_max=rng.choice((0, 0, 3)),
-            orphan_ms=rng.choice((None, 6_000)),
-        )
+        plan = some_host(self.chance(name))
         self.add_executor(name, plan)
 
     def add_executor(self, name: str, plan: HostPlan, shape: str = "") -> Executor:
