@@ -100,7 +100,7 @@ class GangBooks:
     by_id: dict[str, Gang] = field(default_factory=dict)  # in order of arrival
     waiting: dict[str, WaitingGang] = field(default_factory=dict)  # in no order
     unconfirmed: dict[str, int] = field(default_factory=dict)
-    by_job: Counter[str] = field(default_factory=Counter)  # how many gangs of a job wait
+    by_job: Counter[str] = field(default_factory=Counter)  # wishes of gangs of a job that wait
     _kinds: dict[tuple[Where, tuple[Wish, ...]], GangKind] = field(default_factory=dict)
 
     def in_line(self) -> list[WaitingGang]:
@@ -122,7 +122,7 @@ class GangBooks:
         kind = self._kind_of(gang.spec, members)
         kind.users += 1
         self.waiting[gang.gang_id] = WaitingGang(gang, kind, members, tried)
-        self.by_job[gang.job_id] += 1
+        self.by_job[gang.job_id] += len(kind.wishes)
         labels = set(members[0].spec.required_labels)
         labels.intersection_update(*(each.spec.required_labels for each in members))
         singles.add(
@@ -141,10 +141,10 @@ class GangBooks:
         if waiting is None:
             return
         singles.remove(gang.arrival_number)
-        self.by_job[gang.job_id] -= 1
+        kind = waiting.kind
+        self.by_job[gang.job_id] -= len(kind.wishes)
         if not self.by_job[gang.job_id]:
             del self.by_job[gang.job_id]
-        kind = waiting.kind
         kind.users -= 1
         if not kind.users:
             del self._kinds[kind.where, kind.wishes]

@@ -30,9 +30,11 @@ def gang_problems(state: State) -> Iterator[str]:
     waiting = {name: each.gang.arrival_number for name, each in books.waiting.items()}
     if in_line != waiting:
         yield f"gangs {in_line} stand in line, {waiting} wait"
-    by_job = Counter(each.gang.job_id for each in books.waiting.values())
+    by_job: Counter[str] = Counter()
+    for each in books.waiting.values():
+        by_job[each.gang.job_id] += len(each.kind.wishes)
     if by_job != books.by_job:
-        yield f"waiting gangs by job are counted as {books.by_job}, there are {by_job}"
+        yield f"what gangs of a job wait with is counted as {books.by_job}, there is {by_job}"
 
 
 def _gang(state: State, gang: Gang) -> Iterator[str]:

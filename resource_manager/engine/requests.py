@@ -103,20 +103,20 @@ def _refuse_too_many(state: State, job: Job, new: int) -> None:
 def _refuse_too_many_shapes(state: State, job: Job, specs: Collection[RequestSpec]) -> None:
     """Shapes take turns at being tried: one job's must not keep those of others waiting for long.
 
-    Gangs take turns like shapes. Those that would be served at once are counted too: whether they
-    would be is not known yet.
+    A gang counts with each of its different members. Those that would be served at once are counted
+    too: whether they would be is not known yet.
     """
     waiting = state.queue.job_shapes.get(job.job_id, 0) + state.gangs.by_job[job.job_id]
     most = state.settings.job_shapes_max
     if waiting + len(specs) <= most:
         return
     new = state.queue.new_shapes(job.job_id, [spec for spec in specs if not spec.gang_id])
-    new += len({spec.gang_id for spec in specs} - {""})
+    new += len({(s.gang_id, s.profile, s.required_labels) for s in specs if s.gang_id})
     if waiting + new > most:
         raise ResourceExhausted(
-            f"job {job.job_id} waits with {waiting} different profiles or labels, or gangs, and"
-            f" asks with {new} more; one job may wait with {most} at once: ask for fewer different"
-            " ones, for less in one call, or again when some have been granted",
+            f"job {job.job_id} waits with {waiting} different profiles or labels, those of gangs"
+            f" apart, and asks with {new} more; one job may wait with {most} at once: ask for fewer"
+            " different ones, for less in one call, or again when some have been granted",
             details={"waiting": waiting, "asked": new, "job_shapes_max": most},
             retry_after_s=5.0,
         )

@@ -9,7 +9,8 @@ it places plus the number of shapes it tries, and of those that are tried in vai
 `EngineSettings.shapes_tried_max` end it: the next decision goes on where it stopped.
 
 What waits one by one (`singles.py`) is tried at its place in the same line: before any request that
-came later, and counted like a shape if it is tried in vain.
+came later, and counted like a shape if it is tried in vain, a gang like as many as it has different
+members.
 
 Backfill means that a large request can be overtaken for long by smaller ones; keeping room for it
 is the business of fair sharing, which is not built yet.
@@ -58,7 +59,7 @@ def place_waiting(turn: Turn) -> None:
     while tries_left and (whose := queue.next_turn()) is not None:
         if isinstance(whose, Single):
             if not _attempt(turn, placing, whose):
-                tries_left -= 1
+                tries_left -= min(tries_left, _weight(state, whose))
         elif not placing.has_room(whose):
             queue.sleep(whose)
             tries_left -= 1
@@ -68,6 +69,12 @@ def place_waiting(turn: Turn) -> None:
     queue.begin_round()  # so that it shows whether anything is left
     for request in set_aside:  # which is no work left over: nothing has changed for them yet
         queue.take_back(request)
+
+
+def _weight(state: State, single: Single) -> int:
+    """As how many shapes something counts that was tried in vain."""
+    waiting = state.gangs.waiting.get(single.name) if single.kind is Kind.GANG else None
+    return len(waiting.kind.wishes) if waiting is not None else 1
 
 
 def _attempt(turn: Turn, placing: Placing, single: Single) -> bool:

@@ -33,6 +33,7 @@ from resource_manager.engine.gangs import waiting_gangs
 from resource_manager.engine.invariants import check_invariants
 from resource_manager.engine.queries import cluster_view
 from resource_manager.engine.settings import DAY_MS, EngineSettings
+from resource_manager.engine.step import step
 from tests.resource_manager.engine.model import ModelCluster, ModelExecutor
 from tests.resource_manager.engine.test_gang_search import SMALL, Everything, cluster_with, hosts
 
@@ -112,7 +113,7 @@ def test_a_member_names_a_gang_that_its_call_declares() -> None:
     assert set(cluster.state.requests) == {"lone"}
 
 
-def test_a_gang_counts_like_a_shape_that_its_job_waits_with() -> None:
+def test_a_gang_counts_like_the_shapes_that_its_members_have() -> None:
     cluster = cluster_of(job_shapes_max=2)
     full = replace(RequestSpec("full", ResourceProfile(4_000, GIB)))
     submit(cluster, (full,))
@@ -130,7 +131,33 @@ def test_a_gang_counts_like_a_shape_that_its_job_waits_with() -> None:
     cluster.settle()
     assert states(cluster) == {RequestState.GRANTED, RequestState.RELEASED}
     submit(cluster, members(2, "i"), GangSpec("i"))
+    unlike = tuple(
+        replace(each, profile=ResourceProfile(100 + n, 16 * MIB))
+        for n, each in enumerate(members(3, "k"))
+    )
+    with pytest.raises(ResourceExhausted):
+        submit(cluster, unlike, GangSpec("k"))
+    submit(cluster, unlike[:2], GangSpec("k"))
     assert check_invariants(cluster.state) == []
+
+
+def test_a_gang_that_is_tried_in_vain_counts_with_each_of_its_different_members() -> None:
+    """So that one decision tries few gangs of many different members."""
+    cluster = cluster_of(shapes_tried_max=4)
+    submit(cluster, (RequestSpec("full", ResourceProfile(3_000, GIB)),))
+    for name in "ghi":
+        unlike = (
+            RequestSpec(f"{name}{n}", ResourceProfile(500 + n, 16 * MIB), gang_id=name)
+            for n in range(3)
+        )
+        step(
+            cluster.state, RequestsSubmitted(cluster.at, "job", (*unlike,), gangs=(GangSpec(name),))
+        )
+    tried: list[int] = []
+    while cluster.state.unfinished or not tried:
+        cluster.batch()
+        tried.append(sum(each.tried for each in cluster.state.gangs.waiting.values()))
+    assert tried == [2, 3]
 
 
 def test_a_gang_of_a_thousand_is_placed_and_granted_as_one() -> None:
