@@ -142,7 +142,9 @@ def _adopt(turn: Turn, slot: Slot, seen: ReportedSlot) -> None:
     host.resize_holds.pop(key, None)
     host.set_size(slot, seen.profile, None)
     slot.cpu_limit_milli = max(seen.cpu_limit_milli, seen.profile.cpu_milli)
-    slot.cpus = seen.cpus or slot.cpus
+    slot.cpus = seen.cpus  # of another size it may have others
+    if seen.isolation is not None:
+        slot.isolation = seen.isolation
     state.changes.slot(slot)
     number = seen.resize_number
     if slot.wanted is not None and has_size(slot, slot.wanted):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from finegrain.errors import FailedPrecondition
@@ -101,6 +103,24 @@ def test_an_offer_says_what_is_enforced_and_what_is_under_way() -> None:
             "state": "WAITING",
         },
     ]
+
+
+def test_the_job_master_is_told_what_else_changed_with_the_size() -> None:
+    cluster = cluster_with("r")
+    executor = cluster.executors["host-a"]
+    slot = cluster.state.slots["r", 1]
+    resize(cluster, "r", size(2_000, 256))
+    executor.execute(cluster.wire.pop().command, cluster.at, 1)
+    carved = executor.slots["r", 1]
+    bound: dict[str, object] = {"driver": "none", "cpus": "exclusive"}
+    executor.slots["r", 1] = replace(carved, cpus="2-3", isolation=bound)
+    cluster.report(executor)
+    assert (slot.cpus, slot.isolation) == ("2-3", bound)
+    (told,) = [e for e in cluster.store.job_events["job"] if e.reason == "RESIZED"]
+    assert told.slot is not None
+    assert (told.slot["cpus"], told.slot["isolation"]) == ("2-3", bound)
+    cluster.restart_rm()
+    assert cluster.state.slots["r", 1].cpus == "2-3"
 
 
 def test_a_size_beyond_the_executor_is_refused_with_numbers_for_programs() -> None:
