@@ -8,9 +8,12 @@ being planned for.
 
 from __future__ import annotations
 
-from resource_manager.engine.entities import ProvisionState
+from itertools import islice
+
+from resource_manager.engine.entities import GangPlacement
 from resource_manager.engine.gang_books import WaitingGang
 from resource_manager.engine.host import Host
+from resource_manager.engine.placement.indexes import carries
 from resource_manager.engine.provision import life
 from resource_manager.engine.provision.books import (
     PENDING,
@@ -95,7 +98,7 @@ class _Reading:
             supplies=[_supply(state, shape) for shape in shapes],
             pending={each.executor_id: elastic.capacities[each.shape] for each in self.pending},
             gangs=gangs,
-            hosts=_free_hosts(state) if gangs else {},
+            hosts=_free_hosts(state, self._wishes, gangs),
             limits=room_below_maximum(state),
             kept=self._kept(),
         )
@@ -205,14 +208,27 @@ def _supply(state: State, shape: ExecutorShape) -> Supply:
     return Supply(state.elastic.capacities[shape.name], shape.total, shape.cost, most)
 
 
-def _free_hosts(state: State) -> dict[str, Capacity]:
-    """What executors that are there have free."""
+def _free_hosts(state: State, wishes: list[Wish], gangs: list[GangWish]) -> dict[str, Capacity]:
+    """What executors that are there have free, as far as members of gangs could use it: of those
+    with room for one, as many as there are members are enough, unless they have to share a label.
+    """
+    index = state.indexes.main
+    members = sum(sum(gang.members.values()) for gang in gangs)
+    found: set[str] = set()
+    for gang in gangs:
+        most = None if gang.placement is GangPlacement.SAME_LABEL else members
+        for kind in gang.members:
+            wish = wishes[kind]
+            with_room = (
+                index.ids[at]
+                for at in index.covering([wish.pooled, wish.separate])
+                if carries(state.hosts[index.ids[at]], wish.labels)
+            )
+            found.update(islice(with_room, most))
     free: dict[str, Capacity] = {}
-    for host_id in sorted(state.hosts):
+    for host_id in sorted(found):
         host = state.hosts[host_id]
-        provision = state.provisions.get(host_id)
-        leaving = provision is not None and provision.state is ProvisionState.STOPPING
-        if host.eligible and not leaving and (slots := host.slots_left()):
+        if host.eligible and (slots := host.slots_left()):
             free[host_id] = _free_of(host, slots)
     return free
 

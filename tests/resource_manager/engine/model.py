@@ -359,7 +359,11 @@ class ModelCluster:
     def deliver(self, sent: OnTheWire, *, lose_answer: bool = False) -> None:
         """A command arrives; its answer comes back or is lost, as it is if its sender has died."""
         self.wire.remove(sent)
-        executor = self.executors[sent.command.executor_id]
+        executor = self.executors.get(sent.command.executor_id)
+        if executor is None:  # it is gone, and the RM has yet to find out
+            if sent.rm_epoch == self.state.rm_epoch:
+                self._undelivered(sent.command)
+            return
         answer = executor.execute(sent.command, self.at, sent.rm_epoch)
         self.effects = []
         if sent.rm_epoch != self.state.rm_epoch:
