@@ -11,7 +11,8 @@ the workload of `bench.engine`, seventeen slots a host):
   taking them in, with the question whether they could ever fit, and the first decision;
 - a slot is released and its host grows: the decision that passes by all of them, where none could
   have a member there, and where each could;
-- the same for as many gangs of one kind.
+- the same for as many gangs of one kind;
+- a gang of 1,000 members that all differ comes, and does not fit.
 """
 
 from __future__ import annotations
@@ -137,6 +138,21 @@ def run_waiting(bench: GangBench, waiting: int, *, alike: bool) -> None:
     bench.settle(bench.batch(SlotsReleased(AT, "gangs", tuple(done))))
 
 
+def run_large(bench: GangBench) -> None:
+    for placement in (GangPlacement.ANYWHERE, GangPlacement.SAME_LABEL, GangPlacement.SPREAD):
+        event = gang(placement, 1_000, ResourceProfile(9_000, 256 * MIB))
+        unlike = tuple(
+            replace(spec, profile=ResourceProfile(9_000 + number, 256 * MIB), allow_pending=True)
+            for number, spec in enumerate(event.requests)
+        )
+        seconds, effects = bench.timed(replace(event, requests=unlike))
+        state = bench.state.requests[unlike[0].allocation_id].state
+        show(f"a gang of 1,000 that differ comes, {placement}", seconds, str(state))
+        bench.settle(effects)
+        slots = tuple((spec.allocation_id, 0) for spec in unlike)
+        bench.settle(bench.batch(SlotsReleased(AT, "gangs", slots)))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
@@ -154,6 +170,7 @@ def main() -> None:
         run_arrivals(bench, arguments.arrivals)
         run_waiting(bench, arguments.waiting, alike=False)
         run_waiting(bench, arguments.waiting, alike=True)
+        run_large(bench)
 
 
 if __name__ == "__main__":
