@@ -8,7 +8,16 @@ import subprocess
 import pytest
 
 import finegrain_client as fg
-from tests.e2e.driving import Small, eventually, finish, gone, interrupt, read_until, unique
+from tests.e2e.driving import (
+    Daemons,
+    Small,
+    eventually,
+    finish,
+    gone,
+    interrupt,
+    read_until,
+    unique,
+)
 
 WHO = 'echo "$FINEGRAIN_GANG_INDEX of $FINEGRAIN_GANG_SIZE in $FINEGRAIN_GANG_ID"'
 
@@ -160,3 +169,26 @@ def test_ctrl_c_while_a_gang_waits_leaves_nothing(small: Small) -> None:
 
     assert finish(process).code == 130
     assert not small.cli.items("requests")
+
+
+def test_a_gang_waits_on_over_a_crash_of_the_resource_manager(daemons: Daemons) -> None:
+    name = unique("e2e-gang")
+    daemons.manager.start()
+    daemons.manager.endpoint()
+    daemons.executor(name).start()
+    daemons.await_executors(name)
+    with daemons.cli.client() as cluster, cluster.job("neighbour") as job:
+        (neighbour,) = job.request_slots(fg.SlotSpec(cpu_milli=500, memory_bytes=64 * fg.MIB))
+        slot = neighbour.granted(30)
+        flags = ("run", "--cpu", "0.5", "--memory", "32M", "--gang", "2")
+        process = daemons.cli.start(*flags, "--", "echo", "here")
+        assert "waiting for a slot" in read_error(process)
+        daemons.manager.kill()
+        daemons.manager.start()
+        daemons.manager.endpoint()
+        daemons.await_executors(name)
+        assert len(daemons.cli.items("slots")) == 1
+        slot.release()
+        outcome = finish(process)
+
+    assert (outcome.code, sorted(outcome.text.splitlines())) == (0, ["[0] here", "[1] here"])
