@@ -9,8 +9,8 @@ the workload of `bench.engine`, seventeen slots a host):
 - a gang of 4 arrives, until its commands are written, by placement; each is released again;
 - so many gangs of different kinds come that do not fit (8 to 40 members of most of a host each):
   taking them in, with the question whether they could ever fit, and the first decision;
-- a slot is released and its host grows: the decision that passes by all of them, where none could
-  have a member there, and where each could;
+- a slot is released and its host grows: the decision that passes by all of them, since none could
+  have a member there; and a host that is emptied, which the first gang that fits takes;
 - the same for as many gangs of one kind;
 - a gang of 1,000 members that all differ comes, and does not fit.
 """
@@ -117,19 +117,19 @@ def run_waiting(bench: GangBench, waiting: int, *, alike: bool) -> None:
     bench.settle(effects)
     here = len(bench.state.gangs.waiting)
     show(f"{waiting} gangs {what} come, and do not fit", seconds, f"{here} wait")
-    by_host = [host for host in bench.state.hosts.values() if host.slots]
-    key = min(by_host[0].slots, key=lambda key: by_host[0].slots[key].profile.cpu_milli)
-    slot = by_host[0].slots[key]
+    hosts = sorted(bench.state.hosts.values(), key=lambda host: host.booked.get("cpu_milli", 0))
+    full, host = hosts[-1], hosts[-2]
+    key = min(full.slots, key=lambda key: full.slots[key].profile.cpu_milli)
+    slot = full.slots[key]
     effects = bench.batch(SlotsReleased(AT, slot.job_id, ((key[0], 0),)))
     seconds = bench.settle(effects)
     show("a small slot is gone: they are passed by", seconds, f"{here} wait")
-    host = by_host[1]
     released: list[Event] = [
         SlotsReleased(AT, host.slots[key].job_id, ((key[0], 0),)) for key in host.slots
     ]
     seconds = bench.settle(bench.batch(*released))
     left = len(bench.state.gangs.waiting)
-    show("a host is empty: each could have a member there", seconds, f"{left} wait")
+    show("a host is empty: the first that fits takes it", seconds, f"{left} wait")
     done = [
         (each.allocation_id, 0)
         for waiting in bench.state.gangs.in_line()
