@@ -67,6 +67,9 @@ def _figures(results: list[Result], failed: list[int], seconds: float) -> dict[s
         "events": sum(each.events for each in results),
         "batches": sum(each.batches for each in results),
         "grants": sum(each.grants for each in results),
+        "resizes": sum(each.resizes for each in results),
+        "gangs": sum(each.gangs for each in results),
+        "executors_started": sum(each.started for each in results),
         "hosts_max": max((each.hosts for each in results), default=0),
         "faults": dict(faults.most_common()),
         "messages": dict(messages.most_common()),
@@ -81,7 +84,8 @@ def _shown(figures: dict[str, object]) -> str:
         f"{figures['passed']} seeds passed, failed: {figures['failed'] or 'none'}",
         f"at most {figures['hosts_max']} hosts, {events} events",
         f"{cpu_s} s of CPU, {events / max(0.1, cpu_s):.0f} events in each",
-        f"{figures['batches']} batches, {figures['grants']} grants",
+        f"{figures['batches']} batches, {figures['grants']} grants, {figures['gangs']} gangs",
+        f"{figures['resizes']} changes of size, {figures['executors_started']} executors started",
     ]
     for name in ("faults", "messages"):
         counts = figures[name]

@@ -16,9 +16,10 @@ import pytest
 
 from tests.simulation import faults
 from tests.simulation.faults import FAULTS
+from tests.simulation.job_master import GANGS
 from tests.simulation.planted import requests_are_durable_only_when_placed
 from tests.simulation.shrink import shrink
-from tests.simulation.world import Failed, Plan, Result, World
+from tests.simulation.world import WISHES, Failed, Plan, Result, World
 
 SEEDS = range(24)
 PARTS = 4
@@ -27,10 +28,12 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.parametrize("part", range(PARTS))
 def test_everything_holds_through_faults_and_heals(part: int) -> None:
-    struck = Counter[str]()
-    for seed in SEEDS[part::PARTS]:
-        struck += World(Plan(seed)).run().faults
+    results = [World(Plan(seed)).run() for seed in SEEDS[part::PARTS]]
+    struck = sum((result.faults for result in results), Counter[str]())
     assert len(struck) > len(FAULTS) // 2
+    for what in (each.resizes for each in results), (each.gangs for each in results):
+        assert sum(what) >= 6
+    assert sum(each.started for each in results) >= 3
 
 
 def test_every_kind_of_fault_is_planned_for_some_seed() -> None:
@@ -70,10 +73,11 @@ def test_wall_clocks_that_jump_change_nothing_but_timestamps(
 ) -> None:
     """The same life with clocks that jump every 50 ms, and with clocks that go right.
 
-    Left out is what a restart of the manager has only the wall clock for: deadlines of drains.
+    Left out is what a restart of the manager has only the wall clock for: deadlines of drains, and
+    of gangs.
     """
-    without = frozenset({"operator drains"})
-    right = _short(4, without=without)
+    without, wishes = frozenset({"operator drains"}), WISHES - {GANGS}
+    right = _short(4, without=without, wishes=wishes)
     plant = World._look_for_orphans
 
     def jumping(world: World) -> None:
@@ -87,7 +91,7 @@ def test_wall_clocks_that_jump_change_nothing_but_timestamps(
         plant(world)
 
     monkeypatch.setattr(World, "_look_for_orphans", jumping)
-    jumped = _short(4, without=without)
+    jumped = _short(4, without=without, wishes=wishes)
     assert jumped.events > right.events
     assert jumped.trace == right.trace
 
