@@ -53,7 +53,8 @@ HINTS: dict[Reason, str] = {
         "this needs the cluster token: --token-file STATE_DIR/cluster.token"
     ),
     Reason.INFEASIBLE_NEVER: (
-        "ask for less, or see `finegrain executors -o wide` for what the hosts have"
+        "ask for less, or see `finegrain executors -o wide` for what the hosts have, and "
+        "`finegrain providers` for which could be asked for"
     ),
     Reason.STORE_IN_USE: "another resource manager holds this database; stop it first",
     Reason.ADDRESS_IN_USE: "choose another port with --listen, or stop what listens there",

@@ -15,7 +15,8 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from finegrain.errors import FinegrainError
-from finegrain.units import format_duration
+from finegrain.resources import CPU_MILLI, MEMORY_BYTES, MIB
+from finegrain.units import format_cpu, format_duration
 from finegrain_cli.columns import amounts_text
 from finegrain_cli.output import API_VERSION, OutputFormat, print_json_line, say
 from finegrain_cli.published import published
@@ -106,12 +107,20 @@ def _announce(cluster: LocalCluster, output: OutputFormat) -> None:
         say(text)
     say("")
     say("try, in another terminal of the same user:")
-    say("  finegrain run --cpu 0.5 --memory 256M -- python3 -c 'print(42)'")
+    say(f"  finegrain run {_small_size(cluster)} -- python3 -c 'print(42)'")
     say("  finegrain providers" if cluster.scaled else "  finegrain executors -o wide")
     say("  finegrain status")
     say(f"from elsewhere on this host: export FINEGRAIN_MANAGER={cluster.address}")
     say(f"                             export FINEGRAIN_TOKEN_FILE={cluster.token_file}")
     say("Ctrl-C stops everything.")
+
+
+def _small_size(cluster: LocalCluster) -> str:
+    """What a first command may ask for: no more than an executor has that is still to come."""
+    total = cluster.scaled.total if cluster.scaled else {}
+    cpu_milli = min(500, total.get(CPU_MILLI, 500))
+    memory_bytes = min(256 * MIB, total.get(MEMORY_BYTES, 256 * MIB))
+    return f"--cpu {format_cpu(cpu_milli)} --memory {memory_bytes // MIB}M"
 
 
 def _scale(cluster: LocalCluster) -> dict[str, Any] | None:
