@@ -102,7 +102,9 @@ class CapacityIndex:
         self.grown.append(self.position[host_id])
 
     def write(self, position: int, name: str, value: int) -> None:
-        """Sets one number that did not rise."""
+        """Sets one number that did not rise, or that is put back to what it was: nobody is made to
+        look at this host again.
+        """
         column = self.columns[name]
         self.sums[name] += value - column[0][position]
         _write(column, position, value)
