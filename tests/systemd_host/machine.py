@@ -54,8 +54,10 @@ def is_active(unit: str) -> bool:
 
 
 def kill_now(*units: str) -> None:
-    """kill -9 of the main processes, at once."""
-    for pid in [main_pid(unit) for unit in units]:
+    """kill -9 of the main processes, at once. AssertionError if one has none: 0 would be us."""
+    pids = [main_pid(unit) for unit in units]
+    assert all(pids), f"main processes of {units}: {pids}"
+    for pid in pids:
         os.kill(pid, signal.SIGKILL)
 
 

@@ -18,6 +18,7 @@ from tests.systemd_host.machine import (
     HELPER,
     alive,
     eventually,
+    is_active,
     kill_now,
     limit,
     on_v2,
@@ -83,6 +84,7 @@ def a_resize_survives_what_is_killed_in_it(_program: Path) -> None:
             assert not asked.is_alive(), "the change was never confirmed"
             assert enforced(pid) == size
             print(f"   {' and '.join(units)}: {time.monotonic() - began:.1f} s")
+            eventually(lambda: is_active(FRONT) and is_active(HELPER), "both are back")
         assert start_ticks(pid) == who
         assert oom_kills(pid) == 0
 
