@@ -225,7 +225,6 @@ class Checks:
         """A batch that was decided then is committed, and its manager knows."""
         for effect in effects:
             if isinstance(effect, PublishJobEvent):
-                self.resizes.told(effect.event)
                 if effect.event.state is RequestState.GRANTED:
                     self.did[_GRANTS.get(effect.event.reason, "grants")] += 1
                 self.did["ends"] += effect.event.state in ENDED_REQUEST_STATES

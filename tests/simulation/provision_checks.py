@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -20,7 +21,6 @@ from resource_manager.engine.entities import (
     Provision,
     ProvisionState,
     RequestSpec,
-    RequestState,
     Slot,
 )
 from resource_manager.engine.provision.passes import MINIMUM
@@ -65,7 +65,7 @@ class ProvisionChecks:
         new = [each for each in changes.provisions if each.executor_id not in self._asked]
         provisioning = state.settings.provisioning
         if any(each.state in PENDING for each in new):
-            yield from _too_many(state)
+            yield from _too_many(state, new)
             have, most = _totals(state, provisioning), provisioning.total_max
             for name in most.keys() & have.keys():
                 if have[name] > most[name]:
@@ -131,16 +131,21 @@ class ProvisionChecks:
                 yield f"there is {have}, at least {dict(least)} should be: {could} could be asked"
 
 
-def _too_many(state: State) -> Iterator[str]:
-    """Every executor that is awaited is for somebody."""
-    awaited = [
-        each.executor_id
-        for each in state.provisions.values()
-        if each.state in PENDING and each.cause != MINIMUM
-    ]
-    waiting = sum(each.state is RequestState.PENDING for each in state.requests.values())
-    if len(awaited) > waiting:
-        yield f"{awaited} are asked for, and {waiting} requests wait"
+def _too_many(state: State, new: list[Provision]) -> Iterator[str]:
+    """Nobody is counted twice, and whoever is awaited for nothing serves those first."""
+    plan = state.elastic.plan.on
+    planned: Counter[Shape] = Counter()
+    for content in plan.values():
+        planned.update(content.shapes)
+    for wish, count in planned.items():
+        if count > len(wish.members):
+            yield f"{count} requests are planned for, {len(wish.members)} of these wait"
+    asked = {each.shape for each in new if each.state in PENDING and each.cause != MINIMUM}
+    for name, each in state.provisions.items():
+        if each in new or each.state not in PENDING or each.shape not in asked:
+            continue
+        if not plan.get(name):
+            yield f"one more {each.shape} is asked for, and nobody is planned on {name}"
 
 
 def waits_in_vain(state: State, spec: RequestSpec) -> Iterator[str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from finegrain.errors import Reason
 from finegrain.resources import ResourceProfile, fits, larger_of, total_of
 from resource_manager.engine.effects import Changes
-from resource_manager.engine.entities import JobEvent, RequestState, Slot, SlotState
+from resource_manager.engine.entities import RequestState, Slot, SlotState
 from resource_manager.engine.host import Host
 from resource_manager.engine.state import State
 from task_executor.engine.slots import SlotKey
@@ -38,12 +38,6 @@ class ResizeChecks:
         if slot.resize_number >= self._asked.get(key, (0,))[0]:
             self._asked[key] = slot.resize_number, (last.profile, last.cpu_limit_milli)
 
-    def told(self, event: JobEvent) -> None:
-        """A job master is told, durably."""
-        if event.reason == Reason.RESIZE_REFUSED and event.slot is not None:
-            key = event.allocation_id, int(str(event.slot["generation"]))
-            self._refused[key] = int(str(event.slot["resize_number"]))
-
     def restored(self) -> None:
         """Older books are in place: what came after them is forgotten, rightly."""
         self._stored.clear()
@@ -56,9 +50,15 @@ class ResizeChecks:
             slot = state.slots.get(key)
             if slot is not None and slot.resize_number < number:
                 yield f"change {number} of slot {key} was acknowledged, and is forgotten"
+            elif slot is not None:
+                yield from self._comes_to_nothing(key, slot)
 
     def stored(self, changes: Changes) -> Iterator[str]:
         """A transaction is durable: numbers only rise."""
+        for event in changes.job_events:
+            if event.reason == Reason.RESIZE_REFUSED and event.slot is not None:
+                key = event.allocation_id, int(str(event.slot["generation"]))
+                self._refused[key] = int(str(event.slot["resize_number"]))
         for slot in (*changes.slots, *changes.moved_slots):
             key = slot.allocation_id, slot.generation
             before = self._stored.get(key, 0)
@@ -81,11 +81,16 @@ class ResizeChecks:
             host = state.hosts[slot.executor_id]
             if key in host.resize_holds:
                 yield f"slot {key} is held back: {host.resize_holds[key]}"
-            number, size = self._asked.get(key, (0, None))
-            if slot.wanted is None and slot.ordered is None and number == slot.resize_number > 0:
-                done = size == (slot.profile, slot.cpu_limit_milli)
-                if not done and self._refused.get(key) != number:
-                    yield f"change {number} of slot {key} was acknowledged, and comes to nothing"
+            yield from self._comes_to_nothing(key, slot)
+
+    def _comes_to_nothing(self, key: Key, slot: Slot) -> Iterator[str]:
+        number, size = self._asked.get(key, (0, None))
+        if number != slot.resize_number or not number:
+            return
+        latest = slot.wanted or slot.ordered or slot
+        kept = size == (latest.profile, latest.cpu_limit_milli)
+        if not kept and self._refused.get(key) != number:
+            yield f"change {number} of slot {key} was acknowledged, and comes to nothing"
 
     def waiting(self, state: State) -> Iterator[str]:
         """Growth that waits although there is room for it."""
