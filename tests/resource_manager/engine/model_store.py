@@ -59,6 +59,9 @@ class ModelStore:
         self.gangs.update({row.gang_id: copy.copy(row) for row in changes.gangs})
         self.provisions.update({row.executor_id: copy.copy(row) for row in changes.provisions})
         self.counters.update(changes.counters)
+        self._log(changes)
+
+    def _log(self, changes: Changes) -> None:
         for event in changes.job_events:
             self.job_events.setdefault(event.job_id, []).append(event)
         for job_id, sequence in changes.trimmed_job_events:
