@@ -90,14 +90,16 @@ def hand_over(turn: Turn) -> None:
             elastic.plan.on.pop(promised, None)
             elastic.plan.places.clear()
         if host is not None and content is not None and host.eligible:
-            _place_gangs(turn, content)
             _place(turn, host, content)
             state.touch(host)
+            _place_gangs(turn, content)
     elastic.arrived.clear()
 
 
 def _place_gangs(turn: Turn, content: Content) -> None:
-    """Gangs that may be whole now; those that are not go on waiting."""
+    """Gangs that may be whole now; those that are not go on waiting. They come after the others
+    who were promised the executor: a gang looks for room everywhere, and might take theirs.
+    """
     state = turn.state
     for gang_id in content.gangs:
         waiting = state.gangs.waiting.get(gang_id)
