@@ -231,7 +231,7 @@ class LocalCluster:
     def _start_manager(self) -> None:
         options = ResourceManagerOptions(
             state_dir=self.state_dir / "rm",
-            listen=self._listen,
+            listen=self.scaled.listen(self._listen) if self.scaled else self._listen,
             log=self._log,
             report_interval_ms=REPORT_INTERVAL_MS,
             lost_timeout_ms=LOST_TIMEOUT_MS,

@@ -78,7 +78,9 @@ class ScaledUp:
 @contextmanager
 def scaled_up(home: Path, executors_max: int, *flags: str) -> Iterator[ScaledUp]:
     """Starts it, and waits until it is ready."""
-    cli = Cli(home)
+    cli = Cli(
+        home, extra={"TMPDIR": str(home)}
+    )  # what one that was killed leaves there goes with it
     process = cli.start("up", "--scale", str(executors_max), "-o", "json", *flags)
     try:
         assert process.stdout is not None

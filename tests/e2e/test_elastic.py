@@ -149,8 +149,9 @@ def short_dir() -> Iterator[Path]:
 
 def test_a_state_directory_is_taken_up_with_what_runs(home: Path, short_dir: Path) -> None:
     flags = ("--idle-timeout", "2s", "--state-dir", str(short_dir))
+    mark = unique("task")
     with scaled_up(home, 2, *flags) as up:
-        task = up.cli.start(*TASK, "sh", "-c", "echo up; sleep 1000")
+        task = up.cli.start(*TASK, "sh", "-c", f"echo up; sleep 1000; : {mark}")
         read_until(task, b"up\n")
         before = up.directories
         kill(up.sweeper_pid, up.process.pid, up.manager_pid)  # nobody is left to clean up
@@ -158,8 +159,14 @@ def test_a_state_directory_is_taken_up_with_what_runs(home: Path, short_dir: Pat
         task.communicate()
         assert up.left()
     with scaled_up(home, 2, *flags) as again:
-        (found,) = again.provided
-        assert [found["executor_id"]] == before
+        eventually(
+            lambda: [each["state"] for each in again.cli.items("executors")] == ["ACTIVE"],
+            "it comes back",
+        )
+        assert [each["executor_id"] for each in again.provided] == before
+        (slot,) = again.cli.items("slots")
+        assert (slot["executor_id"], slot["state"]) == (before[0], "ALLOCATED")
+        assert processes_that_name(mark)  # its task runs on
         (job,) = again.cli.items("jobs")
         assert again.cli("terminate", job["job_id"], "--yes", "--grace", "0s").code == 0
         eventually(lambda: not again.provided, "it is given back when it is idle")
