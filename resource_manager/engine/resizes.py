@@ -197,7 +197,9 @@ def resize_answered(
 def _ends(outcome: ItemOutcome, ordered: Resize) -> bool:
     if outcome.reason == Reason.BELOW_USE:
         return not ordered.wait_for_use
-    return outcome.reason in (Reason.STALE_RESIZE, Reason.VERSION_MISMATCH)
+    # What the kernel did not take once, it will hardly take later; whoever asked decides.
+    finals = (Reason.STALE_RESIZE, Reason.VERSION_MISMATCH, Reason.CARVE_FAILED)
+    return outcome.reason in finals
 
 
 def _hold(turn: Turn, host: Host, slot: Slot, outcome: ItemOutcome, message: str) -> None:
