@@ -103,6 +103,11 @@ class Checks:
                 f" leads at {self.database.rm_epoch}"
             )
 
+    def writes(self, holder: str, epoch: int) -> None:
+        """A transaction is about to be durable."""
+        if not self.database.leads(holder, epoch):
+            raise Violation(f"{holder} writes at epoch {epoch}, and does not lead")
+
     def saw_epoch(self, manager: Manager, seen: int) -> None:
         """A manager steps down, because an executor knows a newer one."""
         if self.database.leads(manager.holder, manager.epoch):
@@ -118,6 +123,7 @@ class Checks:
         )
         self.require(self.resizes.books(state))
         self.gangs.books()
+        self.resizes.begin()
 
     def decided(
         self, manager: Manager, effects: list[Effect], changes: Changes, *, idle: bool

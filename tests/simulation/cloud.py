@@ -46,7 +46,7 @@ class CloudTroubles:
     disobeys: float = 0.0  # a start that was stopped goes on
 
 
-STORMY = CloudTroubles(0.08, 0.05, 0.08, 0.05, 0.1, 0.08, 0.15, 0.5)
+STORMY = CloudTroubles(0.08, 0.05, 0.08, 0.05, 0.1, 0.08, 0.35, 0.5)
 
 
 @dataclass(eq=False)

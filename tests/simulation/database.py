@@ -229,6 +229,7 @@ class Database:
             reply(None)
 
     def _store(self, transaction: Transaction) -> None:
+        self.checks.writes(transaction.holder, transaction.epoch)
         self.checks.require(transaction.write(self.rows))
         self.checks.stored(transaction.changes)
 

@@ -263,6 +263,7 @@ class Manager(Client):
         if ticked:
             self._step(Ticked(at), batch.effects)
             self.checks.require(self.checks.gangs.late(self.state, at.monotonic_ms))
+            self.checks.require(self.checks.resizes.late(self.state, at.monotonic_ms))
         self._step(Decide(at), batch.effects)
         changes = self.state.take_changes()
         return changes, idle and not changes and not batch.effects

@@ -30,6 +30,7 @@ class ResizeChecks:
 
     _stored: dict[Key, int] = field(default_factory=dict)  # last number that is durable
     _asked: dict[Key, tuple[int, Size]] = field(default_factory=dict)  # last acknowledged change
+    _overdue: set[Key] = field(default_factory=set)  # at the last tick
     _refused: dict[Key, int] = field(default_factory=dict)  # last change that was refused
 
     def acknowledged(self, slot: Slot) -> None:
@@ -37,6 +38,10 @@ class ResizeChecks:
         key, last = (slot.allocation_id, slot.generation), slot.wanted or slot.ordered or slot
         if slot.resize_number >= self._asked.get(key, (0,))[0]:
             self._asked[key] = slot.resize_number, (last.profile, last.cpu_limit_milli)
+
+    def begin(self) -> None:
+        """A resource manager begins."""
+        self._overdue.clear()
 
     def restored(self) -> None:
         """Older books are in place: what came after them is forgotten, rightly."""
@@ -91,6 +96,18 @@ class ResizeChecks:
         kept = size == (latest.profile, latest.cpu_limit_milli)
         if not kept and self._refused.get(key) != number:
             yield f"change {number} of slot {key} was acknowledged, and comes to nothing"
+
+    def late(self, state: State, now_ms: int) -> Iterator[str]:
+        """After a tick, by the clock of the books: whoever should have been tried again."""
+        overdue = {
+            key
+            for host in state.hosts.values()
+            for key, hold in host.resize_holds.items()
+            if hold.active and hold.until_ms < now_ms
+        }
+        for key in sorted(overdue & self._overdue):
+            yield f"slot {key} is held back for longer than it was to be"
+        self._overdue = overdue
 
     def waiting(self, state: State) -> Iterator[str]:
         """Growth that waits although there is room for it."""
