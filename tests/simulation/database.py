@@ -300,6 +300,8 @@ class Database:
         self.rows.leave_lost_history()
         self.rm_epoch = self._restored_epoch(above_epoch)
         self.until_ms, self.holder, self.held_by = -1, "", None
+        for transaction in self.open:
+            transaction.broken = True
         self.open.clear()
 
     def _restored_epoch(self, above_epoch: int) -> int:

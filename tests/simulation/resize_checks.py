@@ -63,7 +63,7 @@ class ResizeChecks:
         for event in changes.job_events:
             if event.reason == Reason.RESIZE_REFUSED and event.slot is not None:
                 key = event.allocation_id, int(str(event.slot["generation"]))
-                self._refused[key] = int(str(event.slot["resize_number"]))
+                self._refused[key] = int(event.message.split()[1])  # "change N to ..."
         for slot in (*changes.slots, *changes.moved_slots):
             key = slot.allocation_id, slot.generation
             before = self._stored.get(key, 0)
@@ -90,7 +90,7 @@ class ResizeChecks:
 
     def _comes_to_nothing(self, key: Key, slot: Slot) -> Iterator[str]:
         number, size = self._asked.get(key, (0, None))
-        if number != slot.resize_number or not number:
+        if number != slot.resize_number or not number or slot.state is SlotState.FREEING:
             return
         latest = slot.wanted or slot.ordered or slot
         kept = size == (latest.profile, latest.cpu_limit_milli)
