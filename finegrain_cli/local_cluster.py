@@ -28,6 +28,7 @@ from finegrain.ids import check_id
 from finegrain.options import ListenOptions, LogOptions
 from finegrain_cli.daemon_process import DaemonProcess
 from finegrain_cli.leftovers import find_leftovers
+from finegrain_cli.local_lock import take_lock
 from finegrain_cli.local_scale import Scale, ScaledExecutors, check_unscaled
 from finegrain_cli.local_shares import ExecutorShare, divide_host
 from finegrain_cli.local_stop import (
@@ -117,6 +118,7 @@ class LocalCluster:
         self._log = log or LogOptions(format="auto" if show_logs else "json")
         self._show_logs = show_logs
         self._base: Path | None = None
+        self._lock: int | None = None
         self._manager: DaemonProcess | None = None
         self._executors: list[DaemonProcess] = []
         self.state_dir = state_dir or Path()
@@ -196,6 +198,9 @@ class LocalCluster:
             shutil.rmtree(self._base, ignore_errors=True)
             if self._base.exists():
                 left.append(f"directory {self._base}")
+            if self._lock is not None:
+                os.close(self._lock)
+        self._lock = None
         self._base, self._manager, self._executors, self.scaled = None, None, [], None
         return left
 
@@ -215,6 +220,8 @@ class LocalCluster:
                 "another one with --state-dir",
                 details={"state_dir": self.state_dir},
             ) from None
+        # Before anything there is touched: it may be in use, with executors to be left alone.
+        self._lock = take_lock(self.state_dir)
         if self._scale is not None:
             self.scaled = ScaledExecutors(
                 self._scale, self.state_dir, isolation=self._isolation, **self._part
@@ -238,7 +245,8 @@ class LocalCluster:
             providers_file=self.scaled.providers_file if self.scaled else None,
         )
         if self.scaled is not None:
-            self.scaled.watch_over()
+            assert self._lock is not None  # noqa: S101 - _prepare has run
+            self.scaled.watch_over(self._lock)
         self._manager = manager = self._daemon("resource manager", "rm", options)
         manager.start()
         self._await(manager, lambda: manager.endpoint() is not None)

@@ -132,9 +132,9 @@ class ScaledExecutors:
             return wanted
         return replace(wanted, address=f"{host}:{former_port}") if former_host == host else wanted
 
-    def watch_over(self) -> None:
+    def watch_over(self, lock: int) -> None:
         """Starts the sweeper: when this process is gone, and after it the resource manager, it ends
-        what is left of the executors.
+        what is left of the executors, and holds the lock of the state directory until then.
         """
         self._sweeper = subprocess.Popen(
             [sys.executable, "-P", "-m", "finegrain_cli.local_sweeper"],
@@ -142,6 +142,7 @@ class ScaledExecutors:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
+            pass_fds=(lock,),
             text=True,
         )
         assert self._sweeper.stdin is not None  # noqa: S101 - it was asked for above

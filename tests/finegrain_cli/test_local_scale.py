@@ -21,6 +21,8 @@ from finegrain.cpuset import CpuSet
 from finegrain.errors import ConfigurationError, InvalidArgument
 from finegrain.options import ListenOptions
 from finegrain_cli.leftovers import find_leftovers, groups_of
+from finegrain_cli.local_cluster import LocalCluster
+from finegrain_cli.local_lock import take_lock
 from finegrain_cli.local_scale import Scale, ScaledExecutors
 from resource_manager.providers.config import ProvidersConfiguration, read_providers
 from resource_manager.providers.process_shares import Share
@@ -102,6 +104,32 @@ def test_it_listens_where_executors_look_for_it(state_dir: Path) -> None:
     (state_dir / "rm" / "endpoint.json").write_text("no json")
     assert scaled.listen(anywhere) == anywhere
     shutil.rmtree(scaled.directory)
+
+
+def test_a_second_one_leaves_the_executors_of_the_first_alone(state_dir: Path) -> None:
+    executor = state_dir / "provided" / "executors" / "of-the-first"
+    executor.mkdir(parents=True)
+    lock = take_lock(state_dir)
+    with pytest.raises(
+        ConfigurationError, match=f"in use by `finegrain up`, process {os.getpid()}"
+    ):
+        LocalCluster(scale=1, state_dir=state_dir).start()
+    os.close(lock)
+
+    assert executor.exists()
+    assert not (state_dir / "providers.toml").exists()
+    shutil.rmtree(executor)
+
+
+def test_what_one_that_was_killed_left_is_waited_for(state_dir: Path) -> None:
+    lock = take_lock(state_dir)
+    (state_dir / "up.lock").write_text("4194999\n")  # it is gone, and its sweeper is at work
+    sweeper = subprocess.Popen(["sleep", "0.3"], pass_fds=(lock,))
+    os.close(lock)
+    with pytest.raises(ConfigurationError, match="wait for it, or name another one"):
+        take_lock(state_dir, wait_s=0.1)
+    os.close(take_lock(state_dir))
+    assert sweeper.wait() == 0
 
 
 @pytest.mark.slow
