@@ -30,6 +30,7 @@ from resource_manager.providers.command_config import (
 from resource_manager.providers.command_environment import environment_of, values_of
 from resource_manager.providers.command_run import (
     Outcome,
+    StillRuns,
     end_group,
     last_lines,
     run_command,
@@ -107,6 +108,7 @@ class CommandProvider:
         self._shapes = {each.shape.name: each for each in shapes}
         self._surroundings = surroundings
         self.directory = (settings.directory or surroundings.state_dir / FOLDER).absolute()
+        self._hanging: dict[str, Process] = {}  # status commands that could not be ended
         # As many threads as commands may run at once: what else is wanted waits for one.
         self._runs = ThreadPoolExecutor(settings.run_at_once_max, thread_name_prefix="command")
         self._looks = ThreadPoolExecutor(LOOKS_AT_ONCE_MAX, thread_name_prefix="command-look")
@@ -192,7 +194,7 @@ class CommandProvider:
                 "not noted; configure the shape again, or name [command] directory as it was",
                 details={"executor_id": executor_id, "shape": shape},
             )
-        _end_running(note)
+        _end_running(executor_id, note)
         note.handle = handle or note.handle
         if uses_handle(note.stop) and not note.handle:
             # It never said what it started; whatever that was cannot be named.
@@ -210,6 +212,10 @@ class CommandProvider:
         self, executor_id: str, own: ConfiguredShape, handle: str, cancellation: Cancellation
     ) -> Sight:
         settings: CommandShape = own.settings
+        hanging = self._hanging.get(executor_id)
+        if hanging is not None and hanging.lives():
+            return Sight(Presence.UNKNOWN, f"status: process {hanging.pid} still runs")
+        self._hanging.pop(executor_id, None)
         values = {**values_of(executor_id, own, self._surroundings), HANDLE: handle}
         words = fill(settings.status, values)
         try:
@@ -221,6 +227,9 @@ class CommandProvider:
             )
         except OSError as error:
             return Sight(Presence.UNKNOWN, f"{words[0]} cannot be started: {error.strerror}")
+        except StillRuns as error:
+            self._hanging[executor_id] = error.process
+            return Sight(Presence.UNKNOWN, f"status: {error}")
         if outcome.ended_because:
             return Sight(Presence.UNKNOWN, f"status: {outcome.summary}")
         pattern = settings.status_running_pattern
@@ -264,6 +273,12 @@ class CommandProvider:
             raise ProviderFailed(
                 f"the {what} command of {executor_id}: {words[0]} cannot be started: "
                 f"{error.strerror}",
+                details={"executor_id": executor_id},
+            ) from None
+        except StillRuns as error:  # it stays noted: nothing else is done before it has ended
+            raise ProviderFailed(
+                f"the {what} command of {executor_id} took too long, or is not wanted any more, "
+                f"and {error}",
                 details={"executor_id": executor_id},
             ) from None
         note.running = None
@@ -313,6 +328,7 @@ class CommandProvider:
             ) from None
 
     def _forget(self, executor_id: str) -> None:
+        self._hanging.pop(executor_id, None)
         with suppress(OSError):
             self._note_file(executor_id).unlink(missing_ok=True)
 
@@ -329,13 +345,23 @@ class CommandProvider:
         keep_newest(folder, OUTPUTS_KEPT_MAX)
 
 
-def _end_running(note: _Note) -> None:
-    """A command that an earlier resource manager began, and that may still be at it."""
+def _end_running(executor_id: str, note: _Note) -> None:
+    """A command that was begun earlier, by whomever, and that may still be at it.
+
+    Raises:
+        ProviderFailed: it goes on.
+    """
     running = note.running
     if running and running.get("boot_id") == boot_id():
         process = Process(int(running["pid"]), int(running["start_ticks"]))
         if process.lives():
             end_group(process.pid)
+        if process.lives():
+            raise ProviderFailed(
+                f"a command of {executor_id} that was begun earlier still runs: "
+                f"{StillRuns(process)}",
+                details={"executor_id": executor_id},
+            )
     note.running = None
 
 

@@ -22,7 +22,18 @@ from resource_manager.providers.threads import Cancellation
 KEPT_BYTES = 32 * 1024  # of the beginning and of the end of each stream
 TERMINATE_WAIT_S = 3.0
 DRAIN_WAIT_S = 1.0
+END_WAIT_S = 1.0
 _CHUNK_BYTES = 64 * 1024
+
+
+class StillRuns(Exception):
+    """A command that was to be ended does not: it runs as another user (sudo), or hangs in the
+    kernel. `process` leads its group.
+    """
+
+    def __init__(self, process: Process) -> None:
+        super().__init__(f"process {process.pid} cannot be ended; does it run as another user?")
+        self.process = process
 
 
 @dataclass(slots=True)
@@ -92,6 +103,7 @@ def run_command(
 
     Raises:
         OSError: it cannot be started.
+        StillRuns: it is to be ended, and goes on.
     """
     began = time.monotonic()
     child = subprocess.Popen(
@@ -103,12 +115,13 @@ def run_command(
         cwd="/",
         start_new_session=True,
     )
+    process = this_process(child.pid) or Process(child.pid, 0)
     try:
-        started(this_process(child.pid) or Process(child.pid, 0))
+        started(process)
         kept, ended_because = _follow(child, began + timeout_s, cancellation)
     except BaseException:
         end_group(child.pid)
-        child.wait()
+        _bury(child, process)
         raise
     finally:
         for stream in (child.stdout, child.stderr):
@@ -118,12 +131,20 @@ def run_command(
         ended_because = f"it was ended because it took longer than {timeout_s:g} s"
     return Outcome(
         tuple(argv),
-        child.wait(),
+        _bury(child, process),
         kept[0].text,
         kept[1].text,
         time.monotonic() - began,
         ended_because,
     )
+
+
+def _bury(child: subprocess.Popen[bytes], process: Process) -> int:
+    """Its exit status. One that cannot be ended must not hold this thread for ever."""
+    try:
+        return child.wait(END_WAIT_S)
+    except subprocess.TimeoutExpired:
+        raise StillRuns(process) from None
 
 
 _TIMEOUT, _CANCELLED = "timeout", "it was ended because it is not wanted any more"
@@ -193,6 +214,8 @@ def _group_lives(group: int) -> bool:
     """Whether any process of it still runs; a leader that waits to be buried does not."""
     try:
         os.killpg(group, 0)
+    except PermissionError:
+        pass  # all of it runs as somebody else
     except OSError:
         return False
     leader = this_process(group)

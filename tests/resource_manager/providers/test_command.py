@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from resource_manager.providers import command_run
 from resource_manager.providers.command import CommandProvider
 from resource_manager.providers.command_run import KEPT_BYTES
 from resource_manager.providers.process_tree import Process, boot_id, this_process
@@ -159,6 +160,37 @@ async def test_one_that_hangs_is_ended_with_all_its_children(site: Site) -> None
 
     child = this_process(int(site.done[0]))
     assert child is None or not child.lives()
+
+
+async def test_one_that_runs_as_another_user_is_waited_for_and_holds_nothing_up(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """sudo and the like cannot be signalled by us."""
+
+    def not_ours(_group: int, _number: int) -> None:
+        raise PermissionError
+
+    provider = site.provider(
+        'echo $$ >> "$LOG"; exec sleep 1000', status="exec sleep 1000", more='timeout = "300ms"'
+    )
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "killpg", not_ours)
+        patched.setattr(command_run, "TERMINATE_WAIT_S", 0.1)
+        with pytest.raises(ProviderFailed, match="does it run as another user"):
+            await provider.start("far-1-1", "far", again=False)
+        command = int(site.done[0])
+        for _ in range(2):  # nobody else gets in its way
+            with pytest.raises(ProviderFailed, match=f"still runs: process {command}"):
+                await provider.stop("far-1-1", "far", "")
+        first = await provider.look("far-1-2", "far", "")
+        again = await provider.look("far-1-2", "far", "")
+        assert (first.presence, again.presence) == (Presence.UNKNOWN, Presence.UNKNOWN)
+        status = again.message.removeprefix("status: process ").removesuffix(" still runs")
+    os.kill(command, signal.SIGKILL)
+    os.kill(int(status), signal.SIGKILL)
+
+    await provider.stop("far-1-1", "far", "")
+    assert site.done[1:] == ["stopped far-1-1"]
 
 
 async def test_much_output_is_bounded_and_does_not_block(site: Site) -> None:
