@@ -224,6 +224,7 @@ class CommandProvider:
                 environment_of(values, own, self._surroundings.cluster_token),
                 settings.timeout_ms / 1000,
                 cancellation=cancellation,
+                secret=self._surroundings.cluster_token,
             )
         except OSError as error:
             return Sight(Presence.UNKNOWN, f"{words[0]} cannot be started: {error.strerror}")
@@ -267,6 +268,7 @@ class CommandProvider:
                 environment_of(values, own, self._surroundings.cluster_token),
                 note.timeout_ms / 1000,
                 cancellation=cancellation,
+                secret=self._surroundings.cluster_token,
                 started=noted,
             )
         except OSError as error:

@@ -91,6 +91,7 @@ def run_command(
     *,
     cancellation: Cancellation,
     started: Callable[[Process], None] = lambda _process: None,
+    secret: str = "",
 ) -> Outcome:
     """Runs it to its end; blocks.
 
@@ -100,6 +101,7 @@ def run_command(
         timeout_s: then its process group is ended.
         cancellation: likewise when this is set.
         started: told who runs it, before anything else is done.
+        secret: not kept of what it wrote: `set -x` and the like show it.
 
     Raises:
         OSError: it cannot be started.
@@ -132,11 +134,15 @@ def run_command(
     return Outcome(
         tuple(argv),
         _bury(child, process),
-        kept[0].text,
-        kept[1].text,
+        _without(secret, kept[0].text),
+        _without(secret, kept[1].text),
         time.monotonic() - began,
         ended_because,
     )
+
+
+def _without(secret: str, text: str) -> str:
+    return text.replace(secret, "(the cluster token)") if secret else text
 
 
 def _bury(child: subprocess.Popen[bytes], process: Process) -> int:

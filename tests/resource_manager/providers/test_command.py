@@ -142,6 +142,26 @@ async def test_a_failure_tells_exit_status_and_last_words_and_keeps_the_rest(sit
     assert "quota exceeded" in kept
 
 
+async def test_the_cluster_token_is_kept_nowhere(site: Site) -> None:
+    """Messages are shown to whoever may list providers, and that takes the user token only."""
+    provider = site.provider(
+        'set -x; echo "token=$FINEGRAIN_JOIN_TOKEN"; : "$FINEGRAIN_JOIN_TOKEN"; exit 3',
+        "env",
+        status="env; exit 9",
+    )
+
+    with pytest.raises(ProviderFailed) as failure:
+        await provider.start("far-1-1", "far", again=False)
+    sight = await provider.look("far-1-1", "far", "")
+    said = await provider.stop("far-1-1", "far", "")
+
+    assert "(the cluster token)" in failure.value.message
+    told = [failure.value.message, sight.message, said]
+    written = [each.read_text() for each in site.output.iterdir()]
+    assert len(written) == 3
+    assert not [text for text in (*told, *written) if TOKEN in text]
+
+
 async def test_a_program_that_is_not_there_is_a_failure(site: Site) -> None:
     provider = site.provider("true")
     (site.folder / "start").unlink()
