@@ -18,7 +18,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from finegrain.errors import Reason
-from finegrain.resources import Amounts, fits, shortfall
+from finegrain.resources import Amounts, ResourceProfile, fits, shortfall
 from resource_manager.engine.entities import (
     ReportedSlot,
     Request,
@@ -81,6 +81,8 @@ def go_on(turn: Turn, slot: Slot) -> None:
         _order(turn, slot)
     elif wanted.arrival_number not in state.queue.singles:
         state.line_up(slot)
+    else:
+        state.queue.singles.wake(wanted.arrival_number)  # it may grow by less than it was to
 
 
 def stop(turn: Turn, slot: Slot) -> None:
@@ -114,40 +116,44 @@ def resume(turn: Turn, slot: Slot) -> None:
 def take_in_size(turn: Turn, slot: Slot, seen: ReportedSlot) -> None:
     """Makes the books follow the size that an executor enforces, as a newer state shows it.
 
-    A number above the one that was ordered, or that waits, or that was ever given out here, is of
-    a change that later books than these ordered before they were lost; so is one with another
-    content. What the executor enforces is the truth then.
+    If that is not what was ordered, it is the truth all the same. A number above the one that was
+    ordered, or that waits, or that was ever given out here, is of a change that later books than
+    these ordered before they were lost; so is one with another content. And an executor that
+    crashed when its disk was full may do what it had refused, or take back what it had confirmed.
     """
-    ordered, wanted = slot.ordered, slot.wanted
-    if ordered is not None and seen.resize_number == ordered.number and _is_size(seen, ordered):
+    ordered, wanted, number = slot.ordered, slot.wanted, seen.resize_number
+    if ordered is not None and number == ordered.number and _size(seen) == _size(ordered):
         _adopt(turn, slot, seen)
         return
     if ordered is not None:
         unknown_from = ordered.number
     else:
         unknown_from = wanted.number if wanted is not None else slot.resize_number + 1
-    if seen.resize_number < unknown_from:
+    if number < unknown_from and _size(seen) == _size(slot):
         return
-    slot.resize_number = max(slot.resize_number, seen.resize_number)
-    if wanted is not None and wanted.number <= seen.resize_number:
+    slot.resize_number = max(slot.resize_number, number)
+    if wanted is not None and wanted.number <= number:
         withdraw(turn.state, turn.host_of(slot), slot)
     _adopt(turn, slot, seen)
     turn.host_of(slot).notice_shrinking()
 
 
 def _adopt(turn: Turn, slot: Slot, seen: ReportedSlot) -> None:
+    """The slot has this size. What is ordered stays so if it is newer."""
     state, host = turn.state, turn.host_of(slot)
     key = (slot.allocation_id, slot.generation)
-    host.to_resize.pop(key, None)
+    ordered, number = slot.ordered, seen.resize_number
+    if ordered is not None and ordered.number <= number:
+        ordered = None
+        host.to_resize.pop(key, None)
     host.resize_holds.pop(key, None)
-    host.set_size(slot, seen.profile, None)
-    slot.cpu_limit_milli = max(seen.cpu_limit_milli, seen.profile.cpu_milli)
+    host.set_size(slot, seen.profile, ordered)
+    _, slot.cpu_limit_milli = _size(seen)
     slot.cpus = seen.cpus  # of another size it may have others
     if seen.isolation is not None:
         slot.isolation = seen.isolation
     state.changes.slot(slot)
-    number = seen.resize_number
-    if slot.wanted is not None and has_size(slot, slot.wanted):
+    if slot.wanted is not None and ordered is None and has_size(slot, slot.wanted):
         number = slot.wanted.number
         withdraw(state, host, slot)
     _tell(turn, slot, number)
@@ -197,9 +203,13 @@ def resize_answered(
 def _ends(outcome: ItemOutcome, ordered: Resize) -> bool:
     if outcome.reason == Reason.BELOW_USE:
         return not ordered.wait_for_use
-    # What the kernel did not take once, it will hardly take later; whoever asked decides.
-    finals = (Reason.STALE_RESIZE, Reason.VERSION_MISMATCH, Reason.CARVE_FAILED)
-    return outcome.reason in finals
+    # What makes no sense to an executor or its kernel, hardly will later; whoever asked decides.
+    return outcome.reason in (
+        Reason.STALE_RESIZE,
+        Reason.VERSION_MISMATCH,
+        Reason.CARVE_FAILED,
+        Reason.INVALID_ARGUMENT,
+    )
 
 
 def _hold(turn: Turn, host: Host, slot: Slot, outcome: ItemOutcome, message: str) -> None:
@@ -270,13 +280,14 @@ def _granted(state: State, slot: Slot) -> Request | None:
     return request if request is not None and request.state is RequestState.GRANTED else None
 
 
-def _is_size(seen: ReportedSlot, ordered: Resize) -> bool:
-    return (seen.profile, seen.cpu_limit_milli) == (ordered.profile, ordered.cpu_limit_milli)
+def _size(of: ReportedSlot | Slot | Resize) -> tuple[ResourceProfile, int]:
+    """What makes two sizes equal; a cap that is not told is what is booked."""
+    return of.profile, max(of.cpu_limit_milli, of.profile.cpu_milli)
 
 
 def has_size(slot: Slot, target: Resize) -> bool:
     """True if a slot has this size, as its executor has confirmed."""
-    return (slot.profile, slot.cpu_limit_milli) == (target.profile, target.cpu_limit_milli)
+    return _size(slot) == _size(target)
 
 
 def size_text(size: Slot | Resize) -> str:

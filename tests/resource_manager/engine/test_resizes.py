@@ -10,6 +10,8 @@ from finegrain.errors import FailedPrecondition
 from finegrain.resources import GIB, MIB, Amounts, ResourceProfile
 from resource_manager.engine.entities import RequestSpec, RequestState, Slot
 from resource_manager.engine.events import (
+    CommandAnswered,
+    ItemOutcome,
     JobRegistered,
     RequestsSubmitted,
     ResizeRequested,
@@ -212,3 +214,57 @@ def test_a_change_that_ended_is_not_mistaken_for_one_that_is_asked_again() -> No
     resize(cluster, "r", size(1_000, 128), number=2)
     cluster.settle()
     assert cluster.state.slots["r", 1].profile == size(1_000, 128)
+
+
+@pytest.mark.parametrize("behind", ["nothing", "one that waits", "one that is ordered"])
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_size_that_the_books_do_not_expect_is_believed(number: int, behind: str) -> None:
+    """An executor that crashed with a full disk may carry out a change that it refused, or take one
+    back that it confirmed.
+    """
+    cluster = cluster_with("r", "s")
+    executor = cluster.executors["host-a"]
+    slot = cluster.state.slots["r", 1]
+    resize(cluster, "r", size(1_500, 256))
+    cluster.settle()
+    executor.broken.add("r")
+    resize(cluster, "r", size(1_600, 256))
+    cluster.settle()
+    executor.broken.clear()
+    assert (slot.profile, slot.resize_number) == (size(1_500, 256), 2)
+    if behind != "nothing":
+        resize(cluster, "r", size(4_000 if behind == "one that waits" else 2_000, 256))
+    other = size(1_250, 256)
+    executor.slots["r", 1] = replace(
+        executor.slots["r", 1], profile=other, cpu_limit_milli=1_250, resize_number=number
+    )
+    cluster.report(executor)
+    assert (slot.profile, slot.cpu_limit_milli) == (other, 1_250)
+    assert slot.resize_number == (2 if behind == "nothing" else 3)
+    booked = 2_000 if behind == "one that is ordered" else 1_250
+    assert cluster.state.hosts["host-a"].booked["cpu_milli"] == 1_000 + booked
+    assert check_invariants(cluster.state) == []
+    told = cluster.store.job_events["job"][-1]
+    assert (told.reason, told.slot and told.slot["profile"]) == ("RESIZED", other.to_dict())
+    cluster.batch(SlotsReleased(cluster.at, "job", (("s", 0),)))
+    cluster.settle()
+    expected = {"nothing": 1_250, "one that waits": 4_000, "one that is ordered": 2_000}
+    assert slot.profile.cpu_milli == expected[behind]
+    cluster.restart_rm()
+    assert cluster.state.slots["r", 1].profile == slot.profile
+
+
+def test_an_order_that_the_executor_finds_unsound_is_not_repeated() -> None:
+    cluster = cluster_with("r")
+    executor = cluster.executors["host-a"]
+    executor.broken.add("r")
+    resize(cluster, "r", size(2_000, 256))
+    answer = executor.execute(cluster.wire.pop().command, cluster.at, 1)
+    assert isinstance(answer, CommandAnswered)
+    unsound = ItemOutcome("r", "INVALID_ARGUMENT", "cpus is '7'; expected cpus out of 0-3")
+    cluster.batch(replace(answer, outcomes=(unsound,)))
+    slot = cluster.state.slots["r", 1]
+    assert (slot.ordered, slot.wanted) == (None, None)
+    told = cluster.store.job_events["job"][-1]
+    assert told.reason == "RESIZE_REFUSED"
+    assert told.message.endswith(unsound.message)
