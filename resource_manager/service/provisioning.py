@@ -68,7 +68,7 @@ class Providers:
         """
         name = self.of_shape.get(shape, "")
         if not name:
-            name = next((n for n, each in self.by_name.items() if each.owns(executor_id)), "")
+            name = next((n for n in self.by_name if self._owns(n, executor_id)), "")
         if not name:
             raise ProviderFailed(
                 f"shape {shape} is not configured, and no provider knows executor {executor_id}; "
@@ -76,6 +76,15 @@ class Providers:
                 details={"executor_id": executor_id, "shape": shape},
             )
         return name, self.by_name[name]
+
+    def _owns(self, name: str, executor_id: str) -> bool:
+        try:
+            return self.by_name[name].owns(executor_id)
+        except Exception as error:  # its notes cannot be read just now, say
+            raise ProviderFailed(
+                f"provider {name} cannot say whether executor {executor_id} is its own: {error!r}",
+                details={"executor_id": executor_id},
+            ) from error
 
 
 class Carries(Protocol):
@@ -278,7 +287,13 @@ class Provisioning:
             self._work_on(_Work(provision, ended_by_itself=said))
 
     def _noted(self) -> list[str]:
-        return [name for each in self._providers.by_name.values() for name in each.noted()]
+        found: list[str] = []
+        for name, provider in self._providers.by_name.items():
+            try:
+                found += provider.noted()
+            except Exception as error:  # the others are looked after all the same
+                _log.error("provider_broken", provider=name, call="noted", exc_info=error)
+        return found
 
     def _stop_strays(self, unknown: list[str]) -> None:
         """Books that were restored to an earlier state do not know what was started since. What

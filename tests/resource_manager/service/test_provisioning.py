@@ -349,6 +349,31 @@ async def test_looking_goes_on_when_the_books_are_away_for_a_moment() -> None:
         await at.told()
 
 
+class Unreadable(Scripted):
+    """Its notes are on a disk that fails."""
+
+    def owns(self, executor_id: str) -> bool:
+        raise OSError(5, "Input/output error")
+
+    def noted(self) -> list[str]:
+        raise OSError(5, "Input/output error")
+
+
+async def test_notes_that_cannot_be_read_keep_nobody_from_being_looked_after() -> None:
+    sights: list[Sight | Exception] = [Sight(Presence.RUNS), Sight(Presence.ENDED, "exit status 1")]
+    async with service(Unreadable(sights=sights)) as at:
+        at.books.has(ProvisionState.REGISTERED)
+        gone = Provision("old-1-1", "old", 2, "a test", 0, state=ProvisionState.REGISTERED)
+        at.books.provisions["old-1-1"] = gone
+        at.provisioning.begin()
+        assert await at.told() == [ProvisionEnded(AT, ID, "it ended by itself: exit status 1")]
+        del at.books.provisions[ID]
+        at.wish(StopExecutor("old-1-1", "old", ""))
+        (_, failed) = await at.told(2)
+        assert isinstance(failed, ProvisionStopFailed)
+        assert "cannot say whether executor old-1-1 is its own" in failed.message
+
+
 async def test_the_provider_of_a_shape_that_is_gone_is_found_by_what_it_knows() -> None:
     async with service(Scripted(known=frozenset({"old-1-1"}))) as at:
         at.wish(StopExecutor("old-1-1", "old", "unit-9"))
