@@ -101,6 +101,7 @@ class GangBooks:
     waiting: dict[str, WaitingGang] = field(default_factory=dict)  # in no order
     unconfirmed: dict[str, int] = field(default_factory=dict)
     by_job: Counter[str] = field(default_factory=Counter)  # wishes of gangs of a job that wait
+    moves: int = 0  # rises whenever a gang begins or ends to wait
     _kinds: dict[tuple[Where, tuple[Wish, ...]], GangKind] = field(default_factory=dict)
 
     def in_line(self) -> list[WaitingGang]:
@@ -119,6 +120,7 @@ class GangBooks:
         self, gang: Gang, members: list[Request], singles: Singles, *, tried: bool = False
     ) -> None:
         """Puts a gang into the line, at its old place."""
+        self.moves += 1
         kind = self._kind_of(gang.spec, members)
         kind.users += 1
         self.waiting[gang.gang_id] = WaitingGang(gang, kind, members, tried)
@@ -140,6 +142,7 @@ class GangBooks:
         waiting = self.waiting.pop(gang.gang_id, None)
         if waiting is None:
             return
+        self.moves += 1
         singles.remove(gang.arrival_number)
         kind = waiting.kind
         self.by_job[gang.job_id] -= len(kind.wishes)

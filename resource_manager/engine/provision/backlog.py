@@ -46,7 +46,7 @@ def plan_waiting(turn: Turn) -> None:
     state, elastic = turn.state, turn.state.elastic
     shapes = may_ask(turn)
     now = (
-        state.queue.moves,
+        state.queue.moves + state.gangs.moves,
         state.cluster_version,
         elastic.version,
         tuple(shape.name for shape in shapes),

@@ -8,8 +8,13 @@ import pytest
 
 from finegrain.resources import GIB, MIB, ResourceProfile
 from resource_manager.engine.effects import StartExecutor
-from resource_manager.engine.entities import RequestSpec
-from resource_manager.engine.events import JobRegistered, RequestsSubmitted, SlotsReleased
+from resource_manager.engine.entities import GangSpec, ProvisionState, RequestSpec
+from resource_manager.engine.events import (
+    JobRegistered,
+    RequestsCancelled,
+    RequestsSubmitted,
+    SlotsReleased,
+)
 from resource_manager.engine.provision import backlog
 from resource_manager.engine.provision.planning import make_plan
 from resource_manager.engine.settings import EngineSettings, ExecutorShape, Provisioning
@@ -123,3 +128,17 @@ def test_those_whom_nothing_could_serve_keep_nobody_behind_them_waiting() -> Non
     assert [each.shape for each in cluster.state.provisions.values()] == ["small"]
     left = cluster.state.elastic.plan.left
     assert [(shape.profile, count) for shape, count in left.items()] == [(larger[0].profile, 5)]
+
+
+def test_what_was_asked_for_a_gang_that_left_is_given_back() -> None:
+    cluster = cluster_with(SMALL)
+    asked = tuple(RequestSpec(f"m{number}", ONE, gang_id="g") for number in range(6))
+    cluster.batch(RequestsSubmitted(cluster.at, "job", asked, gangs=(GangSpec("g"),)))
+    cluster.wait(1_000)
+    assert len(cluster.state.provisions) == 2
+    cluster.wait(1_000)
+    cluster.batch(RequestsCancelled(cluster.at, "job", ("m0",)))
+    for _ in range(3):
+        cluster.wait(1_000)
+    states = {each.state for each in cluster.state.provisions.values()}
+    assert states == {ProvisionState.STOPPING}
