@@ -27,15 +27,20 @@ from resource_manager.engine.soundness import taken, unsound
 from resource_manager.engine.state import State
 from resource_manager.engine.turn import Turn
 
+_Verdicts = dict[tuple[Where, tuple[Wish, ...]], Feasibility]
+"""What was found out about the gangs of a call: many may be alike, and each costs a search."""
+
 
 def refused_members(
-    state: State, job: Job, gangs: Sequence[GangSpec], requests: Iterable[RequestSpec]
+    state: State, job: Job, gangs: Sequence[GangSpec], requests: Sequence[RequestSpec]
 ) -> dict[str, ItemOutcome]:
     """What is wrong with members of gangs, by allocation id; who is not among them may come in.
 
     Raises:
         InvalidArgument: a gang has no members here, or is declared twice.
     """
+    if not gangs and not any(spec.gang_id for spec in requests):
+        return {}
     members: dict[str, dict[str, RequestSpec]] = {}
     belongs: dict[str, set[str]] = {}
     for spec in requests:
@@ -51,9 +56,10 @@ def refused_members(
             raise InvalidArgument(
                 "gangs", gang_id, "gangs that requests of the same call belong to"
             )
+    verdicts: _Verdicts = {}
     for gang in gangs:
         some = members.pop(gang.gang_id)
-        problems = _refused(state, job, gang, list(some.values()), shared)
+        problems = _refused(state, job, gang, list(some.values()), shared, verdicts=verdicts)
         refused.update({each.id: each for each in problems})
     for gang_id, some in members.items():
         for name in some:
@@ -86,7 +92,13 @@ def take_in(turn: Turn, gang: Gang) -> None:
 
 
 def _refused(
-    state: State, job: Job, gang: GangSpec, members: list[RequestSpec], shared: set[str]
+    state: State,
+    job: Job,
+    gang: GangSpec,
+    members: list[RequestSpec],
+    shared: set[str],
+    *,
+    verdicts: _Verdicts,
 ) -> list[ItemOutcome]:
     known = state.gangs.by_id.get(gang.gang_id)
     if known is not None:
@@ -104,7 +116,7 @@ def _refused(
         return problems + _others(gang, members, problems)
     if all(spec.allow_pending for spec in members):
         return []
-    return _impossible(state, gang, members)
+    return _impossible(state, gang, members, verdicts)
 
 
 def _same(state: State, job: Job, known: Gang, gang: GangSpec, members: list[RequestSpec]) -> bool:
@@ -160,10 +172,15 @@ def _others(
     ]
 
 
-def _impossible(state: State, gang: GangSpec, members: list[RequestSpec]) -> list[ItemOutcome]:
+def _impossible(
+    state: State, gang: GangSpec, members: list[RequestSpec], verdicts: _Verdicts
+) -> list[ItemOutcome]:
     asked = Counter((spec.profile, spec.required_labels) for spec in members)
-    wishes = [Wish(profile, labels, count) for (profile, labels), count in asked.items()]
-    if gang_feasibility(state, Where.of(gang), wishes) is not Feasibility.NEVER:
+    wishes = tuple(Wish(profile, labels, count) for (profile, labels), count in asked.items())
+    key = Where.of(gang), wishes
+    if key not in verdicts:
+        verdicts[key] = gang_feasibility(state, *key)
+    if verdicts[key] is not Feasibility.NEVER:
         return []
     where = {
         GangPlacement.ANYWHERE: "together",

@@ -137,17 +137,27 @@ def give_up(
     turn: Turn,
     request: Request,
     *,
+    alone: bool = False,
     reason: str = "",
     message: str = "",
     grace_ms: int | None = None,
 ) -> None:
     """Ends a living request on somebody's wish, and with one of a gang that is not granted all of
     them.
+
+    `alone`: the wish is about a slot that was granted. Its gang may have gone back into line while
+    the wish was on its way; the others are waited with as before.
     """
     state = turn.state
     gang = state.gangs.of(request)
     if gang is None or request.state is RequestState.GRANTED:
         moves.give_up(turn, request, reason=reason, message=message, grace_ms=grace_ms)
+        return
+    waiting = state.gangs.waiting.get(gang.gang_id)
+    if alone and waiting is not None and len(waiting.members) > 1:
+        state.gangs.stop_waiting(gang, state.queue.singles)
+        moves.give_up(turn, request, reason=reason, message=message, grace_ms=grace_ms)
+        state.queue_gang(gang, tried=waiting.tried)
         return
     _leave(state, gang)
     gang.waiting_until_ms = None
@@ -164,16 +174,16 @@ def take_out(state: State, request: Request) -> None:
         state.gangs.stop_waiting(gang, state.queue.singles)
 
 
-def gang_rang(turn: Turn, gang_id: str) -> None:
-    """Ends a gang that has waited for too long."""
+def gang_rang(turn: Turn, gang_id: str) -> int:
+    """Ends a gang that has waited for too long; answers with how many requests ended."""
     state = turn.state
     waiting = state.gangs.waiting.get(gang_id)
     if waiting is None or waiting.gang.waiting_until_ms is None:
-        return
+        return 0
     gang = waiting.gang
     if turn.now_ms < (gang.waiting_until_ms or 0):
         state.timers.arm(Timer.GANG, gang_id, gang.waiting_until_ms or 0)
-        return
+        return 0
     _leave(state, gang)
     gang.waiting_until_ms = None
     message = f"gang {gang_id} could not be placed as a whole within {gang.spec.timeout_ms} ms"
@@ -187,6 +197,7 @@ def gang_rang(turn: Turn, gang_id: str) -> None:
             reason=reason,
             message=message,
         )
+    return len(waiting.members)
 
 
 def _leave(state: State, gang: Gang) -> None:

@@ -19,7 +19,9 @@ from resource_manager.engine.timers import Timer
 from resource_manager.engine.turn import Turn
 
 ENDED_AT_ONCE = 500
-"""Requests that end in one step with their job; each writes three rows."""
+"""Requests that end in one step with their job, or as their gang's time is over; each writes three
+rows. The gang that reaches this number ends whole.
+"""
 
 TAKEN_OUT_AT_ONCE = 20_000
 """Requests of ended jobs that are looked at in one step, so that they wait no more or end."""
@@ -161,14 +163,15 @@ def _go_on_ending(turn: Turn, job: Job, most: int) -> int:
     state = turn.state
     ending = state.endings[job.job_id]
     message = f"its job ended: {job.end_reason}"
-    ended, until = 0, ending.given_up + TAKEN_OUT_AT_ONCE
-    while job.live_requests and ended < most and ending.given_up < until:
+    live, until = job.live_requests, ending.given_up + TAKEN_OUT_AT_ONCE
+    # With one of a gang others end, too: they are counted as well.
+    while job.live_requests and live - job.live_requests < most and ending.given_up < until:
         request = state.by_arrival[job.arrivals[ending.given_up]]
         ending.given_up += 1
         if request.state not in ENDED_REQUEST_STATES:
             reason, grace_ms = Reason.JOB_OVER, ending.grace_ms
             give_up(turn, request, reason=reason, message=message, grace_ms=grace_ms)
-            ended += 1
+    ended = live - job.live_requests
     if job.live_requests:
         return ended
     del state.endings[job.job_id]

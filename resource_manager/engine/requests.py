@@ -232,7 +232,14 @@ def _give_up(
             (("generation", str(generation)), ("current", str(request.generation))),
         )
     if generation in (0, request.generation) and request.state not in ENDED_REQUEST_STATES:
-        give_up(turn, request, reason=by.reason, message=by.message, grace_ms=grace_ms)
+        give_up(
+            turn,
+            request,
+            alone=generation > 0,
+            reason=by.reason,
+            message=by.message,
+            grace_ms=grace_ms,
+        )
     return ItemOutcome(allocation_id)
 
 

@@ -57,6 +57,7 @@ from resource_manager.engine.executors import (
 )
 from resource_manager.engine.gangs import gang_rang
 from resource_manager.engine.jobs import (
+    ENDED_AT_ONCE,
     go_on_ending,
     keep_alive,
     lease_rang,
@@ -179,6 +180,7 @@ def _waiting_reason(state: State, request: Request) -> str:
 def _tick(turn: Turn, event: Ticked) -> None:  # noqa: C901, PLR0912 -- one case per timer
     if event.after_stall:
         turn.state.timers.listening_since_ms = turn.now_ms
+    timed_out = 0  # requests, with their gangs
     for timer, entity_id in turn.state.timers.pop_due(turn.now_ms):
         match timer:
             case Timer.LEASE:
@@ -195,8 +197,10 @@ def _tick(turn: Turn, event: Ticked) -> None:  # noqa: C901, PLR0912 -- one case
                 probe_rang(turn, entity_id)
             case Timer.REFUSAL:
                 refusal_rang(turn, entity_id)
+            case Timer.GANG if timed_out >= ENDED_AT_ONCE:
+                turn.state.timers.arm(timer, entity_id, turn.now_ms)  # with the next tick
             case Timer.GANG:
-                gang_rang(turn, entity_id)
+                timed_out += gang_rang(turn, entity_id)
             case Timer.RESIZE:
                 resize_rang(turn, entity_id)
             case Timer.PLAN:

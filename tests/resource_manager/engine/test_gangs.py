@@ -287,6 +287,66 @@ def test_a_gang_of_a_job_that_is_ending_is_not_placed_again(
     assert not cluster.state.slots
 
 
+def test_many_gangs_end_with_their_job_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "ENDED_AT_ONCE", 5)
+    cluster = waiting_in_vain(6, timeout_ms=None)
+    step(cluster.state, JobEndRequested(cluster.at, "job", "ENDED"))
+    left = [cluster.state.live_requests]
+    while cluster.state.unfinished:
+        cluster.batch()
+        left.append(cluster.state.live_requests)
+    assert left == [12, 6, 0]  # what was begun ends whole: no gang is ever half ended
+    assert check_invariants(cluster.state) == []
+
+
+def test_many_gangs_whose_time_is_over_end_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("resource_manager.engine.step.ENDED_AT_ONCE", 5)
+    cluster = waiting_in_vain(6, timeout_ms=1_000)
+    left: list[int] = []
+    cluster.now_ms += 1_000
+    while cluster.state.live_requests and len(left) < 10:
+        assert cluster.state.next_timer_ms() == cluster.at.monotonic_ms
+        cluster.wait(0)
+        left.append(cluster.state.live_requests)
+    assert left == [12, 6, 0]
+    assert {each.reason for each in cluster.state.requests.values()} == {"GANG_TIMEOUT"}
+    assert check_invariants(cluster.state) == []
+
+
+def waiting_in_vain(gangs: int, *, timeout_ms: int | None) -> ModelCluster:
+    """Gangs of three that are larger than the only executor."""
+    cluster = cluster_of()
+    for number in range(gangs):
+        name = f"g{number}."
+        large = ResourceProfile(2_000, GIB)
+        asked = (replace(m, profile=large, allow_pending=True) for m in members(3, name))
+        submit(cluster, tuple(asked), GangSpec(name, timeout_ms=timeout_ms))
+    return cluster
+
+
+def test_to_release_a_slot_of_a_gang_that_is_broken_up_meanwhile_takes_nobody_else_along() -> None:
+    """The release was on its way when the executor was lost."""
+    cluster = cluster_of(2)
+    submit(cluster, members(3, restart_on_loss=True), GANG)
+    cluster.settle()
+    slot = cluster.state.slot_of(cluster.state.requests["g0"])
+    assert slot is not None
+    executor = cluster.executors[slot.executor_id]
+    executor.end(("g0", 1), "ORPHANED")
+    step(cluster.state, cluster.report_of(executor))
+    assert states(cluster) == {RequestState.PENDING}
+    cluster.batch(SlotsReleased(cluster.at, "job", (("g1", 1),)))
+    assert check_invariants(cluster.state) == []
+    cluster.settle()
+    found = {name: request.state for name, request in cluster.state.requests.items()}
+    assert found == {
+        "g0": RequestState.GRANTED,
+        "g1": RequestState.CANCELLED,
+        "g2": RequestState.GRANTED,
+    }
+    assert check_invariants(cluster.state) == []
+
+
 @pytest.mark.parametrize("placement", list(GangPlacement))
 @settings(deadline=None, max_examples=60)
 @given(described=hosts, count=st.integers(1, 6))
