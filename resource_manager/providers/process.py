@@ -38,6 +38,7 @@ from resource_manager.providers.process_executor import (
     read_claim,
 )
 from resource_manager.providers.process_shares import Share, missing_here, overlap, read_shares
+from resource_manager.providers.process_tree import fronts_below
 from resource_manager.providers.provider import (
     PROVIDED_AS_VARIABLE,
     ConfiguredShape,
@@ -217,6 +218,8 @@ class ProcessProvider:
         if not executor.exists():
             if self._elsewhere(handle):
                 return Sight(Presence.UNKNOWN, f"it was started on another host: {handle}")
+            if executor.front() is not None:
+                return Sight(Presence.RUNS, f"its directory {executor.path} is gone")
             return Sight(Presence.ENDED, "there is nothing of it")
         if executor.front() is not None:
             return Sight(Presence.RUNS)
@@ -241,6 +244,12 @@ class ProcessProvider:
                 raise ProviderFailed(
                     f"what {', '.join(unreadable)} holds cannot be read in {self.directory}; stop "
                     "it, or remove its directory if nothing of it runs"
+                )
+            homeless = {path.parent.name for path in fronts_below(self.directory)} - claims.keys()
+            if homeless:
+                raise ProviderFailed(
+                    f"what {', '.join(sorted(homeless))} holds cannot be told: it runs, but its "
+                    f"directory in {self.directory} is gone; drain it, or stop it by hand"
                 )
             given = [claim.share for claim in claims.values() if claim is not None]
             names = {share.name for share in given}

@@ -20,7 +20,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -41,6 +41,7 @@ from resource_manager.providers.process_tree import (
     control_groups,
     end_forcibly,
     front_of,
+    groups_around,
     processes_of,
     this_process,
 )
@@ -196,21 +197,27 @@ class ExecutorDirectory:
         Raises:
             ProviderFailed: something is left; the directory, and with it the share, stays claimed.
         """
-        if not self.exists():
+        processes = processes_of(self.path)
+        if not self.exists() and not processes:
             self._remove_hidden()
             return ""
+        # Looked up at the beginning: somebody may have removed what its helper noted.
+        groups = groups_around(processes, self.executor_id)
         how = self._end(timeout_s, cancellation)
-        left = self._left()
+        left = self._left(groups)
         if left:
-            end_forcibly(processes_of(self.path), control_groups(self.state_dir), KILL_WAIT_S)
+            groups += control_groups(self.state_dir)
+            end_forcibly(processes_of(self.path), groups, KILL_WAIT_S)
             how = "it was ended by force"
-            left = self._left()
+            left = self._left(groups)
         if left:
             raise ProviderFailed(
                 f"something of executor {self.executor_id} is left: {'; '.join(left)}; end it by "
                 "hand, or wait for the next attempt",
                 details={"executor_id": self.executor_id},
             )
+        if not self.exists():
+            return how
         self._keep_output()
         try:
             self.path.rename(self.path.with_name(f"{HIDDEN}{self.path.name}.gone"))
@@ -241,6 +248,8 @@ class ExecutorDirectory:
                 return "it had to be killed"
         elif not self._left():
             return ""
+        if not self.exists():  # nothing can be started in it any more
+            return ""
         again = self.start(only_to_end=True)
         deadline = time.monotonic() + SERVE_WAIT_S
         while again.lives() and not self._serves(again) and time.monotonic() < deadline:
@@ -266,9 +275,10 @@ class ExecutorDirectory:
     def _serves(self, front: Process) -> bool:
         return bool(read_json(self.state_dir / "endpoint.json").get("pid") == front.pid)
 
-    def _left(self) -> list[str]:
+    def _left(self, groups: Iterable[Path] = ()) -> list[str]:
         processes = [f"process {each.pid}" for each in processes_of(self.path)]
-        return processes + [f"cgroup {group}" for group in control_groups(self.state_dir)]
+        here = dict.fromkeys([*control_groups(self.state_dir), *groups])
+        return processes + [f"cgroup {group}" for group in here if group.is_dir()]
 
     def _note(self) -> dict[str, Any]:
         return read_json(self.path / FRONT_FILE)

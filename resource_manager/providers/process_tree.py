@@ -126,6 +126,29 @@ def control_groups(state_dir: Path) -> list[Path]:
     return [path for path in paths if str(path).startswith(_CGROUPS) and path.is_dir()]
 
 
+def fronts_below(directory: Path) -> Iterator[Path]:
+    """The configuration files below a directory that live fronts were started with; they may be
+    gone.
+    """
+    for process, words in command_lines():
+        if _serves(words) and process.lives():
+            yield from (Path(word) for word in words if word.startswith(f"{directory}/"))
+
+
+def groups_around(processes: Iterable[Process], executor_id: str) -> list[Path]:
+    """The executor's control groups, by who is in them: its helper's note may be gone."""
+    mark, found = f"/finegrain/{executor_id}/", dict[Path, None]()
+    for process in processes:
+        with suppress(OSError):
+            for line in (_PROC / str(process.pid) / "cgroup").read_text().splitlines():
+                _, controllers, path = line.split(":", 2)
+                above, within, _ = f"{path}/".partition(mark)
+                if within:
+                    top = Path(_CGROUPS, controllers.removeprefix("name="))
+                    found[Path(f"{top}{above}{mark}")] = None
+    return [path for path in found if path.is_dir()]
+
+
 def end_forcibly(processes: Iterable[Process], groups: Iterable[Path], patience_s: float) -> None:
     """Kills the processes and whatever runs in the control groups, and removes those, as far as the
     kernel lets us within that time.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -283,6 +284,27 @@ async def test_tasks_of_a_front_that_was_killed_end_with_the_executor(host: Host
 
     assert helpers
     assert not processes_naming(host.path("half-1-1"))
+
+
+@pytest.mark.parametrize("isolation", ["none", "auto"])
+async def test_one_whose_directory_disappeared_keeps_its_share_until_it_is_stopped(
+    host: Host, isolation: str
+) -> None:
+    provider = host.provider(halves(2, isolation=isolation))
+    started = await provider.start("half-1-1", "half", again=False)
+    await host.serves("half-1-1")
+    shutil.rmtree(host.directory)
+
+    seen = await provider.look("half-1-1", "half", started.handle)
+    with pytest.raises(ProviderFailed, match="half-1-1 holds cannot be told"):
+        await provider.start("half-1-2", "half", again=False)
+    await provider.stop("half-1-1", "half", started.handle)
+    gone = await provider.look("half-1-1", "half", started.handle)
+
+    assert (seen.presence, gone.presence) == (Presence.RUNS, Presence.ENDED)
+    assert not processes_naming(host.path("half-1-1"))
+    assert not list(Path("/sys/fs/cgroup").glob("**/finegrain/half-1-1"))
+    assert "half#1" in (await provider.start("half-1-2", "half", again=False)).message
 
 
 async def test_a_stop_that_is_put_off_can_be_taken_up_by_the_next_life(host: Host) -> None:
