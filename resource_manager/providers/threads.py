@@ -11,32 +11,47 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from threading import Lock
 from typing import TypeVar
 
 T = TypeVar("T")
 
 
 class Cancellation:
-    """Tells work in a thread to come to an end."""
+    """Tells work in a thread to come to an end. Takes descriptors only while somebody listens:
+    calls that wait for a thread may be many.
+    """
 
     def __init__(self) -> None:
-        self._read, self._write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._pipe: tuple[int, int] | None = None
+        self._lock = Lock()
         self.is_set = False
 
     def fileno(self) -> int:
         """Readable once it is set."""
-        return self._read
+        with self._lock:
+            if self._pipe is None:
+                self._pipe = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+                self._tell()
+            return self._pipe[0]
 
     def set(self) -> None:
         """Tells it."""
-        self.is_set = True
-        with suppress(OSError):
-            os.write(self._write, b"x")
+        with self._lock:
+            self.is_set = True
+            self._tell()
 
     def close(self) -> None:
         """Lets go of it, when the work has ended."""
-        os.close(self._read)
-        os.close(self._write)
+        with self._lock:
+            for descriptor in self._pipe or ():
+                os.close(descriptor)
+            self._pipe = None
+
+    def _tell(self) -> None:
+        if self.is_set and self._pipe is not None:
+            with suppress(OSError):
+                os.write(self._pipe[1], b"x")
 
 
 async def in_thread(threads: ThreadPoolExecutor, work: Callable[[Cancellation], T]) -> T:
