@@ -25,8 +25,8 @@ _LOOKED_BACK = 4
 """Members, largest first, that are tried when the largest of a class does not fit."""
 
 _Key = tuple[tuple[bool, ...], tuple[tuple[int, int, int], ...]]
-"""On which offers a kind cannot be, and the size of what it needs: (dimension, bits, leading
-bits).
+"""Where a kind cannot be (by what is needed there, which many offers share), and the size of what
+it needs: (dimension, bits, leading bits).
 """
 
 
@@ -39,11 +39,12 @@ class Class:
 
 def classes_of(counts: Mapping[int, int], offers: Sequence[Offer]) -> list[Class]:
     """Puts together what is similar, coarser and coarser until there are few classes."""
-    needs = [offer.needs for offer in offers]
+    lists = list({id(offer.needs): offer.needs for offer in offers}.values())
     found: dict[_Key, list[int]] = {}
     for kind in counts:
-        row = [each[kind] for each in needs]
-        need = next(each for each in row if each is not None)
+        row = [each[kind] for each in lists]
+        mask = tuple([each is None for each in row])
+        need = row[0] or next(each for each in row if each is not None)
         sizes = tuple(
             [
                 (at, (bits := amount.bit_length()), amount >> max(0, bits - 1 - _FINEST_BITS))
@@ -51,7 +52,7 @@ def classes_of(counts: Mapping[int, int], offers: Sequence[Offer]) -> list[Class
                 if at
             ]
         )
-        key = (tuple([each is None for each in row]), sizes)
+        key = (mask, sizes)
         if key in found:
             found[key].append(kind)
         else:
@@ -73,13 +74,14 @@ def _coarser(key: _Key, dropped: int) -> _Key:
 
 
 def _in_order(kinds: list[int], counts: Mapping[int, int], offers: Sequence[Offer]) -> list[int]:
-    largest = [max(each) for each in zip(*[offer.total for offer in offers], strict=True)]
-
-    def size(kind: int) -> tuple[float, int]:
-        need = next(offer.needs[kind] for offer in offers if offer.needs[kind] is not None)
-        return max([amount / largest[at] for at, amount in need or () if at], default=0.0), kind
-
-    return [kind for kind in sorted(kinds, key=size) for _ in range(counts[kind])]
+    largest = [max(each) or 1 for each in zip(*[offer.total for offer in offers], strict=True)]
+    lists = list({id(offer.needs): offer.needs for offer in offers}.values())
+    sizes: list[tuple[float, int]] = []
+    for kind in kinds:
+        need = lists[0][kind] or next((n[kind] for n in lists if n[kind] is not None), None) or ()
+        sizes.append((max([a / largest[at] for at, a in need if at], default=0.0), kind))
+    sizes.sort()
+    return [kind for _, kind in sizes for _ in range(counts[kind])]
 
 
 def mean_offers(classes: Sequence[Class], offers: Sequence[Offer]) -> list[Offer]:

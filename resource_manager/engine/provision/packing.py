@@ -114,21 +114,28 @@ class Space:
         selectors = {wish.labels for wish in self.wishes}
         defaults = [kind for kind, many in enumerate(self._defaults) if many]
         labels = [wish.labels for wish in self.wishes] if selectors != {()} else []
+        known: dict[object, list[Need | None]] = {}  # executors of a shape are alike, and many
         found: list[Sequence[Need | None]] = []
         for capacity in capacities:
-            needs: list[Need | None] = self._separate if capacity.separate else self._pooled
             carried = capacity.labels
-            foreign = {each for each in selectors if any(carried.get(k) != v for k, v in each)}
-            if defaults:
-                needs, default = needs[:], self.default_need(capacity)
-                for kind in defaults:
-                    needs[kind] = self.need(kind, capacity, default)
-            if foreign:
-                needs = [
-                    None if selector in foreign else need
-                    for selector, need in zip(labels, needs, strict=True)
-                ]
-            found.append(needs)
+            foreign = frozenset(
+                each for each in selectors if any(carried.get(k) != v for k, v in each)
+            )
+            default = self.default_need(capacity) if defaults else ()
+            key = (capacity.separate, foreign, default)
+            if key not in known:
+                needs = self._separate if capacity.separate else self._pooled
+                if defaults:
+                    needs = needs[:]
+                    for kind in defaults:
+                        needs[kind] = self.need(kind, capacity, default)
+                if foreign:
+                    needs = [
+                        None if selector in foreign else need
+                        for selector, need in zip(labels, needs, strict=True)
+                    ]
+                known[key] = needs
+            found.append(known[key])
         return found
 
     def take(self, room: Room, kind: int, most: int) -> int:

@@ -329,10 +329,14 @@ def _served_at_most(
             return total
         for at, amount in enumerate(offer.total):
             room[at] += amount * number
+    lists = list({id(offer.needs): offer.needs for offer in offers}.values())
     served = 0
     for kind, count in line:
-        need = _least_need(kind, offers)
-        fit = min([count, *[room[at] // amount for at, amount in need]])
+        fit = count
+        need = _least_need(kind, lists)
+        for at, amount in need:
+            if room[at] < amount * fit:
+                fit = room[at] // amount
         for at, amount in need:
             room[at] -= amount * fit
         served += fit
@@ -341,7 +345,9 @@ def _served_at_most(
     return served
 
 
-def _least_need(kind: int, offers: Sequence[Offer]) -> Need:
+def _least_need(kind: int, lists: Sequence[Sequence[Need | None]]) -> Need:
     """What is needed, where offers agree about it."""
-    needs = {each for offer in offers if (each := offer.needs[kind]) is not None}
+    if len(lists) == 1:
+        return lists[0][kind] or ()
+    needs = {need for each in lists if (need := each[kind]) is not None}
     return needs.pop() if len(needs) == 1 else ()

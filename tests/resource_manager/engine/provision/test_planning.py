@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from resource_manager.engine.entities import GangPlacement
 from resource_manager.engine.provision.gang_planning import GangWish
-from resource_manager.engine.provision.packing import Capacity, Counts, Wish
+from resource_manager.engine.provision.packing import Capacity, Counts, Space, Wish
 from resource_manager.engine.provision.planning import Backlog, Plan, Supply, make_plan
 from resource_manager.engine.queue import DEFAULT_SLOTS, SLOTS
 
@@ -126,6 +126,17 @@ def test_where_limits_bind_whoever_waits_longest_is_planned() -> None:
     plan = make_plan(backlog)
     assert plan.pending == {"a": {1: 2}}
     assert plan.left == {0: 1}
+
+
+def test_executors_that_are_alike_share_what_is_needed_there() -> None:
+    """A list for each would be the length of the backlog, times a thousand on the way."""
+    alike = [capacity(4, zone="b"), capacity(8, zone="b")]
+    other = capacity(4, zone="a")
+    space = Space([wish(1, zone="a"), DEFAULT], [*alike, other])
+    needs = space.needs_everywhere([*alike, other])
+    assert needs[0] is needs[1]
+    assert needs[0][0] is None
+    assert needs[2][0] is not None
 
 
 # Limits.
