@@ -8,9 +8,10 @@ being planned for.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import islice
 
-from resource_manager.engine.entities import GangPlacement
+from resource_manager.engine.entities import GangPlacement, RequestSpec
 from resource_manager.engine.gang_books import WaitingGang
 from resource_manager.engine.host import Host
 from resource_manager.engine.placement.indexes import carries
@@ -90,7 +91,10 @@ class _Reading:
             if each.state in PENDING and each.shape in elastic.shapes
         ]
         self._hopeless: list[Shape] = []
-        line = self._line(shapes) if shapes or self.pending else []
+        self._hopeless_gangs: list[str] = []
+        names = {shape.name for shape in shapes} | {each.shape for each in self.pending}
+        self._capacities = [elastic.capacities[name] for name in sorted(names)]
+        line = self._line() if shapes or self.pending else []
         gangs = self._gangs([number for number, _ in line]) if shapes or self.pending else []
         self.backlog = Backlog(
             wishes=self._wishes,
@@ -112,6 +116,7 @@ class _Reading:
                 left[owner] = count
         gangs = {owner[0] for owner in self._owners if not isinstance(owner, Shape)}
         gangs -= {self._gang_of(self.backlog.gangs[at]) for at in plan.gangs}
+        gangs.update(self._hopeless_gangs)
         on = {name: self.content(content) for name, content in plan.pending.items()}
         return LastPlan(on, left, sorted(gangs), plan.counted_on)
 
@@ -130,17 +135,15 @@ class _Reading:
         owner = self._owners[next(iter(wish.members))]
         return "" if isinstance(owner, Shape) else owner[0]
 
-    def _line(self, shapes: list[ExecutorShape]) -> list[tuple[int, int]]:
+    def _line(self) -> list[tuple[int, int]]:
         """(arrival number, kind) of the first in line."""
-        names = {shape.name for shape in shapes} | {each.shape for each in self.pending}
-        capacities = [self._state.elastic.capacities[name] for name in sorted(names)]
         most = self._state.settings.provisioning.planned_requests_max
         refused = _refused_lately(self._state)
         line: list[tuple[int, int]] = []
         for shape in self._state.queue.shapes():
             if (shape.profile, shape.labels) in refused:
                 continue
-            if not any(could_serve(capacity, shape) for capacity in capacities):
+            if not self._is_served(shape):
                 self._hopeless.append(shape)
                 continue
             kind = self._kind(Wish(shape.pooled_need, shape.separate_need, shape.labels), shape)
@@ -157,8 +160,11 @@ class _Reading:
         wished: list[GangWish] = []
         at, left = 0, self._state.settings.provisioning.planned_requests_max
         for waiting in self._state.gangs.in_line():
+            if not any(self._is_served(shape) for shape in _shapes_of(self._state, waiting)):
+                self._hopeless_gangs.append(waiting.gang.gang_id)
+                continue
             left -= len(waiting.members)
-            if left < 0:
+            if left < 0 and wished:
                 break
             while at < len(arrivals) and arrivals[at] < waiting.gang.arrival_number:
                 at += 1
@@ -174,6 +180,10 @@ class _Reading:
         where = waiting.kind.where
         return GangWish(members, where.placement, where.label, before)
 
+    def _is_served(self, shape: Shape) -> bool:
+        """True if anything that was asked for, or may be, could serve one such request."""
+        return any(could_serve(capacity, shape) for capacity in self._capacities)
+
     def _kept(self) -> dict[str, Counts]:
         """The last plan as numbers."""
         kinds = {owner: kind for kind, owner in enumerate(self._owners)}
@@ -183,6 +193,11 @@ class _Reading:
             planned += content.members.items()
             kept[name] = {kinds[owner]: count for owner, count in planned if owner in kinds}
         return kept
+
+
+def _shapes_of(state: State, waiting: WaitingGang) -> Iterator[Shape]:
+    for wish in waiting.kind.wishes:
+        yield state.queue.shape_of(RequestSpec("", wish.profile, required_labels=wish.labels))
 
 
 def _runs(line: list[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -142,3 +142,17 @@ def test_what_was_asked_for_a_gang_that_left_is_given_back() -> None:
         cluster.wait(1_000)
     states = {each.state for each in cluster.state.provisions.values()}
     assert states == {ProvisionState.STOPPING}
+
+
+def test_gangs_that_nothing_could_serve_keep_none_behind_them_from_being_planned() -> None:
+    cluster = cluster_with(SMALL, planned_requests_max=5)
+    large = ResourceProfile(5_000, 256 * MIB)
+    for gang_id, profile, count in (("h", large, 4), ("i", large, 4), ("g", ONE, 6)):
+        asked = tuple(
+            RequestSpec(f"{gang_id}{n}", profile, allow_pending=True, gang_id=gang_id)
+            for n in range(count)
+        )
+        cluster.batch(RequestsSubmitted(cluster.at, "job", asked, gangs=(GangSpec(gang_id),)))
+    cluster.wait(1_000)
+    assert len(cluster.state.provisions) == 2  # for all six, though one look counts five requests
+    assert cluster.state.elastic.plan.gangs_left == ["h", "i"]
