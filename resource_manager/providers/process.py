@@ -131,6 +131,15 @@ class ProcessKind:
                 "directory, on the same host: name it with [process] directory for both",
                 details={"field": "process.directory"},
             )
+        tls = surroundings.manager_tls
+        for each in shapes if tls is not None and tls.ca is None else ():
+            if not {**common.executor, **each.settings.executor}.get("manager_tls_ca"):
+                raise ConfigurationError(
+                    "the resource manager serves TLS, and executors of shape "
+                    f"{each.shape.name} have nothing to check it against: name manager_tls_ca in "
+                    "[process] executor",
+                    details={"field": "process.executor", "shape": each.shape.name},
+                )
         return ProcessProvider(common, shapes, surroundings)
 
 
@@ -221,6 +230,7 @@ class ProcessProvider:
             if executor.front() is not None:
                 return Sight(Presence.RUNS, f"its directory {executor.path} is gone")
             return Sight(Presence.ENDED, "there is nothing of it")
+        executor.bound_output()
         if executor.front() is not None:
             return Sight(Presence.RUNS)
         said = executor.last_words() or "nothing"
@@ -288,7 +298,7 @@ class ProcessProvider:
             "listen": "127.0.0.1:0",
             "metrics_listen": "127.0.0.1:0",
             "advertise": "",
-            **({"manager_tls_ca": str(tls.ca)} if tls and tls.ca else {}),
+            **({"manager_tls_ca": str(tls.ca.absolute())} if tls and tls.ca else {}),
             **self._keys(own),
             "executor_id": executor.executor_id,
             "provided_as": shape.name,

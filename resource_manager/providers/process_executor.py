@@ -3,7 +3,7 @@
     executors/ID/claim.json      the share it has, there before anything is started
     executors/ID/executor.toml   its configuration; names the front for whoever looks
     executors/ID/front.json      the process that was started last, and how often that was done
-    executors/ID/output          what it wrote
+    executors/ID/output          what it wrote; of much, the part before is in output.earlier
     executors/ID/state/          the executor's own state directory
     executors/ID/tmp/            scratch directories of tasks, where they run as our own user
     output/ID.log                what the last executors wrote that are gone
@@ -16,6 +16,7 @@ whose processes are found by it. Everything here blocks and needs no resource ma
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -52,6 +53,7 @@ CLAIM_FILE = "claim.json"
 CONFIG_FILE = "executor.toml"
 FRONT_FILE = "front.json"
 OUTPUT_FILE = "output"
+EARLIER_FILE = "output.earlier"
 OUTPUT_FOLDER = "output"
 EXECUTORS_FOLDER = "executors"
 HIDDEN = "."  # directories in the making, or going
@@ -61,6 +63,7 @@ KILL_WAIT_S = 10.0
 SERVE_WAIT_S = 30.0
 LEAVE_WAIT_S = 5.0
 OUTPUTS_KEPT_MAX = 100
+OUTPUT_BYTES_MAX = 4 << 20
 NOBODY_LISTENS = "127.0.0.1:9"
 _PAUSE_S = 0.1
 _MANAGER_VARIABLE = "FINEGRAIN_EXECUTOR__MANAGER"  # stronger than the file
@@ -179,9 +182,20 @@ class ExecutorDirectory:
         """Whether a front that was killed is started again."""
         return self.served() and int(self._note().get("starts", 0)) <= RESTARTS_MAX
 
+    def bound_output(self) -> None:
+        """It writes a line per task as long as it lives; only the newest is kept. What it writes in
+        the middle of this is lost: its descriptor cannot be taken to another file.
+        """
+        with suppress(OSError), (self.path / OUTPUT_FILE).open("r+b") as output:
+            if os.fstat(output.fileno()).st_size > OUTPUT_BYTES_MAX:
+                output.seek(-OUTPUT_BYTES_MAX, os.SEEK_END)
+                (self.path / EARLIER_FILE).write_bytes(output.read())
+                output.truncate(0)
+
     def last_words(self) -> str:
         """The last thing that the executor wrote, for people."""
-        lines = tail(self.path / OUTPUT_FILE).splitlines()
+        said = tail(self.path / OUTPUT_FILE) or tail(self.path / EARLIER_FILE)
+        lines = said.splitlines()
         line = next((line for line in reversed(lines) if line.strip()), "")
         try:
             logged = json.loads(line)

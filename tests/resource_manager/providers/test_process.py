@@ -16,10 +16,15 @@ from pathlib import Path
 import pytest
 
 from resource_manager.providers.process import ProcessProvider
-from resource_manager.providers.process_executor import Claim, ExecutorDirectory, read_claim
+from resource_manager.providers.process_executor import (
+    OUTPUT_BYTES_MAX,
+    Claim,
+    ExecutorDirectory,
+    read_claim,
+)
 from resource_manager.providers.process_sweep import stop_everything
 from resource_manager.providers.process_tree import Process, this_process
-from resource_manager.providers.provider import Presence, ProviderFailed
+from resource_manager.providers.provider import Presence, ProviderFailed, Sight
 from tests.support.providers import (
     configuration,
     halves,
@@ -118,6 +123,25 @@ async def test_an_executor_is_started_seen_and_stopped_with_all_that_it_had(host
     assert not any(group.exists() for group in groups)
     assert not host.path("half-1-1").exists()
     assert "task_executor_serving" in (host.directory / "output" / "half-1-1.log").read_text()
+
+
+async def test_what_it_writes_is_bounded_as_long_as_it_lives(host: Host) -> None:
+    provider = host.provider()
+    await provider.start("half-1-1", "half", again=False)
+    await host.serves("half-1-1")
+    output = host.path("half-1-1") / "output"
+    with output.open("ab") as file:  # as the executor does, which goes on to write to it
+        for _ in range(3):
+            file.write(b"x" * OUTPUT_BYTES_MAX + b" the last\n")
+            file.flush()
+            seen = await provider.look("half-1-1", "half", "")
+            assert seen == Sight(Presence.RUNS)
+            assert output.stat().st_size == 0
+        file.write(b"and the next\n")
+    earlier = output.with_name("output.earlier")
+    assert earlier.stat().st_size == OUTPUT_BYTES_MAX
+    assert earlier.read_bytes().endswith(b"x the last\n")
+    assert output.read_bytes() == b"and the next\n"
 
 
 async def test_it_is_told_its_share_its_labels_and_its_shape(host: Host) -> None:
