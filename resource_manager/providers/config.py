@@ -160,6 +160,8 @@ def _shape(table: ConfigTable, name: str, provider: str, read: ReadShape) -> Con
     total = _total(table, read)
     fraction = _fraction(table, total)
     count_max = table.integer("count_max", 0)
+    if "count_max" in table and not count_max:  # whoever writes 0 wants none, not any number
+        table.wrong("count_max", 0, "1 or more; without it there is no limit")
     if read.count_max:
         count_max = min(count_max or read.count_max, read.count_max)
     exact = Fraction(str(fraction))  # as executors read it: 0.1 is a tenth

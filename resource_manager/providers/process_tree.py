@@ -68,8 +68,9 @@ class Process:
 
     def bury(self) -> None:
         """Takes its number out of the table of processes, if it is a child of ours that ended."""
-        if not self.lives():
-            with suppress(OSError):
+        found = _stat(self.pid)
+        if found is not None and found[1] == self.start_ticks and found[0] in "ZX":
+            with suppress(OSError):  # another child of that number is not ours to take
                 os.waitpid(self.pid, os.WNOHANG)
 
 

@@ -431,3 +431,14 @@ def test_a_process_that_was_waited_for_is_no_more() -> None:
         pass
     assert this_process(pid) is None
     assert not Process(pid, process.start_ticks).lives()
+
+
+def test_another_child_of_the_same_number_is_not_buried() -> None:
+    pid = os.posix_spawnp("true", ["true"], dict(os.environ))
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    ended = this_process(pid)
+    assert ended is not None
+
+    Process(pid, ended.start_ticks - 1).bury()
+
+    assert os.waitpid(pid, os.WNOHANG)[0] == pid

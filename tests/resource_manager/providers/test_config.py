@@ -148,6 +148,11 @@ def test_a_default_slot_is_a_whole_core(tmp_path: Path, cores: int) -> None:
         (COMMAND_SHAPE.replace('"rack"', '"a rack"'), "shape 1.name", "characters"),
         (COMMAND_SHAPE.replace('"command"', '"comand"'), "shape rack.provider", "mean command"),
         (COMMAND_SHAPE.replace("cpu = 8", "cpu = 0"), "shape rack.total.cpu", "more than 0"),
+        (
+            COMMAND_SHAPE.replace("provider =", "count_max = 0\nprovider ="),
+            "shape rack.count_max",
+            "without it there is no limit",
+        ),
         (COMMAND_SHAPE.replace('"32GiB"', '"32 gigs"'), "shape rack.total.memory", "a size"),
         (COMMAND_SHAPE.replace("{executor_id}", "{host}"), "shape rack.command.start", "{shape}"),
         (COMMAND_SHAPE.replace("{executor_id}", "{handle}"), "shape rack.command.start", "{shape}"),
