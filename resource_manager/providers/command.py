@@ -216,6 +216,11 @@ class CommandProvider:
         if hanging is not None and hanging.lives():
             return Sight(Presence.UNKNOWN, f"status: process {hanging.pid} still runs")
         self._hanging.pop(executor_id, None)
+        if uses_handle(settings.status) and not handle:
+            # The books may not have heard what start said: it registered before that was told.
+            note = self._note(executor_id) or self._fresh_note(executor_id, own)
+            if not (handle := note.handle):
+                return Sight(Presence.UNKNOWN, "no handle is known")
         values = {**values_of(executor_id, own, self._surroundings), HANDLE: handle}
         words = fill(settings.status, values)
         try:

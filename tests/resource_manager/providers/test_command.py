@@ -347,6 +347,21 @@ async def test_what_status_says(site: Site, status: str, more: str, presence: Pr
     assert (await provider.look("far-1-1", "far", "far-1-1")).presence is presence
 
 
+async def test_status_is_told_the_handle_though_the_books_never_heard_it(site: Site) -> None:
+    """The resource manager was killed between the registration and the end of the start command,
+    or the executor was adopted. An empty handle names nothing, so status would say: gone.
+    """
+    status = 'echo "asked $2" >> "$LOG"; [ -n "$2" ] || exit 3'
+    by_name = site.provider("true", status=status)
+    assert (await by_name.look("far-1-1", "far", "")).presence is Presence.RUNS
+
+    said = site.provider("echo unit-9", status=status, more='handle = "last_line"')
+    assert (await said.look("far-1-2", "far", "")).presence is Presence.UNKNOWN
+    await said.start("far-1-2", "far", again=False)
+    assert (await said.look("far-1-2", "far", "")).presence is Presence.RUNS
+    assert site.done == ["asked far-1-1", "asked unit-9"]
+
+
 async def test_no_more_commands_run_at_a_time_than_configured(site: Site) -> None:
     text = f"""
     [command]
