@@ -37,6 +37,11 @@ SPOTS_LOOKED_AT_MAX = 200
 looked at closely.
 """
 
+SEARCHES_MAX = 2_000
+"""Fewer places are looked at where members differ much: each is searched for in each place, while
+nobody else is served.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class GangSpot:
@@ -129,7 +134,7 @@ def _with(room: Room, label: tuple[str, str]) -> Hosts:
 def _hosts(room: Room, asks: list[Ask]) -> list[str]:
     least = least_of(asks)
     return heapq.nlargest(
-        SPOTS_LOOKED_AT_MAX, room.hosts(least), key=lambda host_id: room.fit(least, host_id)
+        _looked_at(asks), room.hosts(least), key=lambda host_id: room.fit(least, host_id)
     )
 
 
@@ -140,7 +145,11 @@ def _values(room: Room, asks: list[Ask], label: str) -> list[str]:
         value = room.host(host_id).labels.get(label)
         if value is not None:
             fits[value] = fits.get(value, 0) + room.fit(least, host_id)
-    return heapq.nlargest(SPOTS_LOOKED_AT_MAX, fits, key=fits.__getitem__)
+    return heapq.nlargest(_looked_at(asks), fits, key=fits.__getitem__)
+
+
+def _looked_at(asks: list[Ask]) -> int:
+    return max(2, min(SPOTS_LOOKED_AT_MAX, SEARCHES_MAX // len(asks)))
 
 
 def _summary(state: State, waiting: WaitingGang, asks: list[Ask], spots: Sequence[GangSpot]) -> str:

@@ -347,6 +347,27 @@ def test_to_release_a_slot_of_a_gang_that_is_broken_up_meanwhile_takes_nobody_el
     assert check_invariants(cluster.state) == []
 
 
+def test_few_places_are_told_of_a_gang_of_many_different_members(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("resource_manager.engine.explain_gangs.SEARCHES_MAX", 9)
+    cluster = cluster_of(5)
+    for number in range(4):
+        submit(cluster, (RequestSpec(f"r{number}", ResourceProfile(3_000, GIB)),))
+    for name, step_milli in (("alike", 0), ("differ", 1)):
+        asked = (
+            replace(each, profile=ResourceProfile(900 + n * step_milli, MIB * 16))
+            for n, each in enumerate(members(5, name))
+        )
+        same = GangPlacement.SAME_EXECUTOR
+        submit(cluster, tuple(replace(m, allow_pending=True) for m in asked), GangSpec(name, same))
+    told = [explain(cluster.state, f"{name}0").gang for name in ("alike", "differ")]
+    assert [[spot.placeable for spot in each.spots] for each in told if each is not None] == [
+        [4, 1, 1, 1, 1],
+        [4, 1],
+    ]
+
+
 @pytest.mark.parametrize("placement", list(GangPlacement))
 @settings(deadline=None, max_examples=60)
 @given(described=hosts, count=st.integers(1, 6))
