@@ -20,6 +20,7 @@ import json
 import os
 import socket
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -54,6 +55,8 @@ from resource_manager.providers.threads import Cancellation, in_thread
 FOLDER = "provided/process"
 STOP_TIMEOUT_MS = 45_000
 CALLS_MAX = 16
+CLAIM_WAIT_S = 20.0
+CLAIM_PAUSE_S = 0.01
 THIS_PROGRAM = (sys.executable, "-P", "-m", "finegrain_cli")
 OURS = frozenset(
     {"executor_id", "state_dir", "run_dir", "manager", "cluster_token_file", "cpus", "cpu"}
@@ -276,11 +279,24 @@ class ProcessProvider:
 
     @contextmanager
     def _claiming(self) -> Iterator[None]:
-        """One at a time, over all processes that use this directory."""
+        """One at a time, over all processes that use this directory; one of them may be a leader
+        that was stopped in the middle of this, so nobody is waited for without end.
+        """
         path = self.directory / "lock"
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        deadline = time.monotonic() + CLAIM_WAIT_S
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            while True:
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() > deadline:
+                        raise ProviderFailed(
+                            f"another process has held {path} for {CLAIM_WAIT_S:g} s; is there a "
+                            "resource manager that was stopped (SIGSTOP)? continue or end it"
+                        ) from None
+                    time.sleep(CLAIM_PAUSE_S)
             yield
         finally:
             os.close(descriptor)

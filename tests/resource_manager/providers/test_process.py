@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 import os
 import shutil
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from resource_manager.providers import process
 from resource_manager.providers.process import ProcessProvider
 from resource_manager.providers.process_executor import (
     OUTPUT_BYTES_MAX,
@@ -172,6 +174,19 @@ async def test_a_share_is_never_given_to_two(host: Host) -> None:
     assert len(failed) == 2
     assert "all 2 shares of shape half are in use" in failed[0].message
     assert sorted(host.claims().values()) == ["half#1", "half#2"]
+
+
+async def test_a_leader_that_was_stopped_while_it_gave_a_share_holds_nobody_up(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "CLAIM_WAIT_S", 0.1)
+    host.directory.mkdir(parents=True)
+    with (host.directory / "lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(ProviderFailed, match="was stopped"):
+            await host.provider().start("half-1-1", "half", again=False)
+
+    assert await host.provider().start("half-1-1", "half", again=True)
 
 
 async def test_a_share_is_free_again_when_its_executor_is_gone(host: Host) -> None:
