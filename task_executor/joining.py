@@ -34,13 +34,13 @@ def take_join_token() -> str:
 
 
 def cluster_token(join_token: str, given: Path | None, usual: Path) -> str:
-    """The token of the file that was given, if it is there; else the join token; else that of the
-    usual file.
+    """The token of the file that was given, if we may read it; else the join token; else that of
+    the usual file.
 
     Raises:
         ConfigurationError: there is none, or its file cannot be used.
     """
-    if join_token and (given is None or not given.exists()):
+    if join_token and (given is None or not os.access(given, os.R_OK)):
         return join_token
     return read_token(given or usual)
 

@@ -51,6 +51,7 @@ def test_a_file_that_was_named_goes_first_and_the_usual_one_last(
     assert cluster_token(TOKEN, file, missing) == "token-of-the-file-0001"
     assert cluster_token(TOKEN, None, file) == TOKEN
     assert cluster_token(TOKEN, missing, file) == TOKEN
+    assert cluster_token(TOKEN, tmp_path / ("x" * 300), file) == TOKEN  # we cannot even look
     assert cluster_token("", None, file) == "token-of-the-file-0001"
     with pytest.raises(ConfigurationError, match=f"no token file {missing}"):
         cluster_token("", missing, file)
