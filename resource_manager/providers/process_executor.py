@@ -189,7 +189,8 @@ class ExecutorDirectory:
         with suppress(OSError), (self.path / OUTPUT_FILE).open("r+b") as output:
             if os.fstat(output.fileno()).st_size > OUTPUT_BYTES_MAX:
                 output.seek(-OUTPUT_BYTES_MAX, os.SEEK_END)
-                (self.path / EARLIER_FILE).write_bytes(output.read())
+                with suppress(OSError):  # the disk may be full; then it goes
+                    (self.path / EARLIER_FILE).write_bytes(output.read())
                 output.truncate(0)
 
     def last_words(self) -> str:
