@@ -72,6 +72,7 @@ class Checks:
         self._restored_at_ms: int | None = None
         self._admitted: dict[tuple[str, str], int] = {}
         self._contact_ms: dict[str, int] = {}  # when an answer came last
+        self._here_since_ms: dict[str, dict[SlotKey, int]] = {}  # slots, as seen by `alone`
         self._reported_ms: dict[str, int] = {}  # when a report was sent that was taken in
         self._kept_alive: dict[str, tuple[int, int]] = {}  # when sent, lease
         self._lapsed_ms: dict[str, int] = {}
@@ -249,7 +250,7 @@ class Checks:
         self._placed.clear()
         self._lapsed_ms.clear()
         self._kept_alive.clear()
-        self.resizes.restored()
+        self.resizes.restored(self.database.rows.slots)
         self._outlived = {name: set(each.on_host) for name, each in self.executors.items()}
         for master in self.masters.values():
             master.acknowledged &= requests.keys()
@@ -319,13 +320,17 @@ class Checks:
             self._reported_ms[executor.executor_id] = reported_ms
 
     def alone(self) -> None:
-        """Now and then: whoever is alone for long gives up its slots."""
+        """Now and then: whoever is alone for long gives up its slots, late ones a little later."""
         for executor in self.executors.values():
             if executor.orphan_ms is None or not executor.up or executor.is_stopped:
                 continue
+            here = {s.key for s in executor.table if s.state is SlotState.ALLOCATED}
+            before = self._here_since_ms.get(executor.name, {})
+            since = {key: before.get(key, self.now_ms) for key in sorted(here)}
+            self._here_since_ms[executor.name] = since
             alone_ms = self.now_ms - self._contact_ms[executor.name]
             if alone_ms > executor.orphan_ms + ALONE_SLACK_MS:
-                kept = [s.key for s in executor.table if s.state is SlotState.ALLOCATED]
+                kept = [key for key, at in since.items() if self.now_ms - at > ALONE_SLACK_MS]
                 if kept:
                     raise Violation(f"{executor.name} is alone for {alone_ms} ms and keeps {kept}")
 

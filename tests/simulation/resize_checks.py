@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -30,6 +30,7 @@ class ResizeChecks:
 
     _stored: dict[Key, int] = field(default_factory=dict)  # last number that is durable
     _asked: dict[Key, tuple[int, Size]] = field(default_factory=dict)  # last acknowledged change
+    _outlived: set[Key] = field(default_factory=set)  # slots of books that were restored
     _overdue: set[Key] = field(default_factory=set)  # at the last tick
     _refused: dict[Key, int] = field(default_factory=dict)  # last change that was refused
 
@@ -43,8 +44,12 @@ class ResizeChecks:
         """A resource manager begins."""
         self._overdue.clear()
 
-    def restored(self) -> None:
-        """Older books are in place: what came after them is forgotten, rightly."""
+    def restored(self, slots: Iterable[Key]) -> None:
+        """Older books are in place: what came after them is forgotten, rightly.
+
+        These slots may have come to a number that is given out again; their executors know better.
+        """
+        self._outlived = set(slots)
         self._stored.clear()
         self._asked.clear()
         self._refused.clear()
@@ -84,13 +89,16 @@ class ResizeChecks:
         """In the end: every change is done, refused, or replaced, or waits for room."""
         for key, slot in state.slots.items():
             host = state.hosts[slot.executor_id]
-            if key in host.resize_holds:
-                yield f"slot {key} is held back: {host.resize_holds[key]}"
+            hold = host.resize_holds.get(key)
+            if hold is not None and hold.active:
+                yield f"slot {key} is held back: {hold}"
             yield from self._comes_to_nothing(key, slot)
 
     def _comes_to_nothing(self, key: Key, slot: Slot) -> Iterator[str]:
         number, size = self._asked.get(key, (0, None))
         if number != slot.resize_number or not number or slot.state is SlotState.FREEING:
+            return
+        if key in self._outlived:
             return
         latest = slot.wanted or slot.ordered or slot
         kept = size == (latest.profile, latest.cpu_limit_milli)
