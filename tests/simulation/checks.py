@@ -1,8 +1,7 @@
 """What must always hold, whatever fails. Sees all, changes nothing.
 
-After every batch that brought more than signs of life: all invariants of the books (those of
-requests that ended earlier every `ENDED_CHECK_EVERY` batches); with very many hosts those of what
-the batch touched, and all of them every `FULL_CHECK_EVERY` batches.
+After every batch that brought news: all invariants of the books (those of requests that ended
+earlier now and then); with very many hosts those of what the batch touched, and all now and then.
 """
 
 from __future__ import annotations
