@@ -134,6 +134,7 @@ class GangBooks:
                 gang.gang_id,
                 job_id=gang.job_id,
                 labels=tuple(sorted(labels)),
+                asked_for=frozenset(wish.labels for wish in kind.wishes),
             )
         )
 

@@ -155,7 +155,7 @@ class WaitingQueue:
 
     def is_asked_for(self, labels: Labels) -> bool:
         """True if somebody waits for a host with these labels."""
-        return labels in self._asked_for
+        return labels in self._asked_for or self.singles.is_asked_for(labels)
 
     def shapes(self) -> list[Shape]:
         """Shapes that somebody waits with."""

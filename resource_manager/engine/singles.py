@@ -9,6 +9,7 @@ hosts' names; what such a thing is, whether it fits and what becomes of it is no
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -37,6 +38,7 @@ class Single:
         generation: of the slot.
         host_id: the one executor that concerns it; empty: any one that carries `labels`.
         labels: what every executor carries that concerns it.
+        asked_for: each set of labels that executors are searched for with.
     """
 
     arrival_number: int
@@ -46,6 +48,7 @@ class Single:
     generation: int = 0
     host_id: str = ""
     labels: Labels = ()
+    asked_for: frozenset[Labels] = frozenset()
 
 
 class Singles:
@@ -62,6 +65,7 @@ class Singles:
         self._heap: list[int] = []  # of the round; some may have left it
         self._on_host: dict[str, dict[int, None]] = {}  # asleep, by the executor they are about
         self._anywhere: dict[Labels, dict[int, None]] = {}  # asleep, by labels
+        self._asked_for: Counter[Labels] = Counter()
 
     def __len__(self) -> int:
         return len(self._all)
@@ -87,8 +91,13 @@ class Singles:
         """True if this one is to be tried, in this round or the next one."""
         return number in self._open or number in self._round
 
+    def is_asked_for(self, labels: Labels) -> bool:
+        """True if executors with these labels are searched for."""
+        return labels in self._asked_for
+
     def add(self, single: Single) -> None:
         """Lets it wait, awake: it is tried in the next round."""
+        self._asked_for.update(single.asked_for)
         self._all[single.arrival_number] = single
         self._open[single.arrival_number] = None
 
@@ -99,6 +108,10 @@ class Singles:
             self._open.pop(number, None)
             self._round.pop(number, None)
             self._rouse(single)
+            for labels in single.asked_for:
+                self._asked_for[labels] -= 1
+                if not self._asked_for[labels]:
+                    del self._asked_for[labels]
         return single
 
     def sleep(self, single: Single) -> None:

@@ -9,8 +9,13 @@ from typing import Any
 import pytest
 
 from finegrain.resources import GIB, MIB, ResourceProfile
-from resource_manager.engine.entities import RequestSpec, RequestState
-from resource_manager.engine.events import ExecutorRegistered, JobRegistered, RequestsSubmitted
+from resource_manager.engine.entities import GangSpec, RequestSpec, RequestState
+from resource_manager.engine.events import (
+    ExecutorRegistered,
+    JobRegistered,
+    RequestsCancelled,
+    RequestsSubmitted,
+)
 from resource_manager.engine.host import Host
 from resource_manager.engine.invariants import check_invariants
 from resource_manager.engine.placement.indexes import BUILT_AT_ONCE
@@ -96,6 +101,31 @@ def test_selectors_that_nobody_waits_with_make_room_for_others() -> None:
     assert 1 <= len(cluster.state.indexes.selected) <= 2
     assert (LABELS[-1],) in cluster.state.indexes.selected
     assert not check_invariants(cluster.state)
+
+
+def test_selectors_of_gangs_that_wait_are_not_made_anew_all_the_time() -> None:
+    cluster = cluster_of(3, label_indexes_max=2)
+    gangs = {f"g{n}": (label,) for n, label in enumerate(LABELS[:3])}
+    profile = ResourceProfile(3_000, 64 * MIB)
+    members = [
+        RequestSpec(f"{gang_id}.{n}", profile, required_labels=wanted, gang_id=gang_id)
+        for gang_id, wanted in gangs.items()
+        for n in range(3)
+    ]
+    submit(cluster, RequestSpec("full", profile))
+    cluster.batch(
+        RequestsSubmitted(cluster.at, "job", tuple(members), gangs=tuple(map(GangSpec, gangs)))
+    )
+    first = dict(cluster.state.indexes.selected)
+    assert len(first) == 2
+    for host in cluster.state.hosts.values():
+        cluster.state.indexes.log_growth(host, cluster.state.queue)
+        cluster.batch()
+    assert cluster.state.indexes.selected == first
+    assert not check_invariants(cluster.state)
+    cluster.batch(RequestsCancelled(cluster.at, "job", tuple(f"{name}.0" for name in gangs)))
+    cluster.batch()
+    assert not cluster.state.indexes.selected
 
 
 def test_a_host_that_registers_twice_at_once_with_new_labels_and_a_broken_slot() -> None:
