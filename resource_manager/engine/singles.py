@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeVar
@@ -64,7 +64,8 @@ class Singles:
         self._round: dict[int, None] = {}
         self._heap: list[int] = []  # of the round; some may have left it
         self._on_host: dict[str, dict[int, None]] = {}  # asleep, by the executor they are about
-        self._anywhere: dict[Labels, dict[int, None]] = {}  # asleep, by labels
+        # Asleep, by labels; these by the first of them, since there may be very many.
+        self._anywhere: dict[Labels, dict[Labels, dict[int, None]]] = {}
         self._asked_for: Counter[Labels] = Counter()
 
     def __len__(self) -> int:
@@ -122,15 +123,22 @@ class Singles:
         if single.host_id:
             self._on_host.setdefault(single.host_id, {})[number] = None
         else:
-            self._anywhere.setdefault(single.labels, {})[number] = None
+            groups = self._anywhere.setdefault(single.labels[:1], {})
+            groups.setdefault(single.labels, {})[number] = None
 
     def grew(self, host_id: str, labels: Mapping[str, str]) -> None:
         """An executor has more room than it had, or other labels: wakes whom that concerns."""
         if woken := self._on_host.pop(host_id, None):
             self._open.update(woken)
-        for wanted in list(self._anywhere):
-            if all(labels.get(name) == value for name, value in wanted):
-                self._open.update(self._anywhere.pop(wanted))
+        if not self._anywhere:
+            return
+        for first in ((), *((label,) for label in labels.items())):
+            groups = self._anywhere.get(first, {})
+            for wanted in list(groups):
+                if all(labels.get(name) == value for name, value in wanted):
+                    self._open.update(groups.pop(wanted))
+            if not groups:
+                self._anywhere.pop(first, None)
 
     def wake(self, number: int) -> None:
         """Has the one at this number tried in the next round, whatever has grown."""
@@ -141,7 +149,7 @@ class Singles:
 
     def wake_all(self) -> None:
         """The same for all that sleep."""
-        for sleeping in (*self._on_host.values(), *self._anywhere.values()):
+        for sleeping in self._asleep():
             self._open.update(sleeping)
         self._on_host.clear()
         self._anywhere.clear()
@@ -174,7 +182,7 @@ class Singles:
 
     def problems(self) -> list[str]:
         """Where one is awake and asleep at once, or neither. Empty: nowhere."""
-        groups = [*self._on_host.values(), *self._anywhere.values()]
+        groups = list(self._asleep())
         asleep = {number for group in groups for number in group}
         found = []
         for number in self._all:
@@ -186,12 +194,21 @@ class Singles:
             found.append(f"{known} singles are to be tried or asleep, {len(self._all)} wait")
         return found
 
+    def _asleep(self) -> Iterator[dict[int, None]]:
+        yield from self._on_host.values()
+        for groups in self._anywhere.values():
+            yield from groups.values()
+
     def _rouse(self, single: Single) -> None:
         """Strikes one from those that sleep."""
         if single.host_id:
             _strike(self._on_host, single.host_id, single.arrival_number)
-        else:
-            _strike(self._anywhere, single.labels, single.arrival_number)
+            return
+        first = single.labels[:1]
+        if first in self._anywhere:
+            _strike(self._anywhere[first], single.labels, single.arrival_number)
+            if not self._anywhere[first]:
+                del self._anywhere[first]
 
 
 _Key = TypeVar("_Key")
