@@ -94,6 +94,7 @@ class ExecutorDirectory:
         program: Sequence[str],
         environment: Mapping[str, str],
     ) -> None:
+        directory = directory.absolute()  # processes are found by it
         self.path = directory / EXECUTORS_FOLDER / executor_id
         self.executor_id = executor_id
         self._kept_output = directory / OUTPUT_FOLDER

@@ -2,8 +2,8 @@
 
     python -m resource_manager.providers.process_sweep DIRECTORY
 
-Decides that one that cannot be ended does not keep the others. Refuses to run beside a resource
-manager that still wants executors: that would start new ones.
+Decides that one that cannot be ended does not keep the others. Refuses to know whether there still
+is a resource manager that wants executors; that would start new ones.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def stop_everything(directory: Path, *, timeout_s: float = STOP_TIMEOUT_MS / 100
         return ""
 
     with ThreadPoolExecutor(AT_A_TIME_MAX) as threads:
-        told = list(threads.map(stop, executor_paths(directory.absolute())))
+        told = list(threads.map(stop, executor_paths(directory)))
     return [line for line in told if line]
 
 

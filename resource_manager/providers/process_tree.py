@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import select
 import signal
 import time
@@ -99,13 +100,19 @@ def command_lines() -> Iterator[tuple[Process, list[str]]]:
 
 
 def processes_of(directory: Path) -> list[Process]:
-    """The live processes of the executor in a directory: front, helper and shims."""
-    mark = f"{directory}/"
+    """The live processes of the executor in a directory: front, helper and shims.
+
+    The path stands alone or in JSON, and never behind more of a path: executors of other clusters
+    on this host may be called the same.
+    """
+    path = f"{directory.absolute()}/"
+    either = "|".join(re.escape(each) for each in (path, json.dumps(path)[1:-1]))
+    mark = re.compile(rf"(?:^|[\"'=:, ])(?:{either})")
     return [
         process
         for process, words in command_lines()
         if _serves(words) or any("task_executor" in word for word in words)
-        if any(mark in word for word in words) and process.lives()
+        if any(mark.search(word) for word in words) and process.lives()
     ]
 
 

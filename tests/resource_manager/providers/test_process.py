@@ -390,15 +390,24 @@ async def test_what_an_earlier_configuration_started_can_still_be_stopped(host: 
     assert not provider.owns("half-1-1")
 
 
-async def test_without_a_resource_manager_a_command_ends_everything(host: Host) -> None:
+async def test_without_a_resource_manager_a_command_ends_everything(
+    host: Host, tmp_path: Path
+) -> None:
     provider = host.provider()
     for executor_id in ("half-1-1", "half-1-2"):
         await provider.start(executor_id, "half", again=False)
     await host.serves("half-1-1")
+    os.kill(await host.serves("half-1-1"), signal.SIGKILL)  # its helper goes on
+    elsewhere = tmp_path / "other" / "process" / "executors" / "half-1-1" / "state"
+    other = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", "import time; time.sleep(1000)", "task_executor", str(elsewhere)
+    )
 
     sweep = await asyncio.to_thread(
         subprocess.run,
-        [sys.executable, "-m", "resource_manager.providers.process_sweep", str(host.directory)],
+        [sys.executable, "-m", "resource_manager.providers.process_sweep", host.directory.name],
+        cwd=host.directory.parent,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
         check=False,
@@ -407,3 +416,6 @@ async def test_without_a_resource_manager_a_command_ends_everything(host: Host) 
     assert (sweep.returncode, sweep.stderr) == (0, "")
     assert not list((host.directory / "executors").iterdir())
     assert not processes_naming(host.directory)
+    assert other.returncode is None
+    other.kill()
+    await other.wait()
