@@ -147,13 +147,6 @@ class Singles:
             self._rouse(single)
             self._open[number] = None
 
-    def wake_all(self) -> None:
-        """The same for all that sleep."""
-        for sleeping in self._asleep():
-            self._open.update(sleeping)
-        self._on_host.clear()
-        self._anywhere.clear()
-
     def begin_round(self) -> None:
         """All that are open have their turn now."""
         self._round.update(self._open)

@@ -56,6 +56,9 @@ def gangs_of_call(
     """
     if not messages and not any(request.gang_id for request in requests):
         return ()
+    if len(messages) > len(requests):  # which costs less to see than to read them all
+        expected = "at most as many as requests, to which they belong"
+        raise InvalidArgument("gangs", f"{len(messages)} gangs", expected)
     gangs: dict[str, GangSpec] = {}
     places: dict[str, int] = {}
     for at, message in enumerate(messages):

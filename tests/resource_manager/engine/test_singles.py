@@ -112,19 +112,18 @@ def test_one_that_leaves_is_nowhere_any_more() -> None:
         assert singles.problems() == []
     assert singles.remove(1) is None
     singles.grew("host-a", {})
-    singles.wake_all()
     assert not singles.awake
     assert len(singles) == 0
 
 
-def test_all_can_be_woken() -> None:
+def test_one_can_be_woken_though_nothing_grew() -> None:
     singles = Singles()
     for one in (single(1), single(2, labels=ZONE_A), single(3, host_id="host-a")):
         singles.add(one)
     assert turns(singles) == [1, 2, 3]
-    singles.wake_all()
     singles.wake(2)
-    assert turns(singles) == [1, 2, 3]
+    singles.wake(3)
+    assert turns(singles) == [2, 3]
 
 
 # In line with requests.

@@ -160,10 +160,11 @@ def gang(**parts: Any) -> slots_pb2.Gang:
 
 
 WRONG: list[tuple[str, list[slots_pb2.SlotRequest], list[slots_pb2.Gang], str]] = [
-    ("no id", members(1), [gang(), Gang()], "gangs[1].gang_id"),
-    ("a malformed id", members(1), [gang(), gang(gang_id="a b")], "gangs[1].gang_id"),
-    ("an id twice", members(1), [gang(), gang()], "gangs[1].gang_id"),
-    ("nobody in it", members(1), [gang(), gang(gang_id="other")], "gangs[1]"),
+    ("no id", members(2), [gang(), Gang()], "gangs[1].gang_id"),
+    ("a malformed id", members(2), [gang(), gang(gang_id="a b")], "gangs[1].gang_id"),
+    ("an id twice", members(2), [gang(), gang()], "gangs[1].gang_id"),
+    ("nobody in it", members(2), [gang(), gang(gang_id="other")], "gangs[1]"),
+    ("more gangs than requests", members(1), [gang(), Gang()], "gangs"),
     ("too many in it", members(1001), [gang()], "gangs[0]"),
     ("an undeclared gang", members(2), [], "requests[0].gang_id"),
     ("another gang", [*members(1), *members(1, "x")], [gang()], "requests[1].gang_id"),
