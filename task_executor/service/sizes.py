@@ -17,7 +17,7 @@ from finegrain.errors import FailedPrecondition, FinegrainError, NotFound, Reaso
 from finegrain.logs import get_logger
 from finegrain.resources import ResourceProfile
 from task_executor.engine.slot_table import Outcome
-from task_executor.engine.slots import SlotKey, SlotSpec, SlotState
+from task_executor.engine.slots import Slot, SlotKey, SlotSpec, SlotState
 from task_executor.host.helper_messages import SlotLimits
 from task_executor.service.keeper import SlotKeeper
 
@@ -48,7 +48,8 @@ async def change_size(
                 await keeper.save()
             except OSError as error:
                 log.error("checkpoint_not_written", error=str(error))
-                keeper.table.resize_failed(key)
+                if keeper.table.get(key) is not None:
+                    keeper.table.resize_failed(key)
                 return Outcome(key, error=_failure(outcome.slot.becoming, error))
         return await _enforce(keeper, key)
 
@@ -61,6 +62,7 @@ async def settle_sizes(keeper: SlotKeeper, on_host: Iterable[SlotLimits]) -> Non
         keeper: whose slots.
         on_host: limits of the slots that the helper has, as it told them a moment ago.
     """
+    as_told = {slot.key: slot.spec for slot in keeper.table}
     async with keeper.sizes:
         unsettled = [
             slot.key
@@ -69,7 +71,10 @@ async def settle_sizes(keeper: SlotKeeper, on_host: Iterable[SlotLimits]) -> Non
         ]
         await asyncio.gather(*(_enforce(keeper, key) for key in unsettled))
         for limits in on_host:
-            await _align(keeper, limits)
+            key = SlotKey(limits.allocation_id, limits.generation)
+            slot = keeper.table.get(key)
+            if slot is not None and slot.spec is as_told.get(key):  # else the host has changed, too
+                await _align(keeper, slot, limits)
 
 
 async def _enforce(keeper: SlotKeeper, key: SlotKey) -> Outcome:
@@ -102,10 +107,9 @@ async def _enforce(keeper: SlotKeeper, key: SlotKey) -> Outcome:
     return outcome
 
 
-async def _align(keeper: SlotKeeper, limits: SlotLimits) -> None:
+async def _align(keeper: SlotKeeper, slot: Slot, limits: SlotLimits) -> None:
     """The books say who was promised what: a host that enforces another size is put right."""
-    slot = keeper.table.get(SlotKey(limits.allocation_id, limits.generation))
-    if slot is None or slot.state is not SlotState.ALLOCATED or slot.becoming is not None:
+    if slot.state is not SlotState.ALLOCATED or slot.becoming is not None:
         return
     promised = keeper.limits_of(slot.spec)
     sizes = {

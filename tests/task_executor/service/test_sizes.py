@@ -18,6 +18,7 @@ from finegrain.errors import (
 from finegrain.v1 import slots_pb2
 from finegrain.v1 import task_executor_pb2 as te
 from finegrain.v1.resource_manager_pb2 import SlotRelease
+from task_executor.engine.slots import SlotKey
 from task_executor.host.helper_messages import Reconnected
 from task_executor.service import checkpoint, host_sync
 from tests.task_executor.service.conftest import Executor
@@ -191,6 +192,23 @@ async def test_a_disk_that_is_full_refuses_it_before_the_host_is_told(
     assert reason(await rm.resize(1, cpu_milli=900)) == ""
 
 
+async def test_a_slot_that_goes_while_the_disk_turns_out_to_be_full_is_gone(
+    rm: ScriptedRM, executor: Executor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await rm.allocate(allocation())
+    keeper = executor.front.keeper
+
+    async def vanish_and_fail() -> None:
+        monkeypatch.undo()
+        keeper.vanish(SlotKey("slot", 1))
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(keeper, "save", vanish_and_fail)
+    answer = await rm.resize(1, cpu_milli=900)
+    assert reason(answer) == "CARVE_FAILED"
+    assert answer.report.available.cpu_milli == 4000
+
+
 async def test_a_front_that_dies_before_the_host_has_said_is_followed_by_one_that_finishes(
     rm: ScriptedRM, executor: Executor
 ) -> None:
@@ -207,6 +225,7 @@ async def test_a_front_that_dies_before_the_host_has_said_is_followed_by_one_tha
     assert size(slot) == (1500, 32, 1500, 3)
     assert on_host(executor) == (1500, 32, 1500)
     assert on_disk(executor)["becoming"] is None
+    assert len(executor.helper.said("resize")) == 2
 
 
 async def test_a_front_that_dies_after_the_host_has_said_is_followed_by_one_that_knows(
@@ -268,6 +287,23 @@ async def test_while_the_helper_is_away_nothing_is_known_and_both_sizes_are_book
     await eventually(lambda: told(rm) == [(1500, 16, 1500, 1)], "it is told")
     assert on_host(executor) == (1500, 16, 1500)
     assert reason(await rm.resize(2, cpu_milli=100, number=3)) == ""
+
+
+async def test_a_helper_that_dies_in_the_middle_is_not_taken_for_one_that_enforces_another_size(
+    rm: ScriptedRM, executor: Executor
+) -> None:
+    """It tells the old size while the front waits for the new one."""
+    await rm.allocate(allocation())
+    executor.helper.resize_gate.clear()
+    order = asyncio.create_task(rm.resize(1, cpu_milli=1500))
+    await eventually(lambda: executor.helper.said("resize"), "the host is told")
+    settling = asyncio.create_task(executor.front.sync.compare())
+    for _ in range(10):  # it has looked at the host, and waits
+        await asyncio.sleep(0)
+    executor.helper.resize_gate.set()
+    assert reason(await order) == ""
+    await settling
+    assert len(executor.helper.said("resize")) == 1
 
 
 async def test_the_same_command_asks_again_for_what_is_not_known(
