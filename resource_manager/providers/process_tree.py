@@ -100,7 +100,13 @@ def command_lines() -> Iterator[tuple[Process, list[str]]]:
 
 
 def processes_of(directory: Path) -> list[Process]:
-    """The live processes of the executor in a directory: front, helper and shims.
+    """The live processes of the executor in a directory."""
+    return [process for process, _ in executor_processes(directory)]
+
+
+def executor_processes(directory: Path) -> list[tuple[Process, list[str]]]:
+    """Live processes of executors whose files lie in a directory, with their command lines: fronts,
+    helpers and shims.
 
     The path stands alone or in JSON, and never behind more of a path: executors of other clusters
     on this host may be called the same.
@@ -109,7 +115,7 @@ def processes_of(directory: Path) -> list[Process]:
     either = "|".join(re.escape(each) for each in (path, json.dumps(path)[1:-1]))
     mark = re.compile(rf"(?:^|[\"'=:, ])(?:{either})")
     return [
-        process
+        (process, words)
         for process, words in command_lines()
         if _serves(words) or any("task_executor" in word for word in words)
         if any(mark.search(word) for word in words) and process.lives()
@@ -186,7 +192,7 @@ def _removed(top: Path) -> bool:
 
 
 def _serves(words: list[str]) -> bool:
-    return "executor" in words and "serve" in words and "--config" in words
+    return "executor" in words and "serve" in words
 
 
 def _stat(pid: int) -> tuple[str, int] | None:

@@ -121,6 +121,17 @@ def test_a_second_one_leaves_the_executors_of_the_first_alone(state_dir: Path) -
     shutil.rmtree(executor)
 
 
+def test_what_lies_beside_a_cluster_is_not_left_behind_by_it(tmp_path: Path) -> None:
+    words = [sys.executable, "-c", "import time; time.sleep(1000)", "task_executor"]
+    with subprocess.Popen([*words, f"{tmp_path}/cluster-2/state"]) as other:
+        beside = find_leftovers(tmp_path / "cluster", tmp_path / "cluster", [])
+        (own,) = find_leftovers(tmp_path / "cluster-2", tmp_path / "cluster-2", [])
+        other.kill()
+
+    assert beside == []
+    assert own.startswith(f"process {other.pid}: ")
+
+
 def test_what_one_that_was_killed_left_is_waited_for(state_dir: Path) -> None:
     lock = take_lock(state_dir)
     (state_dir / "up.lock").write_text("4194999\n")  # it is gone, and its sweeper is at work
