@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import islice
 
 from finegrain.resources import booking, total_of
+from resource_manager.engine.entities import GangPlacement
 from resource_manager.engine.gang_books import Where
 from resource_manager.engine.gang_books import Wish as GangMembers
-from resource_manager.engine.host import Host
+from resource_manager.engine.host import ONLINE, Host
+from resource_manager.engine.placement.indexes import carries
 from resource_manager.engine.provision.exact import UNBOUNDED
 from resource_manager.engine.provision.gang_planning import GangWish
 from resource_manager.engine.provision.packing import Capacity, Wish
@@ -18,35 +22,26 @@ from resource_manager.engine.state import State
 
 def gang_could_be_provided(state: State, where: Where, members: Sequence[GangMembers]) -> bool:
     """True if all members could be placed on new executors and on those that are there, were all of
-    them empty, and those gone that had been asked for.
+    them empty, and those gone that had been asked for. The indexes must be fresh.
     """
     elastic = state.elastic
-    hosts = {
-        name: host
-        for name, host in state.hosts.items()
-        if host.online and name not in state.provisions
-    }
-    there = total_of(host.executor.registration.total for host in hosts.values())
-    wish = GangWish(
+    gang = GangWish(
         {kind: each.count for kind, each in enumerate(members)}, where.placement, where.label
     )
-    plan = make_plan(
-        Backlog(
-            wishes=[wish_of(each) for each in members],
-            line=[],
-            supplies=[
-                Supply(elastic.capacities[n], shape.total, shape.cost, shape.count_max or UNBOUNDED)
-                for n, shape in elastic.shapes.items()
-            ],
-            gangs=[wish],
-            hosts={name: _empty(host) for name, host in sorted(hosts.items())},
-            limits={
-                name: max(0, most - there.get(name, 0))
-                for name, most in elastic.provisioning.total_max.items()
-            },
-        )
+    backlog = Backlog(
+        wishes=[wish_of(each) for each in members],
+        line=[],
+        supplies=[
+            Supply(elastic.capacities[n], shape.total, shape.cost, shape.count_max or UNBOUNDED)
+            for n, shape in elastic.shapes.items()
+        ],
+        gangs=[gang],
+        limits=_room_beside_those_there(state),
     )
-    return bool(plan.gangs)
+    if make_plan(backlog).gangs:  # most often, and the hosts may be many
+        return True
+    hosts = _hosts(state, gang, backlog.wishes)
+    return bool(hosts) and bool(make_plan(replace(backlog, hosts=hosts)).gangs)
 
 
 def wish_of(members: GangMembers) -> Wish:
@@ -59,6 +54,44 @@ def wish_of(members: GangMembers) -> Wish:
         for pools in (False, True)
     )
     return Wish(pooled, separate, members.labels)
+
+
+def _room_beside_those_there(state: State) -> dict[str, int]:
+    limits = state.elastic.provisioning.total_max
+    if not limits:
+        return {}
+    there = total_of(
+        host.executor.registration.total
+        for name, host in state.hosts.items()
+        if host.online and name not in state.provisions
+    )
+    return {name: max(0, most - there.get(name, 0)) for name, most in limits.items()}
+
+
+def _hosts(state: State, gang: GangWish, wishes: Sequence[Wish]) -> dict[str, Capacity]:
+    """Executors that stay and could serve a member when empty: as many as there are members are
+    enough, unless they have to share a label. (None where all go to one: whoever asks has looked
+    at those by themselves.)
+    """
+    if gang.placement is GangPlacement.SAME_EXECUTOR:
+        return {}
+    index = state.indexes.main
+    same_label = gang.placement is GangPlacement.SAME_LABEL
+    most = None if same_label else sum(gang.members.values())
+    found: set[str] = set()
+    for wish in wishes:
+        needs = [
+            {ONLINE + name: amount for name, amount in need.items()}
+            for need in (wish.pooled, wish.separate)
+        ]
+        able = (
+            index.ids[at]
+            for at in index.covering(needs)
+            if index.ids[at] not in state.provisions
+            and carries(state.hosts[index.ids[at]], wish.labels)
+        )
+        found.update(islice(able, most))
+    return {name: _empty(state.hosts[name]) for name in sorted(found)}
 
 
 def _empty(host: Host) -> Capacity:

@@ -15,7 +15,7 @@ from resource_manager.engine.events import (
     RequestsSubmitted,
     SlotsReleased,
 )
-from resource_manager.engine.provision import backlog
+from resource_manager.engine.provision import backlog, possible
 from resource_manager.engine.provision.planning import make_plan
 from resource_manager.engine.settings import EngineSettings, ExecutorShape, Provisioning
 from tests.resource_manager.engine.model import ModelCluster, ModelExecutor
@@ -156,3 +156,27 @@ def test_gangs_that_nothing_could_serve_keep_none_behind_them_from_being_planned
     cluster.wait(1_000)
     assert len(cluster.state.provisions) == 2  # for all six, though one look counts five requests
     assert cluster.state.elastic.plan.gangs_left == ["h", "i"]
+
+
+def test_a_gang_is_taken_in_that_needs_executors_of_both_kinds_though_most_there_are_too_small(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked_at = []
+
+    def noting(asked: Any) -> Any:
+        looked_at.append(set(asked.hosts))
+        return make_plan(asked)
+
+    monkeypatch.setattr(possible, "make_plan", noting)
+    cluster = cluster_with(SMALL, total_max={"cpu_milli": 13_000})
+    for number in range(8):
+        cpu_milli = 2_000 if number == 7 else 500
+        total = {"cpu_milli": cpu_milli, "memory_bytes": GIB}
+        cluster.register(ModelExecutor(f"host-{number}", total, ONE))
+    for gang_id, count in (("six", 6), ("seven", 7)):
+        asked = tuple(RequestSpec(f"{gang_id}{n}", ONE, gang_id=gang_id) for n in range(count))
+        outcomes = cluster.batch(
+            RequestsSubmitted(cluster.at, "job", asked, gangs=(GangSpec(gang_id),))
+        )
+        assert {each.reason for each in outcomes} == {"" if count == 6 else "INFEASIBLE_NEVER"}
+    assert set(map(frozenset, looked_at)) == {frozenset(), frozenset({"host-7"})}
