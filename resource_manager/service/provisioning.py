@@ -61,30 +61,27 @@ class Providers:
     stray_timeout_s: float = STRAY_TIMEOUT_S  # unknown to the books for so long: it is stopped
 
     def find(self, executor_id: str, shape: str) -> tuple[str, Provider]:
-        """The provider of an executor, also where its shape is configured no longer.
+        """The provider of an executor: the one that has notes of it, since its shape may be
+        configured no longer, or for another provider; else that of its shape.
 
         Raises:
             ProviderFailed: nobody knows it.
         """
-        name = self.of_shape.get(shape, "")
-        if not name:
-            name = next((n for n in self.by_name if self._owns(n, executor_id)), "")
-        if not name:
+        configured = self.of_shape.get(shape, "")
+        trouble = ""
+        for name in sorted(self.by_name, key=lambda name: name != configured):
+            try:
+                if self.by_name[name].owns(executor_id):
+                    return name, self.by_name[name]
+            except Exception as error:  # its notes cannot be read just now, say
+                trouble = f" (provider {name} cannot say: {error!r})"
+        if not configured:
             raise ProviderFailed(
-                f"shape {shape} is not configured, and no provider knows executor {executor_id}; "
-                "configure the shape again (providers_file), so that it can be stopped",
+                f"shape {shape} is not configured, and no provider knows executor {executor_id}"
+                f"{trouble}; configure the shape again (providers_file), so that it can be stopped",
                 details={"executor_id": executor_id, "shape": shape},
             )
-        return name, self.by_name[name]
-
-    def _owns(self, name: str, executor_id: str) -> bool:
-        try:
-            return self.by_name[name].owns(executor_id)
-        except Exception as error:  # its notes cannot be read just now, say
-            raise ProviderFailed(
-                f"provider {name} cannot say whether executor {executor_id} is its own: {error!r}",
-                details={"executor_id": executor_id},
-            ) from error
+        return configured, self.by_name[configured]
 
 
 class Carries(Protocol):

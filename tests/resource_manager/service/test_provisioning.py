@@ -88,6 +88,7 @@ class Scripted:
         outcome = self.stop_outcomes.pop(0) if self.stop_outcomes else ""
         if isinstance(outcome, Exception):
             raise outcome
+        self.known -= {executor_id}
         return outcome
 
     async def look(self, executor_id: str, shape: str, handle: str) -> Sight:
@@ -371,7 +372,7 @@ async def test_notes_that_cannot_be_read_keep_nobody_from_being_looked_after() -
         at.wish(StopExecutor("old-1-1", "old", ""))
         (_, failed) = await at.told(2)
         assert isinstance(failed, ProvisionStopFailed)
-        assert "cannot say whether executor old-1-1 is its own" in failed.message
+        assert "scripted cannot say: OSError(5, 'Input/output error')" in failed.message
 
 
 async def test_the_provider_of_a_shape_that_is_gone_is_found_by_what_it_knows() -> None:
@@ -384,6 +385,18 @@ async def test_the_provider_of_a_shape_that_is_gone_is_found_by_what_it_knows() 
         assert "configure the shape again" in failed.message
 
 
+async def test_whoever_started_it_stops_it_though_its_shape_is_another_ones_now() -> None:
+    former = Scripted(known=frozenset({ID}))
+    async with service() as at:
+        at.provisioning._providers = Providers(
+            {"former": former, "scripted": at.provider}, {"small": "scripted"}
+        )
+        at.wish(STOP, StopExecutor("small-1-2", "small"))
+        await at.told(2)
+        assert former.calls == [("stop", ID, "small", "unit-1")]
+        assert at.provider.calls == [("stop", "small-1-2", "small", "")]
+
+
 async def test_what_the_books_know_nothing_of_is_stopped_after_a_while() -> None:
     """They were restored to an earlier state; what registers meanwhile is known again."""
     async with service(Scripted(known=frozenset({ID, "stray-1-1", "came-1-1"}))) as at:
@@ -391,7 +404,6 @@ async def test_what_the_books_know_nothing_of_is_stopped_after_a_while() -> None
         at.books.hosts["came-1-1"] = object()
         at.provisioning.begin()
         assert await at.called(1) == [("stop", "stray-1-1", "", "")]
-        at.provider.known -= {"stray-1-1"}
         await asyncio.sleep(0.3)
         assert at.provider.calls == [("stop", "stray-1-1", "", "")]
 
