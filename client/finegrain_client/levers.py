@@ -14,8 +14,9 @@ from finegrain.resources import ResourceProfile
 from finegrain.v1 import cluster_pb2 as pb
 from finegrain_client import reading, types
 from finegrain_client.connection import Connection
-from finegrain_client.errors import SlotLost, StillResizing
+from finegrain_client.errors import ResizeRefused, SlotLost, StillResizing
 from finegrain_client.resizing import (
+    FORGOTTEN,
     TRIES_MAX,
     SizeChange,
     cap_message,
@@ -206,6 +207,8 @@ class Levers:
                 why = "it ended before it was resized"
                 raise SlotLost(asked.allocation_id, asked.generation, asked.executor_id, "", why)
             status = request.slot
+            if status.resize_number < number:
+                raise ResizeRefused(status, number, FORGOTTEN)
 
     async def _news_of(self, allocation_id: str, next_sequence: int) -> tuple[str, int]:
         """Waits until something happens to a slot; why a change was refused, if that did."""

@@ -21,6 +21,9 @@ from finegrain_client.types import RequestStatus, SlotStatus
 TRIES_MAX = 5
 """Times that a change is said anew because somebody else had another one in between."""
 
+FORGOTTEN = "older books were restored, which know nothing of it; ask again"
+"""Why nobody waits for a change any more that the RM had acknowledged."""
+
 _PARTS = {
     "cpu_milli": "cpu_milli",
     "memory_bytes": "task_heap_memory_bytes",

@@ -15,8 +15,9 @@ from finegrain.resources import ResourceProfile
 from finegrain.v1 import resource_manager_pb2 as rm
 from finegrain_client import reading
 from finegrain_client.context import JobContext
-from finegrain_client.errors import SlotLost
+from finegrain_client.errors import ResizeRefused, SlotLost
 from finegrain_client.resizing import (
+    FORGOTTEN,
     TRIES_MAX,
     SizeChange,
     cap_message,
@@ -33,23 +34,27 @@ class _Waiter:
 
     def __init__(self, change: SizeChange, resize_number: int) -> None:
         self._change = change
-        self._number = resize_number
-        self._outcome: asyncio.Future[SlotStatus | FinegrainError]
-        self._outcome = asyncio.get_running_loop().create_future()
+        self._news = asyncio.Event()
+        self._outcome: SlotStatus | FinegrainError | None = None
+        self.number = resize_number
 
     def tell(self, status: SlotStatus, reason: str, message: str) -> None:
-        if found := outcome(status, self._change, self._number, reason, message):
+        if found := outcome(status, self._change, self.number, reason, message):
             self.settle(found)
+        elif status.resize_number < self.number:  # old news, or nobody knows of the change
+            self._news.set()
 
     def settle(self, found: SlotStatus | FinegrainError) -> None:
-        if not self._outcome.done():
-            self._outcome.set_result(found)
+        self._outcome = self._outcome or found
+        self._news.set()
 
-    async def done(self) -> SlotStatus:
-        found = await self._outcome
-        if isinstance(found, FinegrainError):
-            raise found
-        return found
+    async def news(self) -> SlotStatus | None:
+        """The slot with the change; None: it was told as of a time at which nobody knew of it."""
+        await self._news.wait()
+        self._news.clear()
+        if isinstance(self._outcome, FinegrainError):
+            raise self._outcome
+        return self._outcome
 
 
 class SlotSize:
@@ -104,9 +109,17 @@ class SlotSize:
                         raise
                 else:
                     self._take_answer(status)
-                    return await waiter.done()
+                    return await self._done(waiter)
             self.see(await self._look())
         raise AssertionError("the last try returns or raises")
+
+    async def _done(self, waiter: _Waiter) -> SlotStatus:
+        """The outcome of a change that the RM has acknowledged."""
+        while (status := await waiter.news()) is None:
+            self.see(now := await self._look())
+            if now.resize_number < waiter.number:
+                raise ResizeRefused(now, waiter.number, FORGOTTEN)
+        return status
 
     async def withdraw(self) -> SlotStatus:
         """Takes back whatever waits; see `Slot.withdraw_resize`."""

@@ -221,6 +221,7 @@ class Story:
                 from_snapshot=True,
             )
         )
+        request.take_status(status)  # of restored books, say: fewer changes than were known
 
     def _tell(self, event: JobEvent) -> None:
         request = self.requests.get(event.allocation_id)

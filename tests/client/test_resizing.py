@@ -181,6 +181,46 @@ async def test_a_snapshot_tells_of_the_new_size_too(servant: Scripted, cluster: 
         assert (event.reason, event.from_snapshot) == ("RESIZED", True)
 
 
+@pytest.mark.parametrize("size", [500, 750], ids=["the size that was known", "another size"])
+async def test_a_change_that_restored_books_know_nothing_of_is_not_waited_for(
+    servant: Scripted, cluster: fg.Cluster, size: int
+) -> None:
+    servant.break_watch_after.append(1)
+    async with cluster.job("restored") as job:
+        (request,) = await job.request_slots(fg.SlotSpec(cpu_milli=500))
+        slot = await request.granted(timeout_s=10)
+        servant.auto_resize = False
+        growing = asyncio.create_task(slot.resize(cpu_milli=4000))
+        await eventually(lambda: slot.status.resizes)
+        theirs = servant.sized[slot.allocation_id]
+        theirs.resize_number, theirs.profile.cpu_milli, theirs.cpu_limit_milli = 0, size, size
+        del theirs.resizes[:]
+        servant.first_kept = 1000
+        servant.snapshot = [servant.snapshot_of(slot.allocation_id, GRANTED)]
+        await servant.tell("another", PENDING)  # breaks the stream
+        with pytest.raises(fg.ResizeRefused, match="restored"):
+            await asyncio.wait_for(growing, 10)
+        assert (slot.status.resizes, slot.profile.cpu_milli) == ((), size)
+
+
+async def test_an_old_snapshot_does_not_end_the_wait(
+    servant: Scripted, cluster: fg.Cluster
+) -> None:
+    servant.auto_resize = False
+    servant.break_watch_after.append(1)
+    async with cluster.job("old news") as job:
+        (request,) = await job.request_slots(fg.SlotSpec(cpu_milli=500))
+        slot = await request.granted(timeout_s=10)
+        before = slot.status
+        growing = asyncio.create_task(slot.resize(cpu_milli=4000))
+        await eventually(lambda: slot.status.resizes)
+        servant.snapshot = [servant.snapshot_of(slot.allocation_id, GRANTED)]
+        slot.size.see(before)
+        await eventually(lambda: slot.status.resizes)
+        await servant.carry_out(slot.allocation_id)
+        assert (await asyncio.wait_for(growing, 10)).profile.cpu_milli == 4000
+
+
 async def test_operators_wait_for_the_outcome_as_well(
     servant: Scripted, cluster: fg.Cluster, slot: fg.Slot
 ) -> None:
@@ -212,6 +252,22 @@ async def test_operators_hear_of_the_outcome_by_the_events_of_the_cluster(
         await asyncio.wait_for(shrinking, 10)
     with pytest.raises(fg.StillResizing, match="no room"):
         await cluster.resize(slot.allocation_id, cpu_milli=100, timeout_s=0.2)
+
+
+async def test_operators_do_not_wait_for_what_restored_books_know_nothing_of(
+    servant: Scripted, cluster: fg.Cluster, slot: fg.Slot
+) -> None:
+    servant.auto_resize = False
+    servant.snapshot = [servant.snapshot_of(slot.allocation_id, GRANTED)]
+    growing = asyncio.create_task(cluster.resize(slot.allocation_id, cpu_milli=4000))
+    await under_way(servant, slot, 1)
+    theirs = servant.sized[slot.allocation_id]
+    theirs.resize_number = 0
+    del theirs.resizes[:]
+    servant.cluster_events.append(("executor_registered", ""))
+    await servant.wake()
+    with pytest.raises(fg.ResizeRefused, match="restored"):
+        await asyncio.wait_for(growing, 10)
 
 
 async def test_operators_are_told_what_cannot_be_resized(
