@@ -145,12 +145,17 @@ class GangPlanner:
 
     def _with_one_label(self, gang: GangWish) -> bool:
         """The value of the label for which new executors cost least, then the first one."""
-        carried = [room.capacity.labels for room in self._rooms()]
-        carried += [capacity.labels for capacity in self._capacities]
-        values = sorted({labels[gang.label] for labels in carried if gang.label in labels})
+        rooms: dict[str, list[Room]] = {
+            capacity.labels[gang.label]: []
+            for capacity in self._capacities
+            if gang.label in capacity.labels
+        }
+        for room in self._rooms():
+            if (value := room.capacity.labels.get(gang.label)) is not None:
+                rooms.setdefault(value, []).append(room)
         best: tuple[int, str] | None = None
-        for value in values:
-            attempt = self._try(gang.members, label=(gang.label, value))
+        for value in sorted(rooms):
+            attempt = self._try(gang.members, label=(gang.label, value), rooms=rooms[value])
             if attempt is None:
                 continue
             cost = sum(self._offers[at].cost for at, _ in self.opened[attempt.opened :])
@@ -159,7 +164,8 @@ class GangPlanner:
                 best = (cost, value)
         if best is None:
             return False
-        return self._try(gang.members, label=(gang.label, best[1])) is not None
+        value = best[1]
+        return self._try(gang.members, label=(gang.label, value), rooms=rooms[value]) is not None
 
     def _try(
         self,
@@ -168,12 +174,18 @@ class GangPlanner:
         spread: bool = False,
         label: tuple[str, str] | None = None,
         without: Collection[Room] = (),
+        rooms: Sequence[Room] | None = None,
     ) -> _Attempt | None:
-        """What was taken for these; None: it cannot be done."""
+        """What was taken for these; None: it cannot be done. `rooms`: those with the label, where
+        they are known.
+        """
         attempt = self._begin()
-        rooms = [
-            room for room in self._rooms() if room not in without and _carries(room.capacity, label)
-        ]
+        if rooms is None:
+            rooms = [
+                room
+                for room in self._rooms()
+                if room not in without and _carries(room.capacity, label)
+            ]
         left = self._into(attempt, rooms, counts, spread=spread)
         if left and not self._open(attempt, left, spread=spread, label=label):
             self._undo(attempt)
