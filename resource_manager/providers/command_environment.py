@@ -18,12 +18,15 @@ from resource_manager.providers.provider import (
     Surroundings,
 )
 
-NOT_PASSED_ON = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID")
+NOT_PASSED_ON = (
+    *("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID"),
+    *("CREDENTIALS_DIRECTORY", "PGPASSWORD"),  # of our database: no executor has to know it
+)
 OWN_PREFIX = "FINEGRAIN_"
 
 
 def clean_environment() -> dict[str, str]:
-    """Ours without what speaks of us: systemd's and our own configuration."""
+    """Ours without what speaks of us: systemd's, our database's, our own configuration."""
     return {
         name: value
         for name, value in os.environ.items()
