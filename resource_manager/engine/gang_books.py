@@ -71,11 +71,6 @@ class GangKind:
     in_vain: InVain | None = None  # since the last search nothing grew that helps
     verdict: tuple[int, str] | None = None  # (version of the cluster, feasibility) as last judged
 
-    @property
-    def members(self) -> int:
-        """How many slots are asked for."""
-        return sum(wish.count for wish in self.wishes)
-
 
 @dataclass(slots=True, eq=False)
 class WaitingGang:

@@ -88,10 +88,6 @@ class Singles:
         """True if any have yet to be tried in the present round."""
         return bool(self._round)
 
-    def is_awake(self, number: int) -> bool:
-        """True if this one is to be tried, in this round or the next one."""
-        return number in self._open or number in self._round
-
     def is_asked_for(self, labels: Labels) -> bool:
         """True if executors with these labels are searched for."""
         return labels in self._asked_for

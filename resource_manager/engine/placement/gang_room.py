@@ -77,7 +77,8 @@ class Ask:
 
 
 class Room:
-    """Room on all hosts, as a pass has left it. Nobody else may change the indexes until `close`.
+    """Room on all hosts, as a pass has left it. Nobody else may change the indexes before
+    `put_back`.
 
     Attributes:
         shares: what has been taken.
@@ -168,12 +169,6 @@ class Room:
             self.main.write(at, name, before)
         self._journal.clear()
         self.shares = []
-
-    def close(self) -> list[Share]:
-        """What was taken; the index is as it was before."""
-        shares = self.shares
-        self.put_back()
-        return shares
 
     def hosts(self, ask: Ask) -> Iterator[str]:
         """Hosts with room for one, in the order in which they should be chosen."""

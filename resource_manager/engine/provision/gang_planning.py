@@ -151,8 +151,8 @@ class GangPlanner:
             if gang.label in capacity.labels
         }
         for room in self._rooms():
-            if (value := room.capacity.labels.get(gang.label)) is not None:
-                rooms.setdefault(value, []).append(room)
+            if gang.label in (labels := room.capacity.labels):
+                rooms.setdefault(labels[gang.label], []).append(room)
         best: tuple[int, str] | None = None
         for value in sorted(rooms):
             attempt = self._try(gang.members, label=(gang.label, value), rooms=rooms[value])
