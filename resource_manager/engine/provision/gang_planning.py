@@ -144,7 +144,9 @@ class GangPlanner:
         return done
 
     def _with_one_label(self, gang: GangWish) -> bool:
-        """The value of the label for which new executors cost least, then the first one."""
+        """The value of the label for which new executors cost least, then the one for which least
+        is taken of those that are still to come (others count on them), then the first one.
+        """
         rooms: dict[str, list[Room]] = {
             capacity.labels[gang.label]: []
             for capacity in self._capacities
@@ -153,18 +155,20 @@ class GangPlanner:
         for room in self._rooms():
             if gang.label in (labels := room.capacity.labels):
                 rooms.setdefault(labels[gang.label], []).append(room)
-        best: tuple[int, str] | None = None
+        to_come = set(self._named.values())
+        best: tuple[int, int, str] | None = None
         for value in sorted(rooms):
             attempt = self._try(gang.members, label=(gang.label, value), rooms=rooms[value])
             if attempt is None:
                 continue
             cost = sum(self._offers[at].cost for at, _ in self.opened[attempt.opened :])
+            awaited = sum(count for room, _, count in attempt.taken if room in to_come)
             self._undo(attempt)
-            if best is None or (cost, value) < best:
-                best = (cost, value)
+            if best is None or (cost, awaited, value) < best:
+                best = (cost, awaited, value)
         if best is None:
             return False
-        value = best[1]
+        value = best[2]
         return self._try(gang.members, label=(gang.label, value), rooms=rooms[value]) is not None
 
     def _try(

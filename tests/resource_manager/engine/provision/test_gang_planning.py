@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from resource_manager.engine.entities import GangPlacement
@@ -124,6 +124,11 @@ def test_a_gang_is_planned_whole_where_it_belongs_or_nowhere(
         min_size=1,
         max_size=3,
     ),
+)
+@example(  # the first could also go where the other one was promised an executor
+    gangs=[([(2, 3)], GangPlacement.SAME_LABEL), ([(2, 3)], GangPlacement.SAME_LABEL)],
+    hosts=[(4, "a"), (6, "b")],
+    shapes=[(4, "a", 1)],
 )
 @settings(max_examples=150, deadline=None)
 def test_what_was_asked_for_a_gang_is_enough_the_next_time(
