@@ -83,6 +83,15 @@ def cover(counts: Mapping[int, int], offers: Sequence[Offer], limits: Sequence[i
     return found
 
 
+def left_quickly(counts: Mapping[int, int], offers: Sequence[Offer], limits: Sequence[int]) -> int:
+    """How many of these, each of which fits somewhere, one quick cover leaves."""
+    possible = {kind: count for kind, count in counts.items() if fits_somewhere(kind, offers)}
+    left = sum(counts.values()) - sum(possible.values())
+    if possible:
+        left += sum(_Covering(possible, offers, limits).by_value(None).left.values())
+    return left
+
+
 def _allowed(offer: Offer, limits: Sequence[int]) -> bool:
     return all(
         amount <= limit or limit >= UNBOUNDED
@@ -136,6 +145,8 @@ def _exactly(
             return None
         cover_ = _of_equal(kind, counts[kind], served, chosen)
         return cover_ if within(cover_.batches, offers, limits) else None
+    if prod(counts[kind] + 1 for kind in kinds[:STATES_MAX]) > STATES_MAX:
+        return None
     compact = [
         Offer(offer.total, [offer.needs[kind] for kind in kinds], offer.cost, offer.most)
         for offer in offers
@@ -183,10 +194,10 @@ class _Covering:
 
     def cheapest(self) -> Cover:
         """The best of several."""
-        best = self._by_value(None)
+        best = self.by_value(None)
         rank = self._rank(best)
         for at in self._worth_trying():
-            other = self._by_value(at)
+            other = self.by_value(at)
             if (other_rank := self._rank(other)) < rank:
                 best, rank = other, other_rank
         return best
@@ -206,7 +217,7 @@ class _Covering:
             if (need := offer.needs[kind]) is not None and room_for(offer.total, need) >= 1
         )
 
-    def _by_value(self, first: int | None) -> Cover:
+    def by_value(self, first: int | None) -> Cover:
         """Fills of one kind of executor as long as there are any, then the best value for money."""
         made = Cover([], dict(self._counts))
         most = [offer.most for offer in self._offers]

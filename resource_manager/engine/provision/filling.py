@@ -5,35 +5,43 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from resource_manager.engine.provision.classes import fits
 from resource_manager.engine.provision.exact import UNBOUNDED
 from resource_manager.engine.provision.packing import Need, Room, Space
+
+_Needs = Sequence[Need | None]
+_Entry = tuple[Room, _Needs, Need]
+"""A room, what each kind needs there, and the least that any of similar kinds needs there."""
+
+_NOWHERE: Need = ((0, UNBOUNDED + 1),)
 
 
 @dataclass(slots=True)
 class _Similar:
     """Kinds of about the same size, and the rooms that may have room for the smallest of them."""
 
-    rooms: list[tuple[Room, Sequence[Need | None]]]
     kinds: list[int] = field(default_factory=list)
-    least: dict[int, Need] = field(default_factory=dict)
+    rooms: list[_Entry] = field(default_factory=list)
 
-    def least_of(self, needs: Sequence[Need | None]) -> Need:
+    def open(self, everywhere: Sequence[tuple[Room, _Needs]]) -> None:
+        """To be called once all kinds are known."""
+        least: dict[int, Need] = {}  # many rooms share what is needed there
+        for room, needs in everywhere:
+            if id(needs) not in least:
+                least[id(needs)] = self._least_of(needs)
+            self.rooms.append((room, needs, least[id(needs)]))
+
+    def _least_of(self, needs: _Needs) -> Need:
         """The least that any of them needs, by dimension; nobody can have more rooms than that."""
-        if (known := self.least.get(id(needs))) is not None:
-            return known
-        least: dict[int, int] | None = None
+        columns: dict[int, list[int]] = {}
+        number = 0
         for kind in self.kinds:
             if (need := needs[kind]) is not None:
-                amounts = dict(need)
-                least = amounts if least is None else _smaller(least, amounts)
-        found = tuple((least if least is not None else {0: UNBOUNDED + 1}).items())
-        self.least[id(needs)] = found
-        return found
-
-
-def _smaller(one: dict[int, int], other: dict[int, int]) -> dict[int, int]:
-    return {at: min(one[at], other[at]) for at in one.keys() & other.keys()}
+                number += 1
+                for at, amount in need:
+                    columns.setdefault(at, []).append(amount)
+        if not number:
+            return _NOWHERE
+        return tuple([(at, min(each)) for at, each in columns.items() if len(each) == number])
 
 
 def fill_rooms(
@@ -50,22 +58,36 @@ def fill_rooms(
     of_kind: dict[int, _Similar] = {}
     for kind, _ in line:
         if kind not in of_kind:
-            size = space.rough_size(kind)
-            if size not in by_size:
-                by_size[size] = _Similar(everywhere[:])
-            of_kind[kind] = by_size[size]
+            of_kind[kind] = by_size.setdefault(space.rough_size(kind), _Similar())
             of_kind[kind].kinds.append(kind)
+    for similar in by_size.values():
+        similar.open(everywhere)
     rest: list[tuple[int, int]] = []
     for kind, count in line:
-        similar, wanted, at = of_kind[kind], count, 0
-        while wanted and at < len(similar.rooms):
-            room, needed = similar.rooms[at]
-            if fits(room.left, needed[kind]):
-                wanted -= space.take(room, kind, wanted)
-            elif not fits(room.left, similar.least_of(needed)):
-                del similar.rooms[at]
-                continue
-            at += 1
-        if wanted:
-            rest.append((kind, wanted))
+        if left := _fill(space, of_kind[kind].rooms, kind, count):
+            rest.append((kind, left))
     return rest
+
+
+def _fill(space: Space, rooms: list[_Entry], kind: int, wanted: int) -> int:
+    """Puts so many of a kind into rooms; says how many there was no room for. Comparing amounts
+    here, and not with `fits`, takes half the time.
+    """
+    at = 0
+    while at < len(rooms):
+        room, needs, least = rooms[at]
+        left = room.left
+        for each, amount in needs[kind] or _NOWHERE:
+            if left[each] < amount:
+                break
+        else:
+            wanted -= space.take(room, kind, wanted)
+            if not wanted:
+                return 0
+        for each, amount in least:
+            if left[each] < amount:
+                del rooms[at]
+                break
+        else:
+            at += 1
+    return wanted

@@ -106,7 +106,7 @@ class Space:
         if self._defaults[kind] or need is None:
             return kind
         return tuple(
-            [(at, (bits := amount.bit_length()), amount >> max(0, bits - 2)) for at, amount in need]
+            [(at, (bits := amount.bit_length()), amount >> max(0, bits - 1)) for at, amount in need]
         )
 
     def needs_everywhere(self, capacities: Sequence[Capacity]) -> list[Sequence[Need | None]]:

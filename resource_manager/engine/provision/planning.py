@@ -21,7 +21,13 @@ from resource_manager.engine.provision.cover import cover
 from resource_manager.engine.provision.exact import UNBOUNDED, Offer
 from resource_manager.engine.provision.filling import fill_rooms
 from resource_manager.engine.provision.gang_planning import GangPlanner, GangWish, New
-from resource_manager.engine.provision.packing import Capacity, Counts, Need, Space, Wish
+from resource_manager.engine.provision.packing import Capacity, Counts, Space, Wish
+from resource_manager.engine.provision.within_limits import (
+    first_in_line,
+    most_room,
+    served_at_most,
+    served_within,
+)
 
 LIMIT = "limit/"
 """Prefix of dimensions that stand for what all executors may have together, in exact amounts."""
@@ -35,6 +41,10 @@ _ROUNDS_OF_MANY = 1
 """How often it is tried how many of the line can be served within limits, if they are few, and if
 they are many.
 """
+
+
+_GOOD_ENOUGH = 20
+"""Of many, one in so many may be left at first: others are served in their place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +105,22 @@ class Plan:
 
 def make_plan(backlog: Backlog) -> Plan:
     """Plans everything that can be planned."""
+    if not (backlog.pending or backlog.gangs):
+        return _Planning(backlog).in_order()
     planning = _Planning(backlog)
-    plan = planning.as_before()
-    if planning.limited and plan.left and (backlog.pending or backlog.gangs):
+    if planning.is_too_much():
+        return planning.in_order()
+    try:
+        plan = planning.as_before()
+    except _TooMuch:
+        return _Planning(backlog).in_order()
+    if planning.limited and plan.left:
         return _Planning(backlog).in_order()
     return plan
+
+
+class _TooMuch(Exception):
+    """Limits do not allow to serve everybody, and working out whom they do would take long."""
 
 
 class _Planning:
@@ -135,10 +156,29 @@ class _Planning:
         )
         self._left: Counts = {}
         self._usable: list[Capacity] = []  # of what may be asked for for those in line
+        self._in_order = False
         self.limited = False  # somebody is left because of limits
 
+    def is_too_much(self) -> bool:
+        """True if limits leave somebody for sure; to be asked before anything is planned."""
+        _, offers = self._usable_offers()
+        room = most_room(offers, self._gangs.limits)
+        if room is None:
+            return False
+        for each in self._rooms.values():
+            for at, amount in enumerate(each.left):
+                room[at] += amount
+        line = [each for each in self._backlog.line if fits_somewhere(each[0], offers)]
+        needs = [offer.needs for offer in offers]
+        needs += self._space.needs_everywhere([room.capacity for room in self._rooms.values()])
+        return served_at_most(line, needs, room) < sum(count for _, count in line)
+
     def as_before(self) -> Plan:
-        """Gangs first, then whoever was planned before, then the others."""
+        """Gangs first, then whoever was planned before, then the others.
+
+        Raises:
+            _TooMuch: limits do not allow that, as far as is known without looking much further.
+        """
         backlog = self._backlog
         self._gangs.reserve(backlog.gangs, backlog.kept)
         planned = [at for at, gang in enumerate(backlog.gangs) if self._gangs.plan(gang)]
@@ -162,6 +202,7 @@ class _Planning:
 
     def in_order(self) -> Plan:
         """Everybody in order of arrival."""
+        self._in_order = True
         planned, rest, at = [], [], 0
         backlog = self._backlog
         for number, gang in enumerate(backlog.gangs):
@@ -192,45 +233,48 @@ class _Planning:
 
     def _cover(self, line: list[tuple[int, int]]) -> list[Batch]:
         """New executors for these, as far as limits allow; the first in line first."""
-        rest = self._gangs.offers_left()
         limits = self._gangs.limits
-        usable = [
-            at
-            for at, offer in enumerate(rest)
-            if offer.most
-            and all(a <= b for a, b in zip(offer.total, limits, strict=True) if b < UNBOUNDED)
-        ]
+        usable, offers = self._usable_offers()
         self._usable = [self._backlog.supplies[at].capacity for at in usable]
-        offers = self._with_needs([rest[at] for at in usable], usable)
         possible = {kind for kind, _ in line if fits_somewhere(kind, offers)}
-        impossible = _counted([each for each in line if each[0] not in possible], None)
+        impossible = first_in_line([each for each in line if each[0] not in possible], None)
         self._left.update(impossible)
         self.limited = self._fits_some_supply(impossible)
         line = [each for each in line if each[0] in possible]
         batches = self._cover_in_order(line, offers, limits) if line else []
         return [Batch(usable[batch.offer], batch.content, batch.copies) for batch in batches]
 
+    def _usable_offers(self) -> tuple[list[int], list[Offer]]:
+        """What one may still be asked for of: places in `Backlog.supplies`, and the offers."""
+        rest, limits = self._gangs.offers_left(), self._gangs.limits
+        usable = [
+            at
+            for at, offer in enumerate(rest)
+            if offer.most
+            and all(a <= b for a, b in zip(offer.total, limits, strict=True) if b < UNBOUNDED)
+        ]
+        return usable, self._with_needs([rest[at] for at in usable], usable)
+
     def _cover_in_order(
         self, line: list[tuple[int, int]], offers: list[Offer], limits: Sequence[int]
     ) -> list[Batch]:
         total = sum(count for _, count in line)
-        most = _served_at_most(line, offers, limits)
-        found = cover(_counted(line, most), offers, limits)
+        most = served_within(line, offers, limits)
+        found = cover(first_in_line(line, most), offers, limits)
         if most == total and not found.left:
             return found.batches
         self.limited = True
-        high, best = most, found.batches
+        if total > _FEW and not self._in_order:
+            raise _TooMuch
         for _ in range(_ROUNDS_MAX if most <= _FEW else _ROUNDS_OF_MANY):
-            if not found.left:
-                best = found.batches
+            left = sum(found.left.values())
+            if not left or (most > _FEW and left * _GOOD_ENOUGH <= most):
                 break
-            high = min(high - 1, high - sum(found.left.values()))
-            if high < 1:
+            most = min(most - 1, most - left)
+            if most < 1:
                 break
-            found = cover(_counted(line, high), offers, limits)
-        if not found.left:
-            best = found.batches
-        return self._with_others(line, best, offers, limits)
+            found = cover(first_in_line(line, most), offers, limits)
+        return self._with_others(line, found.batches, offers, limits)
 
     def _with_others(
         self,
@@ -243,7 +287,7 @@ class _Planning:
         who came first, and the others into what is left and what may still be asked for.
         """
         planned = sum(sum(batch.content.values()) * batch.copies for batch in batches)
-        kept = _counted(line, planned)
+        kept = first_in_line(line, planned)
         chosen = [Batch(b.offer, dict(b.content)) for b in batches for _ in range(b.copies)]
         served: Counts = {}
         for batch in chosen:
@@ -262,9 +306,9 @@ class _Planning:
             if room.content
         ]
         more_offers, more_limits = rest_of(filled, offers), rest_of_limits(filled, offers, limits)
-        most = _served_at_most(rest, more_offers, more_limits)
-        more = cover(_counted(rest, most), more_offers, more_limits)
-        for kind, count in (*_counted(_behind(rest, most), None).items(), *more.left.items()):
+        most = served_within(rest, more_offers, more_limits)
+        more = cover(first_in_line(rest, most), more_offers, more_limits)
+        for kind, count in (*first_in_line(_behind(rest, most), None).items(), *more.left.items()):
             self._left[kind] = self._left.get(kind, 0) + count
         return [*filled, *more.batches]
 
@@ -283,20 +327,6 @@ class _Planning:
         ]
 
 
-def _counted(line: Sequence[tuple[int, int]], most: int | None) -> Counts:
-    """The first so many in line, by kind."""
-    counts: Counts = {}
-    for kind, count in line:
-        here = count if most is None else min(count, most)
-        if here:
-            counts[kind] = counts.get(kind, 0) + here
-        if most is not None:
-            most -= here
-            if not most:
-                break
-    return counts
-
-
 def _behind(line: Sequence[tuple[int, int]], first: int) -> list[tuple[int, int]]:
     """The line without the first so many."""
     rest = []
@@ -306,48 +336,3 @@ def _behind(line: Sequence[tuple[int, int]], first: int) -> list[tuple[int, int]
         if here:
             rest.append((kind, here))
     return rest
-
-
-def _served_at_most(
-    line: Sequence[tuple[int, int]], offers: Sequence[Offer], limits: Sequence[int]
-) -> int:
-    """So many of the line, or fewer, could be served if executors could be filled to the brim."""
-    total = sum(count for _, count in line)
-    room = [0] * len(limits)
-    for offer in offers:
-        number = min(
-            [
-                offer.most,
-                *[
-                    limit // amount
-                    for limit, amount in zip(limits, offer.total, strict=True)
-                    if limit < UNBOUNDED and amount
-                ],
-            ]
-        )
-        if number >= UNBOUNDED:
-            return total
-        for at, amount in enumerate(offer.total):
-            room[at] += amount * number
-    lists = list({id(offer.needs): offer.needs for offer in offers}.values())
-    served = 0
-    for kind, count in line:
-        fit = count
-        need = _least_need(kind, lists)
-        for at, amount in need:
-            if room[at] < amount * fit:
-                fit = room[at] // amount
-        for at, amount in need:
-            room[at] -= amount * fit
-        served += fit
-        if fit < count:
-            return served
-    return served
-
-
-def _least_need(kind: int, lists: Sequence[Sequence[Need | None]]) -> Need:
-    """What is needed, where offers agree about it."""
-    if len(lists) == 1:
-        return lists[0][kind] or ()
-    needs = {need for each in lists if (need := each[kind]) is not None}
-    return needs.pop() if len(needs) == 1 else ()
