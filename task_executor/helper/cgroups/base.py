@@ -26,6 +26,7 @@ Counted = Mapping[str, tuple[str, str, str]]
 _CPU_LIST = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
 PERIOD_US = 100_000
 _RECLAIM_S = 5.0
+_LOOK_S = 0.02
 LEAF = "finegrain-daemon"  # on v2 what runs in a group that we split moves there
 
 
@@ -119,6 +120,7 @@ class Driver:
     counted: ClassVar[Counted] = {}  # name -> controller, file, key in the file
     squeeze = ("", "", "")  # controller, the file whose lowering makes room, the limit's own
     in_use: tuple[str, ...] = ()  # files of what the limit is held against
+    looks = 1  # at those, before it is said that they are above
 
     def __init__(self, kernel: Kernel, base: Group, reason: str = "", fix: str = "") -> None:
         self.kernel, self.base, self.reason, self.fix = kernel, base, reason, fix
@@ -217,11 +219,14 @@ class Driver:
             signal.pidfd_send_signal(dropping, signal.SIGKILL)
         yield dropping, _RECLAIM_S  # it writes nothing after this
         os.close(dropping)
-        used = max(self.count(group, controller, file) or 0 for file in self.in_use)
-        if used > memory_bytes:
-            message = f"{used} bytes of memory are in use, above the new limit of {memory_bytes}"
-            way_out = "let tasks give some back, or ask for more"
-            raise Fault("BELOW_USE", f"{message}; {way_out}", asked=memory_bytes, used=used)
+        for _look in range(self.looks):
+            used = max(self.count(group, controller, file) or 0 for file in self.in_use)
+            if used <= memory_bytes:
+                return
+            yield _LOOK_S
+        message = f"{used} bytes of memory are in use, above the new limit of {memory_bytes}"
+        way_out = "let tasks give some back, or ask for more"
+        raise Fault("BELOW_USE", f"{message}; {way_out}", asked=memory_bytes, used=used)
 
     def put(self, path: str, value: str) -> None:
         try:

@@ -28,6 +28,7 @@ class V2(CgroupDriver):
 
     squeeze = ("unified", "memory.high", "memory.max")
     in_use = ("memory.current",)
+    looks = 10  # whoever reads files is above a soft limit for a moment, again and again
 
     def enforced(self) -> tuple[list[str], str]:
         has = self.kernel.read(f"{self.base['unified']}/cgroup.controllers").split()

@@ -134,6 +134,19 @@ def test_below_what_is_held_is_refused_with_the_numbers_and_nothing_has_changed(
     finish(slots.resize(limits(memory_bytes=48 * MIB)))
 
 
+def test_on_v2_page_cache_that_comes_and_goes_is_no_use_of_memory(tmp_path: Path) -> None:
+    """A task that reads files is above a soft limit for a moment, again and again."""
+    kernel = FakeV2()
+    slots = running(kernel, tmp_path, held=32 * MIB + 65536)
+    job = slots.resize(limits(memory_bytes=32 * MIB))
+    for _step in range(3):  # until it was found to be above
+        next(job)
+    kernel.use(place(slots, "memory"), held=20 * MIB, cache=12 * MIB)
+    finish(job)
+    assert slots.limits["a.1"]["memory_bytes"] == 32 * MIB
+    assert kernel.killed == []
+
+
 def test_on_v1_swapped_memory_counts_as_used(tmp_path: Path) -> None:
     kernel = FakeV1(SEPARATE)
     slots = running(kernel, tmp_path)
