@@ -123,10 +123,18 @@ class SlotSize:
 
     async def withdraw(self) -> SlotStatus:
         """Takes back whatever waits; see `Slot.withdraw_resize`."""
-        size = self.status.profile, self.status.cpu_limit_milli
-        status = await self._ask(size, self.status.resize_number + 1, wait_for_use=True)
-        self._take_answer(status)
-        return status
+        for tries_left in reversed(range(TRIES_MAX)):
+            size = self.status.profile, self.status.cpu_limit_milli
+            try:
+                status = await self._ask(size, self.status.resize_number + 1, wait_for_use=True)
+            except FailedPrecondition as error:
+                if error.reason is not Reason.STALE_RESIZE or not tries_left:
+                    raise
+            else:
+                self._take_answer(status)
+                return status
+            self.see(await self._look())
+        raise AssertionError("the last try returns or raises")
 
     def _take_answer(self, status: SlotStatus) -> None:
         if status.resize_number > self.status.resize_number:  # else the stream was faster

@@ -113,6 +113,18 @@ async def test_somebody_else_was_faster(servant: Scripted, slot: fg.Slot) -> Non
     assert (slot.profile.cpu_milli, slot.profile.task_heap_memory_bytes) == (2000, fg.GIB)
 
 
+async def test_what_somebody_else_wants_can_be_taken_back_without_having_heard_of_it(
+    servant: Scripted, slot: fg.Slot
+) -> None:
+    theirs = servant.sized[slot.allocation_id]
+    theirs.resize_number = 7
+    theirs.resizes.add(resize_number=7, state=slots_pb2.SLOT_RESIZE_STATE_WAITING)
+    servant.snapshot = [servant.snapshot_of(slot.allocation_id, GRANTED)]
+    status = await slot.withdraw_resize()
+    assert (status.resize_number, status.resizes) == (8, ())
+    assert slot.profile.cpu_milli == 500
+
+
 async def test_books_that_were_restored_know_of_fewer_changes(
     servant: Scripted, slot: fg.Slot
 ) -> None:
