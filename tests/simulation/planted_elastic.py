@@ -168,7 +168,7 @@ def gang_in_vain_is_never_tried_again(patch: Patch) -> None:
 
 def gang_never_times_out(patch: Patch) -> None:
     """Whatever its job master said."""
-    patch.setattr(step, "gang_rang", lambda _turn, _gang_id: None)
+    patch.setattr(step, "gang_rang", lambda _turn, _gang_id: 0)
 
 
 # -- executors that come and go ----------------------------------------------------------------
