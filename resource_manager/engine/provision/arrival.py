@@ -87,8 +87,7 @@ def hand_over(turn: Turn) -> None:
         host = state.hosts.get(host_id)
         content = elastic.plan.on.get(promised)
         if promised == host_id:
-            elastic.plan.on.pop(promised, None)
-            elastic.plan.places.clear()
+            elastic.plan.drop(promised)
         if host is not None and content is not None and host.eligible:
             _place(turn, host, content)
             state.touch(host)

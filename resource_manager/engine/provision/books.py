@@ -77,18 +77,34 @@ class LastPlan:
     gangs_left: list[str] = field(default_factory=list)
     counted_on: set[str] = field(default_factory=set)
     places: dict[Shape, tuple[int, dict[int, str]]] = field(default_factory=dict)
+    _by_owner: tuple[dict[Shape, dict[str, int]], dict[str, list[str]]] | None = None
 
     def planned(self, shape: Shape) -> dict[str, int]:
         """How many requests of a shape are planned on which executor, oldest first."""
-        return {name: each.shapes[shape] for name, each in self.on.items() if shape in each.shapes}
+        return self._sorted_out()[0].get(shape, {})
 
     def planned_gang(self, gang_id: str) -> list[str]:
         """The executors that a gang waits for."""
-        return [
-            name
-            for name, content in self.on.items()
-            if any(gang_id == other for other, _ in content.members)
-        ]
+        return self._sorted_out()[1].get(gang_id, [])
+
+    def drop(self, executor_id: str) -> Content | None:
+        """Nothing is planned on an executor any more; what was, if anything."""
+        self.places.clear()
+        self._by_owner = None
+        return self.on.pop(executor_id, None)
+
+    def _sorted_out(self) -> tuple[dict[Shape, dict[str, int]], dict[str, list[str]]]:
+        """By shape and by gang: everybody may be asked about, of thousands on a thousand."""
+        if self._by_owner is None:
+            shapes: dict[Shape, dict[str, int]] = {}
+            gangs: dict[str, list[str]] = {}
+            for name, content in self.on.items():
+                for shape, count in content.shapes.items():
+                    shapes.setdefault(shape, {})[name] = count
+                for gang_id in content.gangs:
+                    gangs.setdefault(gang_id, []).append(name)
+            self._by_owner = shapes, gangs
+        return self._by_owner
 
 
 class Elastic:

@@ -229,8 +229,7 @@ def _tell_to_stop(turn: Turn, provision: Provision) -> None:
 
 def _forget(state: State, executor_id: str) -> None:
     """Nothing is planned on it any more."""
-    state.elastic.plan.on.pop(executor_id, None)
-    state.elastic.plan.places.clear()
+    state.elastic.plan.drop(executor_id)
     state.elastic.surplus.discard(executor_id)
     state.elastic.lost_since_ms.pop(executor_id, None)
     state.elastic.idle_marks.pop(executor_id, None)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from math import gcd
 
-from finegrain.resources import Amounts, subtract
+from finegrain.resources import Amounts
 from resource_manager.engine.entities import ExecutorState, Provision, ProvisionState
 from resource_manager.engine.provision import life
 from resource_manager.engine.provision.backlog import plan_waiting
@@ -24,6 +24,9 @@ from resource_manager.engine.settings import ExecutorShape
 from resource_manager.engine.state import State
 from resource_manager.engine.timers import Timer
 from resource_manager.engine.turn import Turn
+
+_PARTS_MAX = 5_000
+"""In so many equal parts at most it is counted what lacks to the minimum."""
 
 MINIMUM = "minimum"
 """Cause of what is asked for although nobody waits."""
@@ -138,11 +141,13 @@ def _ask_for_minimum(turn: Turn) -> None:
         if lack <= 0:
             continue
         shapes = [each for each in may_ask(turn) if each.total.get(name, 0)]
+        room = room_below_maximum(state)
         for shape, count in _cheapest(state, shapes, name, lack):
             for _ in range(count):
-                room = room_below_maximum(state)
-                if all(shape.total.get(each, 0) <= left for each, left in room.items()):
-                    life.ask(turn, shape, MINIMUM)
+                if any(shape.total.get(each, 0) > left for each, left in room.items()):
+                    break
+                life.ask(turn, shape, MINIMUM)
+                room = {each: left - shape.total.get(each, 0) for each, left in room.items()}
 
 
 def _cheapest(
@@ -151,6 +156,8 @@ def _cheapest(
     if not shapes:
         return []
     unit = gcd(*[shape.total[name] for shape in shapes])
+    if lack // unit > _PARTS_MAX:  # odd amounts of bytes: they are taken a little too small
+        unit = max(unit, min(lack // _PARTS_MAX, *[shape.total[name] for shape in shapes]))
     served = [shape.total[name] // unit for shape in shapes]
     offers = [
         Offer((), (), max(1, round(shape.cost * COST_UNIT)), _more_of(state, shape))
@@ -175,14 +182,17 @@ def _give_back_surplus(turn: Turn) -> None:
     """Those that have not come and that nobody needs, now and at the last look."""
     state, elastic = turn.state, turn.state.elastic
     before, elastic.surplus = elastic.surplus, set()
+    spare = _Spare(state)
     for provision in _dearest_first(state):
         name = provision.executor_id
         if provision.state not in PENDING or elastic.plan.on.get(name):
             continue
-        if not _is_spare(state, elastic.shapes[provision.shape].total):
+        total = elastic.shapes[provision.shape].total
+        if not spare.has(total):
             continue
         if name in before:
             life.stop(turn, provision, "nobody needs it any more")
+            spare.give(total)
         else:
             elastic.surplus.add(name)
 
@@ -191,6 +201,7 @@ def _give_back_idle(turn: Turn) -> None:
     """Those that had no slots for long enough."""
     state, elastic = turn.state, turn.state.elastic
     timeout_ms = elastic.provisioning.idle_timeout_ms
+    spare = _Spare(state)
     for provision in _dearest_first(state):
         host = state.hosts.get(provision.executor_id)
         if provision.state is not ProvisionState.REGISTERED or host is None:
@@ -206,8 +217,10 @@ def _give_back_idle(turn: Turn) -> None:
         idle_ms = turn.now_ms - provision.idle_since_ms
         if idle_ms < timeout_ms or provision.executor_id in elastic.plan.counted_on:
             continue
-        if _is_spare(state, host.executor.registration.total):
+        total = host.executor.registration.total
+        if spare.has(total):
             life.stop(turn, provision, f"had no slots for {idle_ms // 1_000} s")
+            spare.give(total)
 
 
 def _dearest_first(state: State) -> list[Provision]:
@@ -221,8 +234,21 @@ def _dearest_first(state: State) -> list[Provision]:
     return sorted(state.provisions.values(), key=rank)
 
 
-def _is_spare(state: State, total: Amounts) -> bool:
-    """True if the rest is not below the minimum without it, or not further than with it."""
-    least = state.settings.provisioning.total_min
-    rest = subtract(staying(state), total)
-    return all(rest.get(name, 0) >= amount for name, amount in least.items() if total.get(name, 0))
+class _Spare:
+    """What may go before the rest is below the minimum."""
+
+    def __init__(self, state: State) -> None:
+        self._least = state.settings.provisioning.total_min
+        self._rest = staying(state) if self._least else {}
+
+    def has(self, total: Amounts) -> bool:
+        """True if the rest is not below the minimum without this, or not further than with it."""
+        return all(
+            self._rest.get(name, 0) - total[name] >= amount
+            for name, amount in self._least.items()
+            if total.get(name, 0)
+        )
+
+    def give(self, total: Amounts) -> None:
+        """This goes."""
+        self._rest = {name: left - total.get(name, 0) for name, left in self._rest.items()}

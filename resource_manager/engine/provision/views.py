@@ -17,6 +17,9 @@ from resource_manager.engine.queue import Shape
 from resource_manager.engine.settings import ExecutorShape
 from resource_manager.engine.state import State
 
+_UNPLANNED_MAX = 100
+"""So many different requests, and gangs, that are planned nowhere are told of one by one."""
+
 
 @dataclass(frozen=True, slots=True)
 class ShapeView:
@@ -148,22 +151,29 @@ def _shape_view(state: State, shape: ExecutorShape) -> ShapeView:
 
 def _unplanned(state: State) -> list[str]:
     plan = state.elastic.plan
-    found = []
+    room = room_below_maximum(state)
+    found: list[str] = []
+    more = 0
     for shape, count in plan.left.items():
         number = min(count, len(shape.members))
-        if number:
-            found.append(f"{counted({shape: number})[0]}: {_why_not(state, shape)}")
+        if number and len(found) < _UNPLANNED_MAX:
+            found.append(f"{counted({shape: number})[0]}: {_why_not(state, shape, room)}")
+        else:
+            more += number
+    if more:
+        found.append(f"{more} {'request' if more == 1 else 'requests'} of other sizes")
+    gangs = [gang_id for gang_id in plan.gangs_left if gang_id in state.gangs.waiting]
     found += [
         f"{gang_text(state, gang_id)}: it cannot be whole with what may be asked for now"
-        for gang_id in plan.gangs_left
-        if gang_id in state.gangs.waiting
+        for gang_id in gangs[:_UNPLANNED_MAX]
     ]
+    if len(gangs) > _UNPLANNED_MAX:
+        found.append(f"{len(gangs) - _UNPLANNED_MAX} more gangs")
     return found
 
 
-def _why_not(state: State, wanted: Shape) -> str:
+def _why_not(state: State, wanted: Shape, room: Amounts) -> str:
     elastic = state.elastic
-    room = room_below_maximum(state)
     reasons: dict[str, None] = {}
     for name, shape in elastic.shapes.items():
         if not could_serve(elastic.capacities[name], wanted):

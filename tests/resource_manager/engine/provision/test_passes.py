@@ -11,12 +11,14 @@ from resource_manager.engine.effects import StartExecutor
 from resource_manager.engine.entities import GangSpec, ProvisionState, RequestSpec
 from resource_manager.engine.events import (
     JobRegistered,
+    ProvisionFailed,
     RequestsCancelled,
     RequestsSubmitted,
     SlotsReleased,
 )
 from resource_manager.engine.provision import backlog, possible
 from resource_manager.engine.provision.planning import make_plan
+from resource_manager.engine.provision.views import planned_on, providers_view
 from resource_manager.engine.settings import EngineSettings, ExecutorShape, Provisioning
 from tests.resource_manager.engine.model import ModelCluster, ModelExecutor
 
@@ -180,3 +182,45 @@ def test_a_gang_is_taken_in_that_needs_executors_of_both_kinds_though_most_there
         )
         assert {each.reason for each in outcomes} == {"" if count == 6 else "INFEASIBLE_NEVER"}
     assert set(map(frozenset, looked_at)) == {frozenset(), frozenset({"host-7"})}
+
+
+def test_a_minimum_of_odd_amounts_takes_no_longer() -> None:
+    """Counted by the byte, it would take more memory than there is."""
+    large = ExecutorShape("large", "test", {"memory_bytes": 64 * GIB}, ONE, count_max=3)
+    odd = ExecutorShape("odd", "test", {"memory_bytes": 63 * GIB - 1}, ONE, count_max=3)
+    cluster = cluster_with(large, odd, total_min={"memory_bytes": 300 * GIB})
+    cluster.wait(1_000)
+    asked = [each.shape for each in cluster.state.provisions.values()]
+    assert sorted(asked) == ["large"] * 3 + ["odd"] * 2
+
+
+def test_of_very_many_who_are_planned_nowhere_only_some_are_told_one_by_one() -> None:
+    cluster = cluster_with(SMALL, total_max={"cpu_milli": 4_000})
+    requests = tuple(
+        RequestSpec(f"r{number}", ResourceProfile(3_000 + number, 256 * MIB))
+        for number in range(300)
+    )
+    cluster.batch(RequestsSubmitted(cluster.at, "job", requests))
+    cluster.wait(1_000)
+    told = providers_view(cluster.state).unplanned
+    assert told[0] == "1 request of 3.001 cpu, 256Mi: the maximum is reached"
+    assert told[100:] == ["199 requests of other sizes"]
+
+
+def test_everybody_is_told_which_executor_it_is_planned_on() -> None:
+    cluster = cluster_with(SMALL)
+    requests = tuple(
+        RequestSpec(f"r{number}", ResourceProfile(3_000 + number, 256 * MIB)) for number in range(3)
+    )
+    cluster.batch(RequestsSubmitted(cluster.at, "job", requests))
+    cluster.wait(1_000)
+
+    def planned() -> set[str]:
+        live = cluster.state.requests.values()
+        return {planned_on(cluster.state, each) for each in live if each.state == "PENDING"}
+
+    assert planned() == {"small-1-1", "small-1-2", "small-1-3"}
+    cluster.batch(ProvisionFailed(cluster.at, "small-1-2", "no"))
+    assert planned() == {"small-1-1", "small-1-3", ""}
+    cluster.register(ModelExecutor("small-1-1", SMALL.total, ONE))
+    assert planned() == {"small-1-3", ""}
