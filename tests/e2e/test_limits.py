@@ -9,6 +9,7 @@ import pytest
 
 import finegrain_client as fg
 from tests.e2e.driving import Small, python, slot_groups, small_cluster
+from tests.support.control_groups import groups_called
 
 pytestmark = pytest.mark.needs("cgroup-v1")
 
@@ -99,4 +100,4 @@ def test_nothing_is_left_in_the_kernel(home: Path) -> None:
         assert outcome.code == 0
         small.cli.settle()
         assert not slot_groups(name)
-    assert not list(Path("/sys/fs/cgroup").glob(f"**/{name}"))
+    assert not groups_called(name) + groups_called(f"finegrain/{name}")

@@ -27,6 +27,7 @@ from resource_manager.providers.process_executor import (
 from resource_manager.providers.process_sweep import stop_everything
 from resource_manager.providers.process_tree import Process, this_process
 from resource_manager.providers.provider import Presence, ProviderFailed, Sight
+from tests.support.control_groups import groups_called
 from tests.support.providers import (
     configuration,
     halves,
@@ -342,7 +343,7 @@ async def test_one_whose_directory_disappeared_keeps_its_share_until_it_is_stopp
 
     assert (seen.presence, gone.presence) == (Presence.RUNS, Presence.ENDED)
     assert not processes_naming(host.path("half-1-1"))
-    assert not list(Path("/sys/fs/cgroup").glob("**/finegrain/half-1-1"))
+    assert not groups_called("finegrain/half-1-1")
     assert "half#1" in (await provider.start("half-1-2", "half", again=False)).message
 
 

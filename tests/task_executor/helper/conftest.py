@@ -28,6 +28,7 @@ from task_executor.host.helper_client import (
     TaskSpec,
 )
 from task_executor.host.task_log import Stream, read_output
+from tests.support.control_groups import groups_called
 
 MIB = 1 << 20
 PATIENCE_S = 30.0
@@ -43,9 +44,7 @@ async def eventually(condition: Callable[[], Any], what: str) -> Any:
 
 
 def leftover_groups(executor_id: str) -> list[Path]:
-    places = ("*", "*/*", "*/*/*", "*/*/*/*")
-    root = Path("/sys/fs/cgroup")
-    return [p for place in places for p in root.glob(f"{place}/finegrain/{executor_id}")]
+    return groups_called(f"finegrain/{executor_id}")
 
 
 def alive(pid: int) -> bool:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.components import REPOSITORY
+from tests.support.control_groups import groups_called
 from tests.task_executor.service.scripted_rm import CLUSTER_TOKEN, PATIENCE_S
 
 GIB = 1 << 30
@@ -154,10 +155,7 @@ class ExecutorProcess:
 
     def groups(self) -> list[Path]:
         """Control groups of this executor in all hierarchies."""
-        places = ("*", "*/*", "*/*/*", "*/*/*/*")
-        name = f"finegrain/test-{self.folder.name}"
-        root = Path("/sys/fs/cgroup")
-        return [p for place in places for p in root.glob(f"{place}/{name}")]
+        return groups_called(f"finegrain/test-{self.folder.name}")
 
 
 def _target(link: Path) -> str:
