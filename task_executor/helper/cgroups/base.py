@@ -219,14 +219,22 @@ class Driver:
             signal.pidfd_send_signal(dropping, signal.SIGKILL)
         yield dropping, _RECLAIM_S  # it writes nothing after this
         os.close(dropping)
-        for _look in range(self.looks):
-            used = max(self.count(group, controller, file) or 0 for file in self.in_use)
-            if used <= memory_bytes:
+        for _look in range(self.looks - 1):
+            if self.used(group) <= memory_bytes:
                 return
             yield _LOOK_S
-        message = f"{used} bytes of memory are in use, above the new limit of {memory_bytes}"
-        way_out = "let tasks give some back, or ask for more"
-        raise Fault("BELOW_USE", f"{message}; {way_out}", asked=memory_bytes, used=used)
+        self.refuse_below_use(group, memory_bytes)
+
+    def used(self, group: Group) -> int:
+        """Memory as the limit counts it."""
+        return max(self.count(group, self.squeeze[0], file) or 0 for file in self.in_use)
+
+    def refuse_below_use(self, group: Group, memory_bytes: int) -> None:
+        """Raises Fault BELOW_USE for a limit that the group is above."""
+        if (used := self.used(group)) > memory_bytes:
+            message = f"{used} bytes of memory are in use, above the new limit of {memory_bytes}"
+            way_out = "let tasks give some back, or ask for more"
+            raise Fault("BELOW_USE", f"{message}; {way_out}", asked=memory_bytes, used=used)
 
     def put(self, path: str, value: str) -> None:
         try:

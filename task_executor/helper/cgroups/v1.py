@@ -63,7 +63,11 @@ class V1(CgroupDriver):
             if limits["memory_bytes"] > int(self.kernel.read(files[0])):
                 files.reverse()  # memory + swap may never be below memory, not even in between
             for file in filter(self.kernel.exists, files):
-                self.put(file, str(limits["memory_bytes"]))
+                try:
+                    self.put(file, str(limits["memory_bytes"]))
+                except Fault:
+                    self.refuse_below_use(group, limits["memory_bytes"])  # risen since the look
+                    raise
 
     def _bind(self, path: str, file: str, wanted: str) -> None:
         """v1 takes a cpu that goes off-line out of every group for good. So our own levels get back

@@ -156,6 +156,26 @@ def test_on_v1_swapped_memory_counts_as_used(tmp_path: Path) -> None:
     assert enforced(slots)["memory.limit_in_bytes"] == str(64 * MIB)
 
 
+def test_on_v1_use_that_rises_after_the_look_is_use_and_no_fault_of_the_kernel(
+    tmp_path: Path,
+) -> None:
+    kernel = FakeV1(SEPARATE)
+    slots = running(kernel, tmp_path)
+    memory = place(slots, "memory")
+    before = enforced(slots)
+
+    def swap_out(path: str, value: str) -> None:
+        if path.endswith("memory.memsw.limit_in_bytes") and value == str(32 * MIB):
+            kernel.files[f"{memory}/memory.memsw.usage_in_bytes"] = str(40 * MIB)
+            raise OSError(16, "Device or resource busy", path)
+
+    kernel.before_write = swap_out
+    with pytest.raises(Fault, match="41943040 bytes of memory are in use") as refused:
+        finish(slots.resize(limits(memory_bytes=32 * MIB)))
+    assert refused.value.reason == "BELOW_USE"
+    assert enforced(slots) == before
+
+
 def test_on_v2_the_hard_limit_falls_behind_a_soft_one(tmp_path: Path) -> None:
     """So that a task that just grows is slowed and not killed while room is made."""
     kernel = FakeV2()

