@@ -4,13 +4,16 @@ One that was asked for is known by its id. One that came by itself takes over th
 similar one that has not come. One that a provider started, and nobody remembers (it was given up
 and came all the same, or the books are older than it), is adopted, so that it is given back when
 nobody needs it. Whoever was planned is placed before anybody else; whoever does not fit, because
-the executor is smaller than promised, waits on and is planned anew.
+the executor is smaller than promised, waits on and is planned anew; if it is too small for somebody
+even when empty, its shape backs off.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import groupby
 
+from finegrain.resources import shortfall
 from resource_manager.engine.entities import Provision, ProvisionState, Request
 from resource_manager.engine.gangs import try_gang
 from resource_manager.engine.host import Host
@@ -19,6 +22,7 @@ from resource_manager.engine.placement.indexes import carries
 from resource_manager.engine.placement.placing import Placing
 from resource_manager.engine.provision import life
 from resource_manager.engine.provision.books import PENDING, Content
+from resource_manager.engine.provision.texts import amounts_text, gang_text, shape_text
 from resource_manager.engine.queue import Shape
 from resource_manager.engine.singles import Kind, Single
 from resource_manager.engine.state import State
@@ -88,11 +92,54 @@ def hand_over(turn: Turn) -> None:
         content = elastic.plan.on.get(promised)
         if promised == host_id:
             elastic.plan.drop(promised)
+            if host is not None:
+                _judge(turn, host, content or Content())
         if host is not None and content is not None and host.eligible:
             _place(turn, host, content)
             state.touch(host)
             _place_gangs(turn, content)
     elastic.arrived.clear()
+
+
+def _judge(turn: Turn, host: Host, content: Content) -> None:
+    """Whether it is what was promised, as far as anybody was promised something. An executor that
+    could not serve, even when empty, whom it was asked for is a failure of its shape; or one after
+    the other would be asked for, and given back, without end.
+    """
+    name = turn.state.provisions[host.host_id].shape
+    lack = next(_lacks(turn.state, host, content), "")
+    if not lack:
+        life.came(turn, name)
+        return
+    shape = turn.state.elastic.shapes.get(name)
+    message = f"{host.host_id}: registered with {amounts_text(host.executor.registration.total)}"
+    if shape is not None:
+        message += f" ({amounts_text(shape.total)} were promised)"
+    life.back_off(turn, name, f"{message}, and {lack}")
+
+
+def _lacks(state: State, host: Host, content: Content) -> Iterator[str]:
+    """Why an executor could not serve, when empty, who was planned on it."""
+    total = host.executor.registration.total
+    for shape in content.shapes:
+        if not carries(host, shape.labels):
+            yield f"without the labels of {shape_text(shape)}"
+        elif not (need := host.need_of(shape)) or shortfall(need, total):
+            yield f"that is too little for {shape_text(shape)}"
+    together: dict[str, dict[str, int]] = {}
+    for (gang_id, number), count in content.members.items():
+        if (waiting := state.gangs.waiting.get(gang_id)) is None:
+            continue
+        wish = waiting.kind.wishes[number]
+        if not carries(host, wish.labels):
+            yield f"without the labels of members of {gang_text(state, gang_id)}"
+        need = host.default_booking if wish.profile is None else host.booking_of(wish.profile)
+        sums = together.setdefault(gang_id, {})
+        for name, amount in need.items():
+            sums[name] = sums.get(name, 0) + amount * count
+    for gang_id, sums in together.items():
+        if shortfall(sums, total):
+            yield f"that is too little for what was planned of {gang_text(state, gang_id)}"
 
 
 def _place_gangs(turn: Turn, content: Content) -> None:

@@ -193,9 +193,13 @@ def registered(turn: Turn, provision: Provision, host: Host) -> None:
     elif provision.state in PENDING:
         move(turn, provision, ProvisionState.REGISTERED, "registered")
         provision.deadline_at_ms = provision.idle_since_ms = None
-        backoff = turn.state.elastic.backoffs.get(provision.shape)
-        if backoff is not None:
-            backoff.failures = backoff.until_ms = 0
+
+
+def came(turn: Turn, shape: str) -> None:
+    """One of a shape came and is as it was promised: that ends its back-off."""
+    backoff = turn.state.elastic.backoffs.get(shape)
+    if backoff is not None:
+        backoff.failures = backoff.until_ms = 0
 
 
 def move(turn: Turn, provision: Provision, to: ProvisionState, message: str) -> None:
