@@ -6,8 +6,9 @@ Prints, for each backlog, the least and the median CPU time of this process for 
 executors it asks for, and what they cost beside a bound from below (the linear relaxation:
 executors in fractions, requests cut to pieces). The backlogs: all requests equal; 24 and 1,000
 different ones; all different; the same with a tenth of the executors on the way already, and with
-all of them; with a limit on the totals that lets about a third be served; and large ones that
-nearly fill an executor. Shapes have 4 to 64 cpus and 2 to 8 GiB for each, at prices that go by
+all of them; with a limit on the totals that lets about a third be served, that with a tenth on the
+way, and that in three zones that every second request names one of; and large ones that nearly
+fill an executor. Shapes have 4 to 64 cpus and 2 to 8 GiB for each, at prices that go by
 size, give or take a tenth. Everything is drawn from a fixed seed.
 """
 
@@ -65,6 +66,24 @@ def backlog(
     line = [(number % different, 1) for number in range(requests)]
     chance.shuffle(line)
     return Backlog(wishes, _runs(line), shapes)
+
+
+def labelled(asked: Backlog, chance: random.Random) -> Backlog:
+    """The same in three zones, which every second request names one of; a tenth on the way."""
+    zones = [{"zone": name} for name in "abc"]
+    wishes = [
+        replace(each, labels=tuple(chance.choice(zones).items())) if at % 2 else each
+        for at, each in enumerate(asked.wishes)
+    ]
+    shapes = [
+        replace(each, capacity=replace(each.capacity, labels=zones[at % 3]))
+        for at, each in enumerate(asked.supplies)
+    ]
+    there = replace(asked, wishes=wishes, supplies=shapes, limits={})
+    new = make_plan(there).new[::10]
+    on_the_way = {f"e{at}": shapes[each.supply].capacity for at, each in enumerate(new)}
+    kept = {f"e{at}": each.content for at, each in enumerate(new)}
+    return replace(there, pending=on_the_way, kept=kept, limits=asked.limits)
 
 
 def _runs(line: list[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -154,6 +173,9 @@ def main() -> None:
     total = sum(shapes[new.supply].total["cpu_milli"] for new in plan.new)
     limited = replace(asked, limits={"cpu_milli": total // 3})
     measure("all different, limits for a third", limited, options.passes)
+    title = "the same, a tenth on the way"
+    measure(title, replace(limited, pending=again.pending, kept=again.kept), options.passes)
+    measure("the same, half with labels", labelled(limited, chance), options.passes)
     large = backlog(requests, requests, shapes, chance, cpus_max=48)
     measure("all different and large", large, options.passes)
 

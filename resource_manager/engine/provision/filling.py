@@ -32,16 +32,13 @@ class _Similar:
 
     def _least_of(self, needs: _Needs) -> Need:
         """The least that any of them needs, by dimension; nobody can have more rooms than that."""
-        columns: dict[int, list[int]] = {}
-        number = 0
-        for kind in self.kinds:
-            if (need := needs[kind]) is not None:
-                number += 1
-                for at, amount in need:
-                    columns.setdefault(at, []).append(amount)
-        if not number:
+        found = [need for kind in self.kinds if (need := needs[kind]) is not None]
+        if not found:
             return _NOWHERE
-        return tuple([(at, min(each)) for at, each in columns.items() if len(each) == number])
+        if len({tuple([at for at, _ in need]) for need in found}) == 1:
+            return tuple([min(column) for column in zip(*found, strict=True)])
+        shared = set.intersection(*[{at for at, _ in need} for need in found])
+        return tuple([(at, min(dict(need)[at] for need in found)) for at in sorted(shared)])
 
 
 def fill_rooms(

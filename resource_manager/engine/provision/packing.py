@@ -105,9 +105,7 @@ class Space:
         need = self._pooled[kind]
         if self._defaults[kind] or need is None:
             return kind
-        return tuple(
-            [(at, (bits := amount.bit_length()), amount >> max(0, bits - 1)) for at, amount in need]
-        )
+        return tuple([(at, amount.bit_length()) for at, amount in need])
 
     def needs_everywhere(self, capacities: Sequence[Capacity]) -> list[Sequence[Need | None]]:
         """`need` of every kind for each capacity; lists that are equal are one and the same."""
