@@ -106,16 +106,22 @@ def _judge(turn: Turn, host: Host, content: Content) -> None:
     could not serve, even when empty, whom it was asked for is a failure of its shape; or one after
     the other would be asked for, and given back, without end.
     """
-    name = turn.state.provisions[host.host_id].shape
-    lack = next(_lacks(turn.state, host, content), "")
-    if not lack:
-        life.came(turn, name)
+    elastic, provision = turn.state.elastic, turn.state.provisions[host.host_id]
+    shape = elastic.shapes.get(provision.shape)
+    if shape is None:
         return
-    shape = turn.state.elastic.shapes.get(name)
-    message = f"{host.host_id}: registered with {amounts_text(host.executor.registration.total)}"
-    if shape is not None:
-        message += f" ({amounts_text(shape.total)} were promised)"
-    life.back_off(turn, name, f"{message}, and {lack}")
+    lack = next(_lacks(turn.state, host, content), "")
+    if lack:
+        elastic.verdicts[host.host_id] = True  # whatever use it may be to others
+        message = (
+            f"{host.host_id}: registered with {amounts_text(host.executor.registration.total)}"
+        )
+        message += f" ({amounts_text(shape.total)} were promised), and {lack}"
+        life.back_off(turn, shape.name, message)
+    elif content:
+        elastic.backoffs[shape.name].until_ms = 0  # the rest is seen when somebody has a slot there
+    else:
+        life.proved(turn, provision)
 
 
 def _lacks(state: State, host: Host, content: Content) -> Iterator[str]:

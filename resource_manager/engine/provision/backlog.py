@@ -38,7 +38,7 @@ from resource_manager.engine.turn import Turn
 _Member = tuple[str, int]
 """Equal members of a gang: its id, and the place of their wish among those of the gang."""
 
-_PATIENCE = 3
+PATIENCE = 3
 """Requests that one executor refused so many times in a row are planned elsewhere."""
 
 
@@ -264,5 +264,5 @@ def _refused_lately(state: State) -> set[ShapeKey]:
         for name in state.refusing
         if (host := state.hosts.get(name)) is not None
         for key, refusal in host.refusals.items()
-        if refusal.active and refusal.failures <= _PATIENCE
+        if refusal.active and refusal.failures <= PATIENCE
     }

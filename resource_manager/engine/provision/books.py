@@ -124,6 +124,7 @@ class Elastic:
         self.resumes = False  # what is under way has to be taken up after a restart
         self.surplus: set[str] = set()  # pending ones that nobody needed at the last look
         self.lost_since_ms: dict[str, int] = {}
+        self.verdicts: dict[str, bool] = {}  # of use: True for good, False so far not
         self.idle_marks: dict[str, tuple[int, int]] = {}  # registration and last command, when idle
         self.asked_up_to: dict[str, int] = {}  # totals of what was asked for last, then
         self.present: tuple[int, dict[str, int]] | None = None  # by version of the cluster

@@ -195,9 +195,10 @@ def registered(turn: Turn, provision: Provision, host: Host) -> None:
         provision.deadline_at_ms = provision.idle_since_ms = None
 
 
-def came(turn: Turn, shape: str) -> None:
-    """One of a shape came and is as it was promised: that ends its back-off."""
-    backoff = turn.state.elastic.backoffs.get(shape)
+def proved(turn: Turn, provision: Provision) -> None:
+    """It came and is of use: that ends the back-off of its shape."""
+    turn.state.elastic.verdicts[provision.executor_id] = True
+    backoff = turn.state.elastic.backoffs.get(provision.shape)
     if backoff is not None:
         backoff.failures = backoff.until_ms = 0
 
@@ -237,6 +238,7 @@ def _forget(state: State, executor_id: str) -> None:
     state.elastic.surplus.discard(executor_id)
     state.elastic.lost_since_ms.pop(executor_id, None)
     state.elastic.idle_marks.pop(executor_id, None)
+    state.elastic.verdicts.pop(executor_id, None)
 
 
 def _changed(turn: Turn, provision: Provision) -> None:

@@ -13,9 +13,10 @@ from __future__ import annotations
 from math import gcd
 
 from finegrain.resources import Amounts
-from resource_manager.engine.entities import ExecutorState, Provision, ProvisionState
+from resource_manager.engine.entities import ExecutorState, Provision, ProvisionState, SlotState
+from resource_manager.engine.host import Host
 from resource_manager.engine.provision import life
-from resource_manager.engine.provision.backlog import plan_waiting
+from resource_manager.engine.provision.backlog import PATIENCE, plan_waiting
 from resource_manager.engine.provision.books import PENDING, of_shape
 from resource_manager.engine.provision.exact import UNBOUNDED, Offer, equal_cover
 from resource_manager.engine.provision.planning import COST_UNIT
@@ -107,6 +108,27 @@ def _look_at(turn: Turn, provision: Provision) -> None:
                 life.stop(turn, provision, f"was lost for {seconds} s")
         else:
             elastic.lost_since_ms.pop(provision.executor_id, None)
+            _judge_by_use(turn, provision, host)
+
+
+def _judge_by_use(turn: Turn, provision: Provision, host: Host) -> None:
+    """One that came is a failure of its shape all the same if it cannot be reached, or takes nobody
+    in; or one after the other would be asked for, and given back, without end.
+    """
+    verdicts = turn.state.elastic.verdicts
+    if verdicts.get(host.host_id):
+        return
+    if any(slot.state is SlotState.ALLOCATED for slot in host.slots.values()):
+        life.proved(turn, provision)
+        return
+    lack = ""
+    if host.reach.unreachable:
+        lack = f"cannot be reached at {host.executor.registration.address}"
+    elif (refused := max([r.failures for r in host.refusals.values()], default=0)) > PATIENCE:
+        lack = f"refused {refused} times what it was asked for"
+    if lack and host.host_id not in verdicts:
+        verdicts[host.host_id] = False
+        life.back_off(turn, provision.shape, f"{host.host_id}: registered, and {lack}")
 
 
 def _are_expected_back(turn: Turn) -> bool:

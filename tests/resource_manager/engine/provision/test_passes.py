@@ -10,7 +10,9 @@ from finegrain.resources import GIB, MIB, ResourceProfile
 from resource_manager.engine.effects import StartExecutor
 from resource_manager.engine.entities import GangSpec, ProvisionState, RequestSpec
 from resource_manager.engine.events import (
+    JobKeptAlive,
     JobRegistered,
+    ProvisionEnded,
     ProvisionFailed,
     RequestsCancelled,
     RequestsSubmitted,
@@ -224,3 +226,39 @@ def test_everybody_is_told_which_executor_it_is_planned_on() -> None:
     assert planned() == {"small-1-1", "small-1-3", ""}
     cluster.register(ModelExecutor("small-1-1", SMALL.total, ONE))
     assert planned() == {"small-1-3", ""}
+
+
+@pytest.mark.parametrize("trouble", ["cannot be reached", "refused 4 times"])
+def test_executors_that_come_and_are_of_no_use_are_asked_for_ever_more_rarely(trouble: str) -> None:
+    cluster = cluster_with(SMALL)
+    ask(cluster, "r")
+    asked = 0
+    for _ in range(600):
+        cluster.wait(1_000)
+        cluster.batch(JobKeptAlive(cluster.at, "job"))
+        told = cluster.providers[:]
+        cluster.providers.clear()
+        for each in told:
+            if isinstance(each, StartExecutor):
+                asked += 1
+                executor = ModelExecutor(each.executor_id, SMALL.total, ONE, broken={"r"})
+                cluster.register(executor)
+            else:
+                cluster.batch(ProvisionEnded(cluster.at, each.executor_id, "gone"))
+        for sent in cluster.wire[:]:
+            if trouble == "cannot be reached":
+                cluster.fail(sent)
+            else:
+                cluster.deliver(sent)
+        for host_id in cluster.state.hosts:
+            cluster.report(cluster.executors[host_id])
+    assert asked < 12  # and not one every ten seconds
+    (shape,) = providers_view(cluster.state).shapes
+    assert trouble in shape.last_failure
+
+    good = ModelExecutor("small-1-99", SMALL.total, ONE, provided_as="small")
+    cluster.register(good)
+    cluster.settle()
+    cluster.wait(1_000)
+    (shape,) = providers_view(cluster.state).shapes
+    assert shape.failures == 0
