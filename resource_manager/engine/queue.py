@@ -14,7 +14,7 @@ wake. What waits one by one (`singles.py`) stands in the same line and takes par
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from finegrain.resources import (
@@ -119,6 +119,12 @@ class Shape:
                 if len(found) == most:
                     break
         return found
+
+    def in_line(self) -> Iterator[int]:
+        """Arrival numbers of those who wait, in order, as far as anybody asks."""
+        for at in range(self.first, len(self.line)):
+            if (number := self.line[at]) in self.members:
+                yield number
 
     def clear_line(self) -> None:
         """Forgets the numbers of those who left, when nobody waits any more."""

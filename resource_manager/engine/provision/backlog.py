@@ -9,6 +9,7 @@ being planned for.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from heapq import merge
 from itertools import islice
 
 from resource_manager.engine.entities import GangPlacement, RequestSpec
@@ -139,7 +140,7 @@ class _Reading:
         """(arrival number, kind) of the first in line."""
         most = self._state.settings.provisioning.planned_requests_max
         refused = _refused_lately(self._state)
-        line: list[tuple[int, int]] = []
+        found: list[tuple[Shape, int]] = []
         for shape in self._state.queue.shapes():
             if (shape.profile, shape.labels) in refused:
                 continue
@@ -147,9 +148,10 @@ class _Reading:
                 self._hopeless.append(shape)
                 continue
             kind = self._kind(Wish(shape.pooled_need, shape.separate_need, shape.labels), shape)
-            line += [(request.arrival_number, kind) for request in shape.before(None, most)]
-        line.sort()
-        return line[:most]
+            found.append((shape, kind))
+        if sum(len(shape.members) for shape, _ in found) <= most:
+            return sorted([(number, kind) for shape, kind in found for number in shape.members])
+        return list(islice(merge(*[_arrivals(shape, kind) for shape, kind in found]), most))
 
     def _kind(self, wish: Wish, owner: Shape | _Member) -> int:
         self._wishes.append(wish)
@@ -198,6 +200,11 @@ class _Reading:
 def _shapes_of(state: State, waiting: WaitingGang) -> Iterator[Shape]:
     for wish in waiting.kind.wishes:
         yield state.queue.shape_of(RequestSpec("", wish.profile, required_labels=wish.labels))
+
+
+def _arrivals(shape: Shape, kind: int) -> Iterator[tuple[int, int]]:
+    for number in shape.in_line():
+        yield number, kind
 
 
 def _runs(line: list[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -150,7 +150,11 @@ def could_serve(capacity: Capacity, shape: Shape, *, labels: bool = True) -> boo
         return False
     if shape.profile is None:
         return bool(capacity.default) and fits(capacity.default, capacity.amounts)
-    return fits(shape.separate_need if capacity.separate else shape.pooled_need, capacity.amounts)
+    amounts = capacity.amounts
+    for name, amount in (shape.separate_need if capacity.separate else shape.pooled_need).items():
+        if amounts.get(name, 0) < amount:
+            return False
+    return True
 
 
 def capacity_of(shape: ExecutorShape) -> Capacity:

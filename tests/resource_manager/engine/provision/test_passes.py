@@ -262,3 +262,18 @@ def test_executors_that_come_and_are_of_no_use_are_asked_for_ever_more_rarely(tr
     cluster.wait(1_000)
     (shape,) = providers_view(cluster.state).shapes
     assert shape.failures == 0
+
+
+def test_the_first_in_line_are_planned_for_whatever_they_ask_for(plans: list[Any]) -> None:
+    cluster = cluster_with(SMALL, planned_requests_max=3)
+    for number in range(4):
+        ask(cluster, f"one-{number}")
+        ask(cluster, f"two-{number}", profile=ResourceProfile(2_000, 256 * MIB))
+    cluster.batch(RequestsCancelled(cluster.at, "job", ("two-0",)))
+    cluster.wait(1_000)
+    (made,) = plans
+    sizes = [made.wishes[kind].pooled["cpu_milli"] for kind, _ in made.line]
+    assert list(zip(sizes, [count for _, count in made.line], strict=True)) == [
+        (1_000, 2),
+        (2_000, 1),
+    ]
