@@ -72,7 +72,10 @@ def resume(turn: Turn) -> None:
     state = turn.state
     for provision in state.provisions.values():
         shape = state.elastic.shapes.get(provision.shape)
-        if provision.state in PENDING and shape is not None:
+        if provision.state in PENDING:
+            if shape is None:
+                stop(turn, provision, f"no shape {provision.shape} is configured any more")
+                continue
             provision.deadline_at_ms = turn.now_ms + shape.start_timeout_ms
         if provision.state is ProvisionState.ASKED:
             again = StartExecutor(provision.executor_id, provision.shape, again=True)

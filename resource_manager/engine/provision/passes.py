@@ -89,10 +89,7 @@ def _look_at(turn: Turn, provision: Provision) -> None:
     """Whether one came in time, is lost for long, or was forgotten."""
     state, elastic = turn.state, turn.state.elastic
     shape = elastic.shapes.get(provision.shape)
-    if provision.state in PENDING:
-        if shape is None:
-            life.stop(turn, provision, f"no shape {provision.shape} is configured any more")
-            return
+    if provision.state in PENDING and shape is not None:
         heard_ms = state.timers.listening_since_ms + shape.start_timeout_ms
         if turn.now_ms >= max(provision.deadline_at_ms or 0, heard_ms):
             seconds = shape.start_timeout_ms // 1_000

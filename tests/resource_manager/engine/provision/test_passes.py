@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from finegrain.resources import GIB, MIB, ResourceProfile
-from resource_manager.engine.effects import StartExecutor
+from resource_manager.engine.effects import StartExecutor, StopExecutor
 from resource_manager.engine.entities import GangSpec, ProvisionState, RequestSpec
 from resource_manager.engine.events import (
     JobKeptAlive,
@@ -277,3 +277,15 @@ def test_the_first_in_line_are_planned_for_whatever_they_ask_for(plans: list[Any
         (1_000, 2),
         (2_000, 1),
     ]
+
+
+def test_nothing_is_started_again_of_a_shape_that_is_configured_no_longer() -> None:
+    cluster = cluster_with(SMALL)
+    ask(cluster, "r")
+    cluster.wait(1_000)
+    cluster.settings = EngineSettings()
+    cluster.restart_rm()
+    cluster.batch()
+    assert cluster.providers == [StopExecutor("small-1-1", "small", "")]
+    (provision,) = cluster.state.provisions.values()
+    assert provision.message == "no shape small is configured any more"
