@@ -75,8 +75,10 @@ class ProvisionChecks:
             if each.state is ProvisionState.STOPPING and host is not None and host.eligible:
                 yield f"{name} is stopped, and slots may be placed on it"
         for shape in provisioning.shapes:
+            # One that came although nobody waited for it any more may be one too many.
+            asked = any(each.shape == shape.name and each.state in PENDING for each in new)
             count = sum(each.shape == shape.name for each in state.provisions.values())
-            if new and shape.count_max and count > shape.count_max:
+            if asked and shape.count_max and count > shape.count_max:
                 yield f"{count} executors of shape {shape.name}, at most {shape.count_max} may be"
 
     def stored(self, changes: Changes) -> Iterator[str]:
