@@ -29,6 +29,7 @@ from tests.e2e.scaling import groups, kill, scaled_up
 
 BURST = 200
 SMALL = fg.SlotSpec(cpu_milli=50, memory_bytes=16 * fg.MIB, count=BURST)
+SMALL_ONE = fg.SlotSpec(cpu_milli=50, memory_bytes=16 * fg.MIB)
 TASK = ("run", "--cpu", "0.1", "--memory", "32M", "--")
 
 
@@ -64,16 +65,27 @@ async def _run(request: fg.Request) -> int:
     return result.exit_code
 
 
+async def _told_while_waiting(local: LocalCluster) -> fg.Explanation:
+    """What a request is told that an executor is asked for, until that comes."""
+    connection = fg.connect(local.address, token_file=local.token_file)
+    async with connection as cluster, cluster.job("asks") as job:
+        (request,) = await job.request_slots(SMALL_ONE)
+        while not (told := await request.explain()).planned_on:
+            assert not request.is_settled, "granted, and never told what it waited for"
+            await asyncio.sleep(0.02)
+        await request.granted(60)
+        return told
+
+
 def test_who_waits_is_told_for_which_executor(home: Path) -> None:
     with LocalCluster(scale=1) as local:
         cli = Cli(home, local.address, local.token_file)
         assert local.scaled is not None
-        process = cli.start(*TASK, "sh", "-c", "echo up")
-        (asked,) = eventually(lambda: cli.json("providers")["executors"], "one is asked for")
-        assert asked["executor_id"] == f"{local.scaled.shape}-1-1"
-        assert process.stderr is not None
-        assert f"planned on executor {asked['executor_id']}" in process.stderr.readline().decode()
-        outcome = finish(process)
+        told = asyncio.run(_told_while_waiting(local))
+        assert told.planned_on == f"{local.scaled.shape}-1-1"
+        assert told.primary_reason == "WAITING_EXECUTOR"
+        assert f"planned on executor {told.planned_on}" in told.summary
+        outcome = cli.run(*TASK[1:], "sh", "-c", "echo up")
         assert (outcome.code, outcome.stdout) == (0, b"up\n")
         (executor,) = cli.items("executors")
         assert executor["provided_as"] == local.scaled.shape
