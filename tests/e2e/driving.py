@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import json
 import os
 import shutil
@@ -22,6 +21,7 @@ from typing import Any, TypeVar
 import finegrain_client as fg
 from finegrain_cli.local_cluster import ExecutorShare, LocalCluster
 from tests.support.components import REPOSITORY
+from tests.support.control_groups import groups_called
 
 T = TypeVar("T")
 PATIENCE_S = 60.0
@@ -185,15 +185,7 @@ def small_cluster(
 
 def slot_groups(executor_id: str) -> list[Path]:
     """Control groups of an executor's slots, in all hierarchies."""
-    # glob.glob passes over folders that go while it looks, as those of other tests do; Path.glob
-    # raises.
-    pattern = f"finegrain/{executor_id}/slots/*/"
-    found = [
-        each
-        for depth in range(5)
-        for each in glob.glob(f"/sys/fs/cgroup/{'*/' * depth}{pattern}")  # noqa: PTH207
-    ]
-    return [Path(each) for each in found]
+    return groups_called(f"finegrain/{executor_id}/slots/*")
 
 
 def free_address() -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import json
 import os
 import signal
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.e2e.driving import PATIENCE_S, Cli, processes_that_name
+from tests.support.control_groups import groups_called
 
 
 @dataclass
@@ -100,8 +100,7 @@ def scaled_up(home: Path, executors_max: int, *flags: str) -> Iterator[ScaledUp]
 
 def groups(shape: str) -> list[str]:
     """Control groups of all executors of a shape."""
-    found = glob.glob(f"/sys/fs/cgroup/*/finegrain/{shape}-*")  # noqa: PTH207 - they come and go
-    return [*found, *glob.glob(f"/sys/fs/cgroup/finegrain/{shape}-*")]  # noqa: PTH207
+    return [str(each) for each in groups_called(f"finegrain/{shape}-*")]
 
 
 def _parent(entry: Path) -> int:

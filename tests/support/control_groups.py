@@ -9,10 +9,11 @@ ROOT = "/sys/fs/cgroup"
 DEPTH_MAX = 4  # of a hierarchy's mount and our groups' parents
 
 
-def groups_called(path: str) -> list[Path]:
-    """Groups of this name, or path below some parent, in all hierarchies.
+def groups_called(pattern: str) -> list[Path]:
+    """Groups of this name, or path below some parent, in all hierarchies; may have wildcards.
 
     Others' groups come and go meanwhile, which `Path.glob` does not forgive.
     """
-    parents = ["/".join("*" * depth) for depth in range(1, DEPTH_MAX + 1)]
-    return [Path(found) for each in parents for found in glob.glob(f"{ROOT}/{each}/{path}")]  # noqa: PTH207
+    above = ["*/" * depth for depth in range(DEPTH_MAX + 1)]
+    found = [each for parents in above for each in glob.glob(f"{ROOT}/{parents}{pattern}/")]  # noqa: PTH207
+    return [Path(each) for each in found]
