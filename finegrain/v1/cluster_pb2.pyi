@@ -1124,7 +1124,9 @@ class ListProvidersResponse(google.protobuf.message.Message):
 
     @property
     def unplanned(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Requests that wait, fit no executor, and are planned on none either, with why ("2 requests: maximum reached")."""
+        """Requests that wait, fit no executor, and are planned on none either, with why ("2 requests: maximum reached").
+        At most 100 lines, the last one of which sums up what was left out.
+        """
 
     def __init__(
         self,
@@ -1199,7 +1201,9 @@ class ExecutorShape(google.protobuf.message.Message):
     count_max: builtins.int
     """Most of them at a time; 0: no limit."""
     failures: builtins.int
-    """Failures in a row."""
+    """Failures in a row: executors that did not start, did not register in time, came smaller than promised, or served
+    nobody. Back to 0 when one takes somebody in.
+    """
     last_failure: builtins.str
     """What went wrong last, for people."""
     @property
