@@ -1125,7 +1125,7 @@ class ListProvidersResponse(google.protobuf.message.Message):
     @property
     def unplanned(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Requests that wait, fit no executor, and are planned on none either, with why ("2 requests: maximum reached").
-        At most 100 lines, the last one of which sums up what was left out.
+        Up to 100 sizes of requests and 100 gangs, each followed by how many more there are.
         """
 
     def __init__(
