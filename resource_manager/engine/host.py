@@ -22,15 +22,21 @@ from finegrain.resources import (
     larger_of,
     subtract,
 )
-from resource_manager.engine.effects import SendAllocate, SendFree, SendResize
 from resource_manager.engine.entities import Executor, ExecutorState, Resize, Slot, SlotState
+from resource_manager.engine.host_notes import (
+    Command,
+    Reach,
+    Refusal,
+    ResizeHold,
+    SlotKey,
+    StateSeen,
+)
 from resource_manager.engine.queue import DEFAULT_SLOTS, SLOTS, Shape, ShapeKey, in_grains
 
 if TYPE_CHECKING:
     from resource_manager.engine.settings import Strategy
 
-SlotKey = tuple[str, int]
-"""Identity of a slot: allocation id and generation."""
+__all__ = ["Command", "Host", "Reach", "Refusal", "ResizeHold", "SlotKey", "StateSeen"]
 
 UNLIMITED = AMOUNT_MAX
 """Stands for "no limit" where a number is needed."""
@@ -47,86 +53,6 @@ SCORE = "score"
 SHARE_UNIT = 1_000_000
 
 _KNOWN_BOOKINGS = 16_384  # kept; clusters use few different profiles
-
-
-@dataclass(slots=True)
-class Command:
-    """The command in flight. Between a failed delivery and the next one, `retry_at_ms` is set."""
-
-    effect: SendAllocate | SendFree | SendResize
-    keys: tuple[SlotKey, ...]
-    failures: int = 0
-    failing_since_ms: int | None = None  # its first failed delivery
-    retry_at_ms: int | None = None
-
-    @property
-    def number(self) -> int:
-        """Its command number."""
-        return self.effect.command_number
-
-    @property
-    def allocates(self) -> bool:
-        """True for AllocateSlots."""
-        return isinstance(self.effect, SendAllocate)
-
-    @property
-    def frees(self) -> bool:
-        """True for FreeSlots."""
-        return isinstance(self.effect, SendFree)
-
-    @property
-    def resizes(self) -> bool:
-        """True for ResizeSlot."""
-        return isinstance(self.effect, SendResize)
-
-
-StateSeen = tuple[frozenset[SlotKey], tuple[tuple[str, int], ...]]
-"""Slots and available amounts of a state that was taken in, to compare with a later one."""
-
-
-@dataclass(slots=True)
-class Refusal:
-    """A host could not serve a shape although the books said so.
-
-    While it is active the host is not chosen for that shape. It ends with the time, or when the
-    host's state is not the one that was seen (None: only with the time); the number of failures
-    stays until the host serves the shape, so that the next time is longer.
-    """
-
-    failures: int
-    until_ms: int
-    state_seen: StateSeen | None
-    active: bool = True
-
-
-@dataclass(slots=True)
-class ResizeHold:
-    """A change of a slot's size that the executor did not carry out, and that is tried again.
-
-    While it is active the change does not stand in line. It ends with the time, or when the host's
-    state is not the one that was seen (None: only with the time).
-    """
-
-    number: int  # of the change
-    failures: int
-    until_ms: int
-    reason: str
-    message: str
-    state_seen: StateSeen | None
-    active: bool = True
-
-
-@dataclass(slots=True)
-class Reach:
-    """Whether the RM can dial the executor. Registrations do not end this: they say that the
-    executor can dial the RM.
-    """
-
-    unreachable: bool = False
-    cause: str = ""  # of the last failure, for people
-    failures: int = 0  # probes and findings since a command was last answered
-    refused: int = 0  # commands refused since then
-    probe_at_ms: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -156,6 +82,8 @@ class Host:
     refusals: dict[ShapeKey, Refusal] = field(default_factory=dict)
     reach: Reach = field(default_factory=Reach)
     shrunk: bool = False  # registered with less than its slots have booked
+    held: Amounts = field(default_factory=dict)  # for somebody who was passed over for too long
+    held_slots: int = 0  # likewise
 
     @classmethod
     def of(cls, executor: Executor) -> Host:
@@ -312,6 +240,22 @@ class Host:
         limit = self.executor.registration.slots_max
         return max(0, limit - len(self.slots)) if limit else UNLIMITED
 
+    def spare(self) -> dict[str, int]:
+        """What is free beyond what is held: what anybody may have whom nothing is held for."""
+        free = self.free()
+        for name, amount in self.held.items():
+            left = free.get(name, 0) - amount
+            if left > 0:
+                free[name] = left
+            else:
+                free.pop(name, None)
+        return free
+
+    def spare_slots(self) -> int:
+        """Slots that the host may still take beyond those that are held."""
+        left = self.slots_left()
+        return left if left == UNLIMITED else max(0, left - self.held_slots)
+
     def empty(self) -> dict[str, int]:
         """What the host could give if it had no slots, in columns of the index."""
         registration = self.executor.registration
@@ -325,10 +269,10 @@ class Host:
         if self.online:
             columns.update({ONLINE + name: amount for name, amount in empty.items()})
         if self.eligible:
-            free = in_grains(self.free())
-            columns.update(self._with_counts(free, self.slots_left()))
+            spare, slots = in_grains(self.spare()), self.spare_slots()
+            columns.update(self._with_counts(spare, slots))
             if strategy == "spread":
-                columns[SCORE] = self.free_share(free, self.slots_left())
+                columns[SCORE] = self.free_share(spare, slots)
         return columns
 
     def free_share(self, free: Amounts, slots: int) -> int:

@@ -45,7 +45,7 @@ def try_growth(turn: Turn, placing: Placing, single: Single) -> bool:
     slot = state.slots[single.name, single.generation]
     host = state.hosts[slot.executor_id]
     asked = growth(host, slot)
-    if asked and not (host.eligible and fits(asked, host.free())):
+    if asked and not (host.eligible and fits(asked, host.spare())):
         return False
     _order(turn, slot)
     if asked:

@@ -181,10 +181,11 @@ def _place(turn: Turn, host: Host, content: Content) -> None:
 
 
 def _room_for(host: Host, shape: Shape) -> int:
-    need, free = host.need_of(shape), host.free()
+    need, spare = host.need_of(shape), host.spare()
     if not need:
         return 0
-    return min([host.slots_left(), *[free.get(name, 0) // amount for name, amount in need.items()]])
+    fits = [spare.get(name, 0) // amount for name, amount in need.items()]
+    return min([host.spare_slots(), *fits])
 
 
 def _has_been_there(state: State, request: Request, host: Host) -> bool:

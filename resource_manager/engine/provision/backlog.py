@@ -231,8 +231,9 @@ def _supply(state: State, shape: ExecutorShape) -> Supply:
 
 
 def _free_hosts(state: State, wishes: list[Wish], gangs: list[GangWish]) -> dict[str, Capacity]:
-    """What executors that are there have free, as far as members of gangs could use it: of those
-    with room for one, as many as there are members are enough, unless they have to share a label.
+    """What executors that are there have to spare, as far as members of gangs could use it: of
+    those with room for one, as many as there are members are enough, unless they have to share a
+    label.
     """
     index = state.indexes.main
     members = sum(sum(gang.members.values()) for gang in gangs)
@@ -250,14 +251,14 @@ def _free_hosts(state: State, wishes: list[Wish], gangs: list[GangWish]) -> dict
     free: dict[str, Capacity] = {}
     for host_id in sorted(found):
         host = state.hosts[host_id]
-        if host.eligible and (slots := host.slots_left()):
+        if host.eligible and (slots := host.spare_slots()):
             free[host_id] = _free_of(host, slots)
     return free
 
 
 def _free_of(host: Host, slots: int) -> Capacity:
     return Capacity(
-        {**in_grains(host.free()), SLOTS: slots},
+        {**in_grains(host.spare()), SLOTS: slots},
         host.default_need,
         host.labels,
         host.separate_pools,

@@ -225,7 +225,8 @@ def _give_back_idle(turn: Turn) -> None:
         host = state.hosts.get(provision.executor_id)
         if provision.state is not ProvisionState.REGISTERED or host is None:
             continue
-        if host.slots or host.executor.state is not ExecutorState.ACTIVE:
+        busy = host.slots or host.held or host.held_slots
+        if busy or host.executor.state is not ExecutorState.ACTIVE:
             provision.idle_since_ms = None
             continue
         # Commands tell of slots that came and went between two looks.
