@@ -38,6 +38,8 @@ _BY_REASON: dict[errors.Reason, ExitCode] = {
     errors.Reason.INFEASIBLE_NOW_OFFLINE: ExitCode.STILL_WAITING,
     errors.Reason.WAITING_EXECUTOR: ExitCode.STILL_WAITING,
     errors.Reason.WAITING_GANG: ExitCode.STILL_WAITING,
+    errors.Reason.WAITING_GROUP_LIMIT: ExitCode.STILL_WAITING,
+    errors.Reason.WAITING_RESERVATION: ExitCode.STILL_WAITING,
     errors.Reason.GANG_TIMEOUT: ExitCode.STILL_WAITING,
 }
 

@@ -45,6 +45,7 @@ RESOURCE_MANAGER_ACCESS = table_of(
         "RequestResource",
         "CancelRequests",
         "ReleaseSlots",
+        "ReuseSlots",
         "ResizeSlot",
         "WatchJob",
         "Explain",
@@ -62,6 +63,8 @@ CLUSTER_ACCESS = table_of(
         "ListJobs",
         "ListEvents",
         "ListProviders",
+        "ListGroups",
+        "AdviseThreads",
     ),
     cluster=(
         "DrainExecutor",
@@ -70,6 +73,8 @@ CLUSTER_ACCESS = table_of(
         "ReleaseAllocations",
         "TerminateJob",
         "ResizeSlot",
+        "SetGroup",
+        "DeleteGroup",
     ),
 )
 TASK_EXECUTOR_ACCESS = table_of(

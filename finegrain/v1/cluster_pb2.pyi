@@ -262,6 +262,9 @@ class JobStatus(google.protobuf.message.Message):
     SLOTS_FIELD_NUMBER: builtins.int
     ALLOCATED_FIELD_NUMBER: builtins.int
     LAST_SEQUENCE_FIELD_NUMBER: builtins.int
+    SERVICE_FIELD_NUMBER: builtins.int
+    SHARE_NOW_FIELD_NUMBER: builtins.int
+    OLDEST_WAIT_TIME_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     """Identity."""
     name: builtins.str
@@ -280,6 +283,10 @@ class JobStatus(google.protobuf.message.Message):
     """Slots that it has."""
     last_sequence: builtins.int
     """Sequence number of its last event."""
+    service: builtins.float
+    """Service received lately: cost times seconds, decayed; see ListGroupsResponse.service_measure."""
+    share_now: builtins.float
+    """The part of all service that its slots get at the moment. 0 to 1."""
     @property
     def lease(self) -> google.protobuf.duration_pb2.Duration:
         """Its lease; absent if detached."""
@@ -295,6 +302,10 @@ class JobStatus(google.protobuf.message.Message):
     @property
     def allocated(self) -> finegrain.v1.resources_pb2.ResourceAmounts:
         """What those have booked, over all executors."""
+
+    @property
+    def oldest_wait_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
+        """Since when that request waits that has waited longest; absent: none waits."""
 
     def __init__(
         self,
@@ -312,9 +323,12 @@ class JobStatus(google.protobuf.message.Message):
         slots: builtins.int = ...,
         allocated: finegrain.v1.resources_pb2.ResourceAmounts | None = ...,
         last_sequence: builtins.int = ...,
+        service: builtins.float = ...,
+        share_now: builtins.float = ...,
+        oldest_wait_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["allocated", b"allocated", "create_time", b"create_time", "end_time", b"end_time", "lease", b"lease"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["allocated", b"allocated", "create_time", b"create_time", "detached", b"detached", "end_reason", b"end_reason", "end_time", b"end_time", "ended", b"ended", "group", b"group", "job_id", b"job_id", "last_sequence", b"last_sequence", "lease", b"lease", "name", b"name", "pending_requests", b"pending_requests", "slots", b"slots"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["allocated", b"allocated", "create_time", b"create_time", "end_time", b"end_time", "lease", b"lease", "oldest_wait_time", b"oldest_wait_time"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["allocated", b"allocated", "create_time", b"create_time", "detached", b"detached", "end_reason", b"end_reason", "end_time", b"end_time", "ended", b"ended", "group", b"group", "job_id", b"job_id", "last_sequence", b"last_sequence", "lease", b"lease", "name", b"name", "oldest_wait_time", b"oldest_wait_time", "pending_requests", b"pending_requests", "service", b"service", "share_now", b"share_now", "slots", b"slots"]) -> None: ...
 
 global___JobStatus = JobStatus
 
@@ -1301,3 +1315,359 @@ class ProvidedExecutor(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["ask_time", b"ask_time", "cause", b"cause", "deadline_time", b"deadline_time", "executor_id", b"executor_id", "handle", b"handle", "message", b"message", "planned", b"planned", "planned_requests", b"planned_requests", "shape", b"shape", "state", b"state"]) -> None: ...
 
 global___ProvidedExecutor = ProvidedExecutor
+
+@typing.final
+class ListGroupsRequest(google.protobuf.message.Message):
+    """Asks for resource groups."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___ListGroupsRequest = ListGroupsRequest
+
+@typing.final
+class ListGroupsResponse(google.protobuf.message.Message):
+    """All resource groups."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    GROUPS_FIELD_NUMBER: builtins.int
+    SERVICE_MEASURE_FIELD_NUMBER: builtins.int
+    HALF_LIFE_FIELD_NUMBER: builtins.int
+    RESERVATIONS_FIELD_NUMBER: builtins.int
+    service_measure: builtins.str
+    """What service is counted in: "dominant" (the largest share of the cluster that a slot has, times seconds), "slots"
+    (1 per slot and second) or "cpu" (cores times seconds).
+    """
+    @property
+    def groups(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___GroupStatus]:
+        """Parents before children, by name among siblings."""
+
+    @property
+    def half_life(self) -> google.protobuf.duration_pb2.Duration:
+        """After which time service received counts half; absent: it is never forgotten."""
+
+    @property
+    def reservations(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[finegrain.v1.resource_manager_pb2.Reservation]:
+        """Capacity that is held for requests that were passed over for too long."""
+
+    def __init__(
+        self,
+        *,
+        groups: collections.abc.Iterable[global___GroupStatus] | None = ...,
+        service_measure: builtins.str = ...,
+        half_life: google.protobuf.duration_pb2.Duration | None = ...,
+        reservations: collections.abc.Iterable[finegrain.v1.resource_manager_pb2.Reservation] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["half_life", b"half_life"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["groups", b"groups", "half_life", b"half_life", "reservations", b"reservations", "service_measure", b"service_measure"]) -> None: ...
+
+global___ListGroupsResponse = ListGroupsResponse
+
+@typing.final
+class GroupStatus(google.protobuf.message.Message):
+    """One resource group: its share of the cluster's service goes by its weight among its siblings."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    PARENT_FIELD_NUMBER: builtins.int
+    DESCRIPTION_FIELD_NUMBER: builtins.int
+    WEIGHT_FIELD_NUMBER: builtins.int
+    MINIMUM_FIELD_NUMBER: builtins.int
+    MAXIMUM_FIELD_NUMBER: builtins.int
+    USED_FIELD_NUMBER: builtins.int
+    SHARE_ENTITLED_FIELD_NUMBER: builtins.int
+    SHARE_NOW_FIELD_NUMBER: builtins.int
+    SERVICE_FIELD_NUMBER: builtins.int
+    TALLY_FIELD_NUMBER: builtins.int
+    RUNNING_FIELD_NUMBER: builtins.int
+    WAITING_FIELD_NUMBER: builtins.int
+    OLDEST_WAIT_TIME_FIELD_NUMBER: builtins.int
+    JOBS_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """Its name."""
+    parent: builtins.str
+    """The group that it is part of; empty: none."""
+    description: builtins.str
+    """What it is for, for people."""
+    weight: builtins.float
+    """Its weight; a group of weight 4 gets four times the service of one of weight 1."""
+    share_entitled: builtins.float
+    """The part of all service that it is entitled to at the moment: by weight, among those that have work. 0 to 1."""
+    share_now: builtins.float
+    """The part of all service that its slots get at the moment. 0 to 1."""
+    service: builtins.float
+    """Service received lately: cost times seconds, decayed."""
+    tally: builtins.float
+    """What is compared with its siblings'; see FlowTally.tally."""
+    running: builtins.int
+    """Slots that run for it."""
+    waiting: builtins.int
+    """Requests of it that wait."""
+    jobs: builtins.int
+    """Jobs that live, groups below it included."""
+    @property
+    def minimum(self) -> finegrain.v1.resources_pb2.ResourceAmounts:
+        """Guaranteed: as long as it has less, and work waits, it is served first. An absent dimension has none."""
+
+    @property
+    def maximum(self) -> finegrain.v1.resources_pb2.ResourceAmounts:
+        """What its slots may have at most, those of groups below it included. An absent dimension has no limit."""
+
+    @property
+    def used(self) -> finegrain.v1.resources_pb2.ResourceAmounts:
+        """What its slots have."""
+
+    @property
+    def oldest_wait_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
+        """Since when the one waits that has waited longest; absent: nobody waits."""
+
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        parent: builtins.str = ...,
+        description: builtins.str = ...,
+        weight: builtins.float = ...,
+        minimum: finegrain.v1.resources_pb2.ResourceAmounts | None = ...,
+        maximum: finegrain.v1.resources_pb2.ResourceAmounts | None = ...,
+        used: finegrain.v1.resources_pb2.ResourceAmounts | None = ...,
+        share_entitled: builtins.float = ...,
+        share_now: builtins.float = ...,
+        service: builtins.float = ...,
+        tally: builtins.float = ...,
+        running: builtins.int = ...,
+        waiting: builtins.int = ...,
+        oldest_wait_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
+        jobs: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["maximum", b"maximum", "minimum", b"minimum", "oldest_wait_time", b"oldest_wait_time", "used", b"used"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["description", b"description", "jobs", b"jobs", "maximum", b"maximum", "minimum", b"minimum", "name", b"name", "oldest_wait_time", b"oldest_wait_time", "parent", b"parent", "running", b"running", "service", b"service", "share_entitled", b"share_entitled", "share_now", b"share_now", "tally", b"tally", "used", b"used", "waiting", b"waiting", "weight", b"weight"]) -> None: ...
+
+global___GroupStatus = GroupStatus
+
+@typing.final
+class SetGroupRequest(google.protobuf.message.Message):
+    """Makes or changes a resource group. Of one that exists, only what is given changes."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    @typing.final
+    class MinimumEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.int
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.int = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
+    @typing.final
+    class MaximumEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.int
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.int = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
+    NAME_FIELD_NUMBER: builtins.int
+    WEIGHT_FIELD_NUMBER: builtins.int
+    PARENT_FIELD_NUMBER: builtins.int
+    DESCRIPTION_FIELD_NUMBER: builtins.int
+    MINIMUM_FIELD_NUMBER: builtins.int
+    MAXIMUM_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """Its name: 1 to 63 characters out of [a-z0-9._-], the first one a letter or digit. Required."""
+    weight: builtins.float
+    """Its weight, 0.001 to 1,000,000. A new group without has 1."""
+    parent: builtins.str
+    """The group that it is part of; empty: none. Of a group that exists only while no job lives in it or below."""
+    description: builtins.str
+    """What it is for."""
+    @property
+    def minimum(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]:
+        """Guaranteed amounts, by dimension ("cpu_milli", "memory_bytes", ..., or "extended." and the name); -1: none any more."""
+
+    @property
+    def maximum(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]:
+        """Most amounts, likewise. What runs already is not stopped."""
+
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        weight: builtins.float | None = ...,
+        parent: builtins.str | None = ...,
+        description: builtins.str | None = ...,
+        minimum: collections.abc.Mapping[builtins.str, builtins.int] | None = ...,
+        maximum: collections.abc.Mapping[builtins.str, builtins.int] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_description", b"_description", "_parent", b"_parent", "_weight", b"_weight", "description", b"description", "parent", b"parent", "weight", b"weight"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_description", b"_description", "_parent", b"_parent", "_weight", b"_weight", "description", b"description", "maximum", b"maximum", "minimum", b"minimum", "name", b"name", "parent", b"parent", "weight", b"weight"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_description", b"_description"]) -> typing.Literal["description"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_parent", b"_parent"]) -> typing.Literal["parent"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_weight", b"_weight"]) -> typing.Literal["weight"] | None: ...
+
+global___SetGroupRequest = SetGroupRequest
+
+@typing.final
+class SetGroupResponse(google.protobuf.message.Message):
+    """The group as it is now, durably."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: builtins.int
+    @property
+    def group(self) -> global___GroupStatus:
+        """The group."""
+
+    def __init__(
+        self,
+        *,
+        group: global___GroupStatus | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["group", b"group"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["group", b"group"]) -> None: ...
+
+global___SetGroupResponse = SetGroupResponse
+
+@typing.final
+class DeleteGroupRequest(google.protobuf.message.Message):
+    """Strikes a resource group."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """Its name."""
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["name", b"name"]) -> None: ...
+
+global___DeleteGroupRequest = DeleteGroupRequest
+
+@typing.final
+class DeleteGroupResponse(google.protobuf.message.Message):
+    """The group is gone, durably."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___DeleteGroupResponse = DeleteGroupResponse
+
+@typing.final
+class AdviseThreadsRequest(google.protobuf.message.Message):
+    """Asks for a recommendation."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: builtins.int
+    TARGET_FIELD_NUMBER: builtins.int
+    QUANTILE_FIELD_NUMBER: builtins.int
+    job_id: builtins.str
+    """The job; one that has ended is remembered for a while."""
+    quantile: builtins.float
+    """The part of all threads that should keep to that; 0: 0.95. Above 0, below 1."""
+    @property
+    def target(self) -> google.protobuf.duration_pb2.Duration:
+        """How long a thread of work should take at most; absent: 2 minutes."""
+
+    def __init__(
+        self,
+        *,
+        job_id: builtins.str = ...,
+        target: google.protobuf.duration_pb2.Duration | None = ...,
+        quantile: builtins.float = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["target", b"target"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["job_id", b"job_id", "quantile", b"quantile", "target", b"target"]) -> None: ...
+
+global___AdviseThreadsRequest = AdviseThreadsRequest
+
+@typing.final
+class AdviseThreadsResponse(google.protobuf.message.Message):
+    """A recommendation, and what it goes by."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    THREADS_RECOMMENDED_FIELD_NUMBER: builtins.int
+    THREADS_OBSERVED_FIELD_NUMBER: builtins.int
+    MEDIAN_FIELD_NUMBER: builtins.int
+    AT_QUANTILE_FIELD_NUMBER: builtins.int
+    LONGEST_FIELD_NUMBER: builtins.int
+    SHARE_WITHIN_TARGET_FIELD_NUMBER: builtins.int
+    TARGET_FIELD_NUMBER: builtins.int
+    QUANTILE_FIELD_NUMBER: builtins.int
+    REMARKS_FIELD_NUMBER: builtins.int
+    threads_recommended: builtins.int
+    """Into how many threads to split the job's work; 0: too little is known."""
+    threads_observed: builtins.int
+    """Threads that have been observed: from being granted a slot until it was given back or reused."""
+    share_within_target: builtins.float
+    """The part of them that kept to the target. 0 to 1."""
+    quantile: builtins.float
+    """The quantile that was reckoned with."""
+    @property
+    def median(self) -> google.protobuf.duration_pb2.Duration:
+        """Of those, the median."""
+
+    @property
+    def at_quantile(self) -> google.protobuf.duration_pb2.Duration:
+        """Of those, the duration that the wanted part of them keeps to."""
+
+    @property
+    def longest(self) -> google.protobuf.duration_pb2.Duration:
+        """The longest one."""
+
+    @property
+    def target(self) -> google.protobuf.duration_pb2.Duration:
+        """The target that was reckoned with."""
+
+    @property
+    def remarks(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """What it means and assumes, for people, a sentence each."""
+
+    def __init__(
+        self,
+        *,
+        threads_recommended: builtins.int = ...,
+        threads_observed: builtins.int = ...,
+        median: google.protobuf.duration_pb2.Duration | None = ...,
+        at_quantile: google.protobuf.duration_pb2.Duration | None = ...,
+        longest: google.protobuf.duration_pb2.Duration | None = ...,
+        share_within_target: builtins.float = ...,
+        target: google.protobuf.duration_pb2.Duration | None = ...,
+        quantile: builtins.float = ...,
+        remarks: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["at_quantile", b"at_quantile", "longest", b"longest", "median", b"median", "target", b"target"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["at_quantile", b"at_quantile", "longest", b"longest", "median", b"median", "quantile", b"quantile", "remarks", b"remarks", "share_within_target", b"share_within_target", "target", b"target", "threads_observed", b"threads_observed", "threads_recommended", b"threads_recommended"]) -> None: ...
+
+global___AdviseThreadsResponse = AdviseThreadsResponse

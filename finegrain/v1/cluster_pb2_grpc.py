@@ -29,7 +29,7 @@ class ClusterServiceStub(object):
     """Lists, history and the levers of operators.
 
     Reading needs the user token or the cluster token; whatever changes something (drain, undrain, forget, release,
-    resize, end) needs the cluster token.
+    resize, end, set and delete groups) needs the cluster token.
 
     Lists are paged: `page_size` 0 means 1,000 and is capped at 10,000; pass `next_page_token` on unchanged. A page
     token stays usable while the RM lives; entities that come or go meanwhile may or may not be seen.
@@ -111,13 +111,33 @@ class ClusterServiceStub(object):
                 request_serializer=finegrain_dot_v1_dot_cluster__pb2.ListProvidersRequest.SerializeToString,
                 response_deserializer=finegrain_dot_v1_dot_cluster__pb2.ListProvidersResponse.FromString,
                 _registered_method=True)
+        self.ListGroups = channel.unary_unary(
+                '/finegrain.v1.ClusterService/ListGroups',
+                request_serializer=finegrain_dot_v1_dot_cluster__pb2.ListGroupsRequest.SerializeToString,
+                response_deserializer=finegrain_dot_v1_dot_cluster__pb2.ListGroupsResponse.FromString,
+                _registered_method=True)
+        self.SetGroup = channel.unary_unary(
+                '/finegrain.v1.ClusterService/SetGroup',
+                request_serializer=finegrain_dot_v1_dot_cluster__pb2.SetGroupRequest.SerializeToString,
+                response_deserializer=finegrain_dot_v1_dot_cluster__pb2.SetGroupResponse.FromString,
+                _registered_method=True)
+        self.DeleteGroup = channel.unary_unary(
+                '/finegrain.v1.ClusterService/DeleteGroup',
+                request_serializer=finegrain_dot_v1_dot_cluster__pb2.DeleteGroupRequest.SerializeToString,
+                response_deserializer=finegrain_dot_v1_dot_cluster__pb2.DeleteGroupResponse.FromString,
+                _registered_method=True)
+        self.AdviseThreads = channel.unary_unary(
+                '/finegrain.v1.ClusterService/AdviseThreads',
+                request_serializer=finegrain_dot_v1_dot_cluster__pb2.AdviseThreadsRequest.SerializeToString,
+                response_deserializer=finegrain_dot_v1_dot_cluster__pb2.AdviseThreadsResponse.FromString,
+                _registered_method=True)
 
 
 class ClusterServiceServicer(object):
     """Lists, history and the levers of operators.
 
     Reading needs the user token or the cluster token; whatever changes something (drain, undrain, forget, release,
-    resize, end) needs the cluster token.
+    resize, end, set and delete groups) needs the cluster token.
 
     Lists are paged: `page_size` 0 means 1,000 and is capped at 10,000; pass `next_page_token` on unchanged. A page
     token stays usable while the RM lives; entities that come or go meanwhile may or may not be seen.
@@ -221,6 +241,34 @@ class ClusterServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListGroups(self, request, context):
+        """Resource groups with their weights, limits and what they have, parents before children.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetGroup(self, request, context):
+        """Makes a resource group, or changes one. Durable when answered; holds from the next decision on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteGroup(self, request, context):
+        """Strikes a resource group that has neither jobs that live nor groups below it. "default" stays.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AdviseThreads(self, request, context):
+        """Recommends into how many threads of work a job should be split, by how long those took that it has had.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ClusterServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -294,6 +342,26 @@ def add_ClusterServiceServicer_to_server(servicer, server):
                     request_deserializer=finegrain_dot_v1_dot_cluster__pb2.ListProvidersRequest.FromString,
                     response_serializer=finegrain_dot_v1_dot_cluster__pb2.ListProvidersResponse.SerializeToString,
             ),
+            'ListGroups': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListGroups,
+                    request_deserializer=finegrain_dot_v1_dot_cluster__pb2.ListGroupsRequest.FromString,
+                    response_serializer=finegrain_dot_v1_dot_cluster__pb2.ListGroupsResponse.SerializeToString,
+            ),
+            'SetGroup': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetGroup,
+                    request_deserializer=finegrain_dot_v1_dot_cluster__pb2.SetGroupRequest.FromString,
+                    response_serializer=finegrain_dot_v1_dot_cluster__pb2.SetGroupResponse.SerializeToString,
+            ),
+            'DeleteGroup': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteGroup,
+                    request_deserializer=finegrain_dot_v1_dot_cluster__pb2.DeleteGroupRequest.FromString,
+                    response_serializer=finegrain_dot_v1_dot_cluster__pb2.DeleteGroupResponse.SerializeToString,
+            ),
+            'AdviseThreads': grpc.unary_unary_rpc_method_handler(
+                    servicer.AdviseThreads,
+                    request_deserializer=finegrain_dot_v1_dot_cluster__pb2.AdviseThreadsRequest.FromString,
+                    response_serializer=finegrain_dot_v1_dot_cluster__pb2.AdviseThreadsResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'finegrain.v1.ClusterService', rpc_method_handlers)
@@ -306,7 +374,7 @@ class ClusterService(object):
     """Lists, history and the levers of operators.
 
     Reading needs the user token or the cluster token; whatever changes something (drain, undrain, forget, release,
-    resize, end) needs the cluster token.
+    resize, end, set and delete groups) needs the cluster token.
 
     Lists are paged: `page_size` 0 means 1,000 and is capped at 10,000; pass `next_page_token` on unchanged. A page
     token stays usable while the RM lives; entities that come or go meanwhile may or may not be seen.
@@ -680,6 +748,114 @@ class ClusterService(object):
             '/finegrain.v1.ClusterService/ListProviders',
             finegrain_dot_v1_dot_cluster__pb2.ListProvidersRequest.SerializeToString,
             finegrain_dot_v1_dot_cluster__pb2.ListProvidersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListGroups(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/finegrain.v1.ClusterService/ListGroups',
+            finegrain_dot_v1_dot_cluster__pb2.ListGroupsRequest.SerializeToString,
+            finegrain_dot_v1_dot_cluster__pb2.ListGroupsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetGroup(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/finegrain.v1.ClusterService/SetGroup',
+            finegrain_dot_v1_dot_cluster__pb2.SetGroupRequest.SerializeToString,
+            finegrain_dot_v1_dot_cluster__pb2.SetGroupResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteGroup(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/finegrain.v1.ClusterService/DeleteGroup',
+            finegrain_dot_v1_dot_cluster__pb2.DeleteGroupRequest.SerializeToString,
+            finegrain_dot_v1_dot_cluster__pb2.DeleteGroupResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AdviseThreads(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/finegrain.v1.ClusterService/AdviseThreads',
+            finegrain_dot_v1_dot_cluster__pb2.AdviseThreadsRequest.SerializeToString,
+            finegrain_dot_v1_dot_cluster__pb2.AdviseThreadsResponse.FromString,
             options,
             channel_credentials,
             insecure,

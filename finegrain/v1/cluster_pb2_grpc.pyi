@@ -21,7 +21,7 @@ class ClusterServiceStub:
     """Lists, history and the levers of operators.
 
     Reading needs the user token or the cluster token; whatever changes something (drain, undrain, forget, release,
-    resize, end) needs the cluster token.
+    resize, end, set and delete groups) needs the cluster token.
 
     Lists are paged: `page_size` 0 means 1,000 and is capped at 10,000; pass `next_page_token` on unchanged. A page
     token stays usable while the RM lives; entities that come or go meanwhile may or may not be seen.
@@ -112,11 +112,35 @@ class ClusterServiceStub:
     ]
     """Executor shapes that can be asked for, executors that were asked for, and why."""
 
+    ListGroups: grpc.UnaryUnaryMultiCallable[
+        finegrain.v1.cluster_pb2.ListGroupsRequest,
+        finegrain.v1.cluster_pb2.ListGroupsResponse,
+    ]
+    """Resource groups with their weights, limits and what they have, parents before children."""
+
+    SetGroup: grpc.UnaryUnaryMultiCallable[
+        finegrain.v1.cluster_pb2.SetGroupRequest,
+        finegrain.v1.cluster_pb2.SetGroupResponse,
+    ]
+    """Makes a resource group, or changes one. Durable when answered; holds from the next decision on."""
+
+    DeleteGroup: grpc.UnaryUnaryMultiCallable[
+        finegrain.v1.cluster_pb2.DeleteGroupRequest,
+        finegrain.v1.cluster_pb2.DeleteGroupResponse,
+    ]
+    """Strikes a resource group that has neither jobs that live nor groups below it. "default" stays."""
+
+    AdviseThreads: grpc.UnaryUnaryMultiCallable[
+        finegrain.v1.cluster_pb2.AdviseThreadsRequest,
+        finegrain.v1.cluster_pb2.AdviseThreadsResponse,
+    ]
+    """Recommends into how many threads of work a job should be split, by how long those took that it has had."""
+
 class ClusterServiceAsyncStub:
     """Lists, history and the levers of operators.
 
     Reading needs the user token or the cluster token; whatever changes something (drain, undrain, forget, release,
-    resize, end) needs the cluster token.
+    resize, end, set and delete groups) needs the cluster token.
 
     Lists are paged: `page_size` 0 means 1,000 and is capped at 10,000; pass `next_page_token` on unchanged. A page
     token stays usable while the RM lives; entities that come or go meanwhile may or may not be seen.
@@ -206,11 +230,35 @@ class ClusterServiceAsyncStub:
     ]
     """Executor shapes that can be asked for, executors that were asked for, and why."""
 
+    ListGroups: grpc.aio.UnaryUnaryMultiCallable[
+        finegrain.v1.cluster_pb2.ListGroupsRequest,
+        finegrain.v1.cluster_pb2.ListGroupsResponse,
+    ]
+    """Resource groups with their weights, limits and what they have, parents before children."""
+
+    SetGroup: grpc.aio.UnaryUnaryMultiCallable[
+        finegrain.v1.cluster_pb2.SetGroupRequest,
+        finegrain.v1.cluster_pb2.SetGroupResponse,
+    ]
+    """Makes a resource group, or changes one. Durable when answered; holds from the next decision on."""
+
+    DeleteGroup: grpc.aio.UnaryUnaryMultiCallable[
+        finegrain.v1.cluster_pb2.DeleteGroupRequest,
+        finegrain.v1.cluster_pb2.DeleteGroupResponse,
+    ]
+    """Strikes a resource group that has neither jobs that live nor groups below it. "default" stays."""
+
+    AdviseThreads: grpc.aio.UnaryUnaryMultiCallable[
+        finegrain.v1.cluster_pb2.AdviseThreadsRequest,
+        finegrain.v1.cluster_pb2.AdviseThreadsResponse,
+    ]
+    """Recommends into how many threads of work a job should be split, by how long those took that it has had."""
+
 class ClusterServiceServicer(metaclass=abc.ABCMeta):
     """Lists, history and the levers of operators.
 
     Reading needs the user token or the cluster token; whatever changes something (drain, undrain, forget, release,
-    resize, end) needs the cluster token.
+    resize, end, set and delete groups) needs the cluster token.
 
     Lists are paged: `page_size` 0 means 1,000 and is capped at 10,000; pass `next_page_token` on unchanged. A page
     token stays usable while the RM lives; entities that come or go meanwhile may or may not be seen.
@@ -327,5 +375,37 @@ class ClusterServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[finegrain.v1.cluster_pb2.ListProvidersResponse, collections.abc.Awaitable[finegrain.v1.cluster_pb2.ListProvidersResponse]]:
         """Executor shapes that can be asked for, executors that were asked for, and why."""
+
+    @abc.abstractmethod
+    def ListGroups(
+        self,
+        request: finegrain.v1.cluster_pb2.ListGroupsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[finegrain.v1.cluster_pb2.ListGroupsResponse, collections.abc.Awaitable[finegrain.v1.cluster_pb2.ListGroupsResponse]]:
+        """Resource groups with their weights, limits and what they have, parents before children."""
+
+    @abc.abstractmethod
+    def SetGroup(
+        self,
+        request: finegrain.v1.cluster_pb2.SetGroupRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[finegrain.v1.cluster_pb2.SetGroupResponse, collections.abc.Awaitable[finegrain.v1.cluster_pb2.SetGroupResponse]]:
+        """Makes a resource group, or changes one. Durable when answered; holds from the next decision on."""
+
+    @abc.abstractmethod
+    def DeleteGroup(
+        self,
+        request: finegrain.v1.cluster_pb2.DeleteGroupRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[finegrain.v1.cluster_pb2.DeleteGroupResponse, collections.abc.Awaitable[finegrain.v1.cluster_pb2.DeleteGroupResponse]]:
+        """Strikes a resource group that has neither jobs that live nor groups below it. "default" stays."""
+
+    @abc.abstractmethod
+    def AdviseThreads(
+        self,
+        request: finegrain.v1.cluster_pb2.AdviseThreadsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[finegrain.v1.cluster_pb2.AdviseThreadsResponse, collections.abc.Awaitable[finegrain.v1.cluster_pb2.AdviseThreadsResponse]]:
+        """Recommends into how many threads of work a job should be split, by how long those took that it has had."""
 
 def add_ClusterServiceServicer_to_server(servicer: ClusterServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

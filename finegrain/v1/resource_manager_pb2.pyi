@@ -68,7 +68,9 @@ class RegisterJobRequest(google.protobuf.message.Message):
     name: builtins.str
     """Name for people, 1 to 200 printable characters. Required."""
     group: builtins.str
-    """Resource group that the job's service counts for; empty: "default"."""
+    """Resource group that the job's service counts for; empty: "default". One that does not exist: NOT_FOUND, reason
+    "GROUP_UNKNOWN" (ClusterService.ListGroups has them).
+    """
     detached: builtins.bool
     """A detached job has no lease and is ended only by EndJob."""
     @property
@@ -208,11 +210,12 @@ class RequestResourceRequest(google.protobuf.message.Message):
     JOB_ID_FIELD_NUMBER: builtins.int
     REQUESTS_FIELD_NUMBER: builtins.int
     GANGS_FIELD_NUMBER: builtins.int
+    RANGES_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     """The job that will own the slots."""
     @property
     def requests(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[finegrain.v1.slots_pb2.SlotRequest]:
-        """1 to 10,000 requests."""
+        """Up to 10,000 requests; at least one, or a range."""
 
     @property
     def gangs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[finegrain.v1.slots_pb2.Gang]:
@@ -220,14 +223,19 @@ class RequestResourceRequest(google.protobuf.message.Message):
         of them; if one of them is refused, all are (the others with reason "GANG_REFUSED").
         """
 
+    @property
+    def ranges(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[finegrain.v1.slots_pb2.RequestRange]:
+        """Up to 100 ranges of equal requests, in line behind `requests`. All members of one are accepted, or none."""
+
     def __init__(
         self,
         *,
         job_id: builtins.str = ...,
         requests: collections.abc.Iterable[finegrain.v1.slots_pb2.SlotRequest] | None = ...,
         gangs: collections.abc.Iterable[finegrain.v1.slots_pb2.Gang] | None = ...,
+        ranges: collections.abc.Iterable[finegrain.v1.slots_pb2.RequestRange] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["gangs", b"gangs", "job_id", b"job_id", "requests", b"requests"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["gangs", b"gangs", "job_id", b"job_id", "ranges", b"ranges", "requests", b"requests"]) -> None: ...
 
 global___RequestResourceRequest = RequestResourceRequest
 
@@ -238,16 +246,22 @@ class RequestResourceResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     RESULTS_FIELD_NUMBER: builtins.int
+    RANGE_RESULTS_FIELD_NUMBER: builtins.int
     @property
     def results(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[finegrain.v1.slots_pb2.ItemResult]:
         """An item without error is durable and in line (or was already)."""
+
+    @property
+    def range_results(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[finegrain.v1.slots_pb2.ItemResult]:
+        """Likewise, one per range, named by its `range_id`."""
 
     def __init__(
         self,
         *,
         results: collections.abc.Iterable[finegrain.v1.slots_pb2.ItemResult] | None = ...,
+        range_results: collections.abc.Iterable[finegrain.v1.slots_pb2.ItemResult] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["results", b"results"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["range_results", b"range_results", "results", b"results"]) -> None: ...
 
 global___RequestResourceResponse = RequestResourceResponse
 
@@ -259,19 +273,25 @@ class CancelRequestsRequest(google.protobuf.message.Message):
 
     JOB_ID_FIELD_NUMBER: builtins.int
     ALLOCATION_IDS_FIELD_NUMBER: builtins.int
+    RANGES_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     """The job that owns them."""
     @property
     def allocation_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """1 to 10,000 allocation ids."""
+        """Up to 10,000 allocation ids; at least one, or a range."""
+
+    @property
+    def ranges(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[finegrain.v1.slots_pb2.RangeMembers]:
+        """Up to 100 ranges."""
 
     def __init__(
         self,
         *,
         job_id: builtins.str = ...,
         allocation_ids: collections.abc.Iterable[builtins.str] | None = ...,
+        ranges: collections.abc.Iterable[finegrain.v1.slots_pb2.RangeMembers] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["allocation_ids", b"allocation_ids", "job_id", b"job_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["allocation_ids", b"allocation_ids", "job_id", b"job_id", "ranges", b"ranges"]) -> None: ...
 
 global___CancelRequestsRequest = CancelRequestsRequest
 
@@ -282,16 +302,22 @@ class CancelRequestsResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     RESULTS_FIELD_NUMBER: builtins.int
+    RANGE_RESULTS_FIELD_NUMBER: builtins.int
     @property
     def results(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[finegrain.v1.slots_pb2.ItemResult]:
         """An item without error is cancelled or released (or was already)."""
+
+    @property
+    def range_results(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[finegrain.v1.slots_pb2.ItemResult]:
+        """Likewise, one per range, named by its `range_id`."""
 
     def __init__(
         self,
         *,
         results: collections.abc.Iterable[finegrain.v1.slots_pb2.ItemResult] | None = ...,
+        range_results: collections.abc.Iterable[finegrain.v1.slots_pb2.ItemResult] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["results", b"results"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["range_results", b"range_results", "results", b"results"]) -> None: ...
 
 global___CancelRequestsResponse = CancelRequestsResponse
 
@@ -304,15 +330,20 @@ class ReleaseSlotsRequest(google.protobuf.message.Message):
     JOB_ID_FIELD_NUMBER: builtins.int
     SLOTS_FIELD_NUMBER: builtins.int
     GRACE_FIELD_NUMBER: builtins.int
+    RANGES_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     """The job that owns them."""
     @property
     def slots(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___SlotRelease]:
-        """1 to 10,000 slots."""
+        """Up to 10,000 slots; at least one, or a range."""
 
     @property
     def grace(self) -> google.protobuf.duration_pb2.Duration:
         """Time between SIGTERM and SIGKILL for tasks that still run; absent: the executor's default."""
+
+    @property
+    def ranges(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[finegrain.v1.slots_pb2.RangeMembers]:
+        """Up to 100 ranges: the current slot of each member; those that wait are cancelled."""
 
     def __init__(
         self,
@@ -320,9 +351,10 @@ class ReleaseSlotsRequest(google.protobuf.message.Message):
         job_id: builtins.str = ...,
         slots: collections.abc.Iterable[global___SlotRelease] | None = ...,
         grace: google.protobuf.duration_pb2.Duration | None = ...,
+        ranges: collections.abc.Iterable[finegrain.v1.slots_pb2.RangeMembers] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["grace", b"grace"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["grace", b"grace", "job_id", b"job_id", "slots", b"slots"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["grace", b"grace", "job_id", b"job_id", "ranges", b"ranges", "slots", b"slots"]) -> None: ...
 
 global___ReleaseSlotsRequest = ReleaseSlotsRequest
 
@@ -355,9 +387,96 @@ class ReleaseSlotsResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     RESULTS_FIELD_NUMBER: builtins.int
+    RANGE_RESULTS_FIELD_NUMBER: builtins.int
     @property
     def results(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[finegrain.v1.slots_pb2.ItemResult]:
         """An item without error is being freed (or is gone already)."""
+
+    @property
+    def range_results(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[finegrain.v1.slots_pb2.ItemResult]:
+        """Likewise, one per range, named by its `range_id`."""
+
+    def __init__(
+        self,
+        *,
+        results: collections.abc.Iterable[finegrain.v1.slots_pb2.ItemResult] | None = ...,
+        range_results: collections.abc.Iterable[finegrain.v1.slots_pb2.ItemResult] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["range_results", b"range_results", "results", b"results"]) -> None: ...
+
+global___ReleaseSlotsResponse = ReleaseSlotsResponse
+
+@typing.final
+class ReuseSlotsRequest(google.protobuf.message.Message):
+    """Asks to reuse slots."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: builtins.int
+    SLOTS_FIELD_NUMBER: builtins.int
+    GRACE_FIELD_NUMBER: builtins.int
+    job_id: builtins.str
+    """The job that owns them."""
+    @property
+    def slots(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___SlotReuse]:
+        """1 to 10,000 slots whose work is done."""
+
+    @property
+    def grace(self) -> google.protobuf.duration_pb2.Duration:
+        """Time between SIGTERM and SIGKILL for tasks that still run in slots that are released; absent: the executor's
+        default.
+        """
+
+    def __init__(
+        self,
+        *,
+        job_id: builtins.str = ...,
+        slots: collections.abc.Iterable[global___SlotReuse] | None = ...,
+        grace: google.protobuf.duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["grace", b"grace"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["grace", b"grace", "job_id", b"job_id", "slots", b"slots"]) -> None: ...
+
+global___ReuseSlotsRequest = ReuseSlotsRequest
+
+@typing.final
+class SlotReuse(google.protobuf.message.Message):
+    """One slot to reuse."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ALLOCATION_ID_FIELD_NUMBER: builtins.int
+    GENERATION_FIELD_NUMBER: builtins.int
+    FOR_ALLOCATION_ID_FIELD_NUMBER: builtins.int
+    allocation_id: builtins.str
+    """The slot; its request must be GRANTED."""
+    generation: builtins.int
+    """The generation that is meant. Required."""
+    for_allocation_id: builtins.str
+    """The request whose work the slot is to do: of the same job, waiting, and asking for the same. Required."""
+    def __init__(
+        self,
+        *,
+        allocation_id: builtins.str = ...,
+        generation: builtins.int = ...,
+        for_allocation_id: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["allocation_id", b"allocation_id", "for_allocation_id", b"for_allocation_id", "generation", b"generation"]) -> None: ...
+
+global___SlotReuse = SlotReuse
+
+@typing.final
+class ReuseSlotsResponse(google.protobuf.message.Message):
+    """One result per slot, in the order sent."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RESULTS_FIELD_NUMBER: builtins.int
+    @property
+    def results(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[finegrain.v1.slots_pb2.ItemResult]:
+        """An item without error is agreed: the slot stays, the request that waited has ended. With an error the slot is being
+        freed (or is gone already), and the request waits on.
+        """
 
     def __init__(
         self,
@@ -366,7 +485,7 @@ class ReleaseSlotsResponse(google.protobuf.message.Message):
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["results", b"results"]) -> None: ...
 
-global___ReleaseSlotsResponse = ReleaseSlotsResponse
+global___ReuseSlotsResponse = ReuseSlotsResponse
 
 @typing.final
 class ResourceManagerServiceResizeSlotRequest(google.protobuf.message.Message):
@@ -587,6 +706,7 @@ class RequestStatus(google.protobuf.message.Message):
     SLOT_FIELD_NUMBER: builtins.int
     REQUEST_FIELD_NUMBER: builtins.int
     GANG_FIELD_NUMBER: builtins.int
+    COUNT_FIELD_NUMBER: builtins.int
     allocation_id: builtins.str
     """Identity."""
     job_id: builtins.str
@@ -598,12 +718,18 @@ class RequestStatus(google.protobuf.message.Message):
     reason: builtins.str
     """Why it stands there. For PENDING one of the waiting reasons: "NOT_YET_CONSIDERED", "WAITING_CAPACITY",
     "WAITING_FRAGMENTED", "INFEASIBLE_NOW_OFFLINE", "INFEASIBLE_NEVER", "WAITING_LABELS", "WAITING_EXECUTOR" (planned on
-    an executor that was asked for and has not come yet), "WAITING_GANG" (it would fit; its gang as a whole does not).
+    an executor that was asked for and has not come yet), "WAITING_GANG" (it would fit; its gang as a whole does not),
+    "WAITING_GROUP_LIMIT" (a resource group above it would have more than its maximum), "WAITING_RESERVATION" (it would
+    fit but for what is held for a request that was passed over for too long).
     """
     generation: builtins.int
     """Number of its latest placement; 0: never placed."""
     arrival_number: builtins.int
     """Place in line: the RM's arrival number."""
+    count: builtins.int
+    """How many members of a range this entry stands for: this one and those that follow, equal and one behind the other
+    in line. 0 and 1: this one alone.
+    """
     @property
     def profile(self) -> finegrain.v1.resources_pb2.ResourceProfile:
         """What was asked; absent: unknown."""
@@ -644,9 +770,10 @@ class RequestStatus(google.protobuf.message.Message):
         slot: finegrain.v1.slots_pb2.SlotStatus | None = ...,
         request: finegrain.v1.slots_pb2.SlotRequest | None = ...,
         gang: finegrain.v1.slots_pb2.Gang | None = ...,
+        count: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["create_time", b"create_time", "end_time", b"end_time", "gang", b"gang", "profile", b"profile", "request", b"request", "slot", b"slot"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["allocation_id", b"allocation_id", "arrival_number", b"arrival_number", "create_time", b"create_time", "end_time", b"end_time", "gang", b"gang", "generation", b"generation", "job_id", b"job_id", "job_name", b"job_name", "profile", b"profile", "reason", b"reason", "request", b"request", "slot", b"slot", "state", b"state"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["allocation_id", b"allocation_id", "arrival_number", b"arrival_number", "count", b"count", "create_time", b"create_time", "end_time", b"end_time", "gang", b"gang", "generation", b"generation", "job_id", b"job_id", "job_name", b"job_name", "profile", b"profile", "reason", b"reason", "request", b"request", "slot", b"slot", "state", b"state"]) -> None: ...
 
 global___RequestStatus = RequestStatus
 
@@ -696,6 +823,10 @@ class ExplainResponse(google.protobuf.message.Message):
     GANG_FIELD_NUMBER: builtins.int
     PLANNED_ON_FIELD_NUMBER: builtins.int
     RESIZES_FIELD_NUMBER: builtins.int
+    STEPS_FIELD_NUMBER: builtins.int
+    LIMITS_FIELD_NUMBER: builtins.int
+    RESERVATION_FIELD_NUMBER: builtins.int
+    HELD_FOR_OTHERS_FIELD_NUMBER: builtins.int
     primary_reason: builtins.str
     """The one primary reason, as in RequestStatus.reason."""
     summary: builtins.str
@@ -738,6 +869,24 @@ class ExplainResponse(google.protobuf.message.Message):
     def resizes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ResizeExplanation]:
         """Of a request that is granted: the changes of its slot's size that wait, with what they lack there."""
 
+    @property
+    def steps(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ChoiceStep]:
+        """Of a request that waits: the steps of the choice who is served next, from the top: the group among the groups, ...,
+        the job among the jobs of its group.
+        """
+
+    @property
+    def limits(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___GroupLimit]:
+        """Of a request that waits: the maxima of resource groups that stop it."""
+
+    @property
+    def reservation(self) -> global___Reservation:
+        """What is held for it, because it was passed over for too long; absent: nothing."""
+
+    @property
+    def held_for_others(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Reservation]:
+        """What is held for others on executors where it would fit otherwise."""
+
     def __init__(
         self,
         *,
@@ -755,11 +904,224 @@ class ExplainResponse(google.protobuf.message.Message):
         gang: global___GangExplanation | None = ...,
         planned_on: builtins.str = ...,
         resizes: collections.abc.Iterable[global___ResizeExplanation] | None = ...,
+        steps: collections.abc.Iterable[global___ChoiceStep] | None = ...,
+        limits: collections.abc.Iterable[global___GroupLimit] | None = ...,
+        reservation: global___Reservation | None = ...,
+        held_for_others: collections.abc.Iterable[global___Reservation] | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["gang", b"gang", "request", b"request"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["blocked_by", b"blocked_by", "dimensions", b"dimensions", "executors", b"executors", "executors_considered", b"executors_considered", "executors_fitting", b"executors_fitting", "gang", b"gang", "planned_on", b"planned_on", "primary_reason", b"primary_reason", "request", b"request", "requests_ahead", b"requests_ahead", "resizes", b"resizes", "snapshot_number", b"snapshot_number", "summary", b"summary", "would_fit_if", b"would_fit_if"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["gang", b"gang", "request", b"request", "reservation", b"reservation"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["blocked_by", b"blocked_by", "dimensions", b"dimensions", "executors", b"executors", "executors_considered", b"executors_considered", "executors_fitting", b"executors_fitting", "gang", b"gang", "held_for_others", b"held_for_others", "limits", b"limits", "planned_on", b"planned_on", "primary_reason", b"primary_reason", "request", b"request", "requests_ahead", b"requests_ahead", "reservation", b"reservation", "resizes", b"resizes", "snapshot_number", b"snapshot_number", "steps", b"steps", "summary", b"summary", "would_fit_if", b"would_fit_if"]) -> None: ...
 
 global___ExplainResponse = ExplainResponse
+
+@typing.final
+class ChoiceStep(google.protobuf.message.Message):
+    """One step of the choice who is served next: of all that wait below one group, the flow that is served least."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: builtins.int
+    FLOW_FIELD_NUMBER: builtins.int
+    POSITION_FIELD_NUMBER: builtins.int
+    BACKLOGGED_FIELD_NUMBER: builtins.int
+    AHEAD_FIELD_NUMBER: builtins.int
+    SUMMARY_FIELD_NUMBER: builtins.int
+    group: builtins.str
+    """The group in which the choice is made; empty: among those at the top."""
+    position: builtins.int
+    """Its place among those that have work waiting, 1 is next."""
+    backlogged: builtins.int
+    """How many have."""
+    summary: builtins.str
+    """The same for people, in one sentence."""
+    @property
+    def flow(self) -> global___FlowTally:
+        """The flow that the request belongs to."""
+
+    @property
+    def ahead(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___FlowTally]:
+        """Who is served before it, next first; up to 5."""
+
+    def __init__(
+        self,
+        *,
+        group: builtins.str = ...,
+        flow: global___FlowTally | None = ...,
+        position: builtins.int = ...,
+        backlogged: builtins.int = ...,
+        ahead: collections.abc.Iterable[global___FlowTally] | None = ...,
+        summary: builtins.str = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["flow", b"flow"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["ahead", b"ahead", "backlogged", b"backlogged", "flow", b"flow", "group", b"group", "position", b"position", "summary", b"summary"]) -> None: ...
+
+global___ChoiceStep = ChoiceStep
+
+@typing.final
+class FlowTally(google.protobuf.message.Message):
+    """A flow (a resource group, or a job) as the choice sees it."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    IS_JOB_FIELD_NUMBER: builtins.int
+    JOB_NAME_FIELD_NUMBER: builtins.int
+    WEIGHT_FIELD_NUMBER: builtins.int
+    SERVICE_FIELD_NUMBER: builtins.int
+    TALLY_FIELD_NUMBER: builtins.int
+    RUNNING_FIELD_NUMBER: builtins.int
+    WAITING_FIELD_NUMBER: builtins.int
+    BELOW_MINIMUM_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """Name of the group, or id of the job."""
+    is_job: builtins.bool
+    """True for a job."""
+    job_name: builtins.str
+    """Name of the job."""
+    weight: builtins.float
+    """Its weight."""
+    service: builtins.float
+    """Service received lately: cost times seconds, decayed; see docs/fairness.md."""
+    tally: builtins.float
+    """What is compared: the service, what it was raised by when it began to wait, and what its slots will have received
+    in a moment, all divided by its weight. The least is served first.
+    """
+    running: builtins.int
+    """Slots that run for it."""
+    waiting: builtins.int
+    """Requests of it that wait."""
+    below_minimum: builtins.bool
+    """Its guaranteed minimum is not reached: it is served before those whose is, or who have none."""
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        is_job: builtins.bool = ...,
+        job_name: builtins.str = ...,
+        weight: builtins.float = ...,
+        service: builtins.float = ...,
+        tally: builtins.float = ...,
+        running: builtins.int = ...,
+        waiting: builtins.int = ...,
+        below_minimum: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["below_minimum", b"below_minimum", "is_job", b"is_job", "job_name", b"job_name", "name", b"name", "running", b"running", "service", b"service", "tally", b"tally", "waiting", b"waiting", "weight", b"weight"]) -> None: ...
+
+global___FlowTally = FlowTally
+
+@typing.final
+class GroupLimit(google.protobuf.message.Message):
+    """A maximum of a resource group that stops a request."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: builtins.int
+    DIMENSION_FIELD_NUMBER: builtins.int
+    USED_FIELD_NUMBER: builtins.int
+    ASKED_FIELD_NUMBER: builtins.int
+    MAXIMUM_FIELD_NUMBER: builtins.int
+    group: builtins.str
+    """The group."""
+    dimension: builtins.str
+    """"cpu_milli", "memory_bytes", ..., or "extended." and the name."""
+    used: builtins.int
+    """What its slots have."""
+    asked: builtins.int
+    """What the request needs."""
+    maximum: builtins.int
+    """The most that they may have."""
+    def __init__(
+        self,
+        *,
+        group: builtins.str = ...,
+        dimension: builtins.str = ...,
+        used: builtins.int = ...,
+        asked: builtins.int = ...,
+        maximum: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["asked", b"asked", "dimension", b"dimension", "group", b"group", "maximum", b"maximum", "used", b"used"]) -> None: ...
+
+global___GroupLimit = GroupLimit
+
+@typing.final
+class Reservation(google.protobuf.message.Message):
+    """Capacity that is held for a request that was passed over for too long."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ALLOCATION_ID_FIELD_NUMBER: builtins.int
+    JOB_ID_FIELD_NUMBER: builtins.int
+    GANG_ID_FIELD_NUMBER: builtins.int
+    EXECUTORS_FIELD_NUMBER: builtins.int
+    SINCE_TIME_FIELD_NUMBER: builtins.int
+    PASSED_OVER_SINCE_TIME_FIELD_NUMBER: builtins.int
+    SUMMARY_FIELD_NUMBER: builtins.int
+    allocation_id: builtins.str
+    """The request; of a gang the first member."""
+    job_id: builtins.str
+    """Its job."""
+    gang_id: builtins.str
+    """Its gang; empty: none."""
+    summary: builtins.str
+    """The same for people, in one sentence."""
+    @property
+    def executors(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ReservedExecutor]:
+        """Where, and how much."""
+
+    @property
+    def since_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
+        """Since when it is held."""
+
+    @property
+    def passed_over_since_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
+        """Since when others have been served before it."""
+
+    def __init__(
+        self,
+        *,
+        allocation_id: builtins.str = ...,
+        job_id: builtins.str = ...,
+        gang_id: builtins.str = ...,
+        executors: collections.abc.Iterable[global___ReservedExecutor] | None = ...,
+        since_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
+        passed_over_since_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
+        summary: builtins.str = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["passed_over_since_time", b"passed_over_since_time", "since_time", b"since_time"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["allocation_id", b"allocation_id", "executors", b"executors", "gang_id", b"gang_id", "job_id", b"job_id", "passed_over_since_time", b"passed_over_since_time", "since_time", b"since_time", "summary", b"summary"]) -> None: ...
+
+global___Reservation = Reservation
+
+@typing.final
+class ReservedExecutor(google.protobuf.message.Message):
+    """What is held on one executor."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    EXECUTOR_ID_FIELD_NUMBER: builtins.int
+    HELD_FIELD_NUMBER: builtins.int
+    MISSING_FIELD_NUMBER: builtins.int
+    executor_id: builtins.str
+    """The executor."""
+    @property
+    def held(self) -> finegrain.v1.resources_pb2.ResourceAmounts:
+        """What is held there."""
+
+    @property
+    def missing(self) -> finegrain.v1.resources_pb2.ResourceAmounts:
+        """What of it is not free yet."""
+
+    def __init__(
+        self,
+        *,
+        executor_id: builtins.str = ...,
+        held: finegrain.v1.resources_pb2.ResourceAmounts | None = ...,
+        missing: finegrain.v1.resources_pb2.ResourceAmounts | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["held", b"held", "missing", b"missing"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["executor_id", b"executor_id", "held", b"held", "missing", b"missing"]) -> None: ...
+
+global___ReservedExecutor = ReservedExecutor
 
 @typing.final
 class GangExplanation(google.protobuf.message.Message):

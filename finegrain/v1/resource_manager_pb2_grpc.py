@@ -90,6 +90,11 @@ class ResourceManagerServiceStub(object):
                 request_serializer=finegrain_dot_v1_dot_resource__manager__pb2.ResourceManagerServiceResizeSlotRequest.SerializeToString,
                 response_deserializer=finegrain_dot_v1_dot_resource__manager__pb2.ResourceManagerServiceResizeSlotResponse.FromString,
                 _registered_method=True)
+        self.ReuseSlots = channel.unary_unary(
+                '/finegrain.v1.ResourceManagerService/ReuseSlots',
+                request_serializer=finegrain_dot_v1_dot_resource__manager__pb2.ReuseSlotsRequest.SerializeToString,
+                response_deserializer=finegrain_dot_v1_dot_resource__manager__pb2.ReuseSlotsResponse.FromString,
+                _registered_method=True)
         self.WatchJob = channel.unary_stream(
                 '/finegrain.v1.ResourceManagerService/WatchJob',
                 request_serializer=finegrain_dot_v1_dot_resource__manager__pb2.WatchJobRequest.SerializeToString,
@@ -194,6 +199,17 @@ class ResourceManagerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReuseSlots(self, request, context):
+        """Asks whether slots whose work is done may serve further requests of the same job that wait, instead of being given
+        back and carved anew. The RM agrees if, were the slot given back now, this job would be the next to be served with
+        what it frees; then the waiting request ends RELEASED with reason "REUSED" and the slot stays. Otherwise the slot is
+        released, as with ReleaseSlots, and the result says why ("FAIR_SHARE": others are to be served first). The same
+        call again gets the same answer.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def WatchJob(self, request, context):
         """Streams what happens to a job's requests and slots, numbered without gaps; an open stream keeps the lease.
         Resume with the sequence number after the last one taken in. OUT_OF_RANGE when that is no longer kept: then
@@ -262,6 +278,11 @@ def add_ResourceManagerServiceServicer_to_server(servicer, server):
                     servicer.ResizeSlot,
                     request_deserializer=finegrain_dot_v1_dot_resource__manager__pb2.ResourceManagerServiceResizeSlotRequest.FromString,
                     response_serializer=finegrain_dot_v1_dot_resource__manager__pb2.ResourceManagerServiceResizeSlotResponse.SerializeToString,
+            ),
+            'ReuseSlots': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReuseSlots,
+                    request_deserializer=finegrain_dot_v1_dot_resource__manager__pb2.ReuseSlotsRequest.FromString,
+                    response_serializer=finegrain_dot_v1_dot_resource__manager__pb2.ReuseSlotsResponse.SerializeToString,
             ),
             'WatchJob': grpc.unary_stream_rpc_method_handler(
                     servicer.WatchJob,
@@ -494,6 +515,33 @@ class ResourceManagerService(object):
             '/finegrain.v1.ResourceManagerService/ResizeSlot',
             finegrain_dot_v1_dot_resource__manager__pb2.ResourceManagerServiceResizeSlotRequest.SerializeToString,
             finegrain_dot_v1_dot_resource__manager__pb2.ResourceManagerServiceResizeSlotResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReuseSlots(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/finegrain.v1.ResourceManagerService/ReuseSlots',
+            finegrain_dot_v1_dot_resource__manager__pb2.ReuseSlotsRequest.SerializeToString,
+            finegrain_dot_v1_dot_resource__manager__pb2.ReuseSlotsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -96,6 +96,17 @@ class ResourceManagerServiceStub:
     it. A request that goes back into line later is placed at the size that it asked for itself.
     """
 
+    ReuseSlots: grpc.UnaryUnaryMultiCallable[
+        finegrain.v1.resource_manager_pb2.ReuseSlotsRequest,
+        finegrain.v1.resource_manager_pb2.ReuseSlotsResponse,
+    ]
+    """Asks whether slots whose work is done may serve further requests of the same job that wait, instead of being given
+    back and carved anew. The RM agrees if, were the slot given back now, this job would be the next to be served with
+    what it frees; then the waiting request ends RELEASED with reason "REUSED" and the slot stays. Otherwise the slot is
+    released, as with ReleaseSlots, and the result says why ("FAIR_SHARE": others are to be served first). The same
+    call again gets the same answer.
+    """
+
     WatchJob: grpc.UnaryStreamMultiCallable[
         finegrain.v1.resource_manager_pb2.WatchJobRequest,
         finegrain.v1.resource_manager_pb2.WatchJobResponse,
@@ -201,6 +212,17 @@ class ResourceManagerServiceAsyncStub:
     the executor has confirmed. A size beyond what the executor has in total is refused at once (FAILED_PRECONDITION,
     reason "INFEASIBLE_NEVER"). Another wish replaces one that waits; wishing for the size that the slot has withdraws
     it. A request that goes back into line later is placed at the size that it asked for itself.
+    """
+
+    ReuseSlots: grpc.aio.UnaryUnaryMultiCallable[
+        finegrain.v1.resource_manager_pb2.ReuseSlotsRequest,
+        finegrain.v1.resource_manager_pb2.ReuseSlotsResponse,
+    ]
+    """Asks whether slots whose work is done may serve further requests of the same job that wait, instead of being given
+    back and carved anew. The RM agrees if, were the slot given back now, this job would be the next to be served with
+    what it frees; then the waiting request ends RELEASED with reason "REUSED" and the slot stays. Otherwise the slot is
+    released, as with ReleaseSlots, and the result says why ("FAIR_SHARE": others are to be served first). The same
+    call again gets the same answer.
     """
 
     WatchJob: grpc.aio.UnaryStreamMultiCallable[
@@ -322,6 +344,19 @@ class ResourceManagerServiceServicer(metaclass=abc.ABCMeta):
         the executor has confirmed. A size beyond what the executor has in total is refused at once (FAILED_PRECONDITION,
         reason "INFEASIBLE_NEVER"). Another wish replaces one that waits; wishing for the size that the slot has withdraws
         it. A request that goes back into line later is placed at the size that it asked for itself.
+        """
+
+    @abc.abstractmethod
+    def ReuseSlots(
+        self,
+        request: finegrain.v1.resource_manager_pb2.ReuseSlotsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[finegrain.v1.resource_manager_pb2.ReuseSlotsResponse, collections.abc.Awaitable[finegrain.v1.resource_manager_pb2.ReuseSlotsResponse]]:
+        """Asks whether slots whose work is done may serve further requests of the same job that wait, instead of being given
+        back and carved anew. The RM agrees if, were the slot given back now, this job would be the next to be served with
+        what it frees; then the waiting request ends RELEASED with reason "REUSED" and the slot stays. Otherwise the slot is
+        released, as with ReleaseSlots, and the result says why ("FAIR_SHARE": others are to be served first). The same
+        call again gets the same answer.
         """
 
     @abc.abstractmethod

@@ -240,6 +240,71 @@ class SlotRequest(google.protobuf.message.Message):
 global___SlotRequest = SlotRequest
 
 @typing.final
+class RequestRange(google.protobuf.message.Message):
+    """Many equal slot requests, which differ in nothing but their index: one thread of work each, say.
+
+    Member number `index` of a range is a slot request of its own, with the allocation id `<range_id>.<index>`; whatever
+    takes an allocation id takes that. The RM keeps those that wait, and those that ended, as intervals, so that a million
+    of them cost no more than a few. A range may come in parts: calls with the same `range_id` and other indexes; parts
+    do not overlap, and sending a part again is the same part.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RANGE_ID_FIELD_NUMBER: builtins.int
+    FIRST_INDEX_FIELD_NUMBER: builtins.int
+    COUNT_FIELD_NUMBER: builtins.int
+    REQUEST_FIELD_NUMBER: builtins.int
+    range_id: builtins.str
+    """Identity, chosen by the job master: like an allocation id, at most 100 characters, and no request's. Required."""
+    first_index: builtins.int
+    """Index of the first member, 0 or more."""
+    count: builtins.int
+    """How many members, 1 to 1,000,000."""
+    @property
+    def request(self) -> global___SlotRequest:
+        """What each of them asks for, with an empty `allocation_id`. Neither gangs nor target addresses."""
+
+    def __init__(
+        self,
+        *,
+        range_id: builtins.str = ...,
+        first_index: builtins.int = ...,
+        count: builtins.int = ...,
+        request: global___SlotRequest | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["request", b"request"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["count", b"count", "first_index", b"first_index", "range_id", b"range_id", "request", b"request"]) -> None: ...
+
+global___RequestRange = RequestRange
+
+@typing.final
+class RangeMembers(google.protobuf.message.Message):
+    """Some members of a range."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RANGE_ID_FIELD_NUMBER: builtins.int
+    FIRST_INDEX_FIELD_NUMBER: builtins.int
+    COUNT_FIELD_NUMBER: builtins.int
+    range_id: builtins.str
+    """The range."""
+    first_index: builtins.int
+    """Index of the first one that is meant."""
+    count: builtins.int
+    """How many, 1 or more. Indexes that no part of the range has are ignored."""
+    def __init__(
+        self,
+        *,
+        range_id: builtins.str = ...,
+        first_index: builtins.int = ...,
+        count: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["count", b"count", "first_index", b"first_index", "range_id", b"range_id"]) -> None: ...
+
+global___RangeMembers = RangeMembers
+
+@typing.final
 class Gang(google.protobuf.message.Message):
     """Slot requests of which a job master needs all or none.
 

@@ -7,11 +7,14 @@ from resource_manager.engine.entities import (
     ClusterEvent,
     Executor,
     Gang,
+    Group,
     Job,
     JobEvent,
     Provision,
     Request,
+    RequestRange,
     Slot,
+    Tally,
 )
 
 
@@ -32,12 +35,18 @@ class ChangeTracker:
         self._executors: dict[str, Executor] = {}
         self._gangs: dict[str, Gang] = {}
         self._provisions: dict[str, Provision] = {}
+        self._ranges: dict[tuple[str, int], RequestRange] = {}
+        self._groups: dict[str, Group] = {}
+        self._tallies: dict[str, Tally] = {}
         self._deleted_jobs: dict[str, None] = {}
         self._deleted_requests: dict[str, None] = {}
         self._deleted_slots: dict[tuple[str, int], None] = {}
         self._deleted_executors: dict[str, None] = {}
         self._deleted_gangs: dict[str, None] = {}
         self._deleted_provisions: dict[str, None] = {}
+        self._deleted_ranges: dict[tuple[str, int], None] = {}
+        self._deleted_groups: dict[str, None] = {}
+        self._deleted_tallies: dict[str, None] = {}
         self._job_events: list[JobEvent] = []
         self._cluster_events: list[ClusterEvent] = []
         self._trimmed_job_events: dict[str, int] = {}
@@ -82,6 +91,20 @@ class ChangeTracker:
         """The provision is new or changed."""
         self._provisions[provision.executor_id] = provision
 
+    def request_range(self, part: RequestRange) -> None:
+        """The part of a range is new, or members of it have ended."""
+        self._ranges[part.spec.range_id, part.spec.first_index] = part
+
+    def group(self, group: Group) -> None:
+        """The group is new or changed."""
+        self._groups[group.name] = group
+        self._deleted_groups.pop(group.name, None)
+
+    def tally(self, tally: Tally) -> None:
+        """What a flow has received is to be kept."""
+        self._tallies[tally.flow_id] = tally
+        self._deleted_tallies.pop(tally.flow_id, None)
+
     def counter(self, name: str, value: int) -> None:
         """A counter moved."""
         self._counters[name] = value
@@ -124,6 +147,22 @@ class ChangeTracker:
         self._provisions.pop(provision.executor_id, None)
         self._deleted_provisions[provision.executor_id] = None
 
+    def delete_range(self, part: RequestRange) -> None:
+        """The part of a range is forgotten."""
+        key = (part.spec.range_id, part.spec.first_index)
+        self._ranges.pop(key, None)
+        self._deleted_ranges[key] = None
+
+    def delete_group(self, group: Group) -> None:
+        """The group is gone."""
+        self._groups.pop(group.name, None)
+        self._deleted_groups[group.name] = None
+
+    def delete_tally(self, flow_id: str) -> None:
+        """The flow is gone."""
+        self._tallies.pop(flow_id, None)
+        self._deleted_tallies[flow_id] = None
+
     def delete_request(self, request: Request) -> None:
         """The request is forgotten."""
         allocation_id = request.spec.allocation_id
@@ -151,12 +190,18 @@ class ChangeTracker:
             executors=list(self._executors.values()),
             gangs=list(self._gangs.values()),
             provisions=list(self._provisions.values()),
+            ranges=list(self._ranges.values()),
+            groups=list(self._groups.values()),
+            tallies=list(self._tallies.values()),
             deleted_jobs=list(self._deleted_jobs),
             deleted_requests=list(self._deleted_requests),
             deleted_slots=list(self._deleted_slots),
             deleted_executors=list(self._deleted_executors),
             deleted_gangs=list(self._deleted_gangs),
             deleted_provisions=list(self._deleted_provisions),
+            deleted_ranges=list(self._deleted_ranges),
+            deleted_groups=list(self._deleted_groups),
+            deleted_tallies=list(self._deleted_tallies),
             job_events=self._job_events,
             cluster_events=self._cluster_events,
             trimmed_job_events=list(self._trimmed_job_events.items()),

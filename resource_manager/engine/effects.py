@@ -13,12 +13,15 @@ from resource_manager.engine.entities import (
     ClusterEvent,
     Executor,
     Gang,
+    Group,
     Job,
     JobEvent,
     Provision,
     Request,
+    RequestRange,
     Resize,
     Slot,
+    Tally,
 )
 
 
@@ -155,6 +158,9 @@ class Changes:
     executors: list[Executor] = field(default_factory=list)
     gangs: list[Gang] = field(default_factory=list)
     provisions: list[Provision] = field(default_factory=list)
+    ranges: list[RequestRange] = field(default_factory=list)
+    groups: list[Group] = field(default_factory=list)
+    tallies: list[Tally] = field(default_factory=list)
     moved_requests: list[Request] = field(default_factory=list)
     moved_slots: list[Slot] = field(default_factory=list)
     deleted_jobs: list[str] = field(default_factory=list)  # with their requests and events
@@ -163,6 +169,11 @@ class Changes:
     deleted_executors: list[str] = field(default_factory=list)
     deleted_gangs: list[str] = field(default_factory=list)  # a job takes its own with it
     deleted_provisions: list[str] = field(default_factory=list)
+    deleted_ranges: list[tuple[str, int]] = field(
+        default_factory=list
+    )  # (range_id, first_index); a job takes its own with it
+    deleted_groups: list[str] = field(default_factory=list)
+    deleted_tallies: list[str] = field(default_factory=list)
     job_events: list[JobEvent] = field(default_factory=list)
     cluster_events: list[ClusterEvent] = field(default_factory=list)
     trimmed_job_events: list[tuple[str, int]] = field(
@@ -183,6 +194,9 @@ class Changes:
                 self.executors,
                 self.gangs,
                 self.provisions,
+                self.ranges,
+                self.groups,
+                self.tallies,
                 self.moved_requests,
                 self.moved_slots,
                 self.deleted_jobs,
@@ -191,6 +205,9 @@ class Changes:
                 self.deleted_executors,
                 self.deleted_gangs,
                 self.deleted_provisions,
+                self.deleted_ranges,
+                self.deleted_groups,
+                self.deleted_tallies,
                 self.job_events,
                 self.cluster_events,
                 self.trimmed_job_events,
@@ -211,4 +228,7 @@ class Snapshot:
     executors: list[Executor] = field(default_factory=list)
     gangs: list[Gang] = field(default_factory=list)
     provisions: list[Provision] = field(default_factory=list)
+    ranges: list[RequestRange] = field(default_factory=list)
+    groups: list[Group] = field(default_factory=list)
+    tallies: list[Tally] = field(default_factory=list)
     counters: dict[str, int] = field(default_factory=dict)

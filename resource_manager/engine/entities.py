@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from finegrain.resources import Amounts, ResourceProfile
+from resource_manager.engine.intervals import IntervalSet
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,10 @@ ENDED_REQUEST_STATES = frozenset(
 )
 
 
+Ended = tuple[RequestState, str, str]
+"""How a request ended: state, reason and message."""
+
+
 @dataclass(frozen=True, slots=True)
 class RequestSpec:
     """A slot request as a job master sent it, already validated. `required_labels` is sorted."""
@@ -103,6 +108,61 @@ class GangSpec:
     placement: GangPlacement = GangPlacement.ANYWHERE
     label: str = ""
     timeout_ms: int | None = None  # None: it waits for ever
+
+
+@dataclass(frozen=True, slots=True)
+class RangeSpec:
+    """Many equal requests as a job master sent them, already validated.
+
+    `request.allocation_id` is the range's id: member number `index` is `<range_id>.<index>`.
+    """
+
+    request: RequestSpec
+    first_index: int
+    count: int
+
+    @property
+    def range_id(self) -> str:
+        """Its name; a range may have several parts."""
+        return self.request.allocation_id
+
+
+@dataclass(slots=True)
+class RequestRange:
+    """A part of a range: one row for all of its members that wait and have never been placed, and
+    for those that have ended.
+    """
+
+    spec: RangeSpec
+    job_id: str
+    arrival_number: int  # of its first member; the others follow
+    create_time_ms: int
+    ended: dict[Ended, IntervalSet] = field(default_factory=dict)  # indexes of those that ended
+
+
+@dataclass(slots=True)
+class Group:
+    """A resource group: a flow of flows. An absent dimension of `minimum` or `maximum` has none."""
+
+    name: str
+    parent: str = ""  # empty: none
+    weight: float = 1.0
+    minimum: Amounts = field(default_factory=dict)  # guaranteed: served first until it has that
+    maximum: Amounts = field(default_factory=dict)  # what its slots may have at most
+    description: str = ""
+    create_time_ms: int = 0
+
+
+@dataclass(slots=True)
+class Tally:
+    """What a flow had received at one moment, as it is kept over restarts."""
+
+    flow_id: str  # "group/NAME" or "job/ID"
+    measure: str  # what service was counted in
+    service: float  # received, decayed
+    raised: float  # what was added as it began to wait
+    time_ms: int  # when that was so
+    durations: str = ""  # of a job: how long its threads took, as JSON text
 
 
 @dataclass(slots=True)

@@ -7,18 +7,23 @@ raises a `FinegrainError` and leaves the books untouched.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from finegrain.resources import ResourceProfile
 from resource_manager.engine.entities import (
     NO_USAGE,
     GangSpec,
     Instant,
+    RangeSpec,
     Registration,
     Report,
     RequestSpec,
     Usage,
 )
+
+Members = tuple[str, int, int]
+"""Some members of a range: its id, the first index, and how many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +85,7 @@ class RequestsSubmitted:
     following: tuple[RequestSpec, ...] = ()
     admitted: bool = False
     gangs: tuple[GangSpec, ...] = ()  # those whose members are in `requests`; never cut in two
+    ranges: tuple[RangeSpec, ...] = ()  # in line behind `requests`; their outcomes come last
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +95,7 @@ class RequestsCancelled:
     at: Instant
     job_id: str | None
     allocation_ids: tuple[str, ...]
+    ranges: tuple[Members, ...] = ()  # their outcomes come last
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +110,42 @@ class SlotsReleased:
     job_id: str | None
     slots: tuple[tuple[str, int], ...]
     grace_ms: int | None = None
+    ranges: tuple[Members, ...] = ()  # their outcomes come last
+
+
+@dataclass(frozen=True, slots=True)
+class SlotsReuseAsked:
+    """Slots whose work is done may serve others of their job, or else are given back. Each is (id,
+    generation, id of the request that waits). Answer: list[ItemOutcome]; without reason: agreed.
+    """
+
+    at: Instant
+    job_id: str
+    slots: tuple[tuple[str, int, str], ...]
+    grace_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSet:
+    """A resource group is made or changed; what is None, or not named, stays. A limit of None is
+    taken away. Answer: the `Group`.
+    """
+
+    at: Instant
+    name: str
+    weight: float | None = None
+    parent: str | None = None
+    description: str | None = None
+    minimum: Mapping[str, int | None] = field(default_factory=dict)
+    maximum: Mapping[str, int | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupDeleted:
+    """A resource group is struck. Answer: None."""
+
+    at: Instant
+    name: str
 
 
 @dataclass(frozen=True, slots=True)

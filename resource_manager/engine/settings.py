@@ -13,6 +13,10 @@ from finegrain.resources import MIB, Amounts, ResourceProfile
 
 Strategy = Literal["pack", "spread"]
 
+Measure = Literal["dominant", "slots", "cpu"]
+"""What the service of a slot is counted in, per second: the largest share of the cluster that it
+has, 1, or its cores."""
+
 SECOND_MS = 1_000
 HOUR_MS = 3_600 * SECOND_MS
 DAY_MS = 24 * HOUR_MS
@@ -52,6 +56,20 @@ class Provisioning:
     def __bool__(self) -> bool:
         """True if there is anybody to ask."""
         return bool(self.shapes)
+
+
+@dataclass(frozen=True, slots=True)
+class Fairness:
+    """Who is served next, when there is not enough for all."""
+
+    order: Literal["fair", "arrival"] = "fair"  # "arrival": whoever came first, groups aside
+    service: Measure = "dominant"
+    half_life_ms: int | None = 900 * SECOND_MS  # service received counts half then; None: for ever
+    lookahead_ms: int = 30 * SECOND_MS  # what runs counts as if it had run for so much longer
+    tally_interval_ms: int = 10 * SECOND_MS  # between two times that tallies are stored
+    starvation_timeout_ms: int = 300 * SECOND_MS  # passed over for so long: capacity is held
+    starvation_placements: int = 0  # likewise, for so many placements of others; 0: no such limit
+    reservations_max: int = 8  # held at once; 0: none
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +115,9 @@ class EngineSettings:
     # A host that refused a shape is not asked for it again before this, unless its state changes.
     refusal_backoff_min_ms: int = 1 * SECOND_MS
     refusal_backoff_max_ms: int = 300 * SECOND_MS
+
+    # Who is served next.
+    fairness: Fairness = field(default_factory=Fairness)
 
     # Gangs: what one may consist of.
     gang_members_max: int = 1_000

@@ -19,6 +19,7 @@ from resource_manager.engine.entities import (
     Executor,
     ExecutorState,
     Gang,
+    Group,
     Instant,
     Job,
     JobState,
@@ -80,6 +81,7 @@ class State:
         self.hosts: dict[str, Host] = {}
         self.gangs = GangBooks()
         self.provisions: dict[str, Provision] = {}  # executors that were asked for, oldest first
+        self.groups: dict[str, Group] = {}
         self.arrival_number = 0  # last one given, to jobs and requests alike
         self.forgotten_registration_number = 0  # highest of all executors that were forgotten
         self.generation_floor = 0  # placements of books that a restore has replaced end here

@@ -116,6 +116,9 @@ class SqlStore(Store):
                 executors=_all(connection, rows.EXECUTORS),
                 gangs=_all(connection, rows.GANGS),
                 provisions=_all(connection, rows.PROVISIONS),
+                ranges=_all(connection, rows.RANGES),
+                groups=_all(connection, rows.GROUPS),
+                tallies=_all(connection, rows.TALLIES),
                 counters={row[0]: row[1] for row in connection.execute(_COUNTERS)},
             )
 
@@ -169,6 +172,12 @@ class _PreparedChanges:
             ),
             (tables.provisions, _encoded(rows.PROVISIONS, changes.provisions)),
             (
+                tables.request_ranges,
+                _encoded(rows.RANGES, [r for r in changes.ranges if r.job_id not in gone]),
+            ),
+            (tables.groups, _encoded(rows.GROUPS, changes.groups)),
+            (tables.tallies, _encoded(rows.TALLIES, changes.tallies)),
+            (
                 tables.job_events,
                 _encoded(rows.JOB_EVENTS, [e for e in changes.job_events if e.job_id not in gone]),
             ),
@@ -201,6 +210,12 @@ class _PreparedChanges:
         statements.delete(connection, tables.gangs, ("gang_id",), gangs)
         provisions = [(executor_id,) for executor_id in changes.deleted_provisions]
         statements.delete(connection, tables.provisions, ("executor_id",), provisions)
+        ranges = changes.deleted_ranges
+        statements.delete(connection, tables.request_ranges, ("range_id", "first_index"), ranges)
+        groups = [(name,) for name in changes.deleted_groups]
+        statements.delete(connection, tables.groups, ("name",), groups)
+        tallies = [(flow_id,) for flow_id in changes.deleted_tallies]
+        statements.delete(connection, tables.tallies, ("flow_id",), tallies)
         for table, encoded in self._upserts:
             statements.upsert(connection, table, encoded)
         for codec, encoded in self._moves:

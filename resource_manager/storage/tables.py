@@ -27,7 +27,7 @@ from sqlalchemy import (
     text,
 )
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 """Number of the last migration; the file `migrations/versions/000N_*.py` with this N must exist."""
 
 APPLICATION_ID = 0x4647524D
@@ -204,6 +204,50 @@ provisions = _table(
     _text("state"),
     _text("handle"),
     _text("message"),
+)
+
+# Parts of ranges of equal requests: one row for all members that wait and were never placed, and
+# for those that have ended.
+request_ranges = _table(
+    "request_ranges",
+    _text("range_id", primary_key=True),
+    _key_number("first_index"),
+    _number("count"),
+    _of_job(),
+    _number("arrival_number"),
+    _number("create_time_ms"),
+    _text("profile", nullable=True),
+    _number("cpu_limit_milli"),
+    _number("pids_max"),
+    _text("required_labels"),
+    _flag("allow_pending"),
+    _flag("restart_on_loss"),
+    _text("ended"),
+)
+# Deleting a job looks for its ranges.
+Index(None, request_ranges.c.job_id)
+
+# Decimal numbers are text, in Python's shortest exact spelling.
+groups = _table(
+    "groups",
+    _text("name", primary_key=True),
+    _text("parent"),
+    _text("weight"),
+    _text("minimum"),
+    _text("maximum"),
+    _text("description"),
+    _number("create_time_ms"),
+)
+
+# What flows (groups and jobs) had received at some moment. No foreign key: two kinds of flows.
+tallies = _table(
+    "tallies",
+    _text("flow_id", primary_key=True),
+    _text("measure"),
+    _text("service"),
+    _text("raised"),
+    _number("time_ms"),
+    _text("durations"),
 )
 
 job_events = _table(

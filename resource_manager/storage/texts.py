@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from functools import lru_cache
 
 from finegrain.resources import ResourceProfile
-from resource_manager.engine.entities import Resize
+from resource_manager.engine.entities import Ended, RequestState, Resize
+from resource_manager.engine.intervals import IntervalSet
 
 _KNOWN_PROFILES = 65_536  # different profiles kept decoded; clusters use few
 _KNOWN_ISOLATIONS = 4_096  # likewise of isolation reports
@@ -29,6 +30,26 @@ def profile_text(profile: ResourceProfile) -> str:
 def profile_of(text: str) -> ResourceProfile:
     """The profile; equal texts give one and the same."""
     return ResourceProfile.from_dict(json.loads(text))
+
+
+def ended_text(ended: Mapping[Ended, IntervalSet]) -> str:
+    """JSON of how members of a range ended: [state, reason, message, [start, end, ...]] each."""
+    return json_text(
+        [
+            [str(state), str(reason), message, [bound for run in indexes.runs() for bound in run]]
+            for (state, reason, message), indexes in ended.items()
+        ]
+    )
+
+
+def ended_of(text: str) -> dict[Ended, IntervalSet]:
+    """How members of a range ended."""
+    return {
+        (RequestState(state), reason, message): IntervalSet(
+            zip(bounds[::2], bounds[1::2], strict=True)
+        )
+        for state, reason, message, bounds in json.loads(text)
+    }
 
 
 @lru_cache(_KNOWN_PROFILES)

@@ -15,7 +15,17 @@ from typing import TYPE_CHECKING, Any
 
 from finegrain.errors import Reason, StoreError
 from resource_manager.engine.effects import Changes, Snapshot
-from resource_manager.storage.rows import EXECUTORS, GANGS, JOBS, PROVISIONS, REQUESTS, SLOTS
+from resource_manager.storage.rows import (
+    EXECUTORS,
+    GANGS,
+    GROUPS,
+    JOBS,
+    PROVISIONS,
+    RANGES,
+    REQUESTS,
+    SLOTS,
+    TALLIES,
+)
 from resource_manager.storage.store import NotLeader
 from tests.simulation.network import Loop, Node, Reply
 from tests.simulation.rows import Rows
@@ -291,6 +301,9 @@ class Database:
             executors=[EXECUTORS.decode(row) for row in rows.executors.values()],
             gangs=[GANGS.decode(row) for row in rows.gangs.values()],
             provisions=[PROVISIONS.decode(row) for row in rows.provisions.values()],
+            ranges=[RANGES.decode(row) for row in rows.ranges.values()],
+            groups=[GROUPS.decode(row) for row in rows.groups.values()],
+            tallies=[TALLIES.decode(row) for row in rows.tallies.values()],
             counters=dict(rows.counters),
         )
 

@@ -17,12 +17,15 @@ from resource_manager.storage.lost_history import GENERATION_STEP, SEQUENCE_STEP
 from resource_manager.storage.rows import (
     EXECUTORS,
     GANGS,
+    GROUPS,
     JOBS,
     PROVISIONS,
+    RANGES,
     REQUEST_MOVES,
     REQUESTS,
     SLOT_MOVES,
     SLOTS,
+    TALLIES,
     MoveCodec,
 )
 
@@ -57,6 +60,9 @@ class Rows:
     executors: dict[str, Row] = field(default_factory=dict)
     gangs: dict[str, Row] = field(default_factory=dict)
     provisions: dict[str, Row] = field(default_factory=dict)
+    ranges: dict[tuple[str, int], Row] = field(default_factory=dict)
+    groups: dict[str, Row] = field(default_factory=dict)
+    tallies: dict[str, Row] = field(default_factory=dict)
     counters: dict[str, int] = field(default_factory=dict)
     logs: dict[str, Log] = field(default_factory=dict)
     arrivals: dict[str, int] = field(default_factory=dict)  # of every request that is stored
@@ -71,6 +77,9 @@ class Rows:
             dict(self.executors),
             dict(self.gangs),
             dict(self.provisions),
+            dict(self.ranges),
+            dict(self.groups),
+            dict(self.tallies),
             dict(self.counters),
             {name: Log(list(log.events), log.trimmed) for name, log in self.logs.items()},
             dict(self.arrivals),
@@ -103,6 +112,12 @@ class Rows:
         executors = {each.executor_id: EXECUTORS.encode(each) for each in changes.executors}
         gangs = {each.gang_id: GANGS.encode(each) for each in changes.gangs}
         provisions = {each.executor_id: PROVISIONS.encode(each) for each in changes.provisions}
+        ranges = {
+            (each.spec.range_id, each.spec.first_index): RANGES.encode(each)
+            for each in changes.ranges
+        }
+        groups = {each.name: GROUPS.encode(each) for each in changes.groups}
+        tallies = {each.flow_id: TALLIES.encode(each) for each in changes.tallies}
         arrivals = {
             each.allocation_id: each.arrival_number
             for each in (*changes.requests, *changes.moved_requests)
@@ -124,6 +139,9 @@ class Rows:
             rows.executors.update(executors)
             rows.gangs.update(gangs)
             rows.provisions.update(provisions)
+            rows.ranges.update(ranges)
+            rows.groups.update(groups)
+            rows.tallies.update(tallies)
             rows.counters.update(changes.counters)
             return [*wrong, *rows._in_line(arrivals), *rows._log(changes)]
 
@@ -142,10 +160,18 @@ class Rows:
             self.gangs.pop(gang_id, None)
         for executor_id in changes.deleted_provisions:
             self.provisions.pop(executor_id, None)
+        for part in changes.deleted_ranges:
+            self.ranges.pop(part, None)
+        for group in changes.deleted_groups:
+            self.groups.pop(group, None)
+        for flow_id in changes.deleted_tallies:
+            self.tallies.pop(flow_id, None)
         for job_id in changes.deleted_jobs:
             self.jobs.pop(job_id, None)
             for gang_id in [name for name, row in self.gangs.items() if row[1] == job_id]:
                 del self.gangs[gang_id]
+            for part in [key for key, row in self.ranges.items() if row[3] == job_id]:
+                del self.ranges[part]
             self.logs.pop(job_id, None)
             for name in self.requests_of.pop(job_id, ()):
                 del self.requests[name], self.arrivals[name]

@@ -234,5 +234,8 @@ def books_of(changes: Changes) -> Snapshot:
         changes.executors,
         changes.gangs,
         changes.provisions,
+        changes.ranges,
+        changes.groups,
+        changes.tallies,
         changes.counters,
     )

@@ -24,6 +24,9 @@ class ModelStore:
         self.executors: dict[str, Any] = {}
         self.gangs: dict[str, Any] = {}
         self.provisions: dict[str, Any] = {}
+        self.ranges: dict[Key, Any] = {}
+        self.groups: dict[str, Any] = {}
+        self.tallies: dict[str, Any] = {}
         self.counters: dict[str, int] = {}
         self.job_events: dict[str, list[Any]] = {}
         self.cluster_events: list[Any] = []
@@ -35,6 +38,12 @@ class ModelStore:
             self.gangs.pop(gang_id, None)
         for executor_id in changes.deleted_provisions:
             self.provisions.pop(executor_id, None)
+        for part in changes.deleted_ranges:
+            self.ranges.pop(part, None)
+        for group in changes.deleted_groups:
+            self.groups.pop(group, None)
+        for flow_id in changes.deleted_tallies:
+            self.tallies.pop(flow_id, None)
         for allocation_id in changes.deleted_requests:
             self.requests.pop(allocation_id, None)
         for key in changes.deleted_slots:
@@ -46,6 +55,8 @@ class ModelStore:
                 del self.requests[name]
             for name in [n for n, row in self.gangs.items() if row.job_id == job_id]:
                 del self.gangs[name]
+            for part in [n for n, row in self.ranges.items() if row.job_id == job_id]:
+                del self.ranges[part]
         self.jobs.update({row.job_id: copy.copy(row) for row in changes.jobs})
         self.requests.update({row.allocation_id: copy.copy(row) for row in changes.requests})
         self.slots.update(
@@ -58,6 +69,14 @@ class ModelStore:
         self.executors.update({row.executor_id: copy.copy(row) for row in changes.executors})
         self.gangs.update({row.gang_id: copy.copy(row) for row in changes.gangs})
         self.provisions.update({row.executor_id: copy.copy(row) for row in changes.provisions})
+        self.ranges.update(
+            {
+                (row.spec.range_id, row.spec.first_index): copy.deepcopy(row)
+                for row in changes.ranges
+            }
+        )
+        self.groups.update({row.name: copy.copy(row) for row in changes.groups})
+        self.tallies.update({row.flow_id: copy.copy(row) for row in changes.tallies})
         self.counters.update(changes.counters)
         self._log(changes)
 
@@ -83,6 +102,9 @@ class ModelStore:
             executors=[_without_runtime(row) for row in self.executors.values()],
             gangs=[_without_runtime(row) for row in self.gangs.values()],
             provisions=[_without_runtime(row) for row in self.provisions.values()],
+            ranges=[copy.deepcopy(row) for row in self.ranges.values()],
+            groups=[copy.copy(row) for row in self.groups.values()],
+            tallies=[copy.copy(row) for row in self.tallies.values()],
             counters=dict(self.counters),
         )
 
