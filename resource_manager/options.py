@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from finegrain.options import ListenOptions, LogOptions, TlsOptions
+from resource_manager.engine.settings import Fairness
 
 DEFAULT_ADDRESS = "127.0.0.1:7170"
 DEFAULT_METRICS_ADDRESS = "127.0.0.1:7171"
@@ -53,3 +54,4 @@ class ResourceManagerOptions:
     ended_retention_ms: int = 24 * 3600 * 1000
     database_lease_ms: int = 1_000  # PostgreSQL leadership
     providers_file: Path | None = None  # executors that can be asked for; None: none is
+    fairness: Fairness = field(default_factory=Fairness)

@@ -22,7 +22,7 @@ from finegrain_cli.output import OutputFormat
 if TYPE_CHECKING:
     from finegrain_cli.local_scale import Scale
 
-RM_SECTIONS = ("rm", "log")
+RM_SECTIONS = ("rm", "fairness", "log")
 EXECUTOR_SECTIONS = ("executor", "log")
 
 

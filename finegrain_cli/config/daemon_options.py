@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
 from finegrain.options import ListenOptions, LogOptions, TlsOptions
 from finegrain_cli.config.directories import run_directory, state_directory
 from finegrain_cli.config.model import (
+    FairnessSection,
     ListenSection,
     LogSection,
     RmSection,
     Settings,
 )
+from resource_manager.engine.settings import Fairness, Measure, Order
 from resource_manager.options import DEFAULT_ADDRESS, ResourceManagerOptions
 from task_executor.options import TaskExecutorOptions
 
@@ -50,6 +53,20 @@ def resource_manager_options(settings: Settings) -> ResourceManagerOptions:
         ended_retention_ms=rm.ended_retention,
         database_lease_ms=rm.database_lease,
         providers_file=_path(rm.providers_file),
+        fairness=_fairness(settings.fairness),
+    )
+
+
+def _fairness(section: FairnessSection) -> Fairness:
+    return Fairness(
+        order=cast("Order", section.order),
+        service=cast("Measure", section.service),
+        half_life_ms=section.half_life,
+        lookahead_ms=section.lookahead,
+        starvation_timeout_ms=section.starvation_timeout,
+        starvation_placements=section.starvation_placements,
+        reservations_max=section.reservations_max,
+        tally_interval_ms=section.tally_interval,
     )
 
 

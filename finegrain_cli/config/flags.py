@@ -15,6 +15,7 @@ from finegrain_cli.config.load import Flag
 from finegrain_cli.config.values import Key, amount_text, keys_of
 
 _NAMES = {"labels": "label", "memory_pools": "memory-pool", "extended": "resource"}
+_NAMED_SECTIONS = ("log", "fairness")
 _METAVARS = {"manager": "HOST:PORT[,...]", "labels": "KEY=VALUE", "memory_pools": "PART=SIZE"}
 
 
@@ -36,7 +37,7 @@ def flags_given(sections: tuple[str, ...], given: Mapping[str, Any]) -> list[Fla
 def flag_name(key: Key) -> str:
     """The flag of a key: "--log-level" for log.level, "--listen" for rm.listen."""
     name = _NAMES.get(key.name, key.name.replace("_", "-"))
-    return f"--log-{name}" if key.section == "log" else f"--{name}"
+    return f"--{key.section}-{name}" if key.section in _NAMED_SECTIONS else f"--{name}"
 
 
 def _argument(key: Key) -> str:

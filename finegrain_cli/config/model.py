@@ -16,10 +16,13 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from finegrain.errors import InvalidArgument
 from finegrain.units import parse_bytes, parse_cpu_milli, parse_duration_ms
 from resource_manager import options as rm
+from resource_manager.engine.settings import Fairness
 from task_executor import options as executor
 
 LISTEN = "address for calls, HOST:PORT; port 0: the kernel chooses"
 METRICS_LISTEN = 'address for metrics and health, HOST:PORT; "none": no such port'
+
+_FAIRNESS = Fairness()
 
 
 class Kind(StrEnum):
@@ -65,6 +68,12 @@ DurationOrNever = Annotated[
     _reader(parse_duration_ms),
     Kind.DURATION,
     BeforeValidator(lambda value: None if value == "never" else value),  # the last one reads first
+]
+HalfLife = Annotated[
+    int | None,
+    _reader(parse_duration_ms),
+    Kind.DURATION,
+    BeforeValidator(lambda value: None if value in ("never", "none") else value),
 ]
 Words = Annotated[list[str], BeforeValidator(_split)]
 Labels = Annotated[dict[str, str], BeforeValidator(_pairs)]
@@ -174,6 +183,51 @@ class RmSection(ListenSection):
     )
 
 
+class FairnessSection(Section):
+    """How the resource manager shares capacity between resource groups and jobs."""
+
+    service: str = Field(
+        _FAIRNESS.service,
+        pattern="^(dominant|slots|cpu)$",
+        description="what a slot's time counts: its largest share of the cluster (dominant), 1 "
+        "(slots), or its cores (cpu)",
+    )
+    order: str = Field(
+        _FAIRNESS.order,
+        pattern="^(fair|arrival)$",
+        description="who comes first: who has received least by weight (fair), or who came first "
+        "(arrival)",
+    )
+    half_life: HalfLife = Field(
+        _FAIRNESS.half_life_ms,
+        ge=1_000,
+        description='in this time received service counts half; or "never": it counts for ever',
+    )
+    lookahead: Duration = Field(
+        _FAIRNESS.lookahead_ms,
+        ge=0,
+        description="what runs counts as if it had run so much longer; 0: only what it has run",
+    )
+    starvation_timeout: Duration = Field(
+        _FAIRNESS.starvation_timeout_ms,
+        ge=1_000,
+        description="who is passed over for so long gets capacity reserved",
+    )
+    starvation_placements: int = Field(
+        _FAIRNESS.starvation_placements,
+        ge=0,
+        description="likewise who is passed over by so many placements; 0: only time counts",
+    )
+    reservations_max: int = Field(
+        _FAIRNESS.reservations_max, ge=0, description="reservations at one time"
+    )
+    tally_interval: Duration = Field(
+        _FAIRNESS.tally_interval_ms,
+        ge=100,
+        description="how often tallies are written; what was received since is lost in a crash",
+    )
+
+
 class ExecutorSection(ListenSection):
     """The task executor."""
 
@@ -243,4 +297,5 @@ class Settings(Section):
     client: ClientSection = Field(default_factory=ClientSection)
     log: LogSection = Field(default_factory=LogSection)
     rm: RmSection = Field(default_factory=RmSection)
+    fairness: FairnessSection = Field(default_factory=FairnessSection)
     executor: ExecutorSection = Field(default_factory=ExecutorSection)

@@ -13,7 +13,12 @@ from finegrain_cli.config.values import Key, keys_of, toml_text
 
 PAGE = Path(__file__).parents[2] / "docs/configuration.md"
 BEGIN, END = "<!-- keys: begin (generated) -->", "<!-- keys: end -->"
-COMMANDS = {"rm": "rm serve", "executor": "executor serve", "log": "both"}
+COMMANDS = {
+    "rm": "rm serve",
+    "fairness": "rm serve",
+    "executor": "executor serve",
+    "log": "both",
+}
 
 
 def reference() -> str:

@@ -13,6 +13,9 @@ from finegrain.resources import MIB, Amounts, ResourceProfile
 
 Strategy = Literal["pack", "spread"]
 
+Order = Literal["fair", "arrival"]
+"""Who is served next: who has received least by weight, or who came first, groups aside."""
+
 Measure = Literal["dominant", "slots", "cpu"]
 """What the service of a slot is counted in, per second: the largest share of the cluster that it
 has, 1, or its cores."""
@@ -62,7 +65,7 @@ class Provisioning:
 class Fairness:
     """Who is served next, when there is not enough for all."""
 
-    order: Literal["fair", "arrival"] = "fair"  # "arrival": whoever came first, groups aside
+    order: Order = "fair"
     service: Measure = "dominant"
     half_life_ms: int | None = 900 * SECOND_MS  # service received counts half then; None: for ever
     lookahead_ms: int = 30 * SECOND_MS  # what runs counts as if it had run for so much longer

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import get_args
 
 from finegrain.errors import ConfigurationError, InvalidArgument
 from finegrain.rpc.tokens import (
@@ -17,7 +18,13 @@ from finegrain.rpc.tokens import (
     ensure_token_files,
     read_token,
 )
-from resource_manager.engine.settings import EngineSettings, Provisioning
+from resource_manager.engine.settings import (
+    EngineSettings,
+    Fairness,
+    Measure,
+    Order,
+    Provisioning,
+)
 from resource_manager.options import ResourceManagerOptions
 
 
@@ -54,7 +61,35 @@ def settings_of(
         cluster_events_age_ms=options.cluster_events_age_ms,
         ended_retention_ms=options.ended_retention_ms,
         provisioning=provisioning or Provisioning(),
+        fairness=_sound(options.fairness),
     )
+
+
+def _sound(fairness: Fairness) -> Fairness:
+    """The settings themselves, if they can work.
+
+    Raises:
+        InvalidArgument: one of them cannot.
+    """
+    for name, value, known in (
+        ("order", fairness.order, get_args(Order)),
+        ("service", fairness.service, get_args(Measure)),
+    ):
+        if value not in known:
+            raise InvalidArgument(f"fairness.{name}", value, f"one of {', '.join(known)}")
+    least = {
+        "half_life_ms": 1_000,
+        "lookahead_ms": 0,
+        "tally_interval_ms": 1,
+        "starvation_timeout_ms": 1,
+        "starvation_placements": 0,
+        "reservations_max": 0,
+    }
+    for name, smallest in least.items():
+        value = getattr(fairness, name)
+        if value is not None and value < smallest:
+            raise InvalidArgument(f"fairness.{name}", value, f"{smallest} or more")
+    return fairness
 
 
 def software_version() -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from pathlib import Path
 
+import pytest
+
 from finegrain.options import TlsOptions
 from finegrain_cli.config.daemon_options import (
     database_url,
@@ -13,6 +15,7 @@ from finegrain_cli.config.daemon_options import (
 )
 from finegrain_cli.config.load import load_configuration
 from finegrain_cli.config.model import Settings
+from resource_manager.engine.settings import Fairness
 from resource_manager.options import ResourceManagerOptions
 from task_executor.options import TaskExecutorOptions
 
@@ -37,6 +40,7 @@ def test_every_option_of_both_daemons_can_be_configured(tmp_path: Path) -> None:
 
     for changed, default in (
         (resource_manager_options(settings), resource_manager_options(Settings())),
+        (resource_manager_options(settings).fairness, Fairness()),
         (task_executor_options(settings), task_executor_options(Settings())),
     ):
         same = [
@@ -58,6 +62,13 @@ def test_executors_are_dialled_as_the_rm_is_unless_told_otherwise() -> None:
     assert dialled(**own) == TlsOptions(Path("/ca"), Path("/rm.crt"), Path("/rm.key"))
     assert dialled(**own, **other) == TlsOptions(Path("/ca"), Path("/c.crt"), Path("/c.key"))
     assert dialled(executor_tls_ca="/x") == TlsOptions(Path("/x"))
+
+
+@pytest.mark.parametrize("word", ["never", "none"])
+def test_tallies_that_never_fade_have_a_word_of_their_own(word: str) -> None:
+    settings = load_configuration(environment={"FINEGRAIN_FAIRNESS__HALF_LIFE": word}).settings
+
+    assert resource_manager_options(settings).fairness.half_life_ms is None
 
 
 def test_no_metrics_port_where_none_is_wanted() -> None:
@@ -105,6 +116,15 @@ ended_retention = "1h"
 providers_file = "/etc/finegrain/providers.toml"
 database_lease = "2s"
 executor_tls_ca = "/ca"
+[fairness]
+service = "slots"
+order = "arrival"
+half_life = "never"
+lookahead = 0
+starvation_timeout = "1m"
+starvation_placements = 100
+reservations_max = 2
+tally_interval = "1s"
 [executor]
 state_dir = "/srv/executor"
 run_dir = "/run/x"
