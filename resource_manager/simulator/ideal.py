@@ -1,0 +1,234 @@
+"""The ideal weighted fluid schedule: what every flow would get at each moment if capacity could be
+divided as finely as water. Decides what is fair. Refuses to know how the engine comes near it.
+
+Generalised processor sharing (Parekh and Gallager, "A Generalized Processor Sharing Approach to
+Flow Control in Integrated Services Networks", 1993), nested (Bennett and Zhang, "Hierarchical
+Packet Fair Queueing Algorithms", 1996): the capacity of a node is divided among those of its
+children that want some, in proportion to their weights, and what a child cannot use is divided
+among the others. It has no memory: who is idle saves nothing up.
+
+Amounts are in any one unit of capacity (threads of capacity, cores, dominant share), times in
+seconds, service in their product.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from finegrain.errors import InvalidArgument
+
+ROOT = ""
+"""Id of the flow above all others."""
+
+
+@dataclass(frozen=True, slots=True)
+class IdealFlow:
+    """A resource group or a job: below whom it stands, and what it may have.
+
+    `minimum` is served before siblings without one (as far as there is demand), `maximum` is
+    never exceeded.
+    """
+
+    id: str
+    parent: str = ROOT
+    weight: float = 1.0
+    minimum: float = 0.0
+    maximum: float = math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Basin:
+    """One of those that water is divided among: at least `lower`, at most `upper`."""
+
+    id: str
+    weight: float
+    lower: float
+    upper: float
+
+
+class IdealTree:
+    """Flows below the root, at any depth; a flow without children is a leaf and has a demand."""
+
+    def __init__(self, flows: Iterable[IdealFlow]) -> None:
+        """Raises InvalidArgument for a weight that is not positive, an unknown parent, a circle."""
+        self._flows = {each.id: each for each in flows}
+        self._depth: dict[str, int] = {ROOT: 0}
+        for each in self._flows.values():
+            if not each.weight > 0:
+                raise InvalidArgument(f"weight of {each.id}", str(each.weight), "more than 0")
+            self._depth_of(each.id)
+
+    def _depth_of(self, flow_id: str) -> int:
+        path: list[str] = []
+        while flow_id not in self._depth:
+            flow = self._flows.get(flow_id)
+            if flow is None or flow_id in path:
+                expected = "a flow of the tree that does not stand below itself"
+                raise InvalidArgument(f"parent of {path[-1]}", flow_id, expected)
+            path.append(flow_id)
+            flow_id = flow.parent
+        depth = self._depth[flow_id]
+        for each in reversed(path):
+            depth += 1
+            self._depth[each] = depth
+        return depth
+
+    def flow(self, flow_id: str) -> IdealFlow:
+        """What was said of this flow."""
+        return self._flows[flow_id]
+
+    def shares(self, demands: Mapping[str, float], capacity: float) -> dict[str, float]:
+        """What each flow with demand gets of `capacity`: leaves and all above them, the root too.
+
+        `demands` says how much each leaf could use. O(n log n) in the flows that have demand.
+        """
+        below, upper = self._wanted(demands)
+        found = {ROOT: min(capacity, upper.get(ROOT, 0.0))}
+        for flow_id in sorted(below, key=self._depth.__getitem__):
+            basins = [
+                Basin(
+                    child,
+                    self._flows[child].weight,
+                    min(self._flows[child].minimum, upper[child]),
+                    upper[child],
+                )
+                for child in below[flow_id]
+            ]
+            found |= divide(found[flow_id], basins)
+        return found
+
+    def _wanted(
+        self, demands: Mapping[str, float]
+    ) -> tuple[dict[str, list[str]], dict[str, float]]:
+        """Children with demand of each flow that has some, and the most that each flow can use."""
+        below: dict[str, list[str]] = {}
+        upper: dict[str, float] = {}
+        leaves = {each: demand for each, demand in demands.items() if demand > 0}
+        layers: dict[int, list[str]] = {}
+        for each in leaves:
+            layers.setdefault(self._depth[each], []).append(each)
+        for depth in range(max(layers, default=0), 0, -1):
+            for each in layers.get(depth, ()):
+                flow = self._flows[each]
+                upper[each] = min(flow.maximum, upper.get(each, 0.0) + leaves.get(each, 0.0))
+                if flow.parent not in below:
+                    below[flow.parent] = []
+                    layers.setdefault(depth - 1, []).append(flow.parent)
+                below[flow.parent].append(each)
+                upper[flow.parent] = upper.get(flow.parent, 0.0) + upper[each]
+        return below, upper
+
+
+def divide(capacity: float, basins: Sequence[Basin]) -> dict[str, float]:
+    """Water filling: each gets weight x level, but at least `lower` and at most `upper`.
+
+    The level is the one at which all of `capacity` is used, or everybody has `upper`. If the lower
+    bounds alone are more than there is, each gets the same part of its own.
+    """
+    lowest = math.fsum(each.lower for each in basins)
+    if lowest > capacity:
+        return {each.id: each.lower * capacity / lowest for each in basins}
+    if math.fsum(each.upper for each in basins) <= capacity:
+        return {each.id: each.upper for each in basins}
+    level = _level(capacity - lowest, basins)
+    return {each.id: max(each.lower, min(each.upper, each.weight * level)) for each in basins}
+
+
+def _level(spare: float, basins: Sequence[Basin]) -> float:
+    """How high the water stands when `spare` was poured in beyond everybody's lower bound."""
+    turns = sorted(
+        turn
+        for each in basins
+        if each.upper > each.lower
+        for turn in (
+            (each.lower / each.weight, each.weight),
+            (each.upper / each.weight, -each.weight),
+        )
+    )
+    level = slope = 0.0
+    for at, change in turns:
+        if slope > 0 and spare <= slope * (at - level):
+            return level + spare / slope
+        spare -= max(0.0, slope) * (at - level)
+        level = at
+        slope += change
+    return level
+
+
+def _lasting(work: float, share: float) -> float:
+    return work / share if share > 0 else math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class FluidJob:
+    """Work that arrives at a leaf: `work` in capacity x seconds, at most `width` of it at once."""
+
+    flow: str
+    arrives_s: float
+    work: float
+    width: float = math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class FluidSegment:
+    """A time in which nothing changes, and what each flow that gets something gets in it."""
+
+    start_s: float
+    end_s: float
+    shares: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class FluidSchedule:
+    """The whole course: its segments, and when each job is done."""
+
+    segments: tuple[FluidSegment, ...]
+    ends_s: Mapping[str, float]
+
+    def share_at(self, flow_id: str, at_s: float) -> float:
+        """What the flow gets at that moment; 0 outside of the schedule."""
+        for each in self.segments:
+            if each.start_s <= at_s < each.end_s:
+                return each.shares.get(flow_id, 0.0)
+        return 0.0
+
+
+def fluid_schedule(tree: IdealTree, jobs: Iterable[FluidJob], capacity: float) -> FluidSchedule:
+    """How the jobs would run as fluids, from the first arrival until the last is done.
+
+    One job per leaf. A fluid job can use its width until it is done: it has no last threads that
+    leave capacity behind. Raises InvalidArgument for a job that never ends, since a maximum is 0.
+    """
+    if not capacity > 0:
+        raise InvalidArgument("capacity", str(capacity), "more than 0")
+    coming = sorted(jobs, key=lambda each: (-each.arrives_s, each.flow))
+    widths = {each.flow: each.width for each in coming}
+    left: dict[str, float] = {}
+    ends: dict[str, float] = {}
+    segments: list[FluidSegment] = []
+    now = coming[-1].arrives_s if coming else 0.0
+    while coming or left:
+        while coming and coming[-1].arrives_s <= now:
+            each = coming.pop()
+            left[each.flow] = each.work
+        shares = tree.shares({flow: widths[flow] for flow in left}, capacity)
+        dry = [(_lasting(work, shares[flow]), flow) for flow, work in left.items()]
+        lasts = min(dry)[0] if dry else math.inf
+        until_next = coming[-1].arrives_s - now if coming else math.inf
+        lasts = min(lasts, until_next)
+        if math.isinf(lasts):
+            raise InvalidArgument("maximum", 0, "more than 0 for whatever has work")
+        end = coming[-1].arrives_s if lasts == until_next else now + lasts
+        if left:
+            segments.append(FluidSegment(now, end, shares))
+        for duration, flow in dry:
+            # What ends within a part in 10^12 of the segment ends with it: sums of floats differ.
+            if duration <= lasts * (1 + 1e-12):
+                del left[flow]
+                ends[flow] = end
+            else:
+                left[flow] -= shares[flow] * lasts
+        now = end
+    return FluidSchedule(tuple(segments), ends)

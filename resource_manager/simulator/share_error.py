@@ -1,0 +1,167 @@
+"""How far a run is from the ideal fluid schedule, and how long it takes to come near it.
+
+Decides what "within 5 % of its share" means: of the service that a flow receives in a window of
+time, compared with what the ideal would have given it in the same window with the demand that it
+really had then. A window, since one slot is a whole thing: with 60 slots a share of 6 moves in
+steps of 17 %. Refuses to know where the run comes from.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from resource_manager.simulator.ideal import ROOT, IdealTree
+
+TOLERANCE = 0.05
+"""Largest relative difference from its share with which a flow counts as served fairly."""
+
+WINDOW_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a run looks like from this moment until the next one of its series.
+
+    `running` is what the slots of each leaf cost, `demand` what they and those that wait would
+    cost together, `capacity` what there is.
+    """
+
+    at_s: float
+    capacity: float
+    running: Mapping[str, float]
+    demand: Mapping[str, float]
+
+
+class Comparison:
+    """A run beside the ideal: service received and service due of every flow, over any time.
+
+    Flows are those of the tree (leaves and those above them) that ever had demand.
+    """
+
+    def __init__(self, tree: IdealTree, usages: Iterable[Usage], end_s: float) -> None:
+        """`usages` in order of time; what the last one says holds until `end_s`."""
+        steps = list(usages)
+        self._tree = tree
+        self._times = [each.at_s for each in steps] + [end_s]
+        self._received: dict[str, list[float]] = {}
+        self._due: dict[str, list[float]] = {}
+        for index, (step, until) in enumerate(zip(steps, self._times[1:], strict=True)):
+            lasts = until - step.at_s
+            due = tree.shares(step.demand, step.capacity)
+            received = self._with_those_above(step.running)
+            for flow in due.keys() | received.keys():
+                if flow not in self._due:
+                    self._due[flow] = [0.0] * (index + 1)
+                    self._received[flow] = [0.0] * (index + 1)
+            for flow, sums in self._due.items():
+                sums.append(sums[-1] + due.get(flow, 0.0) * lasts)
+                mine = self._received[flow]
+                mine.append(mine[-1] + received.get(flow, 0.0) * lasts)
+
+    def _with_those_above(self, leaves: Mapping[str, float]) -> dict[str, float]:
+        sums: dict[str, float] = {}
+        for leaf, amount in leaves.items():
+            flow = leaf
+            while amount:
+                sums[flow] = sums.get(flow, 0.0) + amount
+                if flow == ROOT:
+                    break
+                flow = self._tree.flow(flow).parent
+        return sums
+
+    @property
+    def flows(self) -> list[str]:
+        """Ids of the flows that ever had demand, without the root, in order."""
+        return sorted(self._due.keys() - {ROOT})
+
+    def received(self, flow: str, start_s: float, end_s: float) -> float:
+        """Service that the flow received in that time, in capacity x seconds."""
+        return self._between(self._received[flow], start_s, end_s)
+
+    def due(self, flow: str, start_s: float, end_s: float) -> float:
+        """Service that the ideal would have given it in that time."""
+        return self._between(self._due[flow], start_s, end_s)
+
+    def error(self, flow: str, start_s: float, end_s: float) -> float:
+        """Difference of the two relative to what was due; infinite if that was nothing."""
+        due = self.due(flow, start_s, end_s)
+        apart = abs(self.received(flow, start_s, end_s) - due)
+        if due > 0:
+            return apart / due
+        return math.inf if apart > 0 else 0.0
+
+    def errors(self, start_s: float, end_s: float) -> dict[str, float]:
+        """The error of every flow that was due anything in that time."""
+        return {
+            flow: self.error(flow, start_s, end_s)
+            for flow in self.flows
+            if self.due(flow, start_s, end_s) > 0
+        }
+
+    def worst_error(self, start_s: float, end_s: float) -> float:
+        """The largest of the errors; 0 if nobody was due anything."""
+        return max(self.errors(start_s, end_s).values(), default=0.0)
+
+    def lag(self, flow: str, start_s: float, end_s: float) -> float:
+        """The most that the flow was behind what had been due since `start_s`."""
+        times = [start_s, *self._inside(start_s, end_s), end_s]
+        return max(self.due(flow, start_s, at) - self.received(flow, start_s, at) for at in times)
+
+    def converged_after_s(
+        self,
+        change_s: float,
+        until_s: float,
+        *,
+        window_s: float = WINDOW_S,
+        tolerance: float = TOLERANCE,
+    ) -> float | None:
+        """Seconds from the change until every flow stays within the tolerance.
+
+        The least T so that each window of `window_s` that begins at or after change + T and ends
+        at or before `until_s` shows every flow within the tolerance. None if the last one does not,
+        or there is none. Windows are looked at that begin or end where the run changes: the error
+        of one between two of them is never larger than both of theirs. So T is one of those times.
+        """
+        last = until_s - window_s
+        if last < change_s:
+            return None
+        inside = self._inside(change_s, until_s)
+        begins = {change_s, last, *inside, *(each - window_s for each in inside)}
+        converged = None
+        for begin in sorted((each for each in begins if change_s <= each <= last), reverse=True):
+            if self.worst_error(begin, begin + window_s) > tolerance:
+                break
+            converged = begin - change_s
+        return converged
+
+    def _inside(self, start_s: float, end_s: float) -> list[float]:
+        first, after = bisect_right(self._times, start_s), bisect_left(self._times, end_s)
+        return self._times[first:after]
+
+    def _between(self, sums: Sequence[float], start_s: float, end_s: float) -> float:
+        return self._at(sums, end_s) - self._at(sums, start_s)
+
+    def _at(self, sums: Sequence[float], at_s: float) -> float:
+        index = bisect_right(self._times, at_s) - 1
+        if index < 0:
+            return 0.0
+        if index + 1 == len(self._times):
+            return sums[-1]
+        part = (at_s - self._times[index]) / (self._times[index + 1] - self._times[index])
+        return sums[index] + part * (sums[index + 1] - sums[index])
+
+
+def changes_of_demand(usages: Sequence[Usage]) -> list[float]:
+    """When the set of flows that have demand changed, the beginning included."""
+    first = [usages[0].at_s] if usages else []
+    return first + [
+        after.at_s for before, after in pairwise(usages) if _wanting(before) != _wanting(after)
+    ]
+
+
+def _wanting(usage: Usage) -> set[str]:
+    return {flow for flow, demand in usage.demand.items() if demand > 0}
