@@ -1,0 +1,1 @@
+"""The real engine in virtual time: clusters, jobs and batch logs, without clock, wire or hosts."""
