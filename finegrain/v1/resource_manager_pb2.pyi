@@ -650,6 +650,7 @@ class JobEvent(google.protobuf.message.Message):
     REASON_FIELD_NUMBER: builtins.int
     MESSAGE_FIELD_NUMBER: builtins.int
     SLOT_FIELD_NUMBER: builtins.int
+    COUNT_FIELD_NUMBER: builtins.int
     sequence: builtins.int
     """1, 2, 3, ... within the job."""
     allocation_id: builtins.str
@@ -663,6 +664,10 @@ class JobEvent(google.protobuf.message.Message):
     """Why, as a stable code; empty where the state says it all."""
     message: builtins.str
     """The same for people."""
+    count: builtins.int
+    """How many members of a range this is about: the one named, and those with the indexes that follow, all of which
+    waited. 0 and 1: this one alone.
+    """
     @property
     def event_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
         """When the RM decided it."""
@@ -681,9 +686,10 @@ class JobEvent(google.protobuf.message.Message):
         reason: builtins.str = ...,
         message: builtins.str = ...,
         slot: finegrain.v1.slots_pb2.SlotStatus | None = ...,
+        count: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["event_time", b"event_time", "slot", b"slot"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["allocation_id", b"allocation_id", "event_time", b"event_time", "message", b"message", "reason", b"reason", "sequence", b"sequence", "slot", b"slot", "state", b"state"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["allocation_id", b"allocation_id", "count", b"count", "event_time", b"event_time", "message", b"message", "reason", b"reason", "sequence", b"sequence", "slot", b"slot", "state", b"state"]) -> None: ...
 
 global___JobEvent = JobEvent
 
@@ -723,7 +729,7 @@ class RequestStatus(google.protobuf.message.Message):
     fit but for what is held for a request that was passed over for too long).
     """
     generation: builtins.int
-    """Number of its latest placement; 0: never placed."""
+    """Number of its latest placement; 0: never placed, or a member of a range that has ended."""
     arrival_number: builtins.int
     """Place in line: the RM's arrival number."""
     count: builtins.int
@@ -740,7 +746,7 @@ class RequestStatus(google.protobuf.message.Message):
 
     @property
     def end_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
-        """When it ended; absent while it lives."""
+        """When it ended; absent while it lives, and for members of ranges."""
 
     @property
     def slot(self) -> finegrain.v1.slots_pb2.SlotStatus:

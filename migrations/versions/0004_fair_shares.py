@@ -28,7 +28,12 @@ def _flag(name: str) -> "sa.Column[bool]":
 
 
 def upgrade() -> None:
-    """Add the tables `request_ranges`, `groups` and `tallies`."""
+    """Add the tables `request_ranges`, `groups` and `tallies`, and how many requests a job's event
+    is about.
+    """
+    op.add_column(
+        "job_events", sa.Column("count", _NUMBER, server_default=sa.text("1"), nullable=False)
+    )
     op.create_table(
         "request_ranges",
         _text("range_id"),

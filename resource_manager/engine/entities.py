@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from finegrain.resources import Amounts, ResourceProfile
+from resource_manager.engine.fair.durations import Durations
 from resource_manager.engine.intervals import IntervalSet
 
 
@@ -223,6 +224,7 @@ class Job:
     )  # arrival numbers of all requests kept, in order, ended ones included
     live_requests: int = 0  # those that have not ended
     slot_keys: set[tuple[str, int]] = field(default_factory=set)  # slots that exist
+    durations: Durations | None = None  # of its threads; kept with its tally
 
 
 @dataclass(slots=True)
@@ -269,6 +271,7 @@ class Slot:
         0  # command of the present registration that carries it; 0: an earlier one
     )
     grace_ms: int | None = None  # for the free that is to come
+    thread_since_ms: int | None = None  # monotonic: it serves its present thread; None: not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -400,6 +403,7 @@ class JobEvent:
     reason: str = ""
     message: str = ""
     slot: dict[str, object] | None = None  # see resource_manager/engine/offers.py: slot_to_dict
+    count: int = 1  # members of a range: the one named, and those with the indexes that follow
 
 
 @dataclass(frozen=True, slots=True)

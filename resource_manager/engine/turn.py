@@ -35,9 +35,17 @@ class Turn:
         return self.state.hosts[slot.executor_id]
 
     def job_event(
-        self, request: Request, *, reason: str = "", message: str = "", slot: Slot | None = None
+        self,
+        request: Request,
+        *,
+        reason: str = "",
+        message: str = "",
+        slot: Slot | None = None,
+        count: int = 1,
     ) -> None:
-        """Writes into the log of the request's job where the request stands now."""
+        """Writes into the log of the request's job where the request stands now, and with it the
+        next members of its range, `count` in all.
+        """
         state = self.state
         job = state.jobs[request.job_id]
         job.last_sequence += 1
@@ -51,6 +59,7 @@ class Turn:
             reason=reason,
             message=message,
             slot=slot_to_dict(slot, address) if slot is not None else None,
+            count=count,
         )
         state.changes.job(job)
         state.changes.job_event(event)

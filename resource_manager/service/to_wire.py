@@ -190,6 +190,7 @@ def job_event(event: JobEvent) -> rm_pb2.JobEvent:
         reason=event.reason,
         message=event.message,
         slot=slot_status_of_event(event.slot) if event.slot is not None else None,
+        count=event.count if event.count > 1 else 0,
     )
     _set_time(message.event_time, event.time_ms)
     return message

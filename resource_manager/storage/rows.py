@@ -427,6 +427,7 @@ def _encode_job_event(event: JobEvent) -> Row:
         str(event.reason),
         event.message,
         slot_text(event.slot),
+        event.count,
     )
 
 
@@ -440,6 +441,7 @@ def _decode_job_event(row: Sequence[Any]) -> JobEvent:
         reason=row[5],
         message=row[6],
         slot=optional_dict(row[7]),
+        count=row[8],
     )
 
 

@@ -260,6 +260,7 @@ job_events = _table(
     _text("reason"),
     _text("message"),
     _text("slot", nullable=True),
+    _number("count", server_default=text("1")),
 )
 
 cluster_events = _table(
