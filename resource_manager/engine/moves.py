@@ -17,6 +17,7 @@ from resource_manager.engine.entities import (
     Slot,
     SlotState,
 )
+from resource_manager.engine.fair import threads
 from resource_manager.engine.host import Host, SlotKey
 from resource_manager.engine.resizes import resume, stop
 from resource_manager.engine.transitions import RequestInput, SlotInput
@@ -84,6 +85,7 @@ def grant(turn: Turn, slot: Slot) -> None:
     """A slot that was carved goes to its request."""
     request = turn.state.requests[slot.allocation_id]
     turn.state.story.move_request(request, RequestInput.CONFIRM)
+    threads.begin(slot, turn.now_ms)
     _serves(turn, turn.host_of(slot), request)
     turn.job_event(request, slot=slot)
     turn.slot_event("slot_granted", slot)
@@ -133,6 +135,7 @@ def free(turn: Turn, slot: Slot, grace_ms: int | None = None) -> None:
     state.story.move_slot(slot, SlotInput.FREE)
     state.leave_behind(slot)
     stop(turn, slot)
+    slot.thread_since_ms = None
     slot.grace_ms = grace_ms
     host.to_free[key] = None
     state.outbox[host.host_id] = None
@@ -229,6 +232,8 @@ def give_up(
     how = RequestInput.RELEASE if request.state is RequestState.GRANTED else RequestInput.CANCEL
     end_request(turn, request, how, reason=reason, message=message, slot=slot)
     if slot is not None:
+        if how is RequestInput.RELEASE and not reason:  # by its job master, not taken away
+            threads.end(turn.state.jobs[slot.job_id], slot, turn.now_ms)
         free(turn, slot, grace_ms)
     if how is RequestInput.CANCEL:
         turn.cluster_event(

@@ -29,6 +29,7 @@ from resource_manager.engine.entities import (
     Slot,
     SlotState,
 )
+from resource_manager.engine.fair import threads
 from resource_manager.engine.gang_books import GangBooks, living
 from resource_manager.engine.history import History
 from resource_manager.engine.host import Host, SlotKey
@@ -148,6 +149,7 @@ class State:
             state._restore_request(request)
         for slot in sorted(snapshot.slots, key=lambda slot: (slot.allocation_id, slot.generation)):
             state._restore_slot(slot)
+        threads.restore(state.jobs, state.slots.values(), snapshot.tallies, at)
         for gang in state.gangs.sort_out(state.requests, at):
             if gang.job_id not in state.endings:
                 state.queue_gang(gang, tried=True)

@@ -39,6 +39,7 @@ class Durations:
     total_ms: int = 0
     shortest_ms: int = 0
     longest_ms: int = 0
+    handed_on: int = 0  # slots that went on with the next thread; no part of the histogram
     buckets: dict[int, int] = field(default_factory=dict)
 
     def add(self, duration_ms: int) -> None:
@@ -53,6 +54,7 @@ class Durations:
 
     def merge(self, other: Durations) -> None:
         """Takes in all that another one holds."""
+        self.handed_on += other.handed_on
         if not other.count:
             return
         for at, count in other.buckets.items():
@@ -113,10 +115,11 @@ class Durations:
 
     def to_text(self) -> str:
         """For the row of a job: compact JSON; empty where there is none."""
-        if not self.count:
+        if not (self.count or self.handed_on):
             return ""
         flat = [number for at in sorted(self.buckets) for number in (at, self.buckets[at])]
-        body = [_VERSION, self.total_ms, self.shortest_ms, self.longest_ms, flat]
+        numbers = [self.total_ms, self.shortest_ms, self.longest_ms, self.handed_on]
+        body = [_VERSION, *numbers, flat]
         return json.dumps(body, separators=(",", ":"))
 
     @classmethod
@@ -127,13 +130,13 @@ class Durations:
         if not text:
             return cls()
         try:
-            version, total_ms, shortest_ms, longest_ms, flat = json.loads(text)
+            version, *numbers, flat = json.loads(text)
             if version != _VERSION:
                 return cls()
+            total_ms, shortest_ms, longest_ms, handed_on = map(int, numbers)
             buckets = _pairs(flat)
-            return cls(
-                sum(buckets.values()), int(total_ms), int(shortest_ms), int(longest_ms), buckets
-            )
+            count = sum(buckets.values())
+            return cls(count, total_ms, shortest_ms, longest_ms, handed_on, buckets)
         except (ValueError, TypeError):
             return cls()
 
