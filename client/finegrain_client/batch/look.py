@@ -1,0 +1,167 @@
+"""A look at a batch from outside: its state file tells, whether a runner lives or not.
+
+Decides where state files lie unless somebody says so, and what a batch without a runner looks
+like. Changes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from finegrain_client.batch.lock import runner_of
+from finegrain_client.batch.spec import BatchSpec
+from finegrain_client.batch.state_file import read_results, reading
+from finegrain_client.batch.values import BatchState, Estimate, Progress, ThreadResult
+from finegrain_client.jsonable import Value
+
+SUFFIX = ".batch"
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLook(Value):
+    """A batch as its state file shows it.
+
+    `runner_pid` and `runner_host` say who works on it; 0 and "" where nobody does. While somebody
+    does, `progress` is about a second old at most; otherwise it is as the last runner left it, with
+    nothing running as far as anybody knows.
+    """
+
+    state_file: str
+    batch_id: str
+    job_id: str  # the last one that was registered for it; empty: none yet
+    spec: BatchSpec
+    results_dir: str
+    create_time: datetime
+    runner_pid: int
+    runner_host: str
+    progress: Progress
+
+    @property
+    def is_worked_on(self) -> bool:
+        """True where a runner lives."""
+        return self.runner_pid != 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able form."""
+        shown = Value.to_dict(self)
+        shown["spec"] = json.loads(self.spec.to_json())
+        return shown
+
+
+def default_folder() -> Path:
+    """Where state files lie unless one is named: FINEGRAIN_BATCH_DIR, else
+    `$XDG_STATE_HOME/finegrain/batches`, else `~/.local/state/finegrain/batches`.
+    """
+    if own := os.environ.get("FINEGRAIN_BATCH_DIR"):
+        return Path(own)
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state"
+    return Path(state) / "finegrain" / "batches"
+
+
+def default_state_file(name: str) -> Path:
+    """A state file in the default folder for a new batch of that name, which is not there yet."""
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "batch"
+    stem = f"{plain[:80]}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    path, number = default_folder() / f"{stem}{SUFFIX}", 2
+    while path.exists():
+        path, number = path.with_name(f"{stem}-{number}{SUFFIX}"), number + 1
+    return path
+
+
+def state_files(folder: Path | None = None) -> list[Path]:
+    """State files in a folder (the default one), newest last."""
+    found = (folder or default_folder()).glob(f"*{SUFFIX}")
+    return sorted(found, key=lambda path: (path.stat().st_mtime, path.name))
+
+
+def look(state_file: str | os.PathLike[str]) -> BatchLook:
+    """How a batch stands.
+
+    Raises:
+        NotFound: there is no such file.
+        ConfigurationError: it is not the state of a batch, or one of another version.
+    """
+    path = Path(state_file)
+    runner = runner_of(path)
+    with reading(path) as connection:
+        meta = dict(connection.execute("select key, value from meta").fetchall())
+        counts = dict(
+            connection.execute("select state, count(*) from results group by state").fetchall()
+        )
+        job = connection.execute("select job_id from jobs order by number desc limit 1").fetchone()
+    spec = BatchSpec.from_json(meta["spec"])
+    created = datetime.fromtimestamp(float(meta["create_time"]), UTC)
+    progress = _progress(spec, meta, counts, is_worked_on=runner is not None)
+    return BatchLook(
+        state_file=str(path),
+        batch_id=meta["batch_id"],
+        job_id=job[0] if job else "",
+        spec=spec,
+        results_dir=meta["results_dir"],
+        create_time=created,
+        runner_pid=int(runner.get("pid", -1)) if runner is not None else 0,
+        runner_host=str(runner.get("host", "")) if runner is not None else "",
+        progress=progress,
+    )
+
+
+def read_thread_results(
+    state_file: str | os.PathLike[str], *, failed_only: bool = False
+) -> Iterator[ThreadResult]:
+    """The results so far, by index.
+
+    Raises:
+        NotFound, ConfigurationError: see `look`.
+    """
+    with reading(Path(state_file)) as connection:
+        yield from read_results(connection, failed_only=failed_only)
+
+
+def _progress(
+    spec: BatchSpec, meta: dict[str, str], counts: dict[str, int], *, is_worked_on: bool
+) -> Progress:
+    if is_worked_on and "progress" in meta:
+        return progress_from(json.loads(meta["progress"]))
+    done, failed = counts.get("DONE", 0), counts.get("FAILED", 0)
+    last = json.loads(meta.get("progress", "{}"))
+    return Progress(
+        state=BatchState(meta["state"]),
+        threads=spec.threads,
+        done=done,
+        failed=failed,
+        running=0,
+        queued=spec.threads - done - failed,
+        retries=last.get("retries", 0),
+        lost=last.get("lost", 0),
+        elapsed_s=last.get("elapsed_s", 0.0),
+        message=last.get("message", ""),
+        update_time=_time(last.get("update_time")) or datetime.fromtimestamp(time.time(), UTC),
+    )
+
+
+def progress_from(data: dict[str, Any]) -> Progress:
+    """What `Progress.to_dict` gave."""
+    estimate = data.get("estimate")
+    if estimate is not None:
+        end = _time(estimate["end_time"]) or datetime.now(UTC)
+        estimate = Estimate(estimate["remaining_s"], end, estimate["basis"])
+    return Progress(
+        **data
+        | {
+            "state": BatchState(data["state"]),
+            "estimate": estimate,
+            "update_time": _time(data.get("update_time")),
+        }
+    )
+
+
+def _time(text: str | None) -> datetime | None:
+    return datetime.fromisoformat(text) if text else None

@@ -1,0 +1,150 @@
+"""What a batch is: how many threads of work, which command, what each needs, when to give up.
+
+Decides what a batch may look like before anybody is asked, and what the command of one attempt is.
+Refuses to know where it runs. Pure.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, asdict, dataclass, field, fields
+from typing import Any, Literal
+
+from finegrain.errors import InvalidArgument
+from finegrain.ids import check_text
+from finegrain.resources import MIB
+from finegrain_client.specs import RANGE_MAX, SlotSpec
+
+RETRIES_MAX = 1_000
+OUTPUT_LIMIT_DEFAULT_BYTES = 16 * MIB
+OWN_VARIABLES = "FINEGRAIN_"
+
+_PLACE = re.compile(r"\{\{(index|threads|attempt)\}\}|\{(index|threads|attempt)\}")
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSpec:
+    """A command that is to run once for each of `threads` threads of work.
+
+    In the command and in values of the environment `{index}` (0 to threads - 1), `{threads}` and
+    `{attempt}` (1, 2, ...) stand for what they name; `{{index}}` is `{index}` as it is. The same
+    is in the task's environment: FINEGRAIN_BATCH_INDEX, FINEGRAIN_BATCH_THREADS,
+    FINEGRAIN_BATCH_ATTEMPT, FINEGRAIN_BATCH_ID.
+
+    Attributes:
+        threads: how many threads of work, 1 to 1,000,000.
+        command: program and arguments; no shell.
+        slot: what each of them needs, with count 1. A slot that is lost goes back into line by
+            itself whatever `restart_on_loss` says; there is no `target_address`.
+        name: for people, 1 to 200 printable characters.
+        group: resource group; empty: "default".
+        env: the whole environment (PATH and HOME get defaults).
+        cwd: absolute working directory; empty: a scratch directory of the task.
+        user: user to run as; empty: the executor's.
+        timeout_s: a thread of work that takes longer is ended, and has failed; None: never.
+        retries: how often a thread that failed is tried again. A slot that was lost is no failure.
+        retry_delay_s: before the first retry of a thread; doubled for each further one, to 60 s.
+        on_failure: "continue" with the others when a thread has failed for good, or "stop": start
+            nothing more, and let finish what runs.
+        failures_max: stop likewise when more than so many have failed for good; None: any number.
+        speculate: run a thread a second time when it takes far longer than the others and nothing
+            else waits; the first one to finish counts, the other is cancelled.
+        straggler_factor: "far longer": so many times the 95th percentile of those that are done.
+        slots_max: most slots at one time; 0: as many as the cluster gives.
+        output_limit_bytes: kept of each of the two outputs of a thread.
+    """
+
+    threads: int
+    command: Sequence[str]
+    _: KW_ONLY
+    slot: SlotSpec = field(default_factory=SlotSpec)
+    name: str = "batch"
+    group: str = ""
+    env: Mapping[str, str] = field(default_factory=dict)
+    cwd: str = ""
+    user: str = ""
+    timeout_s: float | None = None
+    retries: int = 2
+    retry_delay_s: float = 1.0
+    on_failure: Literal["continue", "stop"] = "continue"
+    failures_max: int | None = None
+    speculate: bool = False
+    straggler_factor: float = 2.0
+    slots_max: int = 0
+    output_limit_bytes: int = OUTPUT_LIMIT_DEFAULT_BYTES
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "command", tuple(os.fspath(each) for each in self.command))
+        _check_whole("threads", self.threads, 1, RANGE_MAX)
+        if not self.command or not self.command[0]:
+            raise InvalidArgument("command", list(self.command), "a program and its arguments")
+        if self.slot.count != 1 or self.slot.allocation_id or self.slot.target_address:
+            expected = "one without count, allocation_id and target_address"
+            raise InvalidArgument("slot", self.slot, expected)
+        check_text("name", self.name, longest=200)
+        for name in self.env:
+            if name.startswith(OWN_VARIABLES):
+                raise InvalidArgument("env", name, f"names that do not begin with {OWN_VARIABLES}")
+        if self.timeout_s is not None and not self.timeout_s > 0:
+            raise InvalidArgument("timeout_s", self.timeout_s, "None, or more than 0 seconds")
+        _check_whole("retries", self.retries, 0, RETRIES_MAX)
+        if not 0 <= self.retry_delay_s <= 86_400:
+            raise InvalidArgument("retry_delay_s", self.retry_delay_s, "0 to 86400 seconds")
+        if self.on_failure not in ("continue", "stop"):
+            raise InvalidArgument("on_failure", self.on_failure, '"continue" or "stop"')
+        if self.failures_max is not None:
+            _check_whole("failures_max", self.failures_max, 0, RANGE_MAX)
+        if not self.straggler_factor >= 1:
+            raise InvalidArgument("straggler_factor", self.straggler_factor, "a number, at least 1")
+        _check_whole("slots_max", self.slots_max, 0, RANGE_MAX)
+        _check_whole("output_limit_bytes", self.output_limit_bytes, 1, 2**40)
+
+    def command_of(self, index: int, attempt: int) -> list[str]:
+        """The command of one attempt at one thread."""
+        return [self._filled(each, index, attempt) for each in self.command]
+
+    def env_of(self, batch_id: str, index: int, attempt: int) -> dict[str, str]:
+        """Its environment."""
+        return {name: self._filled(value, index, attempt) for name, value in self.env.items()} | {
+            "FINEGRAIN_BATCH_ID": batch_id,
+            "FINEGRAIN_BATCH_INDEX": str(index),
+            "FINEGRAIN_BATCH_THREADS": str(self.threads),
+            "FINEGRAIN_BATCH_ATTEMPT": str(attempt),
+        }
+
+    def retry_after_s(self, failures: int) -> float:
+        """How long a thread that has failed so often waits for its next try."""
+        return min(self.retry_delay_s * 2.0 ** min(failures - 1, 30), max(60.0, self.retry_delay_s))
+
+    def to_json(self) -> str:
+        """The same as text, for the state file; equal batches have equal texts."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> BatchSpec:
+        """What `to_json` wrote; what only a later version knows is left out."""
+        data: dict[str, Any] = json.loads(text)
+        slot = SlotSpec(**_known(SlotSpec, data.pop("slot")))
+        return cls(slot=slot, **_known(cls, data))
+
+    def _filled(self, text: str, index: int, attempt: int) -> str:
+        values = {"index": index, "threads": self.threads, "attempt": attempt}
+
+        def fill(found: re.Match[str]) -> str:
+            literal, name = found.groups()
+            return f"{{{literal}}}" if literal else str(values[name])
+
+        return _PLACE.sub(fill, text)
+
+
+def _known(kind: type, data: Mapping[str, Any]) -> dict[str, Any]:
+    names = {each.name for each in fields(kind)}
+    return {name: value for name, value in data.items() if name in names}
+
+
+def _check_whole(name: str, value: object, least: int, most: int) -> None:
+    if type(value) is not int or not least <= value <= most:
+        raise InvalidArgument(name, value, f"an integer from {least} to {most}")

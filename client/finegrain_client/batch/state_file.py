@@ -1,0 +1,387 @@
+"""The state file of a batch: what has to outlive its runner, whatever kills that.
+
+Decides what "durable" means here (SQLite in WAL mode, synchronous FULL: on disk when `write`
+returns), that one runner at a time works on a batch (a lock that the kernel drops with the
+process), and that a thread has at most one result. Refuses to know what is to be done next.
+
+The file holds the secret of the batch's job: it is made readable for its owner only. It belongs on
+a local disk, because WAL needs shared memory.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from finegrain.errors import AlreadyExists, ConfigurationError, FinegrainError, NotFound, Reason
+from finegrain.ids import new_id
+from finegrain_client.batch.lock import take_lock
+from finegrain_client.batch.schema import (
+    APPLICATION_ID,
+    RESULT_COLUMNS,
+    SCHEMA_VERSION,
+    TABLES,
+    result_of,
+    result_row,
+)
+from finegrain_client.batch.spec import BatchSpec
+from finegrain_client.batch.values import BatchState, ThreadResult, ThreadState
+
+BUSY_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class JobRow:
+    """A job that was registered for a batch."""
+
+    number: int
+    job_id: str
+    secret: str = field(repr=False)
+    range_id: str
+    ended: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AskedRow:
+    """Requests that were asked for, members of the job's range."""
+
+    first_index: int
+    count: int
+    taken_in: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptRow:
+    """An attempt at a thread whose command was, or is just being, submitted."""
+
+    thread: int
+    attempt: int
+    job: int
+    allocation_id: str
+    generation: int
+    executor_id: str
+    start_time: float
+
+
+@dataclass(slots=True)
+class Changes:
+    """What one transaction writes."""
+
+    begun: list[AttemptRow] = field(default_factory=list)
+    reopened: list[tuple[int, int]] = field(default_factory=list)  # thread, attempt
+    ended: list[tuple[int, int, str, str]] = field(default_factory=list)  # + outcome, message
+    results: list[ThreadResult] = field(default_factory=list)
+    asked: list[AskedRow] = field(default_factory=list)
+    meta: dict[str, str] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return any((self.begun, self.reopened, self.ended, self.results, self.asked, self.meta))
+
+
+@dataclass(slots=True)
+class Known:
+    """What a runner begins with: everything about the threads that is not over, or counts on."""
+
+    final: dict[int, ThreadState] = field(default_factory=dict)
+    attempts: dict[int, int] = field(default_factory=dict)  # made so far, by thread
+    failures: dict[int, int] = field(default_factory=dict)
+    losses: dict[int, int] = field(default_factory=dict)
+    open: list[AttemptRow] = field(default_factory=list)  # outcome unknown
+    durations_s: list[float] = field(default_factory=list)  # of those that are done
+    job: JobRow | None = None
+    asked: list[AskedRow] = field(default_factory=list)  # of that job
+
+
+class StateFile:
+    """The state of one batch, opened by the one runner that works on it."""
+
+    def __init__(self, path: Path, lock: int, connection: sqlite3.Connection) -> None:
+        self.path = path
+        self._lock = lock
+        self._connection = connection
+        meta = dict(connection.execute("select key, value from meta").fetchall())
+        self.spec = BatchSpec.from_json(meta["spec"])
+        self.batch_id: str = meta["batch_id"]
+        self.results_dir = Path(meta["results_dir"]) if meta["results_dir"] else None
+        self.create_time = float(meta["create_time"])
+
+    @classmethod
+    def create(cls, path: Path, spec: BatchSpec, results_dir: Path | None) -> StateFile:
+        """A new one.
+
+        Raises:
+            AlreadyExists: there is a file of that name.
+            ConfigurationError: it cannot be made there.
+        """
+        with _named(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            lock = take_lock(path)
+            try:
+                os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+            except FileExistsError:
+                os.close(lock)
+                raise AlreadyExists(
+                    f"{path} exists already; take it up without a spec, or name another file",
+                    details={"path": path},
+                ) from None
+            connection = _connect(path)
+            meta = {
+                "spec": spec.to_json(),
+                "batch_id": new_id(),
+                "results_dir": str(results_dir.absolute()) if results_dir else "",
+                "create_time": repr(time.time()),
+                "state": BatchState.OPEN.value,
+            }
+            connection.executescript(
+                f"pragma application_id = {APPLICATION_ID}; begin; {TABLES} "
+                f"pragma user_version = {SCHEMA_VERSION};"
+            )
+            connection.executemany("insert into meta values (?, ?)", meta.items())
+            connection.commit()  # all at once: what stops before this leaves no version
+            return cls(path, lock, connection)
+
+    @classmethod
+    def open(cls, path: Path) -> StateFile:
+        """One that exists.
+
+        Raises:
+            NotFound: there is no such file.
+            AlreadyExists: another runner works on it.
+            ConfigurationError: it is not the state of a batch, or one of another version.
+        """
+        if not path.exists():
+            raise NotFound(f"there is no state file {path}", details={"path": path})
+        lock = take_lock(path)
+        try:
+            with _named(path):
+                connection = _connect(path)
+                check_version(path, connection)
+                return cls(path, lock, connection)
+        except BaseException:
+            os.close(lock)
+            raise
+
+    def close(self) -> None:
+        """Lets the next runner have it."""
+        self._connection.close()
+        os.close(self._lock)
+
+    def meta(self, key: str) -> str:
+        """A word that is kept; empty where there is none."""
+        row = self._connection.execute("select value from meta where key = ?", (key,)).fetchone()
+        return row[0] if row else ""
+
+    def add_job(self, job_id: str, secret: str) -> JobRow:
+        """A job was registered: it is the one that counts from now on."""
+        with _named(self.path), self._connection as connection:
+            cursor = connection.execute(
+                "insert into jobs (job_id, secret, range_id) values (?, ?, ?)",
+                (job_id, secret, new_id()),
+            )
+        return self._job(int(cursor.lastrowid or 0))
+
+    def end_job(self, number: int) -> None:
+        """A job is over: its slots are gone, and with them what ran there."""
+        with _named(self.path), self._connection as connection:
+            connection.execute("update jobs set ended = 1 where number = ?", (number,))
+
+    def taken_in(self, job: int, first_index: int) -> None:
+        """Requests that were asked for are durable at the resource manager."""
+        with _named(self.path), self._connection as connection:
+            connection.execute(
+                "update asked set taken_in = 1 where job = ? and first_index = ?",
+                (job, first_index),
+            )
+
+    def write(self, job: int, changes: Changes) -> None:
+        """Writes all of it, or nothing.
+
+        Raises:
+            FinegrainError: DISK_FULL, or STORE_UNAVAILABLE.
+        """
+        with _named(self.path), self._connection as connection:
+            connection.executemany(
+                "insert into attempts (thread, attempt, job, allocation_id, generation, executor_id"
+                ", start_time) values (?, ?, ?, ?, ?, ?, ?)",
+                [
+                    (
+                        each.thread,
+                        each.attempt,
+                        job,
+                        each.allocation_id,
+                        each.generation,
+                        each.executor_id,
+                        each.start_time,
+                    )
+                    for each in changes.begun
+                ],
+            )
+            connection.executemany(
+                "update attempts set outcome = '' where thread = ? and attempt = ?",
+                changes.reopened,
+            )
+            connection.executemany(
+                "update attempts set outcome = ?3, message = ?4 where thread = ?1 and attempt = ?2",
+                changes.ended,
+            )
+            connection.executemany(
+                f"insert into results ({RESULT_COLUMNS}) values ({', '.join('?' * 21)}) "  # noqa: S608
+                "on conflict (thread) do nothing",
+                [result_row(each) for each in changes.results],
+            )
+            connection.executemany(
+                "insert into asked (job, first_index, count) values (?, ?, ?)",
+                [(job, each.first_index, each.count) for each in changes.asked],
+            )
+            connection.executemany(
+                "insert into meta values (?, ?) on conflict (key) do update set value = ?2",
+                list(changes.meta.items()),
+            )
+
+    def forget_failures(self) -> int:
+        """Threads that failed for good are to be tried again; how many there are."""
+        with _named(self.path), self._connection as connection:
+            connection.execute(
+                "update attempts set outcome = 'forgiven' where outcome = 'failed' and thread in "
+                "(select thread from results where state = 'FAILED')"
+            )
+            return connection.execute("delete from results where state = 'FAILED'").rowcount
+
+    def known(self) -> Known:
+        """What there is to begin with."""
+        with _named(self.path):
+            known = Known()
+            rows = self._connection.execute("select thread, state, duration_s from results")
+            for thread, state, duration_s in rows:
+                known.final[thread] = ThreadState(state)
+                if state == ThreadState.DONE:
+                    known.durations_s.append(duration_s)
+            rows = self._connection.execute(
+                "select thread, max(attempt), sum(outcome = 'failed'), sum(outcome = 'lost') "
+                "from attempts group by thread"
+            )
+            for thread, attempts, failures, losses in rows:
+                known.attempts[thread] = attempts
+                if failures:
+                    known.failures[thread] = failures
+                if losses:
+                    known.losses[thread] = losses
+            columns = "thread, attempt, job, allocation_id, generation, executor_id, start_time"
+            known.open = [
+                AttemptRow(*row)
+                for row in self._connection.execute(
+                    f"select {columns} from attempts where outcome = ''"  # noqa: S608
+                )
+            ]
+            last = self._connection.execute("select max(number) from jobs").fetchone()[0]
+            if last is not None:
+                known.job = self._job(last)
+                known.asked = [
+                    AskedRow(first, count, bool(taken_in))
+                    for first, count, taken_in in self._connection.execute(
+                        "select first_index, count, taken_in from asked where job = ? "
+                        "order by first_index",
+                        (last,),
+                    )
+                ]
+            return known
+
+    def results(self, *, failed_only: bool = False, limit: int = -1) -> list[ThreadResult]:
+        """Results so far, by index."""
+        with _named(self.path):
+            return list(read_results(self._connection, failed_only=failed_only, limit=limit))
+
+    def _job(self, number: int) -> JobRow:
+        row = self._connection.execute("select * from jobs where number = ?", (number,)).fetchone()
+        return JobRow(
+            row["number"], row["job_id"], row["secret"], row["range_id"], bool(row["ended"])
+        )
+
+
+def read_results(
+    connection: sqlite3.Connection, *, failed_only: bool = False, limit: int = -1
+) -> Iterator[ThreadResult]:
+    """Results in a state file, by index."""
+    where = "where state = 'FAILED'" if failed_only else ""
+    query = f"select {RESULT_COLUMNS} from results {where} order by thread limit ?"  # noqa: S608
+    return map(result_of, connection.execute(query, (limit,)))
+
+
+def check_version(path: Path, connection: sqlite3.Connection) -> None:
+    """Whether we can read it.
+
+    Raises:
+        ConfigurationError: it is something else, or of another version.
+    """
+    kind = connection.execute("pragma application_id").fetchone()[0]
+    version = connection.execute("pragma user_version").fetchone()[0]
+    if kind != APPLICATION_ID or not version:
+        raise ConfigurationError(
+            f"{path} is not the state file of a batch (or one that was never finished); name "
+            "another one",
+            reason=Reason.STORE_CORRUPT,
+            details={"path": path},
+        )
+    if version != SCHEMA_VERSION:
+        raise ConfigurationError(
+            f"{path} has version {version}, this client reads version {SCHEMA_VERSION}; use the "
+            "client that wrote it",
+            reason=Reason.STORE_SCHEMA,
+            details={"path": path, "version": version},
+        )
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    # Used by one thread at a time, but not always the same one.
+    connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, check_same_thread=False)
+    connection.row_factory = sqlite3.Row
+    connection.execute("pragma journal_mode = wal")
+    connection.execute("pragma synchronous = full")
+    return connection
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[sqlite3.Connection]:
+    """A look into a state file that somebody else may be working on.
+
+    Raises:
+        NotFound: there is no such file.
+        ConfigurationError: it is not the state of a batch, or one of another version.
+    """
+    if not path.exists():
+        raise NotFound(f"there is no state file {path}", details={"path": path})
+    with _named(path), closing(_connect(path)) as connection:
+        check_version(path, connection)
+        yield connection
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Says of errors of SQLite and the file system which file they are about, and what to do."""
+    try:
+        yield
+    except sqlite3.DatabaseError as error:
+        full = "full" in str(error)
+        odd = isinstance(error, sqlite3.DatabaseError) and "not a database" in str(error)
+        if odd or "malformed" in str(error):
+            raise ConfigurationError(
+                f"{path} is not the state file of a batch, or damaged: {error}",
+                reason=Reason.STORE_CORRUPT,
+                details={"path": path},
+            ) from error
+        raise FinegrainError(
+            f"the state file {path} cannot be used: {error}; "
+            f"{'make room there' if full else 'see to its disk'} and run the batch again",
+            reason=Reason.DISK_FULL if full else Reason.STORE_UNAVAILABLE,
+            details={"path": path},
+        ) from error
+    except OSError as error:
+        raise ConfigurationError(
+            f"the state file {path} cannot be used: {error.strerror}; name another one",
+            details={"path": path},
+        ) from error
