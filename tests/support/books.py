@@ -13,19 +13,24 @@ from resource_manager.engine.entities import (
     Gang,
     GangPlacement,
     GangSpec,
+    Group,
     Job,
     JobEvent,
     JobState,
     Provision,
     ProvisionState,
+    RangeSpec,
     Registration,
     Request,
+    RequestRange,
     RequestSpec,
     RequestState,
     Resize,
     Slot,
     SlotState,
+    Tally,
 )
+from resource_manager.engine.intervals import IntervalSet
 
 PROFILE = ResourceProfile(
     cpu_milli=1500,
@@ -118,6 +123,19 @@ def provision(executor_id: str = "small-3-1", **changes: Any) -> Provision:
     return Provision(executor_id=executor_id, **(values | changes))
 
 
+def request_range(
+    range_id: str = "many", first_index: int = 0, count: int = 1_000, **changes: Any
+) -> RequestRange:
+    """A part of a range, none of which has ended."""
+    values: dict[str, Any] = {
+        "spec": RangeSpec(RequestSpec(range_id, PROFILE), first_index, count),
+        "job_id": "job-1",
+        "arrival_number": 10,
+        "create_time_ms": 1_700_000_000_005,
+    }
+    return RequestRange(**(values | changes))
+
+
 def job_event(sequence: int, job_id: str = "job-1", **changes: Any) -> JobEvent:
     """An entry of a job's log."""
     event = JobEvent(job_id, sequence, 1_700_000_000_003, "slot-1", RequestState.PENDING)
@@ -190,8 +208,26 @@ def everything() -> Changes:
         provisions=[
             provision(state=ProvisionState.STOPPING, handle="4711", message="idle for 60 s"),
         ],
+        ranges=[
+            request_range(
+                spec=RangeSpec(
+                    replace(spec, allocation_id="many", target_address="", gang_id=""), 5, 10_000
+                ),
+                ended={
+                    (RequestState.CANCELLED, "", ""): IntervalSet([(5, 10), (12, 13)]),
+                    (RequestState.LOST, "EXECUTOR_LOST", "host-a is lost"): IntervalSet([(11, 12)]),
+                },
+            ),
+            request_range("none-ended", spec=RangeSpec(RequestSpec("none-ended", None), 0, 1)),
+        ],
+        groups=[
+            Group("default", create_time_ms=4),
+            Group("deep", "default", 2.5, {"cpu_milli": 1}, {"cpu_milli": 9}, "for people", 5),
+        ],
+        tallies=[Tally("group/default", "slots", 0.1, 1 / 3, 6, '{"count":1}')],
         job_events=[
-            job_event(9, state=RequestState.GRANTED, reason="r", message="m", slot={"cpus": "0"})
+            job_event(9, state=RequestState.GRANTED, reason="r", message="m", slot={"cpus": "0"}),
+            job_event(10, state=RequestState.CANCELLED, count=4),
         ],
         cluster_events=[
             cluster_event(
@@ -220,6 +256,9 @@ def _rows(books: Snapshot) -> tuple[Any, ...]:
         sorted(books.executors, key=lambda each: each.executor_id),
         sorted(books.gangs, key=lambda each: each.gang_id),
         sorted(books.provisions, key=lambda each: each.executor_id),
+        sorted(books.ranges, key=lambda each: (each.spec.range_id, each.spec.first_index)),
+        sorted(books.groups, key=lambda each: each.name),
+        sorted(books.tallies, key=lambda each: each.flow_id),
         books.counters,
     )
 

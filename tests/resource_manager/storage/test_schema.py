@@ -191,7 +191,9 @@ def test_check_tells_damage_as_an_error(sqlite_url: str, tmp_path: Path) -> None
     assert [each for each in schema.check(sqlite_url) if each.severity == "error"] == []
     with closing(sqlite3.connect(tmp_path / "books.db")) as connection:
         connection.execute("PRAGMA foreign_keys = OFF")
-        connection.execute("INSERT INTO job_events VALUES ('nobody', 1, 1, '', '', '', '', NULL, 1)")
+        connection.execute(
+            "INSERT INTO job_events VALUES ('nobody', 1, 1, '', '', '', '', NULL, 1)"
+        )
         connection.commit()
     findings = schema.check(sqlite_url)
     assert any(each.severity == "error" and "without its jobs" in each.message for each in findings)

@@ -20,14 +20,19 @@ from resource_manager.engine.entities import (
     Executor,
     Gang,
     GangSpec,
+    Group,
     Job,
     JobEvent,
     Provision,
+    RangeSpec,
     Request,
+    RequestRange,
     RequestSpec,
     RequestState,
     Slot,
+    Tally,
 )
+from resource_manager.engine.intervals import IntervalSet
 from resource_manager.storage.store import NotLeader, Store
 from tests.support.books import (
     books_of,
@@ -39,6 +44,7 @@ from tests.support.books import (
     job_event,
     provision,
     request,
+    request_range,
     same_books,
     slot,
 )
@@ -396,7 +402,11 @@ def test_ids_are_told_apart_by_case_and_accents(store: Store) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", [Job, Request, Slot, Executor, Gang, Provision, JobEvent, ClusterEvent]
+    "kind",
+    [
+        *(Job, Request, Slot, Executor, Gang, Provision, RequestRange, Group, Tally),
+        *(JobEvent, ClusterEvent),
+    ],
 )
 def test_no_durable_field_is_left_out_of_the_round_trip(kind: type) -> None:
     """`everything` moves each one away from its default, so that the round trip would miss it."""
@@ -404,7 +414,8 @@ def test_no_durable_field_is_left_out_of_the_round_trip(kind: type) -> None:
     changes = everything()
     stored = chain(
         *(changes.jobs, changes.requests, changes.slots, changes.executors),
-        *(changes.gangs, changes.provisions, changes.job_events, changes.cluster_events),
+        *(changes.gangs, changes.provisions, changes.ranges, changes.groups, changes.tallies),
+        *(changes.job_events, changes.cluster_events),
     )
     rows = [row for row in stored if isinstance(row, kind)]
     with_default = [
@@ -415,3 +426,37 @@ def test_no_durable_field_is_left_out_of_the_round_trip(kind: type) -> None:
     assert rows
     for each in with_default:
         assert any(getattr(row, each.name) != each.default for row in rows), each.name
+
+
+def test_a_range_is_one_row_whatever_becomes_of_its_members(store: Store) -> None:
+    store.commit(Changes(jobs=[job()], ranges=[request_range(), request_range("many", 1_000)]))
+    ended = {
+        (RequestState.RELEASED, "", ""): IntervalSet([(0, 400), (402, 405)]),
+        (RequestState.LOST, "EXECUTOR_LOST", 'host "a", lost'): IntervalSet([(400, 401)]),
+    }
+    store.commit(Changes(ranges=[request_range(ended=ended)]))
+    first, second = sorted(store.load().ranges, key=lambda each: each.spec.first_index)
+    assert first == request_range(ended=ended)
+    assert second == request_range("many", 1_000)
+
+
+def test_a_part_of_a_range_is_forgotten_by_itself_or_with_its_job(store: Store) -> None:
+    parts = [request_range(), request_range("many", 1_000), request_range("more")]
+    store.commit(Changes(jobs=[job()], ranges=parts))
+    store.commit(Changes(deleted_ranges=[("many", 1_000)]))
+    assert sorted(each.spec.range_id for each in store.load().ranges) == ["many", "more"]
+    store.commit(Changes(deleted_jobs=["job-1"]))
+    assert store.load().ranges == []
+
+
+def test_a_range_without_its_job_is_refused(store: Store) -> None:
+    with pytest.raises(InvariantBroken):
+        store.commit(Changes(ranges=[request_range()]))
+    assert store.load().ranges == []
+
+
+def test_a_range_of_unknown_requests_and_the_largest_numbers_come_back(store: Store) -> None:
+    spec = RangeSpec(RequestSpec("last", None, restart_on_loss=True), 10**12 - 10_000, 10_000)
+    part = request_range("last", spec=spec, arrival_number=2**62)
+    store.commit(Changes(jobs=[job()], ranges=[part]))
+    assert store.load().ranges == [part]
