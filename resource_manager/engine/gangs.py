@@ -15,7 +15,7 @@ is accepted, `gang_intake.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 from finegrain.errors import Reason
@@ -23,6 +23,7 @@ from finegrain.resources import ResourceProfile
 from resource_manager.engine import moves
 from resource_manager.engine.entities import Gang, Request, RequestState, Slot
 from resource_manager.engine.gang_books import WaitingGang, Wish, living
+from resource_manager.engine.placement.gang_room import Share
 from resource_manager.engine.placement.gang_search import find_together, passed_by
 from resource_manager.engine.placement.placing import Placing
 from resource_manager.engine.singles import Labels, Single
@@ -65,6 +66,18 @@ def try_gang(turn: Turn, placing: Placing, single: Single) -> bool:
     found = find_together(state, waiting, wishes)
     if found is None:
         return False
+    place_together(turn, waiting, wishes, found)
+    placing.follow([state.hosts[name] for name in dict.fromkeys(share.host_id for share in found)])
+    return True
+
+
+def place_together(
+    turn: Turn, waiting: WaitingGang, wishes: Sequence[Wish], found: Iterable[Share]
+) -> None:
+    """Books slots for all members of a gang that waits, on hosts that have room for them; `wishes`
+    are `wishes_now`.
+    """
+    state = turn.state
     groups = _by_wish(state, waiting)
     members = [iter(groups[wish]) for wish in wishes]
     for share in found:
@@ -72,8 +85,6 @@ def try_gang(turn: Turn, placing: Placing, single: Single) -> bool:
         moves.place(turn, some, state.hosts[share.host_id])
     state.gangs.unconfirmed[waiting.gang.gang_id] = len(waiting.members)
     state.gangs.stop_waiting(waiting.gang, state.queue.singles)
-    placing.follow([state.hosts[name] for name in dict.fromkeys(share.host_id for share in found)])
-    return True
 
 
 def confirm(

@@ -47,7 +47,7 @@ def try_growth(turn: Turn, placing: Placing, single: Single) -> bool:
     asked = growth(host, slot)
     if asked and not (host.eligible and fits(asked, host.spare())):
         return False
-    _order(turn, slot)
+    order(turn, slot)
     if asked:
         placing.follow([host])
     return True
@@ -78,7 +78,7 @@ def go_on(turn: Turn, slot: Slot) -> None:
         _tell(turn, slot, wanted.number)
     elif not growth(host, slot):
         state.queue.singles.remove(wanted.arrival_number)
-        _order(turn, slot)
+        order(turn, slot)
     elif wanted.arrival_number not in state.queue.singles:
         state.line_up(slot)
     else:
@@ -257,7 +257,8 @@ def end_holds(turn: Turn, host: Host) -> None:
             go_on(turn, host.slots[key])
 
 
-def _order(turn: Turn, slot: Slot) -> None:
+def order(turn: Turn, slot: Slot) -> None:
+    """The change that waits is the executor's to carry out; its growth must fit there."""
     host = turn.host_of(slot)
     ordered, slot.wanted = slot.wanted, None
     host.set_size(slot, slot.profile, ordered)

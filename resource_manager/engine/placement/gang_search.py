@@ -70,6 +70,7 @@ def seek(
     prefix: str = "",
     among: Iterable[str] | None = None,
     may_build: bool = False,
+    barred: Sequence[frozenset[str]] = (),
 ) -> list[Share] | None:
     """Hosts for as many slots as are wished for, or None.
 
@@ -80,9 +81,12 @@ def seek(
         prefix: of the index's columns: empty for what is free now, else `KNOWN` or `ONLINE`.
         among: without these hosts there is no way, as is known.
         may_build: hosts of labels may get an index of their own.
+        barred: hosts that must not be chosen, by wish, beside those that each bars itself.
     """
     room = Room(state, prefix, may_build=may_build)
     asks = [room.ask(number, wish) for number, wish in enumerate(wishes)]
+    for ask, hosts in zip(asks, barred, strict=False):
+        ask.barred |= hosts
     try:
         placed = _placed(room, asks, where, among)
         return list(room.shares) if placed == wanted(asks) else None

@@ -1,0 +1,122 @@
+"""Who is passed over, and since when. Knows times and counts; who they are, what they need and
+what is done about it is not its business.
+
+Whoever had a turn and did not fit is *passed over* from then on, as soon as others are placed. That
+is noted once for all requests of a shape (where one of them does not fit, none does), and for each
+gang and each slot that is to grow by itself. Whoever was passed over for `starvation_timeout_ms`,
+or for `starvation_placements` placements, is *starving*. Being placed by a turn like any other ends
+that.
+
+Nothing is kept over a restart; whoever restores the books says from when it counts.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+
+from resource_manager.engine.queue import Shape
+from resource_manager.engine.settings import Fairness
+
+Waiter = Shape | int
+"""A shape, or the arrival number of what waits by itself."""
+
+LOOK_INTERVAL_MS = 1_000
+"""Whoever starves and could not be helped is looked at again after this."""
+
+_DEAD_MAX = 1_024
+"""Entries of those who are passed over no longer that may be kept, however few are."""
+
+
+@dataclass(slots=True, eq=False)
+class PassedOver:
+    """Somebody who had a turn in vain.
+
+    Attributes:
+        who: it is.
+        since_ms: that turn; monotonic, may lie before this incarnation.
+        placements: of everybody until then.
+        last_arrival: arrival number given out last, then: who came later was not there.
+    """
+
+    who: Waiter
+    since_ms: int
+    placements: int
+    last_arrival: int
+
+
+class Starving:
+    """All who are passed over.
+
+    Attributes:
+        placements: of everybody, in this incarnation.
+    """
+
+    def __init__(self, settings: Fairness) -> None:
+        self._settings = settings
+        self.placements = 0
+        self._all: dict[Waiter, PassedOver] = {}
+        self._heap: list[tuple[int, int, PassedOver]] = []  # since, number; some are over
+        self._ripe: dict[Waiter, PassedOver] = {}  # for long enough, longest first
+        self._made = 0
+        self._look_ms: int | None = None  # at those who are ripe
+        self._stuck = False  # somebody starves and could not be helped
+
+    def __contains__(self, who: Waiter) -> bool:
+        return who in self._all
+
+    def of(self, who: Waiter) -> PassedOver | None:
+        """Since when somebody is passed over; None: he is not."""
+        return self._all.get(who)
+
+    def in_vain(self, who: Waiter, since_ms: int, last_arrival: int) -> None:
+        """Somebody had a turn and did not fit; the first time counts."""
+        if who in self._all or not self._settings.reservations_max:
+            return
+        noted = PassedOver(who, since_ms, self.placements, last_arrival)
+        self._all[who] = noted
+        if len(self._heap) > 2 * len(self._all) + _DEAD_MAX:
+            self._heap = [entry for entry in self._heap if self._all.get(entry[2].who) is entry[2]]
+            heapq.heapify(self._heap)
+        self._made += 1
+        heapq.heappush(self._heap, (since_ms, self._made, noted))
+
+    def over(self, who: Waiter) -> None:
+        """Somebody was placed, or waits no more."""
+        if self._all.pop(who, None) is not None:
+            self._ripe.pop(who, None)
+
+    def starving(self, now_ms: int) -> list[PassedOver]:
+        """Those who were passed over for long enough, longest first."""
+        heap = self._heap
+        while heap and self._is_long(heap[0][2], now_ms):
+            noted = heapq.heappop(heap)[2]
+            if self._all.get(noted.who) is noted:
+                self._ripe[noted.who] = noted
+        return [each for each in self._ripe.values() if each.placements < self.placements]
+
+    def is_due(self, now_ms: int) -> bool:
+        """True if it is time to look at them."""
+        if self._heap and self._is_long(self._heap[0][2], now_ms):
+            return True
+        return self._look_ms is not None and self._look_ms <= now_ms
+
+    def looked(self, now_ms: int, *, stuck: bool) -> None:
+        """They were looked at; `stuck`: somebody could not be helped."""
+        self._look_ms = now_ms + LOOK_INTERVAL_MS if self._ripe else None
+        self._stuck = stuck
+
+    def next_due_ms(self) -> int | None:
+        """When the next look is due by time alone; None: only something that happens can make it
+        due.
+        """
+        due = [self._look_ms] if self._stuck and self._look_ms is not None else []
+        if self._heap:
+            due.append(self._heap[0][0] + self._settings.starvation_timeout_ms)
+        return min(due, default=None)
+
+    def _is_long(self, noted: PassedOver, now_ms: int) -> bool:
+        if now_ms - noted.since_ms >= self._settings.starvation_timeout_ms:
+            return True
+        most = self._settings.starvation_placements
+        return 0 < most <= self.placements - noted.placements
