@@ -54,7 +54,7 @@ class Plan:
 
 async def count_words(cluster: fg.Cluster, plan: Plan, story: Story) -> Counter[str]:
     """Runs the whole story and returns the words counted."""
-    async with cluster.job("wordcount", group="demo") as job:
+    async with cluster.job("wordcount") as job:
         slots = await _carve(job, plan, story)
         tasks = [
             await slot.run([sys.executable, SCRIPT, "map", str(REDUCES), *chunk])

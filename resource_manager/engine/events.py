@@ -382,6 +382,8 @@ Event = (
     | DrainRequested
     | UndrainRequested
     | ForgetRequested
+    | GroupSet
+    | GroupDeleted
     | Ticked
     | Decide
 )

@@ -14,6 +14,7 @@ from finegrain.errors import (
 from resource_manager.engine.entities import ENDED_REQUEST_STATES, Job, JobState, RequestState
 from resource_manager.engine.events import JobEndRequested, JobKeptAlive, JobRegistered
 from resource_manager.engine.gangs import give_up, take_out
+from resource_manager.engine.groups import known_group
 from resource_manager.engine.state import Ending, State
 from resource_manager.engine.timers import Timer
 from resource_manager.engine.turn import Turn
@@ -70,6 +71,7 @@ def register_job(turn: Turn, event: JobRegistered) -> Job:
 
     Raises:
         AlreadyExists: the id exists with other content or another secret.
+        NotFound: its resource group does not exist.
         ResourceExhausted: there are as many live jobs as the RM takes.
     """
     state = turn.state
@@ -79,6 +81,7 @@ def register_job(turn: Turn, event: JobRegistered) -> Job:
             raise AlreadyExists(f"job {event.job_id} exists with other content or another owner")
         _renew(turn, known)
         return known
+    known_group(state, event.group)
     if state.live_jobs >= state.settings.jobs_max:
         raise ResourceExhausted(
             f"{state.live_jobs} jobs live, at most {state.settings.jobs_max} may;"

@@ -31,6 +31,7 @@ from resource_manager.engine.entities import (
 )
 from resource_manager.engine.fair import threads
 from resource_manager.engine.gang_books import GangBooks, living
+from resource_manager.engine.group_books import adopt_groups
 from resource_manager.engine.history import History
 from resource_manager.engine.host import Host, SlotKey
 from resource_manager.engine.placement.indexes import Indexes
@@ -150,6 +151,13 @@ class State:
         for slot in sorted(snapshot.slots, key=lambda slot: (slot.allocation_id, slot.generation)):
             state._restore_slot(slot)
         threads.restore(state.jobs, state.slots.values(), snapshot.tallies, at)
+        state.groups = adopt_groups(
+            snapshot.groups,
+            state.jobs.values(),
+            snapshot.counters,
+            state.changes,
+            time_ms=at.time_ms,
+        )
         for gang in state.gangs.sort_out(state.requests, at):
             if gang.job_id not in state.endings:
                 state.queue_gang(gang, tried=True)

@@ -32,6 +32,8 @@ from resource_manager.engine.events import (
     ExecutorProbed,
     ExecutorRegistered,
     ForgetRequested,
+    GroupDeleted,
+    GroupSet,
     JobEndRequested,
     JobKeptAlive,
     JobRegistered,
@@ -56,6 +58,7 @@ from resource_manager.engine.executors import (
     silence_rang,
 )
 from resource_manager.engine.gangs import gang_rang
+from resource_manager.engine.groups import delete_group, set_group
 from resource_manager.engine.jobs import (
     ENDED_AT_ONCE,
     go_on_ending,
@@ -142,6 +145,10 @@ def _handle(turn: Turn, event: Event) -> object:  # noqa: C901, PLR0912 -- one c
             return request_undrain(turn, event)
         case ForgetRequested():
             forget_executor(turn, event)
+        case GroupSet():
+            return set_group(turn, event)
+        case GroupDeleted():
+            delete_group(turn, event)
         case Ticked():
             _tick(turn, event)
         case Decide():

@@ -38,6 +38,7 @@ from resource_manager.engine.entities import (
 from resource_manager.engine.events import (
     Decide,
     Event,
+    GroupSet,
     ItemOutcome,
     JobEndRequested,
     JobRegistered,
@@ -79,6 +80,7 @@ def simulated(settings: EngineSettings) -> EngineSettings:
         gang_members_max=_WITHOUT_LIMIT,
         cpu_milli_min=0,
         memory_bytes_min=0,
+        fairness=replace(settings.fairness, tally_interval_ms=_FOR_EVER_MS),
     )
 
 
@@ -173,7 +175,7 @@ class Cluster:
             job_id: its name, not used before.
             durations_ms: how long each thread takes on a node of speed 1; `[ms] * count` for equal
                 ones.
-            group: its resource group.
+            group: its resource group; one that nobody made is made with weight 1.
             profile: what each thread asks for.
             at_ms: when it comes, in virtual milliseconds.
             gang: all threads start at once, or none.
@@ -271,6 +273,8 @@ class Cluster:
 
     def _arrival(self, job: _Submitted) -> Iterable[Event]:
         record, at = job.record, self.at
+        if record.group not in self.state.groups:
+            yield GroupSet(at, record.group)
         yield JobRegistered(at, record.job_id, record.job_id, record.group, None, "", "")
         gangs = (GangSpec(record.job_id),) if record.gang else ()
         specs = [

@@ -34,7 +34,7 @@ class Nightly:
 
 @pytest.fixture
 def nightly(small: Small) -> Iterator[Nightly]:
-    with small.cli.client() as cluster, cluster.job("nightly", group="research") as job:
+    with small.cli.client() as cluster, cluster.job("nightly", group="medium") as job:
         (held,) = job.request_slots(fg.SlotSpec(cpu_milli=250, memory_bytes=64 * fg.MIB))
         held.granted(30)
         (waits,) = job.request_slots(fg.SlotSpec(cpu_milli=64_000, allow_pending=True))
@@ -51,7 +51,7 @@ def test_every_list_tells_the_same_story(small: Small, nightly: Nightly) -> None
     (listed,) = small.cli.items("jobs")
     assert (listed["job_id"], listed["group"], listed["slots"]) == (
         nightly.job.job_id,
-        "research",
+        "medium",
         1,
     )
     host = next(e for e in small.cli.items("executors") if e["executor_id"] == slot["executor_id"])

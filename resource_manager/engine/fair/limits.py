@@ -184,9 +184,9 @@ class _Ahead:
             }
 
 
-def check_names(amounts: Amounts) -> str:
-    """The first dimension that no limit can name; empty: there is none."""
-    for name in amounts:
+def unlimited_dimension(names: Iterable[str]) -> str:
+    """The first of these dimensions that no limit can name; empty: there is none."""
+    for name in names:
         if name not in (CPU_MILLI, MEMORY_BYTES) and not name.startswith(EXTENDED_PREFIX):
             return name
     return ""

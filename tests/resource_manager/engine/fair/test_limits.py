@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from resource_manager.engine.fair.limits import (
     UNBOUNDED,
     Ledger,
-    check_names,
+    unlimited_dimension,
     counted,
     fulfilment,
     room,
@@ -101,8 +101,8 @@ def test_a_plan_counts_on_no_more_than_the_limits_admit_together() -> None:
 
 
 def test_only_dimensions_that_slots_are_booked_in_can_be_limited() -> None:
-    assert check_names({"cpu_milli": 1, "memory_bytes": 1, "extended.license": 1}) == ""
-    assert check_names({"cpu_milli": 1, "managed_memory_bytes": 1}) == "managed_memory_bytes"
+    assert unlimited_dimension({"cpu_milli": 1, "memory_bytes": 1, "extended.license": 1}) == ""
+    assert unlimited_dimension({"cpu_milli": 1, "managed_memory_bytes": 1}) == "managed_memory_bytes"
 
 
 AMOUNTS = st.dictionaries(
