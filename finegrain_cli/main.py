@@ -8,7 +8,17 @@ from typing import Annotated
 
 import typer
 
-from finegrain_cli.commands import daemons, database, elastic, host, lists, operate, run, settings
+from finegrain_cli.commands import (
+    advise,
+    daemons,
+    database,
+    elastic,
+    host,
+    lists,
+    operate,
+    run,
+    settings,
+)
 from finegrain_cli.exit_codes import ExitCode
 from finegrain_cli.output import ColorChoice, choose_colour
 
@@ -22,7 +32,7 @@ app = typer.Typer(
     add_completion=False,  # `finegrain completion` prints the scripts
 )
 
-for module in (run, daemons, lists, operate, elastic, host, database, settings):
+for module in (run, daemons, lists, advise, operate, elastic, host, database, settings):
     module.register(app)
 
 

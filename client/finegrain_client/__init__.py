@@ -76,6 +76,7 @@ from finegrain_client.types import (
     TaskState,
     TaskStatus,
 )
+from finegrain_client.types_advice import ThreadAdvice
 from finegrain_client.types_explain import (
     Counterfactual,
     Dimension,
@@ -157,6 +158,7 @@ __all__ = [
     "TaskResult",
     "TaskState",
     "TaskStatus",
+    "ThreadAdvice",
     "TlsOptions",
     "Unauthenticated",
     "Unavailable",

@@ -20,11 +20,12 @@ from finegrain.rpc.tokens import read_token
 from finegrain.v1 import cluster_pb2 as pb
 from finegrain.v1 import resource_manager_pb2 as rm
 from finegrain.v1 import slots_pb2
-from finegrain_client import reading, reading_providers, types
+from finegrain_client import reading, reading_advice, reading_providers, types
 from finegrain_client.connection import Connection
 from finegrain_client.job import LEASE_DEFAULT_S, Job
 from finegrain_client.levers import Levers
 from finegrain_client.retry import BUDGET_DEFAULT_S, RetryPolicy
+from finegrain_client.types_advice import ThreadAdvice
 from finegrain_client.types_explain import Explanation
 from finegrain_client.types_providers import Providers
 
@@ -288,6 +289,32 @@ class Cluster(Levers):
             )
         )
         return reading_providers.providers(answer)
+
+    async def advise(
+        self, job_id: str, *, target_s: float | None = None, quantile: float | None = None
+    ) -> ThreadAdvice:
+        """Into how many threads a job's work should be split, by how long its threads took.
+
+        Args:
+            job_id: the job; one that has ended is remembered for a while.
+            target_s: how long a thread should take at most; None: 2 minutes.
+            quantile: the part of all threads that should keep to that; None: 0.95.
+
+        Raises:
+            NotFound: JOB_UNKNOWN.
+            InvalidArgument: no time, or a quantile that is not above 0 and below 1.
+        """
+        if quantile is not None and not 0 < quantile < 1:
+            raise InvalidArgument("quantile", quantile, "above 0 and below 1, such as 0.95")
+        message = pb.AdviseThreadsRequest(
+            job_id=job_id,
+            target=None if target_s is None else reading.duration(target_s),
+            quantile=quantile or 0.0,
+        )
+        answer = await self._connection.call_cluster(
+            lambda cluster, timeout_s: cluster.AdviseThreads(message, timeout=timeout_s)
+        )
+        return reading_advice.thread_advice(job_id, answer)
 
     async def _pages(
         self,

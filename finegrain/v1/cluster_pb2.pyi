@@ -1626,6 +1626,8 @@ class AdviseThreadsResponse(google.protobuf.message.Message):
     TARGET_FIELD_NUMBER: builtins.int
     QUANTILE_FIELD_NUMBER: builtins.int
     REMARKS_FIELD_NUMBER: builtins.int
+    THREADS_RUNNING_FIELD_NUMBER: builtins.int
+    THREADS_WAITING_FIELD_NUMBER: builtins.int
     threads_recommended: builtins.int
     """Into how many threads to split the job's work; 0: too little is known."""
     threads_observed: builtins.int
@@ -1634,6 +1636,10 @@ class AdviseThreadsResponse(google.protobuf.message.Message):
     """The part of them that kept to the target. 0 to 1."""
     quantile: builtins.float
     """The quantile that was reckoned with."""
+    threads_running: builtins.int
+    """Threads that run; they count as threads of the job, but not with how long they have taken so far."""
+    threads_waiting: builtins.int
+    """Requests that wait; likewise."""
     @property
     def median(self) -> google.protobuf.duration_pb2.Duration:
         """Of those, the median."""
@@ -1666,8 +1672,10 @@ class AdviseThreadsResponse(google.protobuf.message.Message):
         target: google.protobuf.duration_pb2.Duration | None = ...,
         quantile: builtins.float = ...,
         remarks: collections.abc.Iterable[builtins.str] | None = ...,
+        threads_running: builtins.int = ...,
+        threads_waiting: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["at_quantile", b"at_quantile", "longest", b"longest", "median", b"median", "target", b"target"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["at_quantile", b"at_quantile", "longest", b"longest", "median", b"median", "quantile", b"quantile", "remarks", b"remarks", "share_within_target", b"share_within_target", "target", b"target", "threads_observed", b"threads_observed", "threads_recommended", b"threads_recommended"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["at_quantile", b"at_quantile", "longest", b"longest", "median", b"median", "quantile", b"quantile", "remarks", b"remarks", "share_within_target", b"share_within_target", "target", b"target", "threads_observed", b"threads_observed", "threads_recommended", b"threads_recommended", "threads_running", b"threads_running", "threads_waiting", b"threads_waiting"]) -> None: ...
 
 global___AdviseThreadsResponse = AdviseThreadsResponse

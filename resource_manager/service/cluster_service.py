@@ -25,7 +25,9 @@ from resource_manager.engine.events import (
 from resource_manager.engine.provision.views import providers_view
 from resource_manager.engine.state import State
 from resource_manager.service import from_wire, to_wire
+from resource_manager.service.advice_wire import advice_wanted
 from resource_manager.service.asking import resize_slot
+from resource_manager.service.books import now
 from resource_manager.service.paging import key_of, page_size, token_of
 from resource_manager.service.providers_wire import providers
 from resource_manager.service.runner import Runner
@@ -264,6 +266,12 @@ class ClusterServicer(ClusterServiceServicer):
         return await self._read(
             lambda state: providers(providers_view(state)), items=PROVIDERS_ITEMS
         )
+
+    async def AdviseThreads(
+        self, request: cluster_pb2.AdviseThreadsRequest, context: Any
+    ) -> cluster_pb2.AdviseThreadsResponse:
+        """See the protocol."""
+        return await self._read(advice_wanted(request, now().monotonic_ms))
 
     def _cluster(self, state: State) -> cluster_pb2.GetClusterResponse:
         view = queries.cluster_view(state)

@@ -343,6 +343,22 @@ class Scripted(_Servicer):
             results=[slots_pb2.ItemResult(id=each) for each in request.allocation_ids]
         )
 
+    async def AdviseThreads(self, request: Any, context: Any) -> Any:
+        await self._begin("AdviseThreads", request, context)
+        answer = cluster_pb2.AdviseThreadsResponse(
+            threads_recommended=530,
+            threads_observed=190,
+            threads_running=10,
+            share_within_target=0.35,
+            target=request.target,
+            quantile=request.quantile or 0.95,
+            remarks=["35 % of those that finished kept to 2m00s"],
+        )
+        answer.median.FromMilliseconds(141_300)
+        answer.at_quantile.FromMilliseconds(314_678)
+        answer.longest.FromMilliseconds(469_398)
+        return answer
+
     async def ListProviders(self, request: Any, context: Any) -> Any:
         await self._begin("ListProviders", request, context)
         answer = cluster_pb2.ListProvidersResponse(unplanned=["2 requests: maximum reached"])

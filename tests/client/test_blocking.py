@@ -105,6 +105,7 @@ def test_gangs_and_sizes(served: Served, cluster: fg.blocking.Cluster) -> None:
         assert grown.profile.cpu_milli == 2000
         assert cluster.withdraw_resize(slots[1].allocation_id).resizes == ()
     assert cluster.providers().shapes[0].name == "small"
+    assert cluster.advise("job-1", quantile=0.9).threads_recommended == 530
 
 
 def test_a_lost_slot(served: Served, cluster: fg.blocking.Cluster) -> None:

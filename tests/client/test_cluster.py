@@ -42,6 +42,24 @@ async def test_providers_with_all_that_they_say(cluster: fg.Cluster) -> None:
     assert shown["unplanned"] == ["2 requests: maximum reached"]
 
 
+async def test_advice_with_all_that_it_goes_by(servant: Scripted, cluster: fg.Cluster) -> None:
+    advice = await cluster.advise("job-1", target_s=60, quantile=0.9)
+
+    assert servant.calls["AdviseThreads"][0].target.seconds == 60
+    assert (advice.threads_recommended, advice.threads_observed) == (530, 190)
+    assert (advice.threads_running, advice.threads_waiting) == (10, 0)
+    assert (advice.median_s, advice.at_quantile_s, advice.longest_s) == (141.3, 314.678, 469.398)
+    assert json.loads(json.dumps(advice.to_dict()))["target_s"] == 60.0
+    assert (await cluster.advise("job-1")).quantile == 0.95
+    assert not servant.calls["AdviseThreads"][1].HasField("target")
+
+
+@pytest.mark.parametrize("quantile", [0, 1, -0.5, 95])
+async def test_a_quantile_that_is_none(cluster: fg.Cluster, quantile: float) -> None:
+    with pytest.raises(fg.InvalidArgument, match="quantile"):
+        await cluster.advise("job-1", quantile=quantile)
+
+
 async def test_events_that_are_kept(servant: Scripted, cluster: fg.Cluster) -> None:
     assert [each.sequence async for each in cluster.events(newest=3)] == [1, 2, 3]
     assert [each.sequence async for each in cluster.events(from_sequence=2)] == [2, 3]

@@ -13,6 +13,7 @@ from typer.testing import Result
 from finegrain.errors import NotFound, Reason
 from finegrain.resources import GIB, MIB, ResourceProfile
 from finegrain_client import types
+from finegrain_client.types_advice import ThreadAdvice
 from finegrain_client.types_explain import (
     Counterfactual,
     Dimension,
@@ -205,6 +206,20 @@ EXPLANATION = Explanation(
         ),
     ),
 )
+ADVICE = ThreadAdvice(
+    job_id=JOB.job_id,
+    threads_recommended=530,
+    threads_observed=190,
+    threads_running=8,
+    threads_waiting=2,
+    median_s=141.3,
+    at_quantile_s=314.678,
+    longest_s=469.398,
+    share_within_target=0.352,
+    target_s=120.0,
+    quantile=0.95,
+    remarks=("few threads to go by: take it for rough",),
+)
 NO_PROVIDERS = Providers((), (), {}, {}, {}, None, ())
 PROVIDERS = Providers(
     shapes=(
@@ -369,6 +384,12 @@ class FakeCluster:
 
     def providers(self) -> Providers:
         return self.provided
+
+    def advise(
+        self, job_id: str, *, target_s: float | None = None, quantile: float | None = None
+    ) -> ThreadAdvice:
+        self.done.append(("advise", job_id, target_s, quantile))
+        return ADVICE
 
     def terminate_job(self, job_id: str, *, grace_s: float | None = None) -> None:
         self.done.append(("terminate", job_id, grace_s))

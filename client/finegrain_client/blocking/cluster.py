@@ -14,6 +14,7 @@ from finegrain_client.blocking.job import Job
 from finegrain_client.blocking.loop import PrivateLoop
 from finegrain_client.job import LEASE_DEFAULT_S
 from finegrain_client.retry import BUDGET_DEFAULT_S
+from finegrain_client.types_advice import ThreadAdvice
 from finegrain_client.types_explain import Explanation
 from finegrain_client.types_providers import Providers
 
@@ -128,6 +129,11 @@ class Cluster:
 
     def providers(self) -> Providers:
         return self.loop.run(self.inner.providers())
+
+    def advise(
+        self, job_id: str, *, target_s: float | None = None, quantile: float | None = None
+    ) -> ThreadAdvice:
+        return self.loop.run(self.inner.advise(job_id, target_s=target_s, quantile=quantile))
 
     def drain(
         self, executor_id: str, *, reason: str = "", deadline_s: float | None = None

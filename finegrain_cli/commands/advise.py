@@ -1,0 +1,94 @@
+"""`finegrain advise`: into how many threads a job's work should be split."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from finegrain.errors import InvalidArgument, Reason
+from finegrain.units import format_duration, parse_duration_ms
+from finegrain_cli.common import (
+    ConfigOption,
+    ManagerOption,
+    OutputOption,
+    TokenFileOption,
+    enter_command,
+    reporting_errors,
+)
+from finegrain_cli.connection import open_cluster
+from finegrain_cli.naming import only
+from finegrain_cli.output import OutputFormat, print_object
+
+if TYPE_CHECKING:
+    import finegrain_client as fg
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command of this module."""
+    app.command()(reporting_errors(advise))
+
+
+def advise(
+    job: Annotated[str, typer.Argument(metavar="JOB", help="Its id; a prefix will do.")],
+    target: Annotated[
+        str, typer.Option("--target", help="How long a thread of work should take at most.")
+    ] = "120s",
+    quantile: Annotated[
+        float,
+        typer.Option("--quantile", help="The part of all threads that should keep to that."),
+    ] = 0.95,
+    json_: Annotated[bool, typer.Option("--json", help="The same as -o json.")] = False,
+    output: OutputOption = OutputFormat.TABLE,
+    manager: ManagerOption = "",
+    token_file: TokenFileOption = "",
+    config: ConfigOption = "",
+) -> None:
+    """Recommend into how many threads a job's work should be split.
+
+    Goes by how long its threads took, also those of a job that has ended, as long as it is kept.
+    """
+    output = OutputFormat.JSON if json_ else output
+    enter_command(output, manager, token_file, config)
+    target_s = parse_duration_ms("--target", target) / 1000
+    if not 0 < quantile < 1:
+        raise InvalidArgument("--quantile", quantile, "above 0 and below 1, such as 0.95")
+    with open_cluster() as cluster:
+        ids = [each.job_id for each in cluster.jobs(include_ended=True)]
+        found = [each for each in ids if each.startswith(job)]
+        job_id = only("job", job, found, Reason.JOB_UNKNOWN)
+        advice = cluster.advise(job_id, target_s=target_s, quantile=quantile)
+    print_object("ThreadAdvice", advice.to_dict(), output, advice_text(advice))
+
+
+def advice_text(advice: fg.ThreadAdvice) -> str:
+    """The recommendation first, then what it goes by, then what is to be kept in mind."""
+    number = advice.threads_recommended
+    others = [
+        f"{count} {what}"
+        for count, what in ((advice.threads_running, "run"), (advice.threads_waiting, "wait"))
+        if count
+    ]
+    lines = [
+        f"recommended  {_threads(number)}" if number else "recommended  nothing yet",
+        f"observed     {', '.join([_threads(advice.threads_observed), *others])}",
+    ]
+    if advice.threads_observed:
+        part, kept = _percent(advice.quantile), _percent(advice.share_within_target)
+        median, at_quantile, longest, target = map(
+            format_duration,
+            (advice.median_s, advice.at_quantile_s, advice.longest_s, advice.target_s),
+        )
+        lines += [
+            f"durations    median {median}, {part} within {at_quantile}, longest {longest}",
+            f"target       {part} within {target}; {kept} were",
+        ]
+    return "\n".join([*lines, *(f"- {remark}" for remark in advice.remarks)])
+
+
+def _threads(count: int) -> str:
+    return f"{count} thread{'' if count == 1 else 's'}"
+
+
+def _percent(share: float) -> str:
+    return f"{round(share * 100, 1):g} %"

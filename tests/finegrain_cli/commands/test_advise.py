@@ -1,0 +1,61 @@
+"""`finegrain advise`: what is asked, what is shown."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from finegrain_cli.commands.advise import advice_text
+from tests.support.cli import ADVICE, JOB, FakeCluster, Finegrain
+
+
+def test_the_recommendation_comes_first_then_what_it_goes_by(
+    finegrain: Finegrain, cluster: FakeCluster
+) -> None:
+    result = finegrain("advise", JOB.job_id[:6])
+
+    assert result.exit_code == 0, result.output
+    assert cluster.done == [("advise", JOB.job_id, 120.0, 0.95)]
+    assert result.stdout.splitlines() == [
+        "recommended  530 threads",
+        "observed     190 threads, 8 run, 2 wait",
+        "durations    median 2m21s, 95 % within 5m14s, longest 7m49s",
+        "target       95 % within 2m00s; 35.2 % were",
+        "- few threads to go by: take it for rough",
+    ]
+
+
+def test_another_target(finegrain: Finegrain, cluster: FakeCluster) -> None:
+    finegrain("advise", JOB.job_id, "--target", "30s", "--quantile", "0.5", "--json")
+
+    assert cluster.done == [("advise", JOB.job_id, 30.0, 0.5)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "told"),
+    [
+        (("nobody",), 3, "no job is or begins with 'nobody'"),
+        ((JOB.job_id, "--quantile", "1"), 2, "--quantile is 1.0; expected above 0 and below 1"),
+        ((JOB.job_id, "--target", "soon"), 2, "--target is 'soon'"),
+    ],
+)
+def test_what_cannot_be_asked(
+    finegrain: Finegrain, cluster: FakeCluster, arguments: tuple[str, ...], code: int, told: str
+) -> None:
+    result = finegrain("advise", *arguments)
+
+    assert (result.exit_code, cluster.done) == (code, [])
+    assert told in result.stderr
+
+
+def test_nothing_to_go_by() -> None:
+    nothing = replace(
+        ADVICE, threads_recommended=0, threads_observed=0, remarks=("ask again when some have",)
+    )
+
+    assert advice_text(nothing).splitlines() == [
+        "recommended  nothing yet",
+        "observed     0 threads, 8 run, 2 wait",
+        "- ask again when some have",
+    ]
