@@ -1,0 +1,486 @@
+"""The tree of flows: groups, and jobs as its leaves, with what each has received.
+
+Decides how service accrues, decays and is compared; keeps for every group which of its children is
+to be served first. Refuses to know what waits, what fits where and how much may be had.
+
+A flow's *tally* is the service received (cost times seconds of the slots in its subtree, decayed)
+plus what it was raised by. Among its siblings that is served first whose *key* is least:
+
+    (tally + lookahead * rate) / weight
+
+where `rate` is what runs now. The lookahead counts what runs as if it had run for so much longer.
+Nothing is updated as time goes by: in warped time (`clock.py`) tallies and keys are straight lines,
+and a kinetic tournament (`tournament.py`) per group knows the least.
+
+Children whose guaranteed minimum is not reached come before their siblings, least fulfilled first.
+
+A flow that begins to wait after it did not is raised to the tally per weight of the sibling that
+is to be served next, less the lookahead (which is no less than the least of them all), or else to
+what the sibling that was served last had then: idleness earns no credit. Only ever raised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from math import inf
+
+from finegrain.resources import Amounts
+from resource_manager.engine.fair.clock import Clock, Moved
+from resource_manager.engine.fair.limits import counted, fulfilment
+from resource_manager.engine.fair.tournament import Entry, Tournament
+from resource_manager.engine.settings import Fairness
+
+ROOT = "root"
+GROUP = "group/"
+JOB = "job/"
+
+
+@dataclass(slots=True, eq=False)
+class Flow(Entry):
+    """A group or a job. Amounts of service that are *scaled* are compared at one moment only; see
+    `FlowTree.tally` for what they are now.
+
+    Attributes:
+        id: "group/NAME", "job/ID" or "root".
+        name: the group's name, or the job's id.
+        parent: None: it is the root.
+        children: of a group, groups and jobs; None: it is a job.
+        weight: its share is in proportion to it.
+        maximum: what its slots may have at most, by dimension as `limits.counted`.
+        minimum: what they are to have at least.
+        service: scaled: received until `since` (warped).
+        raised: scaled: what was added as it began to wait.
+        rate: cost of all slots of its subtree that accrue.
+        used: what all its slots have booked, from placing until nothing of them is left.
+        running: how many those are.
+        waiting: requests of its subtree that wait, and slots that wait to grow.
+        active: something of it may have a turn; of a group: so many children.
+    """
+
+    id: str = ""
+    name: str = ""
+    parent: Flow | None = None
+    children: Siblings | None = None
+    weight: float = 1.0
+    maximum: Amounts = field(default_factory=dict)
+    minimum: Amounts = field(default_factory=dict)
+    service: float = 0.0
+    raised: float = 0.0
+    since: float = 0.0
+    rate: float = 0.0
+    used: dict[str, int] = field(default_factory=dict)
+    running: int = 0
+    waiting: int = 0
+    active: int = 0
+    # What its parent's tournaments know of it.
+    stale: bool = False
+    needy: bool = False  # it is in that of those who lack their minimum
+    changed: bool = False  # since its tally was stored last
+
+    def __repr__(self) -> str:
+        return f"<{self.id}>"
+
+    def ancestors(self) -> Iterator[Flow]:
+        """The groups it is in, the nearest first, the root last."""
+        flow = self.parent
+        while flow is not None:
+            yield flow
+            flow = flow.parent
+
+
+@dataclass(slots=True, eq=False)
+class Siblings:
+    """The children of a group."""
+
+    by_id: dict[str, Flow] = field(default_factory=dict)
+    fair: Tournament[Flow] = field(default_factory=Tournament["Flow"])
+    # By how far their minimum is reached, those who lack some of it:
+    needy: Tournament[Flow] = field(default_factory=Tournament["Flow"])
+    stale: list[Flow] = field(default_factory=list)
+    last_served: float = 0.0  # scaled: tally per weight of whom was served last, then
+
+
+@dataclass(frozen=True, slots=True)
+class FlowTally:
+    """What a flow has received, as of one moment, in cost times seconds."""
+
+    service: float  # received, decayed
+    raised: float  # added as it began to wait, decayed
+    lookahead: float  # what its present rate adds
+    weight: float
+
+    @property
+    def total(self) -> float:
+        """What counts as received."""
+        return self.service + self.raised
+
+    @property
+    def key(self) -> float:
+        """What it is compared by with its siblings."""
+        return (self.service + self.raised + self.lookahead) / self.weight
+
+
+class FlowTree:
+    """All flows, and the clock they accrue by.
+
+    Attributes:
+        root: the one whose children are groups without parent.
+        groups: by name.
+        jobs: by id.
+        changed: flows whose tally has changed since it was stored last; whoever stores it takes
+            them out and sets their `changed` back.
+    """
+
+    def __init__(self, fairness: Fairness, now_ms: int) -> None:
+        self.clock = Clock(fairness.half_life_ms, now_ms)
+        self.lookahead_s = fairness.lookahead_ms / 1_000
+        self.root = Flow(id=ROOT, name="", children=Siblings())
+        self.groups: dict[str, Flow] = {}
+        self.jobs: dict[str, Flow] = {}
+        self.changed: dict[str, Flow] = {}
+
+    def advance(self, now_ms: int) -> None:
+        """It is so late now; earlier times are taken for the latest one known."""
+        moved = self.clock.advance(now_ms)
+        if moved is not None:
+            self._rescale(moved)
+
+    # Who there is.
+
+    def add_group(
+        self,
+        name: str,
+        parent: str = "",
+        *,
+        weight: float = 1.0,
+        maximum: Mapping[str, int] | None = None,
+        minimum: Mapping[str, int] | None = None,
+    ) -> Flow:
+        """A new group, below another one or the root; KeyError if there is no such parent."""
+        flow = self._add(GROUP + name, name, self.groups[parent] if parent else self.root)
+        flow.children = Siblings()
+        flow.weight = weight
+        flow.maximum, flow.minimum = dict(maximum or {}), dict(minimum or {})
+        self.groups[name] = flow
+        return flow
+
+    def add_job(self, job_id: str, group: str) -> Flow:
+        """A new job, below a group that is known; KeyError if it is not."""
+        flow = self.jobs[job_id] = self._add(JOB + job_id, job_id, self.groups[group])
+        return flow
+
+    def remove_job(self, job_id: str) -> None:
+        """A job is forgotten. What it received stays with its ancestors."""
+        self._remove(self.jobs.pop(job_id))
+
+    def remove_group(self, name: str) -> None:
+        """A group without children is struck."""
+        self._remove(self.groups.pop(name))
+
+    def move_group(self, name: str, parent: str) -> None:
+        """Puts a group below another one (empty: the root); nothing of it may wait or run."""
+        flow = self.groups[name]
+        self._leave(flow)
+        self._join(flow, self.groups[parent] if parent else self.root)
+
+    def set_weight(self, flow: Flow, weight: float) -> None:
+        """From now on its share is in proportion to this. Its key stays what it is: it is neither
+        paid back nor charged for what it got with another weight.
+        """
+        self._settle(flow)
+        tally = flow.service + flow.raised
+        flow.raised += tally * (weight / flow.weight - 1.0)
+        flow.weight = weight
+        self._mark(flow)
+
+    def set_limits(self, flow: Flow, maximum: Amounts, minimum: Amounts) -> None:
+        """From now on these hold."""
+        flow.maximum, flow.minimum = dict(maximum), dict(minimum)
+        self._mark(flow)
+
+    # What they have.
+
+    def place(self, job_id: str, booked: Amounts, count: int, cost: float) -> None:
+        """So many slots of a job were placed: they have booked this each, and accrue."""
+        amounts = counted(booked)
+        flow: Flow | None = self.jobs[job_id]
+        tau = self.clock.tau
+        while flow is not None:
+            parent = flow.parent
+            if flow.rate:
+                flow.service += flow.rate * (tau - flow.since)
+            flow.since = tau
+            if parent is not None and parent.children is not None:
+                parent.children.last_served = (flow.service + flow.raised) / flow.weight
+            flow.rate += cost * count
+            flow.running += count
+            used = flow.used
+            for name, amount in amounts.items():
+                used[name] = used.get(name, 0) + amount * count
+            self._mark(flow)
+            flow = parent
+
+    def adopt(self, job_id: str, booked: Amounts, cost: float) -> None:
+        """A slot is there that was placed in a former life; `cost` is 0 if it does not accrue."""
+        for flow in self._path(job_id):
+            self._settle(flow)
+            flow.rate += cost
+            flow.running += 1
+            _add(flow.used, counted(booked))
+            self._mark(flow)
+
+    def stop(self, job_id: str, cost: float) -> None:
+        """A slot begins to be taken down, or is gone at once: it accrues no more."""
+        for flow in self._path(job_id):
+            self._settle(flow)
+            flow.rate -= cost
+            self._mark(flow)
+
+    def go_on(self, job_id: str, cost: float) -> None:
+        """A slot that did not accrue does so again."""
+        self.stop(job_id, -cost)
+
+    def vanish(self, job_id: str, booked: Amounts) -> None:
+        """Nothing is left of a slot (that had stopped)."""
+        amounts = counted(booked)
+        for flow in self._path(job_id):
+            flow.running -= 1
+            _subtract(flow.used, amounts)
+            if flow.minimum:
+                self._mark(flow)
+
+    def rebook(self, job_id: str, before: Amounts, after: Amounts) -> None:
+        """A slot has booked something else."""
+        less, more = counted(before), counted(after)
+        for flow in self._path(job_id):
+            _subtract(flow.used, less)
+            _add(flow.used, more)
+            if flow.minimum:
+                self._mark(flow)
+
+    def recost(self, job_id: str, before: float, after: float) -> None:
+        """A slot that accrues costs something else from now on."""
+        if before != after:
+            self.stop(job_id, before - after)
+
+    # Who waits.
+
+    def wait(self, job_id: str, number: int, count: int, *, anew: bool = True) -> None:
+        """So many more requests wait, of arrival numbers from `number` on. `anew`: whoever did not
+        wait before begins to; False: it was so all along, and is only told now.
+        """
+        for flow in self._path(job_id):
+            if not flow.waiting:
+                flow.tie = (number, flow.id)
+                if anew:
+                    self._raise(flow)
+                self._mark(flow)
+            flow.waiting += count
+
+    def wait_no_more(self, job_id: str, count: int) -> None:
+        """So many fewer wait."""
+        for flow in self._path(job_id):
+            flow.waiting -= count
+
+    def activate(self, job_id: str) -> None:
+        """Something of a job may have a turn."""
+        flow: Flow | None = self.jobs[job_id]
+        while flow is not None:
+            flow.active += 1
+            if flow.active > 1:
+                return
+            self._mark(flow)
+            flow = flow.parent
+
+    def deactivate(self, job_id: str) -> None:
+        """Nothing of a job may have a turn."""
+        flow: Flow | None = self.jobs[job_id]
+        while flow is not None:
+            flow.active -= 1
+            if flow.active:
+                return
+            self._mark(flow)
+            flow = flow.parent
+
+    # What that means.
+
+    def tally(self, flow: Flow) -> FlowTally:
+        """What a flow has received by now."""
+        service, scale = self._service(flow), self.clock.scale
+        return FlowTally(
+            service=service / scale,
+            raised=flow.raised / scale,
+            lookahead=self.lookahead_s * flow.rate,
+            weight=flow.weight,
+        )
+
+    def set_tally(self, flow: Flow, service: float, raised: float) -> None:
+        """It has received so much by now."""
+        scale = self.clock.scale
+        flow.service, flow.raised, flow.since = service * scale, raised * scale, self.clock.tau
+        self._mark(flow)
+
+    def key(self, flow: Flow) -> float:
+        """What a flow is compared by with its siblings, scaled."""
+        ahead = self.lookahead_s * flow.rate * self.clock.scale
+        return (self._service(flow) + flow.raised + ahead) / flow.weight
+
+    def standing(self, flow: Flow) -> tuple[bool, float, tuple[int, str]]:
+        """By what a flow is compared with its siblings, the lesser first: whether its minimum is
+        reached, how far it is or else its key, who has waited longer.
+        """
+        reached = fulfilment(flow.used, flow.minimum)
+        if reached < 1:
+            return False, reached, flow.tie
+        return True, self.key(flow), flow.tie
+
+    def first_below(self, flow: Flow) -> Flow | None:
+        """The child of a group that is to be served next; None: none has a turn."""
+        siblings = flow.children
+        if siblings is None:
+            return None
+        if siblings.stale:
+            self._freshen(siblings)
+        tau = self.clock.tau
+        if siblings.needy.count:
+            return siblings.needy.least(tau)
+        return siblings.fair.least(tau)
+
+    def second_below(self, flow: Flow) -> Flow | None:
+        """The child of a group that would be next without the first."""
+        siblings = flow.children
+        if siblings is None:
+            return None
+        if siblings.stale:
+            self._freshen(siblings)
+        tau = self.clock.tau
+        if not siblings.needy.count:
+            return siblings.fair.runner_up(tau)
+        return siblings.needy.runner_up(tau) or siblings.fair.least(tau)
+
+    # How it is done.
+
+    def _path(self, job_id: str) -> Iterator[Flow]:
+        flow: Flow | None = self.jobs[job_id]
+        while flow is not None:
+            yield flow
+            flow = flow.parent
+
+    def _add(self, flow_id: str, name: str, parent: Flow) -> Flow:
+        flow = Flow(id=flow_id, name=name, since=self.clock.tau)
+        self._join(flow, parent)
+        return flow
+
+    def _join(self, flow: Flow, parent: Flow) -> None:
+        if parent.children is None:
+            raise ValueError(f"{parent.id} is a job: nothing can be below it")
+        flow.parent = parent
+        parent.children.by_id[flow.id] = flow
+
+    def _remove(self, flow: Flow) -> None:
+        self._leave(flow)
+        self.changed.pop(flow.id, None)
+
+    def _leave(self, flow: Flow) -> None:
+        if flow.parent is None or flow.parent.children is None:
+            raise ValueError(f"{flow.id} cannot be taken out of the tree")
+        if flow.active or flow.waiting or flow.running:
+            raise ValueError(f"{flow.id} waits or has slots")
+        self._freshen(flow.parent.children)  # so that no tournament knows it any more
+        del flow.parent.children.by_id[flow.id]
+        flow.parent = None
+
+    def _service(self, flow: Flow) -> float:
+        return flow.service + flow.rate * (self.clock.tau - flow.since)
+
+    def _settle(self, flow: Flow) -> None:
+        flow.service = self._service(flow)
+        flow.since = self.clock.tau
+
+    def _raise(self, flow: Flow) -> None:
+        """Lets a flow that begins to wait start no lower than those who wait already."""
+        parent = flow.parent
+        if parent is None or parent.children is None:
+            return
+        siblings = parent.children
+        if siblings.stale:
+            self._freshen(siblings)
+        first = siblings.fair.least(self.clock.tau)
+        if first is not None:
+            level = (self._service(first) + first.raised) / first.weight
+        else:
+            level = siblings.last_served
+        short = level * flow.weight - (self._service(flow) + flow.raised)
+        if short > 0:
+            flow.raised += short
+
+    def _mark(self, flow: Flow) -> None:
+        """What its parent's tournaments know of a flow is to be looked at."""
+        if not flow.changed:
+            flow.changed = True
+            self.changed[flow.id] = flow
+        if flow.stale or flow.parent is None or flow.parent.children is None:
+            return
+        if flow.active or flow.seat >= 0:
+            flow.stale = True
+            flow.parent.children.stale.append(flow)
+
+    def _freshen(self, siblings: Siblings) -> None:
+        """Tells the tournaments of a group what has changed."""
+        tau = self.clock.tau
+        for flow in siblings.stale:
+            flow.stale = False
+            seated = flow.seat >= 0
+            reached = fulfilment(flow.used, flow.minimum) if flow.minimum else inf
+            needy = reached < 1
+            if seated and (not flow.active or needy != flow.needy):
+                (siblings.needy if flow.needy else siblings.fair).unseat(flow, tau)
+                seated = False
+            if not flow.active:
+                continue
+            if needy:
+                flow.level, flow.slope = reached, 0.0
+            else:
+                self._draw(flow)
+            flow.needy = needy
+            tournament = siblings.needy if needy else siblings.fair
+            if seated:
+                tournament.moved(flow, tau)
+            else:
+                tournament.seat(flow, tau)
+        siblings.stale.clear()
+
+    def _draw(self, flow: Flow) -> None:
+        """The key of a flow as a line."""
+        rate, lookahead = flow.rate, self.lookahead_s
+        level = flow.service - rate * flow.since + flow.raised + lookahead * rate
+        flow.level = level / flow.weight
+        flow.slope = rate * (1.0 + lookahead * self.clock.bend) / flow.weight
+
+    def _rescale(self, moved: Moved) -> None:
+        for flow in (self.root, *self.groups.values(), *self.jobs.values()):
+            flow.service *= moved.factor
+            flow.raised *= moved.factor
+            flow.since = moved.tau(flow.since)
+            if flow.seat >= 0 and not flow.needy:
+                self._draw(flow)
+        for flow in (self.root, *self.groups.values()):
+            if flow.children is not None:
+                flow.children.last_served *= moved.factor
+                flow.children.fair.rebuild(self.clock.tau)
+                flow.children.needy.rebuild(self.clock.tau)
+
+
+def _add(amounts: dict[str, int], more: Amounts) -> None:
+    for name, amount in more.items():
+        amounts[name] = amounts.get(name, 0) + amount
+
+
+def _subtract(amounts: dict[str, int], less: Amounts) -> None:
+    for name, amount in less.items():
+        left = amounts[name] - amount
+        if left:
+            amounts[name] = left
+        else:
+            del amounts[name]
