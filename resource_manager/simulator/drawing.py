@@ -1,0 +1,143 @@
+"""Pictures of a run as text: what ran on each thread of capacity, and who had how much of it.
+
+Decides how such pictures look in a terminal and in a document, and what they consist of; the same
+pictures become PNG files in `drawing_png.py`. Refuses to know where the runs come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from resource_manager.simulator.steps import Steps
+
+WIDTH = 66
+"""Columns of the time axis."""
+
+HEIGHT = 12
+"""Lines of a picture of shares."""
+
+IDLE = "."
+EDGE = "|"
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A thread of work on its thread of capacity. `mark` is the one character that it is drawn with
+    if that is not its job's; `label` is its name where there is room.
+    """
+
+    lane: str
+    start_s: float
+    end_s: float
+    job: str
+    label: str = ""
+    mark: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """Threads of capacity, one below another, and what ran on them when.
+
+    `marks` gives the character of each job; `meanings` what other marks mean.
+    """
+
+    title: str
+    lanes: Sequence[str]
+    bars: Sequence[Bar]
+    marks: Mapping[str, str]
+    meanings: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def end_s(self) -> float:
+        """When the last of it is over."""
+        return max((each.end_s for each in self.bars), default=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Area:
+    """How much of the capacity each flow has over time; drawn from the bottom in their order."""
+
+    title: str
+    capacity: float
+    end_s: float
+    flows: Mapping[str, Steps]
+    marks: Mapping[str, str]
+
+
+def timeline_text(timeline: Timeline, end_s: float = 0.0, width: int = WIDTH) -> str:
+    """The timeline in characters: a line per thread of capacity, `width` columns up to `end_s`.
+
+    A thread of work begins with an edge where it is wide enough to have one; one that is narrower
+    than a column may be hidden by the next. At the end stands how many there were.
+    """
+    end_s = end_s or timeline.end_s or 1.0
+    names = max(map(len, timeline.lanes), default=0)
+    over = min(width, round(timeline.end_s / end_s * width))
+    lines = [timeline.title]
+    for lane in timeline.lanes:
+        bars = [each for each in timeline.bars if each.lane == lane]
+        row = list(IDLE * over + " " * (width - over))
+        for bar in sorted(bars, key=lambda each: each.start_s):
+            first = min(round(bar.start_s / end_s * width), width - 1)
+            after = min(max(first + 1, round(bar.end_s / end_s * width)), width)
+            mark = bar.mark or timeline.marks[bar.job]
+            row[first:after] = mark * (after - first)
+            if after - first > 1:
+                row[first] = EDGE
+        lines.append(f"{lane:>{names}} {''.join(row)} {len(bars):3}")
+    lines.append(_axis(end_s, width, names))
+    lines.append(
+        _legend({mark: job for job, mark in timeline.marks.items()} | dict(timeline.meanings))
+    )
+    return "\n".join(lines)
+
+
+def area_text(area: Area, width: int = WIDTH, height: int = HEIGHT) -> str:
+    """The shares in characters: each column is a slice of time, filled up by its mean shares."""
+    end_ms = round(area.end_s * 1_000) or 1
+    columns = []
+    for column in range(width):
+        begin, end = end_ms * column // width, max(1, end_ms * (column + 1) // width)
+        filled, level = "", 0.0
+        for flow, steps in area.flows.items():
+            level += steps.mean(begin, end)
+            filled += area.marks[flow] * (round(level / area.capacity * height) - len(filled))
+        columns.append(filled.ljust(height, IDLE))
+    numbers = [f"{area.capacity * (line + 1) / height:g}" for line in range(height)]
+    names = max(map(len, numbers))
+    lines = [area.title]
+    for line in reversed(range(height)):
+        shown = numbers[line] if line % 2 else ""
+        lines.append(f"{shown:>{names}} {''.join(column[line] for column in columns)}")
+    lines.append(_axis(area.end_s, width, names))
+    lines.append(_legend({area.marks[flow]: flow for flow in area.flows}))
+    return "\n".join(lines)
+
+
+def table_text(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table of Markdown, its columns filled up so that it reads as plain text, too."""
+    cells = [list(headings), *(list(row) for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = [_row(row, widths) for row in cells]
+    lines.insert(1, "| " + " | ".join("-" * width for width in widths) + " |")
+    return "\n".join(lines)
+
+
+def _row(cells: Sequence[str], widths: Sequence[int]) -> str:
+    padded = (cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
+    return "| " + " | ".join(padded) + " |"
+
+
+def _axis(end_s: float, width: int, names: int) -> str:
+    """Seconds at the beginning, at the end, and in the middle if there is room."""
+    middle, end = f"{end_s / 2:g}", f"{end_s:g} s"
+    row = "0".ljust(width // 2 - len(middle) // 2) + middle
+    if len(row) + len(end) >= width:
+        row = "0"
+    return " " * (names + 1) + row + end.rjust(width - len(row))
+
+
+def _legend(meanings: Mapping[str, str]) -> str:
+    shown = [f"{mark} {meaning}" for mark, meaning in meanings.items()]
+    return "  ".join([*shown, f"{IDLE} idle"])

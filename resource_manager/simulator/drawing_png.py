@@ -1,0 +1,152 @@
+"""The same pictures as PNG files, with matplotlib (the extra `plots`), imported when it is needed.
+
+Decides colours and sizes. Draws on a canvas in memory: no display is needed or touched.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from finegrain.errors import ConfigurationError
+from resource_manager.simulator.drawing import Area, Timeline
+from resource_manager.simulator.steps import Steps
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Okabe and Ito's palette, which those can tell apart who see few colours.
+COLOURS = ("#56B4E9", "#E69F00", "#009E73", "#CC79A7", "#0072B2", "#D55E00", "#F0E442", "#999999")
+WIDTH_INCHES = 9.0
+DOTS_PER_INCH = 90
+
+
+def require_matplotlib() -> None:
+    """Raises ConfigurationError, with the way out, where matplotlib is not installed."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ConfigurationError(
+            "pictures as PNG need matplotlib: pip install 'finegrain[plots]', or do without them"
+        )
+
+
+def save_png(path: Path, pictures: Sequence[Timeline | Area]) -> None:
+    """Draws the pictures one below another, on one scale of time, into one file.
+
+    Raises:
+        ConfigurationError: matplotlib is not installed.
+        OSError: the file cannot be written.
+    """
+    require_matplotlib()
+    heights = [_height(each) for each in pictures]
+    figure = _figure(sum(heights))
+    axes = figure.subplots(len(pictures), 1, squeeze=False, gridspec_kw={"height_ratios": heights})[
+        :, 0
+    ]
+    end_s = max(each.end_s for each in pictures)
+    colours = _colours(pictures)
+    for ax, picture in zip(axes, pictures, strict=True):
+        if isinstance(picture, Timeline):
+            _draw_timeline(ax, picture, colours)
+        else:
+            _draw_area(ax, picture, colours)
+        ax.set_title(picture.title, fontsize=10, loc="left")
+        ax.set_xlim(0, end_s)
+    axes[-1].set_xlabel("seconds")
+    figure.savefig(path)
+
+
+def save_lines_png(
+    path: Path, title: str, lines: Mapping[str, Steps], end_s: float, *, unit: str
+) -> None:
+    """Draws quantities that change in steps over time, one line each, into one file.
+
+    Raises: as `save_png`.
+    """
+    require_matplotlib()
+    figure = _figure(4.0)
+    ax = figure.subplots()
+    for number, (name, steps) in enumerate(lines.items()):
+        times_s, values = _points(steps, end_s)
+        colour = COLOURS[number % len(COLOURS)]
+        ax.plot(times_s, values, drawstyle="steps-post", label=name, color=colour, linewidth=2)
+    ax.set_title(title, fontsize=10, loc="left")
+    ax.set_xlim(0, end_s)
+    ax.set_xlabel("seconds")
+    ax.set_ylabel(unit)
+    if lines:
+        ax.legend(fontsize=8, loc="upper right")
+    figure.savefig(path)
+
+
+def _figure(height_inches: float) -> Figure:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(WIDTH_INCHES, height_inches), dpi=DOTS_PER_INCH, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def _height(picture: Timeline | Area) -> float:
+    return 1.0 + 0.22 * len(picture.lanes) if isinstance(picture, Timeline) else 3.2
+
+
+def _colours(pictures: Sequence[Timeline | Area]) -> dict[str, str]:
+    """One colour per flow (and other meaning) of all the pictures."""
+    names: dict[str, None] = {}
+    for each in pictures:
+        names |= dict.fromkeys(each.marks)
+    for each in pictures:
+        if isinstance(each, Timeline):
+            names |= dict.fromkeys(each.meanings.values())
+    return {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(names)}
+
+
+def _draw_timeline(ax: Axes, timeline: Timeline, colours: Mapping[str, str]) -> None:
+    heights = {lane: number for number, lane in enumerate(reversed(timeline.lanes))}
+    named: set[str] = set()
+    for bar in timeline.bars:
+        name = timeline.meanings.get(bar.mark, bar.job)
+        ax.barh(
+            heights[bar.lane],
+            bar.end_s - bar.start_s,
+            left=bar.start_s,
+            height=0.8,
+            color=colours[name],
+            edgecolor="white",
+            linewidth=0.7,
+            label=name if name not in named else None,
+        )
+        named.add(name)
+        if bar.label and (bar.end_s - bar.start_s) > timeline.end_s / 30:
+            middle = (bar.start_s + bar.end_s) / 2
+            ax.text(middle, heights[bar.lane], bar.label, ha="center", va="center", fontsize=5.5)
+    ax.set_yticks(list(heights.values()), list(heights), fontsize=7)
+    ax.legend(fontsize=7, loc="lower right")
+
+
+def _draw_area(ax: Axes, area: Area, colours: Mapping[str, str]) -> None:
+    moments = sorted({ms / 1_000 for each in area.flows.values() for ms in each.times_ms} | {0.0})
+    times_s = [each for each in moments if each <= area.end_s] + [area.end_s]
+    stacked = [[steps.at(round(at_s * 1_000)) for at_s in times_s] for steps in area.flows.values()]
+    ax.stackplot(
+        times_s,
+        *stacked,
+        labels=list(area.flows),
+        colors=[colours[flow] for flow in area.flows],
+        step="post",
+    )
+    ax.set_ylim(0, area.capacity)
+    ax.set_ylabel("threads of capacity", fontsize=8)
+    ax.legend(fontsize=7, loc="upper right")
+
+
+def _points(steps: Steps, end_s: float) -> tuple[list[float], list[float]]:
+    end_ms = round(end_s * 1_000)
+    pieces = list(steps.pieces(0, end_ms))
+    times_s = [begin / 1_000 for begin, _, _ in pieces]
+    values = [value for _, _, value in pieces]
+    return [*times_s, end_s], [*values, values[-1] if values else 0.0]
