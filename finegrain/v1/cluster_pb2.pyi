@@ -1373,6 +1373,38 @@ class GroupStatus(google.protobuf.message.Message):
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    @typing.final
+    class MinimumEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.int
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.int = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
+    @typing.final
+    class MaximumEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.int
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.int = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
     NAME_FIELD_NUMBER: builtins.int
     PARENT_FIELD_NUMBER: builtins.int
     DESCRIPTION_FIELD_NUMBER: builtins.int
@@ -1411,12 +1443,14 @@ class GroupStatus(google.protobuf.message.Message):
     jobs: builtins.int
     """Jobs that live, groups below it included."""
     @property
-    def minimum(self) -> finegrain.v1.resources_pb2.ResourceAmounts:
-        """Guaranteed: as long as it has less, and work waits, it is served first. An absent dimension has none."""
+    def minimum(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]:
+        """Guaranteed, by dimension ("cpu_milli", "memory_bytes", or "extended." and the name): as long as it has less, and
+        work waits, it is served first. An absent dimension has none.
+        """
 
     @property
-    def maximum(self) -> finegrain.v1.resources_pb2.ResourceAmounts:
-        """What its slots may have at most, those of groups below it included. An absent dimension has no limit."""
+    def maximum(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]:
+        """What its slots may have at most, those of groups below it included. An absent dimension has no limit; 0 is one."""
 
     @property
     def used(self) -> finegrain.v1.resources_pb2.ResourceAmounts:
@@ -1433,8 +1467,8 @@ class GroupStatus(google.protobuf.message.Message):
         parent: builtins.str = ...,
         description: builtins.str = ...,
         weight: builtins.float = ...,
-        minimum: finegrain.v1.resources_pb2.ResourceAmounts | None = ...,
-        maximum: finegrain.v1.resources_pb2.ResourceAmounts | None = ...,
+        minimum: collections.abc.Mapping[builtins.str, builtins.int] | None = ...,
+        maximum: collections.abc.Mapping[builtins.str, builtins.int] | None = ...,
         used: finegrain.v1.resources_pb2.ResourceAmounts | None = ...,
         share_entitled: builtins.float = ...,
         share_now: builtins.float = ...,
@@ -1445,7 +1479,7 @@ class GroupStatus(google.protobuf.message.Message):
         oldest_wait_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
         jobs: builtins.int = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["maximum", b"maximum", "minimum", b"minimum", "oldest_wait_time", b"oldest_wait_time", "used", b"used"]) -> builtins.bool: ...
+    def HasField(self, field_name: typing.Literal["oldest_wait_time", b"oldest_wait_time", "used", b"used"]) -> builtins.bool: ...
     def ClearField(self, field_name: typing.Literal["description", b"description", "jobs", b"jobs", "maximum", b"maximum", "minimum", b"minimum", "name", b"name", "oldest_wait_time", b"oldest_wait_time", "parent", b"parent", "running", b"running", "service", b"service", "share_entitled", b"share_entitled", "share_now", b"share_now", "tally", b"tally", "used", b"used", "waiting", b"waiting", "weight", b"weight"]) -> None: ...
 
 global___GroupStatus = GroupStatus
