@@ -19,7 +19,6 @@ from finegrain_cli.run_parts import (
     RunOptions,
     exit_code_of_task,
     report,
-    spec_of,
     start_failure,
 )
 from finegrain_cli.run_signals import Signals
@@ -45,7 +44,7 @@ async def run_gang(
     gang_id = new_id()
     requests = await job.request_slots(
         fg.GangSpec(
-            replace(spec_of(options), count=wanted.members),
+            replace(options.slot, count=wanted.members),
             placement=wanted.placement,
             label=wanted.label,
             timeout_s=wanted.timeout_s,

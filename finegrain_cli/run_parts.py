@@ -33,12 +33,7 @@ class RunOptions:
     """Everything that `finegrain run` was told."""
 
     argv: tuple[str, ...]
-    cpu_milli: int | None
-    memory_bytes: int | None
-    cpu_limit_milli: int
-    pids_max: int
-    extended: tuple[tuple[str, int], ...]
-    labels: tuple[tuple[str, str], ...]
+    slot: fg.SlotSpec
     env: tuple[str, ...]
     cwd: str
     user: str
@@ -47,22 +42,8 @@ class RunOptions:
     timeout_s: float | None
     wait_timeout_s: float | None
     grace_s: float
-    allow_pending: bool
     stats: bool
     gang: GangOptions | None = None
-
-
-def spec_of(options: RunOptions) -> fg.SlotSpec:
-    """The slot that it asks for."""
-    return fg.SlotSpec(
-        cpu_milli=options.cpu_milli,
-        memory_bytes=options.memory_bytes,
-        cpu_limit_milli=options.cpu_limit_milli,
-        pids_max=options.pids_max,
-        extended=dict(options.extended),
-        labels=dict(options.labels),
-        allow_pending=options.allow_pending,
-    )
 
 
 def environment_of(wanted: tuple[str, ...]) -> dict[str, str]:

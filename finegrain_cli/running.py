@@ -18,7 +18,6 @@ from finegrain_cli.run_parts import (
     environment_of,
     exit_code_of_task,
     report,
-    spec_of,
     start_failure,
 )
 from finegrain_cli.run_signals import EndedEarlyError, Signals
@@ -57,7 +56,7 @@ async def _run(options: RunOptions) -> int:
 async def _run_one(
     job: fg.Job, options: RunOptions, environment: dict[str, str], signals: Signals
 ) -> int:
-    (request,) = await job.request_slots(spec_of(options))
+    (request,) = await job.request_slots(options.slot)
     slot = await signals.unless_ended(granted(request, options.wait_timeout_s))
     try:
         task = await slot.run(

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from finegrain.errors import FinegrainError, InvalidArgument
-from finegrain.units import parse_bytes, parse_cpu_milli, parse_duration_ms, parse_pair
 from finegrain_cli.common import (
     HINTS,
     ConfigOption,
@@ -17,6 +16,20 @@ from finegrain_cli.common import (
 )
 from finegrain_cli.exit_codes import ExitCode
 from finegrain_cli.output import OutputFormat, print_error
+from finegrain_cli.slot_options import (
+    AllowPendingOption,
+    CpuLimitOption,
+    CpuOption,
+    EnvOption,
+    GroupOption,
+    LabelOption,
+    MemoryOption,
+    PidsOption,
+    ResourceOption,
+    UserOption,
+    seconds,
+    slot_spec,
+)
 
 if TYPE_CHECKING:
     from finegrain_cli.run_parts import GangOptions
@@ -34,28 +47,19 @@ def run(
     command: Annotated[
         list[str], typer.Argument(metavar="-- COMMAND [ARGS]...", help="What to run; no shell.")
     ],
-    cpu: Annotated[str, typer.Option("--cpu", help="Cores, such as 2, 0.5 or 500m.")] = "",
-    memory: Annotated[str, typer.Option("--memory", help="Memory, such as 256M or 2G.")] = "",
-    cpu_limit: Annotated[
-        str, typer.Option("--cpu-limit", help="Higher cpu cap than what is booked.")
-    ] = "",
-    pids: Annotated[int, typer.Option("--pids", min=0, help="Most processes; 0: default.")] = 0,
-    resource: Annotated[
-        list[str], typer.Option("--resource", metavar="NAME=COUNT", help="Countable resource.")
-    ] = [],  # noqa: B006 - typer wants the default as a list
-    label: Annotated[
-        list[str], typer.Option("--label", metavar="KEY=VALUE", help="Label the host must carry.")
-    ] = [],  # noqa: B006
-    env: Annotated[
-        list[str],
-        typer.Option("--env", "-e", metavar="KEY[=VALUE]", help="Set, or pass on, a variable."),
-    ] = [],  # noqa: B006
+    cpu: CpuOption = "",
+    memory: MemoryOption = "",
+    cpu_limit: CpuLimitOption = "",
+    pids: PidsOption = 0,
+    resource: ResourceOption = [],  # noqa: B006 - typer wants the default as a list
+    label: LabelOption = [],  # noqa: B006
+    env: EnvOption = [],  # noqa: B006
     cwd: Annotated[
         str, typer.Option("--cwd", help="Directory to run in; default: a scratch directory.")
     ] = "",
-    user: Annotated[str, typer.Option("--user", help="User to run as on the host.")] = "",
+    user: UserOption = "",
     name: Annotated[str, typer.Option("--name", help="Name of the job.")] = "",
-    group: Annotated[str, typer.Option("--group", help="Resource group of the job.")] = "",
+    group: GroupOption = "",
     timeout: Annotated[
         str, typer.Option("--timeout", help="End the command after this time.")
     ] = "",
@@ -82,9 +86,7 @@ def run(
     gang_timeout: Annotated[
         str, typer.Option("--gang-timeout", help="Give the gang up if it waits for longer.")
     ] = "",
-    allow_pending: Annotated[
-        bool, typer.Option("--allow-pending", help="Wait even if no known host is large enough.")
-    ] = False,
+    allow_pending: AllowPendingOption = False,
     stats: Annotated[
         bool, typer.Option("--stats", help="Say at the end what the command used.")
     ] = False,
@@ -106,23 +108,23 @@ def run(
 
         options = RunOptions(
             argv=tuple(command),
-            cpu_milli=parse_cpu_milli("--cpu", cpu) if cpu else None,
-            memory_bytes=parse_bytes("--memory", memory) if memory else None,
-            cpu_limit_milli=parse_cpu_milli("--cpu-limit", cpu_limit) if cpu_limit else 0,
-            pids_max=pids,
-            extended=tuple(
-                (key, _count(key, text)) for key, text in _pairs("--resource", resource)
+            slot=slot_spec(
+                cpu=cpu,
+                memory=memory,
+                cpu_limit=cpu_limit,
+                pids=pids,
+                resources=resource,
+                labels=label,
+                allow_pending=allow_pending,
             ),
-            labels=tuple(_pairs("--label", label)),
             env=tuple(env),
             cwd=cwd,
             user=user,
             name=name or command[0][:200] or "run",
             group=group,
-            timeout_s=_seconds("--timeout", timeout),
-            wait_timeout_s=_seconds("--wait-timeout", wait_timeout),
-            grace_s=_seconds("--grace", grace) or 0.0,
-            allow_pending=allow_pending,
+            timeout_s=seconds("--timeout", timeout),
+            wait_timeout_s=seconds("--wait-timeout", wait_timeout),
+            grace_s=seconds("--grace", grace) or 0.0,
             stats=stats,
             gang=_gang(gang, gang_placement, gang_timeout),
         )
@@ -131,20 +133,6 @@ def run(
         print_error(error, OutputFormat.TABLE, HINTS.get(error.reason, ""))
         raise typer.Exit(ExitCode.RUN_FAILED) from None
     raise typer.Exit(code)
-
-
-def _pairs(option: str, texts: list[str]) -> list[tuple[str, str]]:
-    return [parse_pair(option, text) for text in texts]
-
-
-def _count(name: str, text: str) -> int:
-    if not text.isdecimal():
-        raise InvalidArgument(f"--resource {name}", text, "a whole number")
-    return int(text)
-
-
-def _seconds(option: str, text: str) -> float | None:
-    return parse_duration_ms(option, text) / 1000 if text else None
 
 
 def _gang(members: int | None, placement: str, timeout: str) -> GangOptions | None:
@@ -161,5 +149,5 @@ def _gang(members: int | None, placement: str, timeout: str) -> GangOptions | No
         expected = "anywhere, same-executor, same-label:KEY (such as same-label:rack), or spread"
         raise InvalidArgument("--gang-placement", placement, expected)
     return GangOptions(
-        members, word.replace("-", "_").upper(), label, _seconds("--gang-timeout", timeout)
+        members, word.replace("-", "_").upper(), label, seconds("--gang-timeout", timeout)
     )

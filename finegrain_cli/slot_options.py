@@ -1,0 +1,84 @@
+"""Options that say what a command needs and what it gets, for `run` and `batch` alike: each is
+declared once, and read in one way.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from finegrain.errors import InvalidArgument
+from finegrain.units import parse_bytes, parse_cpu_milli, parse_duration_ms, parse_pair
+
+if TYPE_CHECKING:
+    import finegrain_client as fg
+
+CpuOption = Annotated[str, typer.Option("--cpu", help="Cores, such as 2, 0.5 or 500m.")]
+MemoryOption = Annotated[str, typer.Option("--memory", help="Memory, such as 256M or 2G.")]
+CpuLimitOption = Annotated[
+    str, typer.Option("--cpu-limit", help="Higher cpu cap than what is booked.")
+]
+PidsOption = Annotated[int, typer.Option("--pids", min=0, help="Most processes; 0: default.")]
+ResourceOption = Annotated[
+    list[str], typer.Option("--resource", metavar="NAME=COUNT", help="Countable resource.")
+]
+LabelOption = Annotated[
+    list[str], typer.Option("--label", metavar="KEY=VALUE", help="Label the host must carry.")
+]
+EnvOption = Annotated[
+    list[str],
+    typer.Option("--env", "-e", metavar="KEY[=VALUE]", help="Set, or pass on, a variable."),
+]
+UserOption = Annotated[str, typer.Option("--user", help="User to run as on the host.")]
+GroupOption = Annotated[str, typer.Option("--group", help="Resource group of the job.")]
+AllowPendingOption = Annotated[
+    bool, typer.Option("--allow-pending", help="Wait even if no known host is large enough.")
+]
+
+
+def slot_spec(
+    *,
+    cpu: str = "",
+    memory: str = "",
+    cpu_limit: str = "",
+    pids: int = 0,
+    resources: list[str],
+    labels: list[str],
+    allow_pending: bool = False,
+) -> fg.SlotSpec:
+    """The slot that these options ask for.
+
+    Raises:
+        InvalidArgument: one of them cannot be read.
+    """
+    import finegrain_client
+
+    return finegrain_client.SlotSpec(
+        cpu_milli=parse_cpu_milli("--cpu", cpu) if cpu else None,
+        memory_bytes=parse_bytes("--memory", memory) if memory else None,
+        cpu_limit_milli=parse_cpu_milli("--cpu-limit", cpu_limit) if cpu_limit else 0,
+        pids_max=pids,
+        extended={name: _count(name, text) for name, text in _pairs("--resource", resources)},
+        labels=dict(_pairs("--label", labels)),
+        allow_pending=allow_pending,
+    )
+
+
+def seconds(option: str, text: str) -> float | None:
+    """A duration in seconds; None where nothing was said.
+
+    Raises:
+        InvalidArgument: it is none.
+    """
+    return parse_duration_ms(option, text) / 1000 if text else None
+
+
+def _pairs(option: str, texts: list[str]) -> list[tuple[str, str]]:
+    return [parse_pair(option, text) for text in texts]
+
+
+def _count(name: str, text: str) -> int:
+    if not text.isdecimal():
+        raise InvalidArgument(f"--resource {name}", text, "a whole number")
+    return int(text)
