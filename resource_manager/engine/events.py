@@ -34,6 +34,7 @@ class ItemOutcome:
     reason: str = ""
     message: str = ""
     details: tuple[tuple[str, str], ...] = ()
+    unfinished: bool = False  # of members of a range: the same event again goes on with the rest
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,7 @@ class RequestsSubmitted:
     admitted: bool = False
     gangs: tuple[GangSpec, ...] = ()  # those whose members are in `requests`; never cut in two
     ranges: tuple[RangeSpec, ...] = ()  # in line behind `requests`; their outcomes come last
+    following_ranges: tuple[RangeSpec, ...] = ()  # as `following`
 
 
 @dataclass(frozen=True, slots=True)

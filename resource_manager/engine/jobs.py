@@ -15,6 +15,7 @@ from resource_manager.engine.entities import ENDED_REQUEST_STATES, Job, JobState
 from resource_manager.engine.events import JobEndRequested, JobKeptAlive, JobRegistered
 from resource_manager.engine.gangs import give_up, take_out
 from resource_manager.engine.groups import known_group
+from resource_manager.engine.range_ends import Why, end_members, take_out_part
 from resource_manager.engine.state import Ending, State
 from resource_manager.engine.timers import Timer
 from resource_manager.engine.turn import Turn
@@ -166,7 +167,8 @@ def _go_on_ending(turn: Turn, job: Job, most: int) -> int:
     state = turn.state
     ending = state.endings[job.job_id]
     message = f"its job ended: {job.end_reason}"
-    live, until = job.live_requests, ending.given_up + TAKEN_OUT_AT_ONCE
+    live = job.live_requests
+    until = min(ending.given_up + TAKEN_OUT_AT_ONCE, len(job.arrivals))
     # With one of a gang others end, too: they are counted as well.
     while job.live_requests and live - job.live_requests < most and ending.given_up < until:
         request = state.by_arrival[job.arrivals[ending.given_up]]
@@ -175,6 +177,9 @@ def _go_on_ending(turn: Turn, job: Job, most: int) -> int:
             reason, grace_ms = Reason.JOB_OVER, ending.grace_ms
             give_up(turn, request, reason=reason, message=message, grace_ms=grace_ms)
     ended = live - job.live_requests
+    if ended < most and ending.given_up == len(job.arrivals):
+        why = Why(Reason.JOB_OVER, message, ending.grace_ms)
+        ended += end_members(turn, state.ranges.by_job.get(job.job_id, ()), why, most - ended)
     if job.live_requests:
         return ended
     del state.endings[job.job_id]
@@ -193,7 +198,14 @@ def _take_out(state: State, job: Job, ending: Ending, most: int) -> int:
         request = state.by_arrival[job.arrivals[at]]
         if request.state is RequestState.PENDING:
             take_out(state, request)
-    return ending.taken_out - first
+    looked_at = ending.taken_out - first
+    parts = state.ranges.by_job.get(job.job_id, ())
+    while looked_at < most and ending.taken_out == len(job.arrivals) and ending.parts < len(parts):
+        part = parts[ending.parts]
+        take_out_part(state, part)
+        ending.parts += 1
+        looked_at += part.waiting.run_count + len(part.singled) + 1
+    return looked_at
 
 
 def lease_rang(turn: Turn, job_id: str) -> None:
@@ -220,13 +232,18 @@ def retention_rang(turn: Turn, job_id: str) -> None:
     if job.slot_keys or job_id in state.endings:
         state.timers.arm(Timer.RETENTION, job_id, turn.now_ms + _RETENTION_RETRY_MS)
         return
+    parts = state.ranges.by_job.get(job_id, ())
+    for part in parts[: -1 - FORGOTTEN_AT_ONCE : -1]:
+        state.ranges.forget(part)
+        state.changes.delete_range(part.row)
     for _ in range(min(FORGOTTEN_AT_ONCE, len(job.arrivals))):
         request = state.by_arrival.pop(job.arrivals.pop())
         del state.requests[request.spec.allocation_id]
+        state.ranges.give_back(request.spec.allocation_id)
         state.changes.delete_request(request)
         if (gang := state.gangs.forget(request)) is not None:
             state.changes.delete_gang(gang)
-    if job.arrivals:
+    if job.arrivals or job_id in state.ranges.by_job:
         state.timers.arm(Timer.RETENTION, job_id, turn.now_ms)
         return
     del state.jobs[job_id]

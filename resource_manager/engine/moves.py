@@ -19,6 +19,7 @@ from resource_manager.engine.entities import (
 )
 from resource_manager.engine.fair import threads
 from resource_manager.engine.host import Host, SlotKey
+from resource_manager.engine.members import keep_end, keep_move, single_out
 from resource_manager.engine.resizes import resume, stop
 from resource_manager.engine.transitions import RequestInput, SlotInput
 from resource_manager.engine.turn import Turn
@@ -50,6 +51,8 @@ def place(turn: Turn, requests: Sequence[Request], host: Host) -> None:
             pids_max=spec.pids_max,
             booked=booked,
         )
+        if state.ranges:
+            single_out(state, request)
         state.story.move_request(request, RequestInput.PLACE)
         request.reason = request.message = ""
         key = key_of(slot)
@@ -115,7 +118,7 @@ def reclaim(
     turn.host_of(slot).to_free.pop(key_of(slot), None)
     resume(turn, slot)
     state.changes.slot_moved(slot)
-    state.changes.request_moved(request)
+    keep_move(state, request)
     turn.job_event(request, slot=slot)
     turn.slot_event("slot_reclaimed", slot)
 
@@ -172,7 +175,7 @@ def requeue(turn: Turn, request: Request, slot: Slot, reason: str, message: str)
     state.story.move_request(request, RequestInput.REQUEUE)
     if request.job_id not in state.endings and not request.spec.gang_id:
         state.queue.add(request)
-    state.changes.request_moved(request)
+    keep_move(state, request)
     if was_granted:
         turn.job_event(request, reason=reason, message=message, slot=slot)
 
@@ -211,9 +214,7 @@ def end_request(
     request.reason = reason
     request.message = message
     request.end_time_ms = turn.at.time_ms
-    state.jobs[request.job_id].live_requests -= 1
-    state.live_requests -= 1
-    state.changes.request_moved(request)
+    keep_end(state, request)
     turn.job_event(request, reason=reason, message=message, slot=slot)
 
 

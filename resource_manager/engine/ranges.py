@@ -15,6 +15,7 @@ from __future__ import annotations
 from bisect import bisect_right, insort
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from finegrain.errors import InvariantBroken
 from resource_manager.engine.entities import (
@@ -26,6 +27,9 @@ from resource_manager.engine.entities import (
     RequestState,
 )
 from resource_manager.engine.intervals import IntervalSet, Run
+
+if TYPE_CHECKING:
+    from resource_manager.engine.state import State
 
 PART_MEMBERS_MAX = 10_000
 """Members of one part. Its row is written whenever one of them ends: with half of them ended, in
@@ -242,6 +246,10 @@ class RangeBooks:
         others = self._others.get(range_id)
         return others is None or next(others.runs_within(first, end), None) is None
 
+    def named_parts(self, range_id: str) -> list[Part]:
+        """All parts of a range, in order of index; none: there is no such range."""
+        return self._by_range.get(range_id, [])
+
     def overlapping(self, range_id: str, first: int, end: int) -> list[Part]:
         """Parts that have some of these members, in order."""
         parts = self._by_range.get(range_id, [])
@@ -317,6 +325,18 @@ class RangeBooks:
                 yield f"{title}: is not found by its name"
         if counted != len(self.members):
             yield f"{len(self.members)} members of ranges are requests, {counted} are singled out"
+
+
+def line_up_members(state: State, part: Part, start: int, end: int) -> None:
+    """Lets members wait who were never placed."""
+    for index in range(start, end):
+        state.queue.add(part.member(index))
+
+
+def leave_line(state: State, part: Part, start: int, end: int) -> None:
+    """Lets members wait no more who were never placed."""
+    for index in range(start, end):
+        state.queue.remove(part.member(index))
 
 
 def split(allocation_id: str) -> tuple[str, int] | None:

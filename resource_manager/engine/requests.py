@@ -7,7 +7,7 @@ whole (an unknown job, a mix of specified and unknown requests) refuses all of i
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -21,6 +21,7 @@ from resource_manager.engine.entities import (
 )
 from resource_manager.engine.events import (
     ItemOutcome,
+    Members,
     RequestsCancelled,
     RequestsSubmitted,
     SlotsReleased,
@@ -29,6 +30,8 @@ from resource_manager.engine.gang_intake import join, refused_members, take_in
 from resource_manager.engine.gangs import give_up
 from resource_manager.engine.jobs import active_job, known_job
 from resource_manager.engine.placement.feasibility import rejection
+from resource_manager.engine.range_ends import Why, give_up_members
+from resource_manager.engine.range_intake import new_members, submit_range
 from resource_manager.engine.soundness import taken, unsound
 from resource_manager.engine.state import State
 from resource_manager.engine.turn import Turn
@@ -40,7 +43,7 @@ def known_request(state: State, allocation_id: str) -> Request:
     Raises:
         NotFound: there is none of that id (any more).
     """
-    request = state.requests.get(allocation_id)
+    request = state.request_named(allocation_id)
     if request is None:
         raise NotFound(
             f"allocation {allocation_id} is not known; it was never acknowledged, or is forgotten",
@@ -62,15 +65,17 @@ def submit_requests(turn: Turn, event: RequestsSubmitted) -> list[ItemOutcome]:
     """
     state = turn.state
     job = active_job(state, event.job_id)
-    _refuse_mix(job, event.requests)
+    _refuse_mix(job, chain(event.requests, (each.request for each in event.ranges)))
     if not event.admitted:
         new = {
             spec.allocation_id: spec
             for spec in chain(event.requests, event.following)
-            if spec.allocation_id not in state.requests
+            if state.request_named(spec.allocation_id) is None
         }
-        _refuse_too_many(state, job, len(new))
-        _refuse_too_many_shapes(state, job, new.values())
+        ranges = {each: new_members(state, each) for each in event.ranges + event.following_ranges}
+        _refuse_too_many(state, job, len(new) + sum(ranges.values()))
+        shapes = [each.request for each, members in ranges.items() if members]
+        _refuse_too_many_shapes(state, job, [*new.values(), *shapes])
     state.refresh_indexes()
     refused = refused_members(state, job, event.gangs, event.requests)
     gangs = [gang.gang_id for gang in event.gangs if gang.gang_id not in state.gangs.by_id]
@@ -78,7 +83,7 @@ def submit_requests(turn: Turn, event: RequestsSubmitted) -> list[ItemOutcome]:
     for gang_id in gangs:
         if (gang := state.gangs.by_id.get(gang_id)) is not None:
             take_in(turn, gang)
-    return outcomes
+    return outcomes + [submit_range(turn, job, spec) for spec in event.ranges]
 
 
 def _refuse_too_many(state: State, job: Job, new: int) -> None:
@@ -130,7 +135,7 @@ def _submit(
     refused: Mapping[str, ItemOutcome],
 ) -> ItemOutcome:
     state = turn.state
-    known = state.requests.get(spec.allocation_id)
+    known = state.request_named(spec.allocation_id)
     problem = refused.get(spec.allocation_id)
     if known is not None:
         if problem is None and known.job_id == job.job_id and known.spec == spec:
@@ -138,6 +143,8 @@ def _submit(
         return problem or taken(spec.allocation_id)
     if not spec.gang_id:
         problem = unsound(state.settings, spec) or rejection(state, spec)
+    if problem is None and spec.allocation_id in state.ranges:
+        problem = taken(spec.allocation_id)
     if problem is not None:
         turn.cluster_event(
             "request_rejected",
@@ -155,6 +162,7 @@ def _submit(
     )
     state.requests[spec.allocation_id] = request
     state.by_arrival[request.arrival_number] = request
+    state.ranges.reserve(spec.allocation_id)
     if spec.gang_id:
         join(turn, request, gangs)
     else:
@@ -181,7 +189,10 @@ def cancel_requests(turn: Turn, event: RequestsCancelled) -> list[ItemOutcome]:
     if event.job_id is not None:
         known_job(turn.state, event.job_id)
     by = _Caller.of(event.job_id)
-    return [_give_up(turn, by, allocation_id, 0, None) for allocation_id in event.allocation_ids]
+    outcomes = [
+        _give_up(turn, by, allocation_id, 0, None) for allocation_id in event.allocation_ids
+    ]
+    return outcomes + _give_up_members(turn, by, event.ranges, None)
 
 
 def release_slots(turn: Turn, event: SlotsReleased) -> list[ItemOutcome]:
@@ -193,10 +204,11 @@ def release_slots(turn: Turn, event: SlotsReleased) -> list[ItemOutcome]:
     if event.job_id is not None:
         known_job(turn.state, event.job_id)
     by = _Caller.of(event.job_id)
-    return [
+    outcomes = [
         _give_up(turn, by, allocation_id, generation, event.grace_ms)
         for allocation_id, generation in event.slots
     ]
+    return outcomes + _give_up_members(turn, by, event.ranges, event.grace_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +227,7 @@ class _Caller:
 def _give_up(
     turn: Turn, by: _Caller, allocation_id: str, generation: int, grace_ms: int | None
 ) -> ItemOutcome:
-    request = turn.state.requests.get(allocation_id)
+    request = turn.state.request_named(allocation_id)
     if request is None or by.job_id not in (None, request.job_id):
         owner = "" if by.job_id is None else f" in job {by.job_id}"
         return ItemOutcome(
@@ -243,7 +255,14 @@ def _give_up(
     return ItemOutcome(allocation_id)
 
 
-def _refuse_mix(job: Job, specs: tuple[RequestSpec, ...]) -> None:
+def _give_up_members(
+    turn: Turn, by: _Caller, ranges: Iterable[Members], grace_ms: int | None
+) -> list[ItemOutcome]:
+    why = Why(by.reason, by.message, grace_ms)
+    return [give_up_members(turn, members, why, job_id=by.job_id) for members in ranges]
+
+
+def _refuse_mix(job: Job, specs: Iterable[RequestSpec]) -> None:
     specified, witness = job.specified, job.witness_allocation_id
     for spec in specs:
         if specified is None:

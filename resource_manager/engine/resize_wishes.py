@@ -74,7 +74,7 @@ def _slot_to_resize(turn: Turn, event: ResizeRequested) -> tuple[Request, Slot]:
     state, allocation_id = turn.state, event.allocation_id
     if event.job_id is not None:
         active_job(state, event.job_id)
-    request = state.requests.get(allocation_id)
+    request = state.request_named(allocation_id)
     if request is None or event.job_id not in (None, request.job_id):
         owner = "" if event.job_id is None else f" in job {event.job_id}"
         raise NotFound(

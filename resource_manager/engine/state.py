@@ -9,60 +9,38 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from finegrain.errors import InvariantBroken
 from resource_manager.engine.changes import ChangeTracker
+from resource_manager.engine.counter_names import FORGOTTEN, GENERATION_FLOOR, REGISTERED_WITH
 from resource_manager.engine.effects import Changes, Snapshot
+from resource_manager.engine.endings import Ending
 from resource_manager.engine.entities import (
     ENDED_REQUEST_STATES,
     Executor,
-    ExecutorState,
     Gang,
     Group,
     Instant,
     Job,
-    JobState,
     Provision,
     Request,
     RequestState,
     Slot,
-    SlotState,
 )
-from resource_manager.engine.fair import threads
 from resource_manager.engine.gang_books import GangBooks, living
-from resource_manager.engine.group_books import adopt_groups
 from resource_manager.engine.history import History
 from resource_manager.engine.host import Host, SlotKey
 from resource_manager.engine.placement.indexes import Indexes
-from resource_manager.engine.provision.books import NUMBER, Elastic
+from resource_manager.engine.provision.books import Elastic
 from resource_manager.engine.queue import WaitingQueue
+from resource_manager.engine.ranges import Part, RangeBooks
+from resource_manager.engine.restoring import fill
 from resource_manager.engine.settings import EngineSettings, Strategy
 from resource_manager.engine.singles import Kind, Single
 from resource_manager.engine.timers import Timer, Timers
 from resource_manager.engine.transitions import Story
 
-__all__ = ["EngineSettings", "State", "Strategy"]
-
-GENERATION_FLOOR = "generation_floor"
-"""Counter that a restore of older books raises, so that no placement of theirs is taken for one of
-those they have lost."""
-
-REGISTERED_WITH = "registered_with/"
-"""Prefix of counters: the report that an executor registered with last. A late copy of an earlier
-registration may reach whoever takes over, and is no news there either."""
-
-_FORGOTTEN = "forgotten_registration_number"
-
-
-@dataclass(slots=True)
-class Ending:
-    """How far the end of a job has come; one with very many requests ends in several steps."""
-
-    grace_ms: int | None = None
-    taken_out: int = 0  # of its arrivals: they do not wait any more
-    given_up: int = 0  # likewise: they have ended
-
+__all__ = ["GENERATION_FLOOR", "REGISTERED_WITH", "Ending", "EngineSettings", "State", "Strategy"]
 
 Heard = dict[str, tuple[str, int]]
 """Instance id and number of the last report that was taken in, by executor."""
@@ -78,10 +56,11 @@ class State:
         self.snapshot_number = 0  # events taken in; names a state of the books
         # durable
         self.jobs: dict[str, Job] = {}
-        self.requests: dict[str, Request] = {}  # in order of arrival
+        self.requests: dict[str, Request] = {}  # with members of ranges that are singled out
         self.slots: dict[SlotKey, Slot] = {}
         self.hosts: dict[str, Host] = {}
         self.gangs = GangBooks()
+        self.ranges = RangeBooks()
         self.provisions: dict[str, Provision] = {}  # executors that were asked for, oldest first
         self.groups: dict[str, Group] = {}
         self.arrival_number = 0  # last one given, to jobs and requests alike
@@ -92,7 +71,7 @@ class State:
         self.live_jobs = 0
         self.live_requests = 0  # of all jobs
         self.endings: dict[str, Ending] = {}  # jobs that have ended and still have live requests
-        self.by_arrival: dict[int, Request] = {}
+        self.by_arrival: dict[int, Request] = {}  # in order of arrival; without members of ranges
         self.left_behind: dict[str, list[Slot]] = {}  # FREEING slots of requests that live on
         self.queue = WaitingQueue()
         self.indexes = Indexes(settings)
@@ -103,6 +82,7 @@ class State:
         self.dirty_hosts: dict[str, None] = {}
         self.outbox: dict[str, None] = {}  # executors to look after when commands are sent
         self.newcomers: list[Request] = []  # accepted since the last decision
+        self.new_parts: list[Part] = []  # of ranges; likewise
         self.hosts_in_use = 0  # that have slots
         self.refusing: dict[str, None] = {}  # hosts that refused something, perhaps long ago
         self.elastic = Elastic(settings.provisioning)
@@ -126,55 +106,7 @@ class State:
             InvariantBroken: the rows contradict each other.
         """
         state = cls(settings, snapshot.rm_epoch, at)
-        state.arrival_number = snapshot.counters.get("arrival_number", 0)
-        state.forgotten_registration_number = snapshot.counters.get(_FORGOTTEN, 0)
-        state.generation_floor = snapshot.counters.get(GENERATION_FLOOR, 0)
-        state.elastic.number = snapshot.counters.get(NUMBER, 0)
-        state.elastic.resumes = bool(snapshot.provisions)
-        state.provisions = {
-            each.executor_id: each
-            for each in sorted(
-                snapshot.provisions, key=lambda each: (each.ask_time_ms, each.number)
-            )
-        }
-        state.history.restore(snapshot.counters)
-        for executor in snapshot.executors:
-            state._restore_executor(executor)
-            executor.report_number = snapshot.counters.get(
-                REGISTERED_WITH + executor.executor_id, 0
-            )
-        for job in sorted(snapshot.jobs, key=lambda job: job.arrival_number):
-            state._restore_job(job)
-        state.gangs.restore(snapshot.gangs)
-        for request in sorted(snapshot.requests, key=lambda request: request.arrival_number):
-            state._restore_request(request)
-        for slot in sorted(snapshot.slots, key=lambda slot: (slot.allocation_id, slot.generation)):
-            state._restore_slot(slot)
-        threads.restore(state.jobs, state.slots.values(), snapshot.tallies, at)
-        state.groups = adopt_groups(
-            snapshot.groups,
-            state.jobs.values(),
-            snapshot.counters,
-            state.changes,
-            time_ms=at.time_ms,
-        )
-        for gang in state.gangs.sort_out(state.requests, at):
-            if gang.job_id not in state.endings:
-                state.queue_gang(gang, tried=True)
-        for request in state.requests.values():
-            waits = request.state is RequestState.PENDING and request.job_id not in state.endings
-            if waits and not request.spec.gang_id:
-                state.queue.add(request)
-        for shape in state.queue.shapes():
-            shape.tried = True  # by whoever was here before
-        for host in state.hosts.values():
-            host.adopt_registration()
-            state.hosts_in_use += bool(host.slots)
-        if settings.provisioning or state.provisions:
-            state.timers.arm(Timer.PLAN, "", at.monotonic_ms)
-        state.timers.arm(Timer.HISTORY, "", at.monotonic_ms + state.history.mark_interval_ms)
-        state.refresh_indexes()
-        state.considered_arrival = state.arrival_number
+        fill(state, snapshot, at)
         return state
 
     def heard(self) -> Heard:
@@ -213,16 +145,20 @@ class State:
 
     def next_arrival_number(self) -> int:
         """The next place in line."""
-        self.arrival_number += 1
+        return self.next_arrival_numbers(1)
+
+    def next_arrival_numbers(self, count: int) -> int:
+        """The first of so many places in line, one behind the other."""
+        self.arrival_number += count
         self.changes.counter("arrival_number", self.arrival_number)
-        return self.arrival_number
+        return self.arrival_number - count + 1
 
     def keep_registration_number(self, number: int) -> None:
         """An executor is forgotten; should it come back, its commands must not pass for old
         ones.
         """
         self.forgotten_registration_number = max(self.forgotten_registration_number, number)
-        self.changes.counter(_FORGOTTEN, self.forgotten_registration_number)
+        self.changes.counter(FORGOTTEN, self.forgotten_registration_number)
 
     def touch(self, host: Host) -> None:
         """A host's free capacity may have changed."""
@@ -240,10 +176,34 @@ class State:
         self.indexes.refresh(dirty, self.queue)
 
     def requests_of(self, job: Job, after: int = 0) -> Iterator[Request]:
-        """All requests of a job that are kept, in order of arrival, from behind `after` on."""
+        """All requests of a job that are kept, in order of arrival, from behind `after` on; without
+        members of ranges.
+        """
         arrivals = job.arrivals
         for at in range(bisect_right(arrivals, after), len(arrivals)):
             yield self.by_arrival[arrivals[at]]
+
+    def request_at(self, arrival_number: int) -> Request:
+        """The request with this place in line. One that is made for the occasion (see `ranges.py`)
+        becomes one of the books when it is placed.
+
+        Raises:
+            InvariantBroken: nobody has that place.
+        """
+        request = self.by_arrival.get(arrival_number) or self.ranges.request_at(arrival_number)
+        if request is None:
+            raise InvariantBroken(f"no request has the arrival number {arrival_number}")
+        return request
+
+    def request_named(self, allocation_id: str) -> Request | None:
+        """The request of this id, be it a member of a range (made for the occasion, if it was never
+        placed or has ended); None: there is none.
+        """
+        return self.requests.get(allocation_id) or self.ranges.request_named(allocation_id)
+
+    def is_taken(self, allocation_id: str) -> bool:
+        """True if a request, a member of a range, or a range is called this."""
+        return self.request_named(allocation_id) is not None or allocation_id in self.ranges
 
     @property
     def unfinished(self) -> bool:
@@ -295,7 +255,8 @@ class State:
             slots.remove(slot)
             if not slots:
                 del self.left_behind[slot.allocation_id]
-            gang = self.gangs.of(self.requests[slot.allocation_id])
+            request = self.requests.get(slot.allocation_id)  # none: a member that has ended
+            gang = self.gangs.of(request) if request is not None else None
             if gang is not None:
                 self.queue.singles.wake(gang.arrival_number)  # it may go there now
 
@@ -304,95 +265,3 @@ class State:
         if request.state in (RequestState.ALLOCATING, RequestState.GRANTED):
             return self.slots[request.spec.allocation_id, request.generation]
         return None
-
-    def _restore_executor(self, executor: Executor) -> None:
-        now = self.started.monotonic_ms
-        executor.state = ExecutorState.LOST if executor.lost else ExecutorState.UNCONFIRMED
-        executor.report_at_ms = now
-        if executor.drain_deadline_time_ms is not None:
-            left = executor.drain_deadline_time_ms - self.started.time_ms
-            executor.drain_deadline_at_ms = now + max(0, left)
-            self.timers.arm(Timer.DRAIN, executor.executor_id, executor.drain_deadline_at_ms)
-        host = Host.of(executor)
-        self.hosts[executor.executor_id] = host
-        self.touch_cluster(host)
-        self.timers.arm(Timer.SILENCE, executor.executor_id, now + self.settings.lost_timeout_ms)
-
-    def _restore_job(self, job: Job) -> None:
-        now = self.started.monotonic_ms
-        self.jobs[job.job_id] = job
-        if job.state is JobState.ENDED:
-            kept = self.started.time_ms - (job.end_time_ms or 0)
-            left = min(
-                max(0, self.settings.ended_retention_ms - kept), self.settings.ended_retention_ms
-            )
-            self.timers.arm(Timer.RETENTION, job.job_id, now + left)
-            return
-        self.live_jobs += 1
-        if job.lease_ms is not None:
-            job.lease_until_ms = now + job.lease_ms
-            self.timers.arm(Timer.LEASE, job.job_id, job.lease_until_ms)
-
-    def _restore_request(self, request: Request) -> None:
-        job = self.jobs.get(request.job_id)
-        if job is None:
-            raise InvariantBroken(
-                f"request {request.allocation_id} belongs to job {request.job_id},"
-                " which is not stored"
-            )
-        request.job_id = job.job_id  # one text for all of them
-        self.requests[request.allocation_id] = request
-        self.by_arrival[request.arrival_number] = request
-        self.gangs.restore_member(request)
-        job.arrivals.append(request.arrival_number)
-        if request.state not in ENDED_REQUEST_STATES:
-            job.live_requests += 1
-            self.live_requests += 1
-            if job.state is JobState.ENDED:
-                self.endings.setdefault(job.job_id, Ending())
-
-    def _restore_slot(self, slot: Slot) -> None:
-        host = self.hosts.get(slot.executor_id)
-        if host is None:
-            raise InvariantBroken(
-                f"slot {slot.allocation_id}/{slot.generation} is on executor {slot.executor_id},"
-                " which is not stored"
-            )
-        request = self.requests.get(slot.allocation_id)
-        if request is not None:
-            slot.allocation_id = request.spec.allocation_id
-        _match(request, slot)
-        if slot.state is SlotState.FREEING:
-            self.leave_behind(slot)
-        slot.executor_id = host.host_id
-        key = slot.allocation_id, slot.generation
-        self.slots[key] = slot
-        host.slots[key] = slot
-        job = self.jobs.get(slot.job_id)
-        if job is not None:
-            slot.job_id = job.job_id
-            job.slot_keys.add(key)
-        if slot.state is SlotState.ALLOCATED and slot.wanted is not None and slot.ordered is None:
-            self.line_up(slot)
-
-
-def _match(request: Request | None, slot: Slot) -> None:
-    """Where a request and one of its slots (older ones first) stand, by what was stored of both.
-
-    Placing, granting and taking down are not written twice: a row of a request says how it stood
-    when it last waited or ended. A slot of a later placement than that is the one it has; a slot
-    that no living request has is being taken down.
-    """
-    lives = request is not None and (
-        request.generation < slot.generation
-        if request.state is RequestState.PENDING
-        else request.generation == slot.generation
-        and request.state in (RequestState.ALLOCATING, RequestState.GRANTED)
-    )
-    if request is None or not lives or slot.state is SlotState.FREEING:
-        slot.state = SlotState.FREEING
-        return
-    granted = slot.state is SlotState.ALLOCATED
-    request.state = RequestState.GRANTED if granted else RequestState.ALLOCATING
-    request.generation = slot.generation
-    request.reason = request.message = ""

@@ -80,6 +80,7 @@ from resource_manager.engine.provision.life import (
     provision_stop_failed,
 )
 from resource_manager.engine.provision.passes import provide
+from resource_manager.engine.range_intake import tell_who_waits
 from resource_manager.engine.reachability import executor_probed, probe_rang
 from resource_manager.engine.refusals import refusal_rang
 from resource_manager.engine.reports import slots_reported
@@ -175,6 +176,7 @@ def _decide(turn: Turn) -> None:
                 reason=_waiting_reason(state, request),
             )
     state.newcomers.clear()
+    tell_who_waits(turn)
     state.considered_arrival = state.arrival_number
 
 

@@ -1,0 +1,14 @@
+"""Names of durable counters that more than one module knows."""
+
+from __future__ import annotations
+
+GENERATION_FLOOR = "generation_floor"
+"""Counter that a restore of older books raises, so that no placement of theirs is taken for one of
+those they have lost."""
+
+REGISTERED_WITH = "registered_with/"
+"""Prefix of counters: the report that an executor registered with last. A late copy of an earlier
+registration may reach whoever takes over, and is no news there either."""
+
+FORGOTTEN = "forgotten_registration_number"
+"""Highest registration number of all executors that were forgotten."""

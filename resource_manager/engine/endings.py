@@ -1,0 +1,15 @@
+"""How far jobs have come that end. Knows positions; what is done at each, `jobs.py` says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Ending:
+    """How far the end of a job has come; one with very many requests ends in several steps."""
+
+    grace_ms: int | None = None
+    taken_out: int = 0  # of its arrivals: they do not wait any more
+    parts: int = 0  # of its ranges: their members do not wait any more
+    given_up: int = 0  # of its arrivals: they have ended

@@ -1,0 +1,231 @@
+"""The books as the store kept them: rows become entities that know each other, and everything that
+is not durable is derived anew. Decides where each request and slot stands, by what was stored of
+both; decides nothing about the future.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from finegrain.errors import InvariantBroken
+from resource_manager.engine.counter_names import FORGOTTEN, GENERATION_FLOOR, REGISTERED_WITH
+from resource_manager.engine.effects import Snapshot
+from resource_manager.engine.endings import Ending
+from resource_manager.engine.entities import (
+    ENDED_REQUEST_STATES,
+    Executor,
+    ExecutorState,
+    Instant,
+    Job,
+    JobState,
+    Request,
+    RequestRange,
+    RequestState,
+    Slot,
+    SlotState,
+)
+from resource_manager.engine.fair import threads
+from resource_manager.engine.group_books import adopt_groups
+from resource_manager.engine.host import Host
+from resource_manager.engine.provision.books import NUMBER
+from resource_manager.engine.ranges import Part, line_up_members
+from resource_manager.engine.timers import Timer
+
+if TYPE_CHECKING:
+    from resource_manager.engine.state import State
+
+
+def fill(state: State, snapshot: Snapshot, at: Instant) -> None:
+    """Fills empty books with what was stored.
+
+    Raises:
+        InvariantBroken: the rows contradict each other.
+    """
+    _read_counters(state, snapshot)
+    for executor in snapshot.executors:
+        _restore_executor(state, executor)
+        executor.report_number = snapshot.counters.get(REGISTERED_WITH + executor.executor_id, 0)
+    for job in sorted(snapshot.jobs, key=lambda job: job.arrival_number):
+        _restore_job(state, job)
+    state.gangs.restore(snapshot.gangs)
+    for row in sorted(snapshot.ranges, key=lambda row: row.arrival_number):
+        _restore_range(state, row)
+    for request in sorted(snapshot.requests, key=lambda request: request.arrival_number):
+        _restore_request(state, request)
+    for slot in sorted(snapshot.slots, key=lambda slot: (slot.allocation_id, slot.generation)):
+        _restore_slot(state, slot)
+    threads.restore(state.jobs, state.slots.values(), snapshot.tallies, at)
+    state.groups = adopt_groups(
+        snapshot.groups,
+        state.jobs.values(),
+        snapshot.counters,
+        state.changes,
+        time_ms=at.time_ms,
+    )
+    _line_up(state, at)
+    for host in state.hosts.values():
+        host.adopt_registration()
+        state.hosts_in_use += bool(host.slots)
+    if state.settings.provisioning or state.provisions:
+        state.timers.arm(Timer.PLAN, "", at.monotonic_ms)
+    state.timers.arm(Timer.HISTORY, "", at.monotonic_ms + state.history.mark_interval_ms)
+    state.refresh_indexes()
+    state.considered_arrival = state.restored_arrival = state.arrival_number
+
+
+def _read_counters(state: State, snapshot: Snapshot) -> None:
+    state.arrival_number = snapshot.counters.get("arrival_number", 0)
+    state.forgotten_registration_number = snapshot.counters.get(FORGOTTEN, 0)
+    state.generation_floor = snapshot.counters.get(GENERATION_FLOOR, 0)
+    state.elastic.number = snapshot.counters.get(NUMBER, 0)
+    state.elastic.resumes = bool(snapshot.provisions)
+    state.provisions = {
+        each.executor_id: each
+        for each in sorted(snapshot.provisions, key=lambda each: (each.ask_time_ms, each.number))
+    }
+    state.history.restore(snapshot.counters)
+
+
+def _line_up(state: State, at: Instant) -> None:
+    """Lets those wait who wait; whoever was here before has tried them all."""
+    for gang in state.gangs.sort_out(state.requests, at):
+        if gang.job_id not in state.endings:
+            state.queue_gang(gang, tried=True)
+    for request in state.requests.values():
+        waits = request.state is RequestState.PENDING and request.job_id not in state.endings
+        if waits and not request.spec.gang_id:
+            state.queue.add(request)
+    for part in state.ranges.parts():
+        if part.row.job_id not in state.endings:
+            for run in part.waiting.runs():
+                line_up_members(state, part, *run)
+    for shape in state.queue.shapes():
+        shape.tried = True
+
+
+def _restore_executor(state: State, executor: Executor) -> None:
+    now = state.started.monotonic_ms
+    executor.state = ExecutorState.LOST if executor.lost else ExecutorState.UNCONFIRMED
+    executor.report_at_ms = now
+    if executor.drain_deadline_time_ms is not None:
+        left = executor.drain_deadline_time_ms - state.started.time_ms
+        executor.drain_deadline_at_ms = now + max(0, left)
+        state.timers.arm(Timer.DRAIN, executor.executor_id, executor.drain_deadline_at_ms)
+    host = Host.of(executor)
+    state.hosts[executor.executor_id] = host
+    state.touch_cluster(host)
+    state.timers.arm(Timer.SILENCE, executor.executor_id, now + state.settings.lost_timeout_ms)
+
+
+def _restore_job(state: State, job: Job) -> None:
+    now = state.started.monotonic_ms
+    state.jobs[job.job_id] = job
+    if job.state is JobState.ENDED:
+        kept = state.started.time_ms - (job.end_time_ms or 0)
+        left = min(
+            max(0, state.settings.ended_retention_ms - kept), state.settings.ended_retention_ms
+        )
+        state.timers.arm(Timer.RETENTION, job.job_id, now + left)
+        return
+    state.live_jobs += 1
+    if job.lease_ms is not None:
+        job.lease_until_ms = now + job.lease_ms
+        state.timers.arm(Timer.LEASE, job.job_id, job.lease_until_ms)
+
+
+def _restore_request(state: State, request: Request) -> None:
+    job = state.jobs.get(request.job_id)
+    if job is None:
+        raise InvariantBroken(
+            f"request {request.allocation_id} belongs to job {request.job_id}, which is not stored"
+        )
+    request.job_id = job.job_id  # one text for all of them
+    state.requests[request.allocation_id] = request
+    if (part := state.ranges.at(request.arrival_number)) is not None:
+        state.ranges.single_out(part, request)
+        part.stored.add(part.index_of(request.arrival_number))
+        return  # counted with its part
+    state.ranges.reserve(request.allocation_id)
+    state.by_arrival[request.arrival_number] = request
+    state.gangs.restore_member(request)
+    job.arrivals.append(request.arrival_number)
+    _count_live(state, job, request.state not in ENDED_REQUEST_STATES)
+
+
+def _restore_range(state: State, row: RequestRange) -> None:
+    job = state.jobs.get(row.job_id)
+    if job is None:
+        raise InvariantBroken(
+            f"range {row.spec.range_id} belongs to job {row.job_id}, which is not stored"
+        )
+    row.job_id = job.job_id
+    part = Part.of(row)
+    state.ranges.add(part)
+    _count_live(state, job, part.live)
+
+
+def _count_live(state: State, job: Job, count: int) -> None:
+    job.live_requests += count
+    state.live_requests += count
+    if count and job.state is JobState.ENDED:
+        state.endings.setdefault(job.job_id, Ending())
+
+
+def _member_of(state: State, slot: Slot) -> Request | None:
+    """The member of a range whose slot this is, if it lives and has no row of its own."""
+    found = state.ranges.named(slot.allocation_id)
+    if found is None or found[1] not in found[0].waiting or found[0].row.job_id != slot.job_id:
+        return None
+    request = found[0].member(found[1])
+    if slot.state is SlotState.FREEING:
+        request.generation = slot.generation
+    state.ranges.single_out(found[0], request)
+    state.requests[request.allocation_id] = request
+    return request
+
+
+def _restore_slot(state: State, slot: Slot) -> None:
+    host = state.hosts.get(slot.executor_id)
+    if host is None:
+        raise InvariantBroken(
+            f"slot {slot.allocation_id}/{slot.generation} is on executor {slot.executor_id},"
+            " which is not stored"
+        )
+    request = state.requests.get(slot.allocation_id) or _member_of(state, slot)
+    if request is not None:
+        slot.allocation_id = request.spec.allocation_id
+    _match(request, slot)
+    if slot.state is SlotState.FREEING:
+        state.leave_behind(slot)
+    slot.executor_id = host.host_id
+    key = slot.allocation_id, slot.generation
+    state.slots[key] = slot
+    host.slots[key] = slot
+    job = state.jobs.get(slot.job_id)
+    if job is not None:
+        slot.job_id = job.job_id
+        job.slot_keys.add(key)
+    if slot.state is SlotState.ALLOCATED and slot.wanted is not None and slot.ordered is None:
+        state.line_up(slot)
+
+
+def _match(request: Request | None, slot: Slot) -> None:
+    """Where a request and one of its slots (older ones first) stand, by what was stored of both.
+
+    Placing, granting and taking down are not written twice: a row of a request says how it stood
+    when it last waited or ended. A slot of a later placement than that is the one it has; a slot
+    that no living request has is being taken down.
+    """
+    lives = request is not None and (
+        request.generation < slot.generation
+        if request.state is RequestState.PENDING
+        else request.generation == slot.generation
+        and request.state in (RequestState.ALLOCATING, RequestState.GRANTED)
+    )
+    if request is None or not lives or slot.state is SlotState.FREEING:
+        slot.state = SlotState.FREEING
+        return
+    granted = slot.state is SlotState.ALLOCATED
+    request.state = RequestState.GRANTED if granted else RequestState.ALLOCATING
+    request.generation = slot.generation
+    request.reason = request.message = ""
