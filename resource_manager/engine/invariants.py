@@ -22,6 +22,7 @@ from resource_manager.engine.entities import (
     Slot,
     SlotState,
 )
+from resource_manager.engine.fair.reservation_invariants import reservations
 from resource_manager.engine.gang_invariants import gang_problems
 from resource_manager.engine.host import Host, SlotKey
 from resource_manager.engine.placement.indexes import carries
@@ -48,6 +49,7 @@ def check_invariants(state: State, *, ended: bool = True) -> list[str]:
         *provisions(state),
         *_sums(state),
         *size_invariants.line(state),
+        *reservations(state),
     ]
 
 

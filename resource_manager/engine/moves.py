@@ -62,6 +62,7 @@ def place(turn: Turn, requests: Sequence[Request], host: Host) -> None:
         host.to_allocate[key] = None
         state.changes.slot(slot)  # a restart reads the request's state off its slot
     host.book(booked, len(requests))
+    state.starving.placements += len(requests)
     state.outbox[host.host_id] = None
 
 

@@ -261,6 +261,7 @@ def order(turn: Turn, slot: Slot) -> None:
     """The change that waits is the executor's to carry out; its growth must fit there."""
     host = turn.host_of(slot)
     ordered, slot.wanted = slot.wanted, None
+    turn.state.starving.placements += 1
     host.set_size(slot, slot.profile, ordered)
     host.to_resize[slot.allocation_id, slot.generation] = None
     turn.state.outbox[host.host_id] = None

@@ -74,6 +74,10 @@ class Singles:
     def __contains__(self, number: int) -> bool:
         return number in self._all
 
+    def get(self, number: int) -> Single | None:
+        """The one at this number, if there is one."""
+        return self._all.get(number)
+
     def all(self) -> list[Single]:
         """All that wait, in order of arrival."""
         return [self._all[number] for number in sorted(self._all)]

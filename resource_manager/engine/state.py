@@ -27,6 +27,8 @@ from resource_manager.engine.entities import (
     RequestState,
     Slot,
 )
+from resource_manager.engine.fair.held import Reservations
+from resource_manager.engine.fair.starving import Starving
 from resource_manager.engine.gang_books import GangBooks, living
 from resource_manager.engine.history import History
 from resource_manager.engine.host import Host, SlotKey
@@ -86,6 +88,9 @@ class State:
         self.hosts_in_use = 0  # that have slots
         self.refusing: dict[str, None] = {}  # hosts that refused something, perhaps long ago
         self.elastic = Elastic(settings.provisioning)
+        self.starving = Starving(settings.fairness)
+        self.reservations = Reservations()
+        self.restored_arrival = 0  # last place in line that was given out before this incarnation
         self.considered_arrival = 0  # last place in line that a decision has looked at
         self.answered_executors: set[str] = set()  # by us: they may know our epoch from us
 

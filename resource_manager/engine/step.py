@@ -57,6 +57,11 @@ from resource_manager.engine.executors import (
     request_undrain,
     silence_rang,
 )
+from resource_manager.engine.fair.reservations import (
+    end_served,
+    hold_for_starving,
+    serve_holders,
+)
 from resource_manager.engine.gangs import gang_rang
 from resource_manager.engine.groups import delete_group, set_group
 from resource_manager.engine.jobs import (
@@ -163,7 +168,11 @@ def _decide(turn: Turn) -> None:
     go_on_ending(turn)
     if turn.state.elastic.arrived:
         hand_over(turn)
+    serve_holders(turn)
     place_waiting(turn)
+    while end_served(turn):
+        place_waiting(turn)
+    hold_for_starving(turn)
     provide(turn)
     dispatch(turn)
     state = turn.state
@@ -212,7 +221,7 @@ def _tick(turn: Turn, event: Ticked) -> None:  # noqa: C901, PLR0912 -- one case
                 timed_out += gang_rang(turn, entity_id)
             case Timer.RESIZE:
                 resize_rang(turn, entity_id)
-            case Timer.PLAN:
+            case Timer.PLAN | Timer.STARVING:
                 pass  # the decision that follows looks
             case Timer.PROVISION:
                 provision_rang(turn, entity_id)

@@ -26,6 +26,7 @@ class Timer(StrEnum):
     RESIZE = "RESIZE"  # a slot may be asked again whether it can shrink
     PLAN = "PLAN"  # executors may have to be asked for
     PROVISION = "PROVISION"  # one that was asked for may be late, idle, or to be stopped again
+    STARVING = "STARVING"  # somebody may have been passed over for too long
     HISTORY = "HISTORY"  # old cluster events may be forgotten
 
 

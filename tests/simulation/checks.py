@@ -382,7 +382,7 @@ def _idle_capacity(state: State) -> Iterator[str]:
     for host in state.hosts.values():
         if not host.eligible:
             continue
-        free, slots = host.free(), host.slots_left()
+        free, slots = host.spare(), host.spare_slots()
         for shape, head in shapes:
             if not _has_room(host, shape, free, slots) or host.refuses(shape):
                 continue

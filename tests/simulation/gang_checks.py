@@ -176,8 +176,8 @@ def _count(state: State, host: Host, members: list[Request]) -> int:
     names = {request.allocation_id for request in members}
     if any(name in names for name, _ in host.slots):
         return 0
-    need, free, count = host.booking_of(profile), host.free(), 0
-    while count < min(len(members), host.slots_left()) and fits(need, free):
+    need, free, count = host.booking_of(profile), host.spare(), 0
+    while count < min(len(members), host.spare_slots()) and fits(need, free):
         free = {name: amount - need.get(name, 0) for name, amount in free.items()}
         count += 1
     return count

@@ -125,7 +125,7 @@ class ResizeChecks:
             if not host.eligible:
                 continue
             for slot in host.slots.values():
-                if _waits_for_room(state, host, slot) and fits(_growth(host, slot), host.free()):
+                if _waits_for_room(state, host, slot) and fits(_growth(host, slot), host.spare()):
                     yield f"slot {slot.allocation_id} waits to grow, but {host.host_id} has room"
 
 

@@ -13,6 +13,7 @@ Nothing is kept over a restart; whoever restores the books says from when it cou
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from resource_manager.engine.queue import Shape
@@ -94,6 +95,12 @@ class Starving:
             if self._all.get(noted.who) is noted:
                 self._ripe[noted.who] = noted
         return [each for each in self._ripe.values() if each.placements < self.placements]
+
+    def put_last(self, those: Iterable[PassedOver]) -> None:
+        """They could not be helped, and there are more than are looked at: others come first."""
+        for each in those:
+            if self._ripe.pop(each.who, None) is not None:
+                self._ripe[each.who] = each
 
     def is_due(self, now_ms: int) -> bool:
         """True if it is time to look at them."""

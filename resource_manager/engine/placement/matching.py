@@ -12,8 +12,8 @@ What waits one by one (`singles.py`) is tried at its place in the same line: bef
 came later, and counted like a shape if it is tried in vain, a gang like as many as it has different
 members.
 
-Backfill means that a large request can be overtaken for long by smaller ones; keeping room for it
-is the business of fair sharing, which is not built yet.
+Backfill means that a large request can be overtaken for long by smaller ones; whoever is passed
+over for too long has capacity held for himself (`fair/reservations.py`).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from collections.abc import Callable
 from itertools import islice, takewhile
 
 from resource_manager.engine.entities import Request
+from resource_manager.engine.fair.reservations import tried_in_vain
 from resource_manager.engine.gangs import try_gang
 from resource_manager.engine.moves import place
 from resource_manager.engine.placement.placing import Placing
@@ -62,6 +63,7 @@ def place_waiting(turn: Turn) -> None:
                 tries_left -= min(tries_left, _weight(state, whose))
         elif not placing.has_room(whose):
             queue.sleep(whose)
+            tried_in_vain(turn, whose)
             tries_left -= 1
         else:
             set_aside += _serve(turn, placing, whose)
@@ -82,8 +84,10 @@ def _attempt(turn: Turn, placing: Placing, single: Single) -> bool:
     singles = turn.state.queue.singles
     if ATTEMPTS[single.kind](turn, placing, single):
         singles.remove(single.arrival_number)
+        turn.state.starving.over(single.arrival_number)
         return True
     singles.sleep(single)
+    tried_in_vain(turn, single.arrival_number)
     return False
 
 
@@ -131,4 +135,6 @@ def _place(
         place(turn, list(islice(served, share)), turn.state.hosts[host_id])
         count += share
     turn.state.queue.served(shape, requests[:count])
+    if count:
+        turn.state.starving.over(shape)
     return count > 0

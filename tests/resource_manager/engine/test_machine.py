@@ -45,6 +45,7 @@ from resource_manager.engine.events import (
 from resource_manager.engine.invariants import check_invariants
 from resource_manager.engine.placement.indexes import carries
 from resource_manager.engine.resizes import growth
+from resource_manager.engine.settings import Fairness
 from resource_manager.engine.state import EngineSettings, State
 from tests.resource_manager.engine.model import ModelCluster, ModelExecutor
 
@@ -95,6 +96,7 @@ class BooksStaySound(RuleBasedStateMachine):
 
     strategy = "pack"
     shapes_tried_max = 1_000
+    fairness = Fairness()
 
     def __init__(self) -> None:
         super().__init__()
@@ -105,6 +107,7 @@ class BooksStaySound(RuleBasedStateMachine):
                 command_items_max=3,
                 shapes_tried_max=self.shapes_tried_max,
                 unreachable_after_ms=1_000,
+                fairness=self.fairness,
             )
         )
         self.held: list[tuple[ModelExecutor, SlotsReported]] = []
@@ -488,7 +491,7 @@ class BooksStaySound(RuleBasedStateMachine):
             if slot.wanted is not None:
                 more = growth(host, slot)
                 assert more
-                assert not fits(more, host.free())
+                assert not fits(more, host.spare())
 
     def _job_masters_know_the_sizes(self) -> None:
         for slot in self.state.slots.values():

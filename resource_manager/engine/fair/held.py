@@ -1,0 +1,92 @@
+"""What is held on which hosts for whom: the books of reservations. Knows names and amounts; why
+something is held, and for how long, `reservations.py` decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from finegrain.resources import Amounts, shortfall
+
+if TYPE_CHECKING:
+    from resource_manager.engine.fair.holders import Holder
+    from resource_manager.engine.fair.starving import PassedOver
+    from resource_manager.engine.gang_books import Wish
+    from resource_manager.engine.host import Host
+    from resource_manager.engine.placement.gang_room import Share
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What is kept on one host: amounts as they are booked there, and so many slots."""
+
+    amounts: Amounts
+    slots: int
+
+    def missing(self, host: Host) -> tuple[dict[str, int], int]:
+        """What of it is not free yet: amounts, and slots."""
+        return shortfall(self.amounts, host.free()), max(0, self.slots - host.slots_left())
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where somebody is to go: what is kept for him on which host. Of those who wish for slots,
+    also which part of the wishes goes where.
+    """
+
+    held: dict[str, Held]
+    wishes: Sequence[Wish] = ()
+    shares: Sequence[Share] = ()
+
+
+@dataclass(slots=True, eq=False)
+class Reservation:
+    """What is held for one holder.
+
+    Attributes:
+        holder: whom it is for.
+        place: where he is to go.
+        passed_over: since when he is.
+        since_time_ms: when it was made, for people.
+        lacking: a host where something was missing when it was looked at last.
+        version: of the cluster, as of which the hosts were found to be fit.
+    """
+
+    holder: Holder
+    place: Place
+    passed_over: PassedOver
+    since_time_ms: int
+    lacking: str
+    version: int
+
+
+@dataclass(slots=True)
+class Reservations:
+    """All of them, by the holder's arrival number, in the order of making."""
+
+    by_number: dict[int, Reservation] = field(default_factory=dict)
+    on_host: dict[str, Reservation] = field(default_factory=dict)
+    by_job: dict[str, Reservation] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.by_number)
+
+    def all(self) -> Iterator[Reservation]:
+        """In the order of making."""
+        yield from self.by_number.values()
+
+    def add(self, made: Reservation) -> None:
+        """Takes one in. Its hosts hold for nobody else, nor does its job have another one."""
+        self.by_number[made.holder.number] = made
+        self.by_job[made.holder.job_id] = made
+        for name in made.place.held:
+            self.on_host[name] = made
+
+    def remove(self, ended: Reservation) -> None:
+        """Strikes one."""
+        del self.by_number[ended.holder.number]
+        del self.by_job[ended.holder.job_id]
+        for name in ended.place.held:
+            del self.on_host[name]

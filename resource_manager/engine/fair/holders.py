@@ -1,0 +1,210 @@
+"""Who may have capacity held for himself: a request, a gang, or a slot that is to grow. What each
+needs and where, whether it still waits, and how it is placed where its share is kept.
+
+Knows the three kinds; when something is held for whom, `reservations.py` decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from finegrain.resources import total_of
+from resource_manager.engine.entities import GangPlacement, Request, RequestSpec, Slot
+from resource_manager.engine.fair.held import Held, Place
+from resource_manager.engine.fair.holding import where_to_hold
+from resource_manager.engine.fair.starving import Waiter
+from resource_manager.engine.gang_books import WaitingGang, Where, Wish
+from resource_manager.engine.gangs import place_together, wishes_now
+from resource_manager.engine.moves import place
+from resource_manager.engine.placement.gang_room import Share
+from resource_manager.engine.queue import Shape
+from resource_manager.engine.resizes import growth, order
+from resource_manager.engine.singles import Kind, Single
+from resource_manager.engine.state import State
+from resource_manager.engine.turn import Turn
+
+_ANYWHERE = Where(GangPlacement.ANYWHERE)
+
+
+class Holder:
+    """Somebody who waits.
+
+    Attributes:
+        who: how `starving.py` calls him.
+        number: arrival number, his identity.
+        job_id: whose he is.
+        allocation_id: of a gang, of its first member that lives.
+        gang_id: empty: he is no gang.
+    """
+
+    who: Waiter
+    number: int
+    job_id: str
+    allocation_id: str
+    gang_id: str = ""
+
+    @property
+    def title(self) -> str:
+        """Who he is, for people."""
+        return f"gang {self.gang_id}" if self.gang_id else self.allocation_id
+
+    def waits(self, state: State) -> bool:
+        """True as long as he does."""
+        raise NotImplementedError
+
+    def choose(self, state: State, taken: Collection[str]) -> Place | None:
+        """Where to keep room for him, on none of the hosts `taken`; None: nowhere would it do."""
+        raise NotImplementedError
+
+    def suits(self, state: State, at: Place) -> bool:
+        """True if he could still be placed there if everything else on these hosts, which are fit
+        to host anything, ended.
+        """
+        raise NotImplementedError
+
+    def settle(self, turn: Turn, at: Place) -> None:
+        """Places him there; there is room."""
+        raise NotImplementedError
+
+
+class RequestHolder(Holder):
+    """A request."""
+
+    def __init__(self, request: Request, shape: Shape) -> None:
+        self._request = request
+        self._shape = shape
+        self.who = shape
+        self.number = request.arrival_number
+        self.job_id = request.job_id
+        self.allocation_id = request.allocation_id
+
+    def waits(self, state: State) -> bool:
+        """See `Holder`."""
+        return self._request in state.queue
+
+    def choose(self, state: State, taken: Collection[str]) -> Place | None:
+        """See `Holder`."""
+        return _place_for(state, _ANYWHERE, (self._wish(state),), taken)
+
+    def suits(self, state: State, at: Place) -> bool:
+        """See `Holder`."""
+        return _suits(state, at, (self._wish(state),))
+
+    def settle(self, turn: Turn, at: Place) -> None:
+        """See `Holder`."""
+        state = turn.state
+        place(turn, [self._request], state.hosts[at.shares[0].host_id])
+        state.queue.served(self._shape, [self._request])
+
+    def _wish(self, state: State) -> Wish:
+        behind = state.left_behind.get(self.allocation_id, ())
+        elsewhere = frozenset(slot.executor_id for slot in behind)
+        return Wish(self._shape.profile, self._shape.labels, 1, elsewhere)
+
+
+class GangHolder(Holder):
+    """A gang, as a whole."""
+
+    def __init__(self, waiting: WaitingGang) -> None:
+        self.gang_id = waiting.gang.gang_id
+        self.number = self.who = waiting.gang.arrival_number
+        self.job_id = waiting.gang.job_id
+        self.allocation_id = waiting.members[0].allocation_id
+
+    def waits(self, state: State) -> bool:
+        """See `Holder`."""
+        return self.gang_id in state.gangs.waiting
+
+    def choose(self, state: State, taken: Collection[str]) -> Place | None:
+        """See `Holder`."""
+        waiting = state.gangs.waiting[self.gang_id]
+        return _place_for(state, waiting.kind.where, wishes_now(state, waiting), taken)
+
+    def suits(self, state: State, at: Place) -> bool:
+        """See `Holder`."""
+        return _suits(state, at, wishes_now(state, state.gangs.waiting[self.gang_id]))
+
+    def settle(self, turn: Turn, at: Place) -> None:
+        """See `Holder`."""
+        waiting = turn.state.gangs.waiting[self.gang_id]
+        place_together(turn, waiting, at.wishes, at.shares)
+
+
+class GrowthHolder(Holder):
+    """A slot that is to grow, which it can only do where it is."""
+
+    def __init__(self, slot: Slot, single: Single) -> None:
+        self._slot = slot
+        self.number = self.who = single.arrival_number
+        self.job_id = slot.job_id
+        self.allocation_id = slot.allocation_id
+
+    @property
+    def title(self) -> str:
+        """See `Holder`."""
+        return f"the growth of {self.allocation_id}"
+
+    def waits(self, state: State) -> bool:
+        """See `Holder`."""
+        return self.number in state.queue.singles
+
+    def choose(self, state: State, taken: Collection[str]) -> Place | None:
+        """See `Holder`."""
+        host = state.hosts[self._slot.executor_id]
+        if not host.eligible or host.host_id in taken:
+            return None
+        more, total = growth(host, self._slot), host.executor.registration.total
+        whole = total_of((self._slot.booked, more))
+        if any(amount > total.get(name, 0) for name, amount in whole.items()):
+            return None
+        return Place({host.host_id: Held(more, 0)})
+
+    def suits(self, state: State, at: Place) -> bool:
+        """See `Holder`."""
+        return self.choose(state, ()) == at
+
+    def settle(self, turn: Turn, at: Place) -> None:  # noqa: ARG002 -- there is one place only
+        """See `Holder`."""
+        order(turn, self._slot)
+        turn.state.queue.singles.remove(self.number)
+
+
+def holder_of(state: State, single: Single) -> Holder:
+    """What waits by itself, as a holder."""
+    if single.kind is Kind.GANG:
+        return GangHolder(state.gangs.waiting[single.name])
+    return GrowthHolder(state.slots[single.name, single.generation], single)
+
+
+def _place_for(
+    state: State, where: Where, wishes: Sequence[Wish], taken: Collection[str]
+) -> Place | None:
+    shares = where_to_hold(state, where, wishes, taken)
+    return None if shares is None else Place(held_for(state, wishes, shares), wishes, shares)
+
+
+def held_for(state: State, wishes: Sequence[Wish], shares: Sequence[Share]) -> dict[str, Held]:
+    """What these shares take on each host."""
+    held: dict[str, Held] = {}
+    for share in shares:
+        wish, host = wishes[share.wish], state.hosts[share.host_id]
+        booked = host.default_booking if wish.profile is None else host.booking_of(wish.profile)
+        more = {name: amount * share.count for name, amount in booked.items()}
+        before = held.get(share.host_id, Held({}, 0))
+        held[share.host_id] = Held(total_of((before.amounts, more)), before.slots + share.count)
+    return held
+
+
+def _suits(state: State, at: Place, wishes: Sequence[Wish]) -> bool:
+    """True if those who wish for slots are the same, and none of the hosts refuses one, is one
+    that he must not have, or has come to count otherwise what he asks for.
+    """
+    if tuple(wishes) != tuple(at.wishes):
+        return False
+    refusing = [state.hosts[name] for name in state.refusing if name in at.held]
+    for wish in wishes if refusing else ():
+        spec = RequestSpec("", wish.profile, required_labels=wish.labels)
+        shape = state.queue.shape_of(spec)
+        if any(host.refuses(shape) for host in refusing):
+            return False
+    return True

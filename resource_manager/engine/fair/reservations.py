@@ -1,0 +1,231 @@
+"""Capacity that is held for those who were passed over for too long.
+
+Decides who gets a *reservation*, on which hosts, and when it ends. While one stands, its hosts show
+everybody else only what is free beyond it (`Host.spare`): they backfill with that, and nothing they
+take can delay the holder. So he is placed at the latest when everything has ended that was on his
+hosts when the reservation was made. He is placed there as soon as there is room, or elsewhere if
+that comes first.
+
+It moves to other hosts when one of its own is lost, drained, cannot be dialled, has become too
+small or refuses him. It ends when he is placed or waits no more, and while a maximum of his group
+stops him. A host holds for one at a time, a job is held for once at a time, and there are
+`reservations_max` at most, for those passed over longest. Nothing here is durable: after a restart
+those who still starve get theirs anew.
+
+Refuses to know what the holders are (`holders.py`), who is passed over (`starving.py`) and which
+hosts are best (`holding.py`).
+"""
+
+from __future__ import annotations
+
+from resource_manager.engine.fair.held import Reservation
+from resource_manager.engine.fair.holders import Holder, RequestHolder, held_for, holder_of
+from resource_manager.engine.fair.starving import PassedOver
+from resource_manager.engine.placement.indexes import carries
+from resource_manager.engine.queue import Shape
+from resource_manager.engine.state import State
+from resource_manager.engine.timers import Timer
+from resource_manager.engine.turn import Turn
+
+TRIED_MAX = 16
+"""Those who starve that one look tries to help; the others have to wait for the next one."""
+
+
+def serve_holders(turn: Turn) -> None:
+    """Places holders whose hosts have room, ends what is void. To be called before anybody else is
+    served.
+    """
+    for each in list(turn.state.reservations.all()):
+        why = _void(turn.state, each)
+        if why:
+            _end(turn, each, why)
+        elif _has_room(turn.state, each):
+            each.holder.settle(turn, each.place)
+            _end(turn, each, "placed there")
+
+
+def end_served(turn: Turn) -> bool:
+    """Ends what is held for those who were placed elsewhere; True if there was anybody. To be
+    called after others were served: what is free now is theirs.
+    """
+    over = [each for each in turn.state.reservations.all() if not each.holder.waits(turn.state)]
+    for each in over:
+        _end(turn, each, "placed elsewhere")
+    return bool(over)
+
+
+def hold_for_starving(turn: Turn) -> None:
+    """Makes reservations for those who starve. The indexes must be fresh."""
+    state, starving = turn.state, turn.state.starving
+    if starving.is_due(turn.now_ms):
+        those = starving.starving(turn.now_ms)
+        stuck = [each for each in those[:TRIED_MAX] if not _help(turn, each)]
+        if len(those) > TRIED_MAX:
+            starving.put_last(stuck)
+        starving.looked(turn.now_ms, stuck=bool(stuck))
+    due_ms = starving.next_due_ms()
+    if due_ms is not None:
+        state.timers.arm(Timer.STARVING, "", due_ms)
+
+
+def tried_in_vain(turn: Turn, who: Shape | int) -> None:
+    """Somebody had a turn and did not fit."""
+    state = turn.state
+    if who not in state.starving:
+        state.starving.in_vain(who, _since_ms(turn, who), state.arrival_number)
+
+
+def _help(turn: Turn, passed: PassedOver) -> bool:
+    """Holds capacity for somebody who starves; False: that is not possible now."""
+    state, books = turn.state, turn.state.reservations
+    holder = _holder(state, passed)
+    if holder is None or holder.number in books.by_number:
+        return True
+    full = len(books) >= state.settings.fairness.reservations_max
+    if full or holder.job_id in books.by_job:
+        return False
+    place = holder.choose(state, books.on_host)
+    if place is None:
+        return False
+    made = Reservation(
+        holder=holder,
+        place=place,
+        passed_over=passed,
+        since_time_ms=turn.at.time_ms,
+        lacking=next(iter(place.held)),
+        version=state.cluster_version,
+    )
+    if _has_room(state, made):  # an exact search finds more than the usual one
+        holder.settle(turn, place)
+        for name in place.held:
+            state.touch(state.hosts[name])
+        return True
+    books.add(made)
+    for name, held in place.held.items():
+        host = state.hosts[name]
+        host.held, host.held_slots = held.amounts, held.slots
+        state.indexes.follow(host)
+    _tell(turn, "reservation_made", made, _what_is_held(made))
+    return True
+
+
+def _holder(state: State, passed: PassedOver) -> Holder | None:
+    """Who it is that starves; None: nobody does any more, or whoever does has come later."""
+    starving, who = state.starving, passed.who
+    if isinstance(who, int):
+        single = state.queue.singles.get(who)
+        if single is None:
+            starving.over(who)
+            return None
+        return holder_of(state, single)
+    head = who.head()
+    if head is None or head.arrival_number > passed.last_arrival:
+        starving.over(who)
+        return None
+    return RequestHolder(head, who)
+
+
+def _void(state: State, each: Reservation) -> str:
+    """Why a reservation cannot stay; empty: it can."""
+    if not each.holder.waits(state):
+        return "it waits no more"
+    if each.version != state.cluster_version:
+        if unfit := _unfit(state, each):
+            return unfit
+        each.version = state.cluster_version
+    if not each.holder.suits(state, each.place):
+        return "it cannot be placed there any more"
+    host = state.hosts[each.lacking]
+    if not host.slots and not host.unowned and not _fits(state, each.lacking, each):
+        return f"executor {each.lacking} has less than it says, even when empty"
+    return ""
+
+
+def _unfit(state: State, each: Reservation) -> str:
+    """Why one of the hosts cannot take the holder in; empty: all can, when empty."""
+    place = each.place
+    for name, held in place.held.items():
+        host = state.hosts.get(name)
+        if host is None:
+            return f"executor {name} is not known any more"
+        if not host.eligible:
+            return f"nothing new may be placed on executor {name}"
+        registration = host.executor.registration
+        total, slots_max = registration.total, registration.slots_max
+        too_small = any(amount > total.get(name, 0) for name, amount in held.amounts.items())
+        if too_small or (slots_max and held.slots > slots_max):
+            return f"executor {name} has become too small"
+    for share in place.shares:
+        if not carries(state.hosts[share.host_id], place.wishes[share.wish].labels):
+            return f"executor {share.host_id} does not carry its labels any more"
+    if place.shares and held_for(state, place.wishes, place.shares) != place.held:
+        return "what it asks for is counted otherwise there now"
+    return ""
+
+
+def _has_room(state: State, each: Reservation) -> bool:
+    """True if the holder fits where his share is kept."""
+    if not _fits(state, each.lacking, each):
+        return False
+    for name in each.place.held:
+        if not _fits(state, name, each):
+            each.lacking = name
+            return False
+    return True
+
+
+def _fits(state: State, name: str, each: Reservation) -> bool:
+    missing, slots = each.place.held[name].missing(state.hosts[name])
+    return not missing and not slots
+
+
+def _end(turn: Turn, ended: Reservation, why: str) -> None:
+    state = turn.state
+    state.reservations.remove(ended)
+    for name in ended.place.held:
+        host = state.hosts.get(name)
+        if host is not None:
+            host.held, host.held_slots = {}, 0
+            state.touch(host)
+    _tell(turn, "reservation_ended", ended, f"{ended.holder.title}: {why}")
+
+
+def _what_is_held(made: Reservation) -> str:
+    held, title = made.place.held, made.holder.title
+    if len(held) > 1:
+        return f"{title} was passed over for too long: {len(held)} executors are held for it"
+    name, kept = next(iter(held.items()))
+    amounts = ", ".join(f"{dim} {amount}" for dim, amount in kept.amounts.items())
+    return f"{title} was passed over for too long: {amounts} are held for it on {name}"
+
+
+def _tell(turn: Turn, kind: str, about: Reservation, message: str) -> None:
+    held = about.place.held
+    turn.cluster_event(
+        kind,
+        executor_id=next(iter(held)) if len(held) == 1 else "",
+        job_id=about.holder.job_id,
+        allocation_id=about.holder.allocation_id,
+        message=message,
+    )
+
+
+def _since_ms(turn: Turn, who: Shape | int) -> int:
+    """From when it counts that somebody is passed over. Waiting before a restart counts, by wall
+    time; that of a slot that is to grow, or of whoever has had a slot before, is not known.
+    """
+    state = turn.state
+    waiting_since_ms: int | None = None
+    if isinstance(who, Shape):
+        head = who.head()
+        if head is not None and head.arrival_number <= state.restored_arrival:
+            waiting_since_ms = None if head.generation else head.create_time_ms
+    elif who <= state.restored_arrival:
+        single = state.queue.singles.get(who)
+        waiting = state.gangs.waiting.get(single.name) if single is not None else None
+        if waiting is not None:
+            waiting_since_ms = waiting.gang.waiting_since_time_ms
+    if waiting_since_ms is None:
+        return turn.now_ms
+    waited_ms = max(0, state.started.time_ms - waiting_since_ms)
+    return state.started.monotonic_ms - waited_ms
