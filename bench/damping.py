@@ -1,0 +1,72 @@
+"""Measures how quickly shares follow a change, and how much they swing: which lookahead is right.
+
+    python -m bench.damping [--threads 10,60,120] [--lookahead 0,15,30,60,120] [--alike]
+
+Sixty threads of capacity in virtual time, service counted in slots, half-life 15 minutes. DEFAULT1
+has all of them when MED1 comes, whose group has weight 4 (so 12 and 48 are fair); then DEFAULT2
+comes to DEFAULT1's group (6, 48, 6), and is done (12, 48). Threads of work take half to one and a
+half times the mean; with --alike all take the same, so that they end together.
+
+For each mean duration and lookahead a row of Markdown: seconds from each of the three changes until
+every flow stays within 5 % of its share in every window of 60 s ("-": not before the next change);
+and the largest error in any window of 60 s that begins three mean durations after a change or
+later.
+"""
+
+from __future__ import annotations
+
+import argparse
+from itertools import pairwise
+
+from resource_manager.engine.settings import Fairness
+from resource_manager.simulator.drawing import table_text
+from resource_manager.simulator.figure_setups import SetUp, one_after_another
+from resource_manager.simulator.figures import compared, run_set_up
+from resource_manager.simulator.share_error import WINDOW_S
+
+STEP_S = 5
+
+
+def measure(set_up: SetUp, settled_s: float) -> tuple[list[float | None], float]:
+    """Times to converge after each change, and the largest error once that should be over."""
+    log = run_set_up(set_up).log
+    comparison = compared(set_up, log)
+    dry_s = {name: (job.last_start_ms or 0) / 1_000 for name, job in log.jobs.items()}
+    over_s = min(dry_s["DEFAULT1"], dry_s["MED1"])
+    changes = [600.0, 1_200.0, dry_s["DEFAULT2"], over_s]
+    converged = [comparison.converged_after_s(*each) for each in pairwise(changes)]
+    worst = 0.0
+    for change_s, until_s in pairwise(changes):
+        begin_s = change_s + settled_s
+        while begin_s + WINDOW_S <= until_s:
+            worst = max(worst, comparison.worst_error(begin_s, begin_s + WINDOW_S))
+            begin_s += STEP_S
+    return converged, worst
+
+
+def row(thread_s: int, lookahead_s: int, *, alike: bool) -> list[str]:
+    """One line of the table."""
+    fairness = Fairness(service="slots", lookahead_ms=lookahead_s * 1_000)
+    set_up = one_after_another(thread_s * 1_000, fairness, alike=alike)
+    converged, worst = measure(set_up, 3 * thread_s)
+    times = ["-" if each is None else f"{each:.0f} s" for each in converged]
+    return [f"{thread_s} s", f"{lookahead_s} s", *times, f"{worst:.0%}"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("--threads", default="10,60,120", help="mean durations, in seconds")
+    parser.add_argument("--lookahead", default="0,15,30,60,120", help="in seconds")
+    parser.add_argument("--alike", action="store_true", help="all threads take the same time")
+    args = parser.parse_args()
+    rows = [
+        row(int(thread_s), int(lookahead_s), alike=args.alike)
+        for thread_s in args.threads.split(",")
+        for lookahead_s in args.lookahead.split(",")
+    ]
+    headings = ["threads take", "lookahead", "MED1 comes", "DEFAULT2 comes", "DEFAULT2 is done"]
+    print(table_text([*headings, "largest error later"], rows))
+
+
+if __name__ == "__main__":
+    main()

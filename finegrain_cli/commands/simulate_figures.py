@@ -1,0 +1,92 @@
+"""`finegrain simulate figures`: Figures 3-1 to 3-10, run by the real engine, as text and as PNG."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from finegrain.errors import ConfigurationError, InvalidArgument
+from finegrain_cli.common import OutputOption, enter_command, reporting_errors
+from finegrain_cli.output import OutputFormat, print_list, say
+
+if TYPE_CHECKING:
+    from resource_manager.simulator.figures import FigureResult
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command to `finegrain simulate`."""
+    app.command()(reporting_errors(figures))
+
+
+def figures(
+    figure: Annotated[
+        list[str],
+        typer.Option("--figure", metavar="3-N", help="Only this one; may be given several times."),
+    ] = [],  # noqa: B006 - typer wants the default as a list
+    out: Annotated[
+        str,
+        typer.Option("--out", metavar="DIR", help="Write each as a .txt and a .png file there."),
+    ] = "",
+    text_only: Annotated[
+        bool, typer.Option("--text-only", help="With --out: no .png, which needs matplotlib.")
+    ] = False,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Run the figures that explain fine-grained submission: coarse against fine, and fair shares.
+
+    They are Figures 3-1 to 3-10 of "Improved Batch Processing Through Fine-Grained Thread
+    Submission". The real rules decide, in virtual time. Coarse and fine of the same work are 3-1
+    and 3-4, 3-2 and 3-5, 3-3 and 3-6.
+    """
+    enter_command(output)
+    from resource_manager.simulator.drawing_png import require_matplotlib
+    from resource_manager.simulator.figure_report import (
+        comparison_text,
+        figure_data,
+        figure_text,
+    )
+    from resource_manager.simulator.figure_setups import all_set_ups
+    from resource_manager.simulator.figures import run_figure
+
+    set_ups = all_set_ups()
+    for name in figure:
+        if name not in set_ups:
+            raise InvalidArgument("--figure", name, f"one of {', '.join(set_ups)}")
+    if out and not text_only:
+        require_matplotlib()
+    results = {name: run_figure(set_ups[name]) for name in set_ups if not figure or name in figure}
+    if out:
+        _write(Path(out), results, pictures=not text_only)
+    if output in (OutputFormat.JSON, OutputFormat.JSONL):
+        print_list("FigureList", [figure_data(each) for each in results.values()], (), output)
+        return
+    texts = [figure_text(result, _scale(results, result)) for result in results.values()]
+    comparison = comparison_text(results)
+    print("\n\n".join([*texts, comparison] if comparison else texts))
+
+
+def _scale(results: dict[str, FigureResult], result: FigureResult) -> float:
+    """Where the axis of time ends: a coarse figure and its fine counterpart share it."""
+    names = {result.set_up.figure, result.set_up.coarse}
+    pair = [each for name, each in results.items() if name in names or each.set_up.coarse in names]
+    return max(each.makespan_s for each in pair)
+
+
+def _write(folder: Path, results: dict[str, FigureResult], *, pictures: bool) -> None:
+    from resource_manager.simulator.drawing_png import save_png
+    from resource_manager.simulator.figure_report import figure_text
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, result in results.items():
+            text = figure_text(result, _scale(results, result))
+            (folder / f"figure-{name}.txt").write_text(f"{text}\n", encoding="utf-8")
+            if pictures:
+                coarse = results.get(result.set_up.coarse)
+                drawn = [result.picture] if coarse is None else [coarse.picture, result.picture]
+                save_png(folder / f"figure-{name}.png", drawn)
+    except OSError as error:
+        raise ConfigurationError(f"cannot write to {folder}: {error}") from error
+    say(f"finegrain: wrote {len(results)} figures to {folder}")

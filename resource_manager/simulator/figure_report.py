@@ -1,0 +1,170 @@
+"""What came of the figures in words: for people as text, for programs as plain data.
+
+Decides which numbers are told of a figure. Units: seconds, threads of capacity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from resource_manager.simulator.drawing import Timeline, area_text, table_text, timeline_text
+from resource_manager.simulator.figures import Choice, FigureResult, Phase, tolerated
+
+
+def figure_text(result: FigureResult, end_s: float = 0.0) -> str:
+    """One figure: what the paper says, the picture, and its numbers.
+
+    `end_s` is where the axis of time ends, so that several figures can share a scale.
+    """
+    picture = result.picture
+    if isinstance(picture, Timeline):
+        parts = [timeline_text(picture, end_s), "", *_of_jobs(result)]
+    else:
+        parts = [area_text(picture), "", *_of_jobs(result), "", *_of_phases(result.phases)]
+    if result.choice:
+        parts += ["", *_of_choice(result.choice)]
+    parts += ["", f"The paper: {result.set_up.says}.", f"Assumed: {result.set_up.assumed}."]
+    return "\n".join(parts)
+
+
+def comparison_text(results: Mapping[str, FigureResult]) -> str:
+    """Coarse against fine: a table of the figures whose counterparts were run, too; else empty."""
+    rows = []
+    for fine in results.values():
+        coarse = results.get(fine.set_up.coarse)
+        if coarse is None:
+            continue
+        for job in fine.jobs:
+            before = coarse.job(job.name)
+            rows.append(
+                [
+                    f"{coarse.set_up.figure}, {fine.set_up.figure}",
+                    job.name,
+                    f"{before.threads} / {job.threads}",
+                    f"{before.took_s:.0f} s",
+                    f"{job.took_s:.0f} s",
+                    f"{job.took_s / before.took_s - 1:+.0%}",
+                ]
+            )
+        rows.append(_change(coarse, fine, "all: makespan", coarse.makespan_s, fine.makespan_s))
+        rows.append(_change(coarse, fine, "all: mean", coarse.mean_s, fine.mean_s))
+        rows.append(
+            [
+                f"{coarse.set_up.figure}, {fine.set_up.figure}",
+                "all: utilisation",
+                "",
+                f"{coarse.utilisation:.0%}",
+                f"{fine.utilisation:.0%}",
+                "",
+            ]
+        )
+    headings = ["figures", "job", "threads, coarse / fine", "coarse", "fine", "change"]
+    return table_text(headings, rows) if rows else ""
+
+
+def _change(
+    coarse: FigureResult, fine: FigureResult, what: str, before_s: float, after_s: float
+) -> list[str]:
+    return [
+        f"{coarse.set_up.figure}, {fine.set_up.figure}",
+        what,
+        "",
+        f"{before_s:.0f} s",
+        f"{after_s:.0f} s",
+        f"{after_s / before_s - 1:+.0%}",
+    ]
+
+
+def figure_data(result: FigureResult) -> dict[str, Any]:
+    """One figure for programs: plain values, no pictures."""
+    set_up = result.set_up
+    return {
+        "figure": set_up.figure,
+        "title": set_up.title,
+        "says": set_up.says,
+        "assumed": set_up.assumed,
+        "threads_of_capacity": len(set_up.speeds),
+        "makespan_s": result.makespan_s,
+        "mean_s": round(result.mean_s, 3),
+        "utilisation": round(result.utilisation, 4),
+        "jobs": [
+            {
+                "job": job.name,
+                "threads": job.threads,
+                "submitted_s": job.submitted_s,
+                "started_s": job.started_s,
+                "done_s": job.done_s,
+                "took_s": round(job.took_s, 3),
+            }
+            for job in result.jobs
+        ],
+        "lanes": {lane: dict(counts) for lane, counts in result.lane_threads.items()},
+        "choice": result.choice and _choice_data(result.choice),
+        "phases": [_phase_data(each) for each in result.phases],
+    }
+
+
+def _choice_data(choice: Choice) -> dict[str, Any]:
+    return {
+        "at_s": choice.at_s,
+        "lane": choice.lane,
+        "served": choice.served,
+        "jobs": dict(choice.jobs),
+        "groups": dict(choice.groups),
+    }
+
+
+def _phase_data(phase: Phase) -> dict[str, Any]:
+    return {
+        "start_s": phase.start_s,
+        "end_s": phase.end_s,
+        "shares": {name: round(share, 3) for name, share in phase.shares.items()},
+        "ideal": {name: round(share, 3) for name, share in phase.ideal.items()},
+        "converged_s": phase.converged_s,
+        "error": round(phase.error, 4),
+    }
+
+
+def _of_jobs(result: FigureResult) -> Sequence[str]:
+    rows = [
+        [
+            job.name,
+            str(job.threads),
+            f"{job.submitted_s:g} s",
+            f"{job.started_s:g} s",
+            f"{job.done_s:g} s",
+        ]
+        for job in result.jobs
+    ]
+    return [
+        table_text(["job", "threads of work", "came", "first thread began", "done"], rows),
+        (
+            f"Makespan {result.makespan_s:g} s, mean completion {result.mean_s:.0f} s, "
+            f"utilisation {result.utilisation:.0%}."
+        ),
+    ]
+
+
+def _of_choice(choice: Choice) -> Sequence[str]:
+    groups = ", ".join(f"{name} {tally:g}" for name, tally in sorted(choice.groups.items()))
+    jobs = ", ".join(f"{name} {tally:g}" for name, tally in sorted(choice.jobs.items()))
+    return [
+        f"At {choice.at_s:g} s {choice.lane} is free, and {choice.served} is served.",
+        f"Service by weight: {groups} (groups); {jobs} (jobs).",
+    ]
+
+
+def _of_phases(phases: Sequence[Phase]) -> Sequence[str]:
+    rows = [
+        [
+            f"{phase.start_s:.0f} to {phase.end_s:.0f} s",
+            " / ".join(f"{name} {phase.shares[name]:.2f}" for name in phase.shares),
+            " / ".join(f"{phase.ideal[name]:g}" for name in phase.shares),
+            "never" if phase.converged_s is None else f"{phase.converged_s:.0f} s",
+            f"{phase.error:.1%}",
+        ]
+        for phase in phases
+    ]
+    headings = ["time", "threads of capacity once converged", "ideal", "converged after", "error"]
+    return [table_text(headings, rows), f"Converged: {tolerated()}."]
