@@ -15,6 +15,7 @@ from typing import Generic, TypeVar
 
 from finegrain.errors import Reason
 from finegrain.resources import total_of
+from resource_manager.engine.beginnings import Beginnings
 from resource_manager.engine.entities import (
     ENDED_REQUEST_STATES,
     Executor,
@@ -37,6 +38,7 @@ from resource_manager.engine.placement.gang_feasibility import member_reason, re
 from resource_manager.engine.provision.views import planned_count, planned_on
 from resource_manager.engine.requests import known_request
 from resource_manager.engine.state import State
+from resource_manager.engine.walks import Stretch, members_of, stretches, stretches_of
 
 LOOKED_AT_MAX = 50_000
 """Requests looked at for one page."""
@@ -77,13 +79,18 @@ class SlotView:
 
 @dataclass(frozen=True, slots=True)
 class RequestView:
-    """A request, why it stands where it stands, its slot while it has one, and its gang."""
+    """A request, why it stands where it stands, its slot while it has one, and its gang.
+
+    `count` above 1: it is the first of so many members of a range that stand alike, one behind the
+    other.
+    """
 
     request: Request
     job_name: str
     reason: str
     slot: SlotView | None
     gang: GangSpec | None = None
+    count: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +229,8 @@ def list_requests(
     """Requests in queue order; keys are arrival numbers. Without `states`, those that have not
     ended.
 
-    `allocation_ids` are ids or their beginnings; an id that exists stands for itself alone. A page
+    Members of a range who stand alike, one behind the other, are one entry. `allocation_ids` are
+    ids or their beginnings; an id that exists stands for itself alone. A page
     may have fewer entries than wanted, or none, and a next one all the same: nobody is held up by
     a search through millions.
 
@@ -230,49 +238,45 @@ def list_requests(
         NotFound: no such job.
     """
     wanted = frozenset(states) or frozenset(RequestState) - ENDED_REQUEST_STATES
-    candidates, is_asked_for = _requests_after(state, job_id, after), None
+    candidates, beginnings = _requests_after(state, job_id, after), None
     if allocation_ids:
-        if all(each in state.requests for each in allocation_ids):
-            candidates = _exactly(state, job_id, after, allocation_ids)
+        named = [state.request_named(each) for each in allocation_ids]
+        if all(named):
+            candidates = _exactly(state, job_id, after, filter(None, named))
         else:
-            is_asked_for = _Beginnings(allocation_ids)
+            beginnings = Beginnings(allocation_ids)
+            candidates = _cut(state, candidates, beginnings)
     views: list[RequestView] = []
     last = after
-    for looked_at, request in enumerate(candidates):
+    for looked_at, stretch in enumerate(candidates):
         if looked_at == LOOKED_AT_MAX or len(views) == limit:
             return Page(views, last)
-        last = request.arrival_number
-        if request.state in wanted and (
-            is_asked_for is None or is_asked_for(request.allocation_id)
-        ):
-            views.append(request_view(state, request))
+        last = stretch.last_arrival
+        request = stretch.request
+        if request.state in wanted and (beginnings is None or beginnings(request.allocation_id)):
+            views.append(request_view(state, request, stretch.count))
     return Page(views, None)
 
 
-class _Beginnings:
-    """Whether a text begins with one of many, found in the logarithm of how many there are."""
-
-    def __init__(self, beginnings: Iterable[str]) -> None:
-        self._sorted: list[str] = []
-        for each in sorted(beginnings):  # those that begin with another one add nothing
-            if not self._sorted or not each.startswith(self._sorted[-1]):
-                self._sorted.append(each)
-
-    def __call__(self, text: str) -> bool:
-        at = bisect_right(self._sorted, text)
-        return at > 0 and text.startswith(self._sorted[at - 1])
-
-
 def _exactly(
-    state: State, job_id: str, after: int, allocation_ids: Iterable[str]
-) -> Iterator[Request]:
+    state: State, job_id: str, after: int, requests: Iterable[Request]
+) -> Iterator[Stretch]:
     if job_id:
         known_job(state, job_id)
-    found = [state.requests[each] for each in set(allocation_ids)]
-    found.sort(key=lambda request: request.arrival_number)
-    for request in found:
-        if request.arrival_number > after and job_id in ("", request.job_id):
-            yield request
+    found = {request.arrival_number: request for request in requests}
+    for number in sorted(found):
+        if number > after and job_id in ("", found[number].job_id):
+            yield Stretch(found[number])
+
+
+def _cut(state: State, found: Iterable[Stretch], beginnings: Beginnings) -> Iterator[Stretch]:
+    """Members one by one where not all names of a stretch may begin as they are asked for."""
+    for stretch in found:
+        name = stretch.request.allocation_id
+        if stretch.count > 1 and beginnings.tell_apart(name[: name.rfind(".") + 1]):
+            yield from members_of(state, stretch)
+        else:
+            yield stretch
 
 
 def get_request(state: State, allocation_id: str) -> RequestView:
@@ -319,8 +323,8 @@ def slot_view(state: State, slot: Slot) -> SlotView:
     return SlotView(slot, address, explain_resizes(state, slot)[-1].summary)
 
 
-def request_view(state: State, request: Request) -> RequestView:
-    """One request with its reason and its slot."""
+def request_view(state: State, request: Request, count: int = 1) -> RequestView:
+    """One request, or so many who stand alike, with its reason and its slot."""
     slot = state.slot_of(request)
     gang = state.gangs.of(request)
     return RequestView(
@@ -329,6 +333,7 @@ def request_view(state: State, request: Request) -> RequestView:
         reason=pending_reason(state, request) or request.reason,
         slot=slot_view(state, slot) if slot is not None else None,
         gang=gang.spec if gang is not None else None,
+        count=count,
     )
 
 
@@ -374,16 +379,8 @@ def _slots_after(
         yield from (state.slots[key] for key in keys[start:])
 
 
-def _requests_after(state: State, job_id: str, after: int) -> Iterator[Request]:
+def _requests_after(state: State, job_id: str, after: int) -> Iterator[Stretch]:
     if job_id:
-        yield from state.requests_of(known_job(state, job_id), after)
-        return
-    span = range(after + 1, state.arrival_number + 1)
-    if len(span) <= 4 * len(state.by_arrival):  # numbers are dense: go to the place directly
-        for number in span:
-            if (request := state.by_arrival.get(number)) is not None:
-                yield request
-        return
-    for number, request in state.by_arrival.items():
-        if number > after:
-            yield request
+        yield from stretches_of(state, known_job(state, job_id), after)
+    else:
+        yield from stretches(state, after)

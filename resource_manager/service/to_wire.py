@@ -169,6 +169,7 @@ def request_status(view: RequestView) -> rm_pb2.RequestStatus:
         arrival_number=request.arrival_number,
         create_time=timestamp_ms_to_proto(request.create_time_ms),
         request=slot_request(request.spec),
+        count=view.count if view.count > 1 else 0,
     )
     if request.spec.profile is not None:
         message.profile.CopyFrom(profile_to_proto(request.spec.profile))

@@ -15,16 +15,11 @@ from dataclasses import dataclass, field
 
 from finegrain.errors import FailedPrecondition, FinegrainError, NotFound, OutOfRange, Reason
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
-from resource_manager.engine.entities import (
-    ENDED_REQUEST_STATES,
-    ClusterEvent,
-    Job,
-    JobEvent,
-    Request,
-)
+from resource_manager.engine.entities import ClusterEvent, Job, JobEvent
 from resource_manager.engine.events import JobKeptAlive
 from resource_manager.engine.queries import request_view
 from resource_manager.engine.state import State
+from resource_manager.engine.walks import Stretch, stretches_of
 from resource_manager.service.metrics import ResourceManagerMetrics
 from resource_manager.service.runner import Runner
 from resource_manager.service.to_wire import job_event, request_status
@@ -268,16 +263,16 @@ def _present(state: State, job_id: str) -> _Present:
 def _snapshot(state: State, job_id: str, after: int) -> _Part:
     """The part of the snapshot with requests that arrived after this one."""
     job = _known(state, job_id)
-    living: list[Request] = []
+    living: list[Stretch] = []
     last, more = after, False
-    for looked_at, request in enumerate(state.requests_of(job, after)):
+    for looked_at, stretch in enumerate(stretches_of(state, job, after)):
         if looked_at == SNAPSHOT_LOOKED_AT_MAX or len(living) == SNAPSHOT_REQUESTS_MAX:
             more = True
             break
-        last = request.arrival_number
-        if request.state not in ENDED_REQUEST_STATES:
-            living.append(request)
-    requests = [request_status(request_view(state, each)) for each in living]
+        last = stretch.last_arrival
+        if not stretch.ended:
+            living.append(stretch)
+    requests = [request_status(request_view(state, each.request, each.count)) for each in living]
     snapshot = rm_pb2.JobSnapshot(sequence=job.last_sequence, requests=requests, more=more)
     return _Part(snapshot, last)
 
