@@ -86,6 +86,7 @@ from finegrain_client.types_explain import (
     GangSpot,
     ResizeExplanation,
 )
+from finegrain_client.types_groups import Groups, GroupStatus
 from finegrain_client.types_providers import (
     ExecutorShape,
     ProvidedExecutor,
@@ -117,6 +118,8 @@ __all__ = [
     "GangSpec",
     "GangSpot",
     "GangTimeout",
+    "GroupStatus",
+    "Groups",
     "InvalidArgument",
     "Isolation",
     "ItemOutcome",

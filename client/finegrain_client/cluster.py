@@ -20,13 +20,14 @@ from finegrain.rpc.tokens import read_token
 from finegrain.v1 import cluster_pb2 as pb
 from finegrain.v1 import resource_manager_pb2 as rm
 from finegrain.v1 import slots_pb2
-from finegrain_client import reading, reading_advice, reading_providers, types
+from finegrain_client import reading, reading_advice, reading_groups, reading_providers, types
 from finegrain_client.connection import Connection
 from finegrain_client.job import LEASE_DEFAULT_S, Job
 from finegrain_client.levers import Levers
 from finegrain_client.retry import BUDGET_DEFAULT_S, RetryPolicy
 from finegrain_client.types_advice import ThreadAdvice
 from finegrain_client.types_explain import Explanation
+from finegrain_client.types_groups import Groups
 from finegrain_client.types_providers import Providers
 
 MANAGER_DEFAULT = "127.0.0.1:7170"
@@ -289,6 +290,13 @@ class Cluster(Levers):
             )
         )
         return reading_providers.providers(answer)
+
+    async def groups(self) -> Groups:
+        """Resource groups with their weights, limits, and what they have and get."""
+        answer = await self._connection.call_cluster(
+            lambda cluster, timeout_s: cluster.ListGroups(pb.ListGroupsRequest(), timeout=timeout_s)
+        )
+        return reading_groups.groups(answer)
 
     async def advise(
         self, job_id: str, *, target_s: float | None = None, quantile: float | None = None

@@ -9,10 +9,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 
-from finegrain.errors import FailedPrecondition, FinegrainError, NotFound, Reason
+from finegrain.errors import (
+    FailedPrecondition,
+    FinegrainError,
+    InvalidArgument,
+    NotFound,
+    Reason,
+)
 from finegrain.resources import ResourceProfile
 from finegrain.v1 import cluster_pb2 as pb
-from finegrain_client import reading, types
+from finegrain_client import reading, reading_groups, types
 from finegrain_client.connection import Connection
 from finegrain_client.errors import ResizeRefused, SlotLost, StillResizing
 from finegrain_client.resizing import (
@@ -26,9 +32,13 @@ from finegrain_client.resizing import (
     when_in_use,
 )
 from finegrain_client.specs import id_batches
+from finegrain_client.types_groups import GroupStatus
 
 LOOK_EVERY_S = 20.0
 """A slot that is to change is looked at this often if no event tells of it."""
+
+NO_LIMIT = -1
+"""How the protocol says that a limit is taken away."""
 
 
 class Levers:
@@ -98,6 +108,58 @@ class Levers:
         )
         await self._connection.call_cluster(
             lambda cluster, timeout_s: cluster.TerminateJob(message, timeout=timeout_s)
+        )
+
+    async def set_group(
+        self,
+        name: str,
+        *,
+        weight: float | None = None,
+        parent: str | None = None,
+        description: str | None = None,
+        minimum: Mapping[str, int | None] | None = None,
+        maximum: Mapping[str, int | None] | None = None,
+    ) -> GroupStatus:
+        """Makes a resource group, or changes what is given of one. It holds from the next decision
+        on; what runs is never stopped for it.
+
+        Args:
+            name: 1 to 63 characters out of a-z 0-9 . _ - that start with a letter or digit.
+            weight: 0.001 to 1,000,000; a group of weight 4 gets four times the service of one of 1.
+            parent: the group that it is part of; empty: none. Only while no job lives in it.
+            description: for people.
+            minimum: what it is to have at least, by dimension ("cpu_milli", "memory_bytes", or
+                "extended." and a name); None takes it away.
+            maximum: what its slots may have at most, likewise; 0 lets nothing more start.
+
+        Raises:
+            InvalidArgument: one of these is not acceptable.
+            NotFound: GROUP_UNKNOWN, no such parent.
+            FailedPrecondition: GROUP_IN_USE, another parent for a group in which jobs live.
+        """
+        message = pb.SetGroupRequest(
+            name=name,
+            weight=weight,
+            parent=parent,
+            description=description,
+            minimum=_limits(minimum),
+            maximum=_limits(maximum),
+        )
+        answer = await self._connection.call_cluster(
+            lambda cluster, timeout_s: cluster.SetGroup(message, timeout=timeout_s)
+        )
+        return reading_groups.group(answer.group)
+
+    async def delete_group(self, name: str) -> None:
+        """Strikes a resource group in which no job lives and that has no parts.
+
+        Raises:
+            NotFound: GROUP_UNKNOWN.
+            FailedPrecondition: GROUP_IN_USE.
+        """
+        message = pb.DeleteGroupRequest(name=name)
+        await self._connection.call_cluster(
+            lambda cluster, timeout_s: cluster.DeleteGroup(message, timeout=timeout_s)
         )
 
     async def resize(
@@ -252,3 +314,11 @@ class Levers:
                 details={"allocation_id": allocation_id, "state": found.state},
             )
         return found.slot
+
+
+def _limits(amounts: Mapping[str, int | None] | None) -> dict[str, int]:
+    """Limits as the protocol has them."""
+    for name, amount in (amounts or {}).items():
+        if amount is not None and amount < 0:
+            raise InvalidArgument(name, amount, "an amount, or None for no limit")
+    return {name: NO_LIMIT if each is None else each for name, each in (amounts or {}).items()}

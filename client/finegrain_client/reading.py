@@ -241,6 +241,9 @@ def job(message: cluster_pb2.JobStatus) -> types.JobStatus:
         slots=message.slots,
         allocated=amounts(message.allocated),
         last_sequence=message.last_sequence,
+        service=message.service,
+        share_now=message.share_now,
+        oldest_wait_time=moment(message, "oldest_wait_time"),
     )
 
 

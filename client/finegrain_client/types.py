@@ -251,6 +251,9 @@ class JobStatus(Value):
     slots: int
     allocated: Mapping[str, int]
     last_sequence: int
+    service: float = 0.0  # received lately: cost times seconds, decayed
+    share_now: float = 0.0  # the part of all service that its slots get, 0 to 1
+    oldest_wait_time: datetime | None = None  # since when the oldest request waits
 
 
 @dataclass(frozen=True, slots=True)

@@ -359,6 +359,27 @@ class Scripted(_Servicer):
         answer.longest.FromMilliseconds(469_398)
         return answer
 
+    async def ListGroups(self, request: Any, context: Any) -> Any:
+        await self._begin("ListGroups", request, context)
+        answer = cluster_pb2.ListGroupsResponse(service_measure="dominant")
+        answer.half_life.FromSeconds(900)
+        group = answer.groups.add(name="medium", weight=4.0, share_entitled=0.8, share_now=0.75)
+        group.maximum["cpu_milli"] = 0
+        group.used.extended["license"] = 2
+        group.oldest_wait_time.FromJsonString("2026-01-02T03:04:05Z")
+        answer.groups.add(name="nightly", parent="medium", weight=0.5, running=3, waiting=7, jobs=1)
+        return answer
+
+    async def SetGroup(self, request: Any, context: Any) -> Any:
+        await self._begin("SetGroup", request, context)
+        group = cluster_pb2.GroupStatus(name=request.name, weight=request.weight or 1.0)
+        group.maximum.update(request.maximum)
+        return cluster_pb2.SetGroupResponse(group=group)
+
+    async def DeleteGroup(self, request: Any, context: Any) -> Any:
+        await self._begin("DeleteGroup", request, context)
+        return cluster_pb2.DeleteGroupResponse()
+
     async def ListProviders(self, request: Any, context: Any) -> Any:
         await self._begin("ListProviders", request, context)
         answer = cluster_pb2.ListProvidersResponse(unplanned=["2 requests: maximum reached"])

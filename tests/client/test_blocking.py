@@ -105,6 +105,9 @@ def test_gangs_and_sizes(served: Served, cluster: fg.blocking.Cluster) -> None:
         assert grown.profile.cpu_milli == 2000
         assert cluster.withdraw_resize(slots[1].allocation_id).resizes == ()
     assert cluster.providers().shapes[0].name == "small"
+    assert cluster.groups().groups[0].name == "medium"
+    assert cluster.set_group("medium", weight=4.0).weight == 4.0
+    cluster.delete_group("nightly")
     assert cluster.advise("job-1", quantile=0.9).threads_recommended == 530
 
 

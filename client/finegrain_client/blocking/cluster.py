@@ -16,6 +16,7 @@ from finegrain_client.job import LEASE_DEFAULT_S
 from finegrain_client.retry import BUDGET_DEFAULT_S
 from finegrain_client.types_advice import ThreadAdvice
 from finegrain_client.types_explain import Explanation
+from finegrain_client.types_groups import Groups, GroupStatus
 from finegrain_client.types_providers import Providers
 
 
@@ -134,6 +135,32 @@ class Cluster:
         self, job_id: str, *, target_s: float | None = None, quantile: float | None = None
     ) -> ThreadAdvice:
         return self.loop.run(self.inner.advise(job_id, target_s=target_s, quantile=quantile))
+
+    def groups(self) -> Groups:
+        return self.loop.run(self.inner.groups())
+
+    def set_group(
+        self,
+        name: str,
+        *,
+        weight: float | None = None,
+        parent: str | None = None,
+        description: str | None = None,
+        minimum: Mapping[str, int | None] | None = None,
+        maximum: Mapping[str, int | None] | None = None,
+    ) -> GroupStatus:
+        work = self.inner.set_group(
+            name,
+            weight=weight,
+            parent=parent,
+            description=description,
+            minimum=minimum,
+            maximum=maximum,
+        )
+        return self.loop.run(work)
+
+    def delete_group(self, name: str) -> None:
+        self.loop.run(self.inner.delete_group(name))
 
     def drain(
         self, executor_id: str, *, reason: str = "", deadline_s: float | None = None

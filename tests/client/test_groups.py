@@ -1,0 +1,52 @@
+"""Resource groups as operators' programs see and set them."""
+
+import json
+
+import pytest
+
+import finegrain_client as fg
+from tests.client.scripted import Scripted
+
+
+async def test_groups_with_all_that_they_say(cluster: fg.Cluster) -> None:
+    found = await cluster.groups()
+    medium, nightly = found.groups
+    assert (found.service_measure, found.half_life_s) == ("dominant", 900.0)
+    assert (medium.weight, medium.share_entitled, medium.share_now) == (4.0, 0.8, 0.75)
+    assert (medium.maximum, medium.minimum) == ({"cpu_milli": 0}, {})
+    assert medium.used == {"extended.license": 2}
+    assert (nightly.parent, nightly.running, nightly.waiting, nightly.jobs) == ("medium", 3, 7, 1)
+    assert nightly.oldest_wait_time is None
+    shown = json.loads(json.dumps(found.to_dict()))
+    assert shown["groups"][0]["oldest_wait_time"] == "2026-01-02T03:04:05Z"
+
+
+async def test_only_what_is_given_is_sent(servant: Scripted, cluster: fg.Cluster) -> None:
+    group = await cluster.set_group("nightly", weight=0.5, maximum={"cpu_milli": 4_000})
+    assert (group.name, group.weight, group.maximum) == ("nightly", 0.5, {"cpu_milli": 4_000})
+    await cluster.set_group(
+        "nightly", parent="", description="", minimum={"memory_bytes": None, "cpu_milli": 0}
+    )
+    first, second = servant.calls["SetGroup"]
+    assert (first.HasField("weight"), first.HasField("parent")) == (True, False)
+    assert (second.HasField("weight"), second.HasField("parent")) == (False, True)
+    assert dict(second.minimum) == {"memory_bytes": -1, "cpu_milli": 0}
+    await cluster.delete_group("nightly")
+    assert servant.calls["DeleteGroup"][0].name == "nightly"
+
+
+async def test_an_amount_below_zero_is_no_limit_by_mistake(
+    servant: Scripted, cluster: fg.Cluster
+) -> None:
+    with pytest.raises(fg.InvalidArgument, match="cpu_milli is -1"):
+        await cluster.set_group("nightly", maximum={"cpu_milli": -1})
+    assert not servant.calls["SetGroup"]
+
+
+async def test_what_is_refused_says_why(servant: Scripted, cluster: fg.Cluster) -> None:
+    servant.failures["SetGroup"].append(
+        fg.FailedPrecondition("jobs live in it", reason=fg.Reason.GROUP_IN_USE)
+    )
+    with pytest.raises(fg.FailedPrecondition) as caught:
+        await cluster.set_group("nightly", parent="high")
+    assert caught.value.reason is fg.Reason.GROUP_IN_USE
