@@ -6,14 +6,15 @@ whose members stand together in line at the place of its first one. Refuses to k
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from finegrain.v1 import slots_pb2
-from resource_manager.engine.entities import GangSpec, Instant, RequestSpec, Slot
-from resource_manager.engine.events import ItemOutcome, RequestsSubmitted
+from resource_manager.engine.entities import GangSpec, Instant, RangeSpec, RequestSpec, Slot
+from resource_manager.engine.events import Event, ItemOutcome, Members, RequestsSubmitted
 from resource_manager.service import from_wire
+from resource_manager.service.books import MakeEvent
 from resource_manager.service.gangs_wire import gangs_of_call
 from resource_manager.service.resize_wire import ResizeMessage, resize_wish
 from resource_manager.service.runner import Runner
@@ -68,17 +69,25 @@ def asked(
     return Asked(tuple(specs[at] for at in positions), tuple(positions), repeated, known)
 
 
-def submissions(job_id: str, call: Asked) -> list[Callable[[Instant], RequestsSubmitted]]:
-    """The events of one call. What would refuse all of it must be found with the first one."""
+def submissions(
+    job_id: str, call: Asked, ranges: tuple[RangeSpec, ...] = ()
+) -> list[Callable[[Instant], RequestsSubmitted]]:
+    """The events of one call; ranges come with the last one. What would refuse all of it must be
+    found with the first one.
+    """
     kinds = {spec.profile is None for spec in call.specs}
+    kinds |= {each.request.profile is None for each in ranges}
     parts = list(_parts(call.specs)) if len(kinds) == 1 else [call.specs]
     following = tuple(spec for part in parts[1:] for spec in part)
+    last = len(parts) - 1
     first = partial(
         RequestsSubmitted,
         job_id=job_id,
         requests=parts[0],
         following=following,
         gangs=_gangs_in(parts[0], call.gangs),
+        ranges=() if last else ranges,
+        following_ranges=ranges if last else (),
     )
     rest = [
         partial(
@@ -87,10 +96,28 @@ def submissions(job_id: str, call: Asked) -> list[Callable[[Instant], RequestsSu
             requests=part,
             admitted=True,
             gangs=_gangs_in(part, call.gangs),
+            ranges=ranges if at == last else (),
         )
-        for part in parts[1:]
+        for at, part in enumerate(parts[1:], start=1)
     ]
     return [first, *rest]
+
+
+async def give_up_ranges(
+    submit: Callable[[MakeEvent], Awaitable[list[ItemOutcome]]],
+    make: Callable[..., Event],
+    ranges: Sequence[Members],
+) -> list[ItemOutcome]:
+    """The outcomes of taking members of ranges back, each range in as many steps as it takes, with
+    others' calls between them.
+    """
+    outcomes = []
+    for members in ranges:
+        (outcome,) = await submit(partial(make, ranges=(members,)))
+        while outcome.unfinished:
+            (outcome,) = await submit(partial(make, ranges=(members,)))
+        outcomes.append(outcome)
+    return outcomes
 
 
 async def resize_slot(

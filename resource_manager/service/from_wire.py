@@ -59,9 +59,11 @@ _REPORTED_STATES = {
 }
 
 
-def check_batch(field: str, items: Sequence[object]) -> None:
-    """Raises InvalidArgument unless there are 1 to `BATCH_ITEMS_MAX` items."""
-    if not 1 <= len(items) <= BATCH_ITEMS_MAX:
+def check_batch(field: str, items: Sequence[object], *, ranges: Sequence[object] = ()) -> None:
+    """Raises InvalidArgument unless there are 1 to `BATCH_ITEMS_MAX` items; with ranges, 0 will do
+    as well.
+    """
+    if not (0 if ranges else 1) <= len(items) <= BATCH_ITEMS_MAX:
         raise InvalidArgument(field, f"{len(items)} items", f"1 to {BATCH_ITEMS_MAX} items")
 
 
@@ -141,15 +143,17 @@ def repetitions(ids: Sequence[str], field: str) -> dict[int, ItemOutcome]:
     return repeated
 
 
-def allocation_ids(ids: Sequence[str]) -> tuple[str, ...]:
-    """A batch of well-formed ids."""
-    check_batch("allocation_ids", ids)
+def allocation_ids(ids: Sequence[str], *, ranges: Sequence[object] = ()) -> tuple[str, ...]:
+    """A batch of well-formed ids; none with ranges, if need be."""
+    check_batch("allocation_ids", ids, ranges=ranges)
     return tuple(check_id(f"allocation_ids[{index}]", each) for index, each in enumerate(ids))
 
 
-def slot_releases(messages: Sequence[rm_pb2.SlotRelease]) -> tuple[tuple[str, int], ...]:
-    """A batch of slots (id, generation; 0: the current one)."""
-    check_batch("slots", messages)
+def slot_releases(
+    messages: Sequence[rm_pb2.SlotRelease], *, ranges: Sequence[object] = ()
+) -> tuple[tuple[str, int], ...]:
+    """A batch of slots (id, generation; 0: the current one); none with ranges, if need be."""
+    check_batch("slots", messages, ranges=ranges)
     slots = tuple((each.allocation_id, each.generation) for each in messages)
     sound = ID_PATTERN.fullmatch
     for index, (allocation_id, generation) in enumerate(slots):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -28,10 +28,18 @@ from resource_manager.engine.explain import EXECUTORS_DEFAULT, explain
 from resource_manager.engine.settings import EngineSettings
 from resource_manager.service import from_wire, to_wire
 from resource_manager.service.admission import JobAdmission, JobLimits, Kind
-from resource_manager.service.asking import PART_ITEMS_MAX, asked, resize_slot, submissions
+from resource_manager.service.asking import (
+    PART_ITEMS_MAX,
+    asked,
+    give_up_ranges,
+    resize_slot,
+    submissions,
+)
+from resource_manager.service.books import MakeEvent
 from resource_manager.service.explain_wire import explanation
 from resource_manager.service.metrics import ResourceManagerMetrics
 from resource_manager.service.ownership import JobSecrets
+from resource_manager.service.ranges_wire import range_members, request_ranges
 from resource_manager.service.runner import Runner
 from resource_manager.service.watch import WatchHub
 
@@ -118,7 +126,8 @@ class JobCalls:
         """See the protocol."""
         job_id = check_id("job_id", request.job_id)
         messages = request.requests
-        from_wire.check_batch("requests", messages)
+        from_wire.check_batch("requests", messages, ranges=request.ranges)
+        ranges = request_ranges(request.ranges)
         checked = None
         members_max = self._settings.gang_members_max
         if len(messages) <= CHECKED_AT_ONCE:
@@ -130,27 +139,34 @@ class JobCalls:
                 specs = await self._checked(job_id, messages)
                 checked = asked(specs, request.gangs, members_max=members_max)
             answered = await self._in_parts(
-                submissions(job_id, checked), len(checked.specs), job_id
+                submissions(job_id, checked, ranges), len(checked.specs) + len(ranges), job_id
             )
-        merged = checked.outcomes(answered)
-        refused = sum(bool(outcome.reason) for outcome in merged)
-        self._metrics.requests.labels("accepted").inc(len(merged) - refused)
-        self._metrics.requests.labels("refused").inc(refused)
-        return rm_pb2.RequestResourceResponse(results=to_wire.item_results(merged))
+        of_ranges = answered[len(checked.specs) :]
+        merged = checked.outcomes(answered[: len(checked.specs)])
+        self._count(merged, [1] * len(merged))
+        self._count(of_ranges, [each.count for each in ranges])
+        return rm_pb2.RequestResourceResponse(
+            results=to_wire.item_results(merged), range_results=to_wire.item_results(of_ranges)
+        )
 
     async def CancelRequests(
         self, request: rm_pb2.CancelRequestsRequest, context: Any
     ) -> rm_pb2.CancelRequestsResponse:
         """See the protocol."""
         job_id = check_id("job_id", request.job_id)
-        ids = from_wire.allocation_ids(request.allocation_ids)
+        ids = from_wire.allocation_ids(request.allocation_ids, ranges=request.ranges)
+        ranges = range_members(request.ranges)
         await self._secrets.check(job_id)
         with self._admission.entered(Kind.CALL, job_id):
             makes = [
                 partial(RequestsCancelled, job_id=job_id, allocation_ids=p) for p in _parts(ids)
             ]
             outcomes = await self._in_parts(makes, len(ids), job_id)
-        return rm_pb2.CancelRequestsResponse(results=to_wire.item_results(outcomes))
+            make = partial(RequestsCancelled, job_id=job_id, allocation_ids=())
+            of_ranges = await give_up_ranges(self._large_step(job_id), make, ranges)
+        return rm_pb2.CancelRequestsResponse(
+            results=to_wire.item_results(outcomes), range_results=to_wire.item_results(of_ranges)
+        )
 
     async def ReleaseSlots(
         self, request: rm_pb2.ReleaseSlotsRequest, context: Any
@@ -158,7 +174,8 @@ class JobCalls:
         """See the protocol."""
         job_id = check_id("job_id", request.job_id)
         grace_ms = from_wire.grace_ms(request.grace, present=request.HasField("grace"))
-        slots = from_wire.slot_releases(request.slots)
+        slots = from_wire.slot_releases(request.slots, ranges=request.ranges)
+        ranges = range_members(request.ranges)
         await self._secrets.check(job_id)
         with self._admission.entered(Kind.CALL, job_id):
             makes = [
@@ -166,7 +183,11 @@ class JobCalls:
                 for part in _parts(slots)
             ]
             outcomes = await self._in_parts(makes, len(slots), job_id)
-        return rm_pb2.ReleaseSlotsResponse(results=to_wire.item_results(outcomes))
+            make = partial(SlotsReleased, job_id=job_id, slots=(), grace_ms=grace_ms)
+            of_ranges = await give_up_ranges(self._large_step(job_id), make, ranges)
+        return rm_pb2.ReleaseSlotsResponse(
+            results=to_wire.item_results(outcomes), range_results=to_wire.item_results(of_ranges)
+        )
 
     async def ResizeSlot(
         self, request: rm_pb2.ResourceManagerServiceResizeSlotRequest, context: Any
@@ -223,10 +244,20 @@ class JobCalls:
         self, makes: Sequence[Callable[[Instant], Event]], items: int, job_id: str
     ) -> list[ItemOutcome]:
         """The outcomes of one call, in the order sent."""
+        if not makes:
+            return []
         answers: list[list[ItemOutcome]] = await self._runner.submit_parts(
             makes, None, items=min(items, PART_ITEMS_MAX), owner=job_id
         )
         return [outcome for part in answers for outcome in part]
+
+    def _large_step(self, job_id: str) -> Callable[[MakeEvent], Awaitable[list[ItemOutcome]]]:
+        """How one step of a large call is handed in."""
+        return partial(self._runner.submit, items=PART_ITEMS_MAX, owner=job_id)
+
+    def _count(self, outcomes: Sequence[ItemOutcome], requests: Sequence[int]) -> None:
+        for outcome, count in zip(outcomes, requests, strict=True):
+            self._metrics.requests.labels("refused" if outcome.reason else "accepted").inc(count)
 
     def _lease_ms(self, request: rm_pb2.RegisterJobRequest) -> int | None:
         asked = request.lease.seconds or request.lease.nanos
