@@ -16,10 +16,9 @@ import heapq
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
 
 from finegrain.errors import InvariantBroken
-from finegrain.resources import ResourceProfile
+from finegrain.resources import Amounts, ResourceProfile
 from resource_manager.engine.effects import (
     Effect,
     PublishClusterEvent,
@@ -47,11 +46,12 @@ from resource_manager.engine.events import (
     SlotsReleased,
     Ticked,
 )
-from resource_manager.engine.settings import DAY_MS, EngineSettings
+from resource_manager.engine.settings import EngineSettings
 from resource_manager.engine.state import State
 from resource_manager.engine.step import step
 from resource_manager.simulator.log import JobRecord, RunLog
 from resource_manager.simulator.nodes import Command, Labels, Node, SimulatedExecutor
+from resource_manager.simulator.plan import Effort, Kind, Submitted, simulated
 
 ONE_CPU = ResourceProfile(1_000)
 """The profile of a thread, where nothing else is said: a core."""
@@ -59,50 +59,12 @@ ONE_CPU = ResourceProfile(1_000)
 START_TIME_MS = 1_700_000_000_000
 """Wall clock at virtual time 0: seen in messages alone."""
 
-_FOR_EVER_MS = 100_000 * DAY_MS
-_WITHOUT_LIMIT = 2**31
+QUIET_MS = 60_000
+"""If a timer rang and nothing came of it, the next one may ring so much later. Somebody who is
+passed over and cannot be helped is looked at every second; months would never end.
+"""
+
 _SUBMITTED_AT_ONCE = 10_000
-
-
-def simulated(settings: EngineSettings) -> EngineSettings:
-    """The same rules without what does not exist here: silence, leases, history, limits of memory.
-
-    A thread may ask for no memory, or for no cpu: logs often do not record it.
-    """
-    return replace(
-        settings,
-        lost_timeout_ms=_FOR_EVER_MS,
-        ended_retention_ms=0,
-        cluster_events_age_ms=_FOR_EVER_MS,
-        jobs_max=_WITHOUT_LIMIT,
-        requests_max=_WITHOUT_LIMIT,
-        job_requests_max=_WITHOUT_LIMIT,
-        gang_members_max=_WITHOUT_LIMIT,
-        cpu_milli_min=0,
-        memory_bytes_min=0,
-        fairness=replace(settings.fairness, tally_interval_ms=_FOR_EVER_MS),
-    )
-
-
-@dataclass(slots=True)
-class Effort:
-    """How much the engine did. `cpu_s` is seconds of cpu in decisions; so is the longest one."""
-
-    decisions: int = 0
-    placed: int = 0
-    cpu_s: float = 0.0
-    longest_cpu_s: float = 0.0
-    moments: int = 0
-
-
-@dataclass(slots=True, eq=False)
-class _Submitted:
-    """A job on its way."""
-
-    record: JobRecord
-    durations_ms: Sequence[int]
-    labels: Labels
-    running: dict[str, int] = field(default_factory=dict)  # allocation id to number of the run
 
 
 class Cluster:
@@ -110,10 +72,13 @@ class Cluster:
 
     Attributes:
         now_ms: virtual time.
+        jobs_over: how many jobs have ended, or were rejected.
         log: every run of a thread, and every job.
         state: the engine's books, to be looked at.
         effort: what the decisions cost.
         events: how many cluster events there were, by kind.
+        waiting_kinds: how many lots of requests of each kind wait.
+        changed_nodes: those on which slots came or went, until somebody empties the set.
         on_settled: called after every moment, when nothing is left to be decided.
     """
 
@@ -125,18 +90,23 @@ class Cluster:
         stopwatch: Callable[[], float] = time.process_time,
     ) -> None:
         self.now_ms = 0
+        self.jobs_over = 0
         self.log = RunLog()
         self.effort = Effort()
         self.events: Counter[str] = Counter()
+        self.waiting_kinds: Counter[Kind] = Counter()
+        self.changed_nodes: set[str] = set()
         self.on_settled: list[Callable[[Cluster], None]] = []
         self.settings = simulated(settings or EngineSettings())
         self.state = State.fresh(self.settings, 1, self.at)
         self._stopwatch = stopwatch
-        self._jobs: dict[str, _Submitted] = {}  # those that have not ended
+        self._jobs: dict[str, Submitted] = {}  # those that have not ended
         self._future: list[tuple[int, int, str]] = []  # heap of (moment, number, job): arrivals
         self._ending: list[tuple[int, int, str, str]] = []  # (moment, number, job, allocation)
         self._orders: list[tuple[int, int, Callable[[Instant], Event]]] = []
         self._number = 0
+        self._effects = 0  # seen so far
+        self._quiet_until_ms = 0
         self._wire: list[Command] = []
         self.executors = {node.name: SimulatedExecutor(node) for node in nodes}
         for executor in self.executors.values():
@@ -191,15 +161,40 @@ class Cluster:
                 f"job {job_id}: {len(durations_ms)} threads at {at_ms} ms, now is {self.now_ms}"
             )
         record = JobRecord(
-            job_id, group, at_ms, profile, len(durations_ms), gang, sum(durations_ms)
+            job_id,
+            group,
+            at_ms,
+            profile,
+            len(durations_ms),
+            gang,
+            sum(durations_ms),
+            max(durations_ms),
         )
-        self._jobs[job_id] = _Submitted(record, durations_ms, labels)
+        self._jobs[job_id] = Submitted(record, durations_ms, labels)
         heapq.heappush(self._future, (at_ms, self._next_number(), job_id))
         return record
 
     def at_moment(self, at_ms: int, event: Callable[[Instant], Event]) -> None:
         """Lets something else happen: an event of the engine, made for its moment."""
         heapq.heappush(self._orders, (at_ms, self._next_number(), event))
+
+    def set_group(
+        self,
+        name: str,
+        *,
+        at_ms: int = 0,
+        weight: float | None = None,
+        parent: str | None = None,
+        minimum: Amounts | None = None,
+        maximum: Amounts | None = None,
+    ) -> None:
+        """Lets a resource group be made, or changed, at a moment; before jobs arrive at it."""
+        self.at_moment(
+            at_ms,
+            lambda at: GroupSet(
+                at, name, weight, parent, minimum=minimum or {}, maximum=maximum or {}
+            ),
+        )
 
     def end_job(self, job_id: str, at_ms: int) -> None:
         """Lets a job end before its time: what runs of it stops, what waits never runs."""
@@ -221,15 +216,22 @@ class Cluster:
         known = [heap[0][0] for heap in (self._future, self._ending, self._orders) if heap]
         if not known:
             return None
+        moment = min(known)
         timer = self.state.next_timer_ms()
-        return max(self.now_ms, min(known) if timer is None else min(*known, timer))
+        if timer is not None:
+            moment = min(moment, max(timer, self._quiet_until_ms))
+        return max(self.now_ms, moment)
 
     def _live_through(self) -> None:
         self.effort.moments += 1
+        before = self._effects
         first: list[Event] = [*self._ends(), *self._orders_due()]
         if first:
             self._batch(first)
-        self._batch([*self._carry_out(), *self._ticks(), *self._arrivals()])
+        arrivals = self._arrivals()
+        self._batch([*self._carry_out(), *self._ticks(), *arrivals])
+        quiet = not first and not arrivals and self._effects == before
+        self._quiet_until_ms = self.now_ms + QUIET_MS if quiet else 0
         while self._wire or self.state.unfinished:
             self._batch(self._carry_out())
         for observer in self.on_settled:
@@ -271,7 +273,7 @@ class Cluster:
             events += self._arrival(job)
         return events
 
-    def _arrival(self, job: _Submitted) -> Iterable[Event]:
+    def _arrival(self, job: Submitted) -> Iterable[Event]:
         record, at = job.record, self.at
         if record.group not in self.state.groups:
             yield GroupSet(at, record.group)
@@ -293,6 +295,7 @@ class Cluster:
 
     def _carry_out(self) -> list[Event]:
         commands, self._wire = self._wire, []
+        self.changed_nodes.update(command.executor_id for command in commands)
         return [
             self.executors[command.executor_id].carry_out(command, self.at) for command in commands
         ]
@@ -326,6 +329,7 @@ class Cluster:
 
     def _take_in(self, effects: Iterable[Effect]) -> None:
         for effect in effects:
+            self._effects += 1
             if isinstance(effect, PublishClusterEvent):
                 self.events[effect.event.kind] += 1
             elif isinstance(effect, PublishJobEvent):
@@ -344,6 +348,8 @@ class Cluster:
         name = event.allocation_id
         thread = int(name[name.rindex("#") + 1 :])
         lane = executor.lanes[name, int(str(slot["generation"]))]
+        if not job.record.gang or not job.record.started:
+            self._wait_with(job.kind, -1)
         number = self.log.started(job.record, thread, executor.node.name, lane, self.now_ms)
         job.running[name] = number
         took_ms = round(job.durations_ms[thread] / executor.node.speed)
@@ -354,10 +360,13 @@ class Cluster:
         """All threads of a job ask for the same: they are all taken in, or none is."""
         refused = next((outcome for outcome in outcomes if outcome.reason), None)
         job = self._jobs.get(event.job_id)
-        if refused is not None and job is not None:
+        if refused is None and job is not None:
+            self._wait_with(job.kind, 1 if job.record.gang else len(outcomes))
+        elif refused is not None and job is not None:
             job.record.rejected = f"{refused.reason}: {refused.message}"
             self._step(JobEndRequested(self.at, event.job_id, "ENDED"))
             del self._jobs[event.job_id]
+            self.jobs_over += 1
 
     def _ended(self, job_id: str) -> None:
         job = self._jobs.pop(job_id, None)
@@ -365,7 +374,15 @@ class Cluster:
             return
         for number in job.running.values():  # ended from outside: they are cut off
             self.log.ended(number, self.now_ms)
+        if lots := job.record.waiting:
+            self._wait_with(job.kind, -(1 if job.record.gang else lots))
         job.record.end_ms = self.now_ms
+        self.jobs_over += 1
+
+    def _wait_with(self, kind: Kind, change: int) -> None:
+        self.waiting_kinds[kind] += change
+        if not self.waiting_kinds[kind]:
+            del self.waiting_kinds[kind]
 
     def _next_number(self) -> int:
         self._number += 1

@@ -42,6 +42,7 @@ class JobRecord:
     threads: int
     gang: bool = False  # all threads at once
     work_ms: int = 0  # sum of its threads' durations on nodes of speed 1
+    longest_ms: int = 0  # the longest of them
     rejected: str = ""  # why nothing of it was ever going to run
     started: int = 0
     finished: int = 0

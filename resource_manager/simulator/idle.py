@@ -1,0 +1,128 @@
+"""Is capacity idle while work waits that fits? Looked at after every moment of a run.
+
+Reckons on its own, from what the executors have free, and not from the engine's index: for each
+kind of request that waits, on which nodes there is room for how many. Kept up to date with the
+nodes that changed, so that a look costs the kinds that wait times the nodes that changed. Capacity
+that is held for somebody who was passed over for too long is not idle, nor is what a group must not
+use because of its maximum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from finegrain.resources import Amounts, ResourceProfile, booking, total_of
+from resource_manager.engine.group_books import above
+from resource_manager.simulator.cluster import Cluster
+from resource_manager.simulator.nodes import Labels
+from resource_manager.simulator.plan import Kind
+
+
+@dataclass(slots=True, eq=False)
+class _Room:
+    """How many slots of one profile fit on each node that carries the labels."""
+
+    need: dict[str, int]
+    by_node: dict[str, int] = field(default_factory=dict)
+    total: int = 0
+
+    def update(self, node: str, free: Amounts) -> None:
+        """Looks at one node again."""
+        fit = min(free.get(each, 0) // amount for each, amount in self.need.items())
+        self.total += fit - self.by_node.get(node, 0)
+        self.by_node[node] = fit
+
+
+class IdleCheck:
+    """Watches a cluster.
+
+    Attributes:
+        looks: moments that were looked at.
+        findings: what was idle beside whom, a sentence each; the first ones.
+        idle_moments: moments at which there was anything.
+    """
+
+    FINDINGS_MAX = 20
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.looks = 0
+        self.idle_moments = 0
+        self.findings: list[str] = []
+        self._rooms: dict[tuple[ResourceProfile, Labels], _Room] = {}
+        self._held: dict[str, Amounts] = {}
+        cluster.on_settled.append(self.look)
+
+    def look(self, cluster: Cluster) -> None:
+        """Looks at the present moment."""
+        self.looks += 1
+        changed = cluster.changed_nodes | self._holds(cluster)
+        cluster.changed_nodes = set()
+        found = [kind for kind in self._fitting(cluster, changed) if _allowed(cluster, kind)]
+        self.idle_moments += bool(found)
+        for kind in found[: self.FINDINGS_MAX - len(self.findings)]:
+            self.findings.append(
+                f"at {cluster.now_ms} ms {kind.together} x {kind.profile.to_dict()} of group"
+                f" {kind.group} wait with labels {dict(kind.labels)} beside room for them"
+            )
+
+    def _holds(self, cluster: Cluster) -> set[str]:
+        """Nodes on which more or less is held than at the last look."""
+        if not cluster.events["reservation_made"]:
+            return set()
+        hosts = cluster.state.hosts.items()
+        held: dict[str, Amounts] = {name: dict(host.held) for name, host in hosts if host.held}
+        changed = {
+            name
+            for name in held.keys() | self._held.keys()
+            if held.get(name) != self._held.get(name)
+        }
+        self._held = held
+        return changed
+
+    def _fitting(self, cluster: Cluster, changed: Iterable[str]) -> Iterator[Kind]:
+        """Kinds of requests that wait and would fit by capacity alone."""
+        needed = {(kind.profile, kind.labels) for kind in cluster.waiting_kinds}
+        self._rooms = {key: room for key, room in self._rooms.items() if key in needed}
+        for name in changed:
+            free = self._free(cluster, name)
+            for room in self._rooms.values():
+                if name in room.by_node:
+                    room.update(name, free)
+        for profile, labels in needed - self._rooms.keys():
+            self._rooms[profile, labels] = self._measured(cluster, profile, labels)
+        for kind in cluster.waiting_kinds:
+            if self._rooms[kind.profile, kind.labels].total >= kind.together:
+                yield kind
+
+    def _free(self, cluster: Cluster, name: str) -> Amounts:
+        free = cluster.executors[name].free
+        held = self._held.get(name)
+        return {each: free[each] - held.get(each, 0) for each in free} if held else free
+
+    def _measured(self, cluster: Cluster, profile: ResourceProfile, labels: Labels) -> _Room:
+        room = _Room(booking(profile, separate_pools=False))
+        wanted = set(labels)
+        for name, executor in cluster.executors.items():
+            if room.need and wanted <= set(executor.node.labels):
+                room.update(name, self._free(cluster, name))
+        return room
+
+
+def _allowed(cluster: Cluster, kind: Kind) -> bool:
+    """True if no maximum of its group, or of one above it, stops the whole of a kind."""
+    limited = [each for each in above(cluster.state.groups, kind.group) if each.maximum]
+    if not limited:
+        return True
+    need = booking(kind.profile, separate_pools=False)
+    below: dict[str, list[Amounts]] = {each.name: [] for each in limited}
+    for slot in cluster.state.slots.values():
+        for each in above(cluster.state.groups, cluster.state.jobs[slot.job_id].group):
+            if each.name in below:
+                below[each.name].append(slot.booked)
+    for each in limited:
+        used = total_of(below[each.name])
+        for name, most in each.maximum.items():
+            if used.get(name, 0) + need.get(name, 0) * kind.together > most:
+                return False
+    return True

@@ -1,0 +1,242 @@
+"""What a run of a log was like: waits, slowdowns, use of the capacity, and who got how much of it.
+
+Bounded slowdown after D. G. Feitelson, "Metrics for parallel job scheduling and their convergence"
+(JSSPP 2001): response time over run time, the latter at least `SLOWDOWN_BOUND_MS`, the whole at
+least 1. A run that shows a share within so many percent of the ideal says so over windows of time:
+see `share_gap`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from finegrain.resources import ResourceProfile
+from resource_manager.simulator.ideal import ROOT, IdealTree
+from resource_manager.simulator.log import JobRecord, RunLog
+from resource_manager.simulator.steps import Steps
+
+SLOWDOWN_BOUND_MS = 10_000
+
+Cost = Callable[[ResourceProfile], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """How values are spread; percentiles are values that occur (nearest rank). All 0 of none."""
+
+    count: int = 0
+    mean: float = 0.0
+    median: float = 0.0
+    p95: float = 0.0
+    p99: float = 0.0
+    most: float = 0.0
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Spread:
+        """Of any values, in any order."""
+        ordered = sorted(values)
+        if not ordered:
+            return cls()
+        return cls(
+            len(ordered),
+            math.fsum(ordered) / len(ordered),
+            nearest_rank(ordered, 0.5),
+            nearest_rank(ordered, 0.95),
+            nearest_rank(ordered, 0.99),
+            ordered[-1],
+        )
+
+
+def nearest_rank(ordered: Sequence[float], quantile: float) -> float:
+    """The least of the values that at least this part of them does not exceed."""
+    return ordered[max(0, math.ceil(quantile * len(ordered)) - 1)]
+
+
+def wait_ms(job: JobRecord) -> int:
+    """From arrival until its first thread began. Raises ValueError if none did."""
+    if job.first_start_ms is None:
+        raise ValueError(f"nothing of job {job.job_id} has run")
+    return job.first_start_ms - job.submit_ms
+
+
+def bounded_slowdown(job: JobRecord) -> float:
+    """Of a job that is over; its run time is that of its longest thread."""
+    if job.end_ms is None:
+        raise ValueError(f"job {job.job_id} is not over")
+    response = job.end_ms - job.submit_ms
+    return max(1.0, response / max(job.longest_ms, SLOWDOWN_BOUND_MS))
+
+
+def whole_capacity_use(log: RunLog, amount: Cost) -> Steps:
+    """How much of something all runs have at any time."""
+    return log.running(lambda _: "", lambda run: amount(run.profile)).get("", Steps())
+
+
+def waiting_threads(log: RunLog) -> Steps:
+    """How many threads wait at any time."""
+    return log.waiting(lambda _: "").get("", Steps())
+
+
+def mean_while(value: Steps, condition: Steps, begin_ms: int, end_ms: int) -> tuple[float, int]:
+    """Mean of a value over the time in which a condition is not 0, and how long that is."""
+    whole, lasted = 0.0, 0
+    for since, until, holds in condition.pieces(begin_ms, end_ms):
+        if holds:
+            whole += value.integral(since, until)
+            lasted += until - since
+    return (whole / lasted if lasted else 0.0), lasted
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What each group uses and could use from this moment until the next one, in cost."""
+
+    at_ms: int
+    running: Mapping[str, float]
+    demand: Mapping[str, float]
+
+
+def moments(log: RunLog, cost: Cost) -> Iterator[Moment]:
+    """The course of a run, a moment for each time at which anything of it changes."""
+    known: dict[ResourceProfile, float] = {}
+    changes: dict[int, dict[str, list[float]]] = {}
+
+    def change(at_ms: int, group: str, running: float, demand: float) -> None:
+        sums = changes.setdefault(at_ms, {}).setdefault(group, [0.0, 0.0])
+        sums[0] += running
+        sums[1] += demand
+
+    for run in log:
+        each = known.get(run.profile)
+        if each is None:
+            each = known[run.profile] = cost(run.profile)
+        change(run.submit_ms, run.group, 0, each)
+        change(run.start_ms, run.group, each, 0)
+        if run.end_ms is not None:
+            change(run.end_ms, run.group, -each, -each)
+    running: dict[str, float] = {}
+    demand: dict[str, float] = {}
+    for at_ms in sorted(changes):
+        for group, (more_running, more_demand) in changes[at_ms].items():
+            _add(running, group, more_running)
+            _add(demand, group, more_demand)
+        yield Moment(at_ms, dict(running), dict(demand))
+
+
+_NOTHING = 1e-9
+
+
+def _add(sums: dict[str, float], name: str, more: float) -> None:
+    value = sums.get(name, 0.0) + more
+    if value > _NOTHING:
+        sums[name] = value
+    else:
+        sums.pop(name, None)
+
+
+@dataclass(slots=True)
+class Account:
+    """Service of one group over a run, in cost x seconds: what it received, and what was due."""
+
+    received: float = 0.0
+    due: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ShareGap:
+    """How far a run was from the ideal schedule, over windows of `window_ms`.
+
+    `error` is the part of all service, over all windows in which somebody waited, that went to
+    others than the ideal gives it to: half the sum of the differences, over the sum received.
+    """
+
+    window_ms: int
+    windows: int
+    error: float
+    worst: float  # of a single window
+
+
+def share_gaps(
+    course: Iterable[Moment], tree: IdealTree, windows_ms: Sequence[int]
+) -> tuple[dict[str, Account], list[ShareGap]]:
+    """Compares a run with the ideal weighted fluid schedule, which divides what is in use at
+    each moment among the groups that have work.
+
+    What rigid jobs leave idle is counted as lost capacity elsewhere, not as unfairness here.
+
+    Args:
+        course: of the run.
+        tree: with the groups as leaves.
+        windows_ms: lengths of windows, at the end of each of which accounts are compared.
+    """
+    accounts: dict[str, Account] = {}
+    ledgers = [_Ledger(length) for length in windows_ms]
+    before: Moment | None = None
+    for moment in course:
+        if before is not None and moment.at_ms > before.at_ms:
+            _enter(before, moment.at_ms, tree, accounts, ledgers)
+        before = moment
+    return accounts, [ledger.closed() for ledger in ledgers]
+
+
+def _enter(
+    moment: Moment,
+    until_ms: int,
+    tree: IdealTree,
+    accounts: dict[str, Account],
+    ledgers: Sequence[_Ledger],
+) -> None:
+    in_use = math.fsum(moment.running.values())
+    due = tree.shares(moment.demand, in_use)
+    due.pop(ROOT, None)
+    contended = math.fsum(moment.demand.values()) > in_use + _NOTHING
+    seconds = (until_ms - moment.at_ms) / 1_000
+    for group in moment.demand:
+        account = accounts.setdefault(group, Account())
+        account.received += moment.running.get(group, 0.0) * seconds
+        account.due += due.get(group, 0.0) * seconds
+    if contended:
+        for ledger in ledgers:
+            ledger.enter(moment, until_ms, due)
+
+
+class _Ledger:
+    """Accounts per window; a time without anybody waiting leaves no entry."""
+
+    def __init__(self, window_ms: int) -> None:
+        self.window_ms = window_ms
+        self.windows = 0
+        self.apart = self.received = self.worst = 0.0
+        self._number = -1
+        self._open: dict[str, list[float]] = {}
+
+    def enter(self, moment: Moment, until_ms: int, due: Mapping[str, float]) -> None:
+        at_ms = moment.at_ms
+        while at_ms < until_ms:
+            number = at_ms // self.window_ms
+            if number != self._number:
+                self.close()
+                self._number = number
+            end_ms = min(until_ms, (number + 1) * self.window_ms)
+            for group in moment.demand:
+                sums = self._open.setdefault(group, [0.0, 0.0])
+                sums[0] += moment.running.get(group, 0.0) * (end_ms - at_ms)
+                sums[1] += due.get(group, 0.0) * (end_ms - at_ms)
+            at_ms = end_ms
+
+    def close(self) -> None:
+        received = math.fsum(sums[0] for sums in self._open.values())
+        if received:
+            apart = math.fsum(abs(sums[0] - sums[1]) for sums in self._open.values()) / 2
+            self.windows += 1
+            self.apart += apart
+            self.received += received
+            self.worst = max(self.worst, apart / received)
+        self._open.clear()
+
+    def closed(self) -> ShareGap:
+        self.close()
+        error = self.apart / self.received if self.received else 0.0
+        return ShareGap(self.window_ms, self.windows, error, self.worst)

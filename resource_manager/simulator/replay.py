@@ -1,0 +1,223 @@
+"""Runs a log through the engine under one policy and measures what came of it.
+
+Decides what a report about a log contains. Refuses to know where the log comes from and how the
+report is shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from finegrain.errors import InvalidArgument
+from finegrain.resources import CPU_MILLI, ResourceProfile, booking, total_of
+from resource_manager.engine.fair.costs import Costs
+from resource_manager.engine.settings import EngineSettings
+from resource_manager.simulator.cluster import Cluster
+from resource_manager.simulator.ideal import IdealFlow, IdealTree
+from resource_manager.simulator.idle import IdleCheck
+from resource_manager.simulator.log import JobRecord
+from resource_manager.simulator.measures import (
+    Account,
+    ShareGap,
+    Spread,
+    bounded_slowdown,
+    mean_while,
+    moments,
+    share_gaps,
+    wait_ms,
+    waiting_threads,
+    whole_capacity_use,
+)
+from resource_manager.simulator.nodes import Node
+from resource_manager.simulator.plan import Effort
+from resource_manager.simulator.steps import Steps
+from resource_manager.simulator.traces.jobs import TraceJob, Workload
+
+HOUR_MS = 3_600_000
+SHARE_WINDOWS_MS = (HOUR_MS, 24 * HOUR_MS)
+
+PROGRESS_EVERY = 500
+"""Moments between two times that progress is told."""
+
+Progress = Callable[[int, int], None]
+"""Told how many jobs are over, and how many there are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How a log is to be run.
+
+    `weights` of resource groups by name; `moldable`: parts of a job run one by one instead of
+    starting together.
+    """
+
+    settings: EngineSettings = field(default_factory=EngineSettings)
+    group_by: str = ""  # empty: as the log suggests
+    weights: Mapping[str, float] = field(default_factory=dict)
+    moldable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GroupResult:
+    """What became of the jobs of one resource group."""
+
+    name: str
+    weight: float
+    jobs: int
+    wait: Spread  # milliseconds
+    slowdown: Spread
+    account: Account
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a log under one policy. Times in milliseconds."""
+
+    policy: str
+    jobs: int  # that ran to their end
+    rejected: Mapping[str, int]  # by reason
+    unserved: int  # that still waited when nothing could happen any more
+    wait: Spread
+    slowdown: Spread
+    makespan_ms: int
+    utilisation: float  # of all cpus, from the first arrival to the last end
+    utilisation_while_waiting: float  # of the time in which somebody waited
+    waiting_time_ms: int  # how long that was
+    shares: Sequence[ShareGap]
+    groups: Sequence[GroupResult]
+    idle_looks: int
+    idle_moments: int
+    idle_findings: Sequence[str]
+    reservations: int
+    effort: Effort
+    used_cpus: Steps  # cores
+    waiting: Steps  # threads
+    waits_ms: Sequence[int]  # of the jobs in order of arrival
+
+
+def replay(
+    workload: Workload, nodes: Sequence[Node], plan: Plan, progress: Progress | None = None
+) -> Outcome:
+    """Runs a whole log; the same input gives the same outcome (but for the cpu time it took).
+
+    Raises:
+        InvalidArgument: `group_by` is nothing that the log records, or a weight is given to a group
+            that no job is of.
+    """
+    fitted, labelled = workload.fitted(nodes)
+    key = plan.group_by or (workload.owner_keys[0] if workload.owner_keys else "none")
+    groups = {job.name: fitted.group_of(job, key) for job in fitted.jobs}
+    weights = _weights(plan, set(groups.values()))
+    cluster = Cluster(labelled, plan.settings)
+    check = IdleCheck(cluster)
+    for name, weight in weights.items():
+        cluster.set_group(name, weight=weight)
+    for job in fitted.jobs:
+        _submit(cluster, job, groups[job.name], moldable=plan.moldable)
+    if progress is not None:
+        cluster.on_settled.append(_teller(progress, len(fitted.jobs)))
+    cluster.run()
+    return _outcome(cluster, check, plan.settings, weights)
+
+
+def _weights(plan: Plan, names: set[str]) -> dict[str, float]:
+    for name in plan.weights:
+        if name not in names:
+            known = ", ".join(sorted(names)[:20]) + (", ..." if len(names) > 20 else "")
+            raise InvalidArgument("--weights", name, f"a resource group of the log: {known}")
+    return {name: plan.weights.get(name, 1.0) for name in sorted(names)}
+
+
+def _submit(cluster: Cluster, job: TraceJob, group: str, *, moldable: bool) -> None:
+    cluster.submit(
+        job.name,
+        [job.run_ms] * job.count,
+        group=group,
+        profile=job.profile,
+        at_ms=job.submit_ms,
+        gang=job.count > 1 and not moldable,
+        labels=job.labels,
+    )
+
+
+def _teller(progress: Progress, jobs: int) -> Callable[[Cluster], None]:
+    def tell(cluster: Cluster) -> None:
+        if cluster.effort.moments % PROGRESS_EVERY == 0:
+            progress(cluster.jobs_over, jobs)
+
+    return tell
+
+
+def _outcome(
+    cluster: Cluster, check: IdleCheck, settings: EngineSettings, weights: Mapping[str, float]
+) -> Outcome:
+    log = cluster.log
+    over = [job for job in log.jobs.values() if job.end_ms is not None and job.started]
+    rejected: dict[str, int] = {}
+    for job in log.jobs.values():
+        if job.rejected:
+            reason = job.rejected.partition(":")[0]
+            rejected[reason] = rejected.get(reason, 0) + 1
+    begin_ms = min((job.submit_ms for job in log.jobs.values()), default=0)
+    end_ms = max((job.end_ms or 0 for job in over), default=begin_ms)
+    cores = whole_capacity_use(log, lambda profile: profile.cpu_milli / 1_000)
+    total = total_of(e.node.total for e in cluster.executors.values()).get(CPU_MILLI, 0) / 1_000
+    waiting = waiting_threads(log)
+    while_waiting, waited_ms = mean_while(cores, waiting, begin_ms, end_ms)
+    accounts, gaps = _shares(cluster, settings, weights)
+    return Outcome(
+        policy=settings.fairness.order,
+        jobs=len(over),
+        rejected=rejected,
+        unserved=len(log.jobs) - len(over) - sum(rejected.values()),
+        wait=Spread.of(map(wait_ms, over)),
+        slowdown=Spread.of(map(bounded_slowdown, over)),
+        makespan_ms=end_ms - begin_ms,
+        utilisation=cores.mean(begin_ms, end_ms) / total if total else 0.0,
+        utilisation_while_waiting=while_waiting / total if total else 0.0,
+        waiting_time_ms=waited_ms,
+        shares=gaps,
+        groups=_groups(over, weights, accounts),
+        idle_looks=check.looks,
+        idle_moments=check.idle_moments,
+        idle_findings=tuple(check.findings),
+        reservations=cluster.events["reservation_made"],
+        effort=cluster.effort,
+        used_cpus=cores,
+        waiting=waiting,
+        waits_ms=tuple(map(wait_ms, over)),
+    )
+
+
+def _shares(
+    cluster: Cluster, settings: EngineSettings, weights: Mapping[str, float]
+) -> tuple[dict[str, Account], list[ShareGap]]:
+    costs = Costs(settings.fairness.service)
+    for name, executor in cluster.executors.items():
+        costs.count(name, dict(executor.node.total))
+
+    def cost(profile: ResourceProfile) -> float:
+        return costs.of(booking(profile, separate_pools=False))
+
+    tree = IdealTree(IdealFlow(name, weight=weight) for name, weight in weights.items())
+    return share_gaps(moments(cluster.log, cost), tree, SHARE_WINDOWS_MS)
+
+
+def _groups(
+    over: Sequence[JobRecord], weights: Mapping[str, float], accounts: Mapping[str, Account]
+) -> list[GroupResult]:
+    by_group: dict[str, list[JobRecord]] = {}
+    for job in over:
+        by_group.setdefault(job.group, []).append(job)
+    return [
+        GroupResult(
+            name,
+            weights[name],
+            len(jobs),
+            Spread.of(map(wait_ms, jobs)),
+            Spread.of(map(bounded_slowdown, jobs)),
+            accounts.get(name, Account()),
+        )
+        for name, jobs in sorted(by_group.items())
+    ]

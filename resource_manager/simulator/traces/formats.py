@@ -1,0 +1,49 @@
+"""Which reader a log is for: told by its first line, or by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from finegrain.errors import InvalidArgument
+from resource_manager.simulator.traces import gpu_cluster, grid, inference
+from resource_manager.simulator.traces.jobs import Workload
+from resource_manager.simulator.traces.rows import lines_of
+from resource_manager.simulator.traces.swf import FIELDS, read_swf
+
+READERS: dict[str, Callable[[Path], Workload]] = {
+    "swf": read_swf,
+    "wagap": grid.read_grid,
+    "openb": gpu_cluster.read_gpu_cluster,
+    "dlrm": inference.read_inference,
+}
+"""Formats by name."""
+
+_COLUMNS = {"wagap": grid.COLUMNS, "openb": gpu_cluster.COLUMNS, "dlrm": inference.COLUMNS}
+
+
+def read_workload(path: Path, format_name: str = "") -> Workload:
+    """Reads a log; without a name its format is told by its first line that says anything.
+
+    Raises:
+        InvalidArgument: it cannot be read, is of no known format, or a record is broken.
+    """
+    name = format_name or _detected(path)
+    if name not in READERS:
+        raise InvalidArgument("--format", name, f"one of {', '.join(READERS)}")
+    return READERS[name](path)
+
+
+def _detected(path: Path) -> str:
+    first = next((line for line in lines_of(path) if line.strip()), "")
+    if first.startswith(";") or len(first.split()) == len(FIELDS):
+        return "swf"
+    header = {column.strip() for column in first.split(",")}
+    for name, columns in _COLUMNS.items():
+        if header.issuperset(columns):
+            return name
+    if header.issuperset(("cpu_milli", "memory_mib", "gpu")):
+        expected = "a log of requests; this is a list of nodes, to be named with --nodes"
+        raise InvalidArgument("FILE", str(path), expected)
+    expected = f"a log that begins like one of {', '.join(READERS)}, or say --format"
+    raise InvalidArgument(f"{path.name}, line 1", first, expected)

@@ -1,0 +1,74 @@
+"""A log of two clusters of the Czech national grid: columns picked from a longer SWF.
+
+What is asked for stands in `nodespec`: `8:ppn=8:cl_zegox` is 8 nodes with 8 cpus each of cluster
+zegox, `#excl` whole nodes. Other properties (file systems, places, nodes not to be used) are left
+aside; a node that is named stands for its cluster.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+
+from finegrain.resources import ResourceProfile
+from resource_manager.simulator.nodes import Labels
+from resource_manager.simulator.traces.jobs import TraceJob, Workload
+from resource_manager.simulator.traces.rows import Row, csv_rows
+
+COLUMNS = ("job", "submit", "run", "req_procs", "req_mem_bytes", "user", "queue", "nodespec")
+NODES = "20x80cpu:529426432K@cluster=zewura,48x12cpu:94035968K@cluster=zegox"
+
+_SHAPE = re.compile(r"(\d+):")
+_CLUSTER = re.compile(r"(?::|^|=)(?:cl_)?(zewura|zegox)")
+_EXCLUSIVE = "#excl"
+_NOTES = (
+    "memory is per node; properties of nodes other than the cluster are not modelled",
+    "the time limits that users set are not known to the choice",
+)
+
+
+def read_grid(path: Path) -> Workload:
+    """Jobs of the log; a part of a job is what it has on one node.
+
+    Raises:
+        InvalidArgument: it cannot be read, or a record is broken.
+    """
+    left_out: Counter[str] = Counter()
+    jobs = [_job(row, left_out) for row in csv_rows(path, COLUMNS)]
+    return Workload(
+        name=path.name,
+        format="wagap",
+        jobs=tuple(job for job in jobs if job is not None),
+        owner_keys=("user", "queue"),
+        nodes=NODES,
+        left_out=left_out,
+        notes=_NOTES,
+    )
+
+
+def _job(row: Row, left_out: Counter[str]) -> TraceJob | None:
+    if row.text("run").startswith("-"):  # its end was missing when the log was made
+        left_out["no end recorded"] += 1
+        return None
+    asked = row.text("nodespec")
+    shape = _SHAPE.match(asked)
+    nodes = max(1, int(shape[1])) if shape else 1
+    processors = row.amount("req_procs", least=1, missing=1)
+    return TraceJob(
+        name=row.text("job"),
+        submit_ms=row.amount("submit", factor=1_000),
+        run_ms=row.amount("run", factor=1_000),
+        count=nodes,
+        profile=ResourceProfile(
+            -(-processors // nodes) * 1_000, task_heap_memory_bytes=row.amount("req_mem_bytes")
+        ),
+        owners={"user": row.text("user"), "queue": row.text("queue")},
+        labels=_labels(asked),
+        whole_nodes=asked.endswith(_EXCLUSIVE),
+    )
+
+
+def _labels(asked: str) -> Labels:
+    cluster = _CLUSTER.search(asked)
+    return (("cluster", cluster[1]),) if cluster else ()

@@ -1,0 +1,84 @@
+"""Instances of recommendation inference services, split into CPU and GPU parts (dlrm, 2025).
+
+RDMA is percent of a network card and disk is GiB, both extended resources. How many instances of
+one application a node may have at most is not modelled.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+from finegrain.resources import GIB, ResourceProfile, extended_items
+from resource_manager.simulator.traces.gpu_cluster import GPU_MILLI
+from resource_manager.simulator.traces.jobs import TraceJob, Workload
+from resource_manager.simulator.traces.rows import Row, csv_rows
+
+COLUMNS = (
+    "instance_sn",
+    "role",
+    "app_name",
+    "cpu_request",
+    "gpu_request",
+    "rdma_request",
+    "memory_request",
+    "disk_request",
+    "creation_time",
+    "scheduled_time",
+    "deletion_time",
+)
+
+_NOTES = (
+    "instances of before the log arrive at its start; those still there at its end run until then",
+    "the limit of instances of one application on one node is not modelled",
+)
+
+
+def read_inference(path: Path) -> Workload:
+    """Instances of the log, each one slot.
+
+    Raises:
+        InvalidArgument: it cannot be read, or a record is broken.
+    """
+    rows = list(csv_rows(path, COLUMNS))
+    moments = ("creation_time", "scheduled_time", "deletion_time")
+    end_ms = max(
+        (row.amount(moment, factor=1_000) for row in rows for moment in moments), default=0
+    )
+    return Workload(
+        name=path.name,
+        format="dlrm",
+        jobs=tuple(_job(row, end_ms) for row in rows),
+        owner_keys=("app", "role"),
+        left_out=Counter(),
+        notes=_NOTES,
+    )
+
+
+def _job(row: Row, end_ms: int) -> TraceJob:
+    created = row.amount("creation_time", factor=1_000)
+    began = row.amount("scheduled_time", factor=1_000, missing=created)
+    ended = row.amount("deletion_time", factor=1_000, missing=end_ms)
+    if ended < began:
+        raise row.wrong("deletion_time", "a moment that is not before the instance began")
+    return TraceJob(
+        name=row.text("instance_sn"),
+        submit_ms=created,
+        run_ms=ended - began,
+        count=1,
+        profile=ResourceProfile(
+            row.amount("cpu_request", factor=1_000),
+            task_heap_memory_bytes=row.amount("memory_request", factor=GIB),
+            extended=extended_items(
+                {
+                    GPU_MILLI: row.amount("gpu_request", factor=1_000),
+                    "rdma": row.amount("rdma_request"),
+                    "disk_gib": row.amount("disk_request"),
+                }
+            ),
+        ),
+        owners={
+            "app": row.text("app_name").removeprefix("app_"),
+            "role": row.text("role"),
+        },
+    )

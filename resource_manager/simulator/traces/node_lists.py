@@ -1,0 +1,116 @@
+"""The nodes of a simulated cluster, from a few words or from a list.
+
+In words: kinds of nodes, with commas between them. `COUNTxCPUScpu`, then as far as they have any,
+`:SIZE` of memory, `:COUNTgpu`, `:NAME=AMOUNT` of an extended resource, `*SPEED`, `@LABEL=VALUE`:
+
+    128x1cpu
+    20x80cpu:505G@cluster=zewura,48x12cpu:90G@cluster=zegox
+    100x96cpu:768G:8gpu:rdma=100*1.5@model=G2
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from finegrain.errors import InvalidArgument
+from finegrain.resources import CPU_MILLI, EXTENDED_PREFIX, MEMORY_BYTES, MIB
+from finegrain.units import parse_bytes, parse_cpu_milli, parse_pair
+from resource_manager.simulator.nodes import Node
+from resource_manager.simulator.traces.gpu_cluster import GPU_MILLI, MODEL
+from resource_manager.simulator.traces.rows import Row, csv_rows
+
+NODES_MAX = 100_000
+
+_KIND = re.compile(r"(?:(\d+)x)?([\d.]+m?)cpu((?::[^:*@]+)*)(?:\*(\d+(?:\.\d+)?))?((?:@[^:*@]+)*)")
+_GPUS = re.compile(r"(\d+)gpu")
+_EXPECTED = "kinds of nodes such as 128x1cpu or 20x80cpu:505G:8gpu@zone=a, or a file"
+
+
+def read_nodes(text: str, field: str = "--nodes") -> list[Node]:
+    """Nodes by the words above, or of a CSV file if there is one of that name.
+
+    Raises:
+        InvalidArgument: it is neither, or there are none, or too many.
+    """
+    path = Path(text)
+    nodes = _listed(path) if path.is_file() else _in_words(text, field)
+    if not 0 < len(nodes) <= NODES_MAX:
+        raise InvalidArgument(field, f"{len(nodes)} nodes", f"1 to {NODES_MAX} of them")
+    return nodes
+
+
+def _in_words(text: str, field: str) -> list[Node]:
+    nodes: list[Node] = []
+    for words in text.split(","):
+        match = _KIND.fullmatch(words.strip())
+        if not match:
+            raise InvalidArgument(field, words, _EXPECTED)
+        count = int(match[1] or 1)
+        if len(nodes) + count > NODES_MAX:
+            raise InvalidArgument(field, words, f"at most {NODES_MAX} nodes")
+        total = {CPU_MILLI: parse_cpu_milli(field, match[2])}
+        for part in filter(None, match[3].split(":")):
+            name, amount = _part(field, part)
+            total[name] = amount
+        labels = sorted(parse_pair(field, part) for part in match[5].split("@") if part)
+        speed = float(match[4] or 1)
+        if not speed:
+            raise InvalidArgument(field, words, "a speed above 0")
+        nodes += [
+            Node(f"node-{len(nodes) + number:04}", total, tuple(labels), speed)
+            for number in range(count)
+        ]
+    return nodes
+
+
+def _part(field: str, text: str) -> tuple[str, int]:
+    gpus = _GPUS.fullmatch(text)
+    if gpus:
+        return EXTENDED_PREFIX + GPU_MILLI, int(gpus[1]) * 1_000
+    if "=" not in text:
+        return MEMORY_BYTES, parse_bytes(field, text)
+    name, amount = parse_pair(field, text)
+    if not amount.isdigit():
+        raise InvalidArgument(field, text, "a whole number of an extended resource: NAME=AMOUNT")
+    return EXTENDED_PREFIX + name, int(amount)
+
+
+def _listed(path: Path) -> list[Node]:
+    """A CSV with a header: a name (`name` or `sn`), `cpu_milli`, and as far as there are any
+    `memory_mib`, `gpu`, `model` and `speed`; every other column is a label.
+    """
+    nodes, seen = [], set()
+    for row in csv_rows(path, (CPU_MILLI,)):
+        node = _node(row)
+        if node.name in seen:
+            raise row.wrong("sn" if "sn" in row else "name", "a name that no other node has")
+        seen.add(node.name)
+        nodes.append(node)
+    return nodes
+
+
+def _node(row: Row) -> Node:
+    name = "sn" if "sn" in row else "name"
+    if name not in row or not row.text(name):
+        raise InvalidArgument(f"{row.path.name}, line {row.line}", "", "a name in column name")
+    total = {CPU_MILLI: row.amount(CPU_MILLI)}
+    if "memory_mib" in row:
+        total[MEMORY_BYTES] = row.amount("memory_mib", factor=MIB)
+    if "gpu" in row:
+        total[EXTENDED_PREFIX + GPU_MILLI] = row.amount("gpu", factor=1_000)
+    speed = 1.0
+    if "speed" in row:
+        try:
+            speed = float(row.text("speed"))
+        except ValueError:
+            speed = 0
+        if not 0 < speed < float("inf"):
+            raise row.wrong("speed", "a number above 0")
+    plain = {name, CPU_MILLI, "memory_mib", "gpu", "speed"}
+    labels = [(key, value) for key, value in row.texts.items() if key not in plain and value]
+    total = {dimension: amount for dimension, amount in total.items() if amount}
+    return Node(row.text(name), total, tuple(sorted(labels)), speed)
+
+
+__all__ = ["MODEL", "NODES_MAX", "read_nodes"]
