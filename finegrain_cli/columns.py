@@ -107,6 +107,10 @@ def _text(key: str) -> Any:
     return lambda row: str(row.get(key) if row.get(key) not in (None, "") else "-")
 
 
+def _runner(row: Row) -> str:
+    return f"pid {row['runner_pid']}" if row["runner_pid"] else "-"
+
+
 EXECUTORS = (
     Column("executor", _text("executor_id")),
     Column("state", _executor_state),
@@ -164,7 +168,10 @@ JOBS = (
     Column("pending", _text("pending_requests"), right=True),
     Column("slots", _text("slots"), right=True),
     Column("allocated", lambda row: amounts_text(row["allocated"])),
+    Column("share", lambda row: f"{100 * row['share_now']:.1f} %", right=True),
     Column("age", lambda row: age(row, "create_time"), right=True),
+    Column("service", lambda row: f"{row['service']:.4g}", wide=True, right=True),
+    Column("oldest wait", lambda row: age(row, "oldest_wait_time"), wide=True, right=True),
     Column(
         "lease",
         lambda row: "none" if row["detached"] else format_duration(row["lease_s"] or 0),
@@ -183,4 +190,18 @@ EVENTS = (
     Column("reason", _text("reason")),
     Column("message", _text("message")),
     Column("job", _text("job_id"), wide=True),
+)
+BATCHES = (
+    Column("batch", _text("batch")),
+    Column("state", lambda row: str(row["progress"]["state"])),
+    Column("threads", lambda row: str(row["progress"]["threads"]), right=True),
+    Column("done", lambda row: str(row["progress"]["done"]), right=True),
+    Column("failed", lambda row: str(row["progress"]["failed"]), right=True),
+    Column("running", lambda row: str(row["progress"]["running"]), right=True),
+    Column("age", lambda row: age(row, "create_time"), right=True),
+    Column("runner", _runner),
+    Column("group", lambda row: row["spec"]["group"] or "default", wide=True),
+    Column("command", lambda row: " ".join(row["spec"]["command"]), wide=True),
+    Column("job", _text("job_id"), wide=True),
+    Column("state file", _text("state_file"), wide=True),
 )

@@ -11,7 +11,7 @@ import typer
 from finegrain.errors import FinegrainError, Reason
 from finegrain_cli.context import Invocation, current, enter
 from finegrain_cli.exit_codes import exit_code_of
-from finegrain_cli.output import OutputFormat, print_error
+from finegrain_cli.output import OutputFormat, print_error, say
 
 P = ParamSpec("P")
 
@@ -41,6 +41,7 @@ ConfigOption = Annotated[
     str,
     typer.Option("--config", envvar="FINEGRAIN_CONFIG", metavar="FILE", help="Configuration file."),
 ]
+YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 WatchOption = Annotated[bool, typer.Option("-w", "--watch", help="Go on as things change.")]
 
 HINTS: dict[Reason, str] = {
@@ -82,3 +83,12 @@ def reporting_errors(command: Callable[P, None]) -> Callable[P, None]:
             raise typer.Exit(exit_code_of(error)) from None
 
     return run
+
+
+def confirm(what: str, *, yes: bool) -> None:
+    """Says what a destructive command will do; asks where somebody can answer."""
+    import sys
+
+    say(what)
+    if not yes and sys.stdin.isatty() and sys.stderr.isatty():
+        typer.confirm("go on?", abort=True, err=True)

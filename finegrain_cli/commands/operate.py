@@ -14,6 +14,8 @@ from finegrain_cli.common import (
     ManagerOption,
     OutputOption,
     TokenFileOption,
+    YesOption,
+    confirm,
     enter_command,
     reporting_errors,
 )
@@ -26,7 +28,6 @@ ExecutorArgument = Annotated[str, typer.Argument(metavar="EXECUTOR")]
 GraceOption = Annotated[
     str, typer.Option("--grace", help="Time between SIGTERM and SIGKILL of tasks, such as 5s.")
 ]
-YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")]
 
 
@@ -74,7 +75,7 @@ def drain(
     with open_cluster() as cluster:
         status = cluster.executor(executor)
         if deadline_s is not None:
-            _confirm(
+            confirm(
                 f"{status.slots} slots of {executor} will be taken away after {deadline}", yes=yes
             )
         if not dry_run:
@@ -108,7 +109,7 @@ def forget(
 ) -> None:
     """Strike a lost executor from the books."""
     enter_command(output, manager, token_file, config)
-    _confirm(f"{executor} will be struck from the books", yes=yes)
+    confirm(f"{executor} will be struck from the books", yes=yes)
     with open_cluster() as cluster:
         cluster.forget(executor)
     print_object("Forgotten", {"executor_id": executor}, output, f"forgot {executor}")
@@ -162,15 +163,6 @@ def terminate(
     with open_cluster() as cluster:
         found = [each for each in cluster.jobs(include_ended=True) if each.job_id.startswith(job)]
         chosen = only("job", job, [each.job_id for each in found], Reason.JOB_UNKNOWN)
-        _confirm(f"job {chosen} will be ended with all its slots and tasks", yes=yes)
+        confirm(f"job {chosen} will be ended with all its slots and tasks", yes=yes)
         cluster.terminate_job(chosen, grace_s=grace_s)
     print_object("Terminated", {"job_id": chosen}, output, f"ended {chosen}")
-
-
-def _confirm(what: str, *, yes: bool) -> None:
-    """Says what a destructive command will do; asks where somebody can answer."""
-    import sys
-
-    say(what)
-    if not yes and sys.stdin.isatty() and sys.stderr.isatty():
-        typer.confirm("go on?", abort=True, err=True)

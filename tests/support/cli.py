@@ -23,6 +23,7 @@ from finegrain_client.types_explain import (
     GangSpot,
     ResizeExplanation,
 )
+from finegrain_client.types_groups import Groups, GroupStatus
 from finegrain_client.types_providers import (
     ExecutorShape,
     ProvidedExecutor,
@@ -157,6 +158,49 @@ JOB = types.JobStatus(
     slots=1,
     allocated={"cpu_milli": 500, "memory_bytes": 256 * MIB},
     last_sequence=4,
+    service=12.5,
+    share_now=0.25,
+    oldest_wait_time=MOMENT,
+)
+GROUPS = Groups(
+    groups=(
+        GroupStatus(
+            name="default",
+            parent="",
+            description="Priority 10 (Default)",
+            weight=1.0,
+            minimum={},
+            maximum={},
+            used={"cpu_milli": 500, "memory_bytes": 256 * MIB},
+            share_entitled=0.2,
+            share_now=0.25,
+            service=12.5,
+            tally=13.75,
+            running=1,
+            waiting=1,
+            oldest_wait_time=MOMENT,
+            jobs=1,
+        ),
+        GroupStatus(
+            name="nightly",
+            parent="default",
+            description="",
+            weight=0.5,
+            minimum={"cpu_milli": 8_000},
+            maximum={"cpu_milli": 64_000, "memory_bytes": GIB, "extended.licence": 0},
+            used={},
+            share_entitled=0.0,
+            share_now=0.0,
+            service=0.0,
+            tally=0.0,
+            running=0,
+            waiting=0,
+            oldest_wait_time=None,
+            jobs=0,
+        ),
+    ),
+    service_measure="dominant",
+    half_life_s=900.0,
 )
 EVENT = types.ClusterEvent(
     sequence=9,
@@ -384,6 +428,16 @@ class FakeCluster:
 
     def providers(self) -> Providers:
         return self.provided
+
+    def groups(self) -> Groups:
+        return GROUPS
+
+    def set_group(self, name: str, **fields: Any) -> GroupStatus:
+        self.done.append(("set_group", name, fields))
+        return replace(GROUPS.groups[1], name=name, weight=fields["weight"] or 1.0)
+
+    def delete_group(self, name: str) -> None:
+        self.done.append(("delete_group", name))
 
     def advise(
         self, job_id: str, *, target_s: float | None = None, quantile: float | None = None

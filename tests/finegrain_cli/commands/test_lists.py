@@ -36,6 +36,7 @@ GOLDEN = Path(__file__).parents[2] / "data/cli"
         "resize 01aaaaaa-0000-7000-8000-000000000001 --cpu 1.8",
         "providers",
         "advise 01bbbbbb",
+        "groups",
     ],
 )
 def test_json_keeps_its_shape(finegrain: Finegrain, cluster: FakeCluster, arguments: str) -> None:

@@ -1,0 +1,194 @@
+"""`finegrain groups`: resource groups, what they get, their weights and limits."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from finegrain.errors import InvalidArgument
+from finegrain.resources import CPU_MILLI, EXTENDED_PREFIX, MEMORY_BYTES
+from finegrain.units import parse_bytes, parse_cpu_milli, parse_pair
+from finegrain_cli.common import (
+    ConfigOption,
+    ManagerOption,
+    OutputOption,
+    TokenFileOption,
+    WatchOption,
+    YesOption,
+    confirm,
+    enter_command,
+    reporting_errors,
+)
+from finegrain_cli.connection import open_cluster
+from finegrain_cli.output import OutputFormat, print_object
+
+if TYPE_CHECKING:
+    from finegrain_client.types import JobStatus
+    from finegrain_client.types_groups import Groups, GroupStatus
+
+WATCH_INTERVAL_S = 1.0
+CLEAR_SCREEN = "\x1b[H\x1b[2J"
+NONE = "none"
+
+NameArgument = Annotated[str, typer.Argument(metavar="NAME")]
+JsonOption = Annotated[bool, typer.Option("--json", help="The same as -o json.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands of this module."""
+    group = typer.Typer(invoke_without_command=True)
+    group.callback()(reporting_errors(show))
+    group.command(name="set")(reporting_errors(set_))
+    group.command()(reporting_errors(delete))
+    app.add_typer(group, name="groups", help="Resource groups: shares, weights, limits.")
+
+
+def show(
+    context: typer.Context,
+    jobs: Annotated[bool, typer.Option("--jobs", help="The jobs below each group, too.")] = False,
+    json_: JsonOption = False,
+    output: OutputOption = OutputFormat.TABLE,
+    watch: WatchOption = False,
+    manager: ManagerOption = "",
+    token_file: TokenFileOption = "",
+    config: ConfigOption = "",
+) -> None:
+    """Show resource groups as a tree: weight, share by weight and now, service, backlog, limits."""
+    if context.invoked_subcommand is not None:
+        return
+    output = OutputFormat.JSON if json_ else output
+    enter_command(output, manager, token_file, config)
+    if watch and output is OutputFormat.JSON:
+        raise InvalidArgument("--output", "json", "jsonl or table together with --watch")
+    before: dict[str, Any] = {}
+    with open_cluster() as cluster:
+        while True:
+            found = cluster.groups()
+            listed = cluster.jobs() if jobs else []
+            data = _document(found, listed, jobs=jobs)
+            if data != before:
+                _print(found, listed, data, output, again=bool(before))
+            if not watch:
+                return
+            before = data
+            time.sleep(WATCH_INTERVAL_S)
+
+
+def set_(
+    name: NameArgument,
+    weight: Annotated[
+        float | None,
+        typer.Option("--weight", help="A group of weight 4 gets four times that of weight 1."),
+    ] = None,
+    parent: Annotated[
+        str | None, typer.Option("--parent", metavar="NAME|none", help="The group it is part of.")
+    ] = None,
+    description: Annotated[str | None, typer.Option("--description", help="For people.")] = None,
+    max_cpu: Annotated[
+        str, typer.Option("--max-cpu", metavar="CORES|none", help="Most cores of its slots.")
+    ] = "",
+    min_cpu: Annotated[
+        str, typer.Option("--min-cpu", metavar="CORES|none", help="Cores it is to have at least.")
+    ] = "",
+    max_memory: Annotated[
+        str, typer.Option("--max-memory", metavar="SIZE|none", help="Most memory of its slots.")
+    ] = "",
+    min_memory: Annotated[
+        str, typer.Option("--min-memory", metavar="SIZE|none", help="Memory at least.")
+    ] = "",
+    max_: Annotated[
+        list[str],
+        typer.Option("--max", metavar="NAME=COUNT|none", help="Most of a countable resource."),
+    ] = [],  # noqa: B006 - typer wants the default as a list
+    min_: Annotated[
+        list[str], typer.Option("--min", metavar="NAME=COUNT|none", help="Likewise at least.")
+    ] = [],  # noqa: B006
+    output: OutputOption = OutputFormat.TABLE,
+    manager: ManagerOption = "",
+    token_file: TokenFileOption = "",
+    config: ConfigOption = "",
+) -> None:
+    """Make a resource group, or change what is given of one.
+
+    It holds from the next decision on. Nothing that runs is stopped; "none" takes a limit away.
+    """
+    enter_command(output, manager, token_file, config)
+    maximum = _limits("max", max_cpu, max_memory, max_)
+    minimum = _limits("min", min_cpu, min_memory, min_)
+    with open_cluster() as cluster:
+        group = cluster.set_group(
+            name,
+            weight=weight,
+            parent="" if parent == NONE else parent,
+            description=description,
+            minimum=minimum,
+            maximum=maximum,
+        )
+    print_object("Group", group.to_dict(), output, _described(group))
+
+
+def delete(
+    name: NameArgument,
+    yes: YesOption = False,
+    output: OutputOption = OutputFormat.TABLE,
+    manager: ManagerOption = "",
+    token_file: TokenFileOption = "",
+    config: ConfigOption = "",
+) -> None:
+    """Strike a resource group in which no job lives."""
+    enter_command(output, manager, token_file, config)
+    confirm(f"group {name} will be struck, with its weight and its limits", yes=yes)
+    with open_cluster() as cluster:
+        cluster.delete_group(name)
+    print_object("GroupDeleted", {"name": name}, output, f"deleted {name}")
+
+
+def _document(found: Groups, listed: list[JobStatus], *, jobs: bool) -> dict[str, Any]:
+    data = found.to_dict()
+    if jobs:
+        data["jobs"] = [each.to_dict() for each in listed]
+    return data
+
+
+def _print(
+    found: Groups,
+    listed: list[JobStatus],
+    data: dict[str, Any],
+    output: OutputFormat,
+    *,
+    again: bool,
+) -> None:
+    from finegrain_cli.group_text import groups_text
+
+    text = groups_text(found, listed, wide=output is OutputFormat.WIDE)
+    if again and output in (OutputFormat.TABLE, OutputFormat.WIDE):
+        text = (CLEAR_SCREEN if sys.stdout.isatty() else "\n") + text
+    print_object("Groups", data, output, text)
+    sys.stdout.flush()
+
+
+def _described(group: GroupStatus) -> str:
+    from finegrain_cli.group_text import limits_text
+
+    parts = [f"{group.name}: weight {group.weight:g}"]
+    parts += [f"part of {group.parent}"] if group.parent else []
+    parts += [f"minimum {limits_text(group.minimum)}"] if group.minimum else []
+    parts += [f"maximum {limits_text(group.maximum)}"] if group.maximum else []
+    return ", ".join(parts)
+
+
+def _limits(what: str, cpu: str, memory: str, others: list[str]) -> dict[str, int | None]:
+    found: dict[str, int | None] = {}
+    if cpu:
+        found[CPU_MILLI] = None if cpu == NONE else parse_cpu_milli(f"--{what}-cpu", cpu)
+    if memory:
+        found[MEMORY_BYTES] = None if memory == NONE else parse_bytes(f"--{what}-memory", memory)
+    for each in others:
+        name, text = parse_pair(f"--{what}", each)
+        if text != NONE and not text.isdecimal():
+            raise InvalidArgument(f"--{what} {name}", text, f"a whole number, or {NONE}")
+        found[EXTENDED_PREFIX + name] = None if text == NONE else int(text)
+    return found

@@ -1,0 +1,115 @@
+"""Resource groups on the command line: the tree, and the levers."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from finegrain_client.types_groups import Groups
+from tests.support.cli import GROUPS, JOB, FakeCluster, Finegrain
+
+
+def test_the_tree_shows_shares_backlog_and_limits(
+    finegrain: Finegrain, cluster: FakeCluster
+) -> None:
+    heading, default, nightly, _, legend = finegrain("groups").stdout.splitlines()
+
+    assert heading.split()[:5] == ["GROUP", "WEIGHT", "ENTITLED", "NOW", "SERVICE"]
+    assert heading.split()[5:8] == ["SLOTS", "WAITING", "OLDEST"]
+    assert default.split()[:8] == ["default", "1", "20.0", "%", "25.0", "%", "12.5", "1"]
+    assert "cpu 0.5, memory 256Mi" in default
+    assert nightly.startswith("  nightly ")
+    assert nightly.endswith("cpu 8    cpu 64, memory 1Gi, licence 0")
+    assert legend == "service: shares of the cluster x seconds; after 15m00s it counts half"
+    assert "Priority 10 (Default)" in finegrain("groups", "-o", "wide").stdout
+
+
+def test_jobs_stand_below_their_group(finegrain: Finegrain, cluster: FakeCluster) -> None:
+    lines = finegrain("groups", "--jobs").stdout.splitlines()
+    assert lines[2].startswith(f"  {JOB.name} ({JOB.job_id})")
+    assert lines[3].startswith("  nightly  ")
+    shown = json.loads(finegrain("groups", "--jobs", "--json").stdout)
+    assert shown["kind"] == "Groups"
+    assert [each["job_id"] for each in shown["jobs"]] == [JOB.job_id]
+    assert "jobs" not in json.loads(finegrain("groups", "--json").stdout)
+
+
+def test_what_is_never_forgotten_is_told(
+    finegrain: Finegrain, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for_ever = replace(GROUPS, half_life_s=None, service_measure="slots")
+    monkeypatch.setattr(cluster, "groups", lambda: for_ever)
+    assert finegrain("groups").stdout.endswith("service: slots x seconds, never forgotten\n")
+
+
+def test_watching_shows_what_changes(
+    finegrain: Finegrain, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("finegrain_cli.commands.groups.WATCH_INTERVAL_S", 0.0)
+    other = replace(GROUPS, groups=GROUPS.groups[:1])
+    looks = iter([GROUPS, GROUPS, other])
+
+    def look() -> Groups:
+        try:
+            return next(looks)
+        except StopIteration:
+            raise KeyboardInterrupt from None
+
+    monkeypatch.setattr(cluster, "groups", look)
+    lines = finegrain("groups", "--watch", "-o", "jsonl").stdout.splitlines()
+    assert [len(json.loads(line)["groups"]) for line in lines] == [2, 1]
+    assert finegrain("groups", "--watch", "-o", "json").exit_code == 2
+
+
+def test_only_what_is_given_is_set(finegrain: Finegrain, cluster: FakeCluster) -> None:
+    result = finegrain("groups", "set", "medium", "--weight", "4")
+    assert result.stdout == (
+        "medium: weight 4, part of default, minimum cpu 8, maximum cpu 64, memory 1Gi, licence 0\n"
+    )
+    nothing = {"parent": None, "description": None, "minimum": {}, "maximum": {}}
+    assert cluster.done == [("set_group", "medium", {"weight": 4.0, **nothing})]
+
+
+def test_limits_are_written_as_people_write_them(
+    finegrain: Finegrain, cluster: FakeCluster
+) -> None:
+    flags = "--max-cpu 64 --min-cpu 500m --max-memory 1TiB --min-memory none --max licence=3"
+    flags += " --max gpu=none --min licence=0 --parent none --description night"
+    result = finegrain("groups", "set", "x", *flags.split(), "-o", "json")
+    assert json.loads(result.stdout)["kind"] == "Group"
+    ((_, _, fields),) = cluster.done
+    assert fields == {
+        "weight": None,
+        "parent": "",
+        "description": "night",
+        "maximum": {"cpu_milli": 64_000, "memory_bytes": 2**40, "extended.licence": 3}
+        | {"extended.gpu": None},
+        "minimum": {"cpu_milli": 500, "memory_bytes": None, "extended.licence": 0},
+    }
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (("--max-cpu", "many"), "--max-cpu is 'many'"),
+        (("--min-memory", "-1"), "--min-memory is '-1'"),
+        (("--max", "licence"), "expected KEY=VALUE"),
+        (("--min", "licence=some"), "--min licence is 'some'; expected a whole number, or none"),
+    ],
+    ids=["cpu", "memory", "no pair", "no number"],
+)
+def test_a_limit_that_is_none(
+    finegrain: Finegrain, cluster: FakeCluster, flags: tuple[str, ...], told: str
+) -> None:
+    result = finegrain("groups", "set", "medium", *flags)
+    assert (result.exit_code, told in result.stderr) == (2, True)
+    assert cluster.done == []
+
+
+def test_a_group_is_struck(finegrain: Finegrain, cluster: FakeCluster) -> None:
+    result = finegrain("groups", "delete", "medium", "--yes")
+    assert result.stdout == "deleted medium\n"
+    assert "medium will be struck, with its weight and its limits" in result.stderr
+    assert cluster.done == [("delete_group", "medium")]
