@@ -27,6 +27,8 @@ from resource_manager.engine.gang_invariants import gang_problems
 from resource_manager.engine.host import Host, SlotKey
 from resource_manager.engine.placement.indexes import carries
 from resource_manager.engine.provision.invariants import provisions
+from resource_manager.engine.range_invariants import in_line, range_problems
+from resource_manager.engine.ranges import live
 from resource_manager.engine.state import State
 
 
@@ -44,6 +46,7 @@ def check_invariants(state: State, *, ended: bool = True) -> list[str]:
         *_slots(state),
         *_queue(state),
         *gang_problems(state),
+        *range_problems(state),
         *(finding for host in state.hosts.values() for finding in _host(host)),
         *_indexes(state),
         *provisions(state),
@@ -71,16 +74,19 @@ def _requests(state: State, *, ended: bool) -> Iterator[str]:
     for name, request in state.requests.items():
         if ended or request.state not in ENDED_REQUEST_STATES:
             yield from _request(state, name, request)
-    if len(state.by_arrival) != len(state.requests):
-        yield f"{len(state.by_arrival)} arrival numbers for {len(state.requests)} requests"
+    numbers = len(state.by_arrival) + len(state.ranges.members)
+    if numbers != len(state.requests):
+        yield f"{numbers} arrival numbers for {len(state.requests)} requests"
 
 
 def _request(state: State, name: str, request: Request) -> Iterator[str]:
     title = f"request {name}"
-    if state.by_arrival.get(request.arrival_number) is not request:
+    number = request.arrival_number
+    if (state.by_arrival.get(number) or state.ranges.members.get(number)) is not request:
         yield f"{title} is not at its arrival number {request.arrival_number}"
     job = state.jobs.get(request.job_id)
-    if job is None or not _is_among(request.arrival_number, job.arrivals):
+    is_member = request.arrival_number in state.ranges.members
+    if job is None or not (is_member or _is_among(request.arrival_number, job.arrivals)):
         yield f"{title} is not known to its job {request.job_id}"
     elif (
         job.state is JobState.ENDED
@@ -125,7 +131,7 @@ def _jobs(state: State) -> Iterator[str]:
         living = sum(
             request is not None and request.state not in ENDED_REQUEST_STATES
             for request in requests
-        )
+        ) + live(state.ranges.parts_of(job.job_id))
         if living != job.live_requests:
             yield f"job {job.job_id} counts {job.live_requests} live requests, there are {living}"
         keys = slot_keys.get(job.job_id, set())
@@ -136,9 +142,9 @@ def _jobs(state: State) -> Iterator[str]:
     live_requests = sum(job.live_requests for job in state.jobs.values())
     if live_requests != state.live_requests:
         yield f"{state.live_requests} live requests counted, there are {live_requests}"
-    live = sum(job.state is JobState.ACTIVE for job in state.jobs.values())
-    if live != state.live_jobs:
-        yield f"{state.live_jobs} live jobs counted, there are {live}"
+    active = sum(job.state is JobState.ACTIVE for job in state.jobs.values())
+    if active != state.live_jobs:
+        yield f"{state.live_jobs} live jobs counted, there are {active}"
 
 
 def _slots(state: State) -> Iterator[str]:
@@ -167,7 +173,7 @@ def _queue(state: State) -> Iterator[str]:
         and not request.spec.gang_id
         and (request.job_id not in state.endings or request in state.queue)
         for request in state.requests.values()
-    )
+    ) + sum(len(part.waiting) for part in in_line(state))
     if len(state.queue) != waiting:
         yield f"{len(state.queue)} requests in the queue, {waiting} are PENDING"
     queue = state.queue

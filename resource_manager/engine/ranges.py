@@ -301,31 +301,6 @@ class RangeBooks:
         part.singled.add(index)
         self.members[request.arrival_number] = request
 
-    def problems(self) -> Iterator[str]:
-        """What is wrong with the books of ranges."""
-        counted = 0
-        for part in self._parts:
-            title = f"part {part.id_of(part.first)} of a range"
-            places = [part.waiting, part.singled, *part.row.ended.values()]
-            total = IntervalSet(run for place in places for run in place.runs())
-            if total != IntervalSet([(part.first, part.end)]) or len(total) != sum(
-                map(len, places)
-            ):
-                yield f"{title}: its members stand in several places, or in none"
-            for index in part.singled:
-                request = self.members.get(part.arrival_of(index))
-                if request is None or request.spec.allocation_id != part.id_of(index):
-                    yield f"{title}: member {index} is singled out, and not known as a request"
-            counted += len(part.singled)
-            if part.stored.run_count and any(i not in part.singled for i in part.stored):
-                yield f"{title}: has rows of members who are not singled out"
-            if self.at(part.row.arrival_number) is not part:
-                yield f"{title}: is not found by its arrival number"
-            if part not in self._by_range.get(part.spec.range_id, []):
-                yield f"{title}: is not found by its name"
-        if counted != len(self.members):
-            yield f"{len(self.members)} members of ranges are requests, {counted} are singled out"
-
 
 def line_up_members(state: State, part: Part, start: int, end: int) -> None:
     """Lets members wait who were never placed."""
