@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from finegrain.errors import Reason
+from finegrain.intervals import Run
 from resource_manager.engine.entities import RequestState
 from resource_manager.engine.events import ItemOutcome, Members
-from resource_manager.engine.intervals import Run
 from resource_manager.engine.members import keep_end_of_many
 from resource_manager.engine.moves import give_up
 from resource_manager.engine.ranges import INDEX_END, Part, leave_line

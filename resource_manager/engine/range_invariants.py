@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from finegrain.intervals import IntervalSet
 from resource_manager.engine.entities import ENDED_REQUEST_STATES, JobState, RequestState
-from resource_manager.engine.intervals import IntervalSet
 from resource_manager.engine.ranges import Part
 from resource_manager.engine.state import State
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from finegrain.errors import InvariantBroken
+from finegrain.intervals import IntervalSet, Run
 from resource_manager.engine.entities import (
     Ended,
     RangeSpec,
@@ -26,7 +27,6 @@ from resource_manager.engine.entities import (
     RequestSpec,
     RequestState,
 )
-from resource_manager.engine.intervals import IntervalSet, Run
 
 if TYPE_CHECKING:
     from resource_manager.engine.state import State

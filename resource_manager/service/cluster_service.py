@@ -329,10 +329,12 @@ def _prefixes(ids: Sequence[str]) -> list[str]:
 def _refuse_short(state: State, ids: Sequence[str]) -> None:
     """Lets only ids pass that exist, or beginnings that are not those of very many."""
     for index, each in enumerate(ids):
-        if len(each) < PREFIX_LENGTH_MIN and each not in state.requests:
+        if len(each) >= PREFIX_LENGTH_MIN or each.removesuffix(".") in state.ranges:
+            continue
+        if state.request_named(each) is None:
             raise _no_id(index, each)
 
 
 def _no_id(index: int, text: str) -> InvalidArgument:
-    expected = f"an id, or at least {PREFIX_LENGTH_MIN} characters from its beginning"
+    expected = f"an id, a range, or at least {PREFIX_LENGTH_MIN} characters from the beginning"
     return InvalidArgument(f"allocation_ids[{index}]", text, expected)

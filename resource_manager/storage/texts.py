@@ -9,9 +9,9 @@ import json
 from collections.abc import Mapping
 from functools import lru_cache
 
+from finegrain.intervals import IntervalSet
 from finegrain.resources import ResourceProfile
 from resource_manager.engine.entities import Ended, RequestState, Resize
-from resource_manager.engine.intervals import IntervalSet
 
 _KNOWN_PROFILES = 65_536  # different profiles kept decoded; clusters use few
 _KNOWN_ISOLATIONS = 4_096  # likewise of isolation reports

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from finegrain.intervals import IntervalSet
 from finegrain.resources import GIB, ResourceProfile
 from resource_manager.engine.effects import Changes, Snapshot
 from resource_manager.engine.entities import (
@@ -30,7 +31,6 @@ from resource_manager.engine.entities import (
     SlotState,
     Tally,
 )
-from resource_manager.engine.intervals import IntervalSet
 
 PROFILE = ResourceProfile(
     cpu_milli=1500,

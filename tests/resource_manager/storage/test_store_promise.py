@@ -13,6 +13,7 @@ from itertools import chain, pairwise
 import pytest
 
 from finegrain.errors import ConfigurationError, InvariantBroken, StoreError
+from finegrain.intervals import IntervalSet
 from finegrain.resources import ResourceProfile
 from resource_manager.engine.effects import Changes
 from resource_manager.engine.entities import (
@@ -32,7 +33,6 @@ from resource_manager.engine.entities import (
     Slot,
     Tally,
 )
-from resource_manager.engine.intervals import IntervalSet
 from resource_manager.storage.store import NotLeader, Store
 from tests.support.books import (
     books_of,

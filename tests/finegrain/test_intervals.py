@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from resource_manager.engine.intervals import IntervalSet
+from finegrain.intervals import IntervalSet
 
 NUMBERS = st.integers(0, 80)
 

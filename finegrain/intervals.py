@@ -1,0 +1,252 @@
+"""A set of whole numbers as the runs it consists of: what a range of requests, or a line of them,
+is made of. Decides how such a set is kept and changed. Refuses to know what the numbers count.
+
+A million numbers that follow one another cost as much as one. The set is one flat array of
+boundaries, `start, end, start, end, ...`, strictly rising: a number is in the set exactly if an odd
+number of boundaries are at or below it, so one binary search answers everything. What was taken at
+the front is only skipped, and cut off when it is more than half, since a line is taken from its
+front.
+"""
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator
+from typing import Self
+
+Run = tuple[int, int]
+"""Numbers from the first up to, and without, the second."""
+
+CUT_OFF_FROM = 64
+"""Boundaries skipped at the front before it is worth moving the others."""
+
+
+class IntervalSet:
+    """A set of whole numbers (64 bits, signed), as sorted runs that neither overlap nor touch.
+
+    Search is O(log runs); a change moves the boundaries behind it (a memory move of 16 bytes a
+    run), except at either end, where it costs nothing. Iteration is in rising order; the set must
+    not be changed meanwhile.
+    """
+
+    __slots__ = ("_bounds", "_count", "_head")
+
+    def __init__(self, runs: Iterable[Run] = ()) -> None:
+        self._bounds = array("q")
+        self._head = 0
+        self._count = 0
+        for start, end in runs:
+            self.add_run(start, end)
+
+    @classmethod
+    def of(cls, numbers: Iterable[int]) -> Self:
+        """The set of these numbers, in any order."""
+        made = cls()
+        for number in numbers:
+            made.add(number)
+        return made
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __bool__(self) -> bool:
+        return self._count > 0
+
+    def __contains__(self, number: object) -> bool:
+        if not isinstance(number, int):
+            return False
+        return (self._after(number) - self._head) & 1 == 1
+
+    def __iter__(self) -> Iterator[int]:
+        for start, end in self.runs():
+            yield from range(start, end)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, IntervalSet):
+            return NotImplemented
+        return self._count == other._count and list(self.runs()) == list(other.runs())
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"IntervalSet({list(self.runs())!r})"
+
+    @property
+    def first(self) -> int:
+        """The least number. Raises KeyError if the set is empty."""
+        if not self._count:
+            raise KeyError("an empty set has no first number")
+        return self._bounds[self._head]
+
+    @property
+    def last(self) -> int:
+        """The largest number. Raises KeyError if the set is empty."""
+        if not self._count:
+            raise KeyError("an empty set has no last number")
+        return self._bounds[-1] - 1
+
+    @property
+    def run_count(self) -> int:
+        """How many runs the set consists of."""
+        return (len(self._bounds) - self._head) // 2
+
+    def runs(self) -> Iterator[Run]:
+        """The runs, in rising order."""
+        bounds = self._bounds
+        for at in range(self._head, len(bounds), 2):
+            yield bounds[at], bounds[at + 1]
+
+    def runs_within(self, start: int, end: int) -> Iterator[Run]:
+        """The runs of what the set has from `start` up to `end`, cut to that."""
+        bounds = self._bounds
+        at = self._after(start)
+        at -= (at - self._head) & 1
+        for here in range(at, len(bounds), 2):
+            low, high = max(start, bounds[here]), min(end, bounds[here + 1])
+            if low >= high:
+                return
+            yield low, high
+
+    def next_from(self, number: int) -> int | None:
+        """The least number of the set that is at or above `number`, or None."""
+        at = self._after(number)
+        if (at - self._head) & 1:
+            return number
+        return self._bounds[at] if at < len(self._bounds) else None
+
+    def count_within(self, start: int, end: int) -> int:
+        """How many numbers of the set lie from `start` up to `end`. O(runs in between)."""
+        return sum(high - low for low, high in self.runs_within(start, end))
+
+    def add(self, number: int) -> bool:
+        """Put one number in; False if it is there already."""
+        return self.add_run(number, number + 1) == 1
+
+    def add_run(self, start: int, end: int) -> int:
+        """Put in the numbers from `start` up to `end`; returns how many of them are new."""
+        if start >= end:
+            return 0
+        bounds = self._bounds
+        if not bounds or start > bounds[-1]:
+            bounds.append(start)
+            bounds.append(end)
+            self._count += end - start
+            return end - start
+        if start == bounds[-1]:
+            bounds[-1] = end
+            self._count += end - start
+            return end - start
+        # Runs that touch become one: a boundary equal to start or end goes.
+        low = bisect_left(bounds, start, self._head)
+        high = bisect_right(bounds, end, self._head)
+        put = []
+        if (low - self._head) & 1 == 0:
+            put.append(start)
+        if (high - self._head) & 1 == 0:
+            put.append(end)
+        return self._replace(low, high, put)
+
+    def remove(self, number: int) -> None:
+        """Take one number out. Raises KeyError if it is not there."""
+        if not self.remove_run(number, number + 1):
+            raise KeyError(number)
+
+    def discard(self, number: int) -> bool:
+        """Take one number out; False if it is not there."""
+        return self.remove_run(number, number + 1) == 1
+
+    def remove_run(self, start: int, end: int) -> int:
+        """Take out the numbers from `start` up to `end`; returns how many of them were there."""
+        if start >= end or not self._count:
+            return 0
+        bounds = self._bounds
+        low = bisect_left(bounds, start, self._head)
+        high = bisect_right(bounds, end, self._head)
+        put = []
+        if (low - self._head) & 1:
+            put.append(start)
+        if (high - self._head) & 1:
+            put.append(end)
+        if low == self._head and not put:
+            return self._skip(high)
+        return -self._replace(low, high, put)
+
+    def take(self, count: int) -> list[Run]:
+        """Take out the least `count` numbers, or all if there are fewer; returns them as runs."""
+        taken: list[Run] = []
+        bounds, at = self._bounds, self._head
+        left = count
+        while left > 0 and at < len(bounds):
+            start, end = bounds[at], min(bounds[at + 1], bounds[at] + left)
+            taken.append((start, end))
+            left -= end - start
+            if end < bounds[at + 1]:
+                bounds[at] = end
+            else:
+                at += 2
+        self._count -= sum(end - start for start, end in taken)
+        self._move_head(at)
+        return taken
+
+    def peek(self, count: int) -> list[Run]:
+        """The least `count` numbers, or all if there are fewer, as runs; the set stays as it is."""
+        found: list[Run] = []
+        left = count
+        for start, end in self.runs():
+            if left <= 0:
+                break
+            found.append((start, min(end, start + left)))
+            left -= end - start
+        return found
+
+    def copy(self) -> "IntervalSet":
+        """A set of the same numbers."""
+        other = IntervalSet()
+        other._bounds = self._bounds[self._head :]
+        other._count = self._count
+        return other
+
+    def clear(self) -> None:
+        """Take everything out."""
+        self._bounds = array("q")
+        self._head = 0
+        self._count = 0
+
+    def gaps_within(self, start: int, end: int) -> Iterator[Run]:
+        """The runs of what the set has not, from `start` up to `end`."""
+        at = start
+        for low, high in self.runs_within(start, end):
+            if at < low:
+                yield at, low
+            at = high
+        if at < end:
+            yield at, end
+
+    def _after(self, number: int) -> int:
+        return bisect_right(self._bounds, number, self._head)
+
+    def _replace(self, low: int, high: int, put: list[int]) -> int:
+        """Put boundaries where others are; returns how many numbers the set has grown by."""
+        bounds = self._bounds
+        before = self._length(low - ((low - self._head) & 1), high + ((high - self._head) & 1))
+        bounds[low:high] = array("q", put)
+        high = low + len(put)
+        after = self._length(low - ((low - self._head) & 1), high + ((high - self._head) & 1))
+        self._count += after - before
+        return after - before
+
+    def _length(self, low: int, high: int) -> int:
+        return sum(self._bounds[low + 1 : high : 2]) - sum(self._bounds[low:high:2])
+
+    def _skip(self, high: int) -> int:
+        gone = self._length(self._head, high)
+        self._count -= gone
+        self._move_head(high)
+        return gone
+
+    def _move_head(self, head: int) -> None:
+        self._head = head
+        if not self._count:
+            self.clear()
+        elif head >= CUT_OFF_FROM and head * 2 > len(self._bounds):
+            del self._bounds[:head]
+            self._head = 0
