@@ -37,6 +37,7 @@ class RequestInput(StrEnum):
     )
     CANCEL = "CANCEL"  # taken back before it was granted
     RELEASE = "RELEASE"  # the granted slot was given back
+    REUSE = "REUSE"  # a slot that its job has already does its work
     DECLINE = "DECLINE"  # the executor's direct offer was not accepted
     REJECT = "REJECT"  # it may not wait any longer
     LOSE = "LOSE"  # the granted slot was lost, and no other one is wanted
@@ -56,6 +57,7 @@ REQUEST_MOVES: dict[tuple[RequestState, RequestInput], RequestState] = {
     (_R.PENDING, RequestInput.PLACE): _R.ALLOCATING,
     (_R.PENDING, RequestInput.CANCEL): _R.CANCELLED,
     (_R.PENDING, RequestInput.RECLAIM): _R.GRANTED,
+    (_R.PENDING, RequestInput.REUSE): _R.RELEASED,
     (_R.PENDING, RequestInput.REJECT): _R.REJECTED,
     (_R.ALLOCATING, RequestInput.CONFIRM): _R.GRANTED,
     (_R.ALLOCATING, RequestInput.REQUEUE): _R.PENDING,

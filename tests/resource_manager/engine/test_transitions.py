@@ -23,14 +23,14 @@ from resource_manager.engine.transitions import (
 )
 
 REQUEST_TABLE = """
-            PLACE       CONFIRM  REQUEUE  RECLAIM  CANCEL     RELEASE   DECLINE   REJECT    LOSE
-PENDING     ALLOCATING  -        -        GRANTED  CANCELLED  -         -         REJECTED  -
-ALLOCATING  -           GRANTED  PENDING  -        CANCELLED  -         RELEASED  -         -
-GRANTED     -           -        PENDING  -        -          RELEASED  RELEASED  -         LOST
-CANCELLED   -           -        -        -        -          -         -         -         -
-REJECTED    -           -        -        -        -          -         -         -         -
-RELEASED    -           -        -        -        -          -         -         -         -
-LOST        -           -        -        -        -          -         -         -         -
+           PLACE      CONFIRM REQUEUE RECLAIM CANCEL    RELEASE  REUSE    DECLINE  REJECT   LOSE
+PENDING    ALLOCATING -       -       GRANTED CANCELLED -        RELEASED -        REJECTED -
+ALLOCATING -          GRANTED PENDING -       CANCELLED -        -        RELEASED -        -
+GRANTED    -          -       PENDING -       -         RELEASED -        RELEASED -        LOST
+CANCELLED  -          -       -       -       -         -        -        -        -        -
+REJECTED   -          -       -       -       -         -        -        -        -        -
+RELEASED   -          -       -       -       -         -        -        -        -        -
+LOST       -          -       -       -       -         -        -        -        -        -
 """
 
 SLOT_TABLE = """
