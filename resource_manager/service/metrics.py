@@ -1,6 +1,7 @@
 """Every metric of the resource manager, named in one place.
 
-Labels are bounded by configuration or by the number of executors; never job or allocation ids.
+Labels are bounded by configuration, by the number of executors or of resource groups; never job or
+allocation ids.
 Gauges of the cluster are filled from the books when somebody scrapes (`observe_books`).
 """
 
@@ -30,6 +31,7 @@ class ResourceManagerMetrics:
         self._define_writer(registry)
         self._define_calls(registry)
         self._define_cluster(registry)
+        self._define_groups(registry)
 
     def _define_writer(self, registry: CollectorRegistry) -> None:
         self.rm_epoch = Gauge(
@@ -202,6 +204,42 @@ class ResourceManagerMetrics:
             "Countable resources of an executor: total, allocated.",
             ("executor", "resource", "state"),
             registry=registry,
+        )
+
+    def _define_groups(self, registry: CollectorRegistry) -> None:
+        def gauge(name: str, text: str, *labels: str) -> Gauge:
+            full = f"finegrain_rm_group_{name}"
+            return Gauge(full, text, ("group", *labels), registry=registry)
+
+        self.group_weight = gauge("weight", "Weight of a resource group.")
+        self.group_entitled = gauge(
+            "entitled_share_ratio",
+            "Part of all service that a group is entitled to, by weight, among those with work.",
+        )
+        self.group_share = gauge(
+            "share_ratio", "Part of all service that the slots of a group get at the moment."
+        )
+        self.group_service = gauge(
+            "service_cost_seconds", "Service received lately: cost times seconds, decayed."
+        )
+        self.group_pending = gauge("pending_requests", "Requests that wait.")
+        self.group_oldest_wait = gauge(
+            "oldest_wait_seconds",
+            "For how long the request has waited that has waited longest; 0: none waits.",
+        )
+        self.group_slots = gauge("slots", "Slots that exist.")
+        self.group_jobs = gauge("jobs", "Jobs that have not ended.")
+        self.group_cpu_cores = gauge(
+            "cpu_cores", "CPU cores of a group: used (booked), minimum, maximum.", "state"
+        )
+        self.group_memory_bytes = gauge(
+            "memory_bytes", "Memory of a group: used (booked), minimum, maximum.", "state"
+        )
+        self.group_extended = gauge(
+            "extended_resource_units",
+            "Countable resources of a group: used (booked), minimum, maximum.",
+            "resource",
+            "state",
         )
 
     def set_amounts(self, executor_id: str, state: str, amounts: Amounts) -> None:

@@ -1,5 +1,6 @@
 """The files under deploy are understood by the programs they are for."""
 
+import json
 import re
 import shlex
 import subprocess
@@ -114,3 +115,41 @@ def test_tasks_do_not_inherit_a_sandbox_from_the_helper() -> None:
         "Capability",
     )
     assert [name for name in settings if name.startswith(sandbox)] == []
+
+
+PROMETHEUS = REPOSITORY / "deploy/prometheus"
+METRIC = re.compile(r"\bfinegrain_[a-z_]+\b")
+
+
+@pytest.mark.needs("promtool")
+@pytest.mark.parametrize(
+    "command",
+    [("check", "rules", "finegrain.rules.yml"), ("test", "rules", "finegrain.rules.test.yml")],
+    ids=" ".join,
+)
+def test_prometheus_understands_the_rules_and_alerts_when_it_should(
+    command: tuple[str, ...],
+) -> None:
+    checked = subprocess.run(
+        ["promtool", *command], cwd=PROMETHEUS, capture_output=True, text=True, check=False
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+@pytest.mark.parametrize(
+    "file",
+    [PROMETHEUS / "finegrain.rules.yml", *sorted((REPOSITORY / "deploy/grafana").glob("*.json"))],
+    ids=lambda path: path.stem,
+)
+def test_rules_and_dashboards_name_only_metrics_that_there_are(file: Path) -> None:
+    from resource_manager.service.metrics import ResourceManagerMetrics
+
+    known = {each.name for each in ResourceManagerMetrics("0").registry.collect()}
+    text = file.read_text()
+    if file.suffix == ".json":
+        panels = json.loads(text)["panels"]
+        text = "\n".join(target["expr"] for panel in panels for target in panel["targets"])
+        assert len({panel["id"] for panel in panels}) == len(panels)
+    named = set(METRIC.findall(text))
+    assert named
+    assert named <= known

@@ -1,0 +1,60 @@
+"""Fills the gauges of resource groups. One series per group; never one per job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from finegrain.resources import CPU_MILLI, EXTENDED_PREFIX, MEMORY_BYTES
+from resource_manager.engine.group_views import GroupView
+from resource_manager.service.metrics import ResourceManagerMetrics
+
+
+def observe_groups(
+    metrics: ResourceManagerMetrics, views: Iterable[GroupView], time_ms: int
+) -> None:
+    """How they stand at a moment of the wall clock. Series of groups that were struck go."""
+    for gauge in (
+        metrics.group_weight,
+        metrics.group_entitled,
+        metrics.group_share,
+        metrics.group_service,
+        metrics.group_pending,
+        metrics.group_oldest_wait,
+        metrics.group_slots,
+        metrics.group_jobs,
+        metrics.group_cpu_cores,
+        metrics.group_memory_bytes,
+        metrics.group_extended,
+    ):
+        gauge.clear()
+    for view in views:
+        _observe(metrics, view, time_ms)
+
+
+def _observe(metrics: ResourceManagerMetrics, view: GroupView, time_ms: int) -> None:
+    group, flow, name = view.group, view.flow, view.group.name
+    oldest_ms = flow.oldest_wait_time_ms
+    for gauge, value in (
+        (metrics.group_weight, group.weight),
+        (metrics.group_entitled, view.share_entitled),
+        (metrics.group_share, flow.share_now),
+        (metrics.group_service, flow.service),
+        (metrics.group_pending, view.waiting),
+        (metrics.group_slots, view.running),
+        (metrics.group_jobs, view.jobs),
+        (
+            metrics.group_oldest_wait,
+            0 if oldest_ms is None else max(0, time_ms - oldest_ms) / 1_000,
+        ),
+    ):
+        gauge.labels(name).set(value)
+    used = {CPU_MILLI: 0, MEMORY_BYTES: 0} | dict(view.used)
+    for state, amounts in (("used", used), ("minimum", group.minimum), ("maximum", group.maximum)):
+        for dimension, amount in amounts.items():
+            if dimension == CPU_MILLI:
+                metrics.group_cpu_cores.labels(name, state).set(amount / 1_000)
+            elif dimension == MEMORY_BYTES:
+                metrics.group_memory_bytes.labels(name, state).set(amount)
+            else:
+                resource = dimension.removeprefix(EXTENDED_PREFIX)
+                metrics.group_extended.labels(name, resource, state).set(amount)
