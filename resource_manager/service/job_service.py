@@ -40,6 +40,7 @@ from resource_manager.service.explain_wire import explanation
 from resource_manager.service.metrics import ResourceManagerMetrics
 from resource_manager.service.ownership import JobSecrets
 from resource_manager.service.ranges_wire import range_members, request_ranges
+from resource_manager.service.reuse_wire import reuse_events, slot_reuses
 from resource_manager.service.runner import Runner
 from resource_manager.service.watch import WatchHub
 
@@ -188,6 +189,19 @@ class JobCalls:
         return rm_pb2.ReleaseSlotsResponse(
             results=to_wire.item_results(outcomes), range_results=to_wire.item_results(of_ranges)
         )
+
+    async def ReuseSlots(
+        self, request: rm_pb2.ReuseSlotsRequest, context: Any
+    ) -> rm_pb2.ReuseSlotsResponse:
+        """See the protocol."""
+        job_id = check_id("job_id", request.job_id)
+        grace_ms = from_wire.grace_ms(request.grace, present=request.HasField("grace"))
+        slots = slot_reuses(request.slots)
+        await self._secrets.check(job_id)
+        with self._admission.entered(Kind.CALL, job_id):
+            makes = reuse_events(job_id, _parts(slots), grace_ms)
+            outcomes = await self._in_parts(makes, len(slots), job_id)
+        return rm_pb2.ReuseSlotsResponse(results=to_wire.item_results(outcomes))
 
     async def ResizeSlot(
         self, request: rm_pb2.ResourceManagerServiceResizeSlotRequest, context: Any
