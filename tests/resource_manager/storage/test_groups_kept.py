@@ -1,0 +1,69 @@
+"""Resource groups and tallies in a database: replaced, struck, and made for books of version 3."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import create_engine, insert
+
+from resource_manager.engine.effects import Changes
+from resource_manager.engine.entities import Group, Instant, Tally
+from resource_manager.engine.settings import EngineSettings
+from resource_manager.engine.state import State
+from resource_manager.storage import creation, migrate, tables
+from resource_manager.storage.location import DatabaseUrl
+from resource_manager.storage.rows import JOBS
+from resource_manager.storage.store import Store, open_store
+from tests.support.books import job
+
+
+def test_groups_and_tallies_are_replaced_and_struck(store: Store) -> None:
+    groups = [Group("a", weight=0.001), Group("b", "a", 1e6, {"cpu_milli": 1}, {"cpu_milli": 0})]
+    tallies = [Tally("group/a", "cpu", 1e-300, -1.5, 1), Tally("job/1", "cpu", 0.1 + 0.2, 1e300, 2)]
+    store.commit(Changes(groups=groups, tallies=tallies))
+    assert (store.load().groups, store.load().tallies) == (groups, tallies)
+    newer = [Group("a", weight=2.0, description="now"), Tally("job/1", "slots", 0.0, 0.0, 3, "{}")]
+    store.commit(
+        Changes(
+            groups=[newer[0]],
+            tallies=[newer[1]],
+            deleted_groups=["b", "never was"],
+            deleted_tallies=["group/a", "never was"],
+        )
+    )
+    assert [*store.load().groups, *store.load().tallies] == newer
+
+
+ODD = ["Team A/β", "default", "high", "x" * 128]
+"""Names of groups that earlier versions took; the second and third one are delivered."""
+
+
+def test_jobs_of_version_3_keep_their_groups_whatever_these_are_called(url: str) -> None:
+    location = DatabaseUrl.parse(url)
+    rows = [job(f"job-{n}", group=name, arrival_number=n) for n, name in enumerate(ODD)]
+    columns = tables.jobs.columns.keys()
+    engine = create_engine(location.url)
+    with engine.begin() as connection:
+        migrate.migrate(connection, 3)
+        values = [dict(zip(columns, JOBS.encode(row), strict=True)) for row in rows]
+        connection.execute(insert(tables.jobs), values)
+        creation.fill(connection)
+    if location.is_sqlite:
+        with engine.connect() as connection:
+            connection.exec_driver_sql(f"PRAGMA application_id = {tables.APPLICATION_ID}")
+            connection.exec_driver_sql("PRAGMA journal_mode = WAL")
+    engine.dispose()
+
+    with open_store(url) as store:
+        epoch = store.lead("new software")
+        before = store.load()
+        assert (before.groups, before.tallies, len(before.jobs)) == ([], [], 4)
+        state = State.restore(before, EngineSettings(), Instant(1_000, 2_000))
+        store.commit(state.take_changes())
+        again = State.restore(store.load(), EngineSettings(), Instant(9_000, 9_000))
+    weights: dict[str, Any] = {name: group.weight for name, group in again.groups.items()}
+    delivered = {"default": 1.0, "low": 1.0, "medium": 4.0, "high": 16.0, "critical": 64.0}
+    assert weights == delivered | {"Team A/β": 1.0, "x" * 128: 1.0}
+    assert {row.group for row in again.jobs.values()} == set(ODD)
+    assert not again.take_changes().groups
+    assert epoch == 1
