@@ -370,6 +370,7 @@ Event = (
     | RequestsSubmitted
     | RequestsCancelled
     | SlotsReleased
+    | SlotsReuseAsked
     | ResizeRequested
     | ExecutorRegistered
     | SlotsReported
