@@ -22,16 +22,16 @@ def test_groups_and_tallies_are_replaced_and_struck(store: Store) -> None:
     tallies = [Tally("group/a", "cpu", 1e-300, -1.5, 1), Tally("job/1", "cpu", 0.1 + 0.2, 1e300, 2)]
     store.commit(Changes(groups=groups, tallies=tallies))
     assert (store.load().groups, store.load().tallies) == (groups, tallies)
-    newer = [Group("a", weight=2.0, description="now"), Tally("job/1", "slots", 0.0, 0.0, 3, "{}")]
+    group, tally = Group("a", weight=2.0, description="now"), Tally("job/1", "cpu", 0.0, 0.0, 3)
     store.commit(
         Changes(
-            groups=[newer[0]],
-            tallies=[newer[1]],
+            groups=[group],
+            tallies=[tally],
             deleted_groups=["b", "never was"],
             deleted_tallies=["group/a", "never was"],
         )
     )
-    assert [*store.load().groups, *store.load().tallies] == newer
+    assert (store.load().groups, store.load().tallies) == ([group], [tally])
 
 
 ODD = ["Team A/β", "default", "high", "x" * 128]
