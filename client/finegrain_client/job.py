@@ -25,6 +25,7 @@ from finegrain_client.errors import JobEnded
 from finegrain_client.events import JobEvents
 from finegrain_client.gangs import GangSpec
 from finegrain_client.request import Request, all_granted
+from finegrain_client.reusing import Reuse, reuse
 from finegrain_client.slot import Slot
 from finegrain_client.specs import SlotSpec, id_batches
 from finegrain_client.types import GangPlacement, ItemOutcome
@@ -218,6 +219,28 @@ class Job:
             if outcome.ok and outcome.id in by_id:
                 by_id[outcome.id].mark_released()
         return outcomes
+
+    async def reuse(
+        self, wishes: Sequence[Reuse], grace_s: float | None = None
+    ) -> list[ItemOutcome]:
+        """Asks whether slots whose work is done may do that of requests which wait, in one call for
+        many. One outcome for each.
+
+        Each wish names a slot, and a request of this job that waits and asks for the same. Where
+        an outcome is `ok`, the slot stays ours and the request has ended: RELEASED, reason REUSED.
+        Else the slot was given back (reason FAIR_SHARE: others come first with what it frees), and
+        the request waits on. The same wishes again get the same outcomes.
+
+        Args:
+            wishes: pairs of a slot and a request, or its allocation id.
+            grace_s: time between SIGTERM and SIGKILL for tasks that still run in slots that are
+                given back; None: the executor's default.
+
+        Raises:
+            InvalidArgument: a slot or a request is named twice.
+            FinegrainError: the RM could not be told.
+        """
+        return await reuse(self._context, wishes, grace_s)
 
     def events(self) -> JobEvents:
         """What happens to the job's requests from now on, in order and once; see `JobEvents`."""

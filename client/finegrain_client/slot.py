@@ -24,12 +24,14 @@ from finegrain_client.context import JobContext
 from finegrain_client.errors import SlotLost, StillResizing
 from finegrain_client.resizing import SizeChange
 from finegrain_client.retry import call_with_retries
+from finegrain_client.reusing import reuse
 from finegrain_client.slot_size import SlotSize
 from finegrain_client.task import OutputMode, Task, TaskOptions, start_task
 from finegrain_client.types import Isolation, SlotStatus
 
 if TYPE_CHECKING:
     from finegrain.v1.task_executor_pb2_grpc import TaskExecutorServiceAsyncStub
+    from finegrain_client.request import Request
 
 T = TypeVar("T")
 
@@ -192,6 +194,20 @@ class Slot:
             )
         )
         self.mark_released()
+
+    async def reuse_for(self, request: Request | str, grace_s: float | None = None) -> bool:
+        """Asks whether the slot, whose work is done, may do that of a request which waits; see
+        `Job.reuse`. False: it was given back, and the request waits on.
+
+        Args:
+            request: of the same job, asking for the same; or its allocation id.
+            grace_s: see `release`.
+
+        Raises:
+            FinegrainError: the RM could not be told.
+        """
+        outcomes = await reuse(self._context, [(self, request)], grace_s)
+        return outcomes[0].ok
 
     async def resize(
         self,

@@ -216,6 +216,10 @@ class Slot:
     def release(self, grace_s: float | None = None) -> None:
         self.loop.run(self.inner.release(grace_s))
 
+    def reuse_for(self, request: Request | str, grace_s: float | None = None) -> bool:
+        wish = request if isinstance(request, str) else request.inner
+        return self.loop.run(self.inner.reuse_for(wish, grace_s))
+
 
 class Request:
     """See `finegrain_client.Request`."""

@@ -92,6 +92,14 @@ class Job:
     ) -> list[types.ItemOutcome]:
         return self.loop.run(self.inner.release([each.inner for each in slots], grace_s))
 
+    def reuse(
+        self, wishes: Sequence[tuple[Slot, Request | str]], grace_s: float | None = None
+    ) -> list[types.ItemOutcome]:
+        inner = [
+            (slot.inner, each if isinstance(each, str) else each.inner) for slot, each in wishes
+        ]
+        return self.loop.run(self.inner.reuse(inner, grace_s))
+
     def events(self) -> Iterator[types.JobEvent]:
         return self.loop.iterate(self.loop.call(self.inner.events))
 
