@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from finegrain.resources import ResourceProfile
 from resource_manager.simulator.ideal import ROOT, IdealTree
-from resource_manager.simulator.log import JobRecord, RunLog
+from resource_manager.simulator.log import JobRecord, Run, RunLog
 from resource_manager.simulator.steps import Steps
 
 SLOWDOWN_BOUND_MS = 10_000
@@ -69,9 +69,9 @@ def bounded_slowdown(job: JobRecord) -> float:
     return max(1.0, response / max(job.longest_ms, SLOWDOWN_BOUND_MS))
 
 
-def whole_capacity_use(log: RunLog, amount: Cost) -> Steps:
+def whole_capacity_use(log: RunLog, amount: Callable[[Run], float]) -> Steps:
     """How much of something all runs have at any time."""
-    return log.running(lambda _: "", lambda run: amount(run.profile)).get("", Steps())
+    return log.running(lambda _: "", amount).get("", Steps())
 
 
 def waiting_threads(log: RunLog) -> Steps:

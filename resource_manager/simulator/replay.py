@@ -16,7 +16,7 @@ from resource_manager.engine.settings import EngineSettings
 from resource_manager.simulator.cluster import Cluster
 from resource_manager.simulator.ideal import IdealFlow, IdealTree
 from resource_manager.simulator.idle import IdleCheck
-from resource_manager.simulator.log import JobRecord
+from resource_manager.simulator.log import JobRecord, by_group, cores
 from resource_manager.simulator.measures import (
     Account,
     ShareGap,
@@ -91,8 +91,9 @@ class Outcome:
     idle_findings: Sequence[str]
     reservations: int
     effort: Effort
-    used_cpus: Steps  # cores
-    waiting: Steps  # threads
+    begin_ms: int  # the first arrival
+    cores: Mapping[str, Steps]  # in use, by group, those with most work first
+    waiting: Steps  # threads that wait
     waits_ms: Sequence[int]  # of the jobs in order of arrival
 
 
@@ -161,10 +162,10 @@ def _outcome(
             rejected[reason] = rejected.get(reason, 0) + 1
     begin_ms = min((job.submit_ms for job in log.jobs.values()), default=0)
     end_ms = max((job.end_ms or 0 for job in over), default=begin_ms)
-    cores = whole_capacity_use(log, lambda profile: profile.cpu_milli / 1_000)
+    in_use = whole_capacity_use(log, cores)
     total = total_of(e.node.total for e in cluster.executors.values()).get(CPU_MILLI, 0) / 1_000
     waiting = waiting_threads(log)
-    while_waiting, waited_ms = mean_while(cores, waiting, begin_ms, end_ms)
+    while_waiting, waited_ms = mean_while(in_use, waiting, begin_ms, end_ms)
     accounts, gaps = _shares(cluster, settings, weights)
     return Outcome(
         policy=settings.fairness.order,
@@ -174,7 +175,7 @@ def _outcome(
         wait=Spread.of(map(wait_ms, over)),
         slowdown=Spread.of(map(bounded_slowdown, over)),
         makespan_ms=end_ms - begin_ms,
-        utilisation=cores.mean(begin_ms, end_ms) / total if total else 0.0,
+        utilisation=in_use.mean(begin_ms, end_ms) / total if total else 0.0,
         utilisation_while_waiting=while_waiting / total if total else 0.0,
         waiting_time_ms=waited_ms,
         shares=gaps,
@@ -184,7 +185,8 @@ def _outcome(
         idle_findings=tuple(check.findings),
         reservations=cluster.events["reservation_made"],
         effort=cluster.effort,
-        used_cpus=cores,
+        begin_ms=begin_ms,
+        cores=_most_first(log.running(by_group, cores), begin_ms, end_ms),
         waiting=waiting,
         waits_ms=tuple(map(wait_ms, over)),
     )
@@ -204,12 +206,17 @@ def _shares(
     return share_gaps(moments(cluster.log, cost), tree, SHARE_WINDOWS_MS)
 
 
+def _most_first(by_name: Mapping[str, Steps], begin_ms: int, end_ms: int) -> dict[str, Steps]:
+    amounts = {name: steps.integral(begin_ms, end_ms) for name, steps in by_name.items()}
+    return {name: by_name[name] for name in sorted(amounts, key=lambda n: (-amounts[n], n))}
+
+
 def _groups(
     over: Sequence[JobRecord], weights: Mapping[str, float], accounts: Mapping[str, Account]
 ) -> list[GroupResult]:
-    by_group: dict[str, list[JobRecord]] = {}
+    by_name: dict[str, list[JobRecord]] = {}
     for job in over:
-        by_group.setdefault(job.group, []).append(job)
+        by_name.setdefault(job.group, []).append(job)
     return [
         GroupResult(
             name,
@@ -219,5 +226,5 @@ def _groups(
             Spread.of(map(bounded_slowdown, jobs)),
             accounts.get(name, Account()),
         )
-        for name, jobs in sorted(by_group.items())
+        for name, jobs in sorted(by_name.items())
     ]

@@ -1,0 +1,222 @@
+"""`finegrain simulate ...`: the real rules in virtual time; no cluster is needed or touched."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from finegrain.errors import ConfigurationError, InvalidArgument
+from finegrain.units import parse_duration_ms, parse_pair
+from finegrain_cli.commands import simulate_figures
+from finegrain_cli.common import OutputOption, enter_command, reporting_errors
+from finegrain_cli.output import OutputFormat, print_object
+
+if TYPE_CHECKING:
+    from resource_manager.engine.settings import EngineSettings, Fairness
+    from resource_manager.simulator.replay import Outcome, Progress
+
+POLICIES = ("fair", "arrival")
+FOR_EVER = "never"
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands of this module, and `figures`."""
+    group = typer.Typer(no_args_is_help=True)
+    group.command()(reporting_errors(trace))
+    simulate_figures.register(group)
+    app.add_typer(group, name="simulate", help="Try the rules of sharing in virtual time.")
+
+
+def trace(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="A batch log, plain or gzip.")],
+    nodes: Annotated[
+        str,
+        typer.Option(
+            "--nodes",
+            metavar="NODES|FILE",
+            help="Such as 128x1cpu or 20x80cpu:505G:8gpu@zone=a, or a list; default: the log's.",
+        ),
+    ] = "",
+    policy: Annotated[
+        list[str],
+        typer.Option("--policy", help="fair or arrival; several are compared."),
+    ] = ["fair"],  # noqa: B006 - typer wants the default as a list
+    format_name: Annotated[
+        str, typer.Option("--format", help="swf, wagap, openb or dlrm; default: as it looks.")
+    ] = "",
+    group_by: Annotated[
+        str,
+        typer.Option("--group-by", help="What makes a resource group: user, queue, ... or none."),
+    ] = "",
+    weights: Annotated[
+        str, typer.Option("--weights", metavar="GROUP=W,...", help="Weights; others have 1.")
+    ] = "",
+    moldable: Annotated[
+        bool,
+        typer.Option("--moldable", help="Parts of a job run one by one instead of all at once."),
+    ] = False,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="Only so many jobs.")] = 2**31 - 1,
+    from_: Annotated[
+        str, typer.Option("--from", metavar="TIME", help="Only jobs from so long after the first.")
+    ] = "0",
+    until: Annotated[str, typer.Option("--until", metavar="TIME", help="Only jobs before.")] = "",
+    speedup: Annotated[
+        float, typer.Option("--speedup", help="Jobs arrive so many times as fast.")
+    ] = 1.0,
+    service: Annotated[
+        str, typer.Option("--service", help="What time counts: dominant, slots or cpu.")
+    ] = "dominant",
+    half_life: Annotated[
+        str, typer.Option("--half-life", help=f"Of received service, such as 15m, or {FOR_EVER}.")
+    ] = "15m",
+    lookahead: Annotated[
+        str, typer.Option("--lookahead", help="What runs counts as if it had run so much longer.")
+    ] = "30s",
+    starvation_timeout: Annotated[
+        str, typer.Option("--starvation-timeout", help="Passed over for so long: room is held.")
+    ] = "5m",
+    json_file: Annotated[
+        str, typer.Option("--json", metavar="FILE", help="Write the report there, too.")
+    ] = "",
+    plot: Annotated[
+        list[str], typer.Option("--plot", metavar="FILE", help="Draw: .png or .txt.")
+    ] = [],  # noqa: B006 - typer wants the default as a list
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Replay a batch log through the real rules: waits, slowdown, use, and who got his share.
+
+    Threads take as long as the log says; nothing runs and no cluster is needed. Formats: SWF of the
+    Parallel Workloads Archive, and the CSV files that docs/simulate.md describes.
+    """
+    enter_command(output)
+    from resource_manager.engine.settings import EngineSettings
+    from resource_manager.simulator.replay import Plan, replay
+    from resource_manager.simulator.trace_report import trace_data, trace_text
+    from resource_manager.simulator.traces.formats import read_workload
+    from resource_manager.simulator.traces.node_lists import read_nodes
+
+    fairness = _fairness(service, half_life, lookahead, starvation_timeout)
+    orders = _policies(policy)
+    _check_plots(plot)
+    if not 0 < speedup < float("inf"):
+        raise InvalidArgument("--speedup", speedup, "a number above 0, such as 1.5")
+    workload = read_workload(Path(file), format_name).picked(
+        limit=limit,
+        from_ms=parse_duration_ms("--from", from_),
+        until_ms=parse_duration_ms("--until", until) if until else None,
+        speedup=speedup,
+    )
+    if not nodes and not workload.nodes:
+        expected = "nodes such as 128x1cpu, or a list: this log does not say what it ran on"
+        raise InvalidArgument("--nodes", nodes, expected)
+    cluster = read_nodes(nodes or workload.nodes)
+    plan = Plan(EngineSettings(fairness=fairness), group_by, _weights(weights), moldable)
+    outcomes = [
+        replay(
+            workload, cluster, replace(plan, settings=_ordered(plan.settings, order)), _told(order)
+        )
+        for order in orders
+    ]
+    data = trace_data(workload, cluster, plan, outcomes)
+    if json_file:
+        _write(json_file, json.dumps(data, indent=2) + "\n")
+    for name in plot:
+        _draw(name, outcomes, data["nodes"]["total"].get("cpu_milli", 0) / 1_000)
+    print_object("TraceReport", data, output, trace_text(data))
+
+
+def _fairness(service: str, half_life: str, lookahead: str, starvation_timeout: str) -> Fairness:
+    from resource_manager.engine.settings import Fairness
+
+    never = half_life == FOR_EVER
+    half_life_ms = None if never else parse_duration_ms("--half-life", half_life)
+    if half_life_ms == 0:
+        raise InvalidArgument("--half-life", half_life, f"more than 0, or {FOR_EVER}")
+    timeout_ms = parse_duration_ms("--starvation-timeout", starvation_timeout)
+    measures: dict[str, Literal["dominant", "slots", "cpu"]] = {
+        "dominant": "dominant",
+        "slots": "slots",
+        "cpu": "cpu",
+    }
+    if service not in measures:
+        raise InvalidArgument("--service", service, f"one of {', '.join(measures)}")
+    return Fairness(
+        service=measures[service],
+        half_life_ms=half_life_ms,
+        lookahead_ms=parse_duration_ms("--lookahead", lookahead),
+        starvation_timeout_ms=timeout_ms,
+    )
+
+
+def _policies(names: list[str]) -> list[Literal["fair", "arrival"]]:
+    orders: list[Literal["fair", "arrival"]] = []
+    for name in dict.fromkeys(names):
+        if name == "fair":
+            orders.append("fair")
+        elif name == "arrival":
+            orders.append("arrival")
+        else:
+            raise InvalidArgument("--policy", name, f"one of {', '.join(POLICIES)}")
+    return orders
+
+
+def _ordered(settings: EngineSettings, order: Literal["fair", "arrival"]) -> EngineSettings:
+    return replace(settings, fairness=replace(settings.fairness, order=order))
+
+
+def _weights(text: str) -> dict[str, float]:
+    weights = {}
+    for pair in filter(None, text.split(",")):
+        name, value = parse_pair("--weights", pair)
+        try:
+            weights[name] = float(value)
+        except ValueError:
+            raise InvalidArgument("--weights", pair, "GROUP=NUMBER, such as user-3=4") from None
+    return weights
+
+
+def _told(order: str) -> Progress | None:
+    """Tells how far it is, where somebody looks."""
+    if not sys.stderr.isatty():
+        return None
+
+    def tell(over: int, jobs: int) -> None:
+        end = "\n" if over == jobs else ""
+        print(f"\r{order}: {over} of {jobs} jobs are over ", end=end, file=sys.stderr, flush=True)
+
+    return tell
+
+
+def _check_plots(names: list[str]) -> None:
+    for name in names:
+        suffix = Path(name).suffix
+        if suffix not in (".png", ".txt"):
+            raise InvalidArgument("--plot", name, "a name that ends in .png or .txt")
+        if suffix == ".png":
+            from resource_manager.simulator.drawing_png import require_matplotlib
+
+            require_matplotlib()
+
+
+def _draw(name: str, outcomes: list[Outcome], total_cores: float) -> None:
+    from resource_manager.simulator.trace_plots import save_trace_png, trace_plot_text
+
+    if name.endswith(".txt"):
+        _write(name, trace_plot_text(outcomes, total_cores) + "\n")
+        return
+    try:
+        save_trace_png(Path(name), outcomes, total_cores)
+    except OSError as error:
+        raise ConfigurationError(f"cannot write {name}: {error}") from error
+
+
+def _write(name: str, text: str) -> None:
+    try:
+        Path(name).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(f"cannot write {name}: {error}") from error

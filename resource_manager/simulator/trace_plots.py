@@ -1,0 +1,161 @@
+"""Pictures of a replayed log: use of the cores by group, who waits, and how waits are spread.
+
+As text for terminals and documents, as PNG with matplotlib (the extra `plots`). Both show, for each
+policy, the same; time is in days.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from resource_manager.simulator.drawing import WIDTH
+from resource_manager.simulator.drawing_png import COLOURS, WIDTH_INCHES, require_matplotlib
+from resource_manager.simulator.measures import nearest_rank
+from resource_manager.simulator.replay import Outcome
+from resource_manager.simulator.steps import Steps
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+DAY_MS = 86_400_000
+GROUPS_NAMED = 7
+OTHERS = "others"
+POINTS = 400
+"""Slices of time that a curve consists of."""
+
+LEVELS = " .:-=+*#%@"
+"""Marks of text, from nothing to all."""
+
+QUANTILES = (0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
+
+
+def slices(steps: Steps, begin_ms: int, end_ms: int, count: int) -> list[float]:
+    """Means over so many equal slices of an interval."""
+    length = max(end_ms - begin_ms, count)
+    edges = [begin_ms + length * number // count for number in range(count + 1)]
+    means, pieces, number = [0.0] * count, steps.pieces(begin_ms, begin_ms + length), 0
+    for since, until, value in pieces:
+        at = since
+        while at < until:
+            stop = min(until, edges[number + 1])
+            means[number] += value * (stop - at)
+            at = stop
+            if at == edges[number + 1]:
+                number += 1
+    return [
+        mean / (after - before)
+        for mean, before, after in zip(means, edges, edges[1:], strict=False)
+    ]
+
+
+def trace_plot_text(outcomes: Sequence[Outcome], total_cores: float, width: int = WIDTH) -> str:
+    """All pictures in characters: a line is a curve, its marks how high it is."""
+    end_ms = max(outcome.begin_ms + outcome.makespan_ms for outcome in outcomes)
+    begin_ms = min(outcome.begin_ms for outcome in outcomes)
+    names = max(len(outcome.policy) for outcome in outcomes)
+    most = max(
+        max(slices(outcome.waiting, begin_ms, end_ms, width), default=0) for outcome in outcomes
+    )
+    lines = [f"cores in use, of {total_cores:g} ('{LEVELS[1]}' to '{LEVELS[-1]}')"]
+    for outcome in outcomes:
+        curve = _sum_of(outcome.cores, begin_ms, end_ms, width)
+        lines.append(f"{outcome.policy:>{names}} {_marks(curve, total_cores)}")
+    lines += ["", f"threads waiting, of {most:.0f} at most"]
+    for outcome in outcomes:
+        curve = slices(outcome.waiting, begin_ms, end_ms, width)
+        lines.append(f"{outcome.policy:>{names}} {_marks(curve, most)}")
+    days = f"{(end_ms - begin_ms) / DAY_MS:.1f} days"
+    lines += [f"{'':>{names}} 0{days:>{width - 1}}", "", "share of jobs that waited no longer than"]
+    lines.append(f"{'':>{names}} " + "".join(f"{f'{q:.0%}':>10}" for q in QUANTILES))
+    for outcome in outcomes:
+        ordered = sorted(outcome.waits_ms)
+        waits = [nearest_rank(ordered, q) / 1_000 if ordered else 0 for q in QUANTILES]
+        lines.append(f"{outcome.policy:>{names}} " + "".join(f"{wait:>9.0f}s" for wait in waits))
+    return "\n".join(lines)
+
+
+def save_trace_png(path: Path, outcomes: Sequence[Outcome], total_cores: float) -> None:
+    """Draws all pictures into one file.
+
+    Raises:
+        ConfigurationError: matplotlib is not installed.
+        OSError: the file cannot be written.
+    """
+    require_matplotlib()
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    rows = len(outcomes) + 2
+    figure = Figure(figsize=(WIDTH_INCHES, 2.6 * rows), dpi=90, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = list(figure.subplots(rows, 1, squeeze=False)[:, 0])
+    begin_ms = min(outcome.begin_ms for outcome in outcomes)
+    end_ms = max(outcome.begin_ms + outcome.makespan_ms for outcome in outcomes)
+    days = [(end_ms - begin_ms) * at / POINTS / DAY_MS for at in range(POINTS)]
+    for ax, outcome in zip(axes, outcomes, strict=False):
+        _draw_use(ax, outcome, days, (begin_ms, end_ms), total_cores)
+    _draw_waiting(axes[-2], outcomes, days, (begin_ms, end_ms))
+    _draw_waits(axes[-1], outcomes)
+    figure.savefig(path)
+
+
+def _draw_use(
+    ax: Axes, outcome: Outcome, days: list[float], span_ms: tuple[int, int], total_cores: float
+) -> None:
+    curves = {
+        name: slices(steps, *span_ms, POINTS)
+        for name, steps in list(outcome.cores.items())[:GROUPS_NAMED]
+    }
+    rest = dict(list(outcome.cores.items())[GROUPS_NAMED:])
+    if rest:
+        curves[OTHERS] = _sum_of(rest, *span_ms, POINTS)
+    if curves:
+        ax.stackplot(days, *curves.values(), labels=list(curves), colors=COLOURS[: len(curves)])
+        ax.legend(fontsize=7, loc="upper right", ncols=4)
+    ax.set_ylim(0, total_cores)
+    ax.set_ylabel("cores in use", fontsize=8)
+    ax.set_title(outcome.policy, fontsize=10, loc="left")
+
+
+def _draw_waiting(
+    ax: Axes, outcomes: Sequence[Outcome], days: list[float], span_ms: tuple[int, int]
+) -> None:
+    for number, outcome in enumerate(outcomes):
+        curve = slices(outcome.waiting, *span_ms, POINTS)
+        ax.plot(days, curve, label=outcome.policy, color=COLOURS[number])
+    ax.set_ylabel("threads waiting", fontsize=8)
+    ax.set_xlabel("days", fontsize=8)
+    ax.legend(fontsize=7, loc="upper right")
+
+
+def _draw_waits(ax: Axes, outcomes: Sequence[Outcome]) -> None:
+    for number, outcome in enumerate(outcomes):
+        waits_s = [wait / 1_000 for wait in sorted(outcome.waits_ms)]
+        parts = [(at + 1) / len(waits_s) for at in range(len(waits_s))]
+        ax.plot(waits_s, parts, label=outcome.policy, color=COLOURS[number], drawstyle="steps-post")
+    ax.set_xscale("symlog", linthresh=1)
+    ax.set_xlim(left=0)
+    ax.set_ylim(0, 1)
+    ax.set_xlabel("wait in seconds", fontsize=8)
+    ax.set_ylabel("share of jobs", fontsize=8)
+    ax.legend(fontsize=7, loc="lower right")
+
+
+def _sum_of(curves: Mapping[str, Steps], begin_ms: int, end_ms: int, count: int) -> list[float]:
+    sums = [0.0] * count
+    for steps in curves.values():
+        for number, value in enumerate(slices(steps, begin_ms, end_ms, count)):
+            sums[number] += value
+    return sums
+
+
+def _marks(curve: Sequence[float], most: float) -> str:
+    """Anything above nothing is seen."""
+    top = len(LEVELS) - 1
+    return "".join(
+        LEVELS[min(top, max(1, math.ceil(value / most * top - 1e-9)))] if value > 0 else LEVELS[0]
+        for value in curve
+    )
