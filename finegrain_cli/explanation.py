@@ -59,6 +59,7 @@ def explanation_text(found: Explanation) -> str:
         f"  line     {found.requests_ahead} requests ahead; {found.executors_considered} executors "
         f"considered, {found.executors_fitting} fit now (state {found.snapshot_number})"
     )
+    lines += _order(found)
     if found.planned_on:
         lines.append(f"  planned  on {found.planned_on}, which was asked for; finegrain providers")
     if found.executors:
@@ -76,6 +77,23 @@ def explanation_text(found: Explanation) -> str:
             held = profile_text(slot.profile.to_dict())
             lines.append(f"    {slot.allocation_id} on {slot.executor_id} ({held})")
     return "\n".join(lines)
+
+
+def _order(found: Explanation) -> list[str]:
+    """Who is served before it, what stops it, what is held for it or for others."""
+    lines = [f"  choice   {step.summary}" for step in found.steps]
+    for limit in found.limits:
+        name = limit.dimension
+        used, asked, most = (
+            amount_text(name, each) for each in (limit.used, limit.asked, limit.maximum)
+        )
+        lines.append(
+            f"  maximum  group {limit.group} has {used} {dimension_name(name)} of at most {most},"
+            f" and {asked} more are asked for"
+        )
+    if found.reservation:
+        lines.append(f"  held     {found.reservation.summary}")
+    return lines + [f"  held     {each.summary}" for each in found.held_for_others]
 
 
 def _gang(gang: GangExplanation) -> list[str]:

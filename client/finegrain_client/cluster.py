@@ -20,7 +20,14 @@ from finegrain.rpc.tokens import read_token
 from finegrain.v1 import cluster_pb2 as pb
 from finegrain.v1 import resource_manager_pb2 as rm
 from finegrain.v1 import slots_pb2
-from finegrain_client import reading, reading_advice, reading_groups, reading_providers, types
+from finegrain_client import (
+    reading,
+    reading_advice,
+    reading_explain,
+    reading_groups,
+    reading_providers,
+    types,
+)
 from finegrain_client.connection import Connection
 from finegrain_client.job import LEASE_DEFAULT_S, Job
 from finegrain_client.levers import Levers
@@ -278,7 +285,7 @@ class Cluster(Levers):
         answer = await self._connection.call_manager(
             lambda manager, timeout_s: manager.Explain(message, timeout=timeout_s)
         )
-        return reading.explanation(answer)
+        return reading_explain.explanation(answer)
 
     async def providers(self) -> Providers:
         """How the cluster grows and shrinks: executor shapes, executors that were asked for, and

@@ -14,7 +14,7 @@ from functools import partial
 from finegrain.errors import FinegrainError
 from finegrain.v1 import resource_manager_pb2 as rm
 from finegrain.v1 import slots_pb2
-from finegrain_client import reading
+from finegrain_client import reading_explain
 from finegrain_client.background import Changes
 from finegrain_client.context import JobContext
 from finegrain_client.errors import (
@@ -144,7 +144,7 @@ class Request:
             ),
             policy=policy,
         )
-        return reading.explanation(answer)
+        return reading_explain.explanation(answer)
 
     @property
     def is_settled(self) -> bool:

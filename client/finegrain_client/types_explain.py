@@ -7,6 +7,7 @@ from datetime import datetime
 
 from finegrain_client.jsonable import Value
 from finegrain_client.types import Gang, RequestStatus, SlotResize, SlotStatus
+from finegrain_client.types_fairness import ChoiceStep, GroupLimit, Reservation
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,10 @@ class Explanation(Value):
     """Why a request waits, or what became of it. True of one moment; not a reservation.
 
     `gang` is there while the gang of the request waits, `planned_on` names the executor that was
-    asked for and that it waits for, `resizes` are the changes of a granted slot that wait.
+    asked for and that it waits for, `resizes` are the changes of a granted slot that wait. Of a
+    request that waits, `steps` are those of the choice who is served next, from the top, `limits`
+    the maxima of resource groups that stop it, `reservation` is what is held for it, and
+    `held_for_others` what is held on executors where it would fit otherwise.
     """
 
     request: RequestStatus
@@ -91,3 +95,7 @@ class Explanation(Value):
     gang: GangExplanation | None = None
     planned_on: str = ""
     resizes: tuple[ResizeExplanation, ...] = ()
+    steps: tuple[ChoiceStep, ...] = ()
+    limits: tuple[GroupLimit, ...] = ()
+    reservation: Reservation | None = None
+    held_for_others: tuple[Reservation, ...] = ()
