@@ -23,6 +23,7 @@ class ExitCode(IntEnum):
     INFEASIBLE = 6
     UNREACHABLE = 7
     PERMISSION = 8
+    THREADS_FAILED = 9  # `batch`: not every thread is done
     RUN_FAILED = 125  # `run` itself failed; the command did not start
     NOT_EXECUTABLE = 126
     NOT_FOUND_COMMAND = 127

@@ -10,14 +10,17 @@ import typer
 
 from finegrain_cli.commands import (
     advise,
+    batch,
     daemons,
     database,
     elastic,
+    groups,
     host,
     lists,
     operate,
     run,
     settings,
+    simulate,
 )
 from finegrain_cli.exit_codes import ExitCode
 from finegrain_cli.output import ColorChoice, choose_colour
@@ -32,7 +35,20 @@ app = typer.Typer(
     add_completion=False,  # `finegrain completion` prints the scripts
 )
 
-for module in (run, daemons, lists, advise, operate, elastic, host, database, settings):
+for module in (
+    run,
+    batch,
+    daemons,
+    lists,
+    advise,
+    operate,
+    groups,
+    elastic,
+    host,
+    database,
+    simulate,
+    settings,
+):
     module.register(app)
 
 

@@ -1,0 +1,94 @@
+"""A batch in the background: a runner in a session of its own, with a log beside the state file.
+
+Decides when it counts as begun: once it has told how it gets on. Refuses to know what it does then.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from finegrain.errors import FinegrainError
+from finegrain_cli.connection import resolve_target
+from finegrain_cli.context import current
+from finegrain_cli.exit_codes import ExitCode
+
+if TYPE_CHECKING:
+    from finegrain_client.batch.look import BatchLook
+
+BEGIN_PATIENCE_S = 30.0
+LOOK_EVERY_S = 0.05
+TAIL_BYTES = 2_000
+
+
+class NotBegunError(FinegrainError):
+    """The runner in the background ended before it had begun; `exit_code` is its own."""
+
+    def __init__(self, exit_code: int, log: Path, said: str) -> None:
+        super().__init__(
+            f"the runner ended with exit code {exit_code} before it had begun: {said}",
+            details={"log": log, "exit_code": exit_code},
+        )
+        self.exit_code = exit_code
+
+
+def log_file_of(state_file: Path) -> Path:
+    """Where its runner says what it has to say."""
+    return state_file.with_name(state_file.name + ".log")
+
+
+def start_detached(state_file: Path) -> BatchLook:
+    """Starts a runner that outlives this process and its terminal; returns when it has begun.
+
+    Raises:
+        NotBegunError: it could not.
+    """
+    from finegrain_client.batch.look import look
+
+    log = log_file_of(state_file)
+    begins_at = log.stat().st_size if log.exists() else 0
+    began, until_s = datetime.now(UTC), time.monotonic() + BEGIN_PATIENCE_S
+    process = _start(state_file, log)
+    while True:
+        exit_code = process.poll()  # before the look: what has ended has left what it had to
+        batch = look(state_file)
+        if exit_code not in (None, ExitCode.OK, ExitCode.THREADS_FAILED):
+            raise NotBegunError(exit_code or 0, log, _said(log, begins_at))
+        told = batch.progress.update_time
+        begun = batch.runner_pid == process.pid and told is not None and told > began
+        if begun or exit_code is not None or time.monotonic() > until_s:
+            return batch
+        time.sleep(LOOK_EVERY_S)
+
+
+def _start(state_file: Path, log: Path) -> subprocess.Popen[bytes]:
+    target = resolve_target()
+    environment = dict(os.environ) | {"FINEGRAIN_MANAGER": ",".join(target.addresses)}
+    if target.token_file is not None:
+        environment["FINEGRAIN_TOKEN_FILE"] = str(target.token_file.absolute())
+    if config_file := current().config_file:
+        environment["FINEGRAIN_CONFIG"] = str(Path(config_file).absolute())
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-m", "finegrain_cli", "batch", "--runner", str(state_file)],
+            stdin=subprocess.DEVNULL,
+            stdout=descriptor,
+            stderr=descriptor,
+            env=environment,
+            start_new_session=True,
+        )
+    finally:
+        os.close(descriptor)
+
+
+def _said(log: Path, begins_at: int) -> str:
+    with log.open("rb") as file:
+        file.seek(max(begins_at, log.stat().st_size - TAIL_BYTES))
+        text = file.read().decode("utf-8", errors="replace").strip()
+    return text.removeprefix("finegrain: ") or "it said nothing"

@@ -1,0 +1,206 @@
+"""What happens between `finegrain batch` and its exit code: a batch is begun, taken up, shown, or
+stopped; its results are written down, and told.
+
+Decides exit codes, and what Ctrl-C means: once, the batch stops and can be taken up again; twice,
+this process ends at once, and the batch can be taken up all the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import glob
+import os
+import signal
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from finegrain.errors import ConfigurationError, FinegrainError
+from finegrain_cli import batch_attached, batch_detached
+from finegrain_cli.batch_naming import command_for, short_name, state_file_of
+from finegrain_cli.batch_progress import Display, display
+from finegrain_cli.batch_results import batch_dict, print_outcome, write_results
+from finegrain_cli.connection import PATIENCE_S, open_cluster_async
+from finegrain_cli.exit_codes import ExitCode
+from finegrain_cli.output import OutputFormat, print_object, say
+from finegrain_client.batch.job import BatchJob
+from finegrain_client.batch.look import BatchLook, default_state_file, look
+from finegrain_client.batch.state_file import StateFile
+from finegrain_client.batch.values import BatchState
+
+if TYPE_CHECKING:
+    from finegrain_client.batch.spec import BatchSpec
+
+OUTAGE_S = 60.0  # one call, with all its tries; the runner itself tries on
+ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@dataclass(frozen=True, slots=True)
+class How:
+    """What the command was told besides."""
+
+    form: OutputFormat
+    quiet: bool = False
+    detach: bool = False
+    retry_failed: bool = False
+
+
+def begin(spec: BatchSpec, state: str, results: str, how: How) -> int:
+    """A new batch; answers with the exit code.
+
+    Raises:
+        FinegrainError: it could not be begun; nothing is left of it.
+    """
+    asyncio.run(_look_whether_somebody_answers())
+    path = Path(state).absolute() if state else default_state_file(spec.name)
+    results_dir = Path(results).absolute() if results else None
+    StateFile.create(path, spec, results_dir).close()
+    try:
+        return _detached(path, how) if how.detach else work_on(path, how)
+    except FinegrainError:
+        _forget_unless_begun(path)
+        raise
+
+
+def attach(name: str, how: How) -> int:
+    """Shows a batch that somebody works on, or goes on with one that nobody does.
+
+    Raises:
+        FinegrainError: there is no such batch, or it could not be gone on with.
+    """
+    path = state_file_of(name)
+    try:
+        batch = batch_attached.follow(path, quiet=how.quiet)
+    except KeyboardInterrupt:
+        return ExitCode.SIGNAL + signal.SIGINT
+    again = how.retry_failed and batch.progress.failed
+    if batch.progress.state is BatchState.ENDED and not again:
+        return _told(batch, how)
+    return _detached(path, how) if how.detach else work_on(path, how)
+
+
+def stop(name: str, how: How) -> int:
+    """Tells whoever works on a batch to stop, and says how it stands then.
+
+    Raises:
+        FinegrainError: there is no such batch, or its runner cannot be told.
+    """
+    path = state_file_of(name)
+    batch = batch_attached.stop(path)
+    if batch.progress.state is not BatchState.ENDED:
+        asyncio.run(_give_back(path))
+    print_outcome(batch, how.form)
+    if batch.progress.state is not BatchState.ENDED:
+        say(f"finegrain: stopped; go on with {command_for(path)}")
+    return ExitCode.OK
+
+
+def work_on(path: Path, how: How) -> int:
+    """Works on a batch that nobody works on, until it is done, stopped, or Ctrl-C; tells how it
+    came out.
+
+    Raises:
+        FinegrainError: it could not be gone on with.
+    """
+    spec = look(path).spec
+    with display(spec.name, spec.threads, quiet=how.quiet) as shown:
+        interrupted = asyncio.run(_work(path, shown, retry_failed=how.retry_failed))
+    batch = look(path)
+    if interrupted and batch.progress.state is not BatchState.ENDED:
+        _keep_results(batch)
+        print_outcome(batch, how.form)
+        say(f"finegrain: stopped; go on with {command_for(path)}")
+        return ExitCode.SIGNAL + interrupted
+    return _told(batch, how)
+
+
+async def _work(path: Path, shown: Display, *, retry_failed: bool) -> int:
+    """Works on it; the number of the signal that asked for its end, or 0."""
+    async with open_cluster_async(OUTAGE_S) as cluster:
+        job = BatchJob(cluster, state_file=path)
+        signals = _Signals(job, path, shown)
+        await job.run(shown.show, retry_failed=retry_failed)
+        return signals.first
+
+
+class _Signals:
+    """Ctrl-C and its like: once, the batch stops; twice, this process ends."""
+
+    def __init__(self, job: BatchJob, path: Path, shown: Display) -> None:
+        self.first = 0
+        self._job = job
+        self._path = path
+        self._shown = shown
+        self._cancelling: asyncio.Future[None] | None = None
+        loop = asyncio.get_running_loop()
+        for number in ENDING_SIGNALS:
+            loop.add_signal_handler(number, self._take, number)
+
+    def _take(self, number: int) -> None:
+        if self.first:
+            self._shown.close()
+            say(f"finegrain: ended at once; go on with {command_for(self._path)}")
+            os._exit(ExitCode.SIGNAL + number)  # whatever counts is on disk already
+        self.first = number
+        self._shown.say("finegrain: stopping what runs; once more to end at once")
+        self._cancelling = asyncio.ensure_future(self._job.cancel())
+
+
+async def _give_back(path: Path) -> None:
+    """Ends the job that a runner may have left when it was killed."""
+    async with open_cluster_async(PATIENCE_S) as cluster:
+        await BatchJob(cluster, state_file=path).cancel()
+
+
+async def _look_whether_somebody_answers() -> None:
+    """One who has mistyped the address learns it before anything is made."""
+    async with open_cluster_async(PATIENCE_S) as cluster:
+        await cluster.info()
+
+
+def _detached(path: Path, how: How) -> int:
+    if how.retry_failed:
+        with closing(StateFile.open(path)) as file:
+            file.forget_failures()
+    batch = batch_detached.start_detached(path)
+    log = batch_detached.log_file_of(path)
+    shown = {**batch_dict(batch), "log_file": str(log)}
+    print_object("BatchBegun", shown, how.form, short_name(batch))
+    say(f"finegrain: {command_for(path)} shows how it gets on; its log is {log}")
+    return ExitCode.OK
+
+
+def _forget_unless_begun(path: Path) -> None:
+    """Removes the state file of a batch that never had a job: nobody will want to go on with it."""
+    with suppress(FinegrainError):
+        batch = look(path)
+        if not (batch.job_id or batch.is_worked_on):
+            for left in path.parent.glob(f"{glob.escape(path.name)}*"):
+                left.unlink(missing_ok=True)
+
+
+def _keep_results(batch: BatchLook) -> None:
+    try:
+        write_results(batch)
+    except OSError as error:
+        raise ConfigurationError(
+            f"the results cannot be written into {batch.results_dir}: {error.strerror}; make room,"
+            f" then {command_for(Path(batch.state_file))} writes them",
+            details={"path": batch.results_dir},
+        ) from None
+
+
+def _told(batch: BatchLook, how: How) -> int:
+    """Says how a batch came out; the exit code that says the same."""
+    _keep_results(batch)
+    print_outcome(batch, how.form)
+    progress = batch.progress
+    if progress.done == progress.threads:
+        return ExitCode.OK
+    if progress.message:
+        say(f"finegrain: {progress.message}")
+    path = Path(batch.state_file)
+    again = command_for(path) + (" --retry-failed" if progress.failed else "")
+    say(f"finegrain: {progress.threads - progress.done} threads are not done; go on with {again}")
+    return ExitCode.THREADS_FAILED

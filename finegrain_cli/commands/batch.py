@@ -1,0 +1,242 @@
+"""`finegrain batch`: one command for each of many threads of work; `finegrain batches`: which there
+are.
+"""
+
+from __future__ import annotations
+
+import os
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from finegrain.errors import InvalidArgument, NotFound
+from finegrain.units import parse_bytes
+from finegrain_cli import columns
+from finegrain_cli.common import (
+    ConfigOption,
+    ManagerOption,
+    OutputOption,
+    TokenFileOption,
+    enter_command,
+    reporting_errors,
+)
+from finegrain_cli.output import OutputFormat, print_list
+from finegrain_cli.slot_options import (
+    AllowPendingOption,
+    CpuLimitOption,
+    CpuOption,
+    EnvOption,
+    GroupOption,
+    LabelOption,
+    MemoryOption,
+    PidsOption,
+    ResourceOption,
+    UserOption,
+    seconds,
+    slot_spec,
+)
+
+ONE_OF = "--threads N and -- COMMAND, or else --attach NAME, or --stop NAME"
+
+
+class OnFailure(StrEnum):
+    """What becomes of the others when a thread has failed for good."""
+
+    CONTINUE = "continue"
+    STOP = "stop"
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands of this module."""
+    settings = {"allow_interspersed_args": False}
+    app.command(context_settings=settings)(reporting_errors(batch))
+    app.command()(reporting_errors(batches))
+
+
+def batch(
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="-- COMMAND [ARGS]...",
+            help="What each thread runs; {index} stands for its number. No shell.",
+        ),
+    ] = None,
+    threads: Annotated[
+        int | None,
+        typer.Option("--threads", "-n", min=1, metavar="N", help="How many threads of work."),
+    ] = None,
+    cpu: CpuOption = "",
+    memory: MemoryOption = "",
+    cpu_limit: CpuLimitOption = "",
+    pids: PidsOption = 0,
+    resource: ResourceOption = [],  # noqa: B006 - typer wants the default as a list
+    label: LabelOption = [],  # noqa: B006
+    env: EnvOption = [],  # noqa: B006
+    cwd: Annotated[
+        str,
+        typer.Option(
+            "--cwd",
+            help="Directory to run in; default: this one for a program such as ./work.sh, else a"
+            " scratch directory.",
+        ),
+    ] = "",
+    user: UserOption = "",
+    name: Annotated[str, typer.Option("--name", help="Name of the batch and its job.")] = "",
+    group: GroupOption = "",
+    timeout: Annotated[
+        str, typer.Option("--timeout", help="A thread that takes longer has failed.")
+    ] = "",
+    retries: Annotated[
+        int, typer.Option("--retries", min=0, help="How often a thread that failed is tried again.")
+    ] = 2,
+    retry_delay: Annotated[
+        str, typer.Option("--retry-delay", help="Before its first retry; doubled for each further.")
+    ] = "1s",
+    on_failure: Annotated[
+        OnFailure,
+        typer.Option(
+            "--on-failure",
+            help="When a thread has failed for good: go on with the others, or start no more.",
+        ),
+    ] = OnFailure.CONTINUE,
+    failures_max: Annotated[
+        int | None,
+        typer.Option("--failures-max", min=0, help="Start no more when more than so many failed."),
+    ] = None,
+    speculate: Annotated[
+        bool,
+        typer.Option("--speculate", help="Run a straggler a second time when nothing else waits."),
+    ] = False,
+    slots_max: Annotated[
+        int, typer.Option("--slots-max", min=0, help="Most slots at one time; 0: any number.")
+    ] = 0,
+    allow_pending: AllowPendingOption = False,
+    output_limit: Annotated[
+        str, typer.Option("--output-limit", help="Kept of each output of a thread.")
+    ] = "16M",
+    results: Annotated[
+        str,
+        typer.Option(
+            "--results",
+            metavar="DIR",
+            help="Directory for each thread's output, results.json and results.csv.",
+        ),
+    ] = "",
+    state: Annotated[
+        str,
+        typer.Option(
+            "--state", metavar="FILE", help="State file; default: one in your state directory."
+        ),
+    ] = "",
+    detach: Annotated[
+        bool, typer.Option("--detach", "-d", help="Run in the background, and return at once.")
+    ] = False,
+    attach: Annotated[
+        str,
+        typer.Option(
+            "--attach",
+            metavar="NAME|FILE",
+            help="Show how a batch gets on; if nobody works on it, go on with it.",
+        ),
+    ] = "",
+    stop: Annotated[
+        str,
+        typer.Option("--stop", metavar="NAME|FILE", help="Stop a batch; --attach goes on with it."),
+    ] = "",
+    retry_failed: Annotated[
+        bool,
+        typer.Option("--retry-failed", help="With --attach: try threads again that failed."),
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
+    runner: Annotated[str, typer.Option("--runner", hidden=True)] = "",
+    json_: Annotated[bool, typer.Option("--json", help="The same as -o json.")] = False,
+    output: OutputOption = OutputFormat.TABLE,
+    manager: ManagerOption = "",
+    token_file: TokenFileOption = "",
+    config: ConfigOption = "",
+) -> None:
+    """Run a command for each of many threads of work, however few slots there are for them.
+
+    In COMMAND and --env, {index} is the thread's number (0 to N-1), {threads} is N and {attempt}
+    counts its tries. Ctrl-C stops the batch so that `--attach` can go on with it later; a second
+    one ends this command at once. The summary goes to standard output: as JSON with -o json, one
+    result per line with -o jsonl.
+    """
+    form = OutputFormat.JSON if json_ else output
+    enter_command(form, manager, token_file, config)
+    begins = bool(command) or threads is not None
+    if [begins, bool(attach), bool(stop), bool(runner)].count(True) != 1:
+        raise InvalidArgument("batch", " ".join(command or ()), ONE_OF)
+    if retry_failed and not attach:
+        raise InvalidArgument("--retry-failed", "", "--attach NAME as well")
+    from finegrain_cli import batch_running
+
+    how = batch_running.How(form, quiet=quiet, detach=detach, retry_failed=retry_failed)
+    if stop:
+        raise typer.Exit(batch_running.stop(stop, how))
+    if runner:
+        raise typer.Exit(batch_running.work_on(Path(runner), how))
+    if attach:
+        raise typer.Exit(batch_running.attach(attach, how))
+    if not command or threads is None:
+        raise InvalidArgument("batch", " ".join(command or ()), ONE_OF)
+    from finegrain_cli.run_parts import environment_of
+    from finegrain_client.batch.spec import BatchSpec
+
+    spec = BatchSpec(
+        threads,
+        command,
+        slot=slot_spec(
+            cpu=cpu,
+            memory=memory,
+            cpu_limit=cpu_limit,
+            pids=pids,
+            resources=resource,
+            labels=label,
+            allow_pending=allow_pending,
+        ),
+        name=name or Path(command[0]).name[:200] or "batch",
+        group=group,
+        env=environment_of(tuple(env)),
+        cwd=_directory(command[0], cwd),
+        user=user,
+        timeout_s=seconds("--timeout", timeout),
+        retries=retries,
+        retry_delay_s=seconds("--retry-delay", retry_delay) or 0.0,
+        on_failure=on_failure.value,
+        failures_max=failures_max,
+        speculate=speculate,
+        slots_max=slots_max,
+        output_limit_bytes=parse_bytes("--output-limit", output_limit),
+    )
+    raise typer.Exit(batch_running.begin(spec, state, results, how))
+
+
+def batches(
+    name: Annotated[
+        str, typer.Argument(metavar="[NAME]", help="Only this one; a prefix will do.")
+    ] = "",
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """List your batches on this host, newest last, with who works on them."""
+    enter_command(output)
+    from finegrain_cli.batch_naming import found_batches, short_name
+    from finegrain_cli.batch_results import batch_dict
+
+    found = [each for each in found_batches() if short_name(each).startswith(name)]
+    if name and not found:
+        raise NotFound(f"no batch is or begins with {name!r}")
+    print_list("BatchList", [batch_dict(each) for each in found], columns.BATCHES, output)
+
+
+def _directory(program: str, cwd: str) -> str:
+    """Where to run: a program that is named by a relative path is meant to be where its caller is.
+
+    A program such as ./work.sh would not be found in a scratch directory.
+    """
+    if cwd:
+        return str(Path(cwd).absolute())
+    relative = os.sep in program and not program.startswith(os.sep)
+    return str(Path.cwd()) if relative else ""

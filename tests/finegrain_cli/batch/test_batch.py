@@ -1,0 +1,301 @@
+"""`finegrain batch`: what is begun, gone on with and stopped, what is told, and with which exit
+code. The runner is scripted; the real one has tests of its own, and in tests/e2e.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import finegrain_client as fg
+from finegrain.errors import NotFound, Reason, Unavailable
+from finegrain_client.batch.look import default_folder, look
+from finegrain_client.batch.state_file import Changes, StateFile
+from finegrain_client.batch.values import BatchState, Progress
+from tests.finegrain_cli.batch.conftest import MakeBatch, result
+from tests.support.cli import Finegrain
+
+Work = Callable[["Runners"], None]
+
+
+@dataclass
+class Runners:
+    """What scripted runners do, and what they were told."""
+
+    outcomes: dict[int, bool] = field(default_factory=dict)  # by thread; those absent do not end
+    message: str = ""
+    signals: tuple[signal.Signals, ...] = ()  # that come while it works
+    error: Exception | None = None
+    unreachable: bool = False
+    cancelled: list[Path] = field(default_factory=list)
+    retried: list[bool] = field(default_factory=list)
+
+    def ends(self, threads: int, *failed: int) -> None:
+        self.outcomes = {index: index not in failed for index in range(threads)}
+
+
+@pytest.fixture
+def runners(monkeypatch: pytest.MonkeyPatch) -> Runners:
+    """Every batch of this test is worked on by these."""
+    script = Runners()
+
+    class ScriptedJob:
+        def __init__(self, cluster: Any, *, state_file: Path) -> None:
+            self.path = state_file
+            self.stop = asyncio.Event()
+
+        async def run(
+            self, on_progress: Callable[[Progress], None], *, retry_failed: bool = False
+        ) -> None:
+            script.retried.append(retry_failed)
+            if script.error is not None:
+                raise script.error
+            file = StateFile.open(self.path)
+            job = file.add_job("01bbbbbb-0000-7000-8000-000000000001", "secret")
+            results = [result(index, ok=ok) for index, ok in script.outcomes.items()]
+            left = file.spec.threads - len(results)
+            for number in script.signals:
+                os.kill(os.getpid(), number)
+                await self.stop.wait()
+            state = BatchState.ENDED if not left else BatchState.STOPPED
+            if script.signals:
+                state = BatchState.CANCELLED
+            file.write(job.number, Changes(results=results, meta={"state": state.value}))
+            progress = look(self.path).progress
+            progress = replace(progress, state=state, message=script.message)
+            kept = {"progress": json.dumps(progress.to_dict())}
+            file.write(job.number, Changes(meta=kept))
+            on_progress(progress)
+            file.close()
+
+        async def cancel(self) -> None:
+            script.cancelled.append(self.path)
+            self.stop.set()
+
+    class Somewhere:
+        async def info(self) -> None:
+            if script.unreachable:
+                raise Unavailable("nobody answers", reason=Reason.UNREACHABLE)
+
+    @asynccontextmanager
+    async def opened(budget_s: float) -> AsyncIterator[Any]:
+        yield Somewhere()
+
+    monkeypatch.setattr("finegrain_cli.batch_running.BatchJob", ScriptedJob)
+    monkeypatch.setattr("finegrain_cli.batch_running.open_cluster_async", opened)
+    return script
+
+
+def only_batch() -> Any:
+    (path,) = default_folder().glob("*.batch")
+    return look(path)
+
+
+def test_as_in_the_manual(finegrain: Finegrain, runners: Runners) -> None:
+    runners.ends(500)
+    flags = ("--threads", "500", "--cpu", "0.25", "--memory", "128M", "--group", "medium")
+    done = finegrain("batch", *flags, "--", "./work.sh", "{index}")
+
+    assert done.exit_code == 0, done.output
+    spec = only_batch().spec
+    assert (spec.threads, spec.command, spec.group) == (500, ("./work.sh", "{index}"), "medium")
+    assert spec.slot == fg.SlotSpec(cpu_milli=250, memory_bytes=128 * fg.MIB)
+    assert (spec.name, spec.retries, spec.on_failure) == ("work.sh", 2, "continue")
+    assert "threads  500: 500 done, 0 failed" in done.stdout
+    assert "500 of 500 done" in done.stderr
+    assert "done" not in done.stdout.replace("500 done", "")
+
+
+def test_every_wish_reaches_the_batch(
+    finegrain: Finegrain, runners: Runners, tmp_path: Path
+) -> None:
+    runners.ends(3)
+    flags = (
+        *("--threads", "3", "--name", "load", "--retries", "5", "--retry-delay", "250ms"),
+        *("--on-failure", "stop", "--failures-max", "7", "--speculate", "--slots-max", "2"),
+        *("--timeout", "90s", "--output-limit", "1M", "--user", "nobody", "--env", "KEY={index}"),
+        *("--label", "zone=a", "--resource", "licence=2", "--pids", "64", "--cpu-limit", "2"),
+        *("--allow-pending", "--results", str(tmp_path / "out"), "--cwd", "/srv"),
+    )
+    assert finegrain("batch", *flags, "--", "load").exit_code == 0
+
+    batch = only_batch()
+    spec = batch.spec
+    assert (spec.name, spec.retries, spec.retry_delay_s) == ("load", 5, 0.25)
+    assert (spec.on_failure, spec.failures_max, spec.speculate) == ("stop", 7, True)
+    assert (spec.slots_max, spec.timeout_s, spec.output_limit_bytes) == (2, 90.0, fg.MIB)
+    assert (spec.user, spec.cwd, spec.env["KEY"]) == ("nobody", "/srv", "{index}")
+    assert (spec.slot.labels, spec.slot.extended) == ({"zone": "a"}, {"licence": 2})
+    assert (spec.slot.pids_max, spec.slot.cpu_limit_milli) == (64, 2000)
+    assert spec.slot.allow_pending
+    assert batch.results_dir == str(tmp_path / "out")
+    assert (tmp_path / "out/results.csv").read_text(encoding="utf-8").count("DONE") == 3
+
+
+@pytest.mark.parametrize(
+    ("program", "where"),
+    [("./work.sh", "here"), ("bin/work", "here"), ("work", ""), ("/bin/true", "")],
+)
+def test_a_program_with_a_relative_path_is_meant_to_be_here(
+    finegrain: Finegrain,
+    runners: Runners,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    program: str,
+    where: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    runners.ends(1)
+    finegrain("batch", "--threads", "1", "--", program)
+
+    assert only_batch().spec.cwd == (str(tmp_path) if where else "")
+
+
+def test_threads_that_failed_have_an_exit_code_of_their_own(
+    finegrain: Finegrain, runners: Runners
+) -> None:
+    runners.ends(4, 2)
+    done = finegrain("batch", "--threads", "4", "--name", "load", "--", "true")
+
+    assert done.exit_code == 9
+    assert "failed   thread 2 ended with exit code 7 (3 attempts)" in done.stdout
+    assert "1 threads are not done; go on with finegrain batch --attach load-" in done.stderr
+    assert "--retry-failed" in done.stderr
+
+
+def test_a_batch_that_its_policy_stopped_says_why(finegrain: Finegrain, runners: Runners) -> None:
+    runners.outcomes = {0: True, 1: False}
+    runners.message = "1 thread failed, and none may"
+    done = finegrain("batch", "--threads", "4", "--on-failure", "stop", "--", "true")
+
+    assert done.exit_code == 9
+    assert "finegrain: 1 thread failed, and none may" in done.stderr
+    assert "threads  4: 1 done, 1 failed, 2 left" in done.stdout
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_ctrl_c_stops_it_and_says_how_to_go_on(
+    finegrain: Finegrain, runners: Runners, number: signal.Signals, code: int
+) -> None:
+    runners.outcomes, runners.signals = {0: True}, (number,)
+    done = finegrain("batch", "--threads", "3", "--name", "load", "--", "true")
+
+    assert done.exit_code == code
+    assert len(runners.cancelled) == 1
+    assert "stopping what runs; once more to end at once" in done.stderr
+    assert "stopped; go on with finegrain batch --attach load-" in done.stderr
+    assert "threads  3: 1 done, 0 failed, 2 left" in done.stdout
+
+    runners.signals = ()
+    runners.outcomes = {1: True, 2: True}
+    again = finegrain("batch", "--attach", "load")
+    assert again.exit_code == 0
+    assert "threads  3: 3 done, 0 failed" in again.stdout
+
+
+def test_as_json_for_programs(finegrain: Finegrain, runners: Runners) -> None:
+    runners.ends(2, 1)
+    done = finegrain("batch", "--threads", "2", "--json", "--quiet", "--", "true")
+    shown = json.loads(done.stdout)
+
+    assert (shown["kind"], shown["progress"]["done"]) == ("Batch", 1)
+    assert [each["index"] for each in shown["failures"]] == [1]
+    assert "of 2 done" not in done.stderr
+
+
+def test_what_has_ended_is_told_again_and_failures_are_retried_on_demand(
+    finegrain: Finegrain, runners: Runners, make_batch: MakeBatch
+) -> None:
+    ended = [result(0), result(1, ok=False)]
+    make_batch("load", *ended, threads=2, state=BatchState.ENDED)
+
+    assert finegrain("batch", "--attach", "load").exit_code == 9
+    assert runners.retried == []
+    finegrain("batch", "--attach", "load", "--retry-failed")
+    assert runners.retried == [True]
+
+
+def test_nothing_is_left_of_what_could_not_be_begun(finegrain: Finegrain, runners: Runners) -> None:
+    runners.error = NotFound("there is no group 'medum'", reason=Reason.GROUP_UNKNOWN)
+    done = finegrain("batch", "--threads", "2", "--group", "medum", "--", "true")
+
+    assert done.exit_code == 3
+    assert "there is no group 'medum'" in done.stderr
+    assert list(default_folder().iterdir()) == []
+
+
+def test_where_nobody_answers_nothing_is_made(finegrain: Finegrain, runners: Runners) -> None:
+    runners.unreachable = True
+
+    assert finegrain("batch", "--threads", "2", "--", "true").exit_code == 7
+    assert not default_folder().exists()
+
+
+def test_what_is_not_worked_on_is_stopped_by_ending_its_job(
+    finegrain: Finegrain, runners: Runners, make_batch: MakeBatch
+) -> None:
+    path = make_batch("load", result(0))
+    done = finegrain("batch", "--stop", "load")
+
+    assert (done.exit_code, runners.cancelled) == (0, [path])
+    assert "go on with finegrain batch --attach load" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ((), "expected --threads N and -- COMMAND"),
+        (("--threads", "3"), "expected --threads N and -- COMMAND"),
+        (("--", "true"), "expected --threads N and -- COMMAND"),
+        (("--threads", "3", "--attach", "x", "--", "true"), "or else --attach NAME"),
+        (("--attach", "x", "--stop", "x"), "or else --attach NAME"),
+        (("--threads", "2000000", "--", "true"), "threads is 2000000"),
+        (("--threads", "3", "--cpu", "lots", "--", "true"), "--cpu is 'lots'"),
+        (("--threads", "3", "--retry-failed", "--", "true"), "--attach NAME as well"),
+        (("--threads", "3", "--env", "FINEGRAIN_X=1", "--", "true"), "FINEGRAIN_"),
+    ],
+)
+def test_what_cannot_be_meant(
+    finegrain: Finegrain, runners: Runners, arguments: tuple[str, ...], told: str
+) -> None:
+    done = finegrain("batch", *arguments)
+
+    assert done.exit_code == 2, done.output
+    assert told in done.stderr
+
+
+def test_a_batch_that_is_not_there(finegrain: Finegrain, runners: Runners) -> None:
+    assert finegrain("batch", "--attach", "nobody").exit_code == 3
+    assert finegrain("batch", "--stop", "nobody").exit_code == 3
+    assert finegrain("batches", "nobody").exit_code == 3
+
+
+def test_batches_are_listed_newest_last(finegrain: Finegrain, make_batch: MakeBatch) -> None:
+    make_batch("old", result(0), result(1, ok=False))
+    make_batch("new", group="medium")
+    lines = finegrain("batches").stdout.splitlines()
+
+    assert lines[0].split() == [
+        "BATCH",
+        "STATE",
+        "THREADS",
+        "DONE",
+        "FAILED",
+        "RUNNING",
+        "AGE",
+        "RUNNER",
+    ]
+    assert lines[1].split()[:6] == ["old", "OPEN", "4", "1", "1", "0"]
+    assert lines[2].split()[:6] == ["new", "OPEN", "4", "0", "0", "0"]
+    (row,) = json.loads(finegrain("batches", "ne", "-o", "json").stdout)["items"]
+    assert (row["batch"], row["spec"]["group"], row["runner_pid"]) == ("new", "medium", 0)
+    assert "medium" in finegrain("batches", "-o", "wide").stdout
