@@ -50,6 +50,7 @@ from finegrain_client.errors import (
 from finegrain_client.events import JobEvents
 from finegrain_client.gangs import GangSpec
 from finegrain_client.job import Job
+from finegrain_client.ranges import GrantedSlots, RequestRange
 from finegrain_client.request import Request, as_granted
 from finegrain_client.slot import Slot
 from finegrain_client.specs import SlotSpec
@@ -118,6 +119,8 @@ __all__ = [
     "GangSpec",
     "GangSpot",
     "GangTimeout",
+    "GrantedSlots",
+    "GrantedSlots",
     "GroupStatus",
     "Groups",
     "InvalidArgument",
@@ -139,6 +142,7 @@ __all__ = [
     "Rejection",
     "Request",
     "RequestEnded",
+    "RequestRange",
     "RequestRejected",
     "RequestState",
     "RequestStatus",

@@ -7,7 +7,7 @@ Refuses to know what becomes of a request that was taken in.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from finegrain.v1 import resource_manager_pb2 as rm
 from finegrain.v1 import slots_pb2
@@ -16,6 +16,7 @@ from finegrain_client.background import CLEANING_UP
 from finegrain_client.context import JobContext
 from finegrain_client.errors import Rejection, rejected
 from finegrain_client.gangs import GangSpec
+from finegrain_client.ranges import RequestRange, range_message
 from finegrain_client.request import Request
 from finegrain_client.retry import REFUSALS
 from finegrain_client.specs import BATCH_BYTES_MAX, BATCH_ITEMS_MAX, SlotSpec, id_batches
@@ -108,6 +109,53 @@ class Asking:
             self.give_up([each for each in requests if each.rejection is None])
             raise rejected(rejections)
         return requests
+
+    async def ask_range(self, spec: SlotSpec, range_id: str, first: int) -> RequestRange:
+        """See `Job.request_range`; one that is refused says so in `rejection`."""
+        (asked,) = replace(spec, count=1, allocation_id=range_id).messages()
+        known = self._story.ranges.by_id.setdefault(range_id, RequestRange(self._context, asked))
+        known.rejection = None
+        members = first, first + spec.count
+        is_new = known.add(*members) == spec.count
+        message = rm.RequestResourceRequest(
+            job_id=self._context.job_id, ranges=[range_message(asked, first, spec.count)]
+        )
+        try:
+            answer = await self._context.connection.call_manager(
+                lambda manager, timeout_s: manager.RequestResource(
+                    message, timeout=timeout_s, metadata=self._context.metadata
+                )
+            )
+        except BaseException as error:
+            if is_new:
+                known.forget(*members)
+                self._story.ranges.drop_if_over(known)
+                if not isinstance(error, REFUSALS) and self._story.error is None:
+                    self._take_members_back(range_id, *members)
+            raise
+        known.acknowledged = True
+        outcome = reading.outcome(answer.range_results[0])
+        if not outcome.ok:
+            if is_new:
+                known.forget(*members)
+            known.reject(Rejection(range_id, outcome.reason, outcome.message, outcome.details))
+        self._story.ranges.drop_if_over(known)
+        return known
+
+    def _take_members_back(self, range_id: str, first: int, end: int) -> None:
+        members = slots_pb2.RangeMembers(range_id=range_id, first_index=first, count=end - first)
+        self._context.background.start(
+            self._cancel_members(members),
+            f"{CLEANING_UP} {end - first} members of range {range_id}",
+        )
+
+    async def _cancel_members(self, members: slots_pb2.RangeMembers) -> None:
+        message = rm.CancelRequestsRequest(job_id=self._context.job_id, ranges=[members])
+        await self._context.connection.call_manager(
+            lambda manager, timeout_s: manager.CancelRequests(
+                message, timeout=timeout_s, metadata=self._context.metadata
+            )
+        )
 
     def give_up(self, requests: Iterable[Request]) -> None:
         """Begins to take requests back that nobody holds any more."""

@@ -21,9 +21,10 @@ from finegrain_client import reading
 from finegrain_client.asking import Asking
 from finegrain_client.connection import Connection
 from finegrain_client.context import JobContext
-from finegrain_client.errors import JobEnded
+from finegrain_client.errors import JobEnded, rejected
 from finegrain_client.events import JobEvents
 from finegrain_client.gangs import GangSpec
+from finegrain_client.ranges import RequestRange, check_range
 from finegrain_client.request import Request, all_granted
 from finegrain_client.reusing import Reuse, reuse
 from finegrain_client.slot import Slot
@@ -88,8 +89,15 @@ class Job:
 
     @property
     def requests(self) -> list[Request]:
-        """The requests that have not ended, in the order in which they were made."""
+        """The requests that have not ended, in the order in which they were made; of ranges, those
+        that have slots, or had some.
+        """
         return list(self._story.requests.values())
+
+    @property
+    def ranges(self) -> list[RequestRange]:
+        """The ranges of which some members have not ended."""
+        return list(self._story.ranges.by_id.values())
 
     async def __aenter__(self) -> Self:
         if not self._attached:
@@ -181,6 +189,37 @@ class Job:
         except BaseException:
             self._asking.give_up(requests)
             raise
+
+    async def request_range(
+        self,
+        spec: SlotSpec,
+        *,
+        range_id: str = "",
+        first_index: int = 0,
+        raise_on_reject: bool = True,
+    ) -> RequestRange:
+        """Asks for `spec.count` equal slots as one range, which costs hardly more than one until
+        they are granted; returns when it is durable. If this is cancelled or fails, whatever was
+        taken in is taken back.
+
+        Args:
+            spec: what each member asks for, without `target_address`.
+            range_id: identity of the range, made up where absent; member `index` has the allocation
+                id `<range_id>.<index>`. The same again with other indexes is more of one range.
+            first_index: of the first member that is asked for.
+            raise_on_reject: False: a range that is refused is returned with `rejection` set.
+
+        Raises:
+            InvalidArgument: a spec, a range_id or an index that no range can have.
+            RequestRejected: it was refused as a whole.
+            JobEnded, FinegrainError: see `request_slots`.
+        """
+        self._check_alive()
+        check_range(spec, range_id, first_index)
+        found = await self._asking.ask_range(spec, range_id or new_id(), first_index)
+        if found.rejection is not None and raise_on_reject:
+            raise rejected([found.rejection])
+        return found
 
     async def cancel(self, requests: Sequence[Request]) -> list[ItemOutcome]:
         """Takes requests back; slots they have meanwhile are released. One outcome for each.

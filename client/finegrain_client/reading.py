@@ -19,7 +19,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from finegrain.errors import FailedPrecondition, Reason
 from finegrain.resources import EXTENDED_PREFIX, ResourceProfile, extended_items
 from finegrain.v1 import cluster_pb2, resource_manager_pb2, resources_pb2, slots_pb2
-from finegrain_client import types, types_explain
+from finegrain_client import types
 
 StateT = TypeVar("StateT", bound=StrEnum)
 
@@ -170,6 +170,7 @@ def request(message: resource_manager_pb2.RequestStatus) -> types.RequestStatus:
         allow_pending=asked.allow_pending,
         restart_on_loss=asked.restart_on_loss,
         gang=gang(message.gang) if message.HasField("gang") else None,
+        count=max(1, message.count),
     )
 
 
@@ -183,6 +184,7 @@ def job_event(message: resource_manager_pb2.JobEvent) -> types.JobEvent:
         reason=message.reason,
         message=message.message,
         slot=slot(message.slot) if message.HasField("slot") else None,
+        count=max(1, message.count),
     )
 
 
@@ -280,69 +282,9 @@ def cluster_info(message: cluster_pb2.GetClusterResponse) -> types.ClusterInfo:
     )
 
 
-def explanation(message: resource_manager_pb2.ExplainResponse) -> types_explain.Explanation:
-    """Why a request waits."""
-    return types_explain.Explanation(
-        request=request(message.request),
-        primary_reason=message.primary_reason,
-        summary=message.summary,
-        requests_ahead=message.requests_ahead,
-        executors_considered=message.executors_considered,
-        executors_fitting=message.executors_fitting,
-        executors=tuple(
-            types_explain.ExecutorVerdict(
-                executor_id=each.executor_id,
-                fits=each.fits,
-                blockers=tuple(each.blockers),
-                dimensions=tuple(_dimension(one) for one in each.dimensions),
-                message=each.message,
-            )
-            for each in message.executors
-        ),
-        dimensions=tuple(_dimension(each) for each in message.dimensions),
-        would_fit_if=tuple(
-            types_explain.Counterfactual(
-                each.executor_id, tuple(_dimension(one) for one in each.at_most), each.message
-            )
-            for each in message.would_fit_if
-        ),
-        blocked_by=tuple(slot(each) for each in message.blocked_by),
-        snapshot_number=message.snapshot_number,
-        gang=_gang_explanation(message.gang) if message.HasField("gang") else None,
-        planned_on=message.planned_on,
-        resizes=tuple(
-            types_explain.ResizeExplanation(
-                resize=resize(each.resize),
-                dimensions=tuple(_dimension(one) for one in each.dimensions),
-                summary=each.summary,
-            )
-            for each in message.resizes
-        ),
-    )
-
-
-def _gang_explanation(
-    message: resource_manager_pb2.GangExplanation,
-) -> types_explain.GangExplanation:
-    return types_explain.GangExplanation(
-        gang=gang(message.gang),
-        members=message.members,
-        placeable=message.placeable,
-        spots=tuple(types_explain.GangSpot(each.name, each.placeable) for each in message.spots),
-        summary=message.summary,
-        deadline_time=moment(message, "deadline_time"),
-    )
-
-
 def outcome(message: slots_pb2.ItemResult) -> types.ItemOutcome:
     """What became of one item of a batch."""
     if not message.HasField("error"):
         return types.ItemOutcome(message.id)
     error = message.error
     return types.ItemOutcome(message.id, error.reason, error.message, dict(error.details))
-
-
-def _dimension(message: resource_manager_pb2.DimensionStatus) -> types_explain.Dimension:
-    return types_explain.Dimension(
-        message.dimension, message.asked, message.free, message.largest_hole, message.total
-    )

@@ -145,7 +145,9 @@ class Gang(Value):
 
 @dataclass(frozen=True, slots=True)
 class RequestStatus(Value):
-    """One slot request as the RM knows it."""
+    """One slot request as the RM knows it; with `count` above 1 the first of so many members of a
+    range that stand alike, one behind the other.
+    """
 
     allocation_id: str
     job_id: str
@@ -165,6 +167,7 @@ class RequestStatus(Value):
     allow_pending: bool
     restart_on_loss: bool
     gang: Gang | None = None
+    count: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +176,9 @@ class JobEvent(Value):
 
     GRANTED again for the same generation says that the slot's size changed (reason "RESIZED"), or
     was to change and did not ("RESIZE_REFUSED"); `slot` is as it is then.
+
+    `count` above 1: it is about the member of a range that is named and those with the indexes that
+    follow, so many in all.
 
     `from_snapshot` marks a change that was read off a snapshot because the events themselves are no
     longer kept; its `sequence` is the snapshot's.
@@ -186,6 +192,7 @@ class JobEvent(Value):
     message: str
     slot: SlotStatus | None
     from_snapshot: bool = False
+    count: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 
 from finegrain.errors import (
     FailedPrecondition,
@@ -25,6 +26,7 @@ from finegrain_client import reading
 from finegrain_client.context import JobContext
 from finegrain_client.errors import JobEnded
 from finegrain_client.events import JobEvents
+from finegrain_client.range_story import RangeStory
 from finegrain_client.request import Request
 from finegrain_client.retry import Backoff, StreamCall, follow, resumed
 from finegrain_client.specs import id_batches
@@ -42,7 +44,8 @@ class Story:
     """What is known of one job's requests, and who wants to hear more.
 
     Attributes:
-        requests: those that have not ended, by allocation id.
+        requests: those that have not ended, by allocation id; of ranges, those that have slots.
+        ranges: those of whose members some have not ended.
         sequence: the last event taken in.
         error: why the story is over; None while it goes on.
     """
@@ -57,6 +60,7 @@ class Story:
         self._watched = context.connection.manager_address
         self._begun = asyncio.Event()
         self.requests: dict[str, Request] = {}
+        self.ranges = RangeStory(context)
         self.sequence = 0
         self.error: FinegrainError | None = None
 
@@ -77,6 +81,7 @@ class Story:
         for request in list(self.requests.values()):
             request.fail(error)
         self.requests.clear()
+        self.ranges.over(error)
         for listener in list(self._listeners):
             listener.end(None if expected else error)
         self._begun.set()
@@ -142,6 +147,7 @@ class Story:
         # A snapshot can only be asked about requests that were acknowledged before it was made.
         self._parts_taken = 0
         self._not_shown = [each for each in self.requests.values() if each.acknowledged]
+        self.ranges.begin_snapshot()
         message = rm.WatchJobRequest(
             job_id=self._context.job_id,
             from_sequence=0 if self._want_snapshot else self.sequence + 1,
@@ -167,9 +173,13 @@ class Story:
     async def _take_snapshot(self, snapshot: rm.JobSnapshot) -> None:
         statuses = [reading.request(each) for each in snapshot.requests]
         shown = {each.allocation_id for each in statuses}
+        for status in statuses:
+            self.ranges.shown(status)
         if self._attached:
             for message in snapshot.requests:
-                if message.allocation_id not in self.requests:
+                if message.allocation_id not in self.requests and not self.ranges.adopt(
+                    message, self.requests
+                ):
                     self._adopt(message)
         # A large snapshot comes in parts: only after the last one is it clear who is missing.
         # Who has ended between two parts needs no explanation.
@@ -183,11 +193,19 @@ class Story:
             self._not_shown = []
         for status in statuses:
             self._tell_difference(snapshot.sequence, status)
+        if not snapshot.more:
+            await self._end_unseen(snapshot.sequence)
         self.sequence = snapshot.sequence
         self._parts_taken += 1
         if not snapshot.more:
             self._want_snapshot = False
             self._begun.set()
+
+    async def _end_unseen(self, sequence: int) -> None:
+        """Members that waited and are not shown have ended; how, the RM is asked."""
+        ranges = self.ranges.not_shown()
+        found = await self._listed([f"{each}." for each in ranges]) if ranges else []
+        self.ranges.end_unseen(found, lambda event: self._tell(replace(event, sequence=sequence)))
 
     def _adopt(self, message: rm.RequestStatus) -> None:
         asked = slots_pb2.SlotRequest()
@@ -197,9 +215,12 @@ class Story:
         request = Request(self._context, asked, gang)
         request.acknowledged = True
         self.requests[message.allocation_id] = request
+        self.ranges.adopt_request(request)
 
     def _tell_difference(self, sequence: int, status: RequestStatus) -> None:
         request = self.requests.get(status.allocation_id)
+        if request is None:
+            request = self._member(status)
         if request is None:
             return
         generation = status.slot.generation if status.slot else request.generation
@@ -223,18 +244,43 @@ class Story:
         )
         request.take_status(status)  # of restored books, say: fewer changes than were known
 
+    def _member(self, status: RequestStatus) -> Request | None:
+        """The member of a range that has a story of its own since the last that was heard."""
+        if status.state is RequestState.PENDING and status.generation == 0:
+            return None
+        owner = self.ranges.shown(status)
+        index = owner.index_of(status.allocation_id) if owner is not None else None
+        request = owner.single_out(index) if owner is not None and index is not None else None
+        if request is not None:
+            self.requests[status.allocation_id] = request
+        return request
+
     def _tell(self, event: JobEvent) -> None:
+        owner = self.ranges.about(event, self.requests)
         request = self.requests.get(event.allocation_id)
         if request is not None:
             request.take_state(event.state, event.reason, event.message, event.slot)
             if request.has_ended:
                 del self.requests[event.allocation_id]
+        if owner is not None:
+            self.ranges.took_step(owner, event)
         for listener in list(self._listeners):
             listener.put(event)
 
     async def _what_became_of(self, missing: list[Request]) -> list[RequestStatus]:
-        found: dict[str, RequestStatus] = {}
-        for ids in id_batches([each.allocation_id for each in missing], items_max=ASKED_MAX):
+        statuses = await self._listed([each.allocation_id for each in missing])
+        found = {each.allocation_id: each for each in statuses}
+        for request in missing:
+            if request.allocation_id not in found:
+                gone = "the resource manager does not know it any more"
+                request.take_state(RequestState.CANCELLED, Reason.ALLOCATION_UNKNOWN, gone, None)
+                self.requests.pop(request.allocation_id, None)
+        return list(found.values())
+
+    async def _listed(self, allocation_ids: list[str]) -> list[RequestStatus]:
+        """Where requests stand of these ids, or with ids that begin so; also if they have ended."""
+        found: list[RequestStatus] = []
+        for ids in id_batches(allocation_ids, items_max=ASKED_MAX):
             message = cluster_pb2.ListRequestsRequest(
                 job_id=self._context.job_id, states=_ALL_STATES, allocation_ids=ids
             )
@@ -244,16 +290,11 @@ class Story:
                         message, timeout=timeout_s, metadata=self._context.metadata
                     )
                 )
-                found |= {each.allocation_id: reading.request(each) for each in answer.requests}
+                found += [reading.request(each) for each in answer.requests]
                 message.page_token = answer.next_page_token
                 if not message.page_token:
                     break
-        for request in missing:
-            if request.allocation_id not in found:
-                gone = "the resource manager does not know it any more"
-                request.take_state(RequestState.CANCELLED, Reason.ALLOCATION_UNKNOWN, gone, None)
-                self.requests.pop(request.allocation_id, None)
-        return list(found.values())
+        return found
 
 
 def _meaning(job_id: str, error: FinegrainError) -> FinegrainError:

@@ -99,12 +99,19 @@ class Scripted(_Servicer):
     # What tests call.
 
     async def tell(
-        self, allocation_id: str, state: Any, *, generation: int = 1, reason: str = ""
+        self,
+        allocation_id: str,
+        state: Any,
+        *,
+        generation: int = 1,
+        reason: str = "",
+        count: int = 0,
     ) -> None:
         """One more event of the job."""
         event = rm.JobEvent(
             sequence=len(self.events) + 1, allocation_id=allocation_id, state=state, reason=reason
         )
+        event.count = count
         event.message = "it uses more" if reason == "RESIZE_REFUSED" else ""
         if state == GRANTED:
             event.slot.CopyFrom(self.slot(allocation_id, generation))
@@ -119,8 +126,12 @@ class Scripted(_Servicer):
     def served(self) -> AbstractAsyncContextManager[grpc.aio.Server]:
         return serving(self)
 
-    def snapshot_of(self, allocation_id: str, state: Any, reason: str = "") -> rm.RequestStatus:
-        status = rm.RequestStatus(allocation_id=allocation_id, state=state, reason=reason)
+    def snapshot_of(
+        self, allocation_id: str, state: Any, reason: str = "", count: int = 0
+    ) -> rm.RequestStatus:
+        status = rm.RequestStatus(
+            allocation_id=allocation_id, state=state, reason=reason, count=count
+        )
         if state == GRANTED:
             status.slot.CopyFrom(self.slot(allocation_id, 1))
         return status
@@ -180,12 +191,18 @@ class Scripted(_Servicer):
                 result.error.CopyFrom(item_error(self.rejections[name]))
             elif self.auto_grant:
                 await self.tell(each.allocation_id, GRANTED)
+        for each in request.ranges:
+            result = answer.range_results.add(id=each.range_id)
+            name = each.request.required_labels.get("name", "")
+            if name in self.rejections:
+                result.error.CopyFrom(item_error(self.rejections[name]))
         return answer
 
     async def CancelRequests(self, request: Any, context: Any) -> Any:
         await self._begin("CancelRequests", request, context)
         return rm.CancelRequestsResponse(
-            results=[slots_pb2.ItemResult(id=each) for each in request.allocation_ids]
+            results=[slots_pb2.ItemResult(id=each) for each in request.allocation_ids],
+            range_results=[slots_pb2.ItemResult(id=each.range_id) for each in request.ranges],
         )
 
     async def ReleaseSlots(self, request: Any, context: Any) -> Any:
@@ -193,7 +210,8 @@ class Scripted(_Servicer):
         for each in request.slots:
             await self.tell(each.allocation_id, RELEASED)
         return rm.ReleaseSlotsResponse(
-            results=[slots_pb2.ItemResult(id=each.allocation_id) for each in request.slots]
+            results=[slots_pb2.ItemResult(id=each.allocation_id) for each in request.slots],
+            range_results=[slots_pb2.ItemResult(id=each.range_id) for each in request.ranges],
         )
 
     async def ResizeSlot(self, request: Any, context: Any) -> Any:
@@ -298,7 +316,7 @@ class Scripted(_Servicer):
             requests=[
                 each
                 for each in self.ended + self.snapshot
-                if each.allocation_id in request.allocation_ids
+                if each.allocation_id.startswith(tuple(request.allocation_ids))
                 and (each.state in request.states or not request.states)
             ]
         )

@@ -160,10 +160,12 @@ def test_a_closed_client_says_so_and_leaves_no_thread(served: Served) -> None:
     assert "finegrain-client" not in {each.name for each in threading.enumerate()}
 
 
-@pytest.mark.parametrize("name", ["Cluster", "Job", "Request", "Slot", "Task"])
+@pytest.mark.parametrize("name", ["Cluster", "Job", "Request", "RequestRange", "Slot", "Task"])
 def test_the_blocking_twin_has_the_same_names_and_arguments(name: str) -> None:
     inner_only = {"take_state", "reject", "fail", "on_change", "off_change", "end", "mark_released"}
     inner_only |= {"stub", "guard", "call", "after_break", "in_use", "size", "take_status"}
+    inner_only |= {"add", "forget", "take_over", "message_of", "waiting_within", "single_out"}
+    inner_only |= {"took_step", "end_waiting"}
     ours, twin = getattr(fg, name), getattr(fg.blocking, name)
     for each, member in inspect.getmembers(ours):
         if each.startswith("_") or (each in inner_only and not hasattr(twin, each)):
@@ -172,3 +174,16 @@ def test_the_blocking_twin_has_the_same_names_and_arguments(name: str) -> None:
         if inspect.isfunction(member):
             expected = list(inspect.signature(member).parameters)
             assert list(inspect.signature(getattr(twin, each)).parameters) == expected, each
+
+
+def test_slots_of_a_range_can_be_waited_for_one_by_one(served: Served) -> None:
+    with fg.blocking.connect(served.servant.address) as cluster, cluster.job("range") as job:
+        asked = job.request_range(fg.SlotSpec(cpu_milli=500, count=3), range_id="r")
+        assert (len(asked), asked.waiting, [each.range_id for each in job.ranges]) == (3, 3, ["r"])
+        for index, state in ((1, GRANTED), (1, LOST), (0, GRANTED), (0, LOST), (2, LOST)):
+            served.run(served.servant.tell(f"r.{index}", state))
+        slots = list(asked.slots())
+        assert all(each.is_lost for each in slots)
+        assert asked.ended == {fg.RequestState.LOST: 3}
+        assert asked.has_ended
+        assert asked.cancel().ok

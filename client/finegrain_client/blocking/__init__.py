@@ -13,6 +13,7 @@ thread: they may not block, nor call anything of this package.
 from finegrain_client.blocking.cluster import Cluster, connect
 from finegrain_client.blocking.handles import AsGranted, Lost, Request, Slot, Task, as_granted
 from finegrain_client.blocking.job import Job
+from finegrain_client.blocking.ranges import RequestRange
 
 __all__ = [
     "AsGranted",
@@ -20,6 +21,7 @@ __all__ = [
     "Job",
     "Lost",
     "Request",
+    "RequestRange",
     "Slot",
     "Task",
     "as_granted",

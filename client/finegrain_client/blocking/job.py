@@ -10,6 +10,7 @@ from finegrain_client import job as aio_job
 from finegrain_client import types
 from finegrain_client.blocking.handles import Request, Slot
 from finegrain_client.blocking.loop import PrivateLoop
+from finegrain_client.blocking.ranges import RequestRange
 from finegrain_client.gangs import GangSpec
 from finegrain_client.specs import SlotSpec
 
@@ -61,6 +62,11 @@ class Job:
         inner = self.loop.call(lambda: self.inner.requests)
         return [Request(self.loop, each) for each in inner]
 
+    @property
+    def ranges(self) -> list[RequestRange]:
+        inner = self.loop.call(lambda: self.inner.ranges)
+        return [RequestRange(self.loop, each) for each in inner]
+
     def request_slots(
         self,
         specs: SlotSpec | GangSpec | Iterable[SlotSpec | GangSpec],
@@ -83,6 +89,19 @@ class Job:
             members, placement=placement, label=label, timeout_s=timeout_s, gang_id=gang_id
         )
         return [Slot(self.loop, each) for each in self.loop.run(work)]
+
+    def request_range(
+        self,
+        spec: SlotSpec,
+        *,
+        range_id: str = "",
+        first_index: int = 0,
+        raise_on_reject: bool = True,
+    ) -> RequestRange:
+        work = self.inner.request_range(
+            spec, range_id=range_id, first_index=first_index, raise_on_reject=raise_on_reject
+        )
+        return RequestRange(self.loop, self.loop.run(work))
 
     def cancel(self, requests: Sequence[Request]) -> list[types.ItemOutcome]:
         return self.loop.run(self.inner.cancel([each.inner for each in requests]))
