@@ -115,6 +115,7 @@ def _draw_use(
     if curves:
         ax.stackplot(days, *curves.values(), labels=list(curves), colors=COLOURS[: len(curves)])
         ax.legend(fontsize=7, loc="upper right", ncols=4)
+    ax.set_xlim(0, days[-1])
     ax.set_ylim(0, total_cores)
     ax.set_ylabel("cores in use", fontsize=8)
     ax.set_title(outcome.policy, fontsize=10, loc="left")
@@ -126,6 +127,8 @@ def _draw_waiting(
     for number, outcome in enumerate(outcomes):
         curve = slices(outcome.waiting, *span_ms, POINTS)
         ax.plot(days, curve, label=outcome.policy, color=COLOURS[number])
+    ax.set_xlim(0, days[-1])
+    ax.set_ylim(bottom=0)
     ax.set_ylabel("threads waiting", fontsize=8)
     ax.set_xlabel("days", fontsize=8)
     ax.legend(fontsize=7, loc="upper right")

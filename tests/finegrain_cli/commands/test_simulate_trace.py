@@ -12,7 +12,7 @@ from tests.support.components import REPOSITORY
 
 TRACES = REPOSITORY / "tests/data/traces"
 NASA = str(TRACES / "nasa-ipsc-1993-first-500.swf.gz")
-SHORT = ("--limit", "60")
+SHORT = ("--limit", "30")
 
 
 def test_a_log_is_replayed_on_the_nodes_that_it_names(finegrain: Finegrain) -> None:
@@ -20,7 +20,7 @@ def test_a_log_is_replayed_on_the_nodes_that_it_names(finegrain: Finegrain) -> N
 
     assert result.exit_code == 0
     first = result.stdout.splitlines()[0]
-    assert first.startswith("nasa-ipsc-1993-first-500.swf.gz (swf): 60 jobs with 1398 slots")
+    assert first.startswith("nasa-ipsc-1993-first-500.swf.gz (swf): 30 jobs with 987 slots")
     assert first.endswith("on 128 nodes with 128 cores")
     assert "| idle beside fitting work " in result.stdout
     assert "fair, by group:" in result.stdout
@@ -40,7 +40,7 @@ def test_policies_are_compared_side_by_side_and_kept_as_data(
     assert printed == {"api_version": "finegrain/v1", "kind": "TraceReport", **kept}
     assert [each["policy"] for each in kept["policies"]] == ["fair", "arrival"]
     for each in kept["policies"]:
-        assert each["jobs"] == 60
+        assert each["jobs"] == 30
         assert each["idle"]["beside_fitting_work"] == 0
         assert each["wait_s"]["most"] > each["wait_s"]["median"]
         assert [g["weight"] for g in each["groups"] if g["name"] == "user-1"] == [4]
@@ -68,9 +68,9 @@ def test_settings_of_sharing_are_those_that_are_given(finegrain: Finegrain) -> N
 
 
 def test_a_part_of_a_log_is_what_arrives_in_it(finegrain: Finegrain) -> None:
-    whole = json.loads(finegrain("simulate", "trace", NASA, "--until", "12h", "-o", "json").stdout)
+    whole = json.loads(finegrain("simulate", "trace", NASA, "--until", "6h", "-o", "json").stdout)
     part = json.loads(
-        finegrain("simulate", "trace", NASA, "--from", "6h", "--until", "12h", "-o", "json").stdout
+        finegrain("simulate", "trace", NASA, "--from", "3h", "--until", "6h", "-o", "json").stdout
     )
     assert 0 < part["trace"]["jobs"] < whole["trace"]["jobs"] < 500
 
