@@ -48,6 +48,13 @@ class OnFailure(StrEnum):
     STOP = "stop"
 
 
+def _names(incomplete: str) -> list[str]:
+    """Batches whose names begin so, for the completion of shells."""
+    from finegrain_client.batch.look import state_files
+
+    return [path.stem for path in state_files() if path.stem.startswith(incomplete)]
+
+
 def register(app: typer.Typer) -> None:
     """Adds the commands of this module."""
     settings = {"allow_interspersed_args": False}
@@ -138,12 +145,18 @@ def batch(
         typer.Option(
             "--attach",
             metavar="NAME|FILE",
+            autocompletion=_names,
             help="Show how a batch gets on; if nobody works on it, go on with it.",
         ),
     ] = "",
     stop: Annotated[
         str,
-        typer.Option("--stop", metavar="NAME|FILE", help="Stop a batch; --attach goes on with it."),
+        typer.Option(
+            "--stop",
+            metavar="NAME|FILE",
+            autocompletion=_names,
+            help="Stop a batch; --attach goes on with it.",
+        ),
     ] = "",
     retry_failed: Annotated[
         bool,
@@ -216,7 +229,10 @@ def batch(
 
 def batches(
     name: Annotated[
-        str, typer.Argument(metavar="[NAME]", help="Only this one; a prefix will do.")
+        str,
+        typer.Argument(
+            metavar="[NAME]", help="Only this one; a prefix will do.", autocompletion=_names
+        ),
     ] = "",
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:

@@ -24,6 +24,7 @@ HEAVY = ("grpc", "sqlalchemy", "alembic", "rich", "structlog", "uvloop", MODEL)
         ("--help", ""),
         ("executors --help", ""),
         ("run --help", ""),
+        ("batch --help", ""),
         ("rm --help", MODEL),
         ("completion bash", ""),
         ("version", ""),

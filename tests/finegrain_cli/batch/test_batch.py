@@ -8,6 +8,8 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -299,3 +301,20 @@ def test_batches_are_listed_newest_last(finegrain: Finegrain, make_batch: MakeBa
     (row,) = json.loads(finegrain("batches", "ne", "-o", "json").stdout)["items"]
     assert (row["batch"], row["spec"]["group"], row["runner_pid"]) == ("new", "medium", 0)
     assert "medium" in finegrain("batches", "-o", "wide").stdout
+
+
+def test_a_shell_completes_names(finegrain: Finegrain, make_batch: MakeBatch) -> None:
+    make_batch("load-1")
+    make_batch("load-2")
+    make_batch("other")
+    line = "finegrain batch --attach lo"
+    asked = {"_FINEGRAIN_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": "3"}
+    done = subprocess.run(
+        [sys.executable, "-m", "finegrain_cli"],
+        env=dict(os.environ) | asked,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.stdout.split() == ["load-1", "load-2"], done.stderr
