@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from finegrain.errors import FinegrainError
@@ -27,13 +27,15 @@ from resource_manager.engine.events import (
 )
 from resource_manager.engine.explain import explain
 from resource_manager.engine.queries import list_executors, list_requests, list_slots
-from resource_manager.engine.settings import EngineSettings
+from resource_manager.engine.settings import EngineSettings, Fairness
 from tests.resource_manager.engine.model import ModelCluster, ModelExecutor, OnTheWire
 from tests.scenarios import render
 from tests.scenarios.elastic import ElasticCommands
+from tests.scenarios.fairness import FairnessCommands
 
 HEARTBEAT_MS = 3_000
 SETTLE_ROUNDS_MAX = 1_000
+FAIR = [each.name for each in fields(Fairness)]
 
 
 class Words:
@@ -63,7 +65,7 @@ class Words:
         return tuple(sorted((name, value) for name, value in pairs))
 
 
-class Stage(ElasticCommands):
+class Stage(ElasticCommands, FairnessCommands):
     """A cluster that obeys command lines and tells what came out."""
 
     def __init__(self) -> None:
@@ -97,7 +99,9 @@ class Stage(ElasticCommands):
             name: int(v) if v.isdigit() else v for name, v in words.values.items()
         }
         words.values.clear()
-        self.cluster = ModelCluster(replace(EngineSettings(), **numbers))
+        fair = {name: numbers.pop(name) for name in FAIR if name in numbers}
+        fairness = replace(Fairness(), **{n: None if v == "none" else v for n, v in fair.items()})
+        self.cluster = ModelCluster(replace(EngineSettings(), fairness=fairness, **numbers))
         yield from ()
 
     def do_restart_rm(self, words: Words) -> Iterator[str]:
@@ -133,8 +137,9 @@ class Stage(ElasticCommands):
 
     def do_job(self, words: Words) -> Iterator[str]:
         lease = None if words.flag("detached") else words.number("lease", 30) * 1_000
+        group = words.values.pop("group", "default")
         for name in words.subjects:
-            event = JobRegistered(self.cluster.at, name, name, "default", lease, "s", "r")
+            event = JobRegistered(self.cluster.at, name, name, group, lease, "s", "r")
             self.cluster.batch(event)
         yield from self._effects()
 

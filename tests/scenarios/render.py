@@ -19,6 +19,7 @@ from resource_manager.engine.effects import (
 from resource_manager.engine.entities import JobEvent, Resize, Slot
 from resource_manager.engine.events import ReportAnswer
 from resource_manager.engine.explain import Explanation
+from resource_manager.engine.group_views import GroupView
 from resource_manager.engine.provision.views import ProvidersView
 from resource_manager.engine.queries import ExecutorView, RequestView, SlotView
 
@@ -155,6 +156,14 @@ def explanation(one: Explanation) -> Iterator[str]:
 
 def _name(allocation_id: str, generation: int) -> str:
     return allocation_id if generation <= 1 else f"{allocation_id} (generation {generation})"
+
+
+def group(view: GroupView) -> str:
+    one, flow = view.group, view.flow
+    return (
+        f"{one.name}: weight {one.weight:g}, {view.running} slots ({amounts(view.used)}),"
+        f" {view.waiting} wait, share {flow.share_now:.3f} of {view.share_entitled:.3f}"
+    )
 
 
 def providers(view: ProvidersView) -> Iterator[str]:

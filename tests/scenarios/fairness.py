@@ -1,0 +1,63 @@
+"""Commands about who is served first: groups with their weights and limits, and how they stand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from finegrain.resources import MIB
+from resource_manager.engine.events import GroupDeleted, GroupSet
+from resource_manager.engine.group_views import group_views
+from tests.resource_manager.engine.model import ModelCluster
+from tests.scenarios import render
+
+if TYPE_CHECKING:
+    from tests.scenarios.language import Words
+
+_DIMENSIONS = {"cpu": ("cpu_milli", 1), "mem": ("memory_bytes", MIB)}
+_LICENSES = ("extended.license", 1)
+
+
+class FairnessCommands:
+    """Part of the stage; the rest is in language.py."""
+
+    cluster: ModelCluster
+
+    def _effects(self) -> Iterator[str]:
+        raise NotImplementedError
+
+    def do_group(self, words: Words) -> Iterator[str]:
+        """A group is made, or changed; `none` takes a limit away."""
+        weight = words.values.pop("weight", "")
+        event = GroupSet(
+            self.cluster.at,
+            words.subjects[0],
+            weight=float(weight) if weight else None,
+            parent=words.values.pop("parent", None),
+            minimum=_limits(words, "min"),
+            maximum=_limits(words, "max"),
+        )
+        self.cluster.batch(event)
+        yield from self._effects()
+
+    def do_group_delete(self, words: Words) -> Iterator[str]:
+        self.cluster.batch(GroupDeleted(self.cluster.at, words.subjects[0]))
+        yield from self._effects()
+
+    def do_groups(self, words: Words) -> Iterator[str]:
+        """How groups stand: those named, else those that have work."""
+        state = self.cluster.state
+        state.flows.advance(self.cluster.at.monotonic_ms)
+        for view in group_views(state.flows, state.groups, {}):
+            busy = view.waiting or view.running
+            if view.group.name in words.subjects or (busy and not words.subjects):
+                yield render.group(view)
+
+
+def _limits(words: Words, what: str) -> dict[str, int | None]:
+    found: dict[str, int | None] = {}
+    for name, (dimension, unit) in {**_DIMENSIONS, "licenses": _LICENSES}.items():
+        text = words.values.pop(f"{what}_{name}", "")
+        if text:
+            found[dimension] = None if text == "none" else int(text) * unit
+    return found
