@@ -99,8 +99,9 @@ class Stage(ElasticCommands, FairnessCommands):
             name: int(v) if v.isdigit() else v for name, v in words.values.items()
         }
         words.values.clear()
-        fair = {name: numbers.pop(name) for name in FAIR if name in numbers}
-        fairness = replace(Fairness(), **{n: None if v == "none" else v for n, v in fair.items()})
+        fair: dict[str, Any] = {name: numbers.pop(name) for name in FAIR if name in numbers}
+        fair = {name: None if value == "none" else value for name, value in fair.items()}
+        fairness = replace(Fairness(), **fair)
         self.cluster = ModelCluster(replace(EngineSettings(), fairness=fairness, **numbers))
         yield from ()
 
