@@ -37,6 +37,7 @@ def trace_data(
     fairness = plan.settings.fairness
     half_life_ms = fairness.half_life_ms
     fitted, _ = workload.fitted(nodes)
+    recorded = [job.waited_ms for job in workload.jobs if job.waited_ms is not None]
     return {
         "trace": {
             "name": workload.name,
@@ -44,6 +45,7 @@ def trace_data(
             "jobs": len(workload.jobs),
             "slots": sum(job.count for job in workload.jobs),
             "span_s": max((job.submit_ms for job in workload.jobs), default=0) / 1_000,
+            "recorded_wait_s": _seconds(Spread.of(recorded)),
             "left_out": dict(workload.left_out),
             "notes": list(fitted.notes),
         },
@@ -134,13 +136,16 @@ def trace_text(data: Data) -> str:
 
 
 def _heading(data: Data) -> str:
-    trace, nodes = data["trace"], data["nodes"]
+    trace, nodes, waits = data["trace"], data["nodes"], data["trace"]["recorded_wait_s"]
     head = (
         f"{trace['name']} ({trace['format']}): {trace['jobs']} jobs with {trace['slots']} slots,"
         f" arriving over {format_duration(trace['span_s'])},"
         f" on {nodes['count']} nodes with {_total_text(nodes['total'])}"
     )
     lines = [head]
+    if waits["count"]:
+        told = ", ".join(f"{name} {format_duration(waits[name])}" for name in _SPREAD)
+        lines.append(f"waits that the log records of its own cluster: {told}")
     lines += [f"left out: {count} x {reason}" for reason, count in trace["left_out"].items()]
     lines += [f"note: {note}" for note in trace["notes"]]
     return "\n".join(lines)

@@ -69,6 +69,7 @@ def _job(row: Row, left_out: Counter[str]) -> TraceJob | None:
         submit_ms=created,
         run_ms=ended - began,
         count=1,
+        waited_ms=None if row.is_missing("scheduled_time") else max(0, began - created),
         profile=ResourceProfile(
             row.amount("cpu_milli"),
             task_heap_memory_bytes=row.amount("memory_mib", factor=MIB),

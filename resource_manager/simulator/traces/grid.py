@@ -16,7 +16,17 @@ from resource_manager.simulator.nodes import Labels
 from resource_manager.simulator.traces.jobs import TraceJob, Workload
 from resource_manager.simulator.traces.rows import Row, csv_rows
 
-COLUMNS = ("job", "submit", "run", "req_procs", "req_mem_bytes", "user", "queue", "nodespec")
+COLUMNS = (
+    "job",
+    "submit",
+    "wait",
+    "run",
+    "req_procs",
+    "req_mem_bytes",
+    "user",
+    "queue",
+    "nodespec",
+)
 NODES = "20x80cpu:529426432K@cluster=zewura,48x12cpu:94035968K@cluster=zegox"
 
 _SHAPE = re.compile(r"(\d+):")
@@ -65,6 +75,7 @@ def _job(row: Row, left_out: Counter[str]) -> TraceJob | None:
         ),
         owners={"user": row.text("user"), "queue": row.text("queue")},
         labels=_labels(asked),
+        waited_ms=row.amount_if_known("wait", factor=1_000),
         whole_nodes=asked.endswith(_EXCLUSIVE),
     )
 

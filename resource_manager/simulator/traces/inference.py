@@ -66,6 +66,7 @@ def _job(row: Row, end_ms: int) -> TraceJob:
         submit_ms=created,
         run_ms=ended - began,
         count=1,
+        waited_ms=None if row.is_missing("scheduled_time") else max(0, began - created),
         profile=ResourceProfile(
             row.amount("cpu_request", factor=1_000),
             task_heap_memory_bytes=row.amount("memory_request", factor=GIB),

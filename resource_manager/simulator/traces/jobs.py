@@ -36,6 +36,7 @@ class TraceJob:
     labels: Labels = ()
     whole_nodes: bool = False  # each part has all cpus of its node
     one_of: tuple[str, tuple[str, ...]] = ("", ())  # a label of the node, and values that will do
+    waited_ms: int | None = None  # on the cluster of the log, where it was recorded
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,6 +71,10 @@ class Row:
             pass  # told below
         raise self.wrong(column, f"a number of at least {least}, or -1 where it was not recorded")
 
+    def amount_if_known(self, column: str, *, factor: int = 1) -> int | None:
+        """The same; None where nothing was recorded."""
+        return None if self.is_missing(column) else self.amount(column, factor=factor)
+
     def is_missing(self, column: str) -> bool:
         """True where nothing was recorded."""
         return self.texts[column].strip() in ("", "-1")

@@ -86,6 +86,12 @@ def test_what_is_not_modelled_is_said(finegrain: Finegrain) -> None:
     assert "note: memory is not modelled: no node has any" in plain.stdout
 
 
+def test_waits_of_the_log_itself_are_told(finegrain: Finegrain) -> None:
+    result = finegrain("simulate", "trace", str(TRACES / "wagap-2013-cut.csv"), *SHORT)
+    assert "waits that the log records of its own cluster: mean " in result.stdout
+    assert "left out: 2 x no end recorded" in result.stdout
+
+
 def test_pictures_as_text_and_as_png(finegrain: Finegrain, tmp_path: Path) -> None:
     text, picture = tmp_path / "plot.txt", tmp_path / "plot.png"
     result = finegrain(

@@ -55,6 +55,14 @@ def test_swf_memory_is_what_was_asked_for_per_processor_else_what_was_used(tmp_p
     assert workload.jobs[0].submit_ms == 10_000
 
 
+def test_waits_are_kept_where_the_log_records_them(tmp_path: Path) -> None:
+    waited = LINE.replace("1 10 -1", "1 10 77")
+    assert [each.waited_ms for each in swf(tmp_path, LINE, waited).jobs] == [None, 77_000]
+    assert job(read_workload(WAGAP), "1").waited_ms == 71_000
+    assert job(read_workload(OPENB), "openb-pod-0005").waited_ms == 2_000
+    assert read_workload(DLRM).jobs[0].waited_ms is None
+
+
 def test_swf_records_that_are_no_jobs_to_run_are_counted(tmp_path: Path) -> None:
     def changed(**fields: str) -> str:
         names = {"run": 3, "processors": 4, "requested": 7, "status": 10}
