@@ -39,6 +39,7 @@ from finegrain_cli.local_stop import (
     signals_put_off,
     sweep,
 )
+from resource_manager.engine.settings import Fairness
 from resource_manager.options import ResourceManagerOptions
 from task_executor.options import TaskExecutorOptions
 
@@ -82,6 +83,7 @@ class LocalCluster:
         cpus: divide only these cpus.
         memory_bytes: divide only this much memory.
         isolation: "auto", or "none": no limits are enforced.
+        fairness: who is served next; None: the defaults.
         log: level of the daemons' logs.
         show_logs: also let the daemons log to this process's standard error.
     """
@@ -98,6 +100,7 @@ class LocalCluster:
         cpus: str = "",
         memory_bytes: int | None = None,
         isolation: str = "auto",
+        fairness: Fairness | None = None,
         log: LogOptions | None = None,
         show_logs: bool = False,
     ) -> None:
@@ -115,6 +118,7 @@ class LocalCluster:
         self._given_state_dir = state_dir
         self._listen = ListenOptions(listen, metrics_listen)
         self._isolation = isolation
+        self.fairness = fairness or Fairness()
         self._log = log or LogOptions(format="auto" if show_logs else "json")
         self._show_logs = show_logs
         self._base: Path | None = None
@@ -243,6 +247,7 @@ class LocalCluster:
             report_interval_ms=REPORT_INTERVAL_MS,
             lost_timeout_ms=LOST_TIMEOUT_MS,
             providers_file=self.scaled.providers_file if self.scaled else None,
+            fairness=self.fairness,
         )
         if self.scaled is not None:
             assert self._lock is not None  # noqa: S101 - _prepare has run

@@ -17,6 +17,7 @@ from typer.core import TyperGroup
 from finegrain.errors import ConfigurationError, InvalidArgument
 from finegrain.units import parse_bytes, parse_duration_ms
 from finegrain_cli.common import ConfigOption, OutputOption, enter_command, reporting_errors
+from finegrain_cli.context import current
 from finegrain_cli.output import OutputFormat
 
 if TYPE_CHECKING:
@@ -87,6 +88,7 @@ def up(
         str, typer.Option("--log-level", help="Least level of what they log.")
     ] = "info",
     output: OutputOption = OutputFormat.TABLE,
+    config: ConfigOption = "",
 ) -> None:
     """Run a resource manager and executors here, in the foreground, until Ctrl-C.
 
@@ -94,9 +96,11 @@ def up(
     with an equal part of this host, when requests wait, and gives them back when they are idle.
 
     For trying things out and for work on one host. Nothing is left behind, except in --state-dir.
+    Of the configuration only the section `fairness` counts.
     """
-    enter_command(output)
+    enter_command(output, config_file=config)
     from finegrain.options import LogOptions
+    from finegrain_cli.config.daemon_options import fairness_options
     from finegrain_cli.foreground import run_in_foreground
     from finegrain_cli.local_cluster import LocalCluster
 
@@ -108,6 +112,7 @@ def up(
         cpus=cpus,
         memory_bytes=parse_bytes("--memory", memory) if memory else None,
         isolation=isolation,
+        fairness=fairness_options(current().configuration().settings),
         log=LogOptions(level=log_level, format="auto" if show_logs else "json"),
         show_logs=show_logs,
     )

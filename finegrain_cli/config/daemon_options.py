@@ -8,7 +8,6 @@ from typing import cast
 from finegrain.options import ListenOptions, LogOptions, TlsOptions
 from finegrain_cli.config.directories import run_directory, state_directory
 from finegrain_cli.config.model import (
-    FairnessSection,
     ListenSection,
     LogSection,
     RmSection,
@@ -53,11 +52,13 @@ def resource_manager_options(settings: Settings) -> ResourceManagerOptions:
         ended_retention_ms=rm.ended_retention,
         database_lease_ms=rm.database_lease,
         providers_file=_path(rm.providers_file),
-        fairness=_fairness(settings.fairness),
+        fairness=fairness_options(settings),
     )
 
 
-def _fairness(section: FairnessSection) -> Fairness:
+def fairness_options(settings: Settings) -> Fairness:
+    """Who is served next, as the section `fairness` says."""
+    section = settings.fairness
     return Fairness(
         order=cast("Order", section.order),
         service=cast("Measure", section.service),
