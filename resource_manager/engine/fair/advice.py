@@ -182,14 +182,15 @@ def _recommend(work: _Work, target_ms: int, quantile: float) -> tuple[int, list[
 def _enough_or_fewer(
     work: _Work, target_ms: int, quantile: float, remark: str
 ) -> tuple[int, list[str]]:
-    now, fewer = work.threads, work.threads_lasting(WORTH_MS)
+    # Never fewer than is typical: nobody knows how many could run at once.
+    now, fewer = work.threads, max(TYPICAL_MIN, work.threads_lasting(WORTH_MS))
     remarks = [f"{remark}: no more threads are needed"]
     if work.ordinary_mean_ms >= OVERHEAD_MS or fewer >= now:
         return now, remarks
     wanted = _least(fewer, now, lambda threads: work.share_within(threads, target_ms) >= quantile)
     remarks.append(
         f"they last {_text(work.ordinary_mean_ms)} on average, which is mostly what every thread"
-        " costs (a slot, a process): fewer, longer ones would be done sooner"
+        " costs (a slot, a process): fewer, longer ones would waste less"
     )
     return min(now, _rounded_up(wanted or now)), remarks
 

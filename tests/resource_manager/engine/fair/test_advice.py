@@ -118,10 +118,15 @@ def test_splitting_stops_at_threads_of_a_second() -> None:
 
 
 def test_threads_that_are_too_short_should_be_fewer() -> None:
-    advice = advise(observed(*[0.3] * 5_000))
+    advice = advise(observed(*[0.5] * 10_000))
 
-    assert advice.threads_recommended == 150  # of some ten seconds each
-    assert says(advice, "fewer, longer ones would be done sooner")
+    assert advice.threads_recommended == 500  # of some ten seconds each
+    assert says(advice, "fewer, longer ones would waste less")
+
+
+def test_nobody_is_told_to_make_so_few_that_hardly_any_run_at_once() -> None:
+    assert advise(observed(*[0.3] * 5_000)).threads_recommended == 200
+    assert advise(observed(*[0.3] * 50)).threads_recommended == 50
 
 
 def test_a_job_of_one_thread_may_stay_so() -> None:
