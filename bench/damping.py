@@ -9,8 +9,8 @@ half times the mean; with --alike all take the same, so that they end together.
 
 For each mean duration and lookahead a row of Markdown: seconds from each of the three changes until
 every flow stays within 5 % of its share in every window of 60 s ("-": not before the next change);
-and the largest error in any window of 60 s that begins three mean durations after a change or
-later.
+and the largest error in any window of 60 s that begins a minute and three mean durations after a
+change or later.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def row(thread_s: int, lookahead_s: int, *, alike: bool) -> list[str]:
     """One line of the table."""
     fairness = Fairness(service="slots", lookahead_ms=lookahead_s * 1_000)
     set_up = one_after_another(thread_s * 1_000, fairness, alike=alike)
-    converged, worst = measure(set_up, 3 * thread_s)
+    converged, worst = measure(set_up, 60 + 3 * thread_s)
     times = ["-" if each is None else f"{each:.0f} s" for each in converged]
     return [f"{thread_s} s", f"{lookahead_s} s", *times, f"{worst:.0%}"]
 

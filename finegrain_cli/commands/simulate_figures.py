@@ -46,6 +46,7 @@ def figures(
         comparison_text,
         figure_data,
         figure_text,
+        shared_end_s,
     )
     from resource_manager.simulator.figure_setups import all_set_ups
     from resource_manager.simulator.figures import run_figure
@@ -62,26 +63,19 @@ def figures(
     if output in (OutputFormat.JSON, OutputFormat.JSONL):
         print_list("FigureList", [figure_data(each) for each in results.values()], (), output)
         return
-    texts = [figure_text(result, _scale(results, result)) for result in results.values()]
+    texts = [figure_text(each, shared_end_s(results, name)) for name, each in results.items()]
     comparison = comparison_text(results)
     print("\n\n".join([*texts, comparison] if comparison else texts))
 
 
-def _scale(results: dict[str, FigureResult], result: FigureResult) -> float:
-    """Where the axis of time ends: a coarse figure and its fine counterpart share it."""
-    names = {result.set_up.figure, result.set_up.coarse}
-    pair = [each for name, each in results.items() if name in names or each.set_up.coarse in names]
-    return max(each.makespan_s for each in pair)
-
-
 def _write(folder: Path, results: dict[str, FigureResult], *, pictures: bool) -> None:
     from resource_manager.simulator.drawing_png import save_png
-    from resource_manager.simulator.figure_report import figure_text
+    from resource_manager.simulator.figure_report import figure_text, shared_end_s
 
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, result in results.items():
-            text = figure_text(result, _scale(results, result))
+            text = figure_text(result, shared_end_s(results, name))
             (folder / f"figure-{name}.txt").write_text(f"{text}\n", encoding="utf-8")
             if pictures:
                 coarse = results.get(result.set_up.coarse)

@@ -28,6 +28,17 @@ def figure_text(result: FigureResult, end_s: float = 0.0) -> str:
     return "\n".join(parts)
 
 
+def shared_end_s(results: Mapping[str, FigureResult], name: str) -> float:
+    """Where a figure's axis of time ends: it shares that of its counterpart, if that was run."""
+    mine = results[name]
+    pair = [
+        each
+        for each in results.values()
+        if each.set_up.figure == mine.set_up.coarse or each.set_up.coarse == name
+    ]
+    return max(each.makespan_s for each in [mine, *pair])
+
+
 def comparison_text(results: Mapping[str, FigureResult]) -> str:
     """Coarse against fine: a table of the figures whose counterparts were run, too; else empty."""
     rows = []
@@ -160,7 +171,7 @@ def _of_phases(phases: Sequence[Phase]) -> Sequence[str]:
         [
             f"{phase.start_s:.0f} to {phase.end_s:.0f} s",
             " / ".join(f"{name} {phase.shares[name]:.2f}" for name in phase.shares),
-            " / ".join(f"{phase.ideal[name]:g}" for name in phase.shares),
+            " / ".join(f"{phase.ideal[name]:.3g}" for name in phase.shares),
             "never" if phase.converged_s is None else f"{phase.converged_s:.0f} s",
             f"{phase.error:.1%}",
         ]

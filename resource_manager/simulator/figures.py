@@ -195,7 +195,8 @@ def compared(set_up: SetUp, log: RunLog) -> Comparison:
         ]
     )
     running, waiting = log.running(by_job), log.waiting(by_job)
-    moments = sorted({run.start_ms for run in log} | {run.end_ms or 0 for run in log})
+    come_ms = {job.submit_ms for job in log.jobs.values()}
+    moments = sorted(come_ms | {at for run in log for at in (run.start_ms, run.end_ms or 0)})
     end_ms = moments.pop()
     usages = []
     for at_ms in moments:
