@@ -32,7 +32,16 @@ from finegrain.errors import (
 )
 from finegrain.options import TlsOptions
 from finegrain.resources import GIB, KIB, MIB, ResourceProfile
-from finegrain_client import blocking
+from finegrain_client import batch, blocking
+from finegrain_client.batch import (
+    BatchFailed,
+    BatchJob,
+    BatchOutcome,
+    BatchSpec,
+    BatchState,
+    ThreadResult,
+    ThreadState,
+)
 from finegrain_client.cluster import Cluster, connect
 from finegrain_client.errors import (
     GangTimeout,
@@ -87,6 +96,13 @@ from finegrain_client.types_explain import (
     GangSpot,
     ResizeExplanation,
 )
+from finegrain_client.types_fairness import (
+    ChoiceStep,
+    FlowTally,
+    GroupLimit,
+    Reservation,
+    ReservedExecutor,
+)
 from finegrain_client.types_groups import Groups, GroupStatus
 from finegrain_client.types_providers import (
     ExecutorShape,
@@ -100,6 +116,12 @@ __all__ = [
     "KIB",
     "MIB",
     "AlreadyExists",
+    "BatchFailed",
+    "BatchJob",
+    "BatchOutcome",
+    "BatchSpec",
+    "BatchState",
+    "ChoiceStep",
     "Cluster",
     "ClusterEvent",
     "ClusterInfo",
@@ -113,6 +135,7 @@ __all__ = [
     "Explanation",
     "FailedPrecondition",
     "FinegrainError",
+    "FlowTally",
     "Gang",
     "GangExplanation",
     "GangPlacement",
@@ -120,7 +143,7 @@ __all__ = [
     "GangSpot",
     "GangTimeout",
     "GrantedSlots",
-    "GrantedSlots",
+    "GroupLimit",
     "GroupStatus",
     "Groups",
     "InvalidArgument",
@@ -146,6 +169,8 @@ __all__ = [
     "RequestRejected",
     "RequestState",
     "RequestStatus",
+    "Reservation",
+    "ReservedExecutor",
     "ResizeExplanation",
     "ResizeRefused",
     "ResizeState",
@@ -166,10 +191,13 @@ __all__ = [
     "TaskState",
     "TaskStatus",
     "ThreadAdvice",
+    "ThreadResult",
+    "ThreadState",
     "TlsOptions",
     "Unauthenticated",
     "Unavailable",
     "as_granted",
+    "batch",
     "blocking",
     "connect",
 ]

@@ -8,3 +8,42 @@
 What is promised: commands run *at least once*, and every thread of work has *exactly one* result,
 whatever is killed and whatever runs twice. See docs/batch.md.
 """
+
+from finegrain_client.batch.job import LEASE_DEFAULT_S, BatchJob
+from finegrain_client.batch.look import (
+    BatchLook,
+    default_folder,
+    default_state_file,
+    look,
+    read_thread_results,
+    state_files,
+)
+from finegrain_client.batch.spec import BatchSpec
+from finegrain_client.batch.values import (
+    BatchFailed,
+    BatchOutcome,
+    BatchState,
+    Estimate,
+    Progress,
+    ThreadResult,
+    ThreadState,
+)
+
+__all__ = [
+    "LEASE_DEFAULT_S",
+    "BatchFailed",
+    "BatchJob",
+    "BatchLook",
+    "BatchOutcome",
+    "BatchSpec",
+    "BatchState",
+    "Estimate",
+    "Progress",
+    "ThreadResult",
+    "ThreadState",
+    "default_folder",
+    "default_state_file",
+    "look",
+    "read_thread_results",
+    "state_files",
+]

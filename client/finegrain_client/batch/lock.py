@@ -9,10 +9,15 @@ import fcntl
 import json
 import os
 import socket
+import time
 from pathlib import Path
 from typing import Any
 
 from finegrain.errors import AlreadyExists, Reason
+
+LOOKS_MAX = 5
+LOOK_AGAIN_S = 0.05
+"""Whoever looks who works on a batch has the lock for a moment."""
 
 
 def lock_path(path: Path) -> Path:
@@ -42,9 +47,14 @@ def take_lock(path: Path) -> int:
         AlreadyExists: STORE_IN_USE, another runner has it.
     """
     descriptor = os.open(lock_path(path), os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    for tries_left in reversed(range(LOOKS_MAX)):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            if tries_left:  # somebody may only be looking
+                time.sleep(LOOK_AGAIN_S)
+    else:
         who = _holder(descriptor)
         os.close(descriptor)
         raise AlreadyExists(
@@ -52,7 +62,7 @@ def take_lock(path: Path) -> int:
             "wait for it, or end it",
             reason=Reason.STORE_IN_USE,
             details={"path": path, **who},
-        ) from None
+        )
     os.ftruncate(descriptor, 0)
     os.pwrite(
         descriptor, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode(), 0

@@ -91,10 +91,13 @@ class Known:
     attempts: dict[int, int] = field(default_factory=dict)  # made so far, by thread
     failures: dict[int, int] = field(default_factory=dict)
     losses: dict[int, int] = field(default_factory=dict)
-    open: list[AttemptRow] = field(default_factory=list)  # outcome unknown
     durations_s: list[float] = field(default_factory=list)  # of those that are done
-    job: JobRow | None = None
-    asked: list[AskedRow] = field(default_factory=list)  # of that job
+    job: JobRow | None = None  # the last one
+    # Of that job, while it is not known to have ended:
+    asked: list[AskedRow] = field(default_factory=list)
+    open: list[AttemptRow] = field(default_factory=list)  # outcome unknown
+    lost: list[AttemptRow] = field(default_factory=list)
+    used: set[tuple[str, int]] = field(default_factory=set)  # slots that ran something
 
 
 class StateFile:
@@ -189,6 +192,11 @@ class StateFile:
         """A job is over: its slots are gone, and with them what ran there."""
         with _named(self.path), self._connection as connection:
             connection.execute("update jobs set ended = 1 where number = ?", (number,))
+            connection.execute(
+                "update attempts set outcome = 'cancelled', message = 'its job ended' "
+                "where outcome = '' and job = ?",
+                (number,),
+            )
 
     def taken_in(self, job: int, first_index: int) -> None:
         """Requests that were asked for are durable at the resource manager."""
@@ -271,30 +279,36 @@ class StateFile:
                     known.failures[thread] = failures
                 if losses:
                     known.losses[thread] = losses
-            columns = "thread, attempt, job, allocation_id, generation, executor_id, start_time"
-            known.open = [
-                AttemptRow(*row)
-                for row in self._connection.execute(
-                    f"select {columns} from attempts where outcome = ''"  # noqa: S608
-                )
-            ]
             last = self._connection.execute("select max(number) from jobs").fetchone()[0]
             if last is not None:
                 known.job = self._job(last)
-                known.asked = [
-                    AskedRow(first, count, bool(taken_in))
-                    for first, count, taken_in in self._connection.execute(
-                        "select first_index, count, taken_in from asked where job = ? "
-                        "order by first_index",
-                        (last,),
-                    )
-                ]
+                if not known.job.ended:
+                    self._read_job(known, last)
             return known
 
     def results(self, *, failed_only: bool = False, limit: int = -1) -> list[ThreadResult]:
         """Results so far, by index."""
         with _named(self.path):
             return list(read_results(self._connection, failed_only=failed_only, limit=limit))
+
+    def _read_job(self, known: Known, number: int) -> None:
+        known.asked = [
+            AskedRow(first, count, bool(taken_in))
+            for first, count, taken_in in self._connection.execute(
+                "select first_index, count, taken_in from asked where job = ? order by first_index",
+                (number,),
+            )
+        ]
+        rows = self._connection.execute(
+            "select thread, attempt, job, allocation_id, generation, executor_id, start_time, "
+            "outcome from attempts where job = ?",
+            (number,),
+        )
+        for *row, outcome in rows:
+            attempt = AttemptRow(*row)
+            known.used.add((attempt.allocation_id, attempt.generation))
+            if outcome in ("", "lost"):
+                (known.lost if outcome else known.open).append(attempt)
 
     def _job(self, number: int) -> JobRow:
         row = self._connection.execute("select * from jobs where number = ?", (number,)).fetchone()

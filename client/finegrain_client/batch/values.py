@@ -62,6 +62,31 @@ class ThreadResult(Value):
         return self.state is ThreadState.DONE
 
 
+def nothing_known(thread: int, message: str, reason: str = "") -> ThreadResult:
+    """The result of a thread of which nothing is known but that it was given up."""
+    return ThreadResult(
+        index=thread,
+        state=ThreadState.FAILED,
+        attempts=0,
+        attempt=0,
+        exit_code=0,
+        signal=0,
+        oom_killed=False,
+        timed_out=False,
+        reason=reason,
+        message=message,
+        executor_id="",
+        start_time=None,
+        end_time=None,
+        duration_s=0.0,
+        cpu_time_s=0.0,
+        peak_memory_bytes=0,
+        stdout_bytes=0,
+        stderr_bytes=0,
+        dropped_bytes=0,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Estimate(Value):
     """When a batch will probably end; `basis` says in words what that goes by."""

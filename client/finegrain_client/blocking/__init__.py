@@ -10,6 +10,7 @@ A private event loop runs in a thread of its own. Functions given as `output` ar
 thread: they may not block, nor call anything of this package.
 """
 
+from finegrain_client.blocking.batch import BatchJob
 from finegrain_client.blocking.cluster import Cluster, connect
 from finegrain_client.blocking.handles import AsGranted, Lost, Request, Slot, Task, as_granted
 from finegrain_client.blocking.job import Job
@@ -17,6 +18,7 @@ from finegrain_client.blocking.ranges import RequestRange
 
 __all__ = [
     "AsGranted",
+    "BatchJob",
     "Cluster",
     "Job",
     "Lost",

@@ -1,0 +1,199 @@
+"""A batch as its owner holds it: run, taken up again, cancelled.
+
+Decides which state file a batch has, and that one runner works on it. Refuses to know how.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from finegrain.errors import FailedPrecondition, InvalidArgument
+from finegrain_client.batch.look import default_state_file, read_thread_results
+from finegrain_client.batch.runner import Runner
+from finegrain_client.batch.spec import BatchSpec
+from finegrain_client.batch.state_file import StateFile, reading
+from finegrain_client.batch.values import BatchOutcome, BatchState, Progress, ThreadResult
+
+if TYPE_CHECKING:
+    from finegrain_client.cluster import Cluster
+
+LEASE_DEFAULT_S = 300.0
+"""How long slots and tasks of a batch outlive its runner, so that another one can take them up."""
+
+
+class BatchJob:
+    """One command for each of many threads of work, in however few slots there are.
+
+    `BatchJob(cluster, spec).run()` works on a new batch; `BatchJob(cluster, state_file=...).run()`
+    takes one up whose runner was killed, stopped or cancelled. What was promised: the command of a
+    thread runs *at least once* (again where its slot was lost, where it failed and is retried, and
+    as a second run of a straggler), and a thread has *exactly one* result, recorded on disk before
+    its slot is used for anything else. Commands that must not run twice need a guard of their own.
+
+    A runner that was killed leaves slots and tasks to the job's lease (`lease_s`): one that is
+    started within that time takes them up, with all that they have written meanwhile; later, the
+    threads that have no result are run anew under a new job.
+
+    Attributes:
+        state_file: where the state is kept: a file for its owner only, on a local disk.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        spec: BatchSpec | None = None,
+        *,
+        state_file: str | os.PathLike[str] | None = None,
+        results_dir: str | os.PathLike[str] | None = None,
+        lease_s: float = LEASE_DEFAULT_S,
+    ) -> None:
+        """Nothing happens yet.
+
+        Args:
+            spec: what to run; None: what is in the state file. Where both are given and the file
+                exists, they have to be the same.
+            state_file: None: a new one in the default folder (see `default_folder`).
+            results_dir: where outputs go, as `<index>.stdout` and `<index>.stderr`; None: only the
+                last 1,000 bytes of each are kept, in the state file.
+            lease_s: 1 s to 1 day.
+
+        Raises:
+            InvalidArgument: neither spec nor state file, or a bad lease.
+        """
+        if spec is None and state_file is None:
+            raise InvalidArgument("spec", None, "what to run, or the state_file of a batch")
+        if not 1 <= lease_s <= 86_400:
+            raise InvalidArgument("lease_s", lease_s, "1 to 86400 seconds")
+        self._cluster = cluster
+        self._spec = spec
+        self._results_dir = Path(results_dir) if results_dir is not None else None
+        self._lease_s = lease_s
+        self._runner: Runner | None = None
+        self._running: asyncio.Task[BatchOutcome] | None = None
+        name = spec.name if spec is not None else ""
+        self.state_file = Path(state_file) if state_file else default_state_file(name)
+
+    def __repr__(self) -> str:
+        return f"<BatchJob {self.state_file}>"
+
+    @property
+    def spec(self) -> BatchSpec:
+        """What it runs.
+
+        Raises:
+            NotFound, ConfigurationError: there is no such state file, or it is something else.
+        """
+        if self._spec is None:
+            with reading(self.state_file) as connection:
+                query = "select value from meta where key = 'spec'"
+                self._spec = BatchSpec.from_json(connection.execute(query).fetchone()[0])
+        return self._spec
+
+    @property
+    def progress(self) -> Progress:
+        """How far it is; all queued before `run`. For batches that others run see `look`."""
+        if self._runner is not None:
+            return self._runner.report.progress
+        threads = self.spec.threads
+        return Progress(BatchState.OPEN, threads, 0, 0, 0, threads)
+
+    async def run(
+        self,
+        on_progress: Callable[[Progress], None] | None = None,
+        *,
+        retry_failed: bool = False,
+    ) -> BatchOutcome:
+        """Works on the batch until every thread has its result, or it is stopped.
+
+        Cancelling this does what `cancel` does, and then raises. If it fails, it leaves slots and
+        tasks as they are, for the next runner.
+
+        Args:
+            on_progress: called at most five times a second; it may not block.
+            retry_failed: threads that have failed for good are tried again.
+
+        Raises:
+            AlreadyExists: another runner works on it (STORE_IN_USE), or another batch is in the
+                state file.
+            NotFound, ConfigurationError: see `look`.
+            FinegrainError, OSError: the resource manager refused us, or the disk failed.
+        """
+        if self._running is not None and not self._running.done():
+            raise FailedPrecondition("this batch is being run already; await that")
+        state = await asyncio.to_thread(self._open)
+        self._spec = state.spec
+        try:
+            if retry_failed:
+                await asyncio.to_thread(state.forget_failures)
+            self._runner = Runner(
+                self._cluster, state, lease_s=self._lease_s, on_progress=on_progress
+            )
+            self._running = asyncio.create_task(self._runner.run(), name=f"batch {self.state_file}")
+            try:
+                return await asyncio.shield(self._running)
+            except asyncio.CancelledError:
+                self._runner.wake("cancel")
+                try:
+                    await self._running
+                except asyncio.CancelledError:  # once more: whoever asks so is in a hurry
+                    self._running.cancel()
+                    await asyncio.gather(self._running, return_exceptions=True)
+                raise
+        finally:
+            state.close()
+
+    async def cancel(self) -> None:
+        """Gives everything back: requests, slots and what runs in them. What has its result keeps
+        it, and another `run` goes on with the rest. Returns when it is done.
+
+        Of a batch that nobody runs, the job that its last runner left is ended.
+
+        Raises:
+            AlreadyExists: another process works on it: STORE_IN_USE.
+            NotFound, ConfigurationError: see `look`.
+        """
+        await self._end("cancel")
+
+    async def leave(self) -> None:
+        """Ends the work of this runner and leaves slots and tasks as they are: whoever runs the
+        batch before the lease is over takes them up. Returns when it is done.
+        """
+        if self._running is not None:
+            await self._end("leave")
+
+    def results(self, *, failed_only: bool = False) -> Iterator[ThreadResult]:
+        """The results so far, by index; one per thread at most.
+
+        Raises:
+            NotFound, ConfigurationError: see `look`.
+        """
+        return read_thread_results(self.state_file, failed_only=failed_only)
+
+    async def _end(self, wish: str) -> None:
+        if self._running is not None and self._runner is not None and not self._running.done():
+            self._runner.wake(wish)
+            await asyncio.wait([self._running])
+            return
+        state = await asyncio.to_thread(StateFile.open, self.state_file)
+        try:
+            runner = Runner(self._cluster, state, lease_s=self._lease_s, on_progress=None)
+            await runner.end_left_job()
+        finally:
+            state.close()
+
+    def _open(self) -> StateFile:
+        if self._spec is None or self.state_file.exists():
+            state = StateFile.open(self.state_file)
+            if self._spec is not None and state.spec.to_json() != self._spec.to_json():
+                state.close()
+                raise InvalidArgument(
+                    "spec",
+                    self._spec,
+                    f"the one in {self.state_file}, or another state_file for another batch",
+                )
+            return state
+        return StateFile.create(self.state_file, self._spec, self._results_dir)

@@ -1,0 +1,56 @@
+"""What a batch's loop is told by what runs beside it.
+
+Plain data, and nothing that decides.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from finegrain.errors import FinegrainError
+from finegrain_client.batch.holding import AttemptKey, RunOutcome, SlotKey
+from finegrain_client.batch.slots import SlotNews
+
+
+@dataclass(frozen=True, slots=True)
+class RunOver:
+    """An attempt came to its end."""
+
+    key: AttemptKey
+    outcome: RunOutcome
+
+
+@dataclass(frozen=True, slots=True)
+class AskAnswered:
+    """Requests are in line; or not, and why."""
+
+    first: int
+    count: int
+    error: FinegrainError | None
+
+
+@dataclass(frozen=True, slots=True)
+class ReuseAnswered:
+    """Whether slots may be used once more."""
+
+    answers: list[tuple[SlotKey, int, bool]]
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """Something beside the loop failed, and the runner cannot go on."""
+
+    error: BaseException
+
+
+@dataclass(frozen=True, slots=True)
+class CommandRan:
+    """A command could be executed."""
+
+
+@dataclass(frozen=True, slots=True)
+class WakeUp:
+    """Somebody wishes something of the loop."""
+
+
+News = SlotNews | RunOver | AskAnswered | ReuseAnswered | Broken | CommandRan | WakeUp

@@ -1,0 +1,147 @@
+"""How far a batch is: told to whoever wants to know, and kept in the state file.
+
+Decides how often. Refuses to know what is done about it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from finegrain.errors import FinegrainError
+from finegrain.resources import EXTENDED_PREFIX
+from finegrain_client.batch.session import Session
+from finegrain_client.batch.slots import BatchSlots
+from finegrain_client.batch.state_file import Changes
+from finegrain_client.batch.threads import DELAYED, DONE, FAILED, RUNNING
+from finegrain_client.batch.values import BatchState, Progress
+
+if TYPE_CHECKING:
+    from finegrain_client.cluster import Cluster
+
+TOLD_EVERY_S = 0.2
+KEPT_EVERY_S = 1.0
+LOOK_EVERY_S = 5.0
+
+
+class Report:
+    """The progress of one runner's work.
+
+    Attributes:
+        progress: as of the last time that something changed.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        threads: int,
+        create_time: float,
+        on_progress: Callable[[Progress], None] | None,
+    ) -> None:
+        self._cluster = cluster
+        self._create_time = create_time
+        self._on_progress = on_progress
+        self._total: Mapping[str, int] = {}
+        self._told, self._kept = -TOLD_EVERY_S, -KEPT_EVERY_S
+        self.progress = Progress(BatchState.OPEN, threads, 0, 0, 0, threads)
+
+    def before_write(self, session: Session, changes: Changes) -> None:
+        """Something may have changed, and `changes` are about to be written: now and then the
+        progress goes with them.
+        """
+        now = time.monotonic()
+        if now - self._told >= TOLD_EVERY_S:
+            self._told = now
+            self.progress = self._progress_of(session)
+            self._tell()
+        if now - self._kept >= KEPT_EVERY_S:
+            self._kept = now
+            changes.meta.update(self._kept_progress())
+
+    def conclude(self, state: BatchState, done: int, failed: int, why: str) -> Changes:
+        """The runner is at its end; what is to be written of that."""
+        left = self.progress.threads - done - failed
+        self.progress = replace(
+            self.progress,
+            state=state,
+            done=done,
+            failed=failed,
+            running=0,
+            queued=left,
+            delayed=0,
+            slots=0,
+            requests_waiting=0,
+            speculative=0,
+            share=None,
+            elapsed_s=time.time() - self._create_time,
+            estimate=None,
+            message=why,
+            update_time=datetime.now(UTC),
+        )
+        self._tell()
+        return Changes(meta=self._kept_progress())
+
+    async def watch_cluster(self) -> None:
+        """Looks now and then how large the cluster is that the slots are a share of."""
+        while True:
+            try:
+                self._total = (await self._cluster.info()).total
+            except FinegrainError:
+                self._total = {}
+            await asyncio.sleep(LOOK_EVERY_S)
+
+    def _tell(self) -> None:
+        if self._on_progress is not None:
+            self._on_progress(self.progress)
+
+    def _kept_progress(self) -> dict[str, str]:
+        return {
+            "progress": json.dumps(self.progress.to_dict()),
+            "state": self.progress.state.value,
+        }
+
+    def _progress_of(self, session: Session) -> Progress:
+        book, now = session.book, time.time()
+        counts = book.threads.counts
+        running_s = book.runs_for_s(now)
+        moment = datetime.fromtimestamp(now, UTC)
+        queued = book.threads.left - counts[RUNNING]
+        return Progress(
+            state=BatchState.STOPPING if book.stopping else BatchState.OPEN,
+            threads=len(book.threads),
+            done=counts[DONE],
+            failed=counts[FAILED],
+            running=counts[RUNNING],
+            queued=queued,
+            delayed=counts[DELAYED],
+            slots=book.slots,
+            requests_waiting=len(book.waiting),
+            retries=book.retried,
+            lost=book.losses,
+            speculative=book.speculative,
+            share=share_of(session.slots, self._total),
+            elapsed_s=now - self._create_time,
+            estimate=book.pace.estimate(
+                moment, to_run=queued, running_s=running_s, at_once=len(running_s)
+            ),
+            message=book.stopping,
+            update_time=moment,
+        )
+
+
+def share_of(slots: BatchSlots, total: Mapping[str, int]) -> float | None:
+    """The dominant share: the largest part of any dimension of the cluster that the slots have."""
+    held: dict[str, int] = {"cpu_milli": 0, "memory_bytes": 0}
+    for slot in slots.held:
+        held["cpu_milli"] += slot.profile.cpu_milli
+        held["memory_bytes"] += slot.memory_bytes
+        for name, amount in slot.profile.extended:
+            dimension = f"{EXTENDED_PREFIX}{name}"
+            held[dimension] = held.get(dimension, 0) + amount
+    parts = [amount / total[name] for name, amount in held.items() if total.get(name)]
+    return min(1.0, max(parts)) if parts else None

@@ -1,0 +1,203 @@
+"""The runner of a batch: one job after another, until every thread has its result.
+
+Decides when a job of an earlier runner is taken up, when a new one is registered, and what becomes
+of a job at the end: ended when the batch is done, stopped or cancelled; left as it is, for the next
+runner, when this one fails or is told to leave. Refuses to know which thread runs where.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+from finegrain.errors import FinegrainError, Reason
+from finegrain_client.batch.book import Book
+from finegrain_client.batch.output import sweep
+from finegrain_client.batch.report import Report
+from finegrain_client.batch.session import JobGone, Session
+from finegrain_client.batch.slots import BatchSlots, insist
+from finegrain_client.batch.state_file import JobRow, Known, StateFile
+from finegrain_client.batch.values import (
+    BatchOutcome,
+    BatchState,
+    Progress,
+    ThreadState,
+)
+from finegrain_client.errors import JobEnded
+from finegrain_client.job import Job
+
+if TYPE_CHECKING:
+    from finegrain_client.cluster import Cluster
+
+T = TypeVar("T")
+
+FAILURES_SHOWN = 10
+ENDING_S = 20.0
+"""How long leaving may try to end the job; after that its lease ends it."""
+
+
+class Runner:
+    """Works on one batch; see `BatchJob`.
+
+    Attributes:
+        report: how far it is.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        state: StateFile,
+        *,
+        lease_s: float,
+        on_progress: Callable[[Progress], None] | None,
+    ) -> None:
+        self._cluster = cluster
+        self._state = state
+        self._lease_s = lease_s
+        self._disk = ThreadPoolExecutor(1, thread_name_prefix="finegrain-batch")
+        self._session: Session | None = None
+        self._wish = ""
+        self.report = Report(cluster, state.spec.threads, state.create_time, on_progress)
+
+    async def run(self) -> BatchOutcome:
+        """Works until the batch is done, stopped, or somebody wishes otherwise.
+
+        Raises:
+            FinegrainError, OSError: it cannot go on; a new runner may.
+        """
+        try:
+            await self._on_disk(partial(sweep, self._state.results_dir))
+            why: str | None = None
+            while why is None:
+                known = await self._on_disk(self._state.known)
+                if len(known.final) == self._state.spec.threads:
+                    await self._end_left(known)  # killed after the last result, before that
+                    why = ""
+                elif self._wish:
+                    why = ""
+                else:
+                    why = await self._life(known)
+            return await self._conclude(why)
+        finally:
+            self._disk.shutdown()
+
+    def wake(self, wish: str) -> None:
+        """Ends `run` soon: "cancel" gives everything back, "leave" leaves all as it is."""
+        self._wish = self._wish or wish
+        if self._session is not None:
+            self._session.wake(wish)
+
+    async def _life(self, known: Known) -> str | None:
+        """Works as long as one job lives; why it is to stop, or None: go on with another job."""
+        async with AsyncExitStack() as stack:
+            job, row = await self._job(stack, known)
+            book = Book(self._state.spec, known, row.number)
+            if known.job is not None and known.job.number == row.number:
+                book.take_over(known.open, known.lost, known.used)
+            slots = BatchSlots(job, row, self._state.spec.slot)
+            session = Session(
+                self._state, book, slots, row, disk=self._disk, notify=self.report.before_write
+            )
+            self._session = session
+            if self._wish:
+                session.wake(self._wish)
+            watching = asyncio.create_task(self.report.watch_cluster())
+            try:
+                await session.run()
+            except JobGone as gone:
+                return await self._gone(gone.error, row)
+            finally:
+                self._session = None
+                watching.cancel()
+                await asyncio.gather(watching, return_exceptions=True)
+            if session.wish != "leave":
+                await self._end(job, row)
+            return book.stopping
+
+    async def _job(self, stack: AsyncExitStack, known: Known) -> tuple[Job, JobRow]:
+        """The job of the last runner if it lives, else a new one."""
+        row = known.job
+        if row is not None and not row.ended:
+            job = self._cluster.attach_job(row.job_id, row.secret, lease_s=self._lease_s)
+            try:
+                return await stack.enter_async_context(job), row
+            except JobEnded:
+                await self._on_disk(partial(self._state.end_job, row.number))
+
+        async def register() -> Job:
+            job = self._cluster.job(
+                self._state.spec.name, group=self._state.spec.group, lease_s=self._lease_s
+            )
+            return await stack.enter_async_context(job)
+
+        job = await insist(register, "registering the batch's job")
+        job.detached = True  # from here on only we say when it ends: a failing runner leaves it
+        return job, await self._on_disk(partial(self._state.add_job, job.job_id, job.secret))
+
+    async def _gone(self, error: FinegrainError, row: JobRow) -> str | None:
+        if not isinstance(error, JobEnded):
+            return None  # its story could not be heard to the end; the job may live
+        await self._on_disk(partial(self._state.end_job, row.number))
+        reason = error.details.get("end_reason", "")
+        if reason in (Reason.TERMINATED, Reason.ENDED):
+            return f"its job was ended by somebody else: {error.message}"
+        return None
+
+    async def end_left_job(self) -> None:
+        """Ends the job that a runner has left, instead of working on.
+
+        Raises:
+            FinegrainError: the state file cannot be used.
+        """
+        self._wish = "cancel"
+        try:
+            await self._end_left(await self._on_disk(self._state.known))
+            await self._conclude("it was cancelled")
+        finally:
+            self._disk.shutdown()
+
+    async def _end_left(self, known: Known) -> None:
+        row = known.job
+        if row is not None and not row.ended:
+            await self._end(self._cluster.attach_job(row.job_id, row.secret), row)
+
+    async def _end(self, job: Job, row: JobRow) -> None:
+        try:
+            async with asyncio.timeout(ENDING_S):
+                await insist(job.end, "ending the batch's job")
+        except (FinegrainError, TimeoutError):
+            return  # its lease ends it; until then a new runner may take it up
+        await self._on_disk(partial(self._state.end_job, row.number))
+
+    async def _conclude(self, why: str) -> BatchOutcome:
+        known = await self._on_disk(self._state.known)
+        done = sum(each is ThreadState.DONE for each in known.final.values())
+        failed = len(known.final) - done
+        left = self._state.spec.threads - len(known.final)
+        state = BatchState.ENDED
+        if left:
+            state = {"cancel": BatchState.CANCELLED, "leave": BatchState.OPEN}.get(
+                self._wish, BatchState.STOPPED
+            )
+        changes = self.report.conclude(state, done, failed, why)
+        await self._on_disk(partial(self._state.write, 0, changes))
+        failures = await self._on_disk(
+            partial(self._state.results, failed_only=True, limit=FAILURES_SHOWN)
+        )
+        return BatchOutcome(
+            state=state,
+            threads=self._state.spec.threads,
+            done=done,
+            failed=failed,
+            left=left,
+            elapsed_s=self.report.progress.elapsed_s,
+            message=why,
+            failures=tuple(failures),
+        )
+
+    async def _on_disk(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._disk, work)

@@ -1,0 +1,264 @@
+"""One life of a batch's job: news in, decisions written down, then carried out.
+
+Decides the order in which things happen: whatever the book decides is on disk before anything of it
+is done, and outputs lie where they belong before the result that speaks of them is recorded. There
+is one writer, this loop; whatever takes time runs beside it and puts what came of it into the
+inbox. Refuses to know how a job comes to be, and what its end means for the batch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import Executor
+from functools import partial
+from typing import Any, TypeVar
+
+from finegrain.errors import FinegrainError, Reason
+from finegrain_client.batch.book import Book
+from finegrain_client.batch.holding import (
+    Actions,
+    AttemptKey,
+    Ending,
+    RunOutcome,
+    SlotKey,
+    Start,
+)
+from finegrain_client.batch.news import (
+    AskAnswered,
+    Broken,
+    CommandRan,
+    News,
+    ReuseAnswered,
+    RunOver,
+    WakeUp,
+)
+from finegrain_client.batch.output import Output, publish_all
+from finegrain_client.batch.slots import (
+    BackInLine,
+    BatchSlots,
+    Granted,
+    JobOver,
+    RequestOver,
+)
+from finegrain_client.batch.state_file import Changes, JobRow, StateFile
+from finegrain_client.batch.work import Attempt
+from finegrain_client.types import RequestState
+
+T = TypeVar("T")
+
+LOOK_UP_S = 1.0
+"""The loop looks up so often although nothing happens: stragglers, progress."""
+
+
+class JobGone(Exception):
+    """The job is over, for the reason that `error` tells."""
+
+    def __init__(self, error: FinegrainError) -> None:
+        super().__init__(error.message)
+        self.error = error
+
+
+class Session:
+    """The work on a batch as long as one job lives."""
+
+    def __init__(
+        self,
+        state: StateFile,
+        book: Book,
+        slots: BatchSlots,
+        row: JobRow,
+        *,
+        disk: Executor,
+        notify: Callable[[Session, Changes], None],
+    ) -> None:
+        self.book = book
+        self.slots = slots
+        self.row = row
+        self.wish = ""  # "cancel" or "leave"
+        self._state = state
+        self._disk = disk
+        self._notify = notify
+        self._inbox: asyncio.Queue[News] = asyncio.Queue()
+        self._outputs: dict[AttemptKey, Output] = {}
+        self._attempts: dict[AttemptKey, Attempt] = {}
+        self._beside: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Works until nothing is left to do, or somebody wishes otherwise.
+
+        Raises:
+            JobGone: the job is over.
+            FinegrainError, OSError: the state file, or what threads write, cannot be kept.
+        """
+        try:
+            self._start(self.slots.listen(self._inbox.put_nowait))
+            self._begin()
+            while True:
+                actions = self.book.decide(time.time())
+                await self._write(actions)
+                self._carry_out(actions)
+                if self.wish or self.book.is_over:
+                    return
+                await self._hear()
+        finally:
+            for each in self._beside:
+                each.cancel()
+            await asyncio.gather(*self._beside, return_exceptions=True)
+
+    def wake(self, wish: str) -> None:
+        """Leave the loop when it has written down what it knows."""
+        self.wish = self.wish or wish
+        self._inbox.put_nowait(WakeUp())
+
+    def _begin(self) -> None:
+        granted, waiting = self.slots.present()
+        for member in waiting:
+            self.book.in_line(member, 1)
+        for each in granted:
+            self.book.granted(each.key, each.member, each.executor_id)
+        self.book.taken_over()
+
+    # News.
+
+    async def _hear(self) -> None:
+        due = self.book.threads.next_due
+        wait_s = LOOK_UP_S if due is None else min(LOOK_UP_S, max(0.0, due - time.time()))
+        try:
+            async with asyncio.timeout(wait_s):
+                self._take(await self._inbox.get())
+        except TimeoutError:
+            return
+        while not self._inbox.empty():
+            self._take(self._inbox.get_nowait())
+
+    def _take(self, news: News) -> None:
+        book = self.book
+        match news:
+            case Granted() | BackInLine() | RequestOver():
+                self._take_request(news)
+            case RunOver(key, outcome):
+                self._attempts.pop(key, None)
+                book.run_ended(key, outcome, time.time())
+            case CommandRan():
+                book.started()
+            case AskAnswered():
+                if news.error is not None:
+                    book.not_taken_in(news.first, news.count)
+                    book.stop(f"its requests were refused: {news.error.message}")
+            case ReuseAnswered(answers):
+                for slot, member, agreed in answers:
+                    book.reuse_answered(slot, member, agreed=agreed)
+            case JobOver(error):
+                raise JobGone(error)
+            case Broken(error):
+                raise error
+            case WakeUp():
+                pass
+
+    def _take_request(self, news: Granted | BackInLine | RequestOver) -> None:
+        match news:
+            case Granted(key, member, executor_id):
+                self.book.granted(key, member, executor_id)
+            case BackInLine(allocation_id, member):
+                self.book.back_in_line(allocation_id, member)
+            case RequestOver():
+                self.book.request_ended(news.allocation_id, news.member)
+                if news.state is RequestState.REJECTED:
+                    self.book.stop(f"its requests were rejected: {news.message or news.reason}")
+
+    # Decisions.
+
+    async def _write(self, actions: Actions) -> None:
+        changes = actions.changes
+        self._notify(self, changes)
+        outputs = [self._outputs.pop(key, None) for key in actions.publish]
+        await self._on_disk(
+            partial(self._write_now, changes, [each for each in outputs if each is not None])
+        )
+        for key in actions.discard:
+            if (output := self._outputs.pop(key, None)) is not None:
+                output.discard()
+
+    def _write_now(self, changes: Changes, outputs: list[Output]) -> None:
+        publish_all(self._state.results_dir, outputs)
+        if changes:
+            self._state.write(self.row.number, changes)
+
+    async def _on_disk(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._disk, work)
+
+    def _carry_out(self, actions: Actions) -> None:
+        for start in actions.start:
+            self._begin_attempt(start)
+        for key in actions.cancel:
+            if (attempt := self._attempts.get(key)) is not None:
+                self._start(attempt.cancel())
+        if actions.ask is not None:
+            self._start(self._ask(*actions.ask))
+        if actions.give_up:
+            self._start(self._unless_over(partial(self.slots.give_up, actions.give_up)))
+        if actions.release:
+            self._start(self._unless_over(partial(self.slots.release, actions.release)))
+        if actions.reuse:
+            self._start(self._reuse(actions.reuse))
+
+    def _begin_attempt(self, start: Start) -> None:
+        key = start.thread, start.attempt
+        output = self._outputs[key] = Output(self._state.results_dir, *key)
+        slot = self.slots.slot(start.slot)
+        if slot is None:
+            lost = RunOutcome(Ending.LOST, message="its slot was gone before it could begin")
+            self._inbox.put_nowait(RunOver(key, lost))
+            return
+        attempt = Attempt(self._state.spec, self._state.batch_id, *key, slot, output)
+        self._attempts[key] = attempt
+        self._start(self._run(key, attempt))
+
+    async def _run(self, key: AttemptKey, attempt: Attempt) -> None:
+        outcome = await attempt.run(lambda: self._inbox.put_nowait(CommandRan()))
+        self._inbox.put_nowait(RunOver(key, outcome))
+
+    async def _ask(self, first: int, count: int) -> None:
+        error: FinegrainError | None = None
+        try:
+            await self.slots.ask(first, count)
+            await self._on_disk(partial(self._state.taken_in, self.row.number, first))
+        except FinegrainError as refusal:
+            if is_over(refusal):
+                return
+            error = refusal
+        self._inbox.put_nowait(AskAnswered(first, count, error))
+
+    async def _reuse(self, pairs: list[tuple[SlotKey, int]]) -> None:
+        try:
+            agreed = await self.slots.reuse(pairs)
+        except FinegrainError as error:
+            if is_over(error):
+                return
+            raise
+        answers = [(*pair, each) for pair, each in zip(pairs, agreed, strict=True)]
+        self._inbox.put_nowait(ReuseAnswered(answers))
+
+    async def _unless_over(self, work: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await work()
+        except FinegrainError as error:
+            if not is_over(error):
+                raise
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._beside.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._beside.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._inbox.put_nowait(Broken(error))
+
+
+def is_over(error: FinegrainError) -> bool:
+    """Whether this says that the job is over, which the watch stream tells too."""
+    return error.reason in (Reason.JOB_ENDED, Reason.JOB_UNKNOWN)

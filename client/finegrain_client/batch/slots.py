@@ -1,0 +1,193 @@
+"""The slots of a batch: its job at the resource manager, as the runner deals with it.
+
+Decides how requests are named (members of one range per job, `<range id>.<index>`) and that a call
+is repeated until somebody answers: a runner has time. Refuses to know threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from finegrain.errors import FinegrainError, Unavailable
+from finegrain_client.batch.holding import SlotKey
+from finegrain_client.batch.state_file import JobRow
+from finegrain_client.job import Job
+from finegrain_client.retry import Backoff, RetryPolicy
+from finegrain_client.slot import Slot
+from finegrain_client.specs import SlotSpec
+from finegrain_client.types import JobEvent, RequestState
+
+T = TypeVar("T")
+log = logging.getLogger("finegrain_client")
+
+PATIENCE = RetryPolicy(first_delay_s=0.2, longest_delay_s=5.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """A request has its slot."""
+
+    key: SlotKey
+    member: int
+    executor_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class BackInLine:
+    """The slot of a request was lost; it waits for another one."""
+
+    allocation_id: str
+    member: int
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOver:
+    """A request has ended."""
+
+    allocation_id: str
+    member: int
+    state: RequestState
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobOver:
+    """The job is over, or its story can no longer be heard."""
+
+    error: FinegrainError
+
+
+SlotNews = Granted | BackInLine | RequestOver | JobOver
+
+
+async def insist(work: Callable[[], Awaitable[T]], what: str) -> T:
+    """The result of a call that is repeated until somebody answers.
+
+    Raises:
+        FinegrainError: whatever else it raises than Unavailable.
+    """
+    backoff = Backoff(PATIENCE)
+    while True:
+        try:
+            return await work()
+        except Unavailable as error:
+            log.warning("%s: %s; trying again", what, error.message)
+        await asyncio.sleep(backoff.next_s())
+
+
+class BatchSlots:
+    """The requests and slots of one job of a batch."""
+
+    def __init__(self, job: Job, row: JobRow, slot: SlotSpec) -> None:
+        self._job = job
+        self._range_id = row.range_id
+        self._spec = replace(slot, restart_on_loss=True)
+        self._slots: dict[str, Slot] = {}
+
+    def slot(self, key: SlotKey) -> Slot | None:
+        """A slot that is held; None: no more."""
+        slot = self._slots.get(key[0])
+        return slot if slot is not None and slot.generation == key[1] else None
+
+    @property
+    def held(self) -> list[Slot]:
+        """All that are held."""
+        return [each for each in self._slots.values() if not each.has_ended]
+
+    def present(self) -> tuple[list[Granted], list[int]]:
+        """The slots that are there and the members that wait, as of now."""
+        granted, waiting = [], []
+        for request in self._job.requests:
+            member = self._member(request.allocation_id)
+            if member is None:
+                continue
+            slot = request.slot
+            if slot is not None and not slot.has_ended:
+                self._slots[slot.allocation_id] = slot
+                granted.append(
+                    Granted((slot.allocation_id, slot.generation), member, slot.executor_id)
+                )
+            else:
+                waiting.append(member)
+        return granted, waiting
+
+    async def listen(self, tell: Callable[[SlotNews], None]) -> None:
+        """Tells what happens, until the job is over."""
+        try:
+            async for event in self._job.events():
+                news = self._news(event)
+                if news is not None:
+                    tell(news)
+        except FinegrainError as error:
+            tell(JobOver(error))
+
+    async def ask(self, first: int, count: int) -> None:
+        """Asks for members of the range.
+
+        Raises:
+            RequestRejected: they could never be served.
+            FinegrainError: refused otherwise.
+        """
+        specs = [
+            replace(self._spec, allocation_id=self._id(member))
+            for member in range(first, first + count)
+        ]
+        await insist(lambda: self._job.request_slots(specs), "asking for slots")
+
+    async def give_up(self, runs: Sequence[tuple[int, int]]) -> None:
+        """Takes requests back that wait; slots that they have meanwhile are given back."""
+        wanted = {self._id(each) for first, count in runs for each in range(first, first + count)}
+        requests = [each for each in self._job.requests if each.allocation_id in wanted]
+        if requests:
+            await insist(lambda: self._job.cancel(requests), "taking requests back")
+
+    async def release(self, keys: Sequence[SlotKey]) -> None:
+        """Gives slots back."""
+        slots = [slot for key in keys if (slot := self.slot(key)) is not None]
+        if slots:
+            await insist(lambda: self._job.release(slots), "giving slots back")
+
+    async def reuse(self, pairs: Sequence[tuple[SlotKey, int]]) -> list[bool]:
+        """Whether each slot may do the work of a request that waits; if not, it is given back."""
+        await self.release([key for key, _ in pairs])
+        return [False] * len(pairs)
+
+    def _news(self, event: JobEvent) -> SlotNews | None:
+        member = self._member(event.allocation_id)
+        if member is None:
+            return None
+        if event.state is RequestState.GRANTED:
+            if event.slot is None or not self._take(event):
+                return None
+            key = event.allocation_id, event.slot.generation
+            return Granted(key, member, event.slot.executor_id)
+        if event.state is RequestState.PENDING:
+            self._slots.pop(event.allocation_id, None)
+            return BackInLine(event.allocation_id, member)
+        if event.state.has_ended:
+            self._slots.pop(event.allocation_id, None)
+            return RequestOver(
+                event.allocation_id, member, event.state, event.reason, event.message
+            )
+        return None
+
+    def _take(self, event: JobEvent) -> bool:
+        """The slot of an event; False: it is no more, and later events tell."""
+        request = self._job._story.requests.get(event.allocation_id)
+        slot = request.slot if request is not None else None
+        if slot is None or event.slot is None or slot.generation != event.slot.generation:
+            return False
+        self._slots[event.allocation_id] = slot
+        return True
+
+    def _id(self, member: int) -> str:
+        return f"{self._range_id}.{member}"
+
+    def _member(self, allocation_id: str) -> int | None:
+        range_id, _, member = allocation_id.rpartition(".")
+        return int(member) if range_id == self._range_id and member.isdecimal() else None

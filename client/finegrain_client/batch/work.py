@@ -1,0 +1,155 @@
+"""One attempt at one thread of work, in one slot: submitted, watched, told how it ended.
+
+Decides what an error on the way means for the attempt. Its task id follows from batch, thread and
+attempt, and its command from the batch alone: a runner that was killed and started again submits
+the same task once more, which is the same call, and hears how it ended even if that was long ago.
+Refuses to know what becomes of the thread.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from finegrain.errors import (
+    AlreadyExists,
+    FailedPrecondition,
+    FinegrainError,
+    NotFound,
+    Reason,
+    ResourceExhausted,
+    Unavailable,
+)
+from finegrain_client.batch.holding import Ending, RunOutcome
+from finegrain_client.batch.output import Output
+from finegrain_client.batch.spec import BatchSpec
+from finegrain_client.batch.values import ThreadResult, ThreadState, nothing_known
+from finegrain_client.errors import JobEnded, SlotLost, TaskNotStarted
+from finegrain_client.slot import Slot
+from finegrain_client.task import Task
+from finegrain_client.types import TaskResult
+
+HOPELESS = (
+    Reason.COMMAND_NOT_FOUND,
+    Reason.COMMAND_NOT_EXECUTABLE,
+    Reason.CWD_UNAVAILABLE,
+    Reason.USER_NOT_ALLOWED,
+    Reason.LIMIT_TOO_SMALL,
+)
+"""Reasons why a command did not start that another try on the same host would not change."""
+
+GONE = (
+    SlotLost,
+    JobEnded,
+    NotFound,
+    AlreadyExists,
+    FailedPrecondition,
+    Unavailable,
+    ResourceExhausted,
+)
+"""After these nobody knows how the attempt ended, or it never began: it is repeated elsewhere."""
+
+
+def task_id_of(batch_id: str, thread: int, attempt: int) -> str:
+    """The identity of an attempt's task, the same for every runner of the batch."""
+    return str(uuid.uuid5(uuid.UUID(batch_id), f"{thread}.{attempt}"))
+
+
+@dataclass(slots=True)
+class Attempt:
+    """An attempt and, once it was submitted, its task."""
+
+    spec: BatchSpec
+    batch_id: str
+    thread: int
+    number: int
+    slot: Slot
+    output: Output
+    task: Task | None = None
+    cancelled: bool = False
+
+    async def run(self, on_start: Callable[[], None]) -> RunOutcome:
+        """Runs it to its end; `on_start` is called when its command could be executed.
+
+        Raises:
+            OSError: what it writes cannot be kept.
+        """
+        began = time.time()
+        try:
+            self.task = await self.slot.run(
+                self.spec.command_of(self.thread, self.number),
+                env=self.spec.env_of(self.batch_id, self.thread, self.number),
+                cwd=self.spec.cwd,
+                user=self.spec.user,
+                timeout_s=self.spec.timeout_s,
+                output=self.output.take,
+                output_limit_bytes=self.spec.output_limit_bytes,
+                task_id=task_id_of(self.batch_id, self.thread, self.number),
+            )
+            on_start()
+            if self.cancelled:
+                await self.task.cancel()
+            return self._ended(self.task, await self.task.wait(), began)
+        except TaskNotStarted as error:
+            return self._refused(error)
+        except GONE as error:
+            return RunOutcome(Ending.LOST, message=error.message, reason=error.reason)
+        except FinegrainError as error:  # what it asks for is refused wherever it is
+            result = nothing_known(self.thread, error.message)
+            return RunOutcome(Ending.FAILED, result, error.message, error.reason)
+
+    async def cancel(self) -> None:
+        """Ends it: another attempt at its thread came first."""
+        self.cancelled = True
+        if self.task is not None:
+            try:
+                await self.task.cancel()
+            except FinegrainError:
+                return  # it ended, or its slot did
+
+    def _ended(self, task: Task, result: TaskResult, began: float) -> RunOutcome:
+        if result.cancelled:
+            return RunOutcome(Ending.CANCELLED, message="its task was ended together with its slot")
+        end = result.end_time or datetime.now(UTC)
+        start = task.status.start_time or datetime.fromtimestamp(began, UTC)
+        return RunOutcome(
+            Ending.OK if result.ok else Ending.FAILED,
+            ThreadResult(
+                index=self.thread,
+                state=ThreadState.DONE if result.ok else ThreadState.FAILED,
+                attempts=self.number,
+                attempt=self.number,
+                exit_code=result.exit_code,
+                signal=result.signal,
+                oom_killed=result.oom_killed,
+                timed_out=result.timed_out,
+                reason="",
+                message="" if result.ok else self._how(result),
+                executor_id=self.slot.executor_id,
+                start_time=start,
+                end_time=end,
+                duration_s=max(0.0, (end - start).total_seconds()),
+                cpu_time_s=result.cpu_time_s,
+                peak_memory_bytes=result.peak_memory_bytes,
+                stdout_bytes=result.stdout_bytes,
+                stderr_bytes=result.stderr_bytes,
+                dropped_bytes=result.dropped_bytes,
+                stdout_tail=self.output.tail("stdout"),
+                stderr_tail=self.output.tail("stderr"),
+            ),
+            message="" if result.ok else self._how(result),
+        )
+
+    def _how(self, result: TaskResult) -> str:
+        said = self.output.tail("stderr")[-200:].decode("utf-8", errors="replace").strip()
+        return f"{result.how}; it said: {said}" if said else result.how
+
+    def _refused(self, error: TaskNotStarted) -> RunOutcome:
+        message = f"could not be started on {self.slot.executor_id}: {error.message}"
+        result = nothing_known(self.thread, message, reason=error.reason)
+        hopeless = error.reason in HOPELESS
+        ending = Ending.REFUSED if hopeless else Ending.FAILED
+        return RunOutcome(ending, result, message, error.reason)
