@@ -31,6 +31,7 @@ from resource_manager.engine.entities import (
     GangSpec,
     Instant,
     JobEvent,
+    RangeSpec,
     RequestSpec,
     RequestState,
 )
@@ -278,20 +279,17 @@ class Cluster:
         if record.group not in self.state.groups:
             yield GroupSet(at, record.group)
         yield JobRegistered(at, record.job_id, record.job_id, record.group, None, "", "")
-        gangs = (GangSpec(record.job_id),) if record.gang else ()
-        specs = [
-            RequestSpec(
-                f"{record.job_id}#{thread}",
-                record.profile,
-                required_labels=job.labels,
-                gang_id=record.job_id if record.gang else "",
-            )
-            for thread in range(record.threads)
-        ]
-        together = len(specs) if gangs else _SUBMITTED_AT_ONCE
-        for first in range(0, len(specs), together):
-            some = tuple(specs[first : first + together])
-            yield RequestsSubmitted(at, record.job_id, some, gangs=gangs)
+        if record.gang or record.threads == 1:
+            gang_id = record.job_id if record.gang else ""
+            names = [f"{record.job_id}.{thread}" for thread in range(record.threads)]
+            members = tuple(_request(job, name, gang_id) for name in names)
+            gangs = (GangSpec(gang_id),) if gang_id else ()
+            yield RequestsSubmitted(at, record.job_id, members, gangs=gangs)
+            return
+        wish = _request(job, record.job_id)
+        for first in range(0, record.threads, _SUBMITTED_AT_ONCE):
+            count = min(_SUBMITTED_AT_ONCE, record.threads - first)
+            yield RequestsSubmitted(at, record.job_id, (), ranges=(RangeSpec(wish, first, count),))
 
     def _carry_out(self) -> list[Event]:
         commands, self._wire = self._wire, []
@@ -346,7 +344,7 @@ class Cluster:
         job, slot = self._jobs[event.job_id], event.slot or {}
         executor = self.executors[str(slot["executor_id"])]
         name = event.allocation_id
-        thread = int(name[name.rindex("#") + 1 :])
+        thread = int(name[name.rindex(".") + 1 :])
         lane = executor.lanes[name, int(str(slot["generation"]))]
         if not job.record.gang or not job.record.started:
             self._wait_with(job.kind, -1)
@@ -361,7 +359,7 @@ class Cluster:
         refused = next((outcome for outcome in outcomes if outcome.reason), None)
         job = self._jobs.get(event.job_id)
         if refused is None and job is not None:
-            self._wait_with(job.kind, 1 if job.record.gang else len(outcomes))
+            self._wait_with(job.kind, 1 if job.record.gang else _asked(event))
         elif refused is not None and job is not None:
             job.record.rejected = f"{refused.reason}: {refused.message}"
             self._step(JobEndRequested(self.at, event.job_id, "ENDED"))
@@ -387,3 +385,13 @@ class Cluster:
     def _next_number(self) -> int:
         self._number += 1
         return self._number
+
+
+def _asked(event: RequestsSubmitted) -> int:
+    return len(event.requests) + sum(each.count for each in event.ranges)
+
+
+def _request(job: Submitted, allocation_id: str, gang_id: str = "") -> RequestSpec:
+    return RequestSpec(
+        allocation_id, job.record.profile, required_labels=job.labels, gang_id=gang_id
+    )
