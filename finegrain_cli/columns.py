@@ -148,6 +148,7 @@ SLOTS = (
 
 REQUESTS = (
     Column("request", _text("allocation_id")),
+    Column("count", _text("count"), right=True),
     Column("job", lambda row: str(row["job_name"] or row["job_id"])),
     Column("state", _text("state")),
     Column("reason", _text("reason")),

@@ -130,9 +130,12 @@ def requests(
     with open_cluster() as cluster:
 
         def read() -> Rows:
-            found = cluster.requests(job_id=job)
+            # A member of a range may stand within an entry that is named for another one.
+            only = [allocation_id] if "." in allocation_id else []
+            found = cluster.requests(job_id=job, allocation_ids=only)
             if all_ or allocation_id:
-                found = [*cluster.requests(job_id=job, states=ENDED_STATES), *found]
+                ended = cluster.requests(job_id=job, states=ENDED_STATES, allocation_ids=only)
+                found = [*ended, *found]
             rows = [each.to_dict() for each in found]
             return _chosen(rows, "allocation_id", allocation_id, Reason.ALLOCATION_UNKNOWN)
 

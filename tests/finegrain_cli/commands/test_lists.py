@@ -102,6 +102,19 @@ def test_ended_requests_are_shown_when_asked_for(
     assert "RELEASED" in finegrain("requests", "--all").stdout
 
 
+def test_members_of_a_range_who_stand_alike_are_one_row_that_counts_them(
+    finegrain: Finegrain, cluster: FakeCluster
+) -> None:
+    waiting = next(each for each in cluster.request_list if each.state == "PENDING")
+    cluster.request_list[:] = [replace(waiting, allocation_id="many.17", count=9_983)]
+
+    heading, row = finegrain("requests").stdout.splitlines()
+
+    assert heading.split()[:3] == ["REQUEST", "COUNT", "JOB"]
+    assert row.split()[:2] == ["many.17", "9983"]
+    assert "many.17" in finegrain("requests", "many.17").stdout
+
+
 def test_status_tells_who_waits_for_what(finegrain: Finegrain, cluster: FakeCluster) -> None:
     text = finegrain("status").stdout
 
