@@ -177,6 +177,7 @@ def test_the_blocking_twin_has_the_same_names_and_arguments(name: str) -> None:
 
 
 def test_slots_of_a_range_can_be_waited_for_one_by_one(served: Served) -> None:
+    served.servant.auto_grant = False
     with fg.blocking.connect(served.servant.address) as cluster, cluster.job("range") as job:
         asked = job.request_range(fg.SlotSpec(cpu_milli=500, count=3), range_id="r")
         assert (len(asked), asked.waiting, [each.range_id for each in job.ranges]) == (3, 3, ["r"])
