@@ -56,7 +56,8 @@ def job_event(event: JobEvent) -> str:
     where = f" on {event.slot['executor_id']}" if event.slot and event.state == "GRANTED" else ""
     why = f" ({event.reason})" if event.reason else ""
     more = f": {event.message}" if event.reason in ("RESIZED", "RESIZE_REFUSED") else ""
-    return f"tell {event.job_id}: {event.allocation_id} {event.state}{where}{why}{more}"
+    name = _many(event.allocation_id, event.count)
+    return f"tell {event.job_id}: {name} {event.state}{where}{why}{more}"
 
 
 def size(one: Slot | Resize) -> str:
@@ -103,7 +104,8 @@ def request(view: RequestView) -> str:
     one = view.request
     where = f" on {view.slot.slot.executor_id}" if view.slot else ""
     why = f" ({view.reason})" if view.reason else ""
-    return f"{_name(one.allocation_id, one.generation)} {one.state}{where}{why}"
+    name = _many(_name(one.allocation_id, one.generation), view.count)
+    return f"{name} {one.state}{where}{why}"
 
 
 def slot(view: SlotView) -> str:
@@ -164,6 +166,10 @@ def group(view: GroupView) -> str:
         f"{one.name}: weight {one.weight:g}, {view.running} slots ({amounts(view.used)}),"
         f" {view.waiting} wait, share {flow.share_now:.3f} of {view.share_entitled:.3f}"
     )
+
+
+def _many(name: str, count: int) -> str:
+    return name if count == 1 else f"{name} and {count - 1} more"
 
 
 def providers(view: ProvidersView) -> Iterator[str]:
