@@ -64,6 +64,10 @@ def adopt_groups(
     for job in jobs:
         if lives(job):
             make(job.group)
+    for group in groups.values():
+        if group.parent and group.parent not in groups:  # struck by other means
+            group.parent = ""
+            changes.group(group)
     return {group.name: group for group in in_order(groups)}
 
 
@@ -76,8 +80,7 @@ def in_order(groups: Mapping[str, Group]) -> list[Group]:
     """All groups: parents before their parts, by name among siblings, a part behind its parent."""
     parts: dict[str, list[Group]] = {}
     for group in sorted(groups.values(), key=lambda group: group.name, reverse=True):
-        parent = group.parent if group.parent in groups else ""
-        parts.setdefault(parent, []).append(group)
+        parts.setdefault(group.parent, []).append(group)
     found: list[Group] = []
     left = parts.get("", [])
     while left:

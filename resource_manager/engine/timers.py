@@ -27,6 +27,7 @@ class Timer(StrEnum):
     PLAN = "PLAN"  # executors may have to be asked for
     PROVISION = "PROVISION"  # one that was asked for may be late, idle, or to be stopped again
     STARVING = "STARVING"  # somebody may have been passed over for too long
+    TALLY = "TALLY"  # what flows have received is to be kept
     HISTORY = "HISTORY"  # old cluster events may be forgotten
 
 

@@ -208,7 +208,8 @@ def test_the_default_group_comes_back_whatever_happened_to_its_row() -> None:
         Snapshot(1, groups=rows, counters=counters), EngineSettings(), Instant(1_000, 5)
     )
     assert sorted(state.groups) == ["default", "low", "part"]
-    assert [group.name for group in state.take_changes().groups] == ["default"]
+    changed = [(group.name, group.parent) for group in state.take_changes().groups]
+    assert changed == [("default", ""), ("part", "")]
 
 
 def test_setting_a_group_is_told() -> None:

@@ -1,0 +1,73 @@
+"""Calls of operators about resource groups: what there is, and the levers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from finegrain.rpc.access import current_caller
+from finegrain.v1 import cluster_pb2
+from resource_manager.engine.entities import Group, Instant
+from resource_manager.engine.events import GroupDeleted
+from resource_manager.engine.group_views import GroupView, group_views
+from resource_manager.engine.groups import known_group
+from resource_manager.engine.state import State
+from resource_manager.engine.waiting_since import waiting_since
+from resource_manager.service.books import now
+from resource_manager.service.groups_wire import group_status, group_wish, groups_message
+from resource_manager.service.runner import Runner
+
+T = TypeVar("T")
+
+LOOK_ITEMS = 100
+"""What looking at all groups, and at all that waits in them, counts in turns."""
+
+
+class GroupCalls:
+    """Part of ClusterService."""
+
+    _runner: Runner
+
+    async def ListGroups(
+        self, request: cluster_pb2.ListGroupsRequest, context: Any
+    ) -> cluster_pb2.ListGroupsResponse:
+        """See the protocol."""
+        return await self._look(
+            lambda state: groups_message(views_at(state, now()), state.settings.fairness)
+        )
+
+    async def SetGroup(
+        self, request: cluster_pb2.SetGroupRequest, context: Any
+    ) -> cluster_pb2.SetGroupResponse:
+        """See the protocol."""
+        group_wish(request, now())  # what is malformed is refused before it takes a turn
+        await self._runner.submit(lambda at: group_wish(request, at), _nothing)
+        return cluster_pb2.SetGroupResponse(group=await self._group(request.name))
+
+    async def DeleteGroup(
+        self, request: cluster_pb2.DeleteGroupRequest, context: Any
+    ) -> cluster_pb2.DeleteGroupResponse:
+        """See the protocol."""
+        await self._runner.submit(lambda at: GroupDeleted(at, request.name), _nothing)
+        return cluster_pb2.DeleteGroupResponse()
+
+    async def _group(self, name: str) -> cluster_pb2.GroupStatus:
+        def read(state: State) -> cluster_pb2.GroupStatus:
+            known_group(state, name)  # it may have been struck since
+            return next(group_status(v) for v in views_at(state, now()) if v.group.name == name)
+
+        return await self._look(read)
+
+    async def _look(self, read: Callable[[State], T]) -> T:
+        owner = current_caller().peer
+        return await self._runner.read(read, owner=owner, items=LOOK_ITEMS)
+
+
+def views_at(state: State, at: Instant) -> list[GroupView]:
+    """All groups as they stand at a moment."""
+    state.flows.advance(at.monotonic_ms)
+    return group_views(state.flows, state.groups, waiting_since(state))
+
+
+def _nothing(_answer: Group | None) -> None:
+    """The answer is a live entity: read what is wanted afterwards."""
