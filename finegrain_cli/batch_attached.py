@@ -66,7 +66,7 @@ def stop(path: Path) -> BatchLook:
                 " nothing of what is done is lost",
                 details={"pid": batch.runner_pid},
             )
-        if batch.runner_host not in ("", socket.gethostname()):
+        if batch.runner_host not in ("?", socket.gethostname()):
             raise FailedPrecondition(
                 f"pid {batch.runner_pid} on {batch.runner_host} works on it; stop it there",
                 details={"pid": batch.runner_pid, "host": batch.runner_host},

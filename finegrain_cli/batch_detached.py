@@ -6,6 +6,7 @@ Decides when it counts as begun: once it has told how it gets on. Refuses to kno
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -13,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from finegrain.errors import FinegrainError
+from finegrain.errors import FinegrainError, Reason
 from finegrain_cli.connection import resolve_target
 from finegrain_cli.context import current
 from finegrain_cli.exit_codes import ExitCode
@@ -24,15 +25,24 @@ if TYPE_CHECKING:
 BEGIN_PATIENCE_S = 30.0
 LOOK_EVERY_S = 0.05
 TAIL_BYTES = 2_000
+PREFIX = "finegrain: "
+ERROR_LINE = re.compile(r"finegrain: (.*) \[([A-Z0-9_]+)\]")
 
 
 class NotBegunError(FinegrainError):
-    """The runner in the background ended before it had begun; `exit_code` is its own."""
+    """The runner in the background ended before it had begun: with what it said last, the code that
+    this ended with, and its exit code.
+    """
 
     def __init__(self, exit_code: int, log: Path, said: str) -> None:
+        line = next((each for each in said.splitlines() if each.startswith(PREFIX)), said)
+        found = ERROR_LINE.fullmatch(line)
+        message, code = found.groups() if found else (line, Reason.INTERNAL)
+        reason = Reason(code) if code in list(Reason) else Reason.INTERNAL
         super().__init__(
-            f"the runner ended with exit code {exit_code} before it had begun: {said}",
-            details={"log": log, "exit_code": exit_code},
+            message or f"the runner ended with exit code {exit_code} before it had begun",
+            reason=reason,
+            details={"log_file": log, "exit_code": exit_code},
         )
         self.exit_code = exit_code
 
@@ -90,5 +100,4 @@ def _start(state_file: Path, log: Path) -> subprocess.Popen[bytes]:
 def _said(log: Path, begins_at: int) -> str:
     with log.open("rb") as file:
         file.seek(max(begins_at, log.stat().st_size - TAIL_BYTES))
-        text = file.read().decode("utf-8", errors="replace").strip()
-    return text.removeprefix("finegrain: ") or "it said nothing"
+        return file.read().decode("utf-8", errors="replace").strip()

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 
     from finegrain_client.batch.values import Progress
 
+GOING_ON = ("OPEN", "STOPPING")
+"""States in which it is worth saying what a batch waits for; later its summary says why it ended.
+"""
+
 LINE_EVERY_S = 10.0
 """Between two lines where there is no terminal."""
 
@@ -47,7 +51,7 @@ def progress_text(progress: Progress) -> str:
         parts.append(f"{_share(progress.share)} of the cluster")
     if progress.estimate is not None:
         parts.append(f"some {format_duration(progress.estimate.remaining_s)} left")
-    if progress.message:
+    if progress.message and progress.state in GOING_ON:
         parts.append(progress.message)
     return ", ".join(parts)
 
@@ -137,7 +141,7 @@ class _Bar:
             numbers.append(f"share {_share(progress.share)}")
         if progress.estimate is not None:
             numbers.append(f"{format_duration(progress.estimate.remaining_s)} left")
-        if progress.message:
+        if progress.message and progress.state in GOING_ON:
             numbers.append(progress.message)
         self._bar.update(
             self._task,

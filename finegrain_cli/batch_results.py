@@ -107,6 +107,8 @@ def _text(batch: BatchLook, failures: list[ThreadResult]) -> str:
         f"threads  {progress.threads}: {counts}",
         f"took     {format_duration(progress.elapsed_s)}",
     ]
+    if progress.message:
+        lines.append(f"stopped  {progress.message}")
     if batch.results_dir:
         lines.append(f"results  {batch.results_dir}")
     if batch.job_id:
@@ -118,8 +120,6 @@ def _text(batch: BatchLook, failures: list[ThreadResult]) -> str:
 
 
 def _why(result: ThreadResult) -> str:
-    """How it ended, and the last that it said."""
-    last = result.stderr_tail.decode("utf-8", errors="replace").strip().rsplit("\n", 1)[-1]
+    """How it ended, in one line."""
     tries = f" ({result.attempts} attempts)" if result.attempts > 1 else ""
-    said = f": {last[-200:]}" if last else ""
-    return f"{result.message or result.reason}{tries}{said}"
+    return " ".join((result.message or result.reason).split()) + tries

@@ -21,9 +21,10 @@ from finegrain_cli import batch_attached, batch_detached
 from finegrain_cli.batch_naming import command_for, short_name, state_file_of
 from finegrain_cli.batch_progress import Display, display
 from finegrain_cli.batch_results import batch_dict, print_outcome, write_results
+from finegrain_cli.common import HINTS
 from finegrain_cli.connection import PATIENCE_S, open_cluster_async
 from finegrain_cli.exit_codes import ExitCode
-from finegrain_cli.output import OutputFormat, print_object, say
+from finegrain_cli.output import OutputFormat, print_error, print_object, say
 from finegrain_client.batch.job import BatchJob
 from finegrain_client.batch.look import BatchLook, default_state_file, look
 from finegrain_client.batch.state_file import StateFile
@@ -163,7 +164,12 @@ def _detached(path: Path, how: How) -> int:
     if how.retry_failed:
         with closing(StateFile.open(path)) as file:
             file.forget_failures()
-    batch = batch_detached.start_detached(path)
+    try:
+        batch = batch_detached.start_detached(path)
+    except batch_detached.NotBegunError as error:
+        _forget_unless_begun(path)
+        print_error(error, how.form, HINTS.get(error.reason, ""))
+        return error.exit_code
     log = batch_detached.log_file_of(path)
     shown = {**batch_dict(batch), "log_file": str(log)}
     print_object("BatchBegun", shown, how.form, short_name(batch))
@@ -198,8 +204,6 @@ def _told(batch: BatchLook, how: How) -> int:
     progress = batch.progress
     if progress.done == progress.threads:
         return ExitCode.OK
-    if progress.message:
-        say(f"finegrain: {progress.message}")
     path = Path(batch.state_file)
     again = command_for(path) + (" --retry-failed" if progress.failed else "")
     say(f"finegrain: {progress.threads - progress.done} threads are not done; go on with {again}")

@@ -108,7 +108,7 @@ def _text(key: str) -> Any:
 
 
 def _runner(row: Row) -> str:
-    return f"pid {row['runner_pid']}" if row["runner_pid"] else "-"
+    return f"pid {row['runner_pid']}" if row["runner_pid"] else row["runner_host"] or "-"
 
 
 EXECUTORS = (

@@ -29,9 +29,10 @@ SUFFIX = ".batch"
 class BatchLook(Value):
     """A batch as its state file shows it.
 
-    `runner_pid` and `runner_host` say who works on it; 0 and "" where nobody does. While somebody
-    does, `progress` is about a second old at most; otherwise it is as the last runner left it, with
-    nothing running as far as anybody knows.
+    `runner_pid` and `runner_host` say who works on it; 0 and "" where nobody does, 0 and "?" where
+    somebody has just begun and not said yet who that is. While somebody does, `progress` is about a
+    second old at most; otherwise it is as the last runner left it, with nothing running as far as
+    anybody knows.
     """
 
     state_file: str
@@ -47,7 +48,7 @@ class BatchLook(Value):
     @property
     def is_worked_on(self) -> bool:
         """True where a runner lives."""
-        return self.runner_pid != 0
+        return bool(self.runner_host)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able form."""
@@ -107,8 +108,9 @@ def look(state_file: str | os.PathLike[str]) -> BatchLook:
         spec=spec,
         results_dir=meta["results_dir"],
         create_time=created,
-        runner_pid=int(runner.get("pid", -1)) if runner is not None else 0,
-        runner_host=str(runner.get("host", "")) if runner is not None else "",
+        # Never below 0: whoever passes a pid on to `kill` would end a whole group, or everything.
+        runner_pid=max(0, int(runner.get("pid", 0))) if runner is not None else 0,
+        runner_host=str(runner.get("host", "?")) if runner is not None else "",
         progress=progress,
     )
 

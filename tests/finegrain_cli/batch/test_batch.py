@@ -180,7 +180,7 @@ def test_a_batch_that_its_policy_stopped_says_why(finegrain: Finegrain, runners:
     done = finegrain("batch", "--threads", "4", "--on-failure", "stop", "--", "true")
 
     assert done.exit_code == 9
-    assert "finegrain: 1 thread failed, and none may" in done.stderr
+    assert "stopped  1 thread failed, and none may" in done.stdout
     assert "threads  4: 1 done, 1 failed, 2 left" in done.stdout
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from finegrain.errors import NotFound
 from finegrain_cli.batch_naming import command_for, found_batches, short_name, state_file_of
+from finegrain_client.batch.lock import take_lock
+from finegrain_client.batch.look import look
 from tests.finegrain_cli.batch.conftest import MakeBatch
 
 
@@ -51,3 +54,16 @@ def test_what_is_no_batch_is_passed_over(make_batch: MakeBatch) -> None:
     (path.parent / "empty.batch").touch()
 
     assert [short_name(each) for each in found_batches()] == ["nightly"]
+
+
+def test_nobody_is_given_a_pid_that_means_everybody(make_batch: MakeBatch) -> None:
+    """Who has just taken the lock, and has not said yet who it is, must not look like pid -1."""
+    path = make_batch("nightly")
+    descriptor = take_lock(path)
+    os.ftruncate(descriptor, 0)
+    batch = look(path)
+    os.close(descriptor)
+
+    assert batch.is_worked_on
+    assert (batch.runner_pid, batch.runner_host) == (0, "?")
+    assert not look(path).is_worked_on

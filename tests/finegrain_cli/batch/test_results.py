@@ -15,17 +15,19 @@ from finegrain_client.batch.values import BatchState
 from tests.finegrain_cli.batch.conftest import MakeBatch, result
 
 
-def test_the_summary_says_what_failed_and_its_last_word(
+def test_the_summary_says_what_failed_and_why(
     make_batch: MakeBatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    failed = result(2, ok=False, stderr=b"reading part 2\nno such file\n")
+    failed = result(2, ok=False, message="ended with exit code 7; it said: no\nsuch file")
     path = make_batch("nightly", result(0), result(1), failed, state=BatchState.STOPPED)
     print_outcome(look(path), OutputFormat.TABLE)
 
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "batch    nightly"
     assert lines[1] == "threads  4: 2 done, 1 failed, 1 left"
-    assert lines[-1] == "failed   thread 2 ended with exit code 7 (3 attempts): no such file"
+    assert (
+        lines[-1] == "failed   thread 2 ended with exit code 7; it said: no such file (3 attempts)"
+    )
 
 
 def test_many_failures_are_counted_not_listed(
