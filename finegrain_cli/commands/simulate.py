@@ -60,7 +60,9 @@ def trace(
         bool,
         typer.Option("--moldable", help="Parts of a job run one by one instead of all at once."),
     ] = False,
-    limit: Annotated[int, typer.Option("--limit", min=1, help="Only so many jobs.")] = 2**31 - 1,
+    limit: Annotated[
+        int | None, typer.Option("--limit", min=1, help="Only so many jobs.", show_default=False)
+    ] = None,
     from_: Annotated[
         str, typer.Option("--from", metavar="TIME", help="Only jobs from so long after the first.")
     ] = "0",
@@ -88,7 +90,7 @@ def trace(
     ] = [],  # noqa: B006 - typer wants the default as a list
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Replay a batch log through the real rules: waits, slowdown, use, and who got his share.
+    """Replay a batch log through the real rules: waits, slowdown, use, and shares.
 
     Threads take as long as the log says; nothing runs and no cluster is needed. Formats: SWF of the
     Parallel Workloads Archive, and the CSV files that docs/simulate.md describes.
