@@ -68,6 +68,7 @@ def runners(monkeypatch: pytest.MonkeyPatch) -> Runners:
             for number in script.signals:
                 os.kill(os.getpid(), number)
                 await self.stop.wait()
+                await asyncio.sleep(0.05)  # the next one is heard, too
             state = BatchState.ENDED if not left else BatchState.STOPPED
             if script.signals:
                 state = BatchState.CANCELLED
@@ -202,6 +203,18 @@ def test_ctrl_c_stops_it_and_says_how_to_go_on(
     again = finegrain("batch", "--attach", "load")
     assert again.exit_code == 0
     assert "threads  3: 3 done, 0 failed" in again.stdout
+
+
+def test_twice_means_at_once(
+    finegrain: Finegrain, runners: Runners, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runners.outcomes, runners.signals = {0: True}, (signal.SIGINT, signal.SIGINT)
+    codes: list[int] = []
+    monkeypatch.setattr("finegrain_cli.batch_running.os._exit", codes.append)
+    done = finegrain("batch", "--threads", "3", "--name", "load", "--", "true")
+
+    assert codes == [130]
+    assert "ended at once; go on with finegrain batch --attach load-" in done.stderr
 
 
 def test_as_json_for_programs(finegrain: Finegrain, runners: Runners) -> None:

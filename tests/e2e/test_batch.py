@@ -1,0 +1,129 @@
+"""Batches on real executors, as people run them: begun, left, interrupted, killed, gone on with."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from finegrain_client.batch import BatchLook, BatchState, look, state_files
+from tests.e2e.driving import Cli, Outcome, Small, eventually
+
+pytestmark = pytest.mark.slow
+
+SMALL = ("--cpu", "0.25", "--memory", "32M", "--quiet")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Where state files of batches lie."""
+    return tmp_path / "batches"
+
+
+@pytest.fixture
+def cli(small: Small, folder: Path) -> Iterator[Cli]:
+    """The command line of somebody who has no batches yet."""
+    own = replace(small.cli, extra=dict(small.cli.extra) | {"FINEGRAIN_BATCH_DIR": str(folder)})
+    yield own
+    for path in state_files(folder):
+        if look(path).progress.ended < look(path).spec.threads:
+            own("batch", "--stop", str(path))
+
+
+def batch(cli: Cli, threads: int, *command: str, flags: tuple[str, ...] = ()) -> Outcome:
+    return cli("batch", "--threads", str(threads), *SMALL, *flags, "--", *command)
+
+
+def only(folder: Path) -> BatchLook:
+    """The one batch there is."""
+    (path,) = state_files(folder)
+    return look(path)
+
+
+def done(folder: Path) -> int:
+    return only(folder).progress.done if state_files(folder) else 0
+
+
+def test_a_script_of_a_fresh_clone_runs_for_every_thread(
+    cli: Cli, folder: Path, tmp_path: Path
+) -> None:
+    script = tmp_path / "work.sh"
+    script.write_text('#!/bin/sh\necho "thread $1 of $FINEGRAIN_BATCH_THREADS"\n')
+    script.chmod(0o755)
+    flags = ("--threads", "24", "--cpu", "0.25", "--memory", "128M", "--group", "medium")
+    outcome = cli("batch", *flags, "--results", "out", "--", "./work.sh", "{index}", cwd=tmp_path)
+
+    assert outcome.code == 0, outcome.stderr
+    assert "threads  24: 24 done, 0 failed" in outcome.text
+    assert "24 of 24 done" in outcome.stderr
+    for index in range(24):
+        text = (tmp_path / f"out/{index}.stdout").read_text()
+        assert text == f"thread {index} of 24\n"
+    results = json.loads((tmp_path / "out/results.json").read_text())["results"]
+    assert [(each["index"], each["state"]) for each in results] == [
+        (index, "DONE") for index in range(24)
+    ]
+    (job,) = [each for each in cli.items("jobs", "--all") if each["job_id"] == only(folder).job_id]
+    assert (job["name"], job["group"], job["ended"]) == ("work.sh", "medium", True)
+    advice = cli.json("advise", job["job_id"])
+    assert 1 <= advice["threads_observed"] <= 24
+    assert advice["share_within_target"] == 1.0
+
+
+def test_a_runner_in_the_background_that_was_killed_is_replaced(
+    cli: Cli, folder: Path, tmp_path: Path
+) -> None:
+    """Nothing is forgotten, and nothing counts twice."""
+    count = f'echo x >> "{tmp_path}/ran.{{index}}"; sleep 0.5'
+    flags = ("--detach", "--name", "nightly", "--results", str(tmp_path / "out"))
+    begun = batch(cli, 40, "sh", "-c", count, flags=flags)
+    assert begun.code == 0, begun.stderr
+    eventually(lambda: done(folder) >= 3, "some are done")
+    runner = only(folder).runner_pid
+    assert runner > 0  # 0 would mean all of us
+    os.kill(runner, signal.SIGKILL)
+    eventually(lambda: not only(folder).is_worked_on, "the runner has gone")
+    left = 40 - done(folder)
+    attached = cli("batch", "--attach", "nightly", "-o", "json")
+
+    assert attached.code == 0, attached.stderr
+    shown = json.loads(attached.stdout)
+    assert shown["batch"] == begun.text.strip()
+    assert (left > 0, shown["progress"]["done"], shown["progress"]["failed"]) == (True, 40, 0)
+    assert all((tmp_path / f"ran.{index}").exists() for index in range(40))
+    results = json.loads((tmp_path / "out/results.json").read_text())["results"]
+    assert [each["index"] for each in results] == list(range(40))
+
+
+def test_ctrl_c_stops_it_and_gives_everything_back(cli: Cli, folder: Path, small: Small) -> None:
+    process = cli.start("batch", "--threads", "90", *SMALL, "--name", "big", "--", "sleep", "0.1")
+    eventually(lambda: done(folder) >= 1, "one is done")
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+
+    assert process.returncode == 130
+    assert b"go on with finegrain batch --attach big-" in err
+    assert b"threads  90: " in out
+    assert only(folder).progress.state is BatchState.CANCELLED
+    small.cli.settle()
+
+    before = done(folder)
+    again = cli.start("batch", "--attach", "big", "--quiet")
+    eventually(lambda: done(folder) > before, "it goes on")
+    assert cli("batch", "--stop", "big").code == 0
+    assert again.wait(60) == 130
+    again.communicate()
+
+
+def test_what_cannot_be_begun_in_the_background_is_said_here(cli: Cli, folder: Path) -> None:
+    outcome = batch(cli, 4, "true", flags=("--group", "medum", "--detach"))
+
+    assert outcome.code == 3
+    assert "'medum'" in cli.error(outcome)
+    assert outcome.stderr.splitlines()[0].endswith("[GROUP_UNKNOWN]")
+    assert list(folder.iterdir()) == []
