@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from finegrain.resources import GIB, MIB, ResourceProfile
+from resource_manager.engine.advising import advise_threads
 from resource_manager.engine.entities import Instant, RequestSpec, Tally
 from resource_manager.engine.events import JobEndRequested, JobRegistered, RequestsSubmitted
 from resource_manager.engine.events import SlotsReleased as Released
@@ -153,3 +154,19 @@ def test_what_runs_and_waits_is_told_besides() -> None:
 
     assert (found.running, found.waiting, found.running_longest_ms) == (3, 40, 8_000)
     assert found.threads == 43
+
+
+def test_advice_outlives_restarts_also_for_a_job_that_has_ended() -> None:
+    cluster = cluster_with("a", "b", "c")
+    cluster.wait(20_000)
+    release(cluster, "a")
+    release(cluster, "b")
+    cluster.wait(11_000)  # tallies are kept every ten seconds
+    cluster.restart_rm()
+    assert durations(cluster).count == 2
+    cluster.batch(JobEndRequested(cluster.at, "job", ""))
+    cluster.restart_rm()
+    advice = advise_threads(cluster.state, "job", 10_000, 0.95, cluster.at.monotonic_ms)
+
+    assert (advice.threads_observed, advice.longest_ms) == (2, 20_000)
+    assert advice.threads_recommended >= 4
