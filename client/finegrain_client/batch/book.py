@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from finegrain import intervals
+from finegrain.intervals import IntervalSet
 from finegrain_client.batch.holding import (
     Actions,
     AttemptKey,
@@ -23,7 +25,6 @@ from finegrain_client.batch.holding import (
     SlotKey,
     Start,
 )
-from finegrain_client.batch.members import Members
 from finegrain_client.batch.pace import Pace
 from finegrain_client.batch.spec import BatchSpec
 from finegrain_client.batch.state_file import AskedRow, AttemptRow, Known
@@ -57,7 +58,7 @@ class Book:
         self.spec = spec
         self.stopping = ""
         self.pace = Pace(known.durations_s)
-        self.waiting = Members()
+        self.waiting = IntervalSet()
         self.holds: dict[str, Hold] = {}
         self.runs: dict[AttemptKey, Run] = {}
         self.retried = sum(known.failures.values())
@@ -71,7 +72,7 @@ class Book:
         self._next_member = max((each.first_index + each.count for each in known.asked), default=0)
         self._in: dict[Phase, dict[str, Hold]] = {phase: {} for phase in Phase}
         self._named: dict[int, bool] = {}  # members named in a question of reuse: are they gone?
-        self._given_up = Members()
+        self._given_up = IntervalSet()
         self._former: dict[SlotKey, tuple[AttemptKey, float]] = {}  # and when it began
         self._used: set[SlotKey] = set()
         self._unknown: set[AttemptKey] = set()
@@ -134,18 +135,23 @@ class Book:
         if member not in self._named and member not in self._given_up:
             self.waiting.add(member)
 
-    def request_ended(self, allocation_id: str, member: int) -> None:
-        """It waits no more, and has no slot."""
+    def request_ended(self, allocation_id: str, member: int, count: int = 1) -> None:
+        """It waits no more, and has no slot; `count` above 1: nor do those that follow, which never
+        had one.
+        """
         self._drop(allocation_id)
         self._not_waiting(member)
+        self.waiting.remove_run(member, member + count)
+        for each in self._named.keys() & range(member, member + count) if count > 1 else ():
+            self._named[each] = True
 
     def in_line(self, first: int, count: int) -> None:
         """Requests wait, as far as the resource manager says."""
-        self.waiting.add(first, count)
+        self.waiting.add_run(first, first + count)
 
     def not_taken_in(self, first: int, count: int) -> None:
         """Requests that were asked for were refused."""
-        self.waiting.remove(first, count)
+        self.waiting.remove_run(first, first + count)
 
     def reuse_answered(self, key: SlotKey, member: int, *, agreed: bool) -> None:
         """Whether a slot may run one more thread; if not, it is being given back."""
@@ -270,17 +276,16 @@ class Book:
             self._give_back(hold)
             have -= 1
         if have > need:
-            runs = self.waiting.take_last(have - need)
-            for first, count in runs:
-                self._given_up.add(first, count)
-            self._next.give_up += runs
+            for first, end in take_last(self.waiting, have - need):
+                self._given_up.add_run(first, end)
+                self._next.give_up.append((first, end - first))
         missing = need - have
         if self.spec.slots_max:
             missing = min(missing, self.spec.slots_max - len(self.waiting) - len(self.holds))
         if missing > 0:
             self._next.ask = self._next_member, missing
             self._next.changes.asked.append(AskedRow(self._next_member, missing))
-            self.waiting.add(self._next_member, missing)
+            self.waiting.add_run(self._next_member, self._next_member + missing)
             self._next_member += missing
 
     def _stragglers(self, now: float) -> list[int]:
@@ -389,6 +394,19 @@ class Book:
             self._in[hold.phase].pop(allocation_id, None)
 
     def _not_waiting(self, member: int) -> None:
-        self.waiting.remove(member)
+        self.waiting.discard(member)
         if member in self._named:
             self._named[member] = True
+
+
+def take_last(numbers: IntervalSet, count: int) -> list[intervals.Run]:
+    """Takes out the largest `count` numbers, or all if there are fewer; returns them as runs."""
+    taken: list[intervals.Run] = []
+    for start, end in reversed(list(numbers.runs())):
+        if count <= 0:
+            break
+        first = max(start, end - count)
+        numbers.remove_run(first, end)
+        taken.append((first, end))
+        count -= end - first
+    return taken

@@ -21,8 +21,8 @@ class RunOver:
 
 
 @dataclass(frozen=True, slots=True)
-class AskAnswered:
-    """Requests are in line; or not, and why."""
+class AskFailed:
+    """Requests are not in line; why, where asking again would not help."""
 
     first: int
     count: int
@@ -53,4 +53,4 @@ class WakeUp:
     """Somebody wishes something of the loop."""
 
 
-News = SlotNews | RunOver | AskAnswered | ReuseAnswered | Broken | CommandRan | WakeUp
+News = SlotNews | RunOver | AskFailed | ReuseAnswered | Broken | CommandRan | WakeUp

@@ -174,6 +174,7 @@ class Runner:
         await self._on_disk(partial(self._state.end_job, row.number))
 
     async def _conclude(self, why: str) -> BatchOutcome:
+        await self._on_disk(partial(sweep, self._state.results_dir))
         known = await self._on_disk(self._state.known)
         done = sum(each is ThreadState.DONE for each in known.final.values())
         failed = len(known.final) - done

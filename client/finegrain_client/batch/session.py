@@ -15,7 +15,7 @@ from concurrent.futures import Executor
 from functools import partial
 from typing import Any, TypeVar
 
-from finegrain.errors import FinegrainError, Reason
+from finegrain.errors import FinegrainError, Reason, Unavailable
 from finegrain_client.batch.book import Book
 from finegrain_client.batch.holding import (
     Actions,
@@ -26,7 +26,7 @@ from finegrain_client.batch.holding import (
     Start,
 )
 from finegrain_client.batch.news import (
-    AskAnswered,
+    AskFailed,
     Broken,
     CommandRan,
     News,
@@ -50,6 +50,10 @@ T = TypeVar("T")
 
 LOOK_UP_S = 1.0
 """The loop looks up so often although nothing happens: stragglers, progress."""
+
+
+ASK_AGAIN_S = 1.0
+"""Between two tries to ask for slots, each of which takes its time already."""
 
 
 class JobGone(Exception):
@@ -93,8 +97,8 @@ class Session:
             FinegrainError, OSError: the state file, or what threads write, cannot be kept.
         """
         try:
-            self._start(self.slots.listen(self._inbox.put_nowait))
             self._begin()
+            self._start(self.slots.listen(self._inbox.put_nowait))
             while True:
                 actions = self.book.decide(time.time())
                 await self._write(actions)
@@ -114,8 +118,8 @@ class Session:
 
     def _begin(self) -> None:
         granted, waiting = self.slots.present()
-        for member in waiting:
-            self.book.in_line(member, 1)
+        for first, count in waiting:
+            self.book.in_line(first, count)
         for each in granted:
             self.book.granted(each.key, each.member, each.executor_id)
         self.book.taken_over()
@@ -143,9 +147,9 @@ class Session:
                 book.run_ended(key, outcome, time.time())
             case CommandRan():
                 book.started()
-            case AskAnswered():
+            case AskFailed():
+                book.not_taken_in(news.first, news.count)
                 if news.error is not None:
-                    book.not_taken_in(news.first, news.count)
                     book.stop(f"its requests were refused: {news.error.message}")
             case ReuseAnswered(answers):
                 for slot, member, agreed in answers:
@@ -164,7 +168,7 @@ class Session:
             case BackInLine(allocation_id, member):
                 self.book.back_in_line(allocation_id, member)
             case RequestOver():
-                self.book.request_ended(news.allocation_id, news.member)
+                self.book.request_ended(news.allocation_id, news.member, news.count)
                 if news.state is RequestState.REJECTED:
                     self.book.stop(f"its requests were rejected: {news.message or news.reason}")
 
@@ -224,12 +228,16 @@ class Session:
         error: FinegrainError | None = None
         try:
             await self.slots.ask(first, count)
-            await self._on_disk(partial(self._state.taken_in, self.row.number, first))
+        except Unavailable:
+            await asyncio.sleep(ASK_AGAIN_S)  # then for others: these may be there all the same
         except FinegrainError as refusal:
             if is_over(refusal):
                 return
             error = refusal
-        self._inbox.put_nowait(AskAnswered(first, count, error))
+        else:
+            await self._on_disk(partial(self._state.taken_in, self.row.number, first))
+            return
+        self._inbox.put_nowait(AskFailed(first, count, error))
 
     async def _reuse(self, pairs: list[tuple[SlotKey, int]]) -> None:
         try:

@@ -10,12 +10,15 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeVar
 
 from finegrain.errors import FinegrainError, Unavailable
 from finegrain_client.batch.holding import SlotKey
 from finegrain_client.batch.state_file import JobRow
+from finegrain_client.events import JobEvents
 from finegrain_client.job import Job
+from finegrain_client.ranges import RequestRange
 from finegrain_client.retry import Backoff, RetryPolicy
 from finegrain_client.slot import Slot
 from finegrain_client.specs import SlotSpec
@@ -46,13 +49,14 @@ class BackInLine:
 
 @dataclass(frozen=True, slots=True)
 class RequestOver:
-    """A request has ended."""
+    """A request has ended, perhaps with those that follow."""
 
     allocation_id: str
     member: int
     state: RequestState
     reason: str
     message: str
+    count: int = 1  # those that follow, too, so many in all
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +92,7 @@ class BatchSlots:
         self._range_id = row.range_id
         self._spec = replace(slot, restart_on_loss=True)
         self._slots: dict[str, Slot] = {}
+        self._events: JobEvents = job.events()
 
     def slot(self, key: SlotKey) -> Slot | None:
         """A slot that is held; None: no more."""
@@ -99,27 +104,28 @@ class BatchSlots:
         """All that are held."""
         return [each for each in self._slots.values() if not each.has_ended]
 
-    def present(self) -> tuple[list[Granted], list[int]]:
-        """The slots that are there and the members that wait, as of now."""
-        granted, waiting = [], []
-        for request in self._job.requests:
-            member = self._member(request.allocation_id)
-            if member is None:
-                continue
+    def present(self) -> tuple[list[Granted], list[tuple[int, int]]]:
+        """The slots that are there, and the members that wait (first and count), as of now."""
+        granted: list[Granted] = []
+        waiting: list[tuple[int, int]] = []
+        known = self._range()
+        if known is None:
+            return granted, waiting
+        waiting += [(first, end - first) for first, end in known.waiting_members()]
+        for member, request in known.requests.items():
             slot = request.slot
-            if slot is not None and not slot.has_ended:
-                self._slots[slot.allocation_id] = slot
-                granted.append(
-                    Granted((slot.allocation_id, slot.generation), member, slot.executor_id)
-                )
-            else:
-                waiting.append(member)
+            if slot is None or slot.has_ended:
+                waiting.append((member, 1))  # its slot was lost
+                continue
+            self._slots[slot.allocation_id] = slot
+            key = slot.allocation_id, slot.generation
+            granted.append(Granted(key, member, slot.executor_id))
         return granted, waiting
 
     async def listen(self, tell: Callable[[SlotNews], None]) -> None:
-        """Tells what happens, until the job is over."""
+        """Tells what happens since this was made, until the job is over."""
         try:
-            async for event in self._job.events():
+            async for event in self._events:
                 news = self._news(event)
                 if news is not None:
                     tell(news)
@@ -131,20 +137,17 @@ class BatchSlots:
 
         Raises:
             RequestRejected: they could never be served.
+            Unavailable: nobody answered, and what was taken in is taken back.
             FinegrainError: refused otherwise.
         """
-        specs = [
-            replace(self._spec, allocation_id=self._id(member))
-            for member in range(first, first + count)
-        ]
-        await insist(lambda: self._job.request_slots(specs), "asking for slots")
+        spec = replace(self._spec, count=count)
+        await self._job.request_range(spec, range_id=self._range_id, first_index=first)
 
     async def give_up(self, runs: Sequence[tuple[int, int]]) -> None:
         """Takes requests back that wait; slots that they have meanwhile are given back."""
-        wanted = {self._id(each) for first, count in runs for each in range(first, first + count)}
-        requests = [each for each in self._job.requests if each.allocation_id in wanted]
-        if requests:
-            await insist(lambda: self._job.cancel(requests), "taking requests back")
+        for first, count in runs:
+            if (known := self._range()) is not None:
+                await insist(partial(known.cancel, first, count), "taking requests back")
 
     async def release(self, keys: Sequence[SlotKey]) -> None:
         """Gives slots back."""
@@ -154,8 +157,13 @@ class BatchSlots:
 
     async def reuse(self, pairs: Sequence[tuple[SlotKey, int]]) -> list[bool]:
         """Whether each slot may do the work of a request that waits; if not, it is given back."""
-        await self.release([key for key, _ in pairs])
-        return [False] * len(pairs)
+        there = {key: slot for key, _ in pairs if (slot := self.slot(key)) is not None}
+        wishes = [(there[key], self._id(member)) for key, member in pairs if key in there]
+        if not wishes:
+            return [False] * len(pairs)
+        outcomes = await insist(lambda: self._job.reuse(wishes), "asking to reuse slots")
+        agreed = {each.id for each in outcomes if each.ok}
+        return [key in there and key[0] in agreed for key, _ in pairs]
 
     def _news(self, event: JobEvent) -> SlotNews | None:
         member = self._member(event.allocation_id)
@@ -172,7 +180,7 @@ class BatchSlots:
         if event.state.has_ended:
             self._slots.pop(event.allocation_id, None)
             return RequestOver(
-                event.allocation_id, member, event.state, event.reason, event.message
+                event.allocation_id, member, event.state, event.reason, event.message, event.count
             )
         return None
 
@@ -184,6 +192,10 @@ class BatchSlots:
             return False
         self._slots[event.allocation_id] = slot
         return True
+
+    def _range(self) -> RequestRange | None:
+        found = (each for each in self._job.ranges if each.range_id == self._range_id)
+        return next(found, None)
 
     def _id(self, member: int) -> str:
         return f"{self._range_id}.{member}"

@@ -1,0 +1,111 @@
+"""A runner that is killed at any step of a random life, and started again: every thread has exactly
+one result, and everything that was said to be so stays so."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import finegrain_client as fg
+from tests.client.batch.world import World, inhabit, live, output_of
+
+ALWAYS = 1_000
+
+
+async def disturb(world: World, trouble: int) -> None:
+    """The world goes on by itself; `trouble` of a hundred of its steps are bad luck."""
+    while True:
+        await asyncio.sleep(0)
+        if world.chance(100) < trouble:
+            match world.chance(6):
+                case 0:
+                    world.lose_one(comes_back=True)
+                case 1 | 2:
+                    world.lose_one(comes_back=False)
+                case 3:
+                    living = [each for each in world.jobs.values() if not each.over]
+                    if living:
+                        world.end_job(living[0], "LEASE_EXPIRED")
+                case 4:
+                    world.agrees = not world.agrees
+                case _:
+                    if world.running:
+                        task = next(iter(world.running.values()))
+                        world.end(task, cancelled=True)
+        elif world.chance(2):
+            world.grant_one()
+        else:
+            world.end_one()
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    threads=st.integers(1, 12),
+    slots=st.integers(1, 5),
+    lives=st.lists(st.integers(0, 120), max_size=5),
+    failing=st.dictionaries(st.integers(0, 11), st.sampled_from([1, ALWAYS]), max_size=4),
+    trouble=st.sampled_from([0, 0, 5, 15]),
+    speculate=st.booleans(),
+    seed=st.integers(0, 2**32),
+)
+def test_every_thread_has_one_result_whenever_the_runner_is_killed(
+    threads: int,
+    slots: int,
+    lives: list[int],
+    failing: dict[int, int],
+    trouble: int,
+    speculate: bool,
+    seed: int,
+) -> None:
+    folder = Path(tempfile.mkdtemp(prefix="fg-batch-"))
+    spec = fg.BatchSpec(
+        threads,
+        ["work", "{index}", "{attempt}"],
+        retries=2,
+        retry_delay_s=0,
+        speculate=speculate,
+        straggler_factor=1,
+    )
+
+    async def story(monkeypatch: pytest.MonkeyPatch) -> None:
+        world = World(random.Random(seed).randrange, slots, failing)
+        inhabit(world, monkeypatch)
+        world_goes_on = asyncio.create_task(disturb(world, trouble))
+        try:
+            async with asyncio.timeout(6):
+                for steps in lives:
+                    if await live(world, spec, folder, steps) is not None:
+                        break
+                outcome = await live(world, spec, folder, None)
+        finally:
+            world_goes_on.cancel()
+        assert outcome is not None
+        check(world, outcome)
+
+    def check(world: World, outcome: fg.BatchOutcome) -> None:
+        hopeless = {each for each, times in failing.items() if times == ALWAYS and each < threads}
+        assert (outcome.done, outcome.failed) == (threads - len(hopeless), len(hopeless))
+        results = list(fg.batch.read_thread_results(folder / "state"))
+        assert [each.index for each in results] == list(range(threads))
+        assert {each.index for each in results if not each.ok} == hopeless
+        for each in results:
+            kept = (folder / "results" / f"{each.index}.stdout").read_bytes()
+            assert kept == output_of(each.index, each.attempt)
+        assert not list((folder / "results").glob("*.part"))
+        # A runner killed between registering a job and writing that down leaves it to its lease.
+        assert all(job.over or not job.asked for job in world.jobs.values())
+        if not (trouble or lives or failing or speculate):
+            assert set(world.starts.values()) == {1}
+
+    try:
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            asyncio.run(story(monkeypatch))
+    finally:
+        shutil.rmtree(folder)
