@@ -37,6 +37,7 @@ def strike(turn: Turn, host: Host) -> None:
     state.outbox.pop(host.host_id, None)
     state.indexes.remove(host)
     state.cluster_version += 1
+    state.costs.count(host.host_id, {})
     state.changes.delete_executor(host.host_id)
     turn.cluster_event("executor_forgotten", executor_id=host.host_id)
 

@@ -267,6 +267,7 @@ class Slot:
     wanted: Resize | None = None  # waits in line
     # runtime
     booked: Amounts = field(default_factory=dict)
+    cost: float = 0.0  # what it is charged per second, while it accrues
     placed_with_command: int = (
         0  # command of the present registration that carries it; 0: an earlier one
     )

@@ -11,6 +11,7 @@ from finegrain.errors import (
     NotFound,
     Reason,
 )
+from resource_manager.engine import charges
 from resource_manager.engine.departures import lose_executor, strike, take_all_away
 from resource_manager.engine.entities import (
     Executor,
@@ -153,8 +154,10 @@ def _adopt(turn: Turn, host: Host | None, registration: Registration) -> Host:
     if any(refusal.active for refusal in host.refusals.values()):
         state.indexes.log_growth(host, state.queue)
     host.start_conversation()
+    booked = [(slot, slot.booked) for slot in host.slots.values()]
     host.adopt_registration()
     state.touch_cluster(host)
+    charges.rebooked(state, booked)
     state.timers.arm(Timer.SILENCE, host.host_id, turn.now_ms + state.settings.lost_timeout_ms)
     return host
 

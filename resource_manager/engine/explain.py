@@ -167,6 +167,7 @@ def _verdict_message(one: Judgement) -> str:
         Blocker.SLOT_LIMIT: f"has {len(one.host.slots)} slots of at most"
         f" {executor.registration.slots_max}",
         Blocker.REFUSED: "refused such a slot lately and is asked again later",
+        Blocker.HELD: "has room, which is held for somebody who was passed over for too long",
     }
     parts.extend(text for blocker, text in texts.items() if blocker in one.blockers)
     return "; ".join(parts)
@@ -259,7 +260,7 @@ def _needed(one: Judgement, chosen: list[Slot]) -> list[Slot]:
 def _requests_ahead(state: State, request: Request) -> int:
     gang = state.gangs.of(request)
     number = request.arrival_number if gang is None else gang.arrival_number
-    ahead = sum(sum(other < number for other in shape.members) for shape in state.queue.shapes())
+    ahead = sum(shape.count_before(number) for shape in state.queue.shapes())
     return ahead + sum(
         len(waiting.members)
         for waiting in state.gangs.waiting.values()

@@ -130,6 +130,7 @@ class GangBooks:
                 job_id=gang.job_id,
                 labels=tuple(sorted(labels)),
                 asked_for=frozenset(wish.labels for wish in kind.wishes),
+                count=len(members),
             )
         )
 

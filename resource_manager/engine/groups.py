@@ -22,6 +22,7 @@ from finegrain.ids import check_text
 from finegrain.resources import AMOUNT_MAX, Amounts
 from resource_manager.engine.entities import Group, Job
 from resource_manager.engine.events import GroupDeleted, GroupSet
+from resource_manager.engine.fair.flows import GROUP
 from resource_manager.engine.fair.limits import unlimited_dimension
 from resource_manager.engine.group_books import DEFAULT_GROUP, above, below, lives
 from resource_manager.engine.provision.texts import amounts_text
@@ -88,6 +89,12 @@ def set_group(turn: Turn, event: GroupSet) -> Group:
             )
     if wanted != known:
         state.groups[wanted.name] = wanted
+        state.flows.put_group(
+            wanted.name,
+            wanted.parent,
+            weight=wanted.weight,
+            limits=(wanted.maximum, wanted.minimum),
+        )
         state.changes.group(wanted)
         turn.cluster_event("group_set", message=_described(wanted))
     return wanted
@@ -112,7 +119,9 @@ def delete_group(turn: Turn, event: GroupDeleted) -> None:
     if why:
         raise _in_use(group, f"group {group.name} cannot be deleted: {why}")
     del state.groups[group.name]
+    state.flows.remove_group(group.name)
     state.changes.delete_group(group)
+    state.changes.delete_tally(GROUP + group.name)
     turn.cluster_event("group_deleted", message=group.name)
 
 

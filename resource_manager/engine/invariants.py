@@ -7,7 +7,6 @@ is one sentence that names the entity; an empty list means that the books are so
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
@@ -22,12 +21,14 @@ from resource_manager.engine.entities import (
     Slot,
     SlotState,
 )
+from resource_manager.engine.fair.invariants import flow_problems
 from resource_manager.engine.fair.reservation_invariants import reservations
 from resource_manager.engine.gang_invariants import gang_problems
 from resource_manager.engine.host import Host, SlotKey
 from resource_manager.engine.placement.indexes import carries
 from resource_manager.engine.provision.invariants import provisions
-from resource_manager.engine.range_invariants import in_line, range_problems
+from resource_manager.engine.queue_invariants import queue_problems
+from resource_manager.engine.range_invariants import range_problems
 from resource_manager.engine.ranges import live
 from resource_manager.engine.state import State
 
@@ -44,7 +45,8 @@ def check_invariants(state: State, *, ended: bool = True) -> list[str]:
         *_requests(state, ended=ended),
         *_jobs(state),
         *_slots(state),
-        *_queue(state),
+        *queue_problems(state),
+        *flow_problems(state),
         *gang_problems(state),
         *range_problems(state),
         *(finding for host in state.hosts.values() for finding in _host(host)),
@@ -165,36 +167,6 @@ def _slots(state: State) -> Iterator[str]:
     on_hosts = sum(len(host.slots) for host in state.hosts.values())
     if on_hosts != len(state.slots):
         yield f"executors hold {on_hosts} slots, the books {len(state.slots)}"
-
-
-def _queue(state: State) -> Iterator[str]:
-    waiting = sum(
-        request.state is RequestState.PENDING
-        and not request.spec.gang_id
-        and (request.job_id not in state.endings or request in state.queue)
-        for request in state.requests.values()
-    ) + sum(len(part.waiting) for part in in_line(state))
-    if len(state.queue) != waiting:
-        yield f"{len(state.queue)} requests in the queue, {waiting} are PENDING"
-    queue = state.queue
-    sleeping = set(chain.from_iterable(queue.sleeping.values()))
-    job_shapes: Counter[str] = Counter()
-    for shape in queue.shapes():
-        where = [shape in queue.round, shape in queue.open, shape in sleeping]
-        if where.count(True) != 1:
-            yield f"shape {shape.number} is in the round, open, asleep: {where}; expected one"
-        if not shape.members:
-            yield f"shape {shape.number} has no members"
-        jobs = Counter(request.job_id for request in shape.members.values())
-        if shape.jobs != jobs:
-            yield f"shape {shape.number} counts {shape.jobs} by job, there are {dict(jobs)}"
-        job_shapes.update(jobs.keys())
-    awake = len(queue.round) + len(queue.open) + len(sleeping)
-    if awake != len(queue.shapes()):
-        yield f"{awake} shapes are to be tried or asleep, somebody waits with {len(queue.shapes())}"
-    yield from queue.singles.problems()
-    if queue.job_shapes != job_shapes:
-        yield f"shapes by job are counted as {queue.job_shapes}, there are {dict(job_shapes)}"
 
 
 def _host(host: Host) -> Iterator[str]:

@@ -11,12 +11,15 @@ from finegrain.errors import (
     Reason,
     ResourceExhausted,
 )
+from resource_manager.engine.charges import retire
 from resource_manager.engine.entities import ENDED_REQUEST_STATES, Job, JobState, RequestState
 from resource_manager.engine.events import JobEndRequested, JobKeptAlive, JobRegistered
+from resource_manager.engine.fair.flows import JOB
 from resource_manager.engine.gangs import give_up, take_out
 from resource_manager.engine.groups import known_group
 from resource_manager.engine.range_ends import Why, end_members, take_out_part
 from resource_manager.engine.state import Ending, State
+from resource_manager.engine.tallies import keep_ended
 from resource_manager.engine.timers import Timer
 from resource_manager.engine.turn import Turn
 
@@ -101,6 +104,7 @@ def register_job(turn: Turn, event: JobRegistered) -> Job:
         create_time_ms=turn.at.time_ms,
     )
     state.jobs[job.job_id] = job
+    state.flows.add_job(job.job_id, job.group)
     state.live_jobs += 1
     _renew(turn, job)
     state.changes.job(job)
@@ -183,6 +187,8 @@ def _go_on_ending(turn: Turn, job: Job, most: int) -> int:
     if job.live_requests:
         return ended
     del state.endings[job.job_id]
+    keep_ended(turn, job.job_id)
+    retire(state, job.job_id)
     state.timers.arm(Timer.RETENTION, job.job_id, turn.now_ms + state.settings.ended_retention_ms)
     turn.cluster_event("job_ended", job_id=job.job_id, reason=job.end_reason, message=job.name)
     return ended
@@ -248,6 +254,7 @@ def retention_rang(turn: Turn, job_id: str) -> None:
         return
     del state.jobs[job_id]
     state.changes.delete_job(job)
+    state.changes.delete_tally(JOB + job_id)
 
 
 def _renew(turn: Turn, job: Job) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from finegrain.errors import Reason
+from resource_manager.engine import charges
 from resource_manager.engine.entities import (
     ENDED_REQUEST_STATES,
     Request,
@@ -37,6 +38,7 @@ def place(turn: Turn, requests: Sequence[Request], host: Host) -> None:
     state = turn.state
     profile = requests[0].spec.profile or host.executor.registration.default_profile
     booked = host.booking_of(profile)
+    cost = state.costs.of(booked)
     state.hosts_in_use += not host.slots
     for request in requests:
         spec = request.spec
@@ -50,6 +52,7 @@ def place(turn: Turn, requests: Sequence[Request], host: Host) -> None:
             cpu_limit_milli=max(spec.cpu_limit_milli, profile.cpu_milli),
             pids_max=spec.pids_max,
             booked=booked,
+            cost=cost,
         )
         if state.ranges:
             single_out(state, request)
@@ -62,6 +65,7 @@ def place(turn: Turn, requests: Sequence[Request], host: Host) -> None:
         host.to_allocate[key] = None
         state.changes.slot(slot)  # a restart reads the request's state off its slot
     host.book(booked, len(requests))
+    charges.placed(state, requests, booked, cost)
     state.starving.placements += len(requests)
     state.outbox[host.host_id] = None
 
@@ -112,6 +116,7 @@ def reclaim(
     state.queue.remove(request)
     state.no_longer_behind(slot)
     state.story.move_slot(slot, SlotInput.RECLAIM)
+    charges.taken_back(state, slot)
     state.story.move_request(request, RequestInput.RECLAIM)
     slot.allocated_time_ms = slot.allocated_time_ms or turn.at.time_ms
     slot.grace_ms = None
@@ -136,6 +141,8 @@ def free(turn: Turn, slot: Slot, grace_ms: int | None = None) -> None:
     if key in host.to_allocate:
         vanish(turn, slot)
         return
+    if slot.state is not SlotState.FREEING:
+        charges.stopped(state, slot)
     state.story.move_slot(slot, SlotInput.FREE)
     state.leave_behind(slot)
     stop(turn, slot)
@@ -149,6 +156,8 @@ def vanish(turn: Turn, slot: Slot) -> None:
     """The slot is known not to exist: its capacity is free again."""
     state = turn.state
     was_freeing = slot.state is SlotState.FREEING
+    if not was_freeing:
+        charges.stopped(state, slot)
     state.story.move_slot(slot, SlotInput.VANISH)
     host = turn.host_of(slot)
     key = key_of(slot)
@@ -159,6 +168,7 @@ def vanish(turn: Turn, slot: Slot) -> None:
     del state.slots[key]
     if slot.job_id in state.jobs:
         state.jobs[slot.job_id].slot_keys.discard(key)
+    charges.gone(state, slot)
     state.changes.delete_slot(slot)
     state.touch(host)
     if was_freeing:

@@ -150,11 +150,11 @@ def pending_by_reason(state: State) -> dict[str, int]:
     for shape in state.queue.shapes():
         new = 0
         if state.considered_arrival < state.arrival_number:
-            new = sum(number > state.considered_arrival for number in shape.members)
+            new = shape.waiting - shape.count_before(state.considered_arrival + 1)
         if new:
             reason = str(Reason.NOT_YET_CONSIDERED)
             counts[reason] = counts.get(reason, 0) + new
-        considered = len(shape.members) - new
+        considered = shape.waiting - new
         if planned := min(considered, planned_count(state, shape)):
             reason = str(Reason.WAITING_EXECUTOR)
             counts[reason] = counts.get(reason, 0) + planned

@@ -1,163 +1,98 @@
-"""Who waits, in which order. Knows shapes and arrival numbers; whether anything fits is not its
-business.
-
-Requests that ask for the same (profile and labels) form a *shape*: where one of them does not fit,
-none does, so a failed search is remembered once per shape. Order is the RM's arrival number,
-within a shape and between shapes; a request that comes back after a failed placement stands at its
-old place again.
+"""Who waits, and which of them are to be tried. Knows shapes, lines and arrival numbers; whether
+anything fits is not its business, and who is to be served first, the tree of flows says.
 
 Shapes are tried in *rounds*. A round may take several decisions; what wakes or comes meanwhile is
 tried in the next one. So everybody has a turn, however many shapes wait and however often they
-wake. What waits one by one (`singles.py`) stands in the same line and takes part in its rounds.
+wake. In a round each shape is first looked at, in order of who waits longest with it: if there is
+no room for it, it sleeps until a host of its labels grows, else it may be served. Whose turn it is
+then among those who may, the tree of flows decides: the job that is to be served first, and its
+request that has waited longest. If that is of a shape that sleeps, or stopped by a limit, its line
+is parked (`lines.py`), and the job goes on with its next one, or has no turn while it has none. A
+shape that has room again gets its parked lines back.
+
+What waits one by one (`singles.py`) belongs to jobs as well, and takes part in the rounds.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+import heapq
+from collections.abc import Iterable
+from math import inf
 
-from finegrain.resources import (
-    MEMORY_BYTES,
-    MEMORY_GRAIN_BYTES,
-    MEMORY_PARTS,
-    Amounts,
-    ResourceProfile,
-    booking,
-)
 from resource_manager.engine.entities import Request, RequestSpec
+from resource_manager.engine.fair.choice import RUN_PART, first_job, run_length, turn_of
+from resource_manager.engine.fair.flows import FlowTree
+from resource_manager.engine.lines import PARKED, JobLines, Line
 from resource_manager.engine.rounds import Round
-from resource_manager.engine.singles import Labels, Single, Singles
+from resource_manager.engine.shapes import (
+    DEFAULT_SLOTS,
+    SLOTS,
+    Shape,
+    ShapeKey,
+    in_grains,
+    make_shape,
+)
+from resource_manager.engine.singles import Labels, Rank, Single, Singles, Turn
 
-SLOTS = "slots"
-"""Index column: slots that a host may still take."""
-
-DEFAULT_SLOTS = "default_slots"
-"""Index column: default slots that a host may still take."""
+__all__ = ["DEFAULT_SLOTS", "SLOTS", "Line", "Shape", "ShapeKey", "WaitingQueue", "in_grains"]
 
 IDLE_SHAPES_MAX = 1_024
 """Shapes remembered although nobody waits with them."""
 
-_MEMORY = frozenset({MEMORY_BYTES, *MEMORY_PARTS})
+TOGETHER_MAX = 1_024
+"""Requests that are placed together at most: what is looked up for them may be in vain."""
 
-_LEFT_BEHIND_MAX = 1_024
-"""Numbers of those who left that a line may keep, however few wait, before it is cut."""
-
-ShapeKey = tuple[ResourceProfile | None, Labels]
-
-
-@dataclass(slots=True, eq=False)
-class Cursor:
-    """How far a shape's search has come in its index: no host before `frontier` fits, as of
-    `log_length`.
-    """
-
-    version: int = -1
-    log_length: int = 0
-    frontier: int = 0
-
-
-@dataclass(slots=True, eq=False)
-class Shape:
-    """Equal requests that wait."""
-
-    number: int  # order of making; for ties
-    profile: ResourceProfile | None
-    labels: Labels
-    pooled_need: dict[str, int]  # columns and amounts on a host with one memory pool
-    separate_need: dict[str, int]  # the same on a host with a pool per memory part
-    members: dict[int, Request] = field(default_factory=dict)  # by arrival number
-    jobs: dict[str, int] = field(default_factory=dict)  # how many of them are of which job
-    tried: bool = True  # since somebody began to wait with it
-    line: list[int] = field(default_factory=list)  # arrival numbers in order; some may have left
-    first: int = 0  # where in the line the head may be; nobody before it waits
-    cursor: Cursor = field(default_factory=Cursor)
-    verdict: tuple[int, str] | None = None  # (version of the cluster, feasibility) as last judged
-    waiting: tuple[int, str] | None = None  # (state of the books, reason) as last asked
-
-    def add(self, request: Request) -> None:
-        """Puts a request at the place of its arrival number."""
-        number = request.arrival_number
-        self.members[number] = request
-        line = self.line
-        if len(line) > _LEFT_BEHIND_MAX + 2 * len(self.members):
-            # The head may wait for ever while others come and are taken back.
-            line[:] = sorted(self.members)
-            self.first = 0
-            return
-        if not line or number > line[-1]:
-            line.append(number)
-            return
-        at = bisect_left(line, number)
-        if line[at] != number:
-            line.insert(at, number)
-        self.first = min(self.first, at)
-
-    def head(self) -> Request | None:
-        """The request that waits longest."""
-        line, at = self.line, self.first
-        while at < len(line):
-            request = self.members.get(line[at])
-            if request is not None:
-                self.first = at
-                return request
-            at += 1
-        self.clear_line()
-        return None
-
-    def before(self, number: int | None, most: int) -> list[Request]:
-        """The first so many requests that wait, all or those with a lower arrival number."""
-        if self.first > _LEFT_BEHIND_MAX and 2 * self.first > len(self.line):
-            del self.line[: self.first]
-            self.first = 0
-        end = len(self.line) if number is None else bisect_left(self.line, number, self.first)
-        found = []
-        for at in range(self.first, end):
-            request = self.members.get(self.line[at])
-            if request is not None:
-                found.append(request)
-                if len(found) == most:
-                    break
-        return found
-
-    def in_line(self) -> Iterator[int]:
-        """Arrival numbers of those who wait, in order, as far as anybody asks."""
-        for at in range(self.first, len(self.line)):
-            if (number := self.line[at]) in self.members:
-                yield number
-
-    def clear_line(self) -> None:
-        """Forgets the numbers of those who left, when nobody waits any more."""
-        self.line.clear()
-        self.first = 0
+_EVERYBODY = ""
+"""Instead of a job's id, where arrival alone decides."""
 
 
 class WaitingQueue:
-    """All requests that wait, by shape.
+    """All requests that wait, by shape and job.
 
-    A shape is in the present `round`, or *open*: to be tried in the next one; else it *sleeps*
-    until a host of its labels grows. The one that is being tried is in neither.
+    A shape is to be looked at in the present `round`, or `roomy` (it was, and there was room), or
+    *open* (to be looked at in the next round); else it *sleeps* until a host of its labels grows.
+    The one that is being looked at is nowhere.
 
     Attributes:
         singles: what waits in the same line one by one.
         job_shapes: how many shapes a job waits with; jobs that wait with none are not in it.
         moves: rises whenever a request comes or leaves.
+        stopped: lines parked for a maximum, by the group that has it.
+        stopped_singles: likewise what waits one by one, by arrival number.
+        stopped_at_version: of the cluster, when they were looked at last.
     """
 
-    def __init__(self) -> None:
-        self.singles = Singles()
+    def __init__(self, flows: FlowTree | None = None, *, fair: bool = True) -> None:
+        """`flows`: who is served first, and who is told who waits; all their jobs have to be known
+        there. Without them, or with `fair` False, arrival alone decides.
+        """
+        self._flows = flows
+        self._tree = flows if fair else None
+        self.singles = Singles(flows, self._turn_of if fair and flows is not None else None)
         self.round = Round()
+        self.roomy: dict[Shape, None] = {}
         self.open: dict[Shape, None] = {}
         self.sleeping: dict[Labels, dict[Shape, None]] = {}
+        self.stopped: dict[str, dict[Line, None]] = {}
+        self.stopped_singles: dict[str, dict[int, None]] = {}
+        self.stopped_at_version = -1
+        self.job_shapes: dict[str, int] = {}
+        self.moves = 0
         self._shapes: dict[ShapeKey, Shape] = {}
         self._idle: dict[ShapeKey, Shape] = {}  # nobody waits with them; longest unused first
         self._asked_for: dict[Labels, int] = {}  # shapes that somebody waits with
-        self.job_shapes: dict[str, int] = {}
-        self.moves = 0  # rises whenever somebody comes or leaves
+        self._by_job: dict[str, JobLines] = {}
+        self._waiting = 0
         self._made = 0
 
     def __len__(self) -> int:
-        return sum(len(shape.members) for shape in self._shapes.values())
+        return self._waiting
+
+    def __contains__(self, request: Request) -> bool:
+        line = self._line_of(request.spec, request.job_id)
+        return line is not None and request.arrival_number in line.numbers
+
+    # Who waits.
 
     def is_asked_for(self, labels: Labels) -> bool:
         """True if somebody waits for a host with these labels."""
@@ -166,6 +101,14 @@ class WaitingQueue:
     def shapes(self) -> list[Shape]:
         """Shapes that somebody waits with."""
         return list(self._shapes.values())
+
+    def lines(self) -> list[Line]:
+        """All lines, by shape."""
+        return [line for shape in self._shapes.values() for line in shape.lines.values()]
+
+    def job_lines(self) -> dict[str, JobLines]:
+        """Where each job's lines stand; where arrival alone decides, all of them under no name."""
+        return dict(self._by_job)
 
     def shape_of(self, spec: RequestSpec) -> Shape:
         """The shape of a request, whether or not anybody waits with it."""
@@ -176,110 +119,177 @@ class WaitingQueue:
             self._retire(key, shape)
         return shape
 
-    def add(self, request: Request) -> None:
-        """Lets a request wait."""
-        self.moves += 1
-        key = (request.spec.profile, request.spec.required_labels)
-        shape = self._shapes.get(key)
-        if shape is None:
-            shape = self._idle.pop(key, None) or self._make(request.spec)
-            self._shapes[key] = shape
-            self._asked_for[shape.labels] = self._asked_for.get(shape.labels, 0) + 1
-            self.open[shape] = None
-            shape.tried = False
-        else:
-            self.round.advance(shape, request.arrival_number)
-        shape.add(request)
-        job_id, jobs = request.job_id, shape.jobs
-        if job_id in jobs:
-            jobs[job_id] += 1
-        else:
-            jobs[job_id] = 1
-            self.job_shapes[job_id] = self.job_shapes.get(job_id, 0) + 1
-
-    def remove(self, request: Request) -> None:
-        """Ends a request's waiting."""
-        key = (request.spec.profile, request.spec.required_labels)
-        shape = self._shapes.get(key)
-        if shape is None:
-            return
-        self._leave(shape, request)
-        if not shape.members:
-            self._close(key, shape)
-
     def new_shapes(self, job_id: str, specs: Iterable[RequestSpec]) -> int:
         """How many shapes more a job would wait with, if it asked for all of these."""
         keys = {(spec.profile, spec.required_labels) for spec in specs}
         shapes = (self._shapes.get(key) for key in keys)
-        return sum(shape is None or job_id not in shape.jobs for shape in shapes)
+        return sum(shape is None or job_id not in shape.lines for shape in shapes)
+
+    def add(self, request: Request) -> None:
+        """Lets a request wait."""
+        self._add(request.spec, request.job_id, request.arrival_number, 1)
+
+    def add_run(self, spec: RequestSpec, job_id: str, number: int, count: int) -> None:
+        """Lets equal requests wait, with arrival numbers one after the other from `number` on."""
+        self._add(spec, job_id, number, count)
+
+    def remove(self, request: Request) -> None:
+        """Ends a request's waiting."""
+        self.remove_run(request.spec, request.job_id, request.arrival_number, 1)
+
+    def remove_run(self, spec: RequestSpec, job_id: str, number: int, count: int) -> None:
+        """Ends the waiting of those of a job's equal requests whose numbers these are."""
+        line = self._line_of(spec, job_id)
+        if line is not None:
+            self._leave(line, number, number + count)
 
     def served(self, shape: Shape, requests: Iterable[Request]) -> None:
         """Ends the waiting of requests of one shape."""
         for request in requests:
-            self._leave(shape, request)
-        if not shape.members:
-            self._close((shape.profile, shape.labels), shape)
+            line = shape.lines.get(request.job_id)
+            if line is not None:
+                self._leave(line, request.arrival_number, request.arrival_number + 1)
+
+    def taken(self, line: Line, until: int) -> None:
+        """Ends the waiting of those of a line who came before a number."""
+        self._leave(line, line.numbers.first, until)
+
+    # Whose turn it is.
 
     @property
     def awake(self) -> bool:
         """True if anything is to be tried."""
-        return bool(self.round or self.open) or self.singles.awake
+        return bool(self.round or self.roomy or self.open) or self.singles.awake
 
     @property
     def in_round(self) -> bool:
         """True if the present round is not over."""
-        return bool(self.round) or self.singles.in_round
+        return bool(self.round or self.roomy) or self.singles.in_round
 
-    def begin_round(self) -> None:
-        """Begins the next round if the present one is over and there is anything to try."""
-        if self.round or self.singles.in_round or not self.awake:
-            return
+    def begin_round(self) -> bool:
+        """Begins the next round if the present one is over and there is anything to try. True if
+        so.
+        """
+        if self.in_round or not self.awake:
+            return False
         self.round.begin(self.open)
         self.open.clear()
         self.singles.begin_round()
+        return True
 
-    def next_turn(self) -> Shape | Single | None:
-        """Whose turn it is; None: nothing is left to be tried.
+    def look(self) -> Shape | None:
+        """The next shape of the round that there may be room for; None: all were looked at.
 
-        Whoever takes a shape lets it `stay` or `sleep` afterwards; likewise see `Singles`.
+        Whoever takes it says `has_room` or `sleep` of it afterwards.
         """
-        self.begin_round()
-        if self.singles.in_round:
-            single = self.singles.next_before(self.round.first())
-            if single is not None:
-                return single
         shape = self.round.take()
         if shape is not None:
             shape.tried = True
         return shape
 
-    def until(self) -> int | None:
-        """Arrival number at which somebody has a turn next."""
-        number = self.round.until()
-        single = self.singles.until() if self.singles.in_round else None
+    def has_room(self, shape: Shape, most: int) -> int:
+        """There is room for a shape: its parked lines, up to so many of them, stand among those of
+        their jobs again. Answers with how many; with more left, it is to be looked at once more.
+        """
+        lines = list(shape.parked)[:most] if len(shape.parked) > most else list(shape.parked)
+        for line in lines:
+            del shape.parked[line]
+            self._stand(line)
+        if shape.parked:
+            self._put_into_round(shape)
+        else:
+            self.roomy[shape] = None
+        return len(lines)
+
+    def next_line(self) -> Line | None:
+        """The line whose turn it is among those that are not parked; None: nobody has one."""
+        if self._tree is None:
+            lines = self._by_job.get(_EVERYBODY)
+        else:
+            job = first_job(self._tree)
+            lines = self._by_job[job.name] if job is not None else None
+        return lines.first() if lines is not None else None
+
+    def next_single(self, line: Line | None) -> Single | None:
+        """What waits one by one and has its turn before a line (None: before nobody), taken out of
+        the round. Whoever takes it lets it sleep or removes it.
+        """
+        if not self.singles.in_round:
+            return None
+        rank: Rank | None = None
+        if line is not None:
+            rank = ((), line.stands)
+            if self._tree is not None:
+                rank = (self._turn_of(line.job_id), line.stands)
+        return self.singles.next_before(rank)
+
+    def _until(self, line: Line) -> int | None:
+        """Arrival number of the next that a line's job waits with that is of another shape."""
+        number = line.among.until(line)
+        single = self.singles.until(line.job_id if self._tree is not None else "")
         return single if number is None or (single is not None and single < number) else number
 
-    def stay(self, shape: Shape) -> None:
-        """Leaves a shape in the round, at the place of who waits longest with it now."""
-        if (head := shape.head()) is not None:
-            self.round.put(shape, head.arrival_number)
+    def run_length(self, line: Line, cost: float) -> float:
+        """How many slots of this cost a line whose turn it is gets before it is another job's."""
+        if self._tree is None:
+            return inf
+        job = self._tree.jobs[line.job_id]
+        length = run_length(self._tree, job, cost)
+        if self.singles.in_round and self.singles.until(line.job_id) is None:
+            length = min(length, max(1, job.running // RUN_PART))  # others may come first soon
+        return length
 
-    def set_aside(self, shape: Shape, request: Request) -> None:
-        """Lets a request not stand in the way of others of its shape, until it is taken back."""
-        self._leave(shape, request)
-
-    def take_back(self, request: Request) -> None:
-        """Lets a request that was set aside wait again. If its shape is still awake, it is tried
-        in the next round.
+    def next_of(self, line: Line, most: float) -> list[int]:
+        """Arrival numbers of the next of a line whose turn it is: so many, of those who came before
+        anything else that its job waits with.
         """
-        self.add(request)
-        shape = self._shapes[request.spec.profile, request.spec.required_labels]
-        shape.tried = True
-        if shape not in self.round and shape not in self.sleeping.get(shape.labels, {}):
-            self.open[shape] = None
+        count = TOGETHER_MAX if most > TOGETHER_MAX else int(most)
+        until = self._until(line)
+        found: list[int] = []
+        for start, end in line.numbers.peek(count):
+            if until is not None and end > until:
+                found.extend(range(start, until))
+                break
+            found.extend(range(start, end))
+        return found
+
+    def rest(self) -> None:
+        """Nobody has a turn who may be served: shapes that there is room for sleep as well, until
+        one of those who wait with them may.
+        """
+        for shape in list(self.roomy):
+            self.sleep(shape)
+
+    def park(self, line: Line) -> None:
+        """A line is not to have a turn while its shape sleeps."""
+        line.shape.parked[line] = None
+        self._unstand(line)
+
+    def stop(self, line: Line, group_id: str) -> None:
+        """A line is not to have a turn while the maximum of a group stops it."""
+        line.stopped_by = group_id
+        self.stopped.setdefault(group_id, {})[line] = None
+        self._unstand(line)
+
+    def stop_single(self, single: Single, group_id: str) -> None:
+        """Likewise what waits one by one."""
+        self.stopped_singles.setdefault(group_id, {})[single.arrival_number] = None
+        self.singles.sleep(single)
+
+    def ease(self, group_id: str) -> int:
+        """Whoever was stopped by the maximum of a group is to be tried again; how many lines."""
+        for number in self.stopped_singles.pop(group_id, {}):
+            self.singles.wake(number)
+        lines = self.stopped.pop(group_id, {})
+        for line in lines:
+            line.stopped_by = ""
+            self._stand(line)
+            self._rouse(line.shape)
+        return len(lines)
 
     def sleep(self, shape: Shape) -> None:
         """Nothing fits this shape now."""
+        self.roomy.pop(shape, None)
         self.sleeping.setdefault(shape.labels, {})[shape] = None
 
     def wake(self, labels: Labels) -> None:
@@ -287,35 +297,141 @@ class WaitingQueue:
         if shapes := self.sleeping.pop(labels, None):
             self.open.update(shapes)
 
-    def __contains__(self, request: Request) -> bool:
-        shape = self._shapes.get((request.spec.profile, request.spec.required_labels))
-        return shape is not None and shape.members.get(request.arrival_number) is request
+    def set_aside(self, line: Line, number: int) -> None:
+        """Lets somebody not stand in the way of others of his line, until he is taken back."""
+        self._leave(line, number, number + 1, counted=False)
 
-    def _leave(self, shape: Shape, request: Request) -> None:
-        if shape.members.pop(request.arrival_number, None) is None:
-            return
+    def take_back(self, request: Request) -> None:
+        """Lets a request that was set aside wait again. If its shape is still awake, it is tried
+        in the next round.
+        """
+        self._add(request.spec, request.job_id, request.arrival_number, 1, counted=False)
+        shape = self._shapes[request.spec.profile, request.spec.required_labels]
+        shape.tried = True
+        if shape not in self.round and shape not in self.roomy and not self.sleeps(shape):
+            self.open[shape] = None
+
+    def sleeps(self, shape: Shape) -> bool:
+        """True if a shape sleeps."""
+        return shape in self.sleeping.get(shape.labels, ())
+
+    # How it is done.
+
+    def _turn_of(self, job_id: str) -> Turn:
+        if self._tree is None or job_id not in self._tree.jobs:
+            return ()
+        return turn_of(self._tree, self._tree.jobs[job_id])
+
+    def _line_of(self, spec: RequestSpec, job_id: str) -> Line | None:
+        shape = self._shapes.get((spec.profile, spec.required_labels))
+        return shape.lines.get(job_id) if shape is not None else None
+
+    def _add(
+        self, spec: RequestSpec, job_id: str, number: int, count: int, *, counted: bool = True
+    ) -> None:
         self.moves += 1
-        job_id, jobs = request.job_id, shape.jobs
-        if jobs[job_id] > 1:
-            jobs[job_id] -= 1
+        shape = self._shapes.get((spec.profile, spec.required_labels)) or self._begin(spec)
+        line = shape.lines.get(job_id) or self._begin_line(shape, job_id)
+        if not line.numbers or number < line.numbers.first:
+            heapq.heappush(shape.heads, (number, line))
+        added = line.numbers.add_run(number, number + count)
+        shape.waiting += added
+        self._waiting += added
+        if counted and self._flows is not None:
+            self._flows.wait(job_id, number, added)
+        self.round.advance(shape, number)
+        if line.stands != PARKED:
+            line.among.advance(line, number)
+        elif line not in shape.parked and not line.stopped_by:
+            self._stand(line)
+
+    def _begin(self, spec: RequestSpec) -> Shape:
+        """Somebody begins to wait with a shape."""
+        key = (spec.profile, spec.required_labels)
+        shape = self._idle.pop(key, None) or self._make(spec)
+        self._shapes[key] = shape
+        self._asked_for[shape.labels] = self._asked_for.get(shape.labels, 0) + 1
+        self.open[shape] = None
+        shape.tried = False
+        return shape
+
+    def _begin_line(self, shape: Shape, job_id: str) -> Line:
+        """A job begins to wait with a shape."""
+        whose = job_id if self._tree is not None else _EVERYBODY
+        among = self._by_job.get(whose)
+        if among is None:
+            among = self._by_job[whose] = JobLines(whose)
+        line = shape.lines[job_id] = Line(shape, job_id, among)
+        self.job_shapes[job_id] = self.job_shapes.get(job_id, 0) + 1
+        return line
+
+    def _leave(self, line: Line, start: int, end: int, *, counted: bool = True) -> None:
+        left = line.numbers.remove_run(start, end)
+        if not left:
             return
-        del jobs[job_id]
+        shape = line.shape
+        self.moves += 1
+        self._waiting -= left
+        shape.waiting -= left
+        if not line.numbers:
+            self._close_line(line)
+            if not shape.lines:
+                self._close(shape)
+        if counted and self._flows is not None:
+            self._flows.wait_no_more(line.job_id, left)
+
+    def _close_line(self, line: Line) -> None:
+        """The last one of a line has left."""
+        shape, job_id = line.shape, line.job_id
+        del shape.lines[job_id]
+        if line.stands != PARKED:
+            self._unstand(line)
+        elif line.stopped_by:
+            lines = self.stopped[line.stopped_by]
+            del lines[line]
+            if not lines:
+                del self.stopped[line.stopped_by]
+        else:
+            del shape.parked[line]
         if self.job_shapes[job_id] > 1:
             self.job_shapes[job_id] -= 1
-        else:
-            del self.job_shapes[job_id]
+            return
+        del self.job_shapes[job_id]
+        if self._tree is not None:
+            del self._by_job[job_id]
 
-    def _close(self, key: ShapeKey, shape: Shape) -> None:
+    def _close(self, shape: Shape) -> None:
         """The last one who waited with a shape has left."""
+        key = (shape.profile, shape.labels)
         del self._shapes[key]
         self._asked_for[shape.labels] -= 1
         if not self._asked_for[shape.labels]:
             del self._asked_for[shape.labels]
         self.round.discard(shape)
+        self.roomy.pop(shape, None)
         self.open.pop(shape, None)
         self.sleeping.get(shape.labels, {}).pop(shape, None)
-        shape.clear_line()
+        shape.heads.clear()
         self._retire(key, shape)
+
+    def _stand(self, line: Line) -> None:
+        if line.among.stand(line) and self._tree is not None:
+            self._tree.activate(line.job_id)
+
+    def _unstand(self, line: Line) -> None:
+        if line.among.park(line) and self._tree is not None:
+            self._tree.deactivate(line.job_id)
+
+    def _rouse(self, shape: Shape) -> None:
+        """Has a shape looked at in the next round, if it sleeps."""
+        shapes = self.sleeping.get(shape.labels, {})
+        if shape in shapes:
+            del shapes[shape]
+            self.open[shape] = None
+
+    def _put_into_round(self, shape: Shape) -> None:
+        if (head := shape.head()) is not None:
+            self.round.put(shape, head)
 
     def _retire(self, key: ShapeKey, shape: Shape) -> None:
         """Keeps what was learnt about a shape, for the next one who asks for the same."""
@@ -325,28 +441,4 @@ class WaitingQueue:
 
     def _make(self, spec: RequestSpec) -> Shape:
         self._made += 1
-        return Shape(
-            number=self._made,
-            profile=spec.profile,
-            labels=spec.required_labels,
-            pooled_need=_need(spec.profile, separate_pools=False),
-            separate_need=_need(spec.profile, separate_pools=True),
-        )
-
-
-def _need(profile: ResourceProfile | None, *, separate_pools: bool) -> dict[str, int]:
-    if profile is None:
-        return {DEFAULT_SLOTS: 1}
-    return {**in_grains(booking(profile, separate_pools=separate_pools)), SLOTS: 1}
-
-
-def in_grains(amounts: Amounts) -> dict[str, int]:
-    """Amounts as the index counts them: memory in whole `MEMORY_GRAIN_BYTES`.
-
-    Small numbers are quicker to reckon with. Nothing is lost by it: bookings are multiples of the
-    grain.
-    """
-    return {
-        name: amount // MEMORY_GRAIN_BYTES if name in _MEMORY else amount
-        for name, amount in amounts.items()
-    }
+        return make_shape(self._made, spec.profile, spec.required_labels)

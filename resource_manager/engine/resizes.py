@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from finegrain.errors import Reason
 from finegrain.resources import Amounts, ResourceProfile, fits, shortfall
+from resource_manager.engine import charges
 from resource_manager.engine.entities import (
     ReportedSlot,
     Request,
@@ -147,7 +148,7 @@ def _adopt(turn: Turn, slot: Slot, seen: ReportedSlot) -> None:
         ordered = None
         host.to_resize.pop(key, None)
     host.resize_holds.pop(key, None)
-    host.set_size(slot, seen.profile, ordered)
+    _set_size(state, host, slot, seen.profile, ordered)
     _, slot.cpu_limit_milli = _size(seen)
     slot.cpus = seen.cpus  # of another size it may have others
     if seen.isolation is not None:
@@ -180,7 +181,7 @@ def resize_answered(
     if slot is None or slot.ordered is None or slot.ordered.number != number:
         return
     state, ordered = turn.state, slot.ordered
-    host.set_size(slot, slot.profile, None)
+    _set_size(state, host, slot, slot.profile, None)
     state.touch(host)
     state.changes.slot(slot)
     request = _granted(state, slot)
@@ -262,10 +263,18 @@ def order(turn: Turn, slot: Slot) -> None:
     host = turn.host_of(slot)
     ordered, slot.wanted = slot.wanted, None
     turn.state.starving.placements += 1
-    host.set_size(slot, slot.profile, ordered)
+    _set_size(turn.state, host, slot, slot.profile, ordered)
     host.to_resize[slot.allocation_id, slot.generation] = None
     turn.state.outbox[host.host_id] = None
     turn.state.changes.slot(slot)
+
+
+def _set_size(
+    state: State, host: Host, slot: Slot, profile: ResourceProfile, ordered: Resize | None
+) -> None:
+    before = slot.booked
+    host.set_size(slot, profile, ordered)
+    charges.rebooked(state, [(slot, before)])
 
 
 def withdraw(state: State, host: Host, slot: Slot) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from finegrain.errors import InvariantBroken
+from resource_manager.engine import charges, tallies
 from resource_manager.engine.counter_names import FORGOTTEN, GENERATION_FLOOR, REGISTERED_WITH
 from resource_manager.engine.effects import Snapshot
 from resource_manager.engine.endings import Ending
@@ -62,10 +63,13 @@ def fill(state: State, snapshot: Snapshot, at: Instant) -> None:
         state.changes,
         time_ms=at.time_ms,
     )
-    _line_up(state, at)
+    charges.register(state)
     for host in state.hosts.values():
         host.adopt_registration()
         state.hosts_in_use += bool(host.slots)
+    charges.adopt(state)
+    _line_up(state, at)
+    tallies.restore(state, snapshot.tallies, at)
     if state.settings.provisioning or state.provisions:
         state.timers.arm(Timer.PLAN, "", at.monotonic_ms)
     state.timers.arm(Timer.HISTORY, "", at.monotonic_ms + state.history.mark_interval_ms)
@@ -88,6 +92,9 @@ def _read_counters(state: State, snapshot: Snapshot) -> None:
 
 def _line_up(state: State, at: Instant) -> None:
     """Lets those wait who wait; whoever was here before has tried them all."""
+    for slot in state.slots.values():
+        if slot.state is SlotState.ALLOCATED and slot.wanted is not None and slot.ordered is None:
+            state.line_up(slot)
     for gang in state.gangs.sort_out(state.requests, at):
         if gang.job_id not in state.endings:
             state.queue_gang(gang, tried=True)
@@ -205,8 +212,6 @@ def _restore_slot(state: State, slot: Slot) -> None:
     if job is not None:
         slot.job_id = job.job_id
         job.slot_keys.add(key)
-    if slot.state is SlotState.ALLOCATED and slot.wanted is not None and slot.ordered is None:
-        state.line_up(slot)
 
 
 def _match(request: Request | None, slot: Slot) -> None:

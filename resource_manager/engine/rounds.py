@@ -1,4 +1,4 @@
-"""Whose turn it is among shapes, in one round. Knows places in line, not what fits."""
+"""Which shape is looked at next, in one round. Knows places in line, not what fits."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from resource_manager.engine.queue import Shape
+    from resource_manager.engine.shapes import Shape
 
 
 class Round:
-    """Shapes that are to be tried, whoever waits longest with one first.
+    """Shapes that are to be looked at, whoever waits longest with one first.
 
     Nobody is searched for in the heap: numbers at which no shape stands any more are passed over
     when their turn comes.
@@ -33,8 +33,8 @@ class Round:
         self._stands, self._at = {}, {}
         for shape in shapes:
             if (head := shape.head()) is not None:
-                self._stands[shape] = head.arrival_number
-                self._at[head.arrival_number] = shape
+                self._stands[shape] = head
+                self._at[head] = shape
         self._heap = sorted(self._at)
 
     def put(self, shape: Shape, number: int) -> None:
@@ -59,9 +59,9 @@ class Round:
         """Arrival number of whoever waits longest with one of the shapes."""
         while (number := self.until()) is not None:
             head = self._at[number].head()
-            if head is None or head.arrival_number == number:
+            if head is None or head == number:
                 return number
-            self.put(self._at[number], head.arrival_number)  # those before it have left meanwhile
+            self.put(self._at[number], head)  # those before it have left meanwhile
         return None
 
     def take(self) -> Shape | None:
@@ -74,7 +74,7 @@ class Round:
         return shape
 
     def until(self) -> int | None:
-        """Arrival number at which a shape has its turn next, at the earliest."""
+        """Arrival number at which a shape stands next, at the earliest."""
         heap, at = self._heap, self._at
         while heap and heap[0] not in at:
             heapq.heappop(heap)

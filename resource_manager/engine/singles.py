@@ -1,8 +1,9 @@
 """Things that wait one by one, beside the shapes: gangs, and resizes of slots that exist.
 
-Each has its place in the same line as the requests, by arrival number, and is awake or asleep like
-a shape: asleep after a try in vain, awake again when a host that concerns it has grown. They are
-tried in rounds too: what wakes while a round goes on is tried in the next one. Knows numbers and
+Each belongs to a job and has its place there by arrival number, like a request, and is awake or
+asleep like a shape: asleep after a try in vain, awake again when a host that concerns it has grown.
+They are tried in rounds too: what wakes while a round goes on is tried in the next one; within one,
+those whose jobs come first, and of a job's own the one that has waited longest. Knows numbers and
 hosts' names; what such a thing is, whether it fits and what becomes of it is not its business.
 """
 
@@ -10,13 +11,21 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeVar
 
+from resource_manager.engine.fair.flows import FlowTree, Standing
+
 Labels = tuple[tuple[str, str], ...]
 """Names and values, sorted."""
+
+Turn = tuple[Standing, ...]
+"""By what jobs are compared, the lesser first; see `fair.choice.turn_of`."""
+
+Rank = tuple[Turn, int]
+"""The same with an arrival number, for what one job waits with."""
 
 
 class Kind(StrEnum):
@@ -39,6 +48,7 @@ class Single:
         host_id: the one executor that concerns it; empty: any one that carries `labels`.
         labels: what every executor carries that concerns it.
         asked_for: each set of labels that executors are searched for with.
+        count: as how many requests it waits.
     """
 
     arrival_number: int
@@ -49,6 +59,7 @@ class Single:
     host_id: str = ""
     labels: Labels = ()
     asked_for: frozenset[Labels] = frozenset()
+    count: int = 1
 
 
 class Singles:
@@ -58,11 +69,18 @@ class Singles:
     being tried is in neither until it is removed or put to sleep.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self, flows: FlowTree | None = None, turn_of: Callable[[str], Turn] | None = None
+    ) -> None:
+        """`flows` is told who waits; `turn_of` says when a job has its turn, None: arrival alone
+        decides.
+        """
+        self._flows = flows
+        self._turn_of = turn_of
         self._all: dict[int, Single] = {}
         self._open: dict[int, None] = {}
         self._round: dict[int, None] = {}
-        self._heap: list[int] = []  # of the round; some may have left it
+        self._heap: list[Rank] = []  # of the round; some may have left it, or be due later by now
         self._on_host: dict[str, dict[int, None]] = {}  # asleep, by the executor they are about
         # Asleep, by labels; these by the first of them, since there may be very many.
         self._anywhere: dict[Labels, dict[Labels, dict[int, None]]] = {}
@@ -101,6 +119,8 @@ class Singles:
         self._asked_for.update(single.asked_for)
         self._all[single.arrival_number] = single
         self._open[single.arrival_number] = None
+        if self._flows is not None:
+            self._flows.wait(single.job_id, single.arrival_number, single.count)
 
     def remove(self, number: int) -> Single | None:
         """Ends the waiting of the one at this number; None if there is none."""
@@ -109,6 +129,8 @@ class Singles:
             self._open.pop(number, None)
             self._round.pop(number, None)
             self._rouse(single)
+            if self._flows is not None:
+                self._flows.wait_no_more(single.job_id, single.count)
             for labels in single.asked_for:
                 self._asked_for[labels] -= 1
                 if not self._asked_for[labels]:
@@ -151,27 +173,35 @@ class Singles:
         """All that are open have their turn now."""
         self._round.update(self._open)
         self._open.clear()
-        self._heap = sorted(self._round)
+        self.order()
 
-    def until(self) -> int | None:
-        """Arrival number of the one whose turn it is next in this round."""
-        heap = self._heap
-        while heap and heap[0] not in self._round:
-            heapq.heappop(heap)
-        return heap[0] if heap else None
+    def order(self) -> None:
+        """Puts those of the round in order anew: time has passed. Until the next time nobody's turn
+        may come earlier than it was to come.
+        """
+        self._heap = sorted(self._rank(number) for number in self._round)
 
-    def next_before(self, number: int | None) -> Single | None:
-        """The one whose turn it is, taken out of the round, if it stands before this number (None:
-        in any case).
+    def until(self, job_id: str = "") -> int | None:
+        """Arrival number of the one whose turn it is next in this round, if it is of this job
+        (empty: of any one).
+        """
+        first = self._first()
+        if first is None or (job_id and self._all[first[1]].job_id != job_id):
+            return None
+        return first[1]
+
+    def next_before(self, rank: Rank | None) -> Single | None:
+        """The one whose turn it is, taken out of the round, if it comes before this rank (None: in
+        any case).
 
         Whoever takes it lets it `sleep` or removes it afterwards.
         """
-        first = self.until()
-        if first is None or (number is not None and first > number):
+        first = self._first()
+        if first is None or (rank is not None and first > rank):
             return None
         heapq.heappop(self._heap)
-        del self._round[first]
-        return self._all[first]
+        del self._round[first[1]]
+        return self._all[first[1]]
 
     def problems(self) -> list[str]:
         """Where one is awake and asleep at once, or neither. Empty: nowhere."""
@@ -186,6 +216,23 @@ class Singles:
         if known != len(self._all):
             found.append(f"{known} singles are to be tried or asleep, {len(self._all)} wait")
         return found
+
+    def _first(self) -> Rank | None:
+        heap = self._heap
+        while heap:
+            rank = heap[0]
+            if rank[1] not in self._round:
+                heapq.heappop(heap)
+            elif (now := self._rank(rank[1])) != rank:
+                heapq.heapreplace(heap, now)
+            else:
+                return rank
+        return None
+
+    def _rank(self, number: int) -> Rank:
+        if self._turn_of is None:
+            return (), number
+        return self._turn_of(self._all[number].job_id), number
 
     def _asleep(self) -> Iterator[dict[int, None]]:
         yield from self._on_host.values()

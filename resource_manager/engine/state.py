@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 from finegrain.errors import InvariantBroken
 from resource_manager.engine.changes import ChangeTracker
+from resource_manager.engine.charges import count_total
 from resource_manager.engine.counter_names import FORGOTTEN, GENERATION_FLOOR, REGISTERED_WITH
 from resource_manager.engine.effects import Changes, Snapshot
 from resource_manager.engine.endings import Ending
@@ -27,6 +28,9 @@ from resource_manager.engine.entities import (
     RequestState,
     Slot,
 )
+from resource_manager.engine.fair.checkpoints import Checkpoints
+from resource_manager.engine.fair.costs import Costs
+from resource_manager.engine.fair.flows import FlowTree
 from resource_manager.engine.fair.held import Reservations
 from resource_manager.engine.fair.starving import Starving
 from resource_manager.engine.gang_books import GangBooks, living
@@ -75,7 +79,12 @@ class State:
         self.endings: dict[str, Ending] = {}  # jobs that have ended and still have live requests
         self.by_arrival: dict[int, Request] = {}  # in order of arrival; without members of ranges
         self.left_behind: dict[str, list[Slot]] = {}  # FREEING slots of requests that live on
-        self.queue = WaitingQueue()
+        fairness = settings.fairness
+        self.flows = FlowTree(fairness, at.monotonic_ms)
+        self.costs = Costs(fairness.service)
+        self.checkpoints = Checkpoints(self.flows, fairness)
+        self.tallies_begun_anew = 0  # that were counted in another measure
+        self.queue = WaitingQueue(self.flows, fair=fairness.order == "fair")
         self.indexes = Indexes(settings)
         self.timers = Timers()
         self.story = Story()
@@ -172,6 +181,7 @@ class State:
     def touch_cluster(self, host: Host) -> None:
         """What a host could give when empty has changed, or whether it may."""
         self.cluster_version += 1
+        count_total(self, host)
         self.touch(host)
 
     def refresh_indexes(self) -> None:

@@ -46,6 +46,7 @@ from resource_manager.engine.events import (
     ResizeRequested,
     SlotsReleased,
     SlotsReported,
+    SlotsReuseAsked,
     Ticked,
     UndrainRequested,
 )
@@ -62,6 +63,7 @@ from resource_manager.engine.fair.reservations import (
     hold_for_starving,
     serve_holders,
 )
+from resource_manager.engine.fair.reuse import reuse_slots
 from resource_manager.engine.gangs import gang_rang
 from resource_manager.engine.groups import delete_group, set_group
 from resource_manager.engine.jobs import (
@@ -93,6 +95,7 @@ from resource_manager.engine.requests import cancel_requests, release_slots, sub
 from resource_manager.engine.resize_wishes import request_resize
 from resource_manager.engine.resizes import resize_rang
 from resource_manager.engine.state import State
+from resource_manager.engine.tallies import keep_raised, tally_rang
 from resource_manager.engine.timers import Timer
 from resource_manager.engine.turn import Turn
 
@@ -105,6 +108,7 @@ def step(state: State, event: Event) -> StepResult:
     """
     turn = Turn(state, event.at)
     state.snapshot_number += 1
+    state.flows.advance(event.at.monotonic_ms)
     answer = _handle(turn, event)
     return StepResult(answer, turn.effects)
 
@@ -123,6 +127,8 @@ def _handle(turn: Turn, event: Event) -> object:  # noqa: C901, PLR0912 -- one c
             return cancel_requests(turn, event)
         case SlotsReleased():
             return release_slots(turn, event)
+        case SlotsReuseAsked():
+            return reuse_slots(turn, event)
         case ResizeRequested():
             return request_resize(turn, event)
         case ExecutorRegistered():
@@ -185,6 +191,7 @@ def _decide(turn: Turn) -> None:
                 reason=_waiting_reason(state, request),
             )
     state.newcomers.clear()
+    keep_raised(turn)
     tell_who_waits(turn)
     state.considered_arrival = state.arrival_number
 
@@ -225,6 +232,8 @@ def _tick(turn: Turn, event: Ticked) -> None:  # noqa: C901, PLR0912 -- one case
                 pass  # the decision that follows looks
             case Timer.PROVISION:
                 provision_rang(turn, entity_id)
+            case Timer.TALLY:
+                tally_rang(turn)
             case Timer.HISTORY:
                 _history_rang(turn)
             case _:

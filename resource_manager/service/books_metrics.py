@@ -9,6 +9,8 @@ from resource_manager.engine.entities import ExecutorState, Instant
 from resource_manager.engine.host import Host
 from resource_manager.engine.queries import cluster_view
 from resource_manager.engine.state import State
+from resource_manager.service.group_metrics import observe_groups
+from resource_manager.service.groups_service import views_at
 from resource_manager.service.metrics import ResourceManagerMetrics
 
 
@@ -23,6 +25,7 @@ def observe_books(metrics: ResourceManagerMetrics, state: State, at: Instant) ->
     for reason, count in view.pending_requests.items():
         metrics.pending.labels(reason).set(count)
     metrics.oldest_pending.set(_oldest_pending_s(state, at))
+    observe_groups(metrics, views_at(state, at), at.time_ms)
     metrics.provided_executors.clear()
     provided = Counter((each.shape, each.state.lower()) for each in state.provisions.values())
     for (shape, name), count in provided.items():
@@ -64,6 +67,6 @@ def _observe_host(metrics: ResourceManagerMetrics, host: Host, at: Instant) -> N
 
 
 def _oldest_pending_s(state: State, at: Instant) -> float:
-    heads = (shape.head() for shape in state.queue.shapes())
-    oldest = min((head.create_time_ms for head in heads if head is not None), default=None)
+    heads = [head for shape in state.queue.shapes() if (head := shape.head()) is not None]
+    oldest = min((state.request_at(head).create_time_ms for head in heads), default=None)
     return 0.0 if oldest is None else max(0, at.time_ms - oldest) / 1000

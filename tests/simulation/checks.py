@@ -30,6 +30,7 @@ from task_executor.engine.slots import SlotKey, SlotState
 from tests.simulation.gang_checks import GangChecks, room_for_gangs
 from tests.simulation.provision_checks import ProvisionChecks
 from tests.simulation.resize_checks import ResizeChecks, enforced_beyond_books, in_use
+from tests.simulation.tally_checks import TallyChecks
 
 if TYPE_CHECKING:
     from tests.simulation.database import Database
@@ -58,6 +59,7 @@ class Checks:
         self.destroyed_executors: dict[str, Executor] = {}
         self.gangs, self.resizes = GangChecks(), ResizeChecks()
         self.provisions = ProvisionChecks()
+        self.tallies = TallyChecks()
         self.masters: dict[str, JobMaster] = {}
         self.database: Database
         self.did: Counter[str] = Counter()
@@ -250,6 +252,7 @@ class Checks:
         self._lapsed_ms.clear()
         self._kept_alive.clear()
         self.resizes.restored(self.database.rows.slots)
+        self.tallies.forget()
         self._outlived = {name: set(each.on_host) for name, each in self.executors.items()}
         for master in self.masters.values():
             master.acknowledged &= requests.keys()
@@ -376,7 +379,8 @@ def _idle_capacity(state: State) -> Iterator[str]:
     """Nobody waits for what is free."""
     if state.unfinished:
         return
-    shapes = [(shape, head) for shape in state.queue.shapes() if (head := shape.head())]
+    heads = [(shape, shape.head()) for shape in state.queue.shapes()]
+    shapes = [(shape, state.request_at(head)) for shape, head in heads if head is not None]
     if not shapes:
         return
     for host in state.hosts.values():

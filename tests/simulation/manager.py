@@ -186,6 +186,7 @@ class Manager(Client):
         self.state.remember(self._heard)
         self.log(f"{self.name} leads at epoch {self.epoch}")
         self.checks.books(self.state)
+        self.checks.require(self.checks.tallies.restored(self))
 
     def _renew(self) -> None:
         sent_ms = self.loop.now_ms
@@ -290,6 +291,7 @@ class Manager(Client):
             self._books += 1  # whatever is under way was ordered by books that are gone
             return self._lead()
         self.checks.durable(batch.effects, batch.decided_ms)
+        self.checks.tallies.durable(self)
         return self._speak(batch)
 
     def _speak(self, batch: Batch) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from math import ceil, inf
 
-from resource_manager.engine.fair.flows import Flow, FlowTree
+from resource_manager.engine.fair.flows import Flow, FlowTree, Standing
 
 RUN_PART = 64
 """A run takes at least one part in so many of what a flow has running."""
@@ -47,7 +47,7 @@ def run_length(tree: FlowTree, job: Flow, cost: float) -> float:
     return length
 
 
-def turn_of(tree: FlowTree, job: Flow) -> tuple[tuple[bool, float, tuple[int, str]], ...]:
+def turn_of(tree: FlowTree, job: Flow) -> tuple[Standing, ...]:
     """By what a job is compared with others, the lesser first: how it and its ancestors stand
     among their siblings, from the root down.
     """

@@ -24,11 +24,13 @@ class Costs:
 
     Attributes:
         total: of all executors counted, by dimension.
+        in_parts: some of them pool memory by part.
     """
 
     def __init__(self, measure: Measure) -> None:
         self.measure = measure
         self.total: dict[str, int] = {}
+        self.in_parts = False
         self._counted: dict[str, Amounts] = {}
         self._memory_is_one = True
         self._known: dict[frozenset[tuple[str, int]], float] = {}
@@ -47,8 +49,8 @@ class Costs:
         else:
             del self._counted[executor_id]
         # Where some executors pool memory by part and some do not, only all of it compares.
-        parts = any(self.total.get(name) for name in MEMORY_PARTS)
-        self._memory_is_one = bool(self.total.get(MEMORY_BYTES)) or not parts
+        self.in_parts = any(self.total.get(name) for name in MEMORY_PARTS)
+        self._memory_is_one = bool(self.total.get(MEMORY_BYTES)) or not self.in_parts
         self._known.clear()
 
     def of(self, booked: Amounts) -> float:

@@ -21,7 +21,7 @@ what the sibling that was served last had then: idleness earns no credit. Only e
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import inf
 
@@ -34,6 +34,11 @@ from resource_manager.engine.settings import Fairness
 ROOT = "root"
 GROUP = "group/"
 JOB = "job/"
+
+Standing = tuple[bool, float, tuple[int, str]]
+"""By what siblings are compared, the lesser first: whether the minimum is reached, how far it is or
+else the key, who has waited longer.
+"""
 
 
 @dataclass(slots=True, eq=False)
@@ -130,6 +135,9 @@ class FlowTree:
         jobs: by id.
         changed: flows whose tally has changed since it was stored last; whoever stores it takes
             them out and sets their `changed` back.
+        lifted: those that were raised since; whoever stores that clears it.
+        loosened: ids of groups that have less than they had, or other limits; whoever lets those be
+            tried again whom their maxima have stopped clears it.
     """
 
     def __init__(self, fairness: Fairness, now_ms: int) -> None:
@@ -139,6 +147,8 @@ class FlowTree:
         self.groups: dict[str, Flow] = {}
         self.jobs: dict[str, Flow] = {}
         self.changed: dict[str, Flow] = {}
+        self.lifted: dict[str, Flow] = {}
+        self.loosened: dict[str, None] = {}
 
     def advance(self, now_ms: int) -> None:
         """It is so late now; earlier times are taken for the latest one known."""
@@ -148,21 +158,39 @@ class FlowTree:
 
     # Who there is.
 
-    def add_group(
+    def put_group(
         self,
         name: str,
         parent: str = "",
         *,
         weight: float = 1.0,
-        maximum: Mapping[str, int] | None = None,
-        minimum: Mapping[str, int] | None = None,
+        limits: tuple[Amounts, Amounts] = ({}, {}),
     ) -> Flow:
-        """A new group, below another one or the root; KeyError if there is no such parent."""
-        flow = self._add(GROUP + name, name, self.groups[parent] if parent else self.root)
-        flow.children = Siblings()
+        """A group, new or changed, below another one (empty: the root); KeyError if there is no
+        such parent, ValueError if the parent changes while anything of the group waits or runs.
+
+        Args:
+            name: its name.
+            parent: that of the group it is part of.
+            weight: from now on its share is in proportion to this. Its key stays what it is: it is
+                neither paid back nor charged for what it got with another weight.
+            limits: maximum and minimum.
+        """
+        below = self.groups[parent] if parent else self.root
+        flow = self.groups.get(name)
+        if flow is None:
+            flow = self.groups[name] = self._add(GROUP + name, name, below)
+            flow.children = Siblings()
+            flow.weight = weight
+        elif flow.parent is not below:
+            self._leave(flow)
+            self._join(flow, below)
+        self._settle(flow)
+        flow.raised += (flow.service + flow.raised) * (weight / flow.weight - 1.0)
         flow.weight = weight
-        flow.maximum, flow.minimum = dict(maximum or {}), dict(minimum or {})
-        self.groups[name] = flow
+        flow.maximum, flow.minimum = limits
+        self.loosened[flow.id] = None
+        self._mark(flow)
         return flow
 
     def add_job(self, job_id: str, group: str) -> Flow:
@@ -177,27 +205,6 @@ class FlowTree:
     def remove_group(self, name: str) -> None:
         """A group without children is struck."""
         self._remove(self.groups.pop(name))
-
-    def move_group(self, name: str, parent: str) -> None:
-        """Puts a group below another one (empty: the root); nothing of it may wait or run."""
-        flow = self.groups[name]
-        self._leave(flow)
-        self._join(flow, self.groups[parent] if parent else self.root)
-
-    def set_weight(self, flow: Flow, weight: float) -> None:
-        """From now on its share is in proportion to this. Its key stays what it is: it is neither
-        paid back nor charged for what it got with another weight.
-        """
-        self._settle(flow)
-        tally = flow.service + flow.raised
-        flow.raised += tally * (weight / flow.weight - 1.0)
-        flow.weight = weight
-        self._mark(flow)
-
-    def set_limits(self, flow: Flow, maximum: Amounts, minimum: Amounts) -> None:
-        """From now on these hold."""
-        flow.maximum, flow.minimum = dict(maximum), dict(minimum)
-        self._mark(flow)
 
     # What they have.
 
@@ -247,6 +254,8 @@ class FlowTree:
         for flow in self._path(job_id):
             flow.running -= 1
             _subtract(flow.used, amounts)
+            if flow.maximum:
+                self.loosened[flow.id] = None
             if flow.minimum:
                 self._mark(flow)
 
@@ -256,6 +265,8 @@ class FlowTree:
         for flow in self._path(job_id):
             _subtract(flow.used, less)
             _add(flow.used, more)
+            if flow.maximum:
+                self.loosened[flow.id] = None
             if flow.minimum:
                 self._mark(flow)
 
@@ -266,15 +277,14 @@ class FlowTree:
 
     # Who waits.
 
-    def wait(self, job_id: str, number: int, count: int, *, anew: bool = True) -> None:
-        """So many more requests wait, of arrival numbers from `number` on. `anew`: whoever did not
-        wait before begins to; False: it was so all along, and is only told now.
+    def wait(self, job_id: str, number: int, count: int) -> None:
+        """So many more requests wait, of arrival numbers from `number` on. Whoever did not wait
+        before begins to.
         """
         for flow in self._path(job_id):
             if not flow.waiting:
                 flow.tie = (number, flow.id)
-                if anew:
-                    self._raise(flow)
+                self._raise(flow)
                 self._mark(flow)
             flow.waiting += count
 
@@ -326,10 +336,8 @@ class FlowTree:
         ahead = self.lookahead_s * flow.rate * self.clock.scale
         return (self._service(flow) + flow.raised + ahead) / flow.weight
 
-    def standing(self, flow: Flow) -> tuple[bool, float, tuple[int, str]]:
-        """By what a flow is compared with its siblings, the lesser first: whether its minimum is
-        reached, how far it is or else its key, who has waited longer.
-        """
+    def standing(self, flow: Flow) -> Standing:
+        """By what a flow is compared with its siblings."""
         reached = fulfilment(flow.used, flow.minimum)
         if reached < 1:
             return False, reached, flow.tie
@@ -381,6 +389,7 @@ class FlowTree:
     def _remove(self, flow: Flow) -> None:
         self._leave(flow)
         self.changed.pop(flow.id, None)
+        self.lifted.pop(flow.id, None)
 
     def _leave(self, flow: Flow) -> None:
         if flow.parent is None or flow.parent.children is None:
@@ -414,6 +423,7 @@ class FlowTree:
         short = level * flow.weight - (self._service(flow) + flow.raised)
         if short > 0:
             flow.raised += short
+            self.lifted[flow.id] = flow
 
     def _mark(self, flow: Flow) -> None:
         """What its parent's tournaments know of a flow is to be looked at."""

@@ -71,7 +71,7 @@ class RequestHolder(Holder):
     """A request."""
 
     def __init__(self, request: Request, shape: Shape) -> None:
-        self._request = request
+        self._request = request  # of a member of a range, perhaps made for the occasion
         self._shape = shape
         self.who = shape
         self.number = request.arrival_number
@@ -84,7 +84,7 @@ class RequestHolder(Holder):
 
     def choose(self, state: State, taken: Collection[str]) -> Place | None:
         """See `Holder`."""
-        return _place_for(state, _ANYWHERE, (self._wish(state),), taken)
+        return _place_for(state, self.job_id, _ANYWHERE, (self._wish(state),), taken)
 
     def suits(self, state: State, at: Place) -> bool:
         """See `Holder`."""
@@ -93,8 +93,9 @@ class RequestHolder(Holder):
     def settle(self, turn: Turn, at: Place) -> None:
         """See `Holder`."""
         state = turn.state
-        place(turn, [self._request], state.hosts[at.shares[0].host_id])
-        state.queue.served(self._shape, [self._request])
+        request = state.request_at(self.number)
+        place(turn, [request], state.hosts[at.shares[0].host_id])
+        state.queue.served(self._shape, [request])
 
     def _wish(self, state: State) -> Wish:
         behind = state.left_behind.get(self.allocation_id, ())
@@ -118,7 +119,8 @@ class GangHolder(Holder):
     def choose(self, state: State, taken: Collection[str]) -> Place | None:
         """See `Holder`."""
         waiting = state.gangs.waiting[self.gang_id]
-        return _place_for(state, waiting.kind.where, wishes_now(state, waiting), taken)
+        wishes = wishes_now(state, waiting)
+        return _place_for(state, self.job_id, waiting.kind.where, wishes, taken)
 
     def suits(self, state: State, at: Place) -> bool:
         """See `Holder`."""
@@ -177,9 +179,9 @@ def holder_of(state: State, single: Single) -> Holder:
 
 
 def _place_for(
-    state: State, where: Where, wishes: Sequence[Wish], taken: Collection[str]
+    state: State, job_id: str, where: Where, wishes: Sequence[Wish], taken: Collection[str]
 ) -> Place | None:
-    shares = where_to_hold(state, where, wishes, taken)
+    shares = where_to_hold(state, job_id, where, wishes, taken)
     return None if shares is None else Place(held_for(state, wishes, shares), wishes, shares)
 
 

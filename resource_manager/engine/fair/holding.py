@@ -3,9 +3,11 @@ members of a gang.
 
 Decides by what hosts could give when empty, and among those that could by how little is missing
 now: the part of what is needed that is not free, in the dimension where that is largest, then by
-id. A gang gets its hosts one member after another, the largest first, each where least is missing
-given those before it; where that finds no way (members that have to be spread, or hosts that are
-nearly too small), the search that places gangs says whether there is one at all.
+how few slots of the job itself are there (what those give back is its own to take, while it comes
+first: holding it would win the job nothing), then by id. A gang gets its hosts one member after
+another, the largest first, each where least is missing given those before it; where that finds no
+way (members that have to be spread, or hosts that are nearly too small), the search that places
+gangs says whether there is one at all.
 
 Refuses to know who holds what for how long, and who is passed over: `reservations.py` knows.
 """
@@ -13,6 +15,7 @@ Refuses to know who holds what for how long, and who is passed over: `reservatio
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from itertools import islice
 
@@ -36,21 +39,26 @@ VALUES_TRIED_MAX = 32
 
 Admits = Callable[[Host], bool]
 
+Candidate = tuple[int, int, str]
+"""A host, the best ones least: what is missing for one, how many slots of the job are there, id."""
+
 
 def where_to_hold(
-    state: State, where: Where, wishes: Sequence[Wish], taken: Collection[str]
+    state: State, job_id: str, where: Where, wishes: Sequence[Wish], taken: Collection[str]
 ) -> list[Share] | None:
     """Hosts to be kept for as many slots as are wished for; None: no way would ever fit.
 
     Args:
         state: the books; nothing is changed. The indexes must be fresh.
+        job_id: whose they are to be.
         where: they go in relation to each other; anywhere for a request by itself.
         wishes: what is asked for, with the hosts that must not be chosen.
         taken: hosts that hold something for others already.
     """
     room = Room(state)
     asks = [room.ask(number, wish) for number, wish in enumerate(wishes)]
-    field = _Field(room, taken, LOOKED_AT_MAX // len(asks))
+    own = Counter(state.slots[key].executor_id for key in state.jobs[job_id].slot_keys)
+    field = _Field(room, taken, own, LOOKED_AT_MAX // len(asks))
     match where.placement:
         case GangPlacement.SAME_EXECUTOR:
             return _on_one_host(field, asks)
@@ -79,29 +87,30 @@ def lack(need: dict[str, int], free: dict[str, int]) -> int:
 class _Field:
     """Hosts that could be kept, with what is free on them and what was chosen so far."""
 
-    def __init__(self, room: Room, taken: Collection[str], looked_at_max: int) -> None:
+    def __init__(
+        self, room: Room, taken: Collection[str], own: Counter[str], looked_at_max: int
+    ) -> None:
         self.room = room
         self._taken = taken
+        self._own = own
         self._most = max(1, looked_at_max)
         self._chosen: dict[str, dict[str, int]] = {}  # needs of members that were given a host
 
-    def candidates(self, ask: Ask, admits: Admits | None = None) -> list[tuple[int, str]]:
-        """(what is missing for one, id) of the hosts that could serve it by their size, as far as
-        is looked.
-        """
+    def candidates(self, ask: Ask, admits: Admits | None = None) -> list[Candidate]:
+        """The hosts that could serve one by their size, as far as is looked."""
         index, hosts = self.room.main, self.room.state.hosts
         columns = index.columns
         needs = [
             {ONLINE + name: amount for name, amount in need.items()} for need in ask.searched()
         ]
-        found: list[tuple[int, str]] = []
+        found: list[Candidate] = []
         for at in islice(index.covering(needs), self._most):
             host = hosts[index.ids[at]]
             if self._may_be(host, ask) and (admits is None or admits(host)):
                 # Nothing is held on it, so what the index shows is all that is free.
                 need = ask.need(host)
                 free = {name: columns[name][0][at] for name in need if name in columns}
-                found.append((lack(need, free), host.host_id))
+                found.append((lack(need, free), self._own[host.host_id], host.host_id))
         return found
 
     def missing(self, host: Host, ask: Ask) -> int | None:
@@ -143,7 +152,7 @@ class _Field:
             heapq.heapify(heap)
             left = ask.count
             while left and heap:
-                _, host_id = heapq.heappop(heap)
+                _, own, host_id = heapq.heappop(heap)
                 host = self.room.host(host_id)
                 before = self._chosen.get(host_id)
                 if (one_each and before) or self.missing(host, ask) is None:
@@ -153,7 +162,7 @@ class _Field:
                 left -= 1
                 more = None if one_each else self.missing(host, ask)
                 if more is not None:
-                    heapq.heappush(heap, (more, host_id))
+                    heapq.heappush(heap, (more, own, host_id))
             if left:
                 return None
         return [Share(number, host_id, count) for (number, host_id), count in counts.items()]
@@ -171,7 +180,7 @@ class _Field:
 
 def _on_one_host(field: _Field, asks: Sequence[Ask]) -> list[Share] | None:
     whole = sum_of(asks)
-    for _, host_id in sorted(field.candidates(whole)) if whole is not None else ():
+    for _, _, host_id in sorted(field.candidates(whole)) if whole is not None else ():
         if field.could_serve(host_id, whole):
             return [Share(ask.number, host_id, ask.count) for ask in asks]
     return None
@@ -180,7 +189,7 @@ def _on_one_host(field: _Field, asks: Sequence[Ask]) -> list[Share] | None:
 def _within_a_value(field: _Field, asks: Sequence[Ask], label: str) -> list[Share] | None:
     """The value of the label with which least is missing."""
     values: dict[str, int] = {}
-    for missing, host_id in field.candidates(least_of(asks)):
+    for missing, _, host_id in field.candidates(least_of(asks)):
         value = field.room.host(host_id).labels.get(label)
         if value is not None:
             values[value] = values.get(value, 0) + MILLION - missing

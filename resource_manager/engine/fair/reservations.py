@@ -18,14 +18,20 @@ hosts are best (`holding.py`).
 
 from __future__ import annotations
 
-from resource_manager.engine.fair.held import Reservation
+import heapq
+
+from resource_manager.engine.fair.held import Place, Reservation
 from resource_manager.engine.fair.holders import Holder, RequestHolder, held_for, holder_of
+from resource_manager.engine.fair.limits import Stop, counted, stopped_by, whole
 from resource_manager.engine.fair.starving import PassedOver
 from resource_manager.engine.placement.indexes import carries
 from resource_manager.engine.queue import Shape
 from resource_manager.engine.state import State
 from resource_manager.engine.timers import Timer
 from resource_manager.engine.turn import Turn
+
+HEADS_LOOKED_AT_MAX = 64
+"""Jobs that wait with the same, those who came first, of which one is chosen."""
 
 TRIED_MAX = 16
 """Those who starve that one look tries to help; the others have to wait for the next one."""
@@ -42,6 +48,8 @@ def serve_holders(turn: Turn) -> None:
         elif _has_room(turn.state, each):
             each.holder.settle(turn, each.place)
             _end(turn, each, "placed there")
+            if not _is_next(turn.state, each.holder.job_id):
+                turn.state.starving.over(each.holder.who)  # the next of them waits anew
 
 
 def end_served(turn: Turn) -> bool:
@@ -78,14 +86,15 @@ def tried_in_vain(turn: Turn, who: Shape | int) -> None:
 def _help(turn: Turn, passed: PassedOver) -> bool:
     """Holds capacity for somebody who starves; False: that is not possible now."""
     state, books = turn.state, turn.state.reservations
+    if len(books) >= state.settings.fairness.reservations_max:
+        return False
     holder = _holder(state, passed)
-    if holder is None or holder.number in books.by_number:
+    if holder is None:
         return True
-    full = len(books) >= state.settings.fairness.reservations_max
-    if full or holder.job_id in books.by_job:
+    if holder.job_id in books.by_job:
         return False
     place = holder.choose(state, books.on_host)
-    if place is None:
+    if place is None or _stopped_by(state, holder, place) is not None:
         return False
     made = Reservation(
         holder=holder,
@@ -118,11 +127,39 @@ def _holder(state: State, passed: PassedOver) -> Holder | None:
             starving.over(who)
             return None
         return holder_of(state, single)
-    head = who.head()
-    if head is None or head.arrival_number > passed.last_arrival:
+    first = who.head()
+    if first is None or first > passed.last_arrival:
         starving.over(who)
         return None
-    return RequestHolder(head, who)
+    heads = heapq.nsmallest(
+        HEADS_LOOKED_AT_MAX,
+        ((line.numbers.first, line.job_id) for line in who.lines.values() if not line.stopped_by),
+    )
+    numbers = [at for at, job_id in heads if job_id not in state.reservations.by_job]
+    if not numbers or numbers[0] > passed.last_arrival:
+        return None
+    return RequestHolder(state.request_at(numbers[0]), who)
+
+
+def _stopped_by(state: State, holder: Holder, place: Place) -> Stop | None:
+    """The maximum that does not let a holder be placed."""
+    job = state.flows.jobs.get(holder.job_id)
+    groups = job.ancestors() if job is not None else ()
+    return stopped_by(groups, whole((counted(held.amounts), 1) for held in place.held.values()))
+
+
+def _is_next(state: State, job_id: str) -> bool:
+    """True if a job comes before all others that have work waiting, whether or not that fits."""
+    job = state.flows.jobs.get(job_id)
+    if job is None or state.settings.fairness.order == "arrival":
+        return False
+    for flow in (job, *job.ancestors()):
+        siblings = flow.parent.children if flow.parent is not None else None
+        own = state.flows.standing(flow)
+        for other in siblings.by_id.values() if siblings is not None else ():
+            if other.waiting and other is not flow and state.flows.standing(other) < own:
+                return False
+    return True
 
 
 def _void(state: State, each: Reservation) -> str:
@@ -135,6 +172,9 @@ def _void(state: State, each: Reservation) -> str:
         each.version = state.cluster_version
     if not each.holder.suits(state, each.place):
         return "it cannot be placed there any more"
+    stop = _stopped_by(state, each.holder, each.place)
+    if stop is not None:
+        return f"a maximum of {stop.group_id} stops it"
     host = state.hosts[each.lacking]
     if not host.slots and not host.unowned and not _fits(state, each.lacking, each):
         return f"executor {each.lacking} has less than it says, even when empty"
@@ -218,8 +258,9 @@ def _since_ms(turn: Turn, who: Shape | int) -> int:
     waiting_since_ms: int | None = None
     if isinstance(who, Shape):
         head = who.head()
-        if head is not None and head.arrival_number <= state.restored_arrival:
-            waiting_since_ms = None if head.generation else head.create_time_ms
+        if head is not None and head <= state.restored_arrival:
+            first = state.request_at(head)
+            waiting_since_ms = None if first.generation else first.create_time_ms
     elif who <= state.restored_arrival:
         single = state.queue.singles.get(who)
         waiting = state.gangs.waiting.get(single.name) if single is not None else None

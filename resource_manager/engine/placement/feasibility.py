@@ -14,6 +14,7 @@ from finegrain.errors import Reason
 from finegrain.resources import Amounts, shortfall
 from resource_manager.engine.entities import ExecutorState, RequestSpec
 from resource_manager.engine.events import ItemOutcome
+from resource_manager.engine.fair.others_held import held_from, is_held_from
 from resource_manager.engine.host import KNOWN, ONLINE, Host, shared_booking
 from resource_manager.engine.placement.index import Need
 from resource_manager.engine.placement.indexes import carries
@@ -41,6 +42,7 @@ class Blocker(StrEnum):
     TOTAL_TOO_SMALL = "TOTAL_TOO_SMALL"
     SLOT_LIMIT = "SLOT_LIMIT"
     REFUSED = "REFUSED"  # the host refused this shape lately
+    HELD = "HELD"  # for somebody who was passed over for too long
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,8 @@ def judge(host: Host, shape: Shape) -> Judgement:
         blockers.append(Blocker.SLOT_LIMIT)
     if host.refuses(shape):
         blockers.append(Blocker.REFUSED)
+    if is_held_from(host, shape):
+        blockers.append(Blocker.HELD)
     if shape.profile is None and not asked:
         blockers.append(Blocker.TOTAL_TOO_SMALL)
     return Judgement(host, asked, free, total, missing, tuple(dict.fromkeys(blockers)))
@@ -150,9 +154,9 @@ def waiting_reason(state: State, shape: Shape) -> Reason:
     if not shape.tried:
         return Reason.NOT_YET_CONSIDERED
     number = state.snapshot_number
-    if shape.waiting is None or shape.waiting[0] != number:
-        shape.waiting = (number, _waiting_reason(state, shape))
-    return Reason(shape.waiting[1])
+    if shape.reason is None or shape.reason[0] != number:
+        shape.reason = (number, _waiting_reason(state, shape))
+    return Reason(shape.reason[1])
 
 
 def _waiting_reason(state: State, shape: Shape) -> Reason:
@@ -163,6 +167,8 @@ def _waiting_reason(state: State, shape: Shape) -> Reason:
             return Reason.INFEASIBLE_NOW_OFFLINE
         case Feasibility.LABELS:
             return Reason.WAITING_LABELS
+        case Feasibility.POSSIBLE if any(True for _ in held_from(state, shape)):
+            return Reason.WAITING_RESERVATION
         case Feasibility.POSSIBLE:
             pass
     sums = _sums(state, shape)

@@ -1,40 +1,43 @@
-"""Serves those who wait: oldest first, and whoever is behind one that does not fit is tried all the
-same.
+"""Serves those who wait: the job that is to be served first, its oldest request first; and whoever
+is behind one that does not fit is tried all the same.
 
-Requests of one shape that stand in line one behind the other are placed together: `Placing` says
-how many go where, then each gets its slot. A host that refused the shape lately, or still holds an
-older slot of the same request, is left out. A shape that fits nowhere sleeps until a host of its
-labels has more room than before; then only hosts that grew are looked at. So one pass costs what
-it places plus the number of shapes it tries, and of those that are tried in vain
-`EngineSettings.shapes_tried_max` end it: the next decision goes on where it stopped.
+Each shape of the round is looked at once: where there is no room for it, it sleeps until a host of
+its labels has more room than before; then only hosts that grew are looked at. Then jobs are served
+in the order of `fair/choice.py`, in runs: `Placing` says how many of them go where, and each gets
+its slot. A host that refused the shape lately, or still holds an older slot of the same request, is
+left out.
 
-What waits one by one (`singles.py`) is tried at its place in the same line: before any request that
-came later, and counted like a shape if it is tried in vain, a gang like as many as it has different
+So one decision costs what it places, plus the shapes it looks at in vain, of which
+`EngineSettings.shapes_tried_max` are enough, plus those that had room and have it no more (as many
+at most), plus lines that are parked or stand in line again (`LINES_MOVED_MAX`). The next decision
+goes on where this one stopped.
+
+What waits one by one (`singles.py`) is tried when it is its job's turn and nothing of that job came
+before it; and counted like a shape if it is tried in vain, a gang like as many as it has different
 members.
-
-Backfill means that a large request can be overtaken for long by smaller ones; whoever is passed
-over for too long has capacity held for himself (`fair/reservations.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import islice, takewhile
+from dataclasses import dataclass
+from itertools import islice
 
 from resource_manager.engine.entities import Request
+from resource_manager.engine.fair.needs import cost_of
 from resource_manager.engine.fair.reservations import tried_in_vain
+from resource_manager.engine.fair.stops import admitted, ease, single_stop
 from resource_manager.engine.gangs import try_gang
+from resource_manager.engine.lines import Line
 from resource_manager.engine.moves import place
 from resource_manager.engine.placement.placing import Placing
-from resource_manager.engine.queue import Shape
 from resource_manager.engine.resizes import try_growth
 from resource_manager.engine.singles import Kind, Single
 from resource_manager.engine.state import State
 from resource_manager.engine.turn import Turn
 
-TOGETHER_MAX = 1_024
-"""Requests that are placed together at most: what is looked up for them may be in vain."""
-
+LINES_MOVED_MAX = 10_000
+"""Lines that are parked, or stand in line again, in one decision at most."""
 
 ATTEMPTS: dict[Kind, Callable[[Turn, Placing, Single], bool]] = {
     Kind.GANG: try_gang,
@@ -46,31 +49,73 @@ Whoever books something in an attempt lets the pass `follow` these hosts; room m
 """
 
 
+@dataclass(slots=True)
+class _Budget:
+    """What is left for one decision to do in vain."""
+
+    looks: int  # at shapes for which there is no room
+    tries: int  # of those for which there was some, and of what waits one by one
+    moves: int = LINES_MOVED_MAX
+
+
 def place_waiting(turn: Turn) -> None:
-    """Places waiting requests that fit, in order of arrival: all of them, unless too much
-    is tried in vain. `State.unfinished` says so then.
+    """Places waiting requests that fit, those first who are to be served first: all of them, unless
+    too much is tried in vain. `State.unfinished` says so then.
     """
     state, queue = turn.state, turn.state.queue
     state.refresh_indexes()
+    ease(state)
     if not queue.awake:
         return
     placing = Placing(state)
     set_aside: list[Request] = []
-    tries_left = state.settings.shapes_tried_max
-    while tries_left and (whose := queue.next_turn()) is not None:
-        if isinstance(whose, Single):
-            if not _attempt(turn, placing, whose):
-                tries_left -= min(tries_left, _weight(state, whose))
-        elif not placing.has_room(whose):
-            queue.sleep(whose)
-            tried_in_vain(turn, whose)
-            tries_left -= 1
-        else:
-            set_aside += _serve(turn, placing, whose)
+    most = state.settings.shapes_tried_max
+    budget = _Budget(looks=most, tries=most)
+    queue.singles.order()
+    goes_on = queue.in_round or queue.begin_round()
+    while goes_on:
+        _look(turn, placing, budget)
+        if budget.moves:
+            set_aside += _serve(turn, placing, budget)
+        goes_on = queue.begin_round()
     placing.finish()
-    queue.begin_round()  # so that it shows whether anything is left
     for request in set_aside:  # which is no work left over: nothing has changed for them yet
         queue.take_back(request)
+
+
+def _look(turn: Turn, placing: Placing, budget: _Budget) -> None:
+    """Finds out for which shapes there is room."""
+    queue = turn.state.queue
+    while budget.looks and budget.moves and (shape := queue.look()) is not None:
+        if placing.has_room(shape):
+            budget.moves -= queue.has_room(shape, budget.moves)
+        else:
+            queue.sleep(shape)
+            tried_in_vain(turn, shape)
+            budget.looks -= 1
+
+
+def _serve(turn: Turn, placing: Placing, budget: _Budget) -> list[Request]:
+    """Serves those for whom there is room, as long as there is; answers with whoever has to be set
+    aside meanwhile.
+    """
+    state, queue = turn.state, turn.state.queue
+    set_aside: list[Request] = []
+    while budget.tries and budget.moves:
+        line = queue.next_line() if queue.roomy else None
+        single = queue.next_single(line)
+        if single is not None:
+            if not _attempt(turn, placing, single):
+                budget.tries -= min(budget.tries, _weight(state, single))
+        elif line is None:
+            queue.rest()
+            break
+        elif line.shape not in queue.roomy:
+            queue.park(line)
+            budget.moves -= 1
+        else:
+            set_aside += _serve_line(turn, placing, line, budget)
+    return set_aside
 
 
 def _weight(state: State, single: Single) -> int:
@@ -81,7 +126,10 @@ def _weight(state: State, single: Single) -> int:
 
 def _attempt(turn: Turn, placing: Placing, single: Single) -> bool:
     """Tries what waits by itself; False: in vain."""
-    singles = turn.state.queue.singles
+    state, singles = turn.state, turn.state.queue.singles
+    if (stop := single_stop(state, single)) is not None:
+        state.queue.stop_single(single, stop.group_id)
+        return False
     if ATTEMPTS[single.kind](turn, placing, single):
         singles.remove(single.arrival_number)
         turn.state.starving.over(single.arrival_number)
@@ -91,50 +139,49 @@ def _attempt(turn: Turn, placing: Placing, single: Single) -> bool:
     return False
 
 
-def _serve(turn: Turn, placing: Placing, shape: Shape) -> list[Request]:
-    """Places the next requests of a shape that there is room for; answers with whoever has to be
-    set aside meanwhile.
+def _serve_line(turn: Turn, placing: Placing, line: Line, budget: _Budget) -> list[Request]:
+    """Places the next requests of a line as far as there is room; answers with whoever has to be
+    set aside.
     """
-    queue, set_aside = turn.state.queue, []
-    requests, elsewhere = _next_together(turn.state, shape, queue.until())
-    placed = _place(turn, placing, shape, requests, elsewhere)
-    if not placed and elsewhere:
-        # Only this one is held back; others of the shape may fit.
-        queue.set_aside(shape, requests[0])
-        set_aside.append(requests[0])
-    queue.stay(shape)
-    return set_aside
+    state, queue, shape = turn.state, turn.state.queue, line.shape
+    numbers = queue.next_of(line, queue.run_length(line, cost_of(state, shape)))
+    if not (most := admitted(state, line, len(numbers))):
+        budget.moves -= 1
+        return []
+    del numbers[most:]
+    count, elsewhere = _together(state, numbers)
+    placed = 0
+    for host_id, share in placing.place(shape, count, elsewhere):
+        some = [state.request_at(number) for number in islice(numbers, placed, placed + share)]
+        place(turn, some, state.hosts[host_id])
+        placed += share
+    if placed:
+        queue.taken(line, numbers[placed - 1] + 1)
+        state.starving.over(shape)
+    if placed == count:
+        return []
+    if elsewhere:  # only this one is held back; others of the shape may fit
+        request = state.request_at(numbers[0])
+        queue.set_aside(line, numbers[0])
+        return [request]
+    queue.sleep(shape)
+    tried_in_vain(turn, shape)
+    budget.tries -= 1
+    return []
 
 
-def _next_together(
-    state: State, shape: Shape, until: int | None
-) -> tuple[list[Request], list[str]]:
-    """The next requests of a shape to be placed together, and the hosts that they must not have.
-
-    All that stand before whoever has the next turn; one that still has an older slot somewhere
-    comes alone.
+def _together(state: State, numbers: list[int]) -> tuple[int, list[str]]:
+    """How many of these are placed together, and the hosts that they must not have: one that still
+    has an older slot somewhere comes alone.
     """
-    requests = shape.before(until, TOGETHER_MAX)
-    if elsewhere := _holders(state, requests[0]):
-        return requests[:1], elsewhere
-    return list(takewhile(lambda request: not _holders(state, request), requests)), []
+    if not state.left_behind:
+        return len(numbers), []
+    for at, number in enumerate(numbers):
+        if elsewhere := _holders(state, state.request_at(number)):
+            return (at, []) if at else (1, elsewhere)
+    return len(numbers), []
 
 
 def _holders(state: State, request: Request) -> list[str]:
     """Hosts that hold an older slot of a request."""
     return [slot.executor_id for slot in state.left_behind.get(request.spec.allocation_id, ())]
-
-
-def _place(
-    turn: Turn, placing: Placing, shape: Shape, requests: list[Request], elsewhere: list[str]
-) -> bool:
-    """Places the first of these requests as far as there is room; True if there was any."""
-    served = iter(requests)
-    count = 0
-    for host_id, share in placing.place(shape, len(requests), elsewhere):
-        place(turn, list(islice(served, share)), turn.state.hosts[host_id])
-        count += share
-    turn.state.queue.served(shape, requests[:count])
-    if count:
-        turn.state.starving.over(shape)
-    return count > 0

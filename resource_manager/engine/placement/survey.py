@@ -14,6 +14,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from resource_manager.engine.entities import ExecutorState
+from resource_manager.engine.fair.others_held import is_held_from
 from resource_manager.engine.host import Host
 from resource_manager.engine.placement.feasibility import Judgement, judge
 from resource_manager.engine.placement.indexes import carries
@@ -93,6 +94,7 @@ class Survey:
                 lack = max(lack, (asked - there) * MILLION // asked)
                 too_small = too_small or total < asked
         others = absent + (not labelled) + refused + (host.slots_left() < 1)
+        others += is_held_from(host, self.shape)
         glance = (others + too_small, lack, host_id)
         self.glances.append(glance)
         if short:

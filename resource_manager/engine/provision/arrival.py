@@ -11,10 +11,11 @@ even when empty, its shape backs off.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import groupby
+from itertools import groupby, islice
 
 from finegrain.resources import shortfall
 from resource_manager.engine.entities import Provision, ProvisionState, Request
+from resource_manager.engine.fair.stops import admitted_of, gang_stop
 from resource_manager.engine.gangs import try_gang
 from resource_manager.engine.host import Host
 from resource_manager.engine.moves import place
@@ -157,6 +158,8 @@ def _place_gangs(turn: Turn, content: Content) -> None:
         waiting = state.gangs.waiting.get(gang_id)
         if waiting is None:
             continue
+        if gang_stop(state, waiting) is not None:
+            continue
         state.refresh_indexes()
         placing = Placing(state)
         try_gang(turn, placing, Single(waiting.gang.arrival_number, Kind.GANG, gang_id))
@@ -169,15 +172,19 @@ def _place(turn: Turn, host: Host, content: Content) -> None:
     line: list[tuple[int, Shape, Request]] = []
     for shape, count in content.shapes.items():
         if carries(host, shape.labels):
-            first = shape.before(None, count)
-            line += [(request.arrival_number, shape, request) for request in first]
+            first = islice(shape.numbers(), count)
+            line += [(number, shape, state.request_at(number)) for number in first]
     line.sort(key=lambda each: each[0])
     for shape, run in groupby(line, key=lambda each: each[1]):
         requests = [request for _, _, request in run if not _has_been_there(state, request, host)]
-        fitting = requests[: _room_for(host, shape)]
-        if fitting:
-            place(turn, fitting, host)
-            state.queue.served(shape, fitting)
+        for job_id, some in groupby(
+            requests[: _room_for(host, shape)], key=lambda request: request.job_id
+        ):
+            fitting = list(some)
+            del fitting[admitted_of(state, shape, job_id, len(fitting)) :]
+            if fitting:
+                place(turn, fitting, host)
+                state.queue.served(shape, fitting)
 
 
 def _room_for(host: Host, shape: Shape) -> int:

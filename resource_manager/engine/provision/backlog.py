@@ -69,7 +69,7 @@ def plan_waiting(turn: Turn) -> None:
 
 
 def _nothing_may_be_asked(state: State) -> LastPlan:
-    left = {shape: len(shape.members) for shape in state.queue.shapes()}
+    left = {shape: shape.waiting for shape in state.queue.shapes()}
     return LastPlan(left=left, gangs_left=sorted(state.gangs.waiting))
 
 
@@ -110,7 +110,7 @@ class _Reading:
 
     def last_plan(self, plan: Plan) -> LastPlan:
         """A plan in words of the books."""
-        left: dict[Shape, int] = {shape: len(shape.members) for shape in self._hopeless}
+        left: dict[Shape, int] = {shape: shape.waiting for shape in self._hopeless}
         for kind, count in plan.left.items():
             owner = self._owners[kind]
             if isinstance(owner, Shape):
@@ -149,8 +149,6 @@ class _Reading:
                 continue
             kind = self._kind(Wish(shape.pooled_need, shape.separate_need, shape.labels), shape)
             found.append((shape, kind))
-        if sum(len(shape.members) for shape, _ in found) <= most:
-            return sorted([(number, kind) for shape, kind in found for number in shape.members])
         return list(islice(merge(*[_arrivals(shape, kind) for shape, kind in found]), most))
 
     def _kind(self, wish: Wish, owner: Shape | _Member) -> int:
@@ -203,8 +201,9 @@ def _shapes_of(state: State, waiting: WaitingGang) -> Iterator[Shape]:
 
 
 def _arrivals(shape: Shape, kind: int) -> Iterator[tuple[int, int]]:
-    for number in shape.in_line():
-        yield number, kind
+    for start, end in shape.runs():
+        for number in range(start, end):
+            yield number, kind
 
 
 def _runs(line: list[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -126,9 +126,8 @@ def _places(state: State, shape: Shape) -> dict[int, str]:
     known = plan.places.get(shape)
     if known is None or known[0] != moves:
         planned = plan.planned(shape)
-        line = shape.before(None, sum(planned.values())) if planned else []
         names = [name for name, count in planned.items() for _ in range(count)]
-        places = {request.arrival_number: name for request, name in zip(line, names, strict=False)}
+        places = dict(zip(shape.numbers(), names, strict=False))
         known = plan.places[shape] = (moves, places)
     return known[1]
 
@@ -155,7 +154,7 @@ def _unplanned(state: State) -> list[str]:
     found: list[str] = []
     more = 0
     for shape, count in plan.left.items():
-        number = min(count, len(shape.members))
+        number = min(count, shape.waiting)
         if number and len(found) < _UNPLANNED_MAX:
             found.append(f"{counted({shape: number})[0]}: {_why_not(state, shape, room)}")
         else:

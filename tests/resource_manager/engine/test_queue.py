@@ -1,20 +1,45 @@
-"""The line within a shape: arrival numbers decide, whoever left and came back included."""
+"""Lines: within one, arrival numbers decide, whoever left and came back included; between the lines
+of one job, who waits longest; between jobs, the tree of flows.
+"""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from finegrain.resources import MIB, ResourceProfile
 from resource_manager.engine.entities import Request, RequestSpec
+from resource_manager.engine.fair.flows import FlowTree
+from resource_manager.engine.lines import PARKED, Line
 from resource_manager.engine.queue import Shape, WaitingQueue
+from resource_manager.engine.settings import Fairness
+
+SMALL, LARGE = ResourceProfile(100, 64 * MIB), ResourceProfile(900, 64 * MIB)
 
 
-def request(number: int) -> Request:
-    return Request(RequestSpec(f"r{number}", None), "job", number, 0)
+def request(number: int, job_id: str = "job", profile: ResourceProfile | None = None) -> Request:
+    return Request(RequestSpec(f"r{number}", profile), job_id, number, 0)
 
 
-def line_of(shape: Shape, until: int | None = None, most: int = 100) -> list[int]:
-    return [one.arrival_number for one in shape.before(until, most)]
+def tree(*job_ids: str) -> FlowTree:
+    flows = FlowTree(Fairness(service="slots"), 0)
+    flows.put_group("default")
+    for job_id in job_ids:
+        flows.add_job(job_id, "default")
+    return flows
+
+
+def turns(queue: WaitingQueue, count: int = 100) -> list[int]:
+    """Who is served, one by one, if there is room for everybody."""
+    queue.begin_round()
+    while (shape := queue.look()) is not None:
+        queue.has_room(shape, 1_000)
+    served: list[int] = []
+    while len(served) < count and (line := queue.next_line()) is not None:
+        number = queue.next_of(line, 1)[0]
+        queue.taken(line, number + 1)
+        served.append(number)
+    return served
 
 
 def test_a_request_that_comes_back_stands_at_its_old_place() -> None:
@@ -25,46 +50,162 @@ def test_a_request_that_comes_back_stands_at_its_old_place() -> None:
     (shape,) = queue.shapes()
     queue.served(shape, requests[:3])
     queue.add(requests[1])
-    assert line_of(shape) == [2, 4, 5]
-    assert line_of(shape, until=5) == [2, 4]
-    assert line_of(shape, most=1) == [2]
+    assert list(shape.numbers()) == [2, 4, 5]
+    assert shape.head() == 2
+    assert shape.count_before(5) == 2
+    assert turns(queue) == [2, 4, 5]
+    assert len(queue) == 0
+    assert queue.shapes() == []
 
 
-def test_a_line_that_moves_on_does_not_grow() -> None:
-    queue = WaitingQueue()
-    queue.add(request(0))
-    (shape,) = queue.shapes()
-    for number in range(1, 10_000):
-        queue.add(request(number))
-        queue.served(shape, shape.before(None, 1))
-        assert shape.head() is not None
-    assert len(shape.line) < 5_000
+def test_a_job_is_served_in_order_of_arrival_whatever_it_asks_for() -> None:
+    queue = WaitingQueue(tree("job"))
+    for number in range(1, 9):
+        queue.add(request(number, profile=LARGE if number % 3 == 0 else SMALL))
+    assert turns(queue, 5) == [1, 2, 3, 4, 5]
+    queue.add(request(2, profile=SMALL))
+    assert turns(queue) == [2, 6, 7, 8]
 
 
-def test_a_line_whose_head_waits_for_ever_does_not_grow() -> None:
-    queue = WaitingQueue()
-    queue.add(request(0))
-    (shape,) = queue.shapes()
-    for number in range(1, 10_000):
-        queue.add(coming := request(number))
-        queue.remove(coming)
-    assert len(shape.line) < 5_000
-    queue.add(request(10_000))
-    assert line_of(shape) == [0, 10_000]
+def test_what_is_served_together_ends_where_another_line_stands() -> None:
+    queue = WaitingQueue(tree("job"))
+    for number in (1, 2, 3, 5, 6):
+        queue.add(request(number, profile=SMALL))
+    queue.add(request(4, profile=LARGE))
+    line = queue.next_line()
+    assert line is not None
+    assert queue.next_of(line, 100) == [1, 2, 3]
+    assert queue.next_of(line, 2) == [1, 2]
 
 
-@given(st.lists(st.tuples(st.booleans(), st.integers(0, 30))))
-def test_the_line_is_who_waits_in_order(moves: list[tuple[bool, int]]) -> None:
-    queue = WaitingQueue()
+def test_a_line_that_is_parked_leaves_the_turn_to_others_until_there_is_room() -> None:
+    flows = tree("first", "second")
+    queue = WaitingQueue(flows)
+    queue.add(request(1, "first", LARGE))
+    queue.add(request(2, "second", SMALL))
+    queue.begin_round()
+    large, small = queue.look(), queue.look()
+    assert large is not None
+    assert small is not None
+    queue.sleep(large)
+    queue.has_room(small, 10)
+    line = queue.next_line()
+    assert line is not None
+    assert line.shape is large
+    queue.park(line)
+    assert flows.jobs["first"].active == 0
+    line = queue.next_line()
+    assert line is not None
+    assert line.job_id == "second"
+    queue.rest()
+    assert not queue.awake
+    queue.wake(())
+    queue.begin_round()
+    assert queue.look() is large
+    assert queue.has_room(large, 10) == 1
+    line = queue.next_line()
+    assert line is not None
+    assert line.job_id == "first"
+
+
+def test_very_many_parked_lines_stand_again_a_part_at_a_time() -> None:
+    names = [f"j{number}" for number in range(10)]
+    queue = WaitingQueue(tree(*names))
+    for number, name in enumerate(names):
+        queue.add(request(number, name))
+    queue.begin_round()
+    shape = queue.look()
+    assert shape is not None
+    queue.sleep(shape)
+    for line in queue.lines():
+        queue.park(line)
+    queue.wake(())
+    queue.begin_round()
+    assert queue.look() is shape
+    assert queue.has_room(shape, 6) == 6
+    assert queue.in_round
+    assert shape not in queue.roomy
+    assert queue.look() is shape
+    assert queue.has_room(shape, 6) == 4
+    assert shape in queue.roomy
+
+
+def test_a_line_stopped_by_a_limit_is_tried_again_when_that_is_eased() -> None:
+    queue = WaitingQueue(tree("job"))
+    queue.add(request(1))
+    queue.begin_round()
+    shape = queue.look()
+    assert shape is not None
+    queue.has_room(shape, 10)
+    line = queue.next_line()
+    assert line is not None
+    queue.stop(line, "group/default")
+    assert queue.next_line() is None
+    queue.rest()
+    assert not queue.round
+    assert not queue.open
+    assert queue.ease("group/default") == 1
+    assert queue.awake
+    assert turns(queue) == [1]
+
+
+def test_a_line_that_is_emptied_wherever_it_is_leaves_nothing_behind() -> None:
+    for how in ("stands", "parked", "stopped"):
+        queue = WaitingQueue(tree("job"))
+        queue.add(one := request(1))
+        queue.begin_round()
+        shape = queue.look()
+        assert shape is not None
+        queue.has_room(shape, 10)
+        line = queue.next_line()
+        assert line is not None
+        if how == "parked":
+            queue.park(line)
+        elif how == "stopped":
+            queue.stop(line, "group/default")
+        queue.remove(one)
+        assert line.stands == PARKED
+        assert not queue.awake
+        assert queue.job_shapes == {}
+        assert queue.stopped == {}
+        queue.add(one)
+        assert turns(queue) == [1]
+
+
+def test_a_million_that_came_together_are_one_run() -> None:
+    queue = WaitingQueue(tree("job"))
+    queue.add_run(RequestSpec("r", SMALL), "job", 10, 1_000_000)
+    (line,) = queue.lines()
+    assert (len(queue), line.numbers.run_count) == (1_000_000, 1)
+    queue.remove_run(RequestSpec("r", SMALL), "job", 500, 1_000)
+    assert (len(queue), line.numbers.run_count) == (999_000, 2)
+    assert request(499, profile=SMALL) in queue
+    assert request(500, profile=SMALL) not in queue
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 30), st.sampled_from("abc"))))
+def test_the_line_is_who_waits_in_order(moves: list[tuple[bool, int, str]]) -> None:
+    """Of a shape over all jobs, and of each job."""
+    queue = WaitingQueue(tree("a", "b", "c", "keeper"))
     waiting: dict[int, Request] = {}
-    queue.add(keeper := request(100))
+    queue.add(keeper := request(100, "keeper"))
     (shape,) = queue.shapes()
-    for comes, number in moves:
+    for comes, number, job_id in moves:
         if comes and number not in waiting:
-            queue.add(waiting.setdefault(number, request(number)))
+            queue.add(waiting.setdefault(number, request(number, job_id)))
         elif not comes and number in waiting:
             queue.remove(waiting.pop(number))
-        head = shape.head()
-        assert head is not None
-        assert head.arrival_number == min([*waiting, 100])
-        assert line_of(shape) == [*sorted(waiting), keeper.arrival_number]
+        assert shape.head() == min([*waiting, 100])
+        assert list(shape.numbers()) == [*sorted(waiting), keeper.arrival_number]
+        by_job = {line.job_id: list(line.numbers) for line in _lines(shape)}
+        assert by_job == {
+            name: found
+            for name in ("a", "b", "c", "keeper")
+            if (
+                found := sorted(n for n, r in [*waiting.items(), (100, keeper)] if r.job_id == name)
+            )
+        }
+
+
+def _lines(shape: Shape) -> list[Line]:
+    return list(shape.lines.values())

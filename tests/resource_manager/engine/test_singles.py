@@ -50,8 +50,8 @@ def test_nobody_takes_a_turn_before_those_who_came_earlier() -> None:
     singles.add(single(5))
     singles.begin_round()
     assert singles.until() == 5
-    assert singles.next_before(4) is None
-    assert singles.next_before(6) == single(5)
+    assert singles.next_before(((), 4)) is None
+    assert singles.next_before(((), 6)) == single(5)
 
 
 def test_one_that_sleeps_wakes_when_an_executor_that_concerns_it_has_grown() -> None:

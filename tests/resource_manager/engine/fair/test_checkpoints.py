@@ -37,11 +37,14 @@ class Life:
 
     def grown(self) -> FlowTree:
         tree = FlowTree(self.fairness, self.now_ms)
-        tree.add_group("a", weight=4.0)
-        tree.add_group("b")
-        tree.add_group("inner", "a")
+        tree.put_group("a", weight=4.0)
+        tree.put_group("b")
+        tree.put_group("inner", "a")
         for job, group in (("1", "inner"), ("2", "inner"), ("3", "b"), ("4", "b")):
             tree.add_job(job, group)
+        for flow in tree.changed.values():  # nothing has been received yet
+            flow.changed = False
+        tree.changed.clear()
         self.written = Checkpoints(tree, self.fairness)
         return tree
 

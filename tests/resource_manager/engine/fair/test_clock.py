@@ -31,7 +31,7 @@ def test_service_is_what_was_received_and_has_not_decayed(
 ) -> None:
     """Also over thousands of half-lives, where the landmark is moved again and again."""
     tree = FlowTree(Fairness(half_life_ms=half_life_ms), 0)
-    tree.add_group("g")
+    tree.put_group("g")
     tree.add_job("j", "g")
     now_ms, rate = 0, 0
     for length_ms, wanted in runs:
@@ -50,7 +50,7 @@ def test_service_is_what_was_received_and_has_not_decayed(
 
 def test_without_a_half_life_nothing_is_forgotten() -> None:
     tree = FlowTree(Fairness(half_life_ms=None), 1_000)
-    tree.add_group("g")
+    tree.put_group("g")
     tree.add_job("j", "g")
     tree.place("j", {}, 5, 1.0)
     tree.advance(31_000)
@@ -70,7 +70,7 @@ def test_the_past_changes_nothing() -> None:
 
 def test_an_hour_counts_half_after_a_half_life() -> None:
     tree = FlowTree(Fairness(half_life_ms=900_000), 0)
-    tree.add_group("g")
+    tree.put_group("g")
     tree.add_job("j", "g")
     tree.set_tally(tree.jobs["j"], 808.0, 8.0)
     tree.advance(900_000)

@@ -19,7 +19,7 @@ BARE = Fairness(service="slots", half_life_ms=None, lookahead_ms=0)
 def tree_of(fairness: Fairness, groups: dict[str, float], jobs: dict[str, str]) -> FlowTree:
     tree = FlowTree(fairness, 0)
     for name, weight in groups.items():
-        tree.add_group(name, weight=weight)
+        tree.put_group(name, weight=weight)
     for job_id, group in jobs.items():
         tree.add_job(job_id, group)
     return tree
@@ -68,12 +68,10 @@ def test_without_lookahead_only_what_was_received_counts() -> None:
 
 def test_808_at_weight_4_count_202() -> None:
     tree = tree_of(BARE, {"med": 4, "default": 1}, {"m": "med", "d": "default"})
+    backlog(tree, "d", "m")
     tree.set_tally(tree.groups["med"], 808, 0)
     tree.set_tally(tree.groups["default"], 203, 0)
     assert tree.tally(tree.groups["med"]).key == 202
-    for job_id in ("d", "m"):
-        tree.wait(job_id, 1, 1, anew=False)
-        tree.activate(job_id)
     assert first_job(tree) is tree.jobs["m"]
     tree.set_tally(tree.groups["default"], 201, 0)
     assert first_job(tree) is tree.jobs["d"]
@@ -125,8 +123,8 @@ def test_ties_go_to_who_has_waited_longest_then_by_id() -> None:
 
 def test_a_guaranteed_minimum_is_served_first_the_least_fulfilled_one_before_others() -> None:
     tree = tree_of(SLOTS, {"x": 100, "y": 1, "z": 1}, {"jx": "x", "jy": "y", "jz": "z"})
-    tree.set_limits(tree.groups["y"], {}, {"cpu_milli": 200})
-    tree.set_limits(tree.groups["z"], {}, {"cpu_milli": 400})
+    tree.put_group("y", limits=({}, {"cpu_milli": 200}))
+    tree.put_group("z", limits=({}, {"cpu_milli": 400}))
     backlog(tree, "jx", "jy", "jz")
     assert serve(tree, 6) == {"jy": 2, "jz": 4}
     assert serve(tree, 1) == {"jx": 1}
@@ -141,7 +139,7 @@ def test_another_weight_counts_from_now_on() -> None:
     serve(tree, 20)
     tree.advance(600_000)
     key = tree.tally(tree.groups["a"]).total
-    tree.set_weight(tree.groups["a"], 4)
+    tree.put_group("a", weight=4)
     assert tree.tally(tree.groups["a"]).total / 4 == key
     for _ in range(10):
         tree.stop("ja", 1.0)
@@ -225,9 +223,12 @@ def test_the_tree_agrees_with_a_look_at_everybody(
             now_ms += amount * 997
             tree.advance(now_ms)
         elif what == "weight":
-            tree.set_weight(tree.groups[f"g{at % 3}"], float(amount))
+            group = tree.groups[f"g{at % 3}"]
+            tree.put_group(group.name, weight=amount, limits=(group.maximum, group.minimum))
         elif what == "minimum":
-            tree.set_limits(tree.groups[f"g{at % 3}"], {}, {"cpu_milli": amount * 10})
+            group = tree.groups[f"g{at % 3}"]
+            least = {"cpu_milli": amount * 10}
+            tree.put_group(group.name, weight=group.weight, limits=({}, least))
         compare(tree, first_job(tree), naive_first(tree))
     for flow in (tree.root, *tree.groups.values()):
         assert flow.children is not None

@@ -1,0 +1,92 @@
+"""The maxima of groups, as those meet them who wait: how many may be placed, who is stopped by
+what, and when that may have changed.
+
+Decides with the sums of `limits.py` and what a slot books at most. Whoever is stopped has no turn
+until the group has less, or may have more; nobody else is held back. Refuses to know what fits
+where.
+"""
+
+from __future__ import annotations
+
+from finegrain.resources import Amounts
+from resource_manager.engine.fair.flows import Flow
+from resource_manager.engine.fair.limits import Stop, counted, room, stopped_by, whole
+from resource_manager.engine.fair.needs import booked_at_most
+from resource_manager.engine.gang_books import WaitingGang
+from resource_manager.engine.lines import Line
+from resource_manager.engine.queue import Shape
+from resource_manager.engine.resizes import growth
+from resource_manager.engine.singles import Kind, Single
+from resource_manager.engine.state import State
+
+
+def limited(state: State, job_id: str) -> list[Flow]:
+    """The groups above a job that have a maximum, the nearest first."""
+    flow = state.flows.jobs.get(job_id)
+    return [] if flow is None else [group for group in flow.ancestors() if group.maximum]
+
+
+def admitted(state: State, line: Line, most: int) -> int:
+    """How many of a line may be placed now, at most so many; if none, the line is stopped."""
+    groups = limited(state, line.job_id)
+    if not groups:
+        return most
+    need = booked_at_most(state, line.shape)
+    found = room(groups, need, most)
+    if not found and (stop := stopped_by(groups, need)) is not None:
+        state.queue.stop(line, stop.group_id)
+    return found
+
+
+def admitted_of(state: State, shape: Shape, job_id: str, most: int) -> int:
+    """Likewise of a job's requests of a shape; nobody is stopped for it."""
+    groups = limited(state, job_id)
+    return room(groups, booked_at_most(state, shape), most) if groups else most
+
+
+def request_stop(state: State, shape: Shape, job_id: str) -> Stop | None:
+    """The maximum that one request of a job does not get past."""
+    groups = limited(state, job_id)
+    return stopped_by(groups, booked_at_most(state, shape)) if groups else None
+
+
+def gang_stop(state: State, waiting: WaitingGang) -> Stop | None:
+    """The maximum that a gang does not get past as a whole."""
+    groups = limited(state, waiting.gang.job_id)
+    return stopped_by(groups, gang_need(state, waiting)) if groups else None
+
+
+def gang_need(state: State, waiting: WaitingGang) -> Amounts:
+    """What the members of a gang book at most together."""
+    shapes = [state.queue.shape_of(member.spec) for member in waiting.members]
+    return whole((booked_at_most(state, shape), 1) for shape in shapes)
+
+
+def growth_stop(state: State, job_id: str, more: Amounts) -> Stop | None:
+    """The maximum that a slot of a job does not get past that is to grow by so much."""
+    groups = limited(state, job_id)
+    return stopped_by(groups, counted(more)) if groups else None
+
+
+def single_stop(state: State, single: Single) -> Stop | None:
+    """The maximum that stops what waits one by one."""
+    if not limited(state, single.job_id):
+        return None
+    if single.kind is Kind.GANG:
+        waiting = state.gangs.waiting.get(single.name)
+        return gang_stop(state, waiting) if waiting is not None else None
+    slot = state.slots.get((single.name, single.generation))
+    if slot is None or slot.wanted is None:
+        return None
+    return growth_stop(state, slot.job_id, growth(state.hosts[slot.executor_id], slot))
+
+
+def ease(state: State) -> None:
+    """Lets those be tried again whom a maximum has stopped that may stop them no more."""
+    queue, loosened = state.queue, state.flows.loosened
+    if queue.stopped_at_version != state.cluster_version:  # default slots may be others now
+        queue.stopped_at_version = state.cluster_version
+        loosened.update(dict.fromkeys([*queue.stopped, *queue.stopped_singles]))
+    for group_id in loosened:
+        queue.ease(group_id)
+    loosened.clear()

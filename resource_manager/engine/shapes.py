@@ -1,0 +1,164 @@
+"""Equal requests, and what is known of them. Knows what one asks for and how it is counted; whether
+there is room is not its business, nor who waits.
+
+Requests that ask for the same (profile and labels) form a *shape*: where one of them does not fit,
+none does, so a failed search is remembered once per shape.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from finegrain.resources import (
+    MEMORY_BYTES,
+    MEMORY_GRAIN_BYTES,
+    MEMORY_PARTS,
+    Amounts,
+    ResourceProfile,
+    booking,
+)
+from resource_manager.engine.intervals import Run
+from resource_manager.engine.singles import Labels
+
+if TYPE_CHECKING:
+    from resource_manager.engine.lines import Line
+
+SLOTS = "slots"
+"""Index column: slots that a host may still take."""
+
+DEFAULT_SLOTS = "default_slots"
+"""Index column: default slots that a host may still take."""
+
+_NEVER = 1 << 62
+"""Above every arrival number."""
+
+_MEMORY = frozenset({MEMORY_BYTES, *MEMORY_PARTS})
+
+ShapeKey = tuple[ResourceProfile | None, Labels]
+
+
+@dataclass(slots=True, eq=False)
+class Cursor:
+    """How far a shape's search has come in its index: no host before `frontier` fits, as of
+    `log_length`.
+    """
+
+    version: int = -1
+    log_length: int = 0
+    frontier: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Shape:
+    """Equal requests that wait.
+
+    Attributes:
+        waiting: how many.
+        lines: by job.
+        parked: those that were found waiting in vain while nothing fitted.
+        tried: since somebody began to wait with it.
+        verdict: (version of the cluster, feasibility) as last judged.
+        reason: (state of the books, why it waits) as last asked.
+        need: (version of the cluster, what one books at most) as last asked.
+    """
+
+    number: int  # order of making; for ties
+    profile: ResourceProfile | None
+    labels: Labels
+    pooled_need: dict[str, int]  # columns and amounts on a host with one memory pool
+    separate_need: dict[str, int]  # the same on a host with a pool per memory part
+    waiting: int = 0
+    lines: dict[str, Line] = field(default_factory=dict)
+    parked: dict[Line, None] = field(default_factory=dict)
+    tried: bool = True
+    cursor: Cursor = field(default_factory=Cursor)
+    verdict: tuple[int, str] | None = None
+    reason: tuple[int, str] | None = None
+    need: tuple[int, dict[str, int]] | None = None
+    heads: list[tuple[int, Line]] = field(default_factory=list)  # see `head`
+
+    def head(self) -> int | None:
+        """Arrival number of who waits longest with it; None: nobody waits."""
+        heads = self.heads
+        while heads:
+            number, line = heads[0]
+            if not line.numbers:
+                heapq.heappop(heads)
+            elif line.numbers.first != number:
+                heapq.heapreplace(heads, (line.numbers.first, line))
+            else:
+                return number
+        return None
+
+    def runs(self) -> Iterator[Run]:
+        """Arrival numbers of those who wait, in order, as runs that follow one another (and may
+        touch). Nobody may come or leave meanwhile.
+        """
+        self.head()
+        left = list(self.heads)
+        while left:
+            number, line = heapq.heappop(left)
+            start = line.numbers.next_from(number)
+            if start is None:
+                continue
+            if left and left[0][0] <= start:  # at the earliest
+                if left[0][1] is not line or left[0][0] != start:
+                    _refresh(left)
+                    heapq.heappush(left, (start, line))
+                continue  # the same once more
+            _, end = next(line.numbers.runs_within(start, _NEVER))
+            if left:
+                end = min(end, left[0][0])
+            yield start, end
+            heapq.heappush(left, (end, line))
+
+    def numbers(self) -> Iterator[int]:
+        """Arrival numbers of those who wait, in order. Likewise."""
+        for start, end in self.runs():
+            yield from range(start, end)
+
+    def count_before(self, number: int) -> int:
+        """How many wait with it who came before a number."""
+        return sum(line.numbers.count_within(0, number) for line in self.lines.values())
+
+
+def _refresh(heads: list[tuple[int, Line]]) -> None:
+    """Puts the first one where its line really goes on."""
+    number, line = heads[0]
+    found = line.numbers.next_from(number)
+    if found is None:
+        heapq.heappop(heads)
+    elif found != number:
+        heapq.heapreplace(heads, (found, line))
+
+
+def make_shape(number: int, profile: ResourceProfile | None, labels: Labels) -> Shape:
+    """The shape of requests that ask for this."""
+    return Shape(
+        number=number,
+        profile=profile,
+        labels=labels,
+        pooled_need=_need(profile, separate_pools=False),
+        separate_need=_need(profile, separate_pools=True),
+    )
+
+
+def _need(profile: ResourceProfile | None, *, separate_pools: bool) -> dict[str, int]:
+    if profile is None:
+        return {DEFAULT_SLOTS: 1}
+    return {**in_grains(booking(profile, separate_pools=separate_pools)), SLOTS: 1}
+
+
+def in_grains(amounts: Amounts) -> dict[str, int]:
+    """Amounts as the index counts them: memory in whole `MEMORY_GRAIN_BYTES`.
+
+    Small numbers are quicker to reckon with. Nothing is lost by it: bookings are multiples of the
+    grain.
+    """
+    return {
+        name: amount // MEMORY_GRAIN_BYTES if name in _MEMORY else amount
+        for name, amount in amounts.items()
+    }
