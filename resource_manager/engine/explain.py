@@ -27,14 +27,19 @@ from resource_manager.engine.entities import Request, RequestState, Slot, SlotSt
 from resource_manager.engine.executors import known_host
 from resource_manager.engine.explain_gangs import GangExplanation, explain_gang
 from resource_manager.engine.explain_resizes import ResizeExplanation, explain_resizes
+from resource_manager.engine.fair.explain import Step, steps
+from resource_manager.engine.fair.explain_held import ReservationView, held_for, held_for_others
+from resource_manager.engine.fair.flows import GROUP
+from resource_manager.engine.fair.limits import Stop
 from resource_manager.engine.host import Host
 from resource_manager.engine.placement.feasibility import Blocker, Judgement
 from resource_manager.engine.placement.survey import MILLION, Survey
 from resource_manager.engine.provision.views import planned_on, waits_for
-from resource_manager.engine.queries import RequestView, pending_reason, request_view
+from resource_manager.engine.queries import RequestView, request_view
 from resource_manager.engine.requests import known_request
 from resource_manager.engine.settings import EngineSettings
 from resource_manager.engine.state import State
+from resource_manager.engine.waiting_reasons import pending_reason, waiting_stop
 
 EXECUTORS_DEFAULT = 20
 COUNTERFACTUALS_MAX = 5
@@ -84,6 +89,10 @@ class Explanation:
     resizes: list[ResizeExplanation] = field(default_factory=list)
     planned_on: str = ""  # an executor that was asked for and has not come
     gang: GangExplanation | None = None  # of a member of a gang that waits
+    steps: tuple[Step, ...] = ()  # of the choice who is served next, from the top
+    limits: list[Stop] = field(default_factory=list)  # maxima that stop it
+    reservation: ReservationView | None = None  # what is held for it
+    held_for_others: list[ReservationView] = field(default_factory=list)
 
 
 def explain(
@@ -108,15 +117,25 @@ def explain(
         resizes = explain_resizes(state, slot) if slot is not None else []
         number = state.snapshot_number
         settled = _settled(view, state.gangs.unconfirmed.get(request.spec.gang_id, 0))
-        return Explanation(view, view.reason, settled, number, resizes=resizes)
-    survey = Survey.of(hosts, state.queue.shape_of(request.spec))
+        held = held_for(state, request, slot)
+        return Explanation(view, view.reason, settled, number, resizes=resizes, reservation=held)
+    shape = state.queue.shape_of(request.spec)
+    survey = Survey.of(hosts, shape)
     reason = pending_reason(state, request)
     ahead = _requests_ahead(state, request)
     planned = planned_on(state, request)
+    stop, others = waiting_stop(state, request), held_for_others(state, shape)
+    known = {
+        Reason.WAITING_EXECUTOR: waits_for(state, planned) if planned else "",
+        Reason.WAITING_GROUP_LIMIT: _stopped(stop) if stop is not None else "",
+        Reason.WAITING_RESERVATION: _kept(others),
+    }
+    fairness = state.settings.fairness
+    in_turn = fairness.order == "fair"
     return Explanation(
         view=view,
         primary_reason=reason,
-        summary=_waiting(reason, survey, ahead, waits_for(state, planned) if planned else ""),
+        summary=_waiting(reason, survey, ahead, known),
         snapshot_number=state.snapshot_number,
         requests_ahead=ahead,
         executors_considered=len(survey.hosts),
@@ -130,6 +149,10 @@ def explain(
         blocked_by=_blocking_slots(survey),
         planned_on=planned,
         gang=explain_gang(state, request),
+        steps=steps(state.flows, request.job_id, state.jobs, fairness.service) if in_turn else (),
+        limits=[stop] if stop is not None else [],
+        reservation=held_for(state, request, None),
+        held_for_others=others,
     )
 
 
@@ -284,9 +307,19 @@ def _settled(view: RequestView, unconfirmed: int) -> str:
             return f"ended as {request.state}{why}"
 
 
-def _waiting(reason: str, survey: Survey, ahead: int, planned: str) -> str:
-    texts = {
-        Reason.WAITING_EXECUTOR: planned,
+def _stopped(stop: Stop) -> str:
+    group, dimension = stop.group_id.removeprefix(GROUP), stop.dimension
+    has = f"group {group} has {dimension} {stop.used} of at most {stop.maximum}"
+    return f"{has}, and it needs {stop.need}"
+
+
+def _kept(others: list[ReservationView]) -> str:
+    names = ", ".join(f"gang {r.gang_id}" if r.gang_id else r.allocation_id for r in others)
+    return f"there is room, which is held for {names}, passed over for too long"
+
+
+def _waiting(reason: str, survey: Survey, ahead: int, known: dict[Reason, str]) -> str:
+    texts = known | {
         Reason.NOT_YET_CONSIDERED: "has just arrived and was not considered yet",
         Reason.WAITING_FRAGMENTED: "enough is free in sum, but on no single executor",
         Reason.WAITING_LABELS: "no executor that carries the required labels is large enough",

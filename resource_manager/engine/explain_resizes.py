@@ -12,6 +12,8 @@ from finegrain.errors import Reason
 from finegrain.resources import Amounts, add, fits, shortfall, subtract
 from resource_manager.engine.dimensions import DimensionStatus
 from resource_manager.engine.entities import ExecutorState, Resize, Slot, SlotState
+from resource_manager.engine.fair.flows import GROUP
+from resource_manager.engine.fair.stops import growth_stop
 from resource_manager.engine.host import Host, ResizeHold
 from resource_manager.engine.resizes import growth
 from resource_manager.engine.state import State
@@ -45,7 +47,7 @@ def explain_resizes(state: State, slot: Slot) -> list[ResizeExplanation]:
             DimensionStatus(name, more, free.get(name, 0), free.get(name, 0), total.get(name, 0))
             for name, more in asked.items()
         )
-        summary = _waiting(host, slot, asked)
+        summary = _waiting(state, host, slot, asked)
         found.append(ResizeExplanation(slot.wanted, False, dimensions, summary))
     return found
 
@@ -54,7 +56,7 @@ def _ordered(host: Host) -> str:
     return f"ordered at {host.host_id}, which has not confirmed yet{_absence(host)}"
 
 
-def _waiting(host: Host, slot: Slot, asked: Amounts) -> str:
+def _waiting(state: State, host: Host, slot: Slot, asked: Amounts) -> str:
     if slot.state is not SlotState.ALLOCATED:
         return "the slot is being taken down, or its executor is out of sight"
     if slot.ordered is not None:
@@ -69,9 +71,19 @@ def _waiting(host: Host, slot: Slot, asked: Amounts) -> str:
     if asked and not host.eligible:
         return f"nothing grows on {host.host_id} now{_absence(host)}"
     missing = shortfall(asked, host.free())
-    if not missing:
-        return "has not been considered yet"
-    return _lacking(host, slot, asked, missing)
+    if missing:
+        return _lacking(host, slot, asked, missing)
+    stop = growth_stop(state, slot.job_id, asked)
+    if stop is not None:
+        group, name = stop.group_id.removeprefix(GROUP), stop.dimension
+        return (
+            f"group {group} has {name} {stop.used} of at most {stop.maximum}, and it grows by"
+            f" {stop.need}"
+        )
+    if not fits(asked, host.spare()):
+        whose = state.reservations.on_host[host.host_id].holder.title
+        return f"there is room on {host.host_id}, which is held for {whose}"
+    return "has not been considered yet"
 
 
 def _held(hold: ResizeHold) -> str:

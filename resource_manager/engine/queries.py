@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Generic, TypeVar
 
-from finegrain.errors import Reason
 from finegrain.resources import total_of
 from resource_manager.engine.beginnings import Beginnings
 from resource_manager.engine.entities import (
@@ -30,14 +29,11 @@ from resource_manager.engine.entities import (
 )
 from resource_manager.engine.executors import known_host
 from resource_manager.engine.explain_resizes import explain_resizes
-from resource_manager.engine.gang_books import WaitingGang
 from resource_manager.engine.host import Host, SlotKey
 from resource_manager.engine.jobs import known_job
-from resource_manager.engine.placement.feasibility import waiting_reason
-from resource_manager.engine.placement.gang_feasibility import member_reason, reasons
-from resource_manager.engine.provision.views import planned_count, planned_on
 from resource_manager.engine.requests import known_request
 from resource_manager.engine.state import State
+from resource_manager.engine.waiting_reasons import pending_by_reason, pending_reason
 from resource_manager.engine.walks import Stretch, members_of, stretches, stretches_of
 
 LOOKED_AT_MAX = 50_000
@@ -142,38 +138,6 @@ def cluster_view(state: State) -> ClusterView:
         slots=len(state.slots),
         jobs=state.live_jobs,
     )
-
-
-def pending_by_reason(state: State) -> dict[str, int]:
-    """How many requests wait for which primary reason."""
-    counts: dict[str, int] = {}
-    for shape in state.queue.shapes():
-        new = 0
-        if state.considered_arrival < state.arrival_number:
-            new = shape.waiting - shape.count_before(state.considered_arrival + 1)
-        if new:
-            reason = str(Reason.NOT_YET_CONSIDERED)
-            counts[reason] = counts.get(reason, 0) + new
-        considered = shape.waiting - new
-        if planned := min(considered, planned_count(state, shape)):
-            reason = str(Reason.WAITING_EXECUTOR)
-            counts[reason] = counts.get(reason, 0) + planned
-            considered -= planned
-        if considered:
-            reason = str(waiting_reason(state, shape))
-            counts[reason] = counts.get(reason, 0) + considered
-    for waiting in state.gangs.waiting.values():
-        for reason, count in _gang_reasons(state, waiting):
-            counts[reason] = counts.get(reason, 0) + count
-    return counts
-
-
-def _gang_reasons(state: State, waiting: WaitingGang) -> Iterable[tuple[str, int]]:
-    if waiting.gang.arrival_number > state.considered_arrival:
-        return [(Reason.NOT_YET_CONSIDERED, len(waiting.members))]
-    if planned_on(state, waiting.members[0]):
-        return [(Reason.WAITING_EXECUTOR, len(waiting.members))]
-    return reasons(state, waiting)
 
 
 def executor_view(state: State, executor_id: str) -> ExecutorView:
@@ -335,19 +299,6 @@ def request_view(state: State, request: Request, count: int = 1) -> RequestView:
         gang=gang.spec if gang is not None else None,
         count=count,
     )
-
-
-def pending_reason(state: State, request: Request) -> str:
-    """Why a request waits; empty if it does not."""
-    if request.state is not RequestState.PENDING:
-        return ""
-    if request.arrival_number > state.considered_arrival:
-        return Reason.NOT_YET_CONSIDERED
-    if planned_on(state, request):
-        return Reason.WAITING_EXECUTOR
-    if request.spec.gang_id:
-        return member_reason(state, request)
-    return waiting_reason(state, state.queue.shape_of(request.spec))
 
 
 def _view_of(host: Host) -> ExecutorView:

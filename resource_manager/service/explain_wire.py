@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from finegrain.rpc.wire import timestamp_ms_to_proto
+from finegrain.rpc.wire import amounts_to_proto, timestamp_ms_to_proto
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
 from resource_manager.engine.dimensions import DimensionStatus
 from resource_manager.engine.explain import Explanation
 from resource_manager.engine.explain_gangs import GangExplanation
+from resource_manager.engine.fair.explain import Step, Tally
+from resource_manager.engine.fair.explain_held import ReservationView
+from resource_manager.engine.fair.flows import GROUP
 from resource_manager.engine.queries import slot_view
 from resource_manager.engine.state import State
 from resource_manager.service.gangs_wire import gang_message
@@ -57,6 +60,64 @@ def explanation(found: Explanation, state: State) -> rm_pb2.ExplainResponse:
             )
             for one in found.resizes
         ],
+        steps=[_step(one) for one in found.steps],
+        limits=[
+            rm_pb2.GroupLimit(
+                group=one.group_id.removeprefix(GROUP),
+                dimension=one.dimension,
+                used=one.used,
+                asked=one.need,
+                maximum=one.maximum,
+            )
+            for one in found.limits
+        ],
+        reservation=reservation(found.reservation) if found.reservation is not None else None,
+        held_for_others=[reservation(one) for one in found.held_for_others],
+    )
+
+
+def reservation(found: ReservationView) -> rm_pb2.Reservation:
+    """What is held for somebody."""
+    return rm_pb2.Reservation(
+        allocation_id=found.allocation_id,
+        job_id=found.job_id,
+        gang_id=found.gang_id,
+        executors=[
+            rm_pb2.ReservedExecutor(
+                executor_id=one.executor_id,
+                held=amounts_to_proto(one.held),
+                missing=amounts_to_proto(one.missing),
+            )
+            for one in found.executors
+        ],
+        since_time=timestamp_ms_to_proto(found.since_time_ms),
+        passed_over_since_time=timestamp_ms_to_proto(found.passed_over_since_time_ms),
+        summary=found.summary,
+    )
+
+
+def _step(found: Step) -> rm_pb2.ChoiceStep:
+    return rm_pb2.ChoiceStep(
+        group=found.group,
+        flow=_tally(found.flow),
+        position=found.position,
+        backlogged=found.backlogged,
+        ahead=[_tally(one) for one in found.ahead],
+        summary=found.summary,
+    )
+
+
+def _tally(found: Tally) -> rm_pb2.FlowTally:
+    return rm_pb2.FlowTally(
+        name=found.name,
+        is_job=found.is_job,
+        job_name=found.job_name,
+        weight=found.weight,
+        service=found.service,
+        tally=found.tally,
+        running=found.running,
+        waiting=found.waiting,
+        below_minimum=found.minimum_reached is not None,
     )
 
 

@@ -15,8 +15,8 @@ from resource_manager.engine.events import (
 )
 from resource_manager.engine.explain import explain
 from resource_manager.engine.invariants import check_invariants
-from resource_manager.engine.queries import pending_by_reason
 from resource_manager.engine.settings import EngineSettings
+from resource_manager.engine.waiting_reasons import pending_by_reason
 from tests.resource_manager.engine.model import ModelCluster, ModelExecutor
 
 SMALL = ResourceProfile(100, 64 * MIB)
