@@ -60,6 +60,33 @@ def test_capacity_that_is_held_for_who_starves_is_not_idle() -> None:
     assert check.findings == []
 
 
+def test_what_a_group_must_not_have_is_not_idle() -> None:
+    cluster = Cluster(equal_nodes(4))
+    cluster.set_group("small", maximum={"cpu_milli": 2_000})
+    cluster.submit("job", [1_000] * 5, group="small")
+    check = IdleCheck(cluster)
+
+    cluster.run()
+
+    assert cluster.log.running(lambda _: "")[""].most() == 2
+    assert check.findings == []
+
+
+def test_what_a_group_above_must_not_have_is_not_idle_either() -> None:
+    cluster = Cluster(equal_nodes(4))
+    cluster.set_group("all", maximum={"cpu_milli": 3_000})
+    cluster.set_group("left", parent="all")
+    cluster.set_group("right", parent="all")
+    cluster.submit("a", [1_000] * 5, group="left")
+    cluster.submit("b", [1_000] * 2, group="right", gang=True)
+    check = IdleCheck(cluster)
+
+    cluster.run()
+
+    assert cluster.log.running(lambda _: "")[""].most() == 3
+    assert check.findings == []
+
+
 def test_an_engine_that_left_capacity_idle_would_be_found_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
