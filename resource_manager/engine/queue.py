@@ -79,6 +79,7 @@ class WaitingQueue:
         self.job_shapes: dict[str, int] = {}
         self.moves = 0
         self._shapes: dict[ShapeKey, Shape] = {}
+        self._resting: dict[Shape, None] = {}  # asleep, with room: nobody may be served
         self._idle: dict[ShapeKey, Shape] = {}  # nobody waits with them; longest unused first
         self._asked_for: dict[Labels, int] = {}  # shapes that somebody waits with
         self._by_job: dict[str, JobLines] = {}
@@ -259,6 +260,7 @@ class WaitingQueue:
         """
         for shape in list(self.roomy):
             self.sleep(shape)
+            self._resting[shape] = None
 
     def park(self, line: Line) -> None:
         """A line is not to have a turn while its shape sleeps."""
@@ -296,6 +298,8 @@ class WaitingQueue:
         """A host that carries these labels grew."""
         if shapes := self.sleeping.pop(labels, None):
             self.open.update(shapes)
+            for shape in shapes if self._resting else ():
+                self._resting.pop(shape, None)
 
     def set_aside(self, line: Line, number: int) -> None:
         """Lets somebody not stand in the way of others of his line, until he is taken back."""
@@ -411,10 +415,13 @@ class WaitingQueue:
         self.roomy.pop(shape, None)
         self.open.pop(shape, None)
         self.sleeping.get(shape.labels, {}).pop(shape, None)
+        self._resting.pop(shape, None)
         shape.heads.clear()
         self._retire(key, shape)
 
     def _stand(self, line: Line) -> None:
+        if line.shape in self._resting:
+            self._rouse(line.shape)
         if line.among.stand(line) and self._tree is not None:
             self._tree.activate(line.job_id)
 
@@ -427,6 +434,7 @@ class WaitingQueue:
         shapes = self.sleeping.get(shape.labels, {})
         if shape in shapes:
             del shapes[shape]
+            self._resting.pop(shape, None)
             self.open[shape] = None
 
     def _put_into_round(self, shape: Shape) -> None:

@@ -22,12 +22,16 @@ from resource_manager.engine.events import (
     SlotsReleased,
     UndrainRequested,
 )
+from resource_manager.engine.group_views import job_flow
 from resource_manager.engine.provision.views import providers_view
 from resource_manager.engine.state import State
+from resource_manager.engine.waiting_since import waiting_since
 from resource_manager.service import from_wire, to_wire
 from resource_manager.service.advice_wire import advice_wanted
 from resource_manager.service.asking import resize_slot
 from resource_manager.service.books import now
+from resource_manager.service.groups_service import GroupCalls
+from resource_manager.service.groups_wire import fill_job
 from resource_manager.service.paging import key_of, page_size, token_of
 from resource_manager.service.providers_wire import providers
 from resource_manager.service.runner import Runner
@@ -52,7 +56,7 @@ class About:
     start_time_ms: int
 
 
-class ClusterServicer(ClusterServiceServicer):
+class ClusterServicer(GroupCalls, ClusterServiceServicer):
     """ClusterService."""
 
     def __init__(self, runner: Runner, hub: WatchHub, about: About) -> None:
@@ -160,8 +164,13 @@ class ClusterServicer(ClusterServiceServicer):
             page = queries.list_jobs(
                 state, include_ended=request.include_ended, after=int(after), limit=limit
             )
+            state.flows.advance(now().monotonic_ms)
+            since = waiting_since(state)
+            jobs = [to_wire.job_status(view) for view in page.items]
+            for job in jobs:
+                fill_job(job, job_flow(state.flows, job.job_id, since.get(job.job_id)))
             return cluster_pb2.ListJobsResponse(
-                jobs=[to_wire.job_status(view) for view in page.items],
+                jobs=jobs,
                 next_page_token=token_of((page.next_key,) if page.next_key is not None else None),
             )
 

@@ -10,12 +10,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from finegrain.resources import GIB, MIB, ResourceProfile, fits, total_of
-from resource_manager.engine.entities import GangSpec, RequestSpec, RequestState
+from resource_manager.engine.entities import GangSpec, RangeSpec, RequestSpec, RequestState
 from resource_manager.engine.events import (
     GroupSet,
     JobEndRequested,
     JobRegistered,
-    RangeSpec,
     RequestsCancelled,
     RequestsSubmitted,
     ResizeRequested,
@@ -162,14 +161,14 @@ class Limited(RuleBasedStateMachine):
     def end(self, name: str) -> None:
         job_id = f"{name}-known"
         self.cluster.batch(JobEndRequested(self.cluster.at, job_id, "ENDED"))
-        settle(self.cluster)
-        for executor in self.cluster.executors.values():
-            executor.finish_frees()
-            self.cluster.report(executor)
-        self.cluster.wait(1_000)
-        if job_id not in self.cluster.state.jobs:
-            event = JobRegistered(self.cluster.at, job_id, job_id, name, None, "s", "r")
-            self.cluster.batch(event)
+        while job_id in self.cluster.state.jobs:
+            settle(self.cluster)
+            for executor in self.cluster.executors.values():
+                executor.finish_frees()
+                self.cluster.report(executor)
+            self.cluster.wait(1_000)
+        event = JobRegistered(self.cluster.at, job_id, job_id, name, None, "s", "r")
+        self.cluster.batch(event)
 
     def granted(self) -> list[str]:
         return sorted(
