@@ -118,12 +118,11 @@ def trace(
         raise InvalidArgument("--nodes", nodes, expected)
     cluster = read_nodes(nodes or workload.nodes)
     plan = Plan(EngineSettings(fairness=fairness), group_by, _weights(weights), moldable)
-    outcomes = [
-        replay(
-            workload, cluster, replace(plan, settings=_ordered(plan.settings, order)), _told(order)
-        )
-        for order in orders
-    ]
+    outcomes = []
+    for order in orders:
+        ordered = replace(plan, settings=_ordered(plan.settings, order))
+        outcomes.append(replay(workload, cluster, ordered, _told(order)))
+        _erase_told()
     data = trace_data(workload, cluster, plan, outcomes)
     if json_file:
         _write(json_file, json.dumps(data, indent=2) + "\n")
@@ -188,10 +187,14 @@ def _told(order: str) -> Progress | None:
         return None
 
     def tell(over: int, jobs: int) -> None:
-        end = "\n" if over == jobs else ""
-        print(f"\r{order}: {over} of {jobs} jobs are over ", end=end, file=sys.stderr, flush=True)
+        print(f"\r{order}: {over} of {jobs} jobs are over", end="", file=sys.stderr, flush=True)
 
     return tell
+
+
+def _erase_told() -> None:
+    if sys.stderr.isatty():
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 def _check_plots(names: list[str]) -> None:
