@@ -1,0 +1,109 @@
+"""The real engine beside the ideal fluid schedule: fair, work-conserving, and nobody starves."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from finegrain.resources import ResourceProfile
+from resource_manager.engine.settings import EngineSettings, Fairness
+from resource_manager.simulator.cluster import Cluster
+from resource_manager.simulator.idle import IdleCheck
+from resource_manager.simulator.nodes import equal_nodes
+from resource_manager.simulator.share_error import TOLERANCE
+from tests.support.mixes import (
+    COMES_MAX_S,
+    HORIZON_S,
+    Mix,
+    MixedGroup,
+    MixedJob,
+    beside_the_ideal,
+    mixes,
+    run_mix,
+)
+
+CONVERGED_S = COMES_MAX_S + 180
+STARVATION_TIMEOUT_MS = 60_000
+LOOK_MS = 1_000
+"""Whoever starves is looked at again after so long."""
+
+
+@settings(max_examples=20, derandomize=True)
+@given(mixes())
+def test_every_flow_gets_its_share_and_nothing_is_idle(mix: Mix) -> None:
+    cluster, idle = run_mix(mix)
+
+    comparison = beside_the_ideal(mix, cluster)
+    errors = comparison.errors(CONVERGED_S, HORIZON_S)
+    assert errors.keys() >= {job.name for job in mix.jobs}
+    assert max(errors.values()) <= TOLERANCE, errors
+    assert idle.looks > 0
+    assert not idle.findings
+
+
+def test_the_measure_tells_what_is_unfair() -> None:
+    """What is fair with weights of 4 and 1 is unfair with 2 and 1."""
+    groups = (MixedGroup("g", "", 1), MixedGroup("h", "", 4))
+    jobs = tuple(
+        MixedJob(f"job-{group.name}", group.name, 0, 12, alike=False, memory_mib=64, seed=1)
+        for group in groups
+    )
+    mix = Mix(groups, jobs, (4, 4), "slots")
+    cluster, _ = run_mix(mix)
+
+    assert beside_the_ideal(mix, cluster).worst_error(CONVERGED_S, HORIZON_S) <= TOLERANCE
+    other = replace(mix, groups=(groups[0], MixedGroup("h", "", 2)))
+    assert beside_the_ideal(other, cluster).error("h", CONVERGED_S, HORIZON_S) > 0.15
+
+
+def test_the_measure_sees_who_gets_nothing_at_all() -> None:
+    """In order of arrival the first job has everything, and nothing ever changes."""
+    groups = (MixedGroup("g", "", 1), MixedGroup("h", "", 4))
+    jobs = tuple(
+        MixedJob(name, group, at_s, 12, alike=True, memory_mib=64, seed=1)
+        for name, group, at_s in (("first", "g", 0), ("second", "h", 1))
+    )
+    mix = Mix(groups, jobs, (4, 4), "slots")
+    cluster, idle = run_mix(mix, order="arrival")
+
+    errors = beside_the_ideal(mix, cluster).errors(CONVERGED_S, HORIZON_S)
+    assert (errors["first"], errors["second"]) == pytest.approx((4, 1))
+    assert not idle.findings
+
+
+@settings(max_examples=15, derandomize=True)
+@given(
+    flood_ms=st.lists(st.integers(5_000, 40_000), min_size=1, max_size=4),
+    flood_group=st.sampled_from(["default", "low", "critical"]),
+    large_cores=st.integers(2, 4),
+    large_threads=st.integers(1, 3),
+    hosts=st.integers(1, 3),
+)
+def test_large_threads_are_served_although_small_ones_flood(
+    flood_ms: list[int], flood_group: str, large_cores: int, large_threads: int, hosts: int
+) -> None:
+    """Every core that becomes free is taken by a small thread at once, so that never two are free.
+
+    Whoever is first in line waits for the timeout at most, and then until what ran on the host that
+    is held has ended; whoever is behind, for those before as well.
+    """
+    fairness = Fairness(service="cpu", starvation_timeout_ms=STARVATION_TIMEOUT_MS)
+    cluster = Cluster(equal_nodes(hosts, cpus=4), EngineSettings(fairness=fairness))
+    idle = IdleCheck(cluster)
+    # Threads of many durations, so that no two of them end together.
+    flood = [flood_ms[number % len(flood_ms)] + number * 137 % 5_000 for number in range(800)]
+    longest_ms = max(flood)
+    cluster.submit("flood", flood, group=flood_group)
+    cluster.submit(
+        "large", [5_000] * large_threads, profile=ResourceProfile(large_cores * 1_000), at_ms=7_000
+    )
+
+    cluster.run(400_000)
+
+    starts = sorted(run.start_ms for run in cluster.log if run.job_id == "large")
+    assert len(starts) == large_threads
+    for number, start_ms in enumerate(starts, start=1):
+        bound_ms = STARVATION_TIMEOUT_MS + longest_ms + 2 * LOOK_MS
+        assert start_ms - 7_000 <= number * bound_ms
+    assert not idle.findings
