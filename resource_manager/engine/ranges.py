@@ -304,14 +304,14 @@ class RangeBooks:
 
 def line_up_members(state: State, part: Part, start: int, end: int) -> None:
     """Lets members wait who were never placed."""
-    for index in range(start, end):
-        state.queue.add(part.member(index))
+    first = part.arrival_of(start)
+    state.queue.add_run(part.spec.request, part.row.job_id, first, end - start)
 
 
 def leave_line(state: State, part: Part, start: int, end: int) -> None:
     """Lets members wait no more who were never placed."""
-    for index in range(start, end):
-        state.queue.remove(part.member(index))
+    first = part.arrival_of(start)
+    state.queue.remove_run(part.spec.request, part.row.job_id, first, end - start)
 
 
 def split(allocation_id: str) -> tuple[str, int] | None:

@@ -1,0 +1,373 @@
+"""What a range of very many requests costs: asked for, waiting, read anew, and run through.
+
+    .venv/bin/python -m bench.ranges [--members 1000000] [--through 100000] [--running 5000]
+        [--json]
+
+One job asks for `--members` equal slots, once in one call and once in calls of 10,000. First the
+engine and an SQLite store on a real disk, in this process: CPU time, transactions, bytes that
+Python counts. `--through` of them run through: each is granted, held and given back in random
+order, with `--running` at a time on hosts of a model, whose own work is counted, too. Then the real
+process: resident memory and time of the call over the network, and of a restart after a kill.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import json
+import os
+import platform
+import random
+import shutil
+import sqlite3
+import sys
+import tempfile
+import time
+import tracemalloc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bench.rm_process import RmProcess, free_port
+from finegrain.ids import new_id
+from finegrain.resources import GIB, MIB, ResourceProfile
+from finegrain.rpc.channels import JOB_SECRET, open_channel
+from finegrain.rpc.tokens import ensure_token_files
+from finegrain.rpc.wire import profile_to_proto
+from finegrain.v1 import resource_manager_pb2 as rm_pb2
+from finegrain.v1 import slots_pb2
+from finegrain.v1.resource_manager_pb2_grpc import ResourceManagerServiceStub
+from resource_manager.engine.effects import Changes
+from resource_manager.engine.entities import RangeSpec, RequestSpec
+from resource_manager.engine.events import JobRegistered, RequestsSubmitted, SlotsReleased
+from resource_manager.engine.settings import EngineSettings
+from resource_manager.engine.state import State
+from resource_manager.storage.location import sqlite_url
+from resource_manager.storage.store import Store, open_store
+from tests.resource_manager.engine.model import ModelCluster, ModelExecutor
+
+CALL_MEMBERS = 10_000
+RELEASED_AT_ONCE = 500
+HOST_SLOTS = 250
+PROFILE = ResourceProfile(250, 128 * MIB)
+SETTLE_S = 2.0
+
+
+@dataclass(slots=True)
+class Asked:
+    """What asking for all of them took."""
+
+    calls: int
+    cpu_ms: float = 0.0
+    commit_cpu_ms: float = 0.0
+    transactions: int = 0
+    bytes_per_member: float = 0.0  # that Python has taken
+    rows: int = 0
+    database_bytes: int = 0
+
+
+@dataclass(slots=True)
+class Through:
+    """What it took that some of them ran through, one after the other."""
+
+    members: int = 0
+    running: int = 0
+    cpu_us: float = 0.0  # of the engine, per member, from placing to giving back
+    commit_cpu_us: float = 0.0
+    bytes_per_running: float = 0.0  # that Python has taken more, at half time
+    bytes_after: int = 0  # likewise, when all that ran have ended
+    requests_after: int = 0
+    rows_after: int = 0
+    row_bytes_max: int = 0  # of the part with most disorder, at half time
+    read_again_ms: float = 0.0
+
+
+@dataclass(slots=True)
+class Process:
+    """The same with the real process."""
+
+    calls: int
+    call_s: float = 0.0  # all of them, by the clock
+    cpu_s: float = 0.0
+    rss_bytes: int = 0  # more than before
+    ready_s: float = 0.0  # after a kill
+    ready_empty_s: float = 0.0
+
+
+@dataclass(slots=True)
+class Figures:
+    """The result."""
+
+    members: int
+    asked: list[Asked] = field(default_factory=list)
+    restored_cpu_ms: float = 0.0
+    through: Through = field(default_factory=Through)
+    processes: list[Process] = field(default_factory=list)
+
+
+class CountingStore:
+    """The real store behind a model cluster."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.commits = 0
+        self.cpu_s = 0.0
+
+    def apply(self, changes: Changes) -> None:
+        """One transaction, if there is anything to write."""
+        if changes:
+            begun = time.process_time()
+            self.store.commit(changes)
+            self.cpu_s += time.process_time() - begun
+            self.commits += 1
+
+
+class Bench:
+    """The engine over a store, and model hosts."""
+
+    def __init__(self, store: Store) -> None:
+        settings = EngineSettings(job_events_max=1_000, cluster_events_max=1_000)
+        self.cluster = ModelCluster(settings)
+        self.counting = CountingStore(store)
+        self.cluster.store = self.counting  # type: ignore[assignment]
+        at = self.cluster.at
+        self.cluster.batch(JobRegistered(at, "job", "job", "default", None, "s", "r"))
+
+    def ask(self, first: int, count: int) -> None:
+        """So many members in one call."""
+        spec = RangeSpec(RequestSpec("r", PROFILE, allow_pending=True), first, count)
+        (outcome,) = self.cluster.batch(
+            RequestsSubmitted(self.cluster.at, "job", (), ranges=(spec,))
+        )
+        assert not outcome.reason, outcome.message
+
+
+@contextmanager
+def database() -> Iterator[tuple[Store, Path]]:
+    """A fresh database."""
+    folder = Path(tempfile.mkdtemp(prefix="finegrain-ranges-"))
+    try:
+        with open_store(sqlite_url(folder / "books.db")) as store:
+            store.lead("bench")
+            yield store, folder / "books.db"
+    finally:
+        shutil.rmtree(folder)
+
+
+def taken_bytes() -> int:
+    """What Python has taken and not given back."""
+    gc.collect()
+    return tracemalloc.get_traced_memory()[0]
+
+
+def rows_of(path: Path) -> dict[str, int]:
+    """How many there are of what could pile up; and the longest text of a range's row."""
+    with sqlite3.connect(path) as connection:
+        found = {
+            table: int(connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0])
+            for table in ("requests", "request_ranges", "slots")
+        }
+        longest = "SELECT coalesce(max(length(ended)), 0) FROM request_ranges"
+        return found | {"longest": int(connection.execute(longest).fetchone()[0])}
+
+
+def asked(members: int, calls: int) -> Asked:
+    """Time without, and bytes with, counting them."""
+    figures = Asked(calls)
+    each = members // calls
+    for counted in (False, True):
+        with database() as (store, path):
+            bench = Bench(store)
+            if counted:
+                tracemalloc.start()
+            before, commits = taken_bytes() if counted else 0, bench.counting.commits
+            begun, bench.counting.cpu_s = time.process_time(), 0.0
+            for first in range(0, members, each):
+                bench.ask(first, each)
+            if counted:
+                figures.bytes_per_member = (taken_bytes() - before) / members
+                tracemalloc.stop()
+                continue
+            figures.commit_cpu_ms = 1e3 * bench.counting.cpu_s
+            figures.cpu_ms = 1e3 * (time.process_time() - begun) - figures.commit_cpu_ms
+            figures.transactions = bench.counting.commits - commits
+            figures.rows = sum(rows_of(path)[name] for name in ("requests", "request_ranges"))
+            figures.database_bytes = path.stat().st_size
+    return figures
+
+
+def restored_ms(members: int) -> float:
+    """CPU time until the books are read, from the store to the queue."""
+    with database() as (store, _path):
+        bench = Bench(store)
+        bench.ask(0, members)
+        return _read_ms(store)
+
+
+def _read_ms(store: Store) -> float:
+    begun = time.process_time()
+    State.restore(store.load(), EngineSettings(), ModelCluster().at)
+    return 1e3 * (time.process_time() - begun)
+
+
+def through(members: int, count: int, running: int) -> Through:
+    """Lets so many run through; time and bytes are counted apart."""
+    figures = Through(count, running)
+    for counted in (False, True):
+        with database() as (store, path):
+            bench = Bench(store)
+            if counted:
+                tracemalloc.start()
+            bench.ask(0, members)
+            before = taken_bytes() if counted else 0
+            _run_through(bench, path, figures, before if counted else None, (count, running))
+            if counted:
+                figures.bytes_after = taken_bytes() - before
+                tracemalloc.stop()
+            else:
+                figures.read_again_ms = _read_ms(store)
+    return figures
+
+
+def _run_through(
+    bench: Bench, path: Path, figures: Through, before: int | None, size: tuple[int, int]
+) -> None:
+    count, running = size
+    cluster, chance = bench.cluster, random.Random(1)
+    bench.counting.cpu_s = 0.0
+    begun = time.process_time()
+    for number in range(-(-running // HOST_SLOTS)):
+        total = {"cpu_milli": 64_000, "memory_bytes": 64 * GIB}
+        executor = ModelExecutor(f"host-{number}", total, PROFILE, slots_max=HOST_SLOTS)
+        cluster.register(executor)
+    ended, looked = 0, False
+    while ended < count:
+        if not looked and ended >= count // 2:
+            looked = True
+            slots = len(cluster.state.slots)
+            figures.row_bytes_max = rows_of(path)["longest"]
+            if before is not None:
+                figures.bytes_per_running = (taken_bytes() - before) / slots
+        while cluster.wire:
+            cluster.deliver(cluster.wire[0])
+        held = [key for key, slot in cluster.state.slots.items() if slot.state == "ALLOCATED"]
+        some = chance.sample(held, min(RELEASED_AT_ONCE, len(held), count - ended))
+        cluster.batch(SlotsReleased(cluster.at, "job", tuple(some)))
+        ended += len(some)
+    if before is None:
+        cpu_s = time.process_time() - begun - bench.counting.cpu_s
+        figures.cpu_us = 1e6 * cpu_s / count
+        figures.commit_cpu_us = 1e6 * bench.counting.cpu_s / count
+    have = sum(slot.state != "FREEING" for slot in cluster.state.slots.values())
+    figures.requests_after = len(cluster.state.requests) - have
+    figures.rows_after = rows_of(path)["requests"]
+
+
+async def process(members: int, calls: int) -> Process:
+    """The real process: before, with all of them, and after a kill."""
+    figures = Process(calls)
+    folder = Path(tempfile.mkdtemp(prefix="finegrain-ranges-"))
+    manager = RmProcess(folder / "rm", free_port())
+    manager.state_dir.mkdir(mode=0o700)
+    ensure_token_files(manager.state_dir, "")
+    try:
+        manager.start()
+        figures.ready_empty_s = await manager.ready()
+        await asyncio.sleep(SETTLE_S)
+        before, cpu_s = manager.memory_bytes(), manager.cpu_s()
+        figures.call_s = await _ask(manager, members, calls)
+        figures.cpu_s = manager.cpu_s() - cpu_s
+        await asyncio.sleep(SETTLE_S)
+        figures.rss_bytes = manager.memory_bytes() - before
+        manager.kill()
+        manager.start()
+        figures.ready_s = await manager.ready()
+    finally:
+        manager.kill()
+        shutil.rmtree(folder)
+    return figures
+
+
+async def _ask(manager: RmProcess, members: int, calls: int) -> float:
+    async with open_channel(manager.address, token=manager.token()) as channel:
+        rm: Any = ResourceManagerServiceStub(channel)
+        job_id = new_id()
+        registered = await rm.RegisterJob(
+            rm_pb2.RegisterJobRequest(
+                job_id=job_id, request_id=new_id(), name="bench", detached=True
+            )
+        )
+        each = members // calls
+        request = slots_pb2.SlotRequest(profile=profile_to_proto(PROFILE), allow_pending=True)
+        begun = time.monotonic()
+        for first in range(0, members, each):
+            part = slots_pb2.RequestRange(
+                range_id="r", first_index=first, count=each, request=request
+            )
+            answer = await rm.RequestResource(
+                rm_pb2.RequestResourceRequest(job_id=job_id, ranges=[part]),
+                metadata=((JOB_SECRET, registered.job_secret),),
+            )
+            assert not answer.range_results[0].HasField("error"), answer
+        return time.monotonic() - begun
+
+
+def show(figures: Figures) -> None:
+    """For people."""
+    print(f"{figures.members:,} members; {os.cpu_count()} cpus, load {os.getloadavg()[0]:.1f}")
+    for each in figures.asked:
+        print(
+            f"asked in {each.calls} calls: {each.cpu_ms:.1f} ms CPU and {each.commit_cpu_ms:.1f} ms"
+            f" for {each.transactions} transactions, {each.rows} rows,"
+            f" {each.database_bytes / MIB:.2f} MiB of database;"
+            f" {each.bytes_per_member:.3f} bytes of memory each"
+        )
+    print(f"read anew: {figures.restored_cpu_ms:.1f} ms CPU")
+    some = figures.through
+    print(
+        f"{some.members:,} ran through, {some.running:,} at a time, given back in random order:"
+        f" {some.cpu_us:.0f} us CPU each (with that of the model hosts), and"
+        f" {some.commit_cpu_us:.0f} us for commits"
+    )
+    print(
+        f"  {some.bytes_per_running:.0f} bytes per one that runs, {some.bytes_after:,} in all when"
+        f" they had ended ({some.requests_after} of their requests and {some.rows_after} rows of"
+        f" requests left); longest row {some.row_bytes_max:,} bytes; read anew"
+        f" {some.read_again_ms:.1f} ms"
+    )
+    for one in figures.processes:
+        print(
+            f"real process, {one.calls} calls: {one.call_s:.2f} s by the clock, {one.cpu_s:.2f} s"
+            f" CPU, {one.rss_bytes / MIB:.1f} MiB more"
+            f" ({one.rss_bytes / figures.members:.2f} bytes each); ready {one.ready_s:.2f} s after"
+            f" a kill ({one.ready_empty_s:.2f} s when empty)"
+        )
+
+
+def main() -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--members", type=int, default=1_000_000)
+    parser.add_argument("--through", type=int, default=100_000)
+    parser.add_argument("--running", type=int, default=5_000)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    figures = Figures(options.members)
+    for calls in (1, max(1, options.members // CALL_MEMBERS)):
+        figures.asked.append(asked(options.members, calls))
+    figures.restored_cpu_ms = restored_ms(options.members)
+    figures.through = through(options.members, options.through, options.running)
+    for calls in (1, max(1, options.members // CALL_MEMBERS)):
+        figures.processes.append(asyncio.run(process(options.members, calls)))
+    if options.json:
+        print(json.dumps({"python": platform.python_version(), **asdict(figures)}))
+    else:
+        show(figures)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
