@@ -25,6 +25,7 @@ from finegrain.resources import (
 from resource_manager.engine.entities import Executor, ExecutorState, Resize, Slot, SlotState
 from resource_manager.engine.host_notes import (
     Command,
+    Hold,
     Reach,
     Refusal,
     ResizeHold,
@@ -36,7 +37,7 @@ from resource_manager.engine.queue import DEFAULT_SLOTS, SLOTS, Shape, ShapeKey,
 if TYPE_CHECKING:
     from resource_manager.engine.settings import Strategy
 
-__all__ = ["Command", "Host", "Reach", "Refusal", "ResizeHold", "SlotKey", "StateSeen"]
+__all__ = ["Command", "Hold", "Host", "Reach", "Refusal", "ResizeHold", "SlotKey", "StateSeen"]
 
 UNLIMITED = AMOUNT_MAX
 """Stands for "no limit" where a number is needed."""
@@ -82,8 +83,7 @@ class Host:
     refusals: dict[ShapeKey, Refusal] = field(default_factory=dict)
     reach: Reach = field(default_factory=Reach)
     shrunk: bool = False  # registered with less than its slots have booked
-    held: Amounts = field(default_factory=dict)  # for somebody who was passed over for too long
-    held_slots: int = 0  # likewise
+    held: Hold | None = None
 
     @classmethod
     def of(cls, executor: Executor) -> Host:
@@ -241,20 +241,17 @@ class Host:
         return max(0, limit - len(self.slots)) if limit else UNLIMITED
 
     def spare(self) -> dict[str, int]:
-        """What is free beyond what is held: what anybody may have whom nothing is held for."""
-        free = self.free()
-        for name, amount in self.held.items():
-            left = free.get(name, 0) - amount
-            if left > 0:
-                free[name] = left
-            else:
-                free.pop(name, None)
-        return free
+        """What is free and not held: what anybody may have whom nothing is held for."""
+        if self.held is None:
+            return self.free()
+        return self.held.spare(self.free(), self.executor.registration.total, self.slots)
 
     def spare_slots(self) -> int:
-        """Slots that the host may still take beyond those that are held."""
+        """Slots that the host may still take, beyond those that are held."""
         left = self.slots_left()
-        return left if left == UNLIMITED else max(0, left - self.held_slots)
+        if self.held is None or left == UNLIMITED:
+            return left
+        return self.held.spare_slots(left, self.executor.registration.slots_max, self.slots)
 
     def empty(self) -> dict[str, int]:
         """What the host could give if it had no slots, in columns of the index."""

@@ -4,9 +4,12 @@ be asked again, whether it can be dialled. Knows what each of them means, not wh
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from finegrain.resources import Amounts
 from resource_manager.engine.effects import SendAllocate, SendFree, SendResize
+from resource_manager.engine.entities import Slot
 
 SlotKey = tuple[str, int]
 """Identity of a slot: allocation id and generation."""
@@ -77,6 +80,43 @@ class ResizeHold:
     message: str
     state_seen: StateSeen | None
     active: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """What a host keeps for somebody who was passed over for too long: amounts as they are booked
+    there, and so many slots.
+
+    `before` is what was booked by those slots that were there when it began, and that it waits for.
+    Others may have what is free as long as they, together with what is kept, do not take more than
+    there is in all: what they have then delays nobody, since it is not waited for.
+    """
+
+    amounts: Amounts
+    slots: int
+    before: Mapping[SlotKey, Amounts]
+
+    def spare(self, free: Amounts, total: Amounts, slots: Mapping[SlotKey, Slot]) -> dict[str, int]:
+        """What of the free amounts others may have; no zeros."""
+        since: dict[str, int] = {}
+        for key, slot in slots.items():
+            before = self.before.get(key, {})
+            for name, amount in slot.booked.items():
+                if amount > before.get(name, 0):
+                    since[name] = since.get(name, 0) + amount - before.get(name, 0)
+        spare = {}
+        for name, amount in free.items():
+            beyond = total.get(name, 0) - self.amounts.get(name, 0) - since.get(name, 0)
+            if name not in self.amounts:
+                beyond = amount
+            if min(amount, beyond) > 0:
+                spare[name] = min(amount, beyond)
+        return spare
+
+    def spare_slots(self, left: int, most: int, slots: Mapping[SlotKey, Slot]) -> int:
+        """How many of the slots that are left others may have."""
+        since = sum(key not in self.before for key in slots)
+        return max(0, min(left, most - self.slots - since))
 
 
 @dataclass(slots=True)

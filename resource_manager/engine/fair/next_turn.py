@@ -47,9 +47,9 @@ class NextTurn:
     def is_anothers(self, slot: Slot) -> bool:
         """True if what the slot frees would not go to its job."""
         host = self._state.hosts[slot.executor_id]
-        if _waits_for_it(host, slot) or self._is_above_maximum(slot):
-            return True
         there = _There(host, slot)
+        if not there.is_left or self._is_above_maximum(slot):
+            return True
         if self._state.settings.fairness.order == "arrival":
             return self._came_before(slot, there)
         job = self.tree.jobs[slot.job_id]
@@ -132,8 +132,16 @@ class _There:
 
     def __init__(self, host: Host, slot: Slot) -> None:
         self.host = host
-        self.amounts = add(host.spare(), slot.booked)
-        self.slots = host.spare_slots() + (host.slots_left() != UNLIMITED)
+        self.amounts: dict[str, int] = add(host.free(), slot.booked)
+        self.slots = host.slots_left() + (host.slots_left() != UNLIMITED)
+        if host.held is not None:
+            registration = host.executor.registration
+            others = {key: each for key, each in host.slots.items() if each is not slot}
+            self.amounts = host.held.spare(self.amounts, registration.total, others)
+            if self.slots != UNLIMITED:
+                self.slots = host.held.spare_slots(self.slots, registration.slots_max, others)
+        # False: it is held for somebody.
+        self.is_left = self.slots > 0 and fits(slot.booked, self.amounts)
 
     def fits(self, shape: Shape) -> bool:
         """True if one of this shape would fit."""
@@ -198,13 +206,3 @@ class _Less:
         self.id = group.id
         self.maximum = group.maximum
         self.used = {name: group.used.get(name, 0) - booked.get(name, 0) for name in group.maximum}
-
-
-def _waits_for_it(host: Host, slot: Slot) -> bool:
-    """True if what the slot frees is held for somebody for whom it is not free yet."""
-    free = host.free()
-    if host.held_slots > host.slots_left():
-        return True
-    return any(
-        amount > free.get(name, 0) for name, amount in host.held.items() if name in slot.booked
-    )

@@ -16,7 +16,7 @@ from resource_manager.engine.state import State
 
 def is_held_from(host: Host, shape: Shape) -> bool:
     """True if one of a shape would fit on a host but for what is held there."""
-    if not (host.held or host.held_slots):
+    if host.held is None:
         return False
     need = host.need_of(shape)
     if not need or host.slots_left() < 1 or not fits(need, host.free()):

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from resource_manager.engine.fair.held import Held, Reservation
 from resource_manager.engine.state import State
 
-_NOTHING = Held({}, 0)
-
 
 def reservations(state: State) -> Iterator[str]:
     """Everything that is wrong, as of a moment when a decision has just been made."""
@@ -34,9 +32,10 @@ def reservations(state: State) -> Iterator[str]:
     if held.keys() != books.on_host.keys():
         yield f"{sorted(held)} hold for somebody, {sorted(books.on_host)} are counted"
     for name, host in state.hosts.items():
-        kept = held.get(name, _NOTHING)
-        if (host.held, host.held_slots) != (kept.amounts, kept.slots):
-            yield f"executor {name} holds {host.held} and {host.held_slots} slots, not {kept}"
+        wanted = held.get(name)
+        holds = None if host.held is None else Held(host.held.amounts, host.held.slots)
+        if holds != wanted:
+            yield f"executor {name} holds {holds}, not {wanted}"
 
 
 def _one(state: State, each: Reservation) -> Iterator[str]:

@@ -20,10 +20,12 @@ from __future__ import annotations
 
 import heapq
 
+from resource_manager.engine.fair.flows import GROUP
 from resource_manager.engine.fair.held import Place, Reservation
 from resource_manager.engine.fair.holders import Holder, RequestHolder, held_for, holder_of
 from resource_manager.engine.fair.limits import Stop, counted, stopped_by, whole
 from resource_manager.engine.fair.starving import PassedOver
+from resource_manager.engine.host import Hold
 from resource_manager.engine.placement.indexes import carries
 from resource_manager.engine.queue import Shape
 from resource_manager.engine.state import State
@@ -112,7 +114,8 @@ def _help(turn: Turn, passed: PassedOver) -> bool:
     books.add(made)
     for name, held in place.held.items():
         host = state.hosts[name]
-        host.held, host.held_slots = held.amounts, held.slots
+        before = {key: slot.booked for key, slot in host.slots.items()}
+        host.held = Hold(held.amounts, held.slots, before)
         state.indexes.follow(host)
     _tell(turn, "reservation_made", made, _what_is_held(made))
     return True
@@ -174,7 +177,7 @@ def _void(state: State, each: Reservation) -> str:
         return "it cannot be placed there any more"
     stop = _stopped_by(state, each.holder, each.place)
     if stop is not None:
-        return f"a maximum of {stop.group_id} stops it"
+        return f"a maximum of group {stop.group_id.removeprefix(GROUP)} stops it"
     host = state.hosts[each.lacking]
     if not host.slots and not host.unowned and not _fits(state, each.lacking, each):
         return f"executor {each.lacking} has less than it says, even when empty"
@@ -222,10 +225,11 @@ def _fits(state: State, name: str, each: Reservation) -> bool:
 def _end(turn: Turn, ended: Reservation, why: str) -> None:
     state = turn.state
     state.reservations.remove(ended)
+    state.starving.look_at_once()
     for name in ended.place.held:
         host = state.hosts.get(name)
         if host is not None:
-            host.held, host.held_slots = {}, 0
+            host.held = None
             state.touch(host)
     _tell(turn, "reservation_ended", ended, f"{ended.holder.title}: {why}")
 

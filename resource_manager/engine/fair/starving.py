@@ -108,6 +108,11 @@ class Starving:
             return True
         return self._look_ms is not None and self._look_ms <= now_ms
 
+    def look_at_once(self) -> None:
+        """Somebody who is ripe may be helped now who could not be before."""
+        if self._ripe:
+            self._look_ms = 0
+
     def looked(self, now_ms: int, *, stuck: bool) -> None:
         """They were looked at; `stuck`: somebody could not be helped."""
         self._look_ms = now_ms + LOOK_INTERVAL_MS if self._ripe else None

@@ -225,7 +225,7 @@ def _give_back_idle(turn: Turn) -> None:
         host = state.hosts.get(provision.executor_id)
         if provision.state is not ProvisionState.REGISTERED or host is None:
             continue
-        busy = host.slots or host.held or host.held_slots
+        busy = host.slots or host.held is not None
         if busy or host.executor.state is not ExecutorState.ACTIVE:
             provision.idle_since_ms = None
             continue
