@@ -11,9 +11,9 @@ from array import array
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from finegrain.intervals import IntervalSet
 from finegrain.resources import Amounts, ResourceProfile
 from resource_manager.engine.fair.durations import Durations
-from resource_manager.engine.intervals import IntervalSet
 
 
 @dataclass(frozen=True, slots=True)

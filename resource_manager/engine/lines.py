@@ -12,7 +12,7 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass, field
 
-from resource_manager.engine.intervals import IntervalSet
+from finegrain.intervals import IntervalSet
 from resource_manager.engine.shapes import Shape
 
 PARKED = -1

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from finegrain.intervals import Run
 from finegrain.resources import (
     MEMORY_BYTES,
     MEMORY_GRAIN_BYTES,
@@ -20,7 +21,6 @@ from finegrain.resources import (
     ResourceProfile,
     booking,
 )
-from resource_manager.engine.intervals import Run
 from resource_manager.engine.singles import Labels
 
 if TYPE_CHECKING:
