@@ -47,6 +47,7 @@ class Report:
         self._create_time = create_time
         self._on_progress = on_progress
         self._total: Mapping[str, int] = {}
+        self._trouble = ""
         self._told, self._kept = -TOLD_EVERY_S, -KEPT_EVERY_S
         self.progress = Progress(BatchState.OPEN, threads, 0, 0, 0, threads)
 
@@ -87,12 +88,19 @@ class Report:
         return Changes(meta=self._kept_progress())
 
     async def watch_cluster(self) -> None:
-        """Looks now and then how large the cluster is that the slots are a share of."""
+        """Looks now and then how large the cluster is that the slots are a share of, and whether
+        it answers at all.
+        """
         while True:
+            trouble = ""
             try:
                 self._total = (await self._cluster.info()).total
-            except FinegrainError:
-                self._total = {}
+            except FinegrainError as error:
+                trouble = error.message
+            if trouble != self._trouble:
+                self._trouble = trouble
+                self.progress = replace(self.progress, message=trouble)
+                self._tell()
             await asyncio.sleep(LOOK_EVERY_S)
 
     def _tell(self) -> None:
@@ -129,7 +137,7 @@ class Report:
             estimate=book.pace.estimate(
                 moment, to_run=queued, running_s=running_s, at_once=len(running_s)
             ),
-            message=book.stopping,
+            message=book.stopping or self._trouble,
             update_time=moment,
         )
 

@@ -69,6 +69,7 @@ class Runner:
         Raises:
             FinegrainError, OSError: it cannot go on; a new runner may.
         """
+        watching = asyncio.create_task(self.report.watch_cluster())
         try:
             await self._on_disk(partial(sweep, self._state.results_dir))
             why: str | None = None
@@ -83,6 +84,8 @@ class Runner:
                     why = await self._life(known)
             return await self._conclude(why)
         finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
             self._disk.shutdown()
 
     def wake(self, wish: str) -> None:
@@ -105,15 +108,12 @@ class Runner:
             self._session = session
             if self._wish:
                 session.wake(self._wish)
-            watching = asyncio.create_task(self.report.watch_cluster())
             try:
                 await session.run()
             except JobGone as gone:
                 return await self._gone(gone.error, row)
             finally:
                 self._session = None
-                watching.cancel()
-                await asyncio.gather(watching, return_exceptions=True)
             if session.wish != "leave":
                 await self._end(job, row)
             return book.stopping

@@ -44,6 +44,7 @@ from finegrain_client.batch.slots import (
 )
 from finegrain_client.batch.state_file import Changes, JobRow, StateFile
 from finegrain_client.batch.work import Attempt
+from finegrain_client.errors import RequestRejected
 from finegrain_client.types import RequestState
 
 T = TypeVar("T")
@@ -150,7 +151,7 @@ class Session:
             case AskFailed():
                 book.not_taken_in(news.first, news.count)
                 if news.error is not None:
-                    book.stop(f"its requests were refused: {news.error.message}")
+                    book.stop(f"its requests were refused: {why_refused(news.error)}")
             case ReuseAnswered(answers):
                 for slot, member, agreed in answers:
                     book.reuse_answered(slot, member, agreed=agreed)
@@ -270,3 +271,12 @@ class Session:
 def is_over(error: FinegrainError) -> bool:
     """Whether this says that the job is over, which the watch stream tells too."""
     return error.reason in (Reason.JOB_ENDED, Reason.JOB_UNKNOWN)
+
+
+def why_refused(error: FinegrainError) -> str:
+    """Why requests were refused. Those of a batch are all alike: what was said of one holds for
+    all.
+    """
+    if isinstance(error, RequestRejected):
+        return error.rejections[0].message or str(error.rejections[0].reason)
+    return error.message

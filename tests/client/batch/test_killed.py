@@ -4,6 +4,7 @@ one result, and everything that was said to be so stays so."""
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import shutil
 import tempfile
@@ -17,6 +18,9 @@ import finegrain_client as fg
 from tests.client.batch.world import World, inhabit, live, output_of
 
 ALWAYS = 1_000
+
+IN_MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+"""Thousands of commits, each of them synced: a disk would only make it slow."""
 
 
 async def disturb(world: World, trouble: int) -> None:
@@ -45,7 +49,7 @@ async def disturb(world: World, trouble: int) -> None:
             world.end_one()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     threads=st.integers(1, 12),
     slots=st.integers(1, 5),
@@ -64,7 +68,7 @@ def test_every_thread_has_one_result_whenever_the_runner_is_killed(
     speculate: bool,
     seed: int,
 ) -> None:
-    folder = Path(tempfile.mkdtemp(prefix="fg-batch-"))
+    folder = Path(tempfile.mkdtemp(prefix="fg-batch-", dir=IN_MEMORY))
     spec = fg.BatchSpec(
         threads,
         ["work", "{index}", "{attempt}"],

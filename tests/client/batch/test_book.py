@@ -1,0 +1,353 @@
+"""What the book of a batch decides: who runs where, who is tried again, how many wait in line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+import finegrain_client as fg
+from finegrain.intervals import IntervalSet
+from finegrain_client.batch.book import LOSSES_MAX, REFUSALS_MAX, USES_MAX, Book, take_last
+from finegrain_client.batch.holding import Actions, Ending, Phase, RunOutcome, SlotKey, Start
+from finegrain_client.batch.state_file import AttemptRow, Known
+from finegrain_client.batch.threads import DELAYED, DONE, FAILED, TODO
+from finegrain_client.batch.values import nothing_known
+
+OK = RunOutcome(Ending.OK, nothing_known(0, ""))
+BAD = RunOutcome(Ending.FAILED, nothing_known(0, "exit 1"), "exit 1")
+REFUSED = RunOutcome(Ending.REFUSED, nothing_known(0, "not found"), "not found")
+LOST = RunOutcome(Ending.LOST, message="lost")
+CANCELLED = RunOutcome(Ending.CANCELLED, message="cancelled")
+
+
+class Story:
+    """A book, a clock, and the names of slots by member."""
+
+    def __init__(self, threads: int, known: Known | None = None, **spec: Any) -> None:
+        more = {"retry_delay_s": 10.0} | spec
+        self.book = Book(fg.BatchSpec(threads, ["work"], **more), known or Known())
+        self.now = 1000.0
+
+    def decide(self) -> Actions:
+        return self.book.decide(self.now)
+
+    def grant(self, *members: int, generation: int = 1) -> Actions:
+        for member in members:
+            self.book.granted(slot(member, generation), member, "host-a")
+        return self.decide()
+
+    def end(self, thread: int, attempt: int, outcome: RunOutcome) -> Actions:
+        self.book.run_ended((thread, attempt), outcome, self.now)
+        return self.decide()
+
+
+def slot(member: int, generation: int = 1) -> SlotKey:
+    return f"r.{member}", generation
+
+
+def test_a_new_batch_asks_for_a_slot_per_thread() -> None:
+    story = Story(5)
+    actions = story.decide()
+    assert actions.ask == (0, 5)
+    assert [(each.first_index, each.count) for each in actions.changes.asked] == [(0, 5)]
+    assert story.decide().ask is None
+
+
+def test_a_slot_runs_the_thread_of_its_own_index() -> None:
+    story = Story(5)
+    story.decide()
+    assert story.grant(3, 1).start == [Start(slot(3), 3, 1), Start(slot(1), 1, 1)]
+
+
+def test_an_attempt_is_written_down_with_its_slot() -> None:
+    story = Story(1)
+    story.decide()
+    actions = story.grant(0)
+    assert actions.changes.begun == [AttemptRow(0, 1, 0, "r.0", 1, "host-a", 1000.0)]
+
+
+def test_a_slot_whose_thread_is_done_is_asked_for_the_next_one_in_line() -> None:
+    story = Story(3)
+    story.decide()
+    story.grant(1)
+    actions = story.end(1, 1, OK)
+    assert actions.reuse == [(slot(1), 0)]
+    assert (actions.start, actions.release) == ([], [])
+    story.book.reuse_answered(slot(1), 0, agreed=True)
+    assert story.decide().start == [Start(slot(1), 0, 1)]
+
+
+def test_a_slot_that_may_not_go_on_is_gone_and_the_request_waits_on() -> None:
+    story = Story(2)
+    story.decide()
+    story.grant(0)
+    story.end(0, 1, OK)
+    story.book.reuse_answered(slot(0), 1, agreed=False)
+    actions = story.decide()
+    assert (actions.start, actions.ask, actions.release) == ([], None, [])
+    assert list(story.book.waiting) == [1]
+    assert story.grant(1).start == [Start(slot(1), 1, 1)]
+
+
+def test_a_request_that_was_named_and_ended_otherwise_is_asked_for_anew() -> None:
+    """Else somebody would be believed to wait in line whom nobody knows."""
+    story = Story(2)
+    story.decide()
+    story.grant(0)
+    story.end(0, 1, OK)
+    story.book.request_ended("r.1", 1)
+    story.book.reuse_answered(slot(0), 1, agreed=False)
+    assert story.decide().ask == (2, 1)
+
+
+def test_nothing_left_to_do_gives_the_slots_back() -> None:
+    story = Story(1)
+    story.decide()
+    story.grant(0)
+    actions = story.end(0, 1, OK)
+    assert actions.release == [slot(0)]
+    assert [each.ok for each in actions.changes.results] == [True]
+    assert story.book.is_over
+
+
+def test_a_slot_is_given_back_after_so_many_threads() -> None:
+    story = Story(USES_MAX + 5)
+    story.decide()
+    actions = story.grant(0)
+    for _ in range(USES_MAX - 1):
+        (start,) = actions.start
+        ((key, member),) = story.end(start.thread, 1, OK).reuse
+        story.book.reuse_answered(key, member, agreed=True)
+        actions = story.decide()
+    (start,) = actions.start
+    assert story.end(start.thread, 1, OK).release == [slot(0)]
+
+
+def test_a_thread_that_failed_is_tried_again_later_and_asks_for_a_slot_then() -> None:
+    story = Story(1, retries=1)
+    story.decide()
+    story.grant(0)
+    actions = story.end(0, 1, BAD)
+    assert actions.release == [slot(0)]
+    assert actions.changes.ended == [(0, 1, "failed", "exit 1")]
+    assert story.book.threads[0] == DELAYED
+    story.now += 9
+    assert story.decide().ask is None
+    story.now += 1
+    assert story.decide().ask == (1, 1)
+    assert story.grant(1).start == [Start(slot(1), 0, 2)]
+    (result,) = story.end(0, 2, BAD).changes.results
+    assert (result.ok, result.attempt, result.attempts) == (False, 2, 2)
+    assert story.book.is_over
+
+
+def test_pauses_before_retries_double_up_to_a_minute() -> None:
+    spec = fg.BatchSpec(1, ["work"], retry_delay_s=1)
+    assert [spec.retry_after_s(each) for each in (1, 2, 3, 7, 500)] == [1, 2, 4, 60, 60]
+
+
+def test_a_lost_slot_is_no_failure_and_its_thread_comes_first() -> None:
+    story = Story(3, retries=0)
+    story.decide()
+    story.grant(0, 1)
+    story.book.back_in_line("r.0", 0)
+    story.end(0, 1, LOST)
+    assert story.book.threads[0] == TODO
+    assert story.grant(2).start == [Start(slot(2), 2, 1)]
+    assert story.grant(0, generation=2).start == [Start(slot(0, 2), 0, 2)]
+
+
+def test_a_slot_that_comes_back_with_its_task_goes_on_with_it() -> None:
+    """Its executor was silent for too long, and was not dead: the same attempt is taken up."""
+    story = Story(1)
+    story.decide()
+    story.grant(0)
+    story.book.back_in_line("r.0", 0)
+    story.end(0, 1, LOST)
+    actions = story.grant(0)
+    assert actions.start == [Start(slot(0), 0, 1, again=True)]
+    assert actions.changes.reopened == [(0, 1)]
+
+
+def test_a_slot_that_comes_back_too_late_is_not_used() -> None:
+    """Something may still run in it, and its thread runs elsewhere."""
+    story = Story(2)
+    story.decide()
+    story.grant(0)
+    story.book.back_in_line("r.0", 0)
+    story.book.run_ended((0, 1), LOST, story.now)
+    story.book.granted(slot(1), 1, "host-a")
+    story.end(1, 1, OK)
+    story.book.request_ended("r.0", 0)
+    story.decide()
+    story.grant(2)
+    assert story.book.runs.keys() == {(0, 2)}
+    assert story.grant(0).release == [slot(0)]
+
+
+def test_a_thread_that_loses_every_slot_is_given_up() -> None:
+    story = Story(1)
+    story.decide()
+    for generation in range(1, LOSSES_MAX + 1):
+        story.grant(0, generation=generation)
+        story.book.back_in_line("r.0", 0)
+        actions = story.end(0, generation, LOST)
+    (result,) = actions.changes.results
+    assert "lost its slot" in result.message
+    assert story.book.threads[0] == FAILED
+
+
+def test_a_task_that_somebody_ended_is_run_again() -> None:
+    story = Story(1, retries=0)
+    story.decide()
+    story.grant(0)
+    story.end(0, 1, CANCELLED)
+    assert (story.book.threads[0], story.book.losses) == (TODO, 1)
+
+
+def test_a_command_that_nobody_has_stops_the_batch() -> None:
+    story = Story(500)
+    story.decide()
+    story.grant(*range(10))
+    for thread in range(REFUSALS_MAX):
+        story.end(thread, 1, REFUSED)
+    assert "not found" in story.book.stopping
+    for thread in range(REFUSALS_MAX, 10):
+        story.end(thread, 1, REFUSED)
+    assert story.book.is_over
+    assert story.book.threads.left == 500
+
+
+def test_a_command_that_one_host_does_not_have_is_tried_elsewhere() -> None:
+    story = Story(500, retries=1)
+    story.decide()
+    story.grant(*range(6))
+    story.book.started()
+    for thread in range(6):
+        story.end(thread, 1, REFUSED)
+    assert not story.book.stopping
+    assert story.book.threads.counts[DELAYED] == 6
+
+
+def test_the_first_failure_stops_where_that_is_wished() -> None:
+    story = Story(10, retries=0, on_failure="stop")
+    story.decide()
+    story.grant(0, 1)
+    actions = story.end(0, 1, BAD)
+    assert actions.release == [slot(0)]
+    assert actions.give_up == [(2, 8)]
+    assert not story.book.is_over
+    story.end(1, 1, OK)
+    assert story.book.is_over
+    assert (story.book.threads.counts[DONE], story.book.threads.left) == (1, 8)
+
+
+def test_too_many_failures_stop_a_batch() -> None:
+    story = Story(10, retries=0, failures_max=1)
+    story.decide()
+    story.grant(0, 1)
+    story.end(0, 1, BAD)
+    assert story.book.stopping == ""
+    story.end(1, 1, BAD)
+    assert "2 threads have failed" in story.book.stopping
+
+
+def straggling(**spec: Any) -> Story:
+    """Nine of ten threads took a second, the last one runs for three."""
+    story = Story(10, speculate=True, **spec)
+    story.decide()
+    story.grant(*range(10))
+    for thread in range(9):
+        done = RunOutcome(Ending.OK, nothing_known(thread, ""))
+        assert done.result is not None
+        object.__setattr__(done.result, "duration_s", 1.0)
+        story.end(thread, 1, done)
+    story.now += 3
+    return story
+
+
+def test_a_straggler_runs_a_second_time_and_the_first_to_finish_counts() -> None:
+    story = straggling()
+    assert story.decide().ask == (10, 1)
+    assert story.grant(10).start == [Start(slot(10), 9, 2)]
+    assert story.decide().ask is None
+    assert story.book.speculative == 1
+    actions = story.end(9, 2, OK)
+    assert [each.attempt for each in actions.changes.results] == [2]
+    assert actions.cancel == [(9, 1)]
+    assert not story.book.is_over
+    actions = story.end(9, 1, OK)
+    assert not actions.changes.results
+    assert story.book.is_over
+
+
+def test_a_straggler_that_ends_by_itself_wants_no_second_run() -> None:
+    story = straggling()
+    story.decide()
+    actions = story.end(9, 1, OK)
+    assert actions.give_up == [(10, 1)]
+    assert story.grant(10).start == []
+
+
+def test_nobody_is_a_straggler_while_others_wait_or_without_the_wish() -> None:
+    story = straggling()
+    story.book.spec = fg.BatchSpec(10, ["work"])
+    assert story.decide().ask is None
+
+
+def test_a_failed_second_run_leaves_the_first_one_alone() -> None:
+    story = straggling(retries=0)
+    story.decide()
+    story.grant(10)
+    actions = story.end(9, 2, BAD)
+    assert not actions.changes.results
+    assert story.end(9, 1, OK).changes.results[0].ok
+
+
+def test_no_more_slots_than_wished_are_asked_for() -> None:
+    story = Story(10, slots_max=3)
+    assert story.decide().ask == (0, 3)
+    story.grant(0, 1, 2)
+    actions = story.end(1, 1, OK)
+    assert (actions.release, actions.ask) == ([slot(1)], None)
+    story.book.request_ended("r.1", 1)
+    assert story.decide().ask == (3, 1)
+
+
+def test_requests_that_were_not_taken_in_are_made_again() -> None:
+    story = Story(4)
+    story.decide()
+    story.book.not_taken_in(0, 4)
+    assert story.decide().ask == (4, 4)
+
+
+def test_a_runner_that_comes_back_takes_up_what_runs_and_repeats_what_is_lost() -> None:
+    known = Known(
+        final={0: fg.ThreadState.DONE},
+        attempts={0: 1, 1: 1, 2: 1},
+        open=[
+            AttemptRow(1, 1, 0, "r.1", 1, "host-a", 900.0),
+            AttemptRow(2, 1, 0, "r.2", 1, "host-a", 900.0),
+        ],
+        used={slot(0), slot(1), slot(2)},
+    )
+    story = Story(3, known)
+    story.book.take_over(known.open, known.lost, known.used)
+    story.book.granted(slot(0), 0, "host-a")
+    story.book.granted(slot(1), 1, "host-a")
+    story.book.taken_over()
+    actions = story.decide()
+    assert actions.start == [Start(slot(1), 1, 1, again=True)]
+    assert actions.changes.ended == [(2, 1, "lost", "its slot was gone when the runner came back")]
+    assert story.book.holds["r.0"].phase is Phase.GOING  # it ran a thread, and nobody waits
+    assert actions.ask == (0, 1)
+
+
+@given(st.sets(st.integers(0, 40)), st.integers(0, 45))
+def test_the_last_ones_are_taken_out(numbers: set[int], count: int) -> None:
+    kept = IntervalSet.of(numbers)
+    taken = [each for start, end in take_last(kept, count) for each in range(start, end)]
+    assert sorted(taken) == sorted(numbers)[max(0, len(numbers) - count) :]
+    assert set(kept) == numbers - set(taken)

@@ -1,0 +1,161 @@
+"""The state file: one runner, one result, and nothing half-written."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import stat
+import subprocess
+import sys
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+import finegrain_client as fg
+from finegrain_client.batch.look import look, read_thread_results, state_files
+from finegrain_client.batch.state_file import AskedRow, AttemptRow, Changes, StateFile
+from finegrain_client.batch.values import nothing_known
+
+SPEC = fg.BatchSpec(
+    3,
+    ["work", "{index}"],
+    slot=fg.SlotSpec(cpu_milli=250, labels={"zone": "a"}),
+    env={"LANG": "C"},
+    failures_max=2,
+)
+BEGUN = AttemptRow(1, 1, 1, "r.1", 1, "host-a", 1000.5)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "deeper" / "state"
+
+
+def test_what_was_written_is_there_after_a_kill(path: Path) -> None:
+    """A process that ends without a word, right after `write` returned."""
+    code = f"""
+import os
+import finegrain_client as fg
+from pathlib import Path
+from finegrain_client.batch.state_file import *
+from finegrain_client.batch.values import nothing_known
+state = StateFile.create(Path({str(path)!r}), fg.BatchSpec(3, ["work"]), None)
+row = state.add_job("job-1", "secret")
+begun = AttemptRow(1, 1, 1, "r.1", 1, "host-a", 1000.5)
+state.write(1, Changes(begun=[begun], results=[nothing_known(0, "why")], asked=[AskedRow(0, 3)]))
+os._exit(9)
+"""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    assert subprocess.run([sys.executable, "-c", code], env=environment).returncode == 9
+    known = StateFile.open(path).known()
+    assert known.final == {0: fg.ThreadState.FAILED}
+    assert known.open == [BEGUN]
+    assert known.used == {("r.1", 1)}
+    assert known.asked == [AskedRow(0, 3)]
+    assert known.job is not None
+    assert (known.job.job_id, known.job.secret, known.job.ended) == ("job-1", "secret", False)
+
+
+def test_the_batch_is_read_as_it_was_written(path: Path) -> None:
+    state = StateFile.create(path, SPEC, Path("results"))
+    state.close()
+    again = StateFile.open(path)
+    assert again.spec == SPEC
+    assert again.results_dir == Path("results").absolute()
+    assert again.batch_id == state.batch_id
+
+
+def test_the_first_result_stays(path: Path) -> None:
+    state = StateFile.create(path, SPEC, None)
+    moment = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+    first = replace(nothing_known(0, "first"), start_time=moment, stdout_tail=b"\x00\xff")
+    state.write(0, Changes(results=[first]))
+    state.write(0, Changes(results=[nothing_known(0, "second")]))
+    assert state.results() == [first]
+    assert list(read_thread_results(path)) == [first]
+
+
+def test_a_file_is_for_its_owner_only(path: Path) -> None:
+    """It holds the secret of the batch's job."""
+    StateFile.create(path, SPEC, None)
+    modes = {stat.S_IMODE(each.stat().st_mode) for each in path.parent.iterdir()}
+    assert modes == {0o600}
+
+
+def test_two_runners_never_work_on_one_batch(path: Path) -> None:
+    state = StateFile.create(path, SPEC, None)
+    with pytest.raises(fg.AlreadyExists, match=f"pid {os.getpid()}") as refused:
+        StateFile.open(path)
+    assert refused.value.reason == fg.Reason.STORE_IN_USE
+    assert look(path).runner_pid == os.getpid()
+    state.close()
+    assert not look(path).is_worked_on
+    StateFile.open(path).close()
+
+
+def test_a_batch_is_not_made_where_there_is_one(path: Path) -> None:
+    StateFile.create(path, SPEC, None).close()
+    with pytest.raises(fg.AlreadyExists, match="exists already"):
+        StateFile.create(path, SPEC, None)
+
+
+def test_what_ran_under_a_job_that_is_over_is_not_expected_back(path: Path) -> None:
+    state = StateFile.create(path, SPEC, None)
+    row = state.add_job("job-1", "secret")
+    state.write(row.number, Changes(begun=[BEGUN], asked=[AskedRow(0, 3)]))
+    state.end_job(row.number)
+    known = state.known()
+    assert (known.open, known.asked, known.losses) == ([], [], {})
+    assert known.attempts == {1: 1}  # its number is not used again
+
+
+def test_failures_can_be_forgotten(path: Path) -> None:
+    state = StateFile.create(path, SPEC, None)
+    row = state.add_job("job-1", "secret")
+    ended = [(1, 1, "failed", "exit 1")]
+    state.write(row.number, Changes(begun=[BEGUN], ended=ended, results=[nothing_known(1, "")]))
+    assert state.known().failures == {1: 1}
+    assert state.forget_failures() == 1
+    known = state.known()
+    assert (known.final, known.failures, known.attempts) == ({}, {}, {1: 1})
+
+
+@pytest.mark.parametrize("content", [b"not a database at all" * 100, b""])
+def test_other_files_are_refused(path: Path, content: bytes) -> None:
+    path.parent.mkdir()
+    path.write_bytes(content)
+    with pytest.raises(fg.ConfigurationError) as refused:
+        StateFile.open(path)
+    assert refused.value.reason == fg.Reason.STORE_CORRUPT
+    with pytest.raises(fg.ConfigurationError):
+        look(path)
+
+
+def test_a_file_of_another_version_is_refused(path: Path) -> None:
+    StateFile.create(path, SPEC, None).close()
+    with sqlite3.connect(path) as connection:
+        connection.execute("pragma user_version = 99")
+    with pytest.raises(fg.ConfigurationError, match="version 99") as refused:
+        StateFile.open(path)
+    assert refused.value.reason == fg.Reason.STORE_SCHEMA
+
+
+def test_a_file_that_is_not_there_is_not_made(path: Path) -> None:
+    for open_it in (StateFile.open, look):
+        with pytest.raises(fg.NotFound):
+            open_it(path)
+    assert not path.parent.exists()
+
+
+def test_new_batches_lie_in_the_default_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FINEGRAIN_BATCH_DIR", str(tmp_path))
+    name = fg.batch.default_state_file("sort & count")
+    assert name.parent == tmp_path
+    assert name.name.startswith("sort-count-")
+    StateFile.create(name, SPEC, None).close()
+    assert state_files() == [name]
+    assert fg.batch.default_state_file("sort & count") != name

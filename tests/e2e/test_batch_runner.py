@@ -1,0 +1,222 @@
+"""Batches on real executors through the client: everything that can be killed is killed in the
+middle, and every thread has one result."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import finegrain_client as fg
+from tests.e2e.driving import Daemons, Small, eventually, unique
+
+pytestmark = pytest.mark.slow
+
+RUNNER = """
+import asyncio, sys
+import finegrain_client as fg
+
+async def main():
+    state_file, results_dir, work, threads = sys.argv[1:]
+    spec = fg.BatchSpec(
+        int(threads),
+        ["sh", "-c", work],
+        slot=fg.SlotSpec(cpu_milli=200, memory_bytes=16 * fg.MIB),
+        retry_delay_s=0.1,
+    )
+    async with fg.connect() as cluster:
+        batch = fg.BatchJob(cluster, spec, state_file=state_file, results_dir=results_dir)
+        await batch.run()
+
+asyncio.run(main())
+"""
+
+SLOT = fg.SlotSpec(cpu_milli=200, memory_bytes=16 * fg.MIB)
+
+
+class Batch:
+    """A batch whose runner is a process, and what its commands have noted."""
+
+    def __init__(self, folder: Path, environment: dict[str, str], threads: int = 60) -> None:
+        self.folder, self.environment, self.threads = folder, environment, threads
+        self.state_file, self.results_dir = folder / "state", folder / "results"
+        self.notes = folder / "notes"
+        self.notes.touch()
+        # What one command notes is one write: lines of several do not mix.
+        self.work = (
+            f"sleep 0.2; echo $FINEGRAIN_BATCH_INDEX >> {self.notes}; echo {{index}} is done"
+        )
+
+    def start(self) -> subprocess.Popen[bytes]:
+        args = (self.state_file, self.results_dir, self.work, self.threads)
+        return subprocess.Popen(
+            [sys.executable, "-c", RUNNER, *map(str, args)], env=self.environment
+        )
+
+    @property
+    def done(self) -> int:
+        """Threads that have their result."""
+        if not self.state_file.exists():
+            return 0
+        try:
+            return fg.batch.look(self.state_file).progress.done
+        except fg.FinegrainError:
+            return 0  # it is just being made
+
+    def await_done(self, threads: int) -> None:
+        eventually(lambda: self.done >= threads, f"{threads} threads are done")
+
+    def check(self) -> Counter[int]:
+        """Every thread has one result and its output; how often each command came to its end."""
+        results = list(fg.batch.read_thread_results(self.state_file))
+        assert [each.index for each in results] == list(range(self.threads))
+        assert all(each.ok for each in results)
+        for index in range(self.threads):
+            text = (self.results_dir / f"{index}.stdout").read_text()
+            assert text == f"{index} is done\n"
+        look = fg.batch.look(self.state_file)
+        assert (look.progress.state, look.is_worked_on) == (fg.BatchState.ENDED, False)
+        ran = Counter(map(int, self.notes.read_text().split()))
+        assert set(ran) == set(range(self.threads))
+        return ran
+
+
+def test_a_runner_that_is_killed_twice_finds_everything_again(small: Small, tmp_path: Path) -> None:
+    """Nothing runs twice: what ran when it was killed is taken up, what ended meanwhile too."""
+    batch = Batch(tmp_path, small.cli.environment())
+    for threads in (5, 25):
+        runner = batch.start()
+        batch.await_done(threads)
+        runner.kill()
+        runner.wait()
+    assert batch.start().wait(60) == 0
+    assert set(batch.check().values()) == {1}
+
+
+def test_managers_and_executors_are_killed_under_a_batch(daemons: Daemons, tmp_path: Path) -> None:
+    """A resource manager and an executor that come back cost nothing; an executor that does not
+    come back costs the threads that it ran another run."""
+    daemons.manager.start()
+    daemons.manager.endpoint()
+    names = [unique("e2e-batch"), unique("e2e-batch")]
+    executors = [daemons.executor(name) for name in names]
+    for each in executors:
+        each.start()
+    daemons.await_executors(*names)
+    batch = Batch(tmp_path, daemons.cli.environment(), threads=80)
+    runner = batch.start()
+    batch.await_done(8)
+    executors[0].kill()
+    executors[0].start()
+    batch.await_done(20)
+    daemons.manager.kill()
+    daemons.manager.start()
+    batch.await_done(35)
+    assert max(Counter(map(int, batch.notes.read_text().split())).values()) == 1
+    executors[1].kill()
+    assert runner.wait(60) == 0
+    assert sum(batch.check().values()) <= 80 + 5  # as many as an executor runs at one time
+    results = list(fg.batch.read_thread_results(batch.state_file))
+    assert {each.executor_id for each in results} == set(names)
+
+
+async def run(
+    small: Small, folder: Path, threads: int, work: str, **more: object
+) -> tuple[fg.BatchOutcome, list[fg.ThreadResult]]:
+    """A batch that this process runs, to its end."""
+    spec = fg.BatchSpec(threads, ["sh", "-c", work], slot=SLOT, retry_delay_s=0.05, **more)  # type: ignore[arg-type]
+    async with small.connect() as cluster:
+        batch = fg.BatchJob(cluster, spec, state_file=folder / "state")
+        outcome = await batch.run()
+        return outcome, list(batch.results())
+
+
+async def test_slots_go_on_to_the_next_thread(small: Small, tmp_path: Path) -> None:
+    """Nobody else waits, so what is granted is used until nothing is left to do."""
+    spec = fg.BatchSpec(30, ["true"], slot=SLOT)
+    async with small.connect() as cluster:
+        batch = fg.BatchJob(cluster, spec, state_file=tmp_path / "state")
+        (await batch.run()).check()
+        jobs = await cluster.jobs(include_ended=True)
+        ours = [each for each in jobs if each.job_id == fg.batch.look(batch.state_file).job_id]
+        requests = await cluster.requests(
+            job_id=ours[0].job_id, states=[fg.types.RequestState.RELEASED]
+        )
+    reused = sum(each.count for each in requests if each.reason == fg.Reason.REUSED)
+    assert reused >= 15
+
+
+async def test_failures_are_tried_again_and_told(small: Small, tmp_path: Path) -> None:
+    work = (
+        "case {index}.{attempt} in 1.1|1.2) exit 3;; 2.*) echo no >&2; exit 4;; 3.*) kill -9 $$;; "
+        "esac; echo fine"
+    )
+    outcome, results = await run(small, tmp_path, 5, work)
+    assert (outcome.done, outcome.failed, outcome.left) == (3, 2, 0)
+    assert [(each.index, each.attempts) for each in results] == [
+        *((0, 1), (1, 3), (2, 3), (3, 3), (4, 1))
+    ]
+    assert (results[2].exit_code, results[2].stderr_tail) == (4, b"no\n")
+    assert results[2].message == "ended with exit code 4; it said: no"
+    assert results[3].signal == 9
+    assert results[4].stdout_tail == b"fine\n"
+    with pytest.raises(fg.BatchFailed, match="thread 2 ended with exit code 4"):
+        outcome.check()
+
+
+async def test_a_command_that_nobody_has_is_not_tried_for_every_thread(
+    small: Small, tmp_path: Path
+) -> None:
+    spec = fg.BatchSpec(500, ["no-such-command"], slot=SLOT, retry_delay_s=0.05)
+    async with small.connect() as cluster:
+        batch = fg.BatchJob(cluster, spec, state_file=tmp_path / "state")
+        outcome = await batch.run()
+        assert (outcome.state, outcome.left) == (fg.BatchState.STOPPED, 500)
+        assert "no-such-command" in outcome.message
+        (job,) = [
+            each
+            for each in await cluster.jobs(include_ended=True)
+            if each.job_id == fg.batch.look(batch.state_file).job_id
+        ]
+        assert job.ended
+
+
+async def test_a_thread_that_uses_up_its_memory_is_told_so(small: Small, tmp_path: Path) -> None:
+    hog = f"exec {sys.executable} -c 'held = bytearray(200 << 20); print(len(held))'"
+    outcome, results = await run(small, tmp_path, 1, hog, retries=0)
+    assert outcome.failed == 1
+    assert results[0].oom_killed
+    assert "used up the slot's memory" in results[0].message
+
+
+async def test_a_straggler_is_overtaken_by_its_second_run(small: Small, tmp_path: Path) -> None:
+    work = "test {index}.{attempt} != 7.1 || sleep 1000; echo $FINEGRAIN_BATCH_ATTEMPT"
+    outcome, results = await run(small, tmp_path, 12, work, speculate=True)
+    assert outcome.ok
+    assert (results[7].attempts, results[7].attempt, results[7].stdout_tail) == (2, 2, b"2\n")
+
+
+async def test_a_batch_that_is_cancelled_leaves_nothing_and_goes_on_later(
+    small: Small, tmp_path: Path
+) -> None:
+    spec = fg.BatchSpec(20, ["sh", "-c", "test {index} -lt 5 || exec sleep 1000"], slot=SLOT)
+    async with small.connect() as cluster:
+        batch = fg.BatchJob(cluster, spec, state_file=tmp_path / "state")
+        enough = asyncio.Event()
+
+        def look_whether_enough(now: fg.batch.Progress) -> None:
+            if now.done == 5:
+                enough.set()
+
+        running = asyncio.create_task(batch.run(look_whether_enough))
+        await enough.wait()
+        await batch.cancel()
+        outcome = await running
+        assert (outcome.state, outcome.done, outcome.left) == (fg.BatchState.CANCELLED, 5, 15)
+    small.cli.settle()
+    look = fg.batch.look(tmp_path / "state")
+    assert (look.progress.state, look.progress.queued) == (fg.BatchState.CANCELLED, 15)
