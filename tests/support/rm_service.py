@@ -337,6 +337,16 @@ class ScriptedJob:
         )
         return list(answer.results)
 
+    async def reuse(self, *wishes: tuple[str, int, str]) -> list[slots_pb2.ItemResult]:
+        slots = [
+            rm_pb2.SlotReuse(allocation_id=slot, generation=generation, for_allocation_id=waiting)
+            for slot, generation, waiting in wishes
+        ]
+        answer = await self.rm.rm.ReuseSlots(
+            rm_pb2.ReuseSlotsRequest(job_id=self.job_id, slots=slots), metadata=self.metadata
+        )
+        return list(answer.results)
+
     def watch(self, from_sequence: int = 0, rm: RunningRm | None = None) -> Any:
         return (rm or self.rm).rm.WatchJob(
             rm_pb2.WatchJobRequest(job_id=self.job_id, from_sequence=from_sequence),

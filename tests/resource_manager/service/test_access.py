@@ -28,6 +28,10 @@ OF_JOBS = {
     "ReleaseSlots": rm_pb2.ReleaseSlotsRequest(
         job_id="job", slots=[rm_pb2.SlotRelease(allocation_id="a", generation=1)]
     ),
+    "ReuseSlots": rm_pb2.ReuseSlotsRequest(
+        job_id="job",
+        slots=[rm_pb2.SlotReuse(allocation_id="a", generation=1, for_allocation_id="b")],
+    ),
     "ResizeSlot": rm_pb2.ResourceManagerServiceResizeSlotRequest(
         job_id="job", allocation_id="a", profile=slot_request("a").profile
     ),
