@@ -1,6 +1,7 @@
 """A batch in the background: a runner in a session of its own, with a log beside the state file.
 
-Decides when it counts as begun: once it has told how it gets on. Refuses to know what it does then.
+Decides when it counts as begun: once it has a job and has told how it gets on. Refuses to know what
+it does then.
 """
 
 from __future__ import annotations
@@ -70,7 +71,8 @@ def start_detached(state_file: Path) -> BatchLook:
         if exit_code not in (None, ExitCode.OK, ExitCode.THREADS_FAILED):
             raise NotBegunError(exit_code or 0, log, _said(log, begins_at))
         told = batch.progress.update_time
-        begun = batch.runner_pid == process.pid and told is not None and told > began
+        works = batch.runner_pid == process.pid and bool(batch.job_id)
+        begun = works and told is not None and told > began
         if begun or exit_code is not None or time.monotonic() > until_s:
             return batch
         time.sleep(LOOK_EVERY_S)

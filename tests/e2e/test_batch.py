@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from finegrain.errors import ConfigurationError
 from finegrain_client.batch import BatchLook, BatchState, look, state_files
 from tests.e2e.driving import Cli, Outcome, Small, eventually
 
@@ -46,7 +47,10 @@ def only(folder: Path) -> BatchLook:
 
 
 def done(folder: Path) -> int:
-    return only(folder).progress.done if state_files(folder) else 0
+    try:
+        return only(folder).progress.done if state_files(folder) else 0
+    except ConfigurationError:  # it is just being made
+        return 0
 
 
 def test_a_script_of_a_fresh_clone_runs_for_every_thread(
@@ -127,3 +131,12 @@ def test_what_cannot_be_begun_in_the_background_is_said_here(cli: Cli, folder: P
     assert "'medum'" in cli.error(outcome)
     assert outcome.stderr.splitlines()[0].endswith("[GROUP_UNKNOWN]")
     assert list(folder.iterdir()) == []
+
+
+def test_what_fits_nowhere_is_said_once(cli: Cli) -> None:
+    outcome = cli("batch", "--threads", "500", "--cpu", "64", "--quiet", "--", "true")
+
+    assert outcome.code == 9
+    (why,) = [line for line in outcome.text.splitlines() if line.startswith("stopped")]
+    assert why.startswith("stopped  its requests were refused: no executor could host cpu_milli 64")
+    assert why.endswith("to wait for one that may come")
