@@ -107,19 +107,19 @@ def test_managers_and_executors_are_killed_under_a_batch(daemons: Daemons, tmp_p
     for each in executors:
         each.start()
     daemons.await_executors(*names)
-    batch = Batch(tmp_path, daemons.cli.environment(), threads=80)
+    batch = Batch(tmp_path, daemons.cli.environment(), threads=50)
     runner = batch.start()
-    batch.await_done(8)
+    batch.await_done(6)
     executors[0].kill()
     executors[0].start()
-    batch.await_done(20)
+    batch.await_done(14)
     daemons.manager.kill()
     daemons.manager.start()
-    batch.await_done(35)
+    batch.await_done(24)
     assert max(Counter(map(int, batch.notes.read_text().split())).values()) == 1
     executors[1].kill()
     assert runner.wait(60) == 0
-    assert sum(batch.check().values()) <= 80 + 5  # as many as an executor runs at one time
+    assert sum(batch.check().values()) <= 50 + 5  # as many as an executor runs at one time
     results = list(fg.batch.read_thread_results(batch.state_file))
     assert {each.executor_id for each in results} == set(names)
 
