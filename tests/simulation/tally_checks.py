@@ -18,6 +18,9 @@ from resource_manager.engine.state import State
 if TYPE_CHECKING:
     from tests.simulation.manager import Manager
 
+ROUNDING = 1e-5
+"""Times of rows are whole milliseconds."""
+
 LATE_MS = 3_000
 """A row is written with the next batch after it is due, and in a commit that may take long."""
 
@@ -38,7 +41,7 @@ class TallyChecks:
         self._clocks.add(manager.wall_ahead_ms)
         tree = state.flows
         self._known = {flow.id: (tree.tally(flow).service, flow.rate) for flow in _flows(state)}
-        self._known_ms = now_ms
+        self._known_ms = tree.clock.now_ms + now_ms - manager.at.monotonic_ms
         window_ms = state.settings.fairness.tally_interval_ms + LATE_MS
         for flow in _flows(state):
             peaks = self._peaks.setdefault(flow.id, [])
@@ -62,7 +65,7 @@ class TallyChecks:
             expected = service * left + rate * counted_s
             found = state.flows.tally(flow).service
             peak = max((each for _, each in self._peaks.get(flow.id, ())), default=0.0)
-            if abs(found - expected) > max(peak, flow.rate) * window_s + 1e-6:
+            if abs(found - expected) > max(peak, flow.rate) * window_s + ROUNDING * expected:
                 yield (
                     f"{flow.id} has received {found}; without the restart it were {expected}"
                     f" (at a rate of at most {peak})"
