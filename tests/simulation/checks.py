@@ -121,7 +121,7 @@ class Checks:
         self.require(
             f"acknowledged request {name} is forgotten"
             for name, job_id in self._promised.items()
-            if job_id in state.jobs and name not in state.requests
+            if job_id in state.jobs and state.request_named(name) is None
         )
         self.require(self.resizes.books(state))
         self.gangs.books()
@@ -220,7 +220,7 @@ class Checks:
         """A transaction is durable. Jobs that are forgotten may come back under their names."""
         self.require(self.resizes.stored(changes))
         self.require(self.provisions.stored(changes))
-        gone = set(changes.deleted_requests)
+        gone = self._forgotten(changes)
         for name in gone:
             self._promised.pop(name, None)
         for master in self.masters.values() if gone else ():
@@ -228,6 +228,19 @@ class Checks:
         for job_id in changes.deleted_jobs:
             self._events = {k: v for k, v in self._events.items() if k[0] != job_id}
             self._lapsed_ms.pop(job_id, None)
+
+    def _forgotten(self, changes: Changes) -> set[str]:
+        """Requests that are known no longer; a member of a range may have lost its row only."""
+        rows = self.database.rows
+        names = {name for name in changes.deleted_requests if not rows.has(name)}
+        ranges = {range_id for range_id, _ in changes.deleted_ranges}
+        if ranges:
+            names |= {
+                name
+                for name in self._promised
+                if name.rpartition(".")[0] in ranges and not rows.has(name)
+            }
+        return names
 
     def durable(self, effects: list[Effect], decided_ms: int) -> None:
         """A batch that was decided then is committed, and its manager knows."""
@@ -244,8 +257,8 @@ class Checks:
 
     def restored(self) -> None:
         """The books were replaced by older ones: what came after them is forgotten, rightly."""
-        requests = self.database.rows.requests
-        self._promised = {k: v for k, v in self._promised.items() if k in requests}
+        rows = self.database.rows
+        self._promised = {k: v for k, v in self._promised.items() if rows.has(k)}
         self._restored_at_ms = self.now_ms
         self._events.clear()
         self._placed.clear()
@@ -255,7 +268,7 @@ class Checks:
         self.tallies.forget()
         self._outlived = {name: set(each.on_host) for name, each in self.executors.items()}
         for master in self.masters.values():
-            master.acknowledged &= requests.keys()
+            master.acknowledged = {name for name in master.acknowledged if rows.has(name)}
 
     # -- executors ---------------------------------------------------------------------------
 
@@ -345,7 +358,7 @@ class Checks:
         """
         restored_ms = self._restored_at_ms
         if restored_ms is not None and self.now_ms - restored_ms < RESTORE_SETTLES_MS:
-            names = names & self.database.rows.requests.keys()
+            names = {name for name in names if self.database.rows.has(name)}
         self._promised.update(dict.fromkeys(sorted(names), job_id))
         return names
 

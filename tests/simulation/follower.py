@@ -12,10 +12,11 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from finegrain.errors import FinegrainError, NotFound, OutOfRange, Reason, StoreError, Unavailable
-from resource_manager.engine.entities import ENDED_REQUEST_STATES, JobEvent, RequestState
+from resource_manager.engine.entities import JobEvent, RequestState
 from resource_manager.engine.events import JobKeptAlive
 from resource_manager.engine.offers import slot_to_dict
 from resource_manager.engine.state import State
+from resource_manager.engine.walks import stretches_of
 from tests.simulation.manager import Manager
 from tests.simulation.network import Loop, Network, Node, Reply, Unreached
 
@@ -188,7 +189,8 @@ class Follower(Node):
             self.checks.require([f"{self.name} misses events after {self.sequence}"])
         self.sequence = event.sequence
         self.checks.told(event)
-        self.seen[event.allocation_id] = told = Told(event.state, event.slot)
+        told = Told(event.state, event.slot)
+        self.seen.update(dict.fromkeys(names_of(event.allocation_id, event.count), told))
         if event.state is RequestState.RELEASED and not event.reason and event.slot is not None:
             asked = {(event.allocation_id, told.generation), (event.allocation_id, 0)}
             if not asked & self.given_back:
@@ -209,6 +211,14 @@ class Follower(Node):
         return Told(RequestState.PENDING)
 
 
+def names_of(first: str, count: int) -> list[str]:
+    """So many members of a range, one behind the other; or the one that is named."""
+    if count == 1:
+        return [first]
+    range_id, _, index = first.rpartition(".")
+    return [f"{range_id}.{n}" for n in range(int(index), int(index) + count)]
+
+
 def _read_log(
     manager: Manager, state: State, job_id: str, after: int | None
 ) -> Snapshot | list[JobEvent]:
@@ -223,17 +233,16 @@ def _read_log(
         raise NotFound(f"job {job_id} is unknown", reason=Reason.JOB_UNKNOWN)
     if after is None:
         living = {}
-        for request in state.requests.values():
-            if request.job_id != job_id:
-                continue
-            name = request.allocation_id
-            if request.state not in ENDED_REQUEST_STATES:
+        for stretch in stretches_of(state, job):
+            request = stretch.request
+            if not stretch.ended:
                 slot = state.slot_of(request)
                 shown = request.state is RequestState.GRANTED and slot is not None
-                living[name] = Told(
+                told = Told(
                     request.state if shown else RequestState.PENDING,
                     slot_to_dict(slot, "") if shown and slot is not None else None,
                 )
+                living.update(dict.fromkeys(names_of(request.allocation_id, stretch.count), told))
         return Snapshot(job.last_sequence, living)
     if not job.trimmed_sequence <= after <= job.last_sequence:
         raise OutOfRange(

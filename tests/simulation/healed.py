@@ -34,7 +34,8 @@ def check_healed(checks: Checks, state: State) -> None:
             _agree(state, executor)
             checks.require(sizes_agree(state, executor, told))
     looked_at = set()
-    for request in state.requests.values():
+    waiting = [part.member(part.waiting.first) for part in state.ranges.parts() if part.waiting]
+    for request in (*state.requests.values(), *waiting):
         if request.state is RequestState.ALLOCATING:
             raise Violation(f"request {request.allocation_id} is still ALLOCATING")
         shape = (request.spec.profile, request.spec.required_labels)
@@ -62,6 +63,7 @@ def check_empty(checks: Checks, state: State) -> None:
         if len(executor.table) and not _is_double(checks, state, executor):
             raise Violation(f"{executor.name} still has {[tuple(s.key) for s in executor.table]}")
     living = [r.allocation_id for r in state.requests.values() if not r.end_time_ms]
+    living += [part.id_of(part.waiting.first) for part in state.ranges.parts() if part.waiting]
     checks.require(f"request {name} still lives" for name in living)
 
 
@@ -114,7 +116,9 @@ def _told(state: State, master: JobMaster) -> None:
             f" {state.jobs[master.name].last_sequence} events"
         )
     for name in sorted(master.acknowledged):
-        request, told = state.requests[name], master.told_of(name)
+        request, told = state.request_named(name), master.told_of(name)
+        if request is None:
+            raise Violation(f"{name} of {master.name} is forgotten")
         if told is None:
             if request.state not in (RequestState.PENDING, *ENDED_REQUEST_STATES):
                 raise Violation(f"{master.name} does not know that {name} is {request.state}")

@@ -16,6 +16,7 @@ from resource_manager.engine.entities import (
     ENDED_REQUEST_STATES,
     GangPlacement,
     GangSpec,
+    RangeSpec,
     RequestSpec,
     RequestState,
 )
@@ -28,7 +29,7 @@ from resource_manager.engine.events import (
     SlotsReleased,
 )
 from task_executor.engine.slots import SlotKey
-from tests.simulation.follower import Follower
+from tests.simulation.follower import Follower, names_of
 from tests.simulation.manager import Manager
 from tests.simulation.network import Loop, Network, Reply
 from tests.simulation.sizes import resized
@@ -63,6 +64,10 @@ RESIZE_REFUSALS = frozenset(
 
 GANGS = "gangs"
 RESIZES = "resizes"
+RANGES = "ranges"
+
+RANGE_COUNTS = (1, 2, 3, 5, 8, 20)
+RANGES_WAITING_MAX = 60  # members that may still wait, before another range is asked for
 
 
 class JobMaster(Follower):
@@ -83,14 +88,15 @@ class JobMaster(Follower):
         checks: Checks,
         log: Callable[[str], None],
         troubles: Troubles,
-        wishes: tuple[frozenset[str], Random],
+        wishes: tuple[frozenset[str], Random, Random],
         batch_max: int,
     ) -> None:
         self.unknown = rng.random() < 0.25
         lease_ms = rng.choice((None, 3_000, 6_000, 10_000))
         super().__init__(name, loop, rng, network, managers, checks, log, lease_ms)
         self.troubles, self.batch_max = troubles, batch_max
-        self.wishes, self.wish_rng = wishes
+        self.wishes, self.wish_rng, self.range_rng = wishes
+        self._ranges: list[tuple[RequestSpec, int]] = []  # what members ask for, and how many
         self.leaving = False
         self.made = 0
         self._in_gangs: list[str] = []  # requests that may still wait
@@ -116,6 +122,8 @@ class JobMaster(Follower):
             self._act()
             if self.wishes:
                 self._wish()
+            if RANGES in self.wishes:
+                self._deal_with_ranges()
 
     def leave(self) -> None:
         """Asks for nothing more and ends the job."""
@@ -158,15 +166,26 @@ class JobMaster(Follower):
         elif what < 0.8:
             self._cancel()
 
-    def _request(self, specs: tuple[RequestSpec, ...], gangs: tuple[GangSpec, ...] = ()) -> None:
+    def _request(
+        self,
+        specs: tuple[RequestSpec, ...],
+        gangs: tuple[GangSpec, ...] = (),
+        ranges: tuple[RangeSpec, ...] = (),
+    ) -> None:
         self.busy = True
 
         def done(outcomes: Any) -> None:
             self.busy = False
             fine = {outcome.id for outcome in outcomes if not outcome.reason}
+            for each in ranges:
+                if each.range_id in fine:
+                    fine.remove(each.range_id)
+                    fine.update(names_of(f"{each.range_id}.{each.first_index}", each.count))
             self.acknowledged |= self.checks.acknowledged(self.name, fine)
 
-        self._until_answered(lambda at: RequestsSubmitted(at, self.name, specs, gangs=gangs), done)
+        self._until_answered(
+            lambda at: RequestsSubmitted(at, self.name, specs, gangs=gangs, ranges=ranges), done
+        )
 
     def _spec(self) -> RequestSpec:
         rng = self.rng
@@ -276,4 +295,59 @@ class JobMaster(Follower):
             ),
             lambda _slot: None,
             expected,
+        )
+
+    # -- ranges ----------------------------------------------------------------------------
+
+    def _deal_with_ranges(self) -> None:
+        rng = self.range_rng
+        self.after(rng.randint(100, 1_200), self._deal_with_ranges)
+        if self.over or self.leaving or self.busy:
+            return
+        what = rng.random()
+        if what < 0.4:
+            waiting = sum("." in name and self._waits(name) for name in self.acknowledged)
+            if waiting < RANGES_WAITING_MAX:
+                self._request_range()
+        elif what < 0.7 and self._ranges:
+            self._give_members_up()
+
+    def _request_range(self) -> None:
+        """A new range, more of one, or (now and then) the same once more."""
+        rng, first = self.range_rng, 0
+        count = rng.choice(RANGE_COUNTS)
+        if self._ranges and rng.random() < 0.3:
+            at = rng.randrange(len(self._ranges))
+            spec, first = self._ranges[at]
+            if rng.random() < 0.3:
+                first, count = 0, first
+            else:
+                self._ranges[at] = spec, first + count
+        else:
+            self.made += 1
+            spec = RequestSpec(
+                f"{self.name}-{self.made}",
+                None if self.unknown else rng.choices(PROFILES, WEIGHTS)[0],
+                required_labels=(("zone", rng.choice("ab")),) if rng.random() < 0.25 else (),
+                allow_pending=rng.random() < 0.7,
+                restart_on_loss=rng.random() < 0.6,
+            )
+            self._ranges.append((spec, count))
+        self._request((), ranges=(RangeSpec(spec, first, count),))
+
+    def _give_members_up(self) -> None:
+        rng = self.range_rng
+        spec, count = rng.choice(self._ranges)
+        members = spec.allocation_id, rng.randrange(count), rng.randint(1, count)
+        self.given_back.update(
+            (name, 0) for name in names_of(f"{members[0]}.{members[1]}", members[2] + 1)
+        )
+        release = rng.random() < 0.5
+        self._until_answered(
+            lambda at: (
+                SlotsReleased(at, self.name, (), ranges=(members,))
+                if release
+                else RequestsCancelled(at, self.name, (), ranges=(members,))
+            ),
+            lambda _outcomes: None,
         )

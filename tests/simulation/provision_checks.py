@@ -195,7 +195,9 @@ def served_first(state: State, planned: Planned) -> Iterator[str]:
 
 
 def _is_of(state: State, slot: Slot, wish: Shape) -> bool:
-    spec = state.requests[slot.allocation_id].spec
+    request = state.request_named(slot.allocation_id)
+    assert request is not None
+    spec = request.spec
     return (spec.profile, spec.required_labels) == (wish.profile, wish.labels)
 
 

@@ -86,6 +86,16 @@ class Rows:
             {job_id: set(names) for job_id, names in self.requests_of.items()},
         )
 
+    def has(self, allocation_id: str) -> bool:
+        """Whether a request is known, be it a member of a range without a row of its own."""
+        if allocation_id in self.requests:
+            return True
+        range_id, _, index = allocation_id.rpartition(".")
+        return index.isdecimal() and any(
+            name == range_id and first <= int(index) < first + row[2]
+            for (name, first), row in self.ranges.items()
+        )
+
     def leave_lost_history(self) -> None:
         """What `finegrain db restore` does so that no number names two things; see
         `resource_manager/storage/lost_history.py`.
@@ -167,14 +177,17 @@ class Rows:
         for flow_id in changes.deleted_tallies:
             self.tallies.pop(flow_id, None)
         for job_id in changes.deleted_jobs:
-            self.jobs.pop(job_id, None)
-            for gang_id in [name for name, row in self.gangs.items() if row[1] == job_id]:
-                del self.gangs[gang_id]
-            for part in [key for key, row in self.ranges.items() if row[3] == job_id]:
-                del self.ranges[part]
-            self.logs.pop(job_id, None)
-            for name in self.requests_of.pop(job_id, ()):
-                del self.requests[name], self.arrivals[name]
+            self._delete_job(job_id)
+
+    def _delete_job(self, job_id: str) -> None:
+        self.jobs.pop(job_id, None)
+        for gang_id in [name for name, row in self.gangs.items() if row[1] == job_id]:
+            del self.gangs[gang_id]
+        for part in [key for key, row in self.ranges.items() if row[3] == job_id]:
+            del self.ranges[part]
+        self.logs.pop(job_id, None)
+        for name in self.requests_of.pop(job_id, ()):
+            del self.requests[name], self.arrivals[name]
 
     def _in_line(self, arrivals: dict[str, int]) -> list[str]:
         moved = [k for k, place in arrivals.items() if self.arrivals.get(k, place) != place]

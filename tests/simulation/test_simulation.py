@@ -19,9 +19,10 @@ from tests.simulation.faults import FAULTS
 from tests.simulation.job_master import GANGS
 from tests.simulation.planted import requests_are_durable_only_when_placed
 from tests.simulation.shrink import shrink
-from tests.simulation.world import WISHES, Failed, Plan, Result, World
+from tests.simulation.world import ALL_WISHES, WISHES, Failed, Plan, Result, World
 
 SEEDS = range(24)
+RANGE_SEEDS = range(100, 106)
 PARTS = 4
 ROOT = Path(__file__).parents[2]
 
@@ -34,6 +35,11 @@ def test_everything_holds_through_faults_and_heals(part: int) -> None:
     for what in (each.resizes for each in results), (each.gangs for each in results):
         assert sum(what) >= 6
     assert sum(each.started for each in results) >= 3
+
+
+def test_ranges_hold_through_the_same() -> None:
+    for seed in RANGE_SEEDS:
+        World(Plan(seed, wishes=ALL_WISHES)).run()
 
 
 def test_every_kind_of_fault_is_planned_for_some_seed() -> None:

@@ -21,7 +21,7 @@ from tests.simulation.database import LEASE_MS, Database
 from tests.simulation.executor import Executor
 from tests.simulation.faults import FAULTS, OF_PROVIDERS
 from tests.simulation.healed import check_empty, check_healed
-from tests.simulation.job_master import GANGS, RESIZES, JobMaster
+from tests.simulation.job_master import GANGS, RANGES, RESIZES, JobMaster
 from tests.simulation.manager import Manager
 from tests.simulation.network import Loop, Network, Weather
 from tests.simulation.slot_host import HostPlan, Troubles, some_host
@@ -35,6 +35,7 @@ STORY_LINES = 30
 
 PROVIDERS = "providers"
 WISHES = frozenset({GANGS, RESIZES, PROVIDERS})
+ALL_WISHES = WISHES | {RANGES}
 
 LEAST = {"grants": 6, "ends": 6, "faults": 8, "batches": 300}
 """A run that did less has shown nothing."""
@@ -326,7 +327,7 @@ class World:
             self.checks.masters[name] = master = JobMaster(
                 name, self.loop, self.chance(name), self.network, list(self.managers),
                 self.checks, self.log, self.troubles,
-                (self.plan.wishes, self.chance(f"{name}/wishes")),
+                (self.plan.wishes, self.chance(f"{name}/wishes"), self.chance(f"{name}/ranges")),
                 200 if self.plan.is_large else 6,
             )  # fmt: skip
             master.start()
