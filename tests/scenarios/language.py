@@ -32,6 +32,7 @@ from tests.resource_manager.engine.model import ModelCluster, ModelExecutor, OnT
 from tests.scenarios import render
 from tests.scenarios.elastic import ElasticCommands
 from tests.scenarios.fairness import FairnessCommands
+from tests.scenarios.holding import HoldingCommands
 from tests.scenarios.ranges import RangeCommands
 
 HEARTBEAT_MS = 3_000
@@ -66,7 +67,7 @@ class Words:
         return tuple(sorted((name, value) for name, value in pairs))
 
 
-class Stage(ElasticCommands, FairnessCommands, RangeCommands):
+class Stage(ElasticCommands, FairnessCommands, HoldingCommands, RangeCommands):
     """A cluster that obeys command lines and tells what came out."""
 
     def __init__(self) -> None:

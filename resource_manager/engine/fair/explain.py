@@ -67,7 +67,8 @@ class Tally:
         """It, for people."""
         if not self.is_job:
             return f"group {self.name}"
-        return f"job {self.job_name} ({self.name})" if self.job_name else f"job {self.name}"
+        named = self.job_name not in ("", self.name)
+        return f"job {self.job_name} ({self.name})" if named else f"job {self.name}"
 
 
 @dataclass(frozen=True, slots=True)

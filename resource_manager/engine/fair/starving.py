@@ -62,6 +62,7 @@ class Starving:
         self._made = 0
         self._look_ms: int | None = None  # at those who are ripe
         self._stuck = False  # somebody starves and could not be helped
+        self._looked_placements = 0  # of everybody until the last look
 
     def __contains__(self, who: Waiter) -> bool:
         return who in self._all
@@ -116,13 +117,17 @@ class Starving:
     def looked(self, now_ms: int, *, stuck: bool) -> None:
         """They were looked at; `stuck`: somebody could not be helped."""
         self._look_ms = now_ms + LOOK_INTERVAL_MS if self._ripe else None
+        self._looked_placements = self.placements
         self._stuck = stuck
 
     def next_due_ms(self) -> int | None:
         """When the next look is due by time alone; None: only something that happens can make it
         due.
         """
-        due = [self._look_ms] if self._stuck and self._look_ms is not None else []
+        due = []
+        news = self._stuck or self.placements > self._looked_placements
+        if news and self._look_ms is not None:
+            due.append(self._look_ms)
         if self._heap:
             due.append(self._heap[0][0] + self._settings.starvation_timeout_ms)
         return min(due, default=None)

@@ -1,0 +1,50 @@
+"""Commands about capacity that is held for somebody, about slots that go on with further work, and
+about why somebody is not next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from resource_manager.engine.events import ItemOutcome, SlotsReuseAsked
+from resource_manager.engine.explain import explain
+from resource_manager.engine.fair.explain_held import reservation_views
+from tests.resource_manager.engine.model import ModelCluster
+
+if TYPE_CHECKING:
+    from tests.scenarios.language import Words
+
+
+class HoldingCommands:
+    """Part of the stage; the rest is in language.py."""
+
+    cluster: ModelCluster
+
+    def _items(self, outcomes: list[ItemOutcome]) -> Iterator[str]:
+        raise NotImplementedError
+
+    def do_reuse(self, words: Words) -> Iterator[str]:
+        """Slots whose work is done may do that of others, SLOT:REQUEST each; who may is told."""
+        job_id, generation = words.values.pop("job", "job"), words.number("generation", 1)
+        pairs = [pair.split(":", 1) for pair in words.subjects]
+        slots = tuple((slot, generation, waiting) for slot, waiting in pairs)
+        outcomes = self.cluster.batch(SlotsReuseAsked(self.cluster.at, job_id, slots))
+        for slot, outcome in zip(pairs, outcomes, strict=True):
+            if not outcome.reason:
+                yield f"{slot[0]} goes on with {slot[1]}"
+        yield from self._items(outcomes)
+
+    def do_reservations(self, words: Words) -> Iterator[str]:
+        """All that is held."""
+        for view in reservation_views(self.cluster.state):
+            yield view.summary
+
+    def do_why(self, words: Words) -> Iterator[str]:
+        """Why a request is not next: the steps of the choice, limits, and what is held."""
+        found = explain(self.cluster.state, words.subjects[0])
+        yield f"{words.subjects[0]} {found.primary_reason}: {found.summary}"
+        yield from (f"  {step.summary}" for step in found.steps)
+        if found.reservation is not None:
+            yield f"  held: {found.reservation.summary}"
+        yield from (f"  held: {each.summary}" for each in found.held_for_others)
