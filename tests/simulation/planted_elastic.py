@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from finegrain.resources import Amounts
-from resource_manager.engine import commands, reports, resize_wishes, resizes, step
+from resource_manager.engine import commands, reports, resize_wishes, resizes, restoring, step
 from resource_manager.engine import moves as plain_moves
 from resource_manager.engine.changes import ChangeTracker
 from resource_manager.engine.entities import (
@@ -89,13 +89,13 @@ def next_change_replaces_one_whose_outcome_is_unknown(patch: Patch) -> None:
 
 def change_that_waits_is_forgotten_at_a_restart(patch: Patch) -> None:
     """It was acknowledged, and nobody does it."""
-    real = State._restore_slot
+    real = restoring._restore_slot
 
     def restore_slot(state: State, slot: Slot) -> None:
         slot.wanted = None
         real(state, slot)
 
-    patch.setattr(State, "_restore_slot", restore_slot)
+    patch.setattr(restoring, "_restore_slot", restore_slot)
 
 
 def change_that_waits_for_use_is_never_tried_again(patch: Patch) -> None:

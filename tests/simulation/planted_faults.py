@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from resource_manager.engine import commands, executors, moves, reports, step
+from resource_manager.engine import commands, executors, moves, reports, restoring, step, tallies
 from resource_manager.engine.entities import Executor as BookedExecutor
 from resource_manager.engine.entities import Job, JobState, Request, Slot
 from resource_manager.engine.events import CommandUndelivered
@@ -101,18 +101,18 @@ def books_are_kept_after_a_failed_commit(patch: Patch) -> None:
 
 def last_event_number_is_used_again_after_a_start(patch: Patch) -> None:
     """Two events of one job have the same number."""
-    real = State._restore_job
+    real = restoring._restore_job
 
     def restore_job(state: State, job: Job) -> None:
         job.last_sequence = max(job.trimmed_sequence, job.last_sequence - 1)
         real(state, job)
 
-    patch.setattr(State, "_restore_job", restore_job)
+    patch.setattr(restoring, "_restore_job", restore_job)
 
 
 def silence_counts_while_the_manager_is_away(patch: Patch) -> None:
     """Executors are lost soon after a start."""
-    real = State._restore_executor
+    real = restoring._restore_executor
 
     def restore_executor(state: State, executor: BookedExecutor) -> None:
         real(state, executor)
@@ -121,12 +121,12 @@ def silence_counts_while_the_manager_is_away(patch: Patch) -> None:
         due_ms = state.started.monotonic_ms + left_ms
         state.timers.arm(Timer.SILENCE, executor.executor_id, due_ms)
 
-    patch.setattr(State, "_restore_executor", restore_executor)
+    patch.setattr(restoring, "_restore_executor", restore_executor)
 
 
 def leases_go_on_while_the_manager_is_away(patch: Patch) -> None:
     """Jobs lapse soon after a start, whatever their masters were told."""
-    real = State._restore_job
+    real = restoring._restore_job
 
     def restore_job(state: State, job: Job) -> None:
         real(state, job)
@@ -134,7 +134,7 @@ def leases_go_on_while_the_manager_is_away(patch: Patch) -> None:
             job.lease_until_ms = state.started.monotonic_ms + 1
             state.timers.arm(Timer.LEASE, job.job_id, job.lease_until_ms)
 
-    patch.setattr(State, "_restore_job", restore_job)
+    patch.setattr(restoring, "_restore_job", restore_job)
 
 
 # -- messages ----------------------------------------------------------------------------------
@@ -229,6 +229,11 @@ def request_that_lost_its_slot_goes_to_the_end_of_the_line(patch: Patch) -> None
     patch.setattr(moves, "requeue", requeue)
 
 
+def what_flows_have_received_is_forgotten_at_a_start(patch: Patch) -> None:
+    """Everybody begins at 0."""
+    patch.setattr(tallies, "restore_tallies", lambda *_: 0)
+
+
 FAULTS_MISHANDLED: tuple[Callable[[Patch], None], ...] = (
     writes_are_not_fenced,
     nobody_asks_whether_the_lease_lasts,
@@ -247,4 +252,5 @@ FAULTS_MISHANDLED: tuple[Callable[[Patch], None], ...] = (
     remains_are_left_on_the_host,
     orphans_are_kept,
     request_that_lost_its_slot_goes_to_the_end_of_the_line,
+    what_flows_have_received_is_forgotten_at_a_start,
 )

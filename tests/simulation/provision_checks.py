@@ -140,8 +140,8 @@ def _too_many(state: State, new: list[Provision]) -> Iterator[str]:
     for content in plan.values():
         planned.update(content.shapes)
     for wish, count in planned.items():
-        if count > len(wish.members):
-            yield f"{count} requests are planned for, {len(wish.members)} of these wait"
+        if count > wish.waiting:
+            yield f"{count} requests are planned for, {wish.waiting} of these wait"
     asked = {each.shape for each in new if each.state in PENDING and each.cause != MINIMUM}
     for name, each in state.provisions.items():
         if each in new or each.state not in PENDING or each.shape not in asked:
@@ -187,10 +187,10 @@ def served_first(state: State, planned: Planned) -> Iterator[str]:
             continue
         for wish, count in content:
             there = sum(_is_of(state, slot, wish) for slot in host.slots.values())
-            if there < count and wish.members:
+            if there < count and wish.waiting:
                 yield (
                     f"{name} has come and serves {there} of {count} that were planned on it,"
-                    f" {len(wish.members)} of these wait"
+                    f" {wish.waiting} of these wait"
                 )
 
 

@@ -127,34 +127,38 @@ class Tournament(Generic[EntryT]):
 
     def _freshen(self, node: int, tau: float) -> None:
         """Judges the nodes below and at this one whose time has come."""
-        if node >= self._leaves:
-            return
         until, left = self._until, 2 * node
-        if until[left] <= tau:
-            self._freshen(left, tau)
-        if until[left + 1] <= tau:
-            self._freshen(left + 1, tau)
+        if left < self._leaves:
+            if until[left] <= tau:
+                self._freshen(left, tau)
+            if until[left + 1] <= tau:
+                self._freshen(left + 1, tau)
         self._judge(node, tau)
 
     def _judge(self, node: int, tau: float) -> None:
         """Who of two is least, and until when: until their lines cross, or a child's time comes."""
-        left = 2 * node
-        one, two = self._winner[left], self._winner[left + 1]
-        until = min(self._until[left], self._until[left + 1])
+        winner, untils = self._winner, self._until
+        left = node + node
+        one, two = winner[left], winner[left + 1]
+        until, other = untils[left], untils[left + 1]
+        if other < until:
+            until = other
         if one is None or two is None:
-            self._winner[node] = one or two
-            self._until[node] = until
+            winner[node] = one or two
+            untils[node] = until
             return
         apart, closing = two.level - one.level, one.slope - two.slope
         ahead = apart - closing * tau  # by how much the first one is less
-        if ahead < 0 or (ahead == 0 and two.tie < one.tie):
-            one, two, apart, closing = two, one, -apart, -closing
-        self._winner[node] = one
-        if closing > 0:
-            crossing = apart / closing
+        if ahead > 0 or (ahead == 0 and one.tie < two.tie):
+            winner[node] = one
+            closes = closing > 0
+        else:
+            winner[node] = two
+            closes = closing < 0
+        if closes and (crossing := apart / closing) < until:
             # Of what is equal now, or was rounded, the next question decides.
-            until = min(until, crossing if crossing > tau else nextafter(tau, inf))
-        self._until[node] = until
+            until = crossing if crossing > tau else nextafter(tau, inf)
+        untils[node] = until
 
 
 def _before(one: Entry, two: Entry, tau: float) -> bool:

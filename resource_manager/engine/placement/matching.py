@@ -144,7 +144,10 @@ def _serve_line(turn: Turn, placing: Placing, line: Line, budget: _Budget) -> li
     set aside.
     """
     state, queue, shape = turn.state, turn.state.queue, line.shape
-    numbers = queue.next_of(line, queue.run_length(line, cost_of(state, shape)))
+    length = 1.0
+    if placing.has_room_for_more(shape):
+        length = queue.run_length(line, cost_of(state, shape))
+    numbers = queue.next_of(line, length)
     if not (most := admitted(state, line, len(numbers))):
         budget.moves -= 1
         return []
@@ -158,15 +161,16 @@ def _serve_line(turn: Turn, placing: Placing, line: Line, budget: _Budget) -> li
     if placed:
         queue.taken(line, numbers[placed - 1] + 1)
         state.starving.over(shape)
-    if placed == count:
+    if placed == count and (shape not in queue.roomy or placing.has_room(shape)):
         return []
-    if elsewhere:  # only this one is held back; others of the shape may fit
+    if elsewhere and not placed:  # only this one is held back; others of the shape may fit
         request = state.request_at(numbers[0])
         queue.set_aside(line, numbers[0])
         return [request]
-    queue.sleep(shape)
-    tried_in_vain(turn, shape)
-    budget.tries -= 1
+    if not elsewhere:  # whoever comes alone says nothing about other hosts
+        queue.sleep(shape)
+        tried_in_vain(turn, shape)
+        budget.tries -= 1
     return []
 
 

@@ -53,6 +53,16 @@ class Placing:
             return False
         return bool(_ranked(self._search(shape), 1))
 
+    def has_room_for_more(self, shape: Shape) -> bool:
+        """True if more than one slot of a shape can be placed, given that there is room for one."""
+        search = self._search(shape)
+        ranked = _ranked(search, 2)
+        if len(ranked) != 1:
+            return bool(ranked)
+        position = ranked[0][1]
+        booking = search.booking or search.booking_at(position)
+        return all(leaves[position] >= 2 * amount for leaves, amount, _ in booking.columns)
+
     def place(self, shape: Shape, count: int, elsewhere: Collection[str] = ()) -> list[Run]:
         """Takes capacity for up to `count` slots, on hosts other than those of `elsewhere`; fewer
         come back if nothing more fits.
