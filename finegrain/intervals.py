@@ -235,6 +235,9 @@ class IntervalSet:
         return after - before
 
     def _length(self, low: int, high: int) -> int:
+        """How many numbers the runs have whose boundaries are there."""
+        if high - low == 2:  # most changes are about one run
+            return self._bounds[low + 1] - self._bounds[low]
         return sum(self._bounds[low + 1 : high : 2]) - sum(self._bounds[low:high:2])
 
     def _skip(self, high: int) -> int:
