@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from finegrain.resources import Amounts, ResourceProfile, booking, total_of
 from resource_manager.engine.group_books import above
+from resource_manager.engine.host_notes import Hold
 from resource_manager.simulator.cluster import Cluster
 from resource_manager.simulator.nodes import Labels
 from resource_manager.simulator.plan import Kind
@@ -50,7 +51,7 @@ class IdleCheck:
         self.idle_moments = 0
         self.findings: list[str] = []
         self._rooms: dict[tuple[ResourceProfile, Labels], _Room] = {}
-        self._held: dict[str, Amounts] = {}
+        self._held: dict[str, Hold] = {}
         cluster.on_settled.append(self.look)
 
     def look(self, cluster: Cluster) -> None:
@@ -71,11 +72,11 @@ class IdleCheck:
         if not cluster.events["reservation_made"]:
             return set()
         hosts = cluster.state.hosts.items()
-        held: dict[str, Amounts] = {name: dict(host.held) for name, host in hosts if host.held}
+        held = {name: host.held for name, host in hosts if host.held is not None}
         changed = {
             name
             for name in held.keys() | self._held.keys()
-            if held.get(name) != self._held.get(name)
+            if held.get(name) is not self._held.get(name)
         }
         self._held = held
         return changed
@@ -96,9 +97,12 @@ class IdleCheck:
                 yield kind
 
     def _free(self, cluster: Cluster, name: str) -> Amounts:
+        """What anybody may have there whom nothing is held for."""
         free = cluster.executors[name].free
-        held = self._held.get(name)
-        return {each: free[each] - held.get(each, 0) for each in free} if held else free
+        if name not in self._held:
+            return free
+        spare = cluster.state.hosts[name].spare()
+        return {each: min(amount, spare.get(each, 0)) for each, amount in free.items()}
 
     def _measured(self, cluster: Cluster, profile: ResourceProfile, labels: Labels) -> _Room:
         room = _Room(booking(profile, separate_pools=False))
