@@ -69,6 +69,7 @@ class Scripted(_Servicer):
     def __init__(self) -> None:
         self.address = ""
         self.auto_grant = True
+        self.others_first = False  # no slot may be reused
         self.auto_resize = True
         self.explained: resource_manager_pb2.ExplainResponse | None = None  # instead of the usual
         self.sized: dict[str, slots_pb2.SlotStatus] = {}  # slots as they are
@@ -216,6 +217,19 @@ class Scripted(_Servicer):
             results=[slots_pb2.ItemResult(id=each.allocation_id) for each in request.slots],
             range_results=[slots_pb2.ItemResult(id=each.range_id) for each in request.ranges],
         )
+
+    async def ReuseSlots(self, request: Any, context: Any) -> Any:
+        """Agreed to, unless `others_first`."""
+        await self._begin("ReuseSlots", request, context)
+        answer = rm.ReuseSlotsResponse()
+        for each in request.slots:
+            result = answer.results.add(id=each.allocation_id)
+            if self.others_first:
+                result.error.reason, result.error.message = Reason.FAIR_SHARE, "others come first"
+                await self.tell(each.allocation_id, RELEASED, reason=Reason.FAIR_SHARE)
+            else:
+                await self.tell(each.for_allocation_id, RELEASED, reason=Reason.REUSED)
+        return answer
 
     async def ResizeSlot(self, request: Any, context: Any) -> Any:
         """Of both services: durable at once, carried out at once too if `auto_resize`."""

@@ -111,6 +111,20 @@ def test_gangs_and_sizes(served: Served, cluster: fg.blocking.Cluster) -> None:
     assert cluster.advise("job-1", quantile=0.9).threads_recommended == 530
 
 
+def test_slots_are_reused(served: Served, cluster: fg.blocking.Cluster) -> None:
+    servant = served.servant
+    with cluster.job("reusing") as job:
+        (request,) = job.request_slots(fg.SlotSpec())
+        slot = request.granted(timeout_s=10)
+        servant.auto_grant = False
+        waiting = job.request_slots(fg.SlotSpec(count=2))
+        assert slot.reuse_for(waiting[0])
+        servant.others_first = True
+        (outcome,) = job.reuse([(slot, waiting[1].inner.allocation_id)])
+        assert (outcome.ok, outcome.reason) == (False, "FAIR_SHARE")
+        assert slot.has_ended
+
+
 def test_a_lost_slot(served: Served, cluster: fg.blocking.Cluster) -> None:
     servant = served.servant
     servant.programs["sleep"] = Program(ends=False)

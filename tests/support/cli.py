@@ -23,6 +23,13 @@ from finegrain_client.types_explain import (
     GangSpot,
     ResizeExplanation,
 )
+from finegrain_client.types_fairness import (
+    ChoiceStep,
+    FlowTally,
+    GroupLimit,
+    Reservation,
+    ReservedExecutor,
+)
 from finegrain_client.types_groups import Groups, GroupStatus
 from finegrain_client.types_providers import (
     ExecutorShape,
@@ -248,6 +255,29 @@ EXPLANATION = Explanation(
         ResizeExplanation(
             CHANGE, (Dimension("cpu_milli", 1300, 1000, 1000, 2000),), "cpu 0.3 is missing"
         ),
+    ),
+    steps=(
+        ChoiceStep(
+            group="",
+            flow=FlowTally("default", False, "", 1.0, 402.0, 412.0, 2, 5, False),
+            position=2,
+            backlogged=2,
+            ahead=(FlowTally("medium", False, "", 4.0, 412.0, 103.0, 8, 60, False),),
+            summary="group default is served after group medium: its tally 412.0 share-seconds",
+        ),
+    ),
+    limits=(GroupLimit("nightly", "cpu_milli", 7500, 64_000, 8000),),
+    reservation=Reservation(
+        allocation_id=WAITING.allocation_id,
+        job_id=JOB.job_id,
+        gang_id="",
+        executors=(ReservedExecutor("host-a", {"cpu_milli": 2000}, {"cpu_milli": 500}),),
+        since_time=MOMENT,
+        passed_over_since_time=MOMENT,
+        summary="it has cpu_milli 2000 held on host-a; cpu_milli 500 of that not free yet",
+    ),
+    held_for_others=(
+        Reservation("wide", "other-job", "", (), MOMENT, MOMENT, "wide has room held on host-b"),
     ),
 )
 ADVICE = ThreadAdvice(

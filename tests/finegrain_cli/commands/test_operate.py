@@ -91,6 +91,20 @@ def test_explain_names_hosts_numbers_and_the_way_out(
     assert SLOT.allocation_id in text
 
 
+def test_explain_tells_who_comes_first_what_stops_it_and_what_is_held(
+    finegrain: Finegrain, cluster: FakeCluster
+) -> None:
+    lines = finegrain("explain", WAITING.allocation_id).stdout.splitlines()
+
+    told = [line.strip() for line in lines if line.startswith(("  choice", "  maximum", "  held"))]
+    assert told == [
+        "choice   group default is served after group medium: its tally 412.0 share-seconds",
+        "maximum  group nightly has 7.5 cpu of at most 8, and 64 more are asked for",
+        "held     it has cpu_milli 2000 held on host-a; cpu_milli 500 of that not free yet",
+        "held     wide has room held on host-b",
+    ]
+
+
 @pytest.mark.parametrize(
     ("arguments", "exit_code", "code"),
     [
