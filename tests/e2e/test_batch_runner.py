@@ -4,6 +4,7 @@ middle, and every thread has one result."""
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import subprocess
 import sys
 from collections import Counter
@@ -13,6 +14,7 @@ import pytest
 
 import finegrain_client as fg
 from tests.e2e.driving import Daemons, Small, eventually, unique
+from tests.support.components import REPOSITORY
 
 pytestmark = pytest.mark.slow
 
@@ -220,3 +222,69 @@ async def test_a_batch_that_is_cancelled_leaves_nothing_and_goes_on_later(
     small.cli.settle()
     look = fg.batch.look(tmp_path / "state")
     assert (look.progress.state, look.progress.queued) == (fg.BatchState.CANCELLED, 15)
+
+
+async def test_a_batch_that_outlived_its_lease_is_gone_on_with_under_a_new_job(
+    small: Small, tmp_path: Path
+) -> None:
+    """What has its result keeps it; what ran is run again."""
+    spec = fg.BatchSpec(
+        8, ["sh", "-c", "test {index} -lt 4 || test {attempt} -gt 1 || exec sleep 1000"], slot=SLOT
+    )
+    async with small.connect() as cluster:
+        batch = fg.BatchJob(cluster, spec, state_file=tmp_path / "state", lease_s=1)
+        enough = asyncio.Event()
+
+        def look_whether_enough(now: fg.batch.Progress) -> None:
+            if (now.done, now.running) == (4, 4):
+                enough.set()
+
+        running = asyncio.create_task(batch.run(look_whether_enough))
+        await enough.wait()
+        await batch.leave()
+        assert (await running).state is fg.BatchState.OPEN
+        first = fg.batch.look(batch.state_file).job_id
+
+        async for event in cluster.events(subject_id=first, follow=True):
+            if event.kind == "job_ended":
+                break
+        again = fg.BatchJob(cluster, state_file=batch.state_file)
+        (await again.run()).check()
+    assert [each.attempts for each in again.results()] == [1] * 4 + [2] * 4
+    assert fg.batch.look(batch.state_file).job_id != first
+
+
+async def test_an_operator_who_ends_the_job_stops_the_batch(small: Small, tmp_path: Path) -> None:
+    spec = fg.BatchSpec(3, ["sleep", "1000"], slot=SLOT)
+    async with small.connect() as cluster:
+        batch = fg.BatchJob(cluster, spec, state_file=tmp_path / "state")
+        begun = asyncio.Event()
+
+        def look_whether_begun(now: fg.batch.Progress) -> None:
+            if now.running == 3:
+                begun.set()
+
+        running = asyncio.create_task(batch.run(look_whether_begun))
+        await begun.wait()
+        await cluster.terminate_job(fg.batch.look(batch.state_file).job_id)
+        outcome = await running
+    assert (outcome.state, outcome.left) == (fg.BatchState.STOPPED, 3)
+    assert "TERMINATED" in outcome.message
+
+
+def test_the_example_hashes_files(small: Small, tmp_path: Path) -> None:
+    files = []
+    for number in range(3):
+        files.append(tmp_path / f"{number} of three.txt")
+        files[-1].write_text(f"content {number}")
+    program = (sys.executable, str(REPOSITORY / "examples/batch.py"))
+    args = ("--state", str(tmp_path / "state"), *map(str, files))
+    ran = subprocess.run(
+        [*program, *args], env=small.cli.environment(), capture_output=True, text=True, timeout=60
+    )
+    assert ran.returncode == 0, ran.stderr
+    digests = [hashlib.sha256(each.read_bytes()).hexdigest() for each in files]
+    assert ran.stdout.splitlines() == [
+        f"{digest}  {file}" for digest, file in zip(digests, files, strict=True)
+    ]
+    assert "3 of 3 done" in ran.stderr
