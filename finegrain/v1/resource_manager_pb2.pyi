@@ -1248,7 +1248,7 @@ class ExecutorVerdict(google.protobuf.message.Message):
     def blockers(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Stable codes of what stands in the way: "INSUFFICIENT_<DIMENSION>", "LABEL_MISMATCH", "DRAINING", "LOST",
         "UNREACHABLE" (it reports, but cannot be dialled), "UNCONFIRMED", "SLOT_LIMIT", "TOTAL_TOO_SMALL", "REFUSED" (it
-        refused this request, and is asked again later).
+        refused this request, and is asked again later), "HELD" (it has room, which is held for somebody).
         """
 
     @property
