@@ -8,12 +8,11 @@ counts as used until it is gone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from itertools import groupby
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from finegrain.resources import Amounts
-from resource_manager.engine.entities import ExecutorState, Request, Slot, SlotState
+from resource_manager.engine.entities import ExecutorState, Slot, SlotState
 from resource_manager.engine.group_books import lives
 from resource_manager.engine.host import Host
 
@@ -49,12 +48,6 @@ def count_total(state: State, host: Host) -> None:
     executor = host.executor
     lost = executor.state is ExecutorState.LOST
     state.costs.count(host.host_id, {} if lost else executor.registration.total)
-
-
-def placed(state: State, requests: Sequence[Request], booked: Amounts, cost: float) -> None:
-    """These requests got slots that have booked this and cost so much each."""
-    for job_id, some in groupby(requests, key=lambda request: request.job_id):
-        state.flows.place(job_id, booked, sum(1 for _ in some), cost)
 
 
 def stopped(state: State, slot: Slot) -> None:

@@ -32,8 +32,8 @@ def key_of(slot: Slot) -> SlotKey:
 
 
 def place(turn: Turn, requests: Sequence[Request], host: Host) -> None:
-    """Books slots for waiting requests of one shape on a host that has room for all of them, and
-    queues the orders. The caller takes the requests out of the queue.
+    """Books slots for waiting requests of one job and one shape on a host that has room for all of
+    them, and queues the orders. The caller takes the requests out of the queue.
     """
     state = turn.state
     profile = requests[0].spec.profile or host.executor.registration.default_profile
@@ -65,7 +65,7 @@ def place(turn: Turn, requests: Sequence[Request], host: Host) -> None:
         host.to_allocate[key] = None
         state.changes.slot(slot)  # a restart reads the request's state off its slot
     host.book(booked, len(requests))
-    charges.placed(state, requests, booked, cost)
+    state.flows.place(requests[0].job_id, booked, len(requests), cost)
     state.starving.placements += len(requests)
     state.outbox[host.host_id] = None
 

@@ -151,9 +151,10 @@ class WaitingQueue:
             if line is not None:
                 self._leave(line, request.arrival_number, request.arrival_number + 1)
 
-    def taken(self, line: Line, until: int) -> None:
-        """Ends the waiting of those of a line who came before a number."""
-        self._leave(line, line.numbers.first, until)
+    def taken(self, line: Line, count: int) -> None:
+        """Ends the waiting of the first so many of a line."""
+        line.numbers.take(count)
+        self._left(line, count)
 
     # Whose turn it is.
 
@@ -229,6 +230,13 @@ class WaitingQueue:
         number = line.among.until(line)
         single = self.singles.until(line.job_id if self._tree is not None else "")
         return single if number is None or (single is not None and single < number) else number
+
+    def is_alone(self, line: Line) -> bool:
+        """True if no other job has a turn."""
+        if self._tree is None:
+            return True
+        job = self._tree.jobs[line.job_id]
+        return not self.singles.in_round and all(flow.active == 1 for flow in job.ancestors())
 
     def run_length(self, line: Line, cost: float) -> float:
         """How many slots of this cost a line whose turn it is gets before it is another job's."""
@@ -336,13 +344,14 @@ class WaitingQueue:
         self.moves += 1
         shape = self._shapes.get((spec.profile, spec.required_labels)) or self._begin(spec)
         line = shape.lines.get(job_id) or self._begin_line(shape, job_id)
-        if not line.numbers or number < line.numbers.first:
-            heapq.heappush(shape.heads, (number, line))
         added = line.numbers.add_run(number, number + count)
         shape.waiting += added
         self._waiting += added
         if counted and self._flows is not None:
             self._flows.wait(job_id, number, added)
+        if line.numbers.first != number:
+            return
+        heapq.heappush(shape.heads, (number, line))
         self.round.advance(shape, number)
         if line.stands != PARKED:
             line.among.advance(line, number)
@@ -371,8 +380,11 @@ class WaitingQueue:
 
     def _leave(self, line: Line, start: int, end: int, *, counted: bool = True) -> None:
         left = line.numbers.remove_run(start, end)
-        if not left:
-            return
+        if left:
+            self._left(line, left, counted=counted)
+
+    def _left(self, line: Line, left: int, *, counted: bool = True) -> None:
+        """So many of a line have left."""
         shape = line.shape
         self.moves += 1
         self._waiting -= left

@@ -16,8 +16,6 @@ _CORE_STEPS = float(1 << 20)
 8,192 clusters, and billions of cores.
 """
 
-_KNOWN_MAX = 4_096
-
 
 class Costs:
     """Costs of slots in one measure, with the totals they are reckoned against.
@@ -33,7 +31,7 @@ class Costs:
         self.in_parts = False
         self._counted: dict[str, Amounts] = {}
         self._memory_is_one = True
-        self._known: dict[frozenset[tuple[str, int]], float] = {}
+        self._last: tuple[Amounts | None, float] = (None, 0.0)
 
     def count(self, executor_id: str, total: Amounts) -> None:
         """An executor has this total; empty: it is lost, or gone."""
@@ -51,7 +49,7 @@ class Costs:
         # Where some executors pool memory by part and some do not, only all of it compares.
         self.in_parts = any(self.total.get(name) for name in MEMORY_PARTS)
         self._memory_is_one = bool(self.total.get(MEMORY_BYTES)) or not self.in_parts
-        self._known.clear()
+        self._last = (None, 0.0)
 
     def of(self, booked: Amounts) -> float:
         """What a slot costs per second that books this."""
@@ -59,12 +57,10 @@ class Costs:
             return 1.0
         if self.measure == "cpu":
             return round(booked.get(CPU_MILLI, 0) / 1_000 * _CORE_STEPS) / _CORE_STEPS
-        key = frozenset(booked.items())
-        cost = self._known.get(key)
-        if cost is None:
-            if len(self._known) >= _KNOWN_MAX:
-                self._known.clear()
-            cost = self._known[key] = self._dominant_share(booked)
+        last, cost = self._last  # amounts that are alike are one dict as a rule
+        if last is not booked:
+            cost = self._dominant_share(booked)
+            self._last = booked, cost
         return cost
 
     def _dominant_share(self, booked: Amounts) -> float:

@@ -147,6 +147,7 @@ class FlowTree:
         self.groups: dict[str, Flow] = {}
         self.jobs: dict[str, Flow] = {}
         self.changed: dict[str, Flow] = {}
+        self._last: tuple[Amounts | None, dict[str, int]] = (None, {})
         self.lifted: dict[str, Flow] = {}
         self.loosened: dict[str, None] = {}
 
@@ -210,7 +211,7 @@ class FlowTree:
 
     def place(self, job_id: str, booked: Amounts, count: int, cost: float) -> None:
         """So many slots of a job were placed: they have booked this each, and accrue."""
-        amounts = counted(booked)
+        amounts = self._counted(booked)
         flow: Flow | None = self.jobs[job_id]
         tau = self.clock.tau
         while flow is not None:
@@ -250,7 +251,7 @@ class FlowTree:
 
     def vanish(self, job_id: str, booked: Amounts) -> None:
         """Nothing is left of a slot (that had stopped)."""
-        amounts = counted(booked)
+        amounts = self._counted(booked)
         for flow in self._path(job_id):
             flow.running -= 1
             _subtract(flow.used, amounts)
@@ -281,17 +282,21 @@ class FlowTree:
         """So many more requests wait, of arrival numbers from `number` on. Whoever did not wait
         before begins to.
         """
-        for flow in self._path(job_id):
+        flow: Flow | None = self.jobs[job_id]
+        while flow is not None:
             if not flow.waiting:
                 flow.tie = (number, flow.id)
                 self._raise(flow)
                 self._mark(flow)
             flow.waiting += count
+            flow = flow.parent
 
     def wait_no_more(self, job_id: str, count: int) -> None:
         """So many fewer wait."""
-        for flow in self._path(job_id):
+        flow: Flow | None = self.jobs[job_id]
+        while flow is not None:
             flow.waiting -= count
+            flow = flow.parent
 
     def activate(self, job_id: str) -> None:
         """Something of a job may have a turn."""
@@ -368,6 +373,12 @@ class FlowTree:
         return siblings.needy.runner_up(tau) or siblings.fair.least(tau)
 
     # How it is done.
+
+    def _counted(self, booked: Amounts) -> dict[str, int]:
+        """Amounts as `used` has them. What is alike is one dict as a rule."""
+        if self._last[0] is not booked:
+            self._last = booked, counted(booked)
+        return self._last[1]
 
     def _path(self, job_id: str) -> Iterator[Flow]:
         flow: Flow | None = self.jobs[job_id]

@@ -64,10 +64,14 @@ class Tournament(Generic[EntryT]):
 
     def unseat(self, entry: EntryT, tau: float) -> None:
         """Lets somebody take part no more."""
-        self._winner[self._leaves + entry.seat] = None
-        self._climb(entry, tau)
-        self._empty.append(entry.seat)
         self.count -= 1
+        if self.count:
+            self._winner[self._leaves + entry.seat] = None
+            self._climb(entry, tau)
+            self._empty.append(entry.seat)
+        else:  # the next ones need no tree as high as this one
+            self._leaves = 0
+            self._empty, self._winner, self._until = [], [], []
         entry.seat = -1
 
     def moved(self, entry: EntryT, tau: float) -> None:
@@ -141,7 +145,7 @@ class Tournament(Generic[EntryT]):
         left = node + node
         one, two = winner[left], winner[left + 1]
         until, other = untils[left], untils[left + 1]
-        if other < until:
+        if other < until:  # noqa: PLR1730 -- min() would cost more than all the rest
             until = other
         if one is None or two is None:
             winner[node] = one or two

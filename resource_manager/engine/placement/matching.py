@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
+from math import inf
 
 from resource_manager.engine.entities import Request
 from resource_manager.engine.fair.needs import cost_of
@@ -144,9 +145,10 @@ def _serve_line(turn: Turn, placing: Placing, line: Line, budget: _Budget) -> li
     set aside.
     """
     state, queue, shape = turn.state, turn.state.queue, line.shape
-    length = 1.0
-    if placing.has_room_for_more(shape):
-        length = queue.run_length(line, cost_of(state, shape))
+    length = inf
+    if not queue.is_alone(line):
+        more = placing.has_room_for_more(shape)
+        length = queue.run_length(line, cost_of(state, shape)) if more else 1
     numbers = queue.next_of(line, length)
     if not (most := admitted(state, line, len(numbers))):
         budget.moves -= 1
@@ -159,7 +161,7 @@ def _serve_line(turn: Turn, placing: Placing, line: Line, budget: _Budget) -> li
         place(turn, some, state.hosts[host_id])
         placed += share
     if placed:
-        queue.taken(line, numbers[placed - 1] + 1)
+        queue.taken(line, placed)
         state.starving.over(shape)
     if placed == count and (shape not in queue.roomy or placing.has_room(shape)):
         return []

@@ -36,9 +36,8 @@ def turns(queue: WaitingQueue, count: int = 100) -> list[int]:
         queue.has_room(shape, 1_000)
     served: list[int] = []
     while len(served) < count and (line := queue.next_line()) is not None:
-        number = queue.next_of(line, 1)[0]
-        queue.taken(line, number + 1)
-        served.append(number)
+        served += queue.next_of(line, 1)
+        queue.taken(line, 1)
     return served
 
 

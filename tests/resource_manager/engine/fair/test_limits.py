@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from resource_manager.engine.fair.limits import (
     UNBOUNDED,
     Ledger,
-    unlimited_dimension,
     counted,
     fulfilment,
     room,
     stopped_by,
+    unlimited_dimension,
     whole,
 )
 
