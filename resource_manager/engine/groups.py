@@ -18,8 +18,8 @@ from finegrain.errors import (
     Reason,
     ResourceExhausted,
 )
-from finegrain.ids import check_text
 from finegrain.resources import AMOUNT_MAX, Amounts
+from finegrain.texts import check_text
 from resource_manager.engine.entities import Group, Job
 from resource_manager.engine.events import GroupDeleted, GroupSet
 from resource_manager.engine.fair.flows import GROUP

@@ -1,0 +1,41 @@
+"""What ids, names and texts of callers may look like. Pure.
+
+Decides which of them are refused, and how that is said.
+"""
+
+from __future__ import annotations
+
+import re
+
+from finegrain.errors import InvalidArgument
+
+ID_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+LABEL_KEY_PATTERN = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_./-]{0,61}[A-Za-z0-9])?")
+
+
+def check_id(field: str, value: str) -> str:
+    """The value itself if it is a well-formed id.
+
+    Raises:
+        InvalidArgument: it is empty, too long or holds other characters.
+    """
+    if not ID_PATTERN.fullmatch(value):
+        raise InvalidArgument(
+            field,
+            value,
+            "1 to 128 characters out of A-Z a-z 0-9 . _ - that start with a letter or digit",
+        )
+    return value
+
+
+def check_text(field: str, value: str, *, longest: int, empty_ok: bool = False) -> str:
+    """The value itself if it is printable text of acceptable length.
+
+    Raises:
+        InvalidArgument: it is empty (unless allowed), too long or holds control characters.
+    """
+    if not value and empty_ok:
+        return value
+    if not value or len(value) > longest or not value.isprintable():
+        raise InvalidArgument(field, value, f"1 to {longest} printable characters")
+    return value
