@@ -200,7 +200,7 @@ def command_refused(turn: Turn, event: CommandRefused) -> None:
 def _distrust(turn: Turn, host: Host, why: str, reason: str = "") -> None:
     host.in_flight = None
     host.executor.state = ExecutorState.UNCONFIRMED
-    turn.state.touch(host)
+    turn.state.touch_cluster(host)  # nothing new may be placed there: whatever is held there moves
     turn.cluster_event(
         "executor_distrusted",
         executor_id=host.host_id,

@@ -12,13 +12,16 @@ import pytest
 from finegrain.resources import MIB, ResourceProfile
 from resource_manager.engine.entities import GangPlacement
 from resource_manager.engine.events import (
+    CommandRefused,
     DrainRequested,
     GroupSet,
     RequestsCancelled,
     ResizeRequested,
+    SlotsReleased,
     UndrainRequested,
 )
 from resource_manager.engine.explain import explain
+from resource_manager.engine.invariants import check_invariants
 from tests.support.jobs_and_hosts import Story
 
 STARVING_S = 60
@@ -184,6 +187,21 @@ def test_a_lost_host_holds_nothing() -> None:
     story.wait(0)
     assert story.state.hosts[first].executor.lost
     assert list(reserved(story)["big"]) == [other]
+
+
+def test_a_host_that_is_not_believed_until_it_registers_again_holds_nothing() -> None:
+    story = Story(starvation_timeout_ms=1_000 * STARVING_S)
+    flood = Flood(story)
+    story.ask("large", ["big"], cpu=4_000)
+    flood.go_on(lambda: reserved(story))
+    ((first, _),) = reserved(story)["big"].items()
+    cluster = story.cluster
+    cluster.batch(SlotsReleased(cluster.at, "small", ((flood.oldest(first), 0),)))
+    (sent,) = cluster.wire
+    number = sent.command.registration_number, sent.command.command_number
+    cluster.batch(CommandRefused(cluster.at, first, *number, "COMMAND_OUT_OF_ORDER"))
+    assert list(reserved(story)["big"]) != [first]
+    assert check_invariants(story.state) == []
 
 
 def test_a_host_that_comes_back_smaller_holds_nothing() -> None:
