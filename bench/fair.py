@@ -203,7 +203,7 @@ def run_steady(bench: FairBench, options: argparse.Namespace) -> None:
         note = f"median {median:.0f}, 99 %: {each[len(each) * 99 // 100] * 1e6:.0f}, max {most:.0f}"
         print(f"  {what:<44}{mean:>10.1f} us  {note}, {placed} placed")
     if bench.profile is not None:
-        pstats.Stats(bench.profile).sort_stats("cumulative").print_stats(45)
+        pstats.Stats(bench.profile).sort_stats("tottime").print_stats(40)
 
 
 def run_side_by_side(options: argparse.Namespace) -> None:

@@ -22,7 +22,14 @@ from finegrain.resources import (
     larger_of,
     subtract,
 )
-from resource_manager.engine.entities import Executor, ExecutorState, Resize, Slot, SlotState
+from resource_manager.engine.entities import (
+    Executor,
+    ExecutorState,
+    Registration,
+    Resize,
+    Slot,
+    SlotState,
+)
 from resource_manager.engine.host_notes import (
     Command,
     Hold,
@@ -84,6 +91,9 @@ class Host:
     reach: Reach = field(default_factory=Reach)
     shrunk: bool = False  # registered with less than its slots have booked
     held: Hold | None = None
+    described: Registration | None = None  # these columns of the index are of it
+    columns_known: dict[str, int] = field(default_factory=dict)
+    columns_online: dict[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, executor: Executor) -> Host:
@@ -261,16 +271,23 @@ class Host:
 
     def vector(self, strategy: Strategy) -> dict[str, int]:
         """All columns of the index."""
-        empty = self.empty()
-        columns = {KNOWN + name: amount for name, amount in empty.items()}
-        if self.online:
-            columns.update({ONLINE + name: amount for name, amount in empty.items()})
+        if self.described is not self.executor.registration:
+            self._describe()
+        columns = dict(self.columns_online if self.online else self.columns_known)
         if self.eligible:
             spare, slots = in_grains(self.spare()), self.spare_slots()
             columns.update(self._with_counts(spare, slots))
             if strategy == "spread":
                 columns[SCORE] = self.free_share(spare, slots)
         return columns
+
+    def _describe(self) -> None:
+        """Derives the columns that say what the host is, whatever it has free."""
+        empty = self.empty()
+        self.columns_known = {KNOWN + name: amount for name, amount in empty.items()}
+        online = {ONLINE + name: amount for name, amount in empty.items()}
+        self.columns_online = {**self.columns_known, **online}
+        self.described = self.executor.registration
 
     def free_share(self, free: Amounts, slots: int) -> int:
         """What the fullest dimension has left, in millionths of its total; slots count as one."""

@@ -32,6 +32,7 @@ from resource_manager.engine.gangs import try_gang
 from resource_manager.engine.lines import Line
 from resource_manager.engine.moves import place
 from resource_manager.engine.placement.placing import Placing
+from resource_manager.engine.queue import Shape
 from resource_manager.engine.resizes import try_growth
 from resource_manager.engine.singles import Kind, Single
 from resource_manager.engine.state import State
@@ -39,6 +40,9 @@ from resource_manager.engine.turn import Turn
 
 LINES_MOVED_MAX = 10_000
 """Lines that are parked, or stand in line again, in one decision at most."""
+
+LOOKED_AT_AGAIN_MAX = 16
+"""Shapes that are looked at again, after something was placed, at most."""
 
 ATTEMPTS: dict[Kind, Callable[[Turn, Placing, Single], bool]] = {
     Kind.GANG: try_gang,
@@ -145,7 +149,7 @@ def _serve_line(turn: Turn, placing: Placing, line: Line, budget: _Budget) -> li
     set aside.
     """
     state, queue, shape = turn.state, turn.state.queue, line.shape
-    length = inf
+    length, more = inf, True
     if not queue.is_alone(line):
         more = placing.has_room_for_more(shape)
         length = queue.run_length(line, cost_of(state, shape)) if more else 1
@@ -163,17 +167,26 @@ def _serve_line(turn: Turn, placing: Placing, line: Line, budget: _Budget) -> li
     if placed:
         queue.taken(line, placed)
         state.starving.over(shape)
-    if placed == count and (shape not in queue.roomy or placing.has_room(shape)):
-        return []
-    if elsewhere and not placed:  # only this one is held back; others of the shape may fit
+    elif elsewhere:  # only this one is held back; others of the shape may fit
         request = state.request_at(numbers[0])
         queue.set_aside(line, numbers[0])
         return [request]
-    if not elsewhere:  # whoever comes alone says nothing about other hosts
-        queue.sleep(shape)
-        tried_in_vain(turn, shape)
-        budget.tries -= 1
+    if placed < count or not more:
+        _look_again(turn, placing, shape, budget)
     return []
+
+
+def _look_again(turn: Turn, placing: Placing, shape: Shape, budget: _Budget) -> None:
+    """Room has become scarce for a shape. Finds out for it, and for others if they are few, whether
+    there is any left: to find that out when they have their turns would take longer.
+    """
+    queue = turn.state.queue
+    few = len(queue.roomy) <= LOOKED_AT_AGAIN_MAX
+    for each in list(queue.roomy) if few else [shape]:
+        if each in queue.roomy and not placing.has_room(each):
+            queue.sleep(each)
+            tried_in_vain(turn, each)
+            budget.tries -= min(1, budget.tries)
 
 
 def _together(state: State, numbers: list[int]) -> tuple[int, list[str]]:
