@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from finegrain import intervals
 from finegrain.intervals import IntervalSet
 from finegrain_client.batch.holding import (
     Actions,
@@ -24,10 +23,11 @@ from finegrain_client.batch.holding import (
     RunOutcome,
     SlotKey,
     Start,
+    take_last,
 )
 from finegrain_client.batch.pace import Pace
+from finegrain_client.batch.rows import AskedRow, AttemptRow, Known
 from finegrain_client.batch.spec import BatchSpec
-from finegrain_client.batch.state_file import AskedRow, AttemptRow, Known
 from finegrain_client.batch.threads import DELAYED, DONE, ENDED, FAILED, RUNNING, TODO, Threads
 from finegrain_client.batch.values import ThreadResult, ThreadState, nothing_known
 
@@ -397,16 +397,3 @@ class Book:
         self.waiting.discard(member)
         if member in self._named:
             self._named[member] = True
-
-
-def take_last(numbers: IntervalSet, count: int) -> list[intervals.Run]:
-    """Takes out the largest `count` numbers, or all if there are fewer; returns them as runs."""
-    taken: list[intervals.Run] = []
-    for start, end in reversed(list(numbers.runs())):
-        if count <= 0:
-            break
-        first = max(start, end - count)
-        numbers.remove_run(first, end)
-        taken.append((first, end))
-        count -= end - first
-    return taken

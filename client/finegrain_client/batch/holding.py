@@ -8,7 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from finegrain_client.batch.state_file import Changes
+from finegrain import intervals
+from finegrain.intervals import IntervalSet
+from finegrain_client.batch.rows import Changes
 from finegrain_client.batch.values import ThreadResult
 
 SlotKey = tuple[str, int]
@@ -98,3 +100,16 @@ class Actions:
     give_up: list[tuple[int, int]] = field(default_factory=list)  # likewise, those that wait
     publish: list[AttemptKey] = field(default_factory=list)  # whose output is the thread's
     discard: list[AttemptKey] = field(default_factory=list)  # whose output nobody wants
+
+
+def take_last(numbers: IntervalSet, count: int) -> list[intervals.Run]:
+    """Takes out the largest `count` numbers, or all if there are fewer; returns them as runs."""
+    taken: list[intervals.Run] = []
+    for start, end in reversed(list(numbers.runs())):
+        if count <= 0:
+            break
+        first = max(start, end - count)
+        numbers.remove_run(first, end)
+        taken.append((first, end))
+        count -= end - first
+    return taken

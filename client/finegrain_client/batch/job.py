@@ -6,12 +6,13 @@ Decides which state file a batch has, and that one runner works on it. Refuses t
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from finegrain.errors import FailedPrecondition, InvalidArgument
+from finegrain.errors import FailedPrecondition, FinegrainError, InvalidArgument, Reason
 from finegrain_client.batch.look import default_state_file, read_thread_results
 from finegrain_client.batch.runner import Runner
 from finegrain_client.batch.spec import BatchSpec
@@ -70,7 +71,7 @@ class BatchJob:
             raise InvalidArgument("lease_s", lease_s, "1 to 86400 seconds")
         self._cluster = cluster
         self._spec = spec
-        self._results_dir = Path(results_dir) if results_dir is not None else None
+        self._results_dir = Path(results_dir).absolute() if results_dir is not None else None
         self._lease_s = lease_s
         self._runner: Runner | None = None
         self._running: asyncio.Task[BatchOutcome] | None = None
@@ -120,7 +121,7 @@ class BatchJob:
             AlreadyExists: another runner works on it (STORE_IN_USE), or another batch is in the
                 state file.
             NotFound, ConfigurationError: see `look`.
-            FinegrainError, OSError: the resource manager refused us, or the disk failed.
+            FinegrainError: the resource manager refused us, or a disk failed (DISK_FULL, ...).
         """
         if self._running is not None and not self._running.done():
             raise FailedPrecondition("this batch is being run already; await that")
@@ -143,6 +144,10 @@ class BatchJob:
                     self._running.cancel()
                     await asyncio.gather(self._running, return_exceptions=True)
                 raise
+        except OSError as error:
+            if isinstance(error, FinegrainError):
+                raise
+            raise _not_kept(state, error) from error
         finally:
             state.close()
 
@@ -195,5 +200,22 @@ class BatchJob:
                     self._spec,
                     f"the one in {self.state_file}, or another state_file for another batch",
                 )
+            if self._results_dir not in (None, state.results_dir):
+                state.close()
+                raise InvalidArgument(
+                    "results_dir",
+                    str(self._results_dir),
+                    f"None, or {state.results_dir}, which {self.state_file} began with",
+                )
             return state
         return StateFile.create(self.state_file, self._spec, self._results_dir)
+
+
+def _not_kept(state: StateFile, error: OSError) -> FinegrainError:
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return FinegrainError(
+        f"outputs cannot be kept in {state.results_dir}: {error.strerror or error}; "
+        f"{'make room there' if full else 'see to that'} and run the batch again",
+        reason=Reason.DISK_FULL if full else Reason.CONFIGURATION,
+        details={"path": state.results_dir},
+    )

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 from finegrain.errors import FinegrainError
 from finegrain.resources import EXTENDED_PREFIX
+from finegrain_client.batch.rows import Changes
 from finegrain_client.batch.session import Session
 from finegrain_client.batch.slots import BatchSlots
-from finegrain_client.batch.state_file import Changes
 from finegrain_client.batch.threads import DELAYED, DONE, FAILED, RUNNING
 from finegrain_client.batch.values import BatchState, Progress
 

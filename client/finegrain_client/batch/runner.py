@@ -15,12 +15,14 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from finegrain.errors import FinegrainError, Reason
+from finegrain_client.background import unless
 from finegrain_client.batch.book import Book
 from finegrain_client.batch.output import sweep
 from finegrain_client.batch.report import Report
+from finegrain_client.batch.rows import JobRow, Known
 from finegrain_client.batch.session import JobGone, Session
 from finegrain_client.batch.slots import BatchSlots, insist
-from finegrain_client.batch.state_file import JobRow, Known, StateFile
+from finegrain_client.batch.state_file import StateFile
 from finegrain_client.batch.values import (
     BatchOutcome,
     BatchState,
@@ -38,6 +40,10 @@ T = TypeVar("T")
 FAILURES_SHOWN = 10
 ENDING_S = 20.0
 """How long leaving may try to end the job; after that its lease ends it."""
+
+
+class _Wished(Exception):
+    """Somebody wishes the end of the run."""
 
 
 class Runner:
@@ -61,6 +67,7 @@ class Runner:
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="finegrain-batch")
         self._session: Session | None = None
         self._wish = ""
+        self._wished = asyncio.Event()
         self.report = Report(cluster, state.spec.threads, state.create_time, on_progress)
 
     async def run(self) -> BatchOutcome:
@@ -91,13 +98,17 @@ class Runner:
     def wake(self, wish: str) -> None:
         """Ends `run` soon: "cancel" gives everything back, "leave" leaves all as it is."""
         self._wish = self._wish or wish
+        self._wished.set()
         if self._session is not None:
             self._session.wake(wish)
 
     async def _life(self, known: Known) -> str | None:
         """Works as long as one job lives; why it is to stop, or None: go on with another job."""
         async with AsyncExitStack() as stack:
-            job, row = await self._job(stack, known)
+            try:
+                job, row = await unless(self._wished, self._job(stack, known), _Wished)
+            except _Wished:
+                return ""  # nobody answers, and nobody waits for that any longer
             book = Book(self._state.spec, known, row.number)
             if known.job is not None and known.job.number == row.number:
                 book.take_over(known.open, known.lost, known.used)

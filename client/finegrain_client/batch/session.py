@@ -35,6 +35,7 @@ from finegrain_client.batch.news import (
     WakeUp,
 )
 from finegrain_client.batch.output import Output, publish_all
+from finegrain_client.batch.rows import Changes, JobRow
 from finegrain_client.batch.slots import (
     BackInLine,
     BatchSlots,
@@ -42,7 +43,7 @@ from finegrain_client.batch.slots import (
     JobOver,
     RequestOver,
 )
-from finegrain_client.batch.state_file import Changes, JobRow, StateFile
+from finegrain_client.batch.state_file import StateFile
 from finegrain_client.batch.work import Attempt
 from finegrain_client.errors import RequestRejected
 from finegrain_client.types import RequestState

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from finegrain.errors import FinegrainError, Unavailable
 from finegrain_client.batch.holding import SlotKey
-from finegrain_client.batch.state_file import JobRow
+from finegrain_client.batch.rows import JobRow
 from finegrain_client.events import JobEvents
 from finegrain_client.job import Job
 from finegrain_client.ranges import RequestRange

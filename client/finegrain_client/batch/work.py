@@ -97,9 +97,9 @@ class Attempt:
             return self._refused(error)
         except GONE as error:
             return RunOutcome(Ending.LOST, message=error.message, reason=error.reason)
-        except FinegrainError as error:  # what it asks for is refused wherever it is
-            result = nothing_known(self.thread, error.message)
-            return RunOutcome(Ending.FAILED, result, error.message, error.reason)
+        except FinegrainError as error:  # what it asks for is refused, wherever it is
+            result = nothing_known(self.thread, error.message, reason=error.reason)
+            return RunOutcome(Ending.REFUSED, result, error.message, error.reason)
 
     async def cancel(self) -> None:
         """Ends it: another attempt at its thread came first."""

@@ -9,9 +9,17 @@ from hypothesis import strategies as st
 
 import finegrain_client as fg
 from finegrain.intervals import IntervalSet
-from finegrain_client.batch.book import LOSSES_MAX, REFUSALS_MAX, USES_MAX, Book, take_last
-from finegrain_client.batch.holding import Actions, Ending, Phase, RunOutcome, SlotKey, Start
-from finegrain_client.batch.state_file import AttemptRow, Known
+from finegrain_client.batch.book import LOSSES_MAX, REFUSALS_MAX, USES_MAX, Book
+from finegrain_client.batch.holding import (
+    Actions,
+    Ending,
+    Phase,
+    RunOutcome,
+    SlotKey,
+    Start,
+    take_last,
+)
+from finegrain_client.batch.rows import AttemptRow, Known
 from finegrain_client.batch.threads import DELAYED, DONE, FAILED, TODO
 from finegrain_client.batch.values import nothing_known
 

@@ -15,7 +15,8 @@ import pytest
 
 import finegrain_client as fg
 from finegrain_client.batch.look import look, read_thread_results, state_files
-from finegrain_client.batch.state_file import AskedRow, AttemptRow, Changes, StateFile
+from finegrain_client.batch.rows import AskedRow, AttemptRow, Changes
+from finegrain_client.batch.state_file import StateFile
 from finegrain_client.batch.values import nothing_known
 
 SPEC = fg.BatchSpec(

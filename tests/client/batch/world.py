@@ -20,8 +20,9 @@ import finegrain_client as fg
 from finegrain.resources import ResourceProfile
 from finegrain_client.batch import runner as runner_module
 from finegrain_client.batch.holding import SlotKey
+from finegrain_client.batch.rows import Changes, JobRow
 from finegrain_client.batch.slots import BackInLine, Granted, JobOver, RequestOver, SlotNews
-from finegrain_client.batch.state_file import Changes, JobRow, StateFile
+from finegrain_client.batch.state_file import StateFile
 from finegrain_client.types import OutputChunk, RequestState, TaskResult
 
 

@@ -1,0 +1,75 @@
+"""What is kept of a batch besides its results, as plain data: jobs, what was asked for, attempts.
+
+Refuses to know how it is kept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from finegrain_client.batch.values import ThreadResult, ThreadState
+
+
+@dataclass(frozen=True, slots=True)
+class JobRow:
+    """A job that was registered for a batch."""
+
+    number: int
+    job_id: str
+    secret: str = field(repr=False)
+    range_id: str
+    ended: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AskedRow:
+    """Requests that were asked for, members of the job's range."""
+
+    first_index: int
+    count: int
+    taken_in: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptRow:
+    """An attempt at a thread whose command was, or is just being, submitted."""
+
+    thread: int
+    attempt: int
+    job: int
+    allocation_id: str
+    generation: int
+    executor_id: str
+    start_time: float
+
+
+@dataclass(slots=True)
+class Changes:
+    """What one transaction writes."""
+
+    begun: list[AttemptRow] = field(default_factory=list)
+    reopened: list[tuple[int, int]] = field(default_factory=list)  # thread, attempt
+    ended: list[tuple[int, int, str, str]] = field(default_factory=list)  # + outcome, message
+    results: list[ThreadResult] = field(default_factory=list)
+    asked: list[AskedRow] = field(default_factory=list)
+    meta: dict[str, str] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return any((self.begun, self.reopened, self.ended, self.results, self.asked, self.meta))
+
+
+@dataclass(slots=True)
+class Known:
+    """What a runner begins with: everything about the threads that is not over, or counts on."""
+
+    final: dict[int, ThreadState] = field(default_factory=dict)
+    attempts: dict[int, int] = field(default_factory=dict)  # made so far, by thread
+    failures: dict[int, int] = field(default_factory=dict)
+    losses: dict[int, int] = field(default_factory=dict)
+    durations_s: list[float] = field(default_factory=list)  # of those that are done
+    job: JobRow | None = None  # the last one
+    # Of that job, while it is not known to have ended:
+    asked: list[AskedRow] = field(default_factory=list)
+    open: list[AttemptRow] = field(default_factory=list)  # outcome unknown
+    lost: list[AttemptRow] = field(default_factory=list)
+    used: set[tuple[str, int]] = field(default_factory=set)  # slots that ran something

@@ -1,0 +1,196 @@
+"""A batch as its owner holds it, against a cluster that does as it is told."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from pathlib import Path
+
+import pytest
+
+import finegrain_client as fg
+from finegrain.errors import Unavailable
+from finegrain_client.batch.output import Output
+from tests.client.scripted import Program, Scripted, eventually, serving
+
+SPEC = fg.BatchSpec(3, ["work", "{index}"], retry_delay_s=0)
+
+
+@pytest.fixture
+def endless(servant: Scripted) -> Scripted:
+    """Its commands do not end."""
+    servant.programs["work"] = Program(stdout=b"so far", ends=False)
+    return servant
+
+
+async def test_cancelling_the_run_gives_everything_back(
+    cluster: fg.Cluster, endless: Scripted, tmp_path: Path
+) -> None:
+    batch = fg.BatchJob(cluster, SPEC, state_file=tmp_path / "state")
+    running = asyncio.create_task(batch.run())
+    await eventually(lambda: len(endless.tasks) == 3)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert len(endless.calls["EndJob"]) == 1
+    look = fg.batch.look(batch.state_file)
+    assert (look.progress.state, look.is_worked_on) == (fg.BatchState.CANCELLED, False)
+
+
+async def test_leaving_a_batch_leaves_its_tasks_for_the_next_runner(
+    cluster: fg.Cluster, endless: Scripted, tmp_path: Path
+) -> None:
+    batch = fg.BatchJob(cluster, SPEC, state_file=tmp_path / "state")
+    running = asyncio.create_task(batch.run())
+    await eventually(lambda: len(endless.tasks) == 3)
+    await batch.leave()
+    assert (await running).state is fg.BatchState.OPEN
+    assert not endless.calls["EndJob"]
+    assert not endless.calls["CancelTask"]
+
+
+async def test_what_another_runner_left_is_cancelled_too(
+    cluster: fg.Cluster, endless: Scripted, tmp_path: Path
+) -> None:
+    batch = fg.BatchJob(cluster, SPEC, state_file=tmp_path / "state")
+    running = asyncio.create_task(batch.run())
+    await eventually(lambda: len(endless.tasks) == 3)
+    await batch.leave()
+    await running
+    await fg.BatchJob(cluster, state_file=batch.state_file).cancel()
+    assert len(endless.calls["EndJob"]) == 1
+    assert fg.batch.look(batch.state_file).progress.state is fg.BatchState.CANCELLED
+
+
+async def test_a_batch_waits_for_a_manager_that_is_not_there_and_says_so(tmp_path: Path) -> None:
+    said: list[str] = []
+    async with fg.connect("127.0.0.1:1", token="t" * 20, budget_s=0.2) as cluster:
+        batch = fg.BatchJob(cluster, SPEC, state_file=tmp_path / "state")
+        running = asyncio.create_task(batch.run(lambda now: said.append(now.message)))
+        await eventually(lambda: any("127.0.0.1:1" in each for each in said))
+        await batch.cancel()
+        assert (await running).state is fg.BatchState.CANCELLED
+
+
+async def test_slots_are_asked_for_until_somebody_answers(
+    servant: Scripted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("finegrain_client.batch.session.ASK_AGAIN_S", 0.01)
+    servant.programs["work"] = Program()
+    servant.failures["RequestResource"].extend(Unavailable("not now") for _ in range(9))
+    async with fg.connect(servant.address, token="t" * 20, budget_s=0.2) as cluster:
+        batch = fg.BatchJob(cluster, SPEC, state_file=tmp_path / "state")
+        (await batch.run()).check()
+
+
+async def test_requests_that_can_never_be_served_stop_the_batch(
+    cluster: fg.Cluster, servant: Scripted, tmp_path: Path
+) -> None:
+    servant.rejections["huge"] = fg.FailedPrecondition(
+        "no executor is that large", reason=fg.Reason.INFEASIBLE_NEVER
+    )
+    spec = fg.BatchSpec(3, ["work"], slot=fg.SlotSpec(labels={"name": "huge"}))
+    outcome = await fg.BatchJob(cluster, spec, state_file=tmp_path / "state").run()
+    assert (outcome.state, outcome.left) == (fg.BatchState.STOPPED, 3)
+    assert "no executor is that large" in outcome.message
+    assert len(servant.calls["RequestResource"]) == 1
+
+
+async def test_a_full_disk_ends_the_runner_and_nothing_else(
+    cluster: fg.Cluster, servant: Scripted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    servant.programs["work"] = Program(stdout=b"much")
+
+    def take(*_args: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    folder = tmp_path / "results"
+    with monkeypatch.context() as full:
+        full.setattr(Output, "take", take)
+        batch = fg.BatchJob(cluster, SPEC, state_file=tmp_path / "state", results_dir=folder)
+        with pytest.raises(fg.FinegrainError, match="make room there") as failed:
+            await batch.run()
+    assert failed.value.reason == fg.Reason.DISK_FULL
+    assert not servant.calls["EndJob"]
+    assert not fg.batch.look(batch.state_file).is_worked_on
+
+
+async def test_a_results_folder_that_cannot_be_is_named(
+    cluster: fg.Cluster, tmp_path: Path
+) -> None:
+    in_the_way = tmp_path / "file"
+    in_the_way.touch()
+    batch = fg.BatchJob(cluster, SPEC, state_file=tmp_path / "state", results_dir=in_the_way)
+    with pytest.raises(fg.FinegrainError, match=str(in_the_way)):
+        await batch.run()
+
+
+async def test_a_state_file_holds_one_batch(
+    cluster: fg.Cluster, servant: Scripted, tmp_path: Path
+) -> None:
+    servant.programs["work"] = Program()
+    path = tmp_path / "state"
+    await fg.BatchJob(cluster, SPEC, state_file=path, results_dir=tmp_path / "out").run()
+    with pytest.raises(fg.InvalidArgument, match="another state_file"):
+        await fg.BatchJob(cluster, fg.BatchSpec(4, ["work"]), state_file=path).run()
+    with pytest.raises(fg.InvalidArgument, match="results_dir"):
+        await fg.BatchJob(cluster, SPEC, state_file=path, results_dir=tmp_path / "other").run()
+    outcome = await fg.BatchJob(cluster, SPEC, state_file=path).run()
+    assert outcome.ok
+    assert len(servant.calls["RegisterJob"]) == 1
+
+
+async def test_the_same_batch_is_not_run_twice_at_once(
+    cluster: fg.Cluster, endless: Scripted, tmp_path: Path
+) -> None:
+    batch = fg.BatchJob(cluster, SPEC, state_file=tmp_path / "state")
+    running = asyncio.create_task(batch.run())
+    await eventually(lambda: len(endless.tasks) == 3)
+    with pytest.raises(fg.FailedPrecondition, match="run already"):
+        await batch.run()
+    with pytest.raises(fg.AlreadyExists, match="another runner"):
+        await fg.BatchJob(cluster, state_file=batch.state_file).run()
+    await batch.cancel()
+    await running
+
+
+async def test_failures_are_tried_again_when_that_is_wished(
+    cluster: fg.Cluster, servant: Scripted, tmp_path: Path
+) -> None:
+    servant.programs["work"] = Program(exit_code=1)
+    batch = fg.BatchJob(cluster, SPEC, state_file=tmp_path / "state")
+    outcome = await batch.run()
+    assert (outcome.done, outcome.failed) == (0, 3)
+    before = [each.attempts for each in batch.results(failed_only=True)]
+    assert all(each >= 3 for each in before)
+    servant.programs["work"].exit_code = 0
+    assert (await batch.run()).failed == 3
+    assert (await batch.run(retry_failed=True)).ok
+    assert all(after.attempts > each for after, each in zip(batch.results(), before, strict=True))
+
+
+async def test_what_an_executor_refuses_is_not_asked_for_every_thread(
+    cluster: fg.Cluster, servant: Scripted, tmp_path: Path
+) -> None:
+    refusal = fg.InvalidArgument("argv", "...", "128 KiB at most")
+    servant.programs["work"] = Program()
+    servant.failures["SubmitTask"].extend([refusal] * 50)
+    spec = fg.BatchSpec(8, ["work"], retry_delay_s=0)
+    outcome = await fg.BatchJob(cluster, spec, state_file=tmp_path / "state").run()
+    assert (outcome.state, outcome.left) == (fg.BatchState.STOPPED, 8)
+    assert "128 KiB" in outcome.message
+
+
+async def test_blocking_callers_have_the_same(tmp_path: Path) -> None:
+    servant = Scripted()
+    servant.programs["work"] = Program(stdout=b"said")
+    async with serving(servant):
+
+        def run() -> list[bytes]:
+            with fg.blocking.connect(servant.address, token="t" * 20) as cluster:
+                batch = fg.blocking.BatchJob(cluster, SPEC, state_file=tmp_path / "state")
+                batch.run(lambda _now: None).check()
+                assert batch.progress.done == 3
+                return [each.stdout_tail for each in batch.results()]
+
+        assert await asyncio.to_thread(run) == [b"said"] * 3
