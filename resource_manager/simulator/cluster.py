@@ -32,7 +32,6 @@ from resource_manager.engine.entities import (
     Instant,
     JobEvent,
     RangeSpec,
-    RequestSpec,
     RequestState,
 )
 from resource_manager.engine.events import (
@@ -128,6 +127,13 @@ class Cluster:
         return sum(
             job.record.waiting for job in self._jobs.values() if job.record.job_id in self.log.jobs
         )
+
+    def ends_at(self, allocation_id: str) -> int:
+        """When a thread that runs will end, in virtual milliseconds. Raises KeyError: none does."""
+        for moment, _, _, name in self._ending:
+            if name == allocation_id:
+                return moment
+        raise KeyError(allocation_id)
 
     def submit(
         self,
@@ -282,11 +288,11 @@ class Cluster:
         if record.gang or record.threads == 1:
             gang_id = record.job_id if record.gang else ""
             names = [f"{record.job_id}.{thread}" for thread in range(record.threads)]
-            members = tuple(_request(job, name, gang_id) for name in names)
+            members = tuple(job.request(name, gang_id) for name in names)
             gangs = (GangSpec(gang_id),) if gang_id else ()
             yield RequestsSubmitted(at, record.job_id, members, gangs=gangs)
             return
-        wish = _request(job, record.job_id)
+        wish = job.request(record.job_id)
         for first in range(0, record.threads, _SUBMITTED_AT_ONCE):
             count = min(_SUBMITTED_AT_ONCE, record.threads - first)
             yield RequestsSubmitted(at, record.job_id, (), ranges=(RangeSpec(wish, first, count),))
@@ -389,9 +395,3 @@ class Cluster:
 
 def _asked(event: RequestsSubmitted) -> int:
     return len(event.requests) + sum(each.count for each in event.ranges)
-
-
-def _request(job: Submitted, allocation_id: str, gang_id: str = "") -> RequestSpec:
-    return RequestSpec(
-        allocation_id, job.record.profile, required_labels=job.labels, gang_id=gang_id
-    )

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from finegrain.resources import ResourceProfile
+from resource_manager.engine.entities import RequestSpec
 from resource_manager.engine.settings import DAY_MS, EngineSettings
 from resource_manager.simulator.log import JobRecord
 from resource_manager.simulator.nodes import Labels
@@ -72,3 +73,9 @@ class Submitted:
         record = self.record
         together = record.threads if record.gang else 1
         return Kind(record.profile, self.labels, together, record.group)
+
+    def request(self, allocation_id: str, gang_id: str = "") -> RequestSpec:
+        """What it asks for, for one thread or for a range of them."""
+        return RequestSpec(
+            allocation_id, self.record.profile, required_labels=self.labels, gang_id=gang_id
+        )

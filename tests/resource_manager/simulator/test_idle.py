@@ -9,6 +9,7 @@ import pytest
 from finegrain.resources import GIB, ResourceProfile
 from resource_manager.engine.effects import StepResult
 from resource_manager.engine.events import Decide, Event
+from resource_manager.engine.fair.held import Reservation
 from resource_manager.engine.settings import EngineSettings, Fairness
 from resource_manager.engine.state import State
 from resource_manager.engine.step import step
@@ -58,6 +59,29 @@ def test_capacity_that_is_held_for_who_starves_is_not_idle() -> None:
 
     assert cluster.events["reservation_made"] > 0
     assert check.findings == []
+
+
+def test_who_starves_is_served_when_those_have_ended_who_were_there() -> None:
+    """The promise of a reservation, held against the true ends of threads."""
+    patience = EngineSettings(fairness=Fairness(starvation_timeout_ms=300))
+    cluster = crowded(patience)
+    promised: dict[Reservation, int] = {}
+
+    def look(cluster: Cluster) -> None:
+        for each in cluster.state.reservations.all():
+            if each not in promised:
+                there = {
+                    allocation_id
+                    for node in each.place.held
+                    for allocation_id, _ in cluster.state.hosts[node].slots
+                }
+                promised[each] = max(cluster.ends_at(name) for name in there)
+            assert cluster.now_ms <= promised[each], each.holder.title
+
+    cluster.on_settled.append(look)
+    cluster.run()
+
+    assert promised
 
 
 def test_what_a_group_must_not_have_is_not_idle() -> None:
