@@ -95,7 +95,7 @@ from resource_manager.engine.requests import cancel_requests, release_slots, sub
 from resource_manager.engine.resize_wishes import request_resize
 from resource_manager.engine.resizes import resize_rang
 from resource_manager.engine.state import State
-from resource_manager.engine.tallies import keep_raised, tally_rang
+from resource_manager.engine.tallies import keep_urgent, tally_rang
 from resource_manager.engine.timers import Timer
 from resource_manager.engine.turn import Turn
 
@@ -191,7 +191,7 @@ def _decide(turn: Turn) -> None:
                 reason=_waiting_reason(state, request),
             )
     state.newcomers.clear()
-    keep_raised(turn)
+    keep_urgent(turn)
     tell_who_waits(turn)
     state.considered_arrival = state.arrival_number
 

@@ -1,8 +1,9 @@
 """What flows have received, kept over restarts: between the books and `fair/checkpoints.py`.
 
 Decides the moments: every now and then for whatever has changed; at once for a flow that begins to
-wait and was raised for it, because nobody could tell later that it was; and when a job ends, with
-the groups that it was in. Refuses to know how much may be lost.
+wait and was raised for it, or that begins to accrue, because nobody could tell later that it was
+raised, or when it began; and when a job ends, with the groups that it was in. Refuses to know how
+much may be lost.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ def restore(state: State, tallies: Iterable[Tally], at: Instant) -> None:
     state.tallies_begun_anew = restore_tallies(
         state.flows, tallies, _running(state), state.settings.fairness, at.time_ms
     )
-    state.flows.lifted.clear()
-    state.timers.arm(Timer.TALLY, "", at.monotonic_ms + state.settings.fairness.tally_interval_ms)
+    state.flows.urgent.clear()
+    state.timers.arm(Timer.TALLY, "", at.monotonic_ms)  # what came to it while nobody led
 
 
 def tally_rang(turn: Turn) -> None:
@@ -40,12 +41,12 @@ def tally_rang(turn: Turn) -> None:
     turn.state.timers.arm(Timer.TALLY, "", again_ms)
 
 
-def keep_raised(turn: Turn) -> None:
-    """Keeps the tallies of those who were raised since the last batch."""
+def keep_urgent(turn: Turn) -> None:
+    """Keeps the tallies of those who were raised, or began to accrue, since the last batch."""
     flows = turn.state.flows
-    for flow in flows.lifted.values():
+    for flow in flows.urgent.values():
         _keep_flow(turn, flow)
-    flows.lifted.clear()
+    flows.urgent.clear()
 
 
 def keep_ended(turn: Turn, job_id: str) -> None:
@@ -68,9 +69,7 @@ def _keep(state: State, tally: Tally) -> None:
 
 
 def _running(state: State) -> Iterator[Running]:
-    """Slots that accrue. Since when one is there that its executor has not confirmed is not known:
-    it cannot be long.
-    """
+    """Slots that accrue."""
     for slot in state.slots.values():
         if slot.state is not SlotState.FREEING:
-            yield Running(slot.job_id, slot.cost, slot.allocated_time_ms)
+            yield Running(slot.job_id, slot.cost)

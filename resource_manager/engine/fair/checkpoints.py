@@ -1,10 +1,11 @@
 """Tallies that last: which are written when, and what a restart makes of them.
 
-Decides how much may be lost: a tally is written at most `tally_interval_ms` after it changed, and
-again for as long as it grows, so a crash loses no more of what slots received that are gone by then
-than that interval. What the slots received that are still there is reckoned anew, from the time of
-the row on. In rounds: whatever has changed by the beginning of one is written within it, a few rows
-at a time; very many flows make a round longer than the interval.
+Decides how far off a tally may be: it is written when it begins to grow, and again at least every
+`tally_interval_ms` as long as it does. After a crash whatever runs then is charged from the time of
+the row on. So what slots received is lost that were gone by then, and too much is charged for those
+that came later: one interval of accrual at most, either way, and where slots follow one another the
+two make up for each other. Rows are written in rounds: whatever has changed by the beginning of one
+is written within it, a few at a time; very many flows make a round longer than the interval.
 
 Time that passed between a row and the restart is wall time, the only one that both know; a clock
 that was set back makes it 0. Refuses to know rows, slots and how flows are compared.
@@ -69,12 +70,10 @@ class Checkpoints:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A slot that accrues: whose it is, what it costs per second, and since when it is there by the
-    wall clock (None: only now)."""
+    """A slot that accrues: whose it is, and what it costs per second."""
 
     job_id: str
     cost: float
-    since_ms: int | None
 
 
 def restore_tallies(
@@ -131,10 +130,10 @@ def _since_rows(
     found: dict[str, float] = {}
     for slot in running:
         flow: Flow | None = tree.jobs.get(slot.job_id)
-        while flow is not None and slot.since_ms is not None:
-            start_ms = max(slot.since_ms, begins_ms.get(flow.id, slot.since_ms))
-            seconds = _counted_s(time_ms - start_ms, fairness)
-            found[flow.id] = found.get(flow.id, 0.0) + slot.cost * seconds
+        while flow is not None:
+            if (begin_ms := begins_ms.get(flow.id)) is not None:
+                seconds = _counted_s(time_ms - begin_ms, fairness)
+                found[flow.id] = found.get(flow.id, 0.0) + slot.cost * seconds
             flow = flow.parent
     return found
 

@@ -61,6 +61,7 @@ class Flow(Entry):
         running: how many those are.
         waiting: requests of its subtree that wait, and slots that wait to grow.
         active: something of it may have a turn; of a group: so many children.
+        served_ms: when something of it was placed or handed on last; None: not in this incarnation.
     """
 
     id: str = ""
@@ -78,6 +79,7 @@ class Flow(Entry):
     running: int = 0
     waiting: int = 0
     active: int = 0
+    served_ms: int | None = None
     # What its parent's tournaments know of it.
     stale: bool = False
     needy: bool = False  # it is in that of those who lack their minimum
@@ -135,7 +137,8 @@ class FlowTree:
         jobs: by id.
         changed: flows whose tally has changed since it was stored last; whoever stores it takes
             them out and sets their `changed` back.
-        lifted: those that were raised since; whoever stores that clears it.
+        urgent: those that were raised, or began to accrue, since they were stored: nobody could tell
+            later that they were, or when. Whoever stores them clears it.
         loosened: ids of groups that have less than they had, or other limits; whoever lets those be
             tried again whom their maxima have stopped clears it.
     """
@@ -148,7 +151,7 @@ class FlowTree:
         self.jobs: dict[str, Flow] = {}
         self.changed: dict[str, Flow] = {}
         self._last: tuple[Amounts | None, dict[str, int]] = (None, {})
-        self.lifted: dict[str, Flow] = {}
+        self.urgent: dict[str, Flow] = {}
         self.loosened: dict[str, None] = {}
 
     def advance(self, now_ms: int) -> None:
@@ -218,16 +221,24 @@ class FlowTree:
             parent = flow.parent
             if flow.rate:
                 flow.service += flow.rate * (tau - flow.since)
+            else:
+                self.urgent[flow.id] = flow
             flow.since = tau
             if parent is not None and parent.children is not None:
                 parent.children.last_served = (flow.service + flow.raised) / flow.weight
             flow.rate += cost * count
             flow.running += count
+            flow.served_ms = self.clock.now_ms
             used = flow.used
             for name, amount in amounts.items():
                 used[name] = used.get(name, 0) + amount * count
             self._mark(flow)
             flow = parent
+
+    def hand_on(self, job_id: str) -> None:
+        """A slot of a job goes on with further work of it, which is being served, too."""
+        for flow in self._path(job_id):
+            flow.served_ms = self.clock.now_ms
 
     def adopt(self, job_id: str, booked: Amounts, cost: float) -> None:
         """A slot is there that was placed in a former life; `cost` is 0 if it does not accrue."""
@@ -242,6 +253,8 @@ class FlowTree:
         """A slot begins to be taken down, or is gone at once: it accrues no more."""
         for flow in self._path(job_id):
             self._settle(flow)
+            if not flow.rate:
+                self.urgent[flow.id] = flow
             flow.rate -= cost
             self._mark(flow)
 
@@ -400,7 +413,7 @@ class FlowTree:
     def _remove(self, flow: Flow) -> None:
         self._leave(flow)
         self.changed.pop(flow.id, None)
-        self.lifted.pop(flow.id, None)
+        self.urgent.pop(flow.id, None)
 
     def _leave(self, flow: Flow) -> None:
         if flow.parent is None or flow.parent.children is None:
@@ -434,7 +447,7 @@ class FlowTree:
         short = level * flow.weight - (self._service(flow) + flow.raised)
         if short > 0:
             flow.raised += short
-            self.lifted[flow.id] = flow
+            self.urgent[flow.id] = flow
 
     def _mark(self, flow: Flow) -> None:
         """What its parent's tournaments know of a flow is to be looked at."""

@@ -28,7 +28,7 @@ class Life:
         self.now_ms = 5_000
         self.skew_ms = START_MS
         self.rows: dict[str, Tally] = {}
-        self.slots: list[tuple[str, float, int]] = []  # job, cost, since (wall clock)
+        self.slots: list[tuple[str, float]] = []  # job, cost
         self.tree = self.grown()
 
     @property
@@ -50,10 +50,13 @@ class Life:
 
     def start(self, job: str, cost: float = 1.0) -> None:
         self.tree.place(job, BOOKED, 1, cost)
-        self.slots.append((job, cost, self.time_ms))
+        self.slots.append((job, cost))
+        for flow in self.tree.urgent.values():  # in the same transaction
+            self.rows[flow.id] = self.written.written(flow, self.time_ms)
+        self.tree.urgent.clear()
 
     def end(self, at: int) -> None:
-        job, cost, _ = self.slots.pop(at)
+        job, cost = self.slots.pop(at)
         self.tree.stop(job, cost)
         self.tree.vanish(job, BOOKED)
 
@@ -71,7 +74,7 @@ class Life:
         self.now_ms = 77_000
         self.skew_ms = skew_ms
         self.tree = self.grown()
-        running = [Running(job, cost, since) for job, cost, since in self.slots]
+        running = [Running(job, cost) for job, cost in self.slots]
         for slot in running:
             self.tree.adopt(slot.job_id, BOOKED, slot.cost)
         return restore_tallies(self.tree, self.rows.values(), running, self.fairness, self.time_ms)
@@ -257,7 +260,7 @@ class Lives(RuleBasedStateMachine):
             self.peaks[flow.id] = max(self.peaks.get(flow.id, 0.0), flow.rate)
             assert flow.rate == sum(
                 cost
-                for job, cost, _ in self.life.slots
+                for job, cost in self.life.slots
                 if flow in (self.life.tree.jobs[job], *self.life.tree.jobs[job].ancestors())
             )
 
