@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from finegrain.resources import MIB, ResourceProfile
-from resource_manager.engine.entities import GangPlacement, GangSpec, RequestSpec
+from resource_manager.engine.entities import GangPlacement, GangSpec, RangeSpec, RequestSpec
 from resource_manager.engine.events import (
     ItemOutcome,
     JobRegistered,
@@ -15,7 +15,7 @@ from resource_manager.engine.events import (
     SlotsReuseAsked,
 )
 from resource_manager.engine.invariants import check_invariants
-from resource_manager.engine.settings import EngineSettings, Fairness
+from resource_manager.engine.settings import EngineSettings, Fairness, Provisioning
 from tests.resource_manager.engine.model import ModelCluster, ModelExecutor
 
 FOREVER_MS = 10**9
@@ -24,9 +24,12 @@ FOREVER_MS = 10**9
 class Story:
     """A cluster whose executors answer at once. The books are checked after every step."""
 
-    def __init__(self, **fairness: Any) -> None:
+    def __init__(self, provisioning: Provisioning | None = None, **fairness: Any) -> None:
         settings = EngineSettings(
-            fairness=Fairness(**fairness), lost_timeout_ms=FOREVER_MS, lease_default_ms=FOREVER_MS
+            fairness=Fairness(**fairness),
+            provisioning=provisioning or Provisioning(),
+            lost_timeout_ms=FOREVER_MS,
+            lease_default_ms=FOREVER_MS,
         )
         self.cluster = ModelCluster(settings)
         self.ended: set[str] = set()
@@ -52,6 +55,10 @@ class Story:
     def ask(self, job: str, names: Sequence[str], cpu: int = 1_000, **more: Any) -> None:
         specs = tuple(RequestSpec(name, ResourceProfile(cpu, 64 * MIB), **more) for name in names)
         self.act(RequestsSubmitted(self.cluster.at, job, specs))
+
+    def ask_range(self, job: str, range_id: str, count: int, cpu: int = 1_000) -> None:
+        spec = RangeSpec(RequestSpec(range_id, ResourceProfile(cpu, 64 * MIB)), 0, count)
+        self.act(RequestsSubmitted(self.cluster.at, job, (), ranges=(spec,)))
 
     def gang(
         self,

@@ -6,6 +6,9 @@ take can delay the holder. So he is placed at the latest when everything has end
 hosts when the reservation was made. He is placed there as soon as there is room, or elsewhere if
 that comes first.
 
+Nothing is held for whoever has received more than his share beside those who were served meanwhile:
+he is not passed over, it is not his turn.
+
 It moves to other hosts when one of its own is lost, drained, cannot be dialled, has become too
 small or refuses him. It ends when he is placed or waits no more, and while a maximum of his group
 stops him. A host holds for one at a time, a job is held for once at a time, and there are
@@ -35,6 +38,8 @@ from resource_manager.engine.turn import Turn
 HEADS_LOOKED_AT_MAX = 64
 """Jobs that wait with the same, those who came first, of which one is chosen."""
 
+_ROUNDED = 1e-9
+
 TRIED_MAX = 16
 """Those who starve that one look tries to help; the others have to wait for the next one."""
 
@@ -50,8 +55,6 @@ def serve_holders(turn: Turn) -> None:
         elif _has_room(turn.state, each):
             each.holder.settle(turn, each.place)
             _end(turn, each, "placed there")
-            if not _is_next(turn.state, each.holder.job_id):
-                turn.state.starving.over(each.holder.who)  # the next of them waits anew
 
 
 def end_served(turn: Turn) -> bool:
@@ -94,6 +97,9 @@ def _help(turn: Turn, passed: PassedOver) -> bool:
     if holder is None:
         return True
     if holder.job_id in books.by_job:
+        return False
+    fair = state.settings.fairness.order == "fair"
+    if fair and _has_its_share(state, holder.job_id, passed.since_ms):
         return False
     place = holder.choose(state, books.on_host)
     if place is None or _stopped_by(state, holder, place) is not None:
@@ -151,18 +157,25 @@ def _stopped_by(state: State, holder: Holder, place: Place) -> Stop | None:
     return stopped_by(groups, whole((counted(held.amounts), 1) for held in place.held.values()))
 
 
-def _is_next(state: State, job_id: str) -> bool:
-    """True if a job comes before all others that have work waiting, whether or not that fits."""
-    job = state.flows.jobs.get(job_id)
-    if job is None or state.settings.fairness.order == "arrival":
-        return False
-    for flow in (job, *job.ancestors()):
+def _has_its_share(state: State, job_id: str, since_ms: int) -> bool:
+    """True if a job, or a group above it, has received more for its weight than it and those have
+    together that were served beside it since then: it is not passed over, it comes later.
+    """
+    tree = state.flows
+    job = tree.jobs.get(job_id)
+    for flow in (job, *job.ancestors()) if job is not None else ():
         siblings = flow.parent.children if flow.parent is not None else None
-        own = state.flows.standing(flow)
-        for other in siblings.by_id.values() if siblings is not None else ():
-            if other.waiting and other is not flow and state.flows.standing(other) < own:
-                return False
-    return True
+        if siblings is None:
+            continue
+        own = tally = tree.key(flow) * flow.weight
+        weight = flow.weight
+        for other in siblings.by_id.values():
+            if other is not flow and other.served_ms is not None and other.served_ms >= since_ms:
+                tally += tree.key(other) * other.weight
+                weight += other.weight
+        if own / flow.weight > tally / weight * (1 + _ROUNDED):
+            return True
+    return False
 
 
 def _void(state: State, each: Reservation) -> str:

@@ -149,3 +149,4 @@ def _hand_on(turn: Turn, request: Request, waiting: Request) -> None:
         threads.hand_on(state.jobs[request.job_id], slot, turn.now_ms)
         turn.slot_event("slot_reused", slot, message=f"by {waiting.allocation_id}")
     state.starving.placements += 1
+    state.flows.hand_on(request.job_id)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from finegrain.resources import MIB, ResourceProfile
+from finegrain.resources import GIB, MIB, ResourceProfile
 from resource_manager.engine.entities import GangPlacement
 from resource_manager.engine.events import (
     CommandRefused,
@@ -22,6 +22,7 @@ from resource_manager.engine.events import (
 )
 from resource_manager.engine.explain import explain
 from resource_manager.engine.invariants import check_invariants
+from resource_manager.engine.settings import ExecutorShape, Provisioning
 from tests.support.jobs_and_hosts import Story
 
 STARVING_S = 60
@@ -301,6 +302,63 @@ def test_a_slot_that_is_to_grow_gets_room_on_its_own_host() -> None:
     assert story.state.slots[grown, 1].profile.cpu_milli == 3_000
     assert story.history("reservation_made")[0].startswith(f"the growth of {grown} was passed over")
     assert not story.state.reservations
+
+
+def test_members_of_a_range_are_held_for_one_by_one() -> None:
+    story = Story(starvation_timeout_ms=1_000 * STARVING_S)
+    flood = Flood(story)
+    story.ask_range("large", "wide", 3, cpu=4_000)
+    flood.go_on(lambda: reserved(story))
+    assert list(reserved(story)) == ["wide.0"]
+    flood.go_on(lambda: story.where("wide.0"))
+    assert story.state.requests["wide.0"].generation == 1
+    # Its job is still to be served first: the next one does not wait anew.
+    assert flood.go_on(lambda: "wide.1" in reserved(story)) <= 2
+    flood.go_on(lambda: story.where("wide.1"))
+    assert {story.where("wide.0"), story.where("wide.1")} == {"host-0", "host-1"}
+
+
+def test_nothing_is_held_for_whoever_has_his_share() -> None:
+    story = Story(starvation_placements=1, half_life_ms=None)
+    story.host("host-0")
+    story.job("small")
+    story.job("large", group="medium")
+    story.job("other", group="medium")
+    story.ask("other", ["o0", "o1", "o2"])
+    story.wait(600)  # they are more than the share of their group, for now
+    story.ask("small", [f"s{n}" for n in range(20)])
+    story.ask("large", ["big"], cpu=4_000)
+    story.end("small", "s0")
+    assert not reserved(story)
+    for _ in range(3):
+        story.end("other", next(n for n in ("o0", "o1", "o2") if story.where(n)))
+    story.wait(200)
+    assert list(reserved(story)) == ["big"]
+
+
+def test_an_empty_host_that_is_held_is_not_given_back_as_idle() -> None:
+    """Of a gang that is to be spread one host is empty long before the other one."""
+    shape = ExecutorShape(
+        "four", "test", {"cpu_milli": 4_000, "memory_bytes": 64 * GIB}, ResourceProfile(1_000, GIB)
+    )
+    limits = {"cpu_milli": 8_000}
+    story = Story(Provisioning((shape,), total_max=limits, idle_timeout_ms=5_000))
+    story.host("host-0", provided_as="four")
+    story.host("host-1", provided_as="four")
+    story.job("small", "large")
+    story.ask("small", [f"s{n}" for n in range(9)])
+    story.gang("large", "g", [4_000, 4_000], GangPlacement.SPREAD)
+    story.wait(400)
+    story.end("small", story.running("host-1")[0])
+    story.wait(3)
+    assert list(reserved(story)) == ["gang g"]
+    story.end("small", *story.running("host-0"))
+    for _ in range(10):
+        story.wait(2)
+    assert story.state.hosts.keys() == {"host-0", "host-1"}
+    assert not story.state.hosts["host-0"].executor.draining
+    story.end("small", *story.running("host-1"))
+    assert {story.where("g-0"), story.where("g-1")} == {"host-0", "host-1"}
 
 
 def test_so_many_placements_of_others_are_enough_where_that_is_set() -> None:
