@@ -80,8 +80,9 @@ def test_the_first_result_stays(path: Path) -> None:
 
 def test_a_file_is_for_its_owner_only(path: Path) -> None:
     """It holds the secret of the batch's job."""
-    StateFile.create(path, SPEC, None)
+    state = StateFile.create(path, SPEC, None)
     modes = {stat.S_IMODE(each.stat().st_mode) for each in path.parent.iterdir()}
+    state.close()
     assert modes == {0o600}
 
 
