@@ -133,6 +133,8 @@ def _attempt(turn: Turn, placing: Placing, single: Single) -> bool:
     """Tries what waits by itself; False: in vain."""
     state, singles = turn.state, turn.state.queue.singles
     if (stop := single_stop(state, single)) is not None:
+        if single.kind is Kind.GANG:
+            state.gangs.waiting[single.name].tried = True
         state.queue.stop_single(single, stop.group_id)
         return False
     if ATTEMPTS[single.kind](turn, placing, single):
