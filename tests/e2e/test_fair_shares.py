@@ -23,7 +23,7 @@ BURN = "import time\nwhile time.process_time() < 0.06: pass"
 """A thread of work: some cpu time, however long that takes among all that runs here."""
 
 WEIGHTS = {"medium": 4, "default": 1}
-SETTLED, ENOUGH = 20, 110
+SETTLED, ENOUGH = 10, 110
 """Threads of both groups together that are done when shares have settled, and at the end."""
 
 
@@ -35,7 +35,7 @@ def crowded(home: Path) -> Iterator[Small]:
         yield small
 
 
-async def flood(cluster: fg.Cluster, folder: Path) -> dict[str, float]:
+async def flood(cluster: fg.Cluster, executors: list[str], folder: Path) -> dict[str, float]:
     """Cpu seconds that each group got from when shares had settled until the end."""
     jobs = {
         group: BatchJob(
@@ -61,7 +61,12 @@ async def flood(cluster: fg.Cluster, folder: Path) -> dict[str, float]:
         if done >= ENOUGH:
             enough.set()
 
+    # Nobody is to have all of it for a while because nobody else is there yet.
+    await asyncio.gather(*(cluster.drain(name) for name in executors))
     running = [asyncio.create_task(job.run(look)) for job in jobs.values()]
+    while sum(each.pending_requests > 0 for each in await cluster.jobs()) < len(jobs):  # noqa: ASYNC110
+        await asyncio.sleep(0.05)
+    await asyncio.gather(*(cluster.undrain(name) for name in executors))
     try:
         await asyncio.wait_for(enough.wait(), 60)
     finally:
@@ -79,7 +84,7 @@ async def flood(cluster: fg.Cluster, folder: Path) -> dict[str, float]:
 
 async def test_cpu_time_goes_by_weight(crowded: Small, tmp_path: Path) -> None:
     async with crowded.connect() as cluster:
-        used = await flood(cluster, tmp_path)
+        used = await flood(cluster, crowded.names, tmp_path)
         groups = {each.name: each for each in (await cluster.groups()).groups}
     crowded.cli.settle()
 

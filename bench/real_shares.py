@@ -1,0 +1,155 @@
+"""Measures on the real kernel who gets how much cpu time: the seed's example F13, on this host.
+
+    nice -n 10 python -m bench.real_shares [--seconds 25] [--slots 20] [--thread-cpu 0.15]
+
+A resource manager and one executor with two cores, divided into slots of equal size. MED1 (group
+medium, weight 4), DEFAULT1 and DEFAULT2 (group default, weight 1) each have far more threads of
+work than there are slots; a thread burns some cpu time and ends. All of them stand in line before
+the executor takes its first slot: whoever came alone would have all of it, and be charged. After
+`--seconds` DEFAULT2 is cancelled, as long after that MED1, and as long after that DEFAULT1: three
+phases, in which weights entitle to 8:1:1, to 8:2 and to all of it.
+
+For each phase, less its first fifth in which shares settle, a row of Markdown: cpu seconds of each
+job as the control groups of its tasks measured them, their shares, what weights entitle to, and the
+load of the host meanwhile. A thread that overlaps the beginning or end of a phase counts in parts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+import finegrain_client as fg
+from finegrain_cli.local_cluster import ExecutorShare, LocalCluster
+from finegrain_client.batch import BatchJob, BatchSpec, ThreadResult
+from resource_manager.engine.settings import Fairness
+
+CPU_MILLI = 2_000
+JOBS = {"MED1": "medium", "DEFAULT1": "default", "DEFAULT2": "default"}
+WEIGHTS = {"medium": 4.0, "default": 1.0}
+SETTLING = 0.2
+"""The part of a phase that is left out."""
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A time during which the same jobs had work; seconds since 1970."""
+
+    jobs: tuple[str, ...]
+    begin_s: float
+    end_s: float
+    load: float  # of the host at its end, over a minute
+
+
+async def measure(cluster: fg.Cluster, args: argparse.Namespace, folder: Path) -> list[Phase]:
+    """Runs the three phases."""
+    burn = f"import time\nwhile time.process_time() < {args.thread_cpu}: pass"
+    slot = fg.SlotSpec(cpu_milli=CPU_MILLI // args.slots, memory_bytes=32 * fg.MIB)
+    jobs = {
+        name: BatchJob(
+            cluster,
+            BatchSpec(
+                100_000, [sys.executable, "-S", "-E", "-c", burn], slot=slot, name=name, group=group
+            ),
+            state_file=folder / f"{name}.batch",
+        )
+        for name, group in JOBS.items()
+    }
+    (executor,) = await cluster.executors()
+    await cluster.drain(executor.executor_id)
+    running = {name: asyncio.create_task(job.run()) for name, job in jobs.items()}
+    while sum(each.pending_requests > 0 for each in await cluster.jobs()) < len(jobs):  # noqa: ASYNC110
+        await asyncio.sleep(0.1)
+    await cluster.undrain(executor.executor_id)
+    phases = []
+    for done in ("DEFAULT2", "MED1", "DEFAULT1"):
+        begin_s, names = time.time(), tuple(running)
+        await asyncio.sleep(args.seconds)
+        phases.append(Phase(names, begin_s, time.time(), os.getloadavg()[0]))
+        await jobs[done].cancel()
+        await running.pop(done)
+    return phases
+
+
+def cpu_within(results: list[ThreadResult], begin_s: float, end_s: float) -> float:
+    """Cpu seconds of threads between two moments."""
+    return sum(
+        each.cpu_time_s * overlap(each.start_time, each.end_time, begin_s, end_s)
+        for each in results
+        if each.start_time is not None and each.end_time is not None
+    )
+
+
+def overlap(start: datetime, end: datetime, begin_s: float, end_s: float) -> float:
+    """The part of a thread's time that lies between two moments."""
+    first, last = start.timestamp(), end.timestamp()
+    inside = min(last, end_s) - max(first, begin_s)
+    return max(0.0, inside / max(last - first, 1e-3)) if last > first else float(first >= begin_s)
+
+
+def entitled(names: tuple[str, ...]) -> dict[str, float]:
+    """Shares by weight: of groups, then of the jobs in each."""
+    groups = {JOBS[name] for name in names}
+    whole = sum(WEIGHTS[group] for group in groups)
+    return {
+        name: WEIGHTS[JOBS[name]] / whole / sum(JOBS[each] == JOBS[name] for each in names)
+        for name in names
+    }
+
+
+def row(phase: Phase, results: dict[str, list[ThreadResult]]) -> str:
+    """One line of the table."""
+    begin_s = phase.begin_s + SETTLING * (phase.end_s - phase.begin_s)
+    used = {name: cpu_within(results[name], begin_s, phase.end_s) for name in phase.jobs}
+    whole, right = sum(used.values()), entitled(phase.jobs)
+    cells = [
+        ", ".join(phase.jobs),
+        " / ".join(f"{used[name]:.1f} s" for name in phase.jobs),
+        " / ".join(f"{used[name] / whole:.1%}" for name in phase.jobs),
+        " / ".join(f"{right[name]:.0%}" for name in phase.jobs),
+        f"{max(abs(used[name] / whole / right[name] - 1) for name in phase.jobs):.1%}",
+        f"{phase.load:.1f}",
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+async def run(args: argparse.Namespace) -> None:
+    fairness = Fairness(service="cpu", lookahead_ms=args.lookahead * 1_000)
+    share = ExecutorShare(f"bench-{os.getpid()}", cpu_milli=CPU_MILLI, memory_bytes=2 * fg.GIB)
+    with (
+        tempfile.TemporaryDirectory(prefix="fg-shares-") as folder,
+        LocalCluster(shares=[share], fairness=fairness) as here,
+    ):
+        async with fg.connect(here.address, token_file=here.token_file) as cluster:
+            phases = await measure(cluster, args, Path(folder))
+        results = {
+            name: list(BatchJob(cluster, state_file=Path(folder) / f"{name}.batch").results())
+            for name in JOBS
+        }
+    print("| who has work | cpu time | share | entitled | largest error | load |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    for phase in phases:
+        print(row(phase, results))
+    threads = sum(len(each) for each in results.values())
+    took = sorted(each.duration_s for found in results.values() for each in found)
+    print(f"\n{threads} threads, half of them within {took[len(took) // 2]:.2f} s")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("--seconds", type=float, default=25.0, help="of each of three phases")
+    parser.add_argument("--slots", type=int, default=20, help="that two cores are divided into")
+    parser.add_argument("--thread-cpu", type=float, default=0.15, help="cpu seconds of a thread")
+    parser.add_argument("--lookahead", type=int, default=10, help="in seconds")
+    asyncio.run(run(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()
