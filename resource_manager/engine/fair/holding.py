@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from itertools import islice
 
 from finegrain.resources import add
@@ -24,20 +24,18 @@ from resource_manager.engine.entities import GangPlacement
 from resource_manager.engine.gang_books import Where, Wish
 from resource_manager.engine.host import ONLINE, Host
 from resource_manager.engine.placement.gang_room import Ask, Room, Share
-from resource_manager.engine.placement.gang_search import least_of, seek, sum_of, wanted
+from resource_manager.engine.placement.gang_search import seek, sum_of, wanted
 from resource_manager.engine.placement.indexes import carries
 from resource_manager.engine.queue import DEFAULT_SLOTS, SLOTS, in_grains
 from resource_manager.engine.state import State
 
 MILLION = 1_000_000
 
-LOOKED_AT_MAX = 100_000
+LOOKED_AT_MAX = 50_000
 """Hosts that are looked at for one reservation, those for different members apart."""
 
 VALUES_TRIED_MAX = 32
 """Values of a label that are tried for a gang, those with most room first."""
-
-Admits = Callable[[Host], bool]
 
 Candidate = tuple[int, int, str]
 """A host, the best ones least: what is missing for one, how many slots of the job are there, id."""
@@ -96,7 +94,7 @@ class _Field:
         self._most = max(1, looked_at_max)
         self._chosen: dict[str, dict[str, int]] = {}  # needs of members that were given a host
 
-    def candidates(self, ask: Ask, admits: Admits | None = None) -> list[Candidate]:
+    def candidates(self, ask: Ask) -> list[Candidate]:
         """The hosts that could serve one by their size, as far as is looked."""
         index, hosts = self.room.main, self.room.state.hosts
         columns = index.columns
@@ -106,7 +104,7 @@ class _Field:
         found: list[Candidate] = []
         for at in islice(index.covering(needs), self._most):
             host = hosts[index.ids[at]]
-            if self._may_be(host, ask) and (admits is None or admits(host)):
+            if self._may_be(host, ask):
                 # Nothing is held on it, so what the index shows is all that is free.
                 need = ask.need(host)
                 free = {name: columns[name][0][at] for name in need if name in columns}
@@ -142,13 +140,13 @@ class _Field:
         asks: Sequence[Ask],
         *,
         one_each: bool = False,
-        admits: Admits | None = None,
+        among: Sequence[list[Candidate]] | None = None,
     ) -> list[Share] | None:
-        """Each where least is missing, the largest first."""
+        """Each where least is missing, the largest first; `among` are candidates by ask."""
         self._chosen = {}
         counts: dict[tuple[int, str], int] = {}
         for ask in sorted(asks, key=self.room.size, reverse=True):
-            heap = self.candidates(ask, admits)
+            heap = self.candidates(ask) if among is None else among[ask.number]
             heapq.heapify(heap)
             left = ask.count
             while left and heap:
@@ -188,22 +186,21 @@ def _on_one_host(field: _Field, asks: Sequence[Ask]) -> list[Share] | None:
 
 def _within_a_value(field: _Field, asks: Sequence[Ask], label: str) -> list[Share] | None:
     """The value of the label with which least is missing."""
-    values: dict[str, int] = {}
-    for missing, _, host_id in field.candidates(least_of(asks)):
-        value = field.room.host(host_id).labels.get(label)
-        if value is not None:
-            values[value] = values.get(value, 0) + MILLION - missing
+    by_value: dict[str, list[list[Candidate]]] = {}
+    promise: Counter[str] = Counter()
+    for ask in asks:
+        for candidate in field.candidates(ask):
+            value = field.room.host(candidate[2]).labels.get(label)
+            if value is not None:
+                by_value.setdefault(value, [[] for _ in asks])[ask.number].append(candidate)
+                promise[value] += MILLION - candidate[0]
     best: tuple[int, str, list[Share]] | None = None
-    for value in heapq.nlargest(VALUES_TRIED_MAX, sorted(values), key=values.__getitem__):
-        found = field.filled(asks, admits=_carrying(label, value))
+    for value in heapq.nlargest(VALUES_TRIED_MAX, sorted(by_value), key=promise.__getitem__):
+        found = field.filled(asks, among=by_value[value])
         if found is not None:
             rank = (field.most_missing(), value, found)
             best = rank if best is None else min(best, rank, key=lambda each: each[:2])
     return best[2] if best is not None else None
-
-
-def _carrying(label: str, value: str) -> Admits:
-    return lambda host: host.labels.get(label) == value
 
 
 def _could_give(host: Host) -> dict[str, int]:
