@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from finegrain.resources import shortfall
 from resource_manager.engine.entities import GangPlacement, GangSpec, Request
+from resource_manager.engine.fair.stops import gang_stop
 from resource_manager.engine.gang_books import WaitingGang, Where, Wish
 from resource_manager.engine.gangs import wishes_now
 from resource_manager.engine.placement.feasibility import Feasibility
@@ -165,6 +166,8 @@ def _summary(state: State, waiting: WaitingGang, asks: list[Ask], spots: Sequenc
     placeable = spots[0].placeable if spots else 0
     where = _where(waiting.gang.spec, spots)
     parts = [f"{placeable} of {members} members fit now{where}" if placeable else "none fits now"]
+    if placeable == members and gang_stop(state, waiting) is not None:
+        return f"all {members} members fit now{where}; the maximum of a resource group stops them"
     if placeable == members:
         parts = [f"all {members} members fit now{where}; it is tried with the next decision"]
     else:

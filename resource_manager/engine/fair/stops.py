@@ -26,6 +26,17 @@ def limited(state: State, job_id: str) -> list[Flow]:
     return [] if flow is None else [group for group in flow.ancestors() if group.maximum]
 
 
+def maxima(state: State) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """All groups that have a maximum, with what they may have more of each dimension of it: as long
+    as that stays the same, so does what they admit.
+    """
+    return tuple(
+        (flow.id, tuple(limit - flow.used.get(name, 0) for name, limit in flow.maximum.items()))
+        for flow in state.flows.groups.values()
+        if flow.maximum
+    )
+
+
 def admitted(state: State, line: Line, most: int) -> int:
     """How many of a line may be placed now, at most so many; if none, the line is stopped."""
     groups = limited(state, line.job_id)

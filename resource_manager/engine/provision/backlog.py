@@ -1,20 +1,25 @@
 """From the books to a backlog of numbers, and from a plan back to executors that are asked for.
 
 Decides who is planned for: those who wait, the first `planned_requests_max` in line. Not those whom
-an executor with room refused lately: it is asked again soon. Nor those whom nothing that was asked
+an executor with room refused lately: it is asked again soon. Nor those whom the maximum of a group
+would not admit. Nor those whom nothing that was asked
 for, or may be asked for now, could serve: however many they are, they keep nobody behind them from
 being planned for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from heapq import merge
 from itertools import islice
 
 from resource_manager.engine.entities import GangPlacement, RequestSpec
+from resource_manager.engine.fair.limits import Ledger
+from resource_manager.engine.fair.needs import booked_at_most
+from resource_manager.engine.fair.stops import gang_need, limited, maxima
 from resource_manager.engine.gang_books import WaitingGang
 from resource_manager.engine.host import Host
+from resource_manager.engine.lines import Line
 from resource_manager.engine.placement.indexes import carries
 from resource_manager.engine.provision import life
 from resource_manager.engine.provision.books import (
@@ -52,6 +57,7 @@ def plan_waiting(turn: Turn) -> None:
         state.cluster_version,
         elastic.version,
         tuple(shape.name for shape in shapes),
+        maxima(state),
     )
     if now == elastic.looked_at and not state.gangs.waiting and not state.refusing:
         return
@@ -65,7 +71,7 @@ def plan_waiting(turn: Turn) -> None:
             elastic.plan.on[provision.executor_id] = content
     else:
         elastic.plan = _nothing_may_be_asked(state)
-    elastic.looked_at = (*now[:2], elastic.version, now[3])
+    elastic.looked_at = (*now[:2], elastic.version, *now[3:])
 
 
 def _nothing_may_be_asked(state: State) -> LastPlan:
@@ -93,6 +99,9 @@ class _Reading:
         ]
         self._hopeless: list[Shape] = []
         self._hopeless_gangs: list[str] = []
+        self._ledger = Ledger()
+        self._stopped: dict[Shape, int] = {}  # that a maximum of a group does not admit
+        self._stopped_gangs: list[str] = []
         names = {shape.name for shape in shapes} | {each.shape for each in self.pending}
         self._capacities = [elastic.capacities[name] for name in sorted(names)]
         line = self._line() if shapes or self.pending else []
@@ -119,7 +128,9 @@ class _Reading:
         gangs -= {self._gang_of(self.backlog.gangs[at]) for at in plan.gangs}
         gangs.update(self._hopeless_gangs)
         on = {name: self.content(content) for name, content in plan.pending.items()}
-        return LastPlan(on, left, sorted(gangs), plan.counted_on)
+        return LastPlan(
+            on, left, sorted(gangs), plan.counted_on, self._stopped, self._stopped_gangs
+        )
 
     def content(self, counts: Counts) -> Content:
         """What is planned on one executor."""
@@ -149,7 +160,27 @@ class _Reading:
                 continue
             kind = self._kind(Wish(shape.pooled_need, shape.separate_need, shape.labels), shape)
             found.append((shape, kind))
-        return list(islice(merge(*[_arrivals(shape, kind) for shape, kind in found]), most))
+        admitted = self._admitted([shape for shape, _ in found])
+        runs = [_arrivals(shape, kind, admitted.get(shape)) for shape, kind in found]
+        return list(islice(merge(*runs), most))
+
+    def _admitted(self, shapes: list[Shape]) -> dict[Shape, dict[Line, int]]:
+        """How many of each line maxima of groups would admit, if there were capacity for all of
+        them; only of shapes of which they do not admit everybody.
+        """
+        state = self._state
+        if not maxima(state):
+            return {}
+        found: dict[Shape, dict[Line, int]] = {}
+        lines = [line for shape in shapes for line in shape.lines.values()]
+        for line in sorted(lines, key=lambda line: line.numbers.first):
+            need, count = booked_at_most(state, line.shape), len(line.numbers)
+            here = self._ledger.admit(limited(state, line.job_id), need, count)
+            found.setdefault(line.shape, {})[line] = here
+            if here < count:
+                left = self._stopped.get(line.shape, 0) + count - here
+                self._stopped[line.shape] = left
+        return {shape: found[shape] for shape in self._stopped}
 
     def _kind(self, wish: Wish, owner: Shape | _Member) -> int:
         self._wishes.append(wish)
@@ -162,6 +193,10 @@ class _Reading:
         for waiting in self._state.gangs.in_line():
             if not any(self._is_served(shape) for shape in _shapes_of(self._state, waiting)):
                 self._hopeless_gangs.append(waiting.gang.gang_id)
+                continue
+            groups = limited(self._state, waiting.gang.job_id)
+            if groups and not self._ledger.admit(groups, gang_need(self._state, waiting), 1):
+                self._stopped_gangs.append(waiting.gang.gang_id)
                 continue
             left -= len(waiting.members)
             if left < 0 and wished:
@@ -200,10 +235,23 @@ def _shapes_of(state: State, waiting: WaitingGang) -> Iterator[Shape]:
         yield state.queue.shape_of(RequestSpec("", wish.profile, required_labels=wish.labels))
 
 
-def _arrivals(shape: Shape, kind: int) -> Iterator[tuple[int, int]]:
-    for start, end in shape.runs():
-        for number in range(start, end):
-            yield number, kind
+def _arrivals(
+    shape: Shape, kind: int, admitted: Mapping[Line, int] | None
+) -> Iterator[tuple[int, int]]:
+    """In order of arrival: all of a shape, or so many of each line."""
+    if admitted is None:
+        for start, end in shape.runs():
+            for number in range(start, end):
+                yield number, kind
+        return
+    lines = [islice(_numbers(line), count) for line, count in admitted.items()]
+    for number in merge(*lines):
+        yield number, kind
+
+
+def _numbers(line: Line) -> Iterator[int]:
+    for start, end in line.numbers.runs():
+        yield from range(start, end)
 
 
 def _runs(line: list[tuple[int, int]]) -> list[tuple[int, int]]:

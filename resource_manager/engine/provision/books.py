@@ -69,6 +69,8 @@ class LastPlan:
         left: requests that are planned nowhere, by shape.
         gangs_left: gangs that are planned nowhere.
         counted_on: executors that are there and that planned gangs count on.
+        stopped: requests that the maximum of a group would not admit, by shape.
+        gangs_stopped: likewise gangs.
         places: where each of a shape is planned, as of a state of the queue, once somebody asked.
     """
 
@@ -76,6 +78,8 @@ class LastPlan:
     left: dict[Shape, int] = field(default_factory=dict)
     gangs_left: list[str] = field(default_factory=list)
     counted_on: set[str] = field(default_factory=set)
+    stopped: dict[Shape, int] = field(default_factory=dict)
+    gangs_stopped: list[str] = field(default_factory=list)
     places: dict[Shape, tuple[int, dict[int, str]]] = field(default_factory=dict)
     _by_owner: tuple[dict[Shape, dict[str, int]], dict[str, list[str]]] | None = None
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import islice
 
 from finegrain.resources import Amounts
 from resource_manager.engine.entities import Instant, Provision, Request
@@ -19,6 +20,8 @@ from resource_manager.engine.state import State
 
 _UNPLANNED_MAX = 100
 """So many different requests, and gangs, that are planned nowhere are told of one by one."""
+
+_STOPPED = "the maximum of a resource group admits no more"
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +164,14 @@ def _unplanned(state: State) -> list[str]:
             more += number
     if more:
         found.append(f"{more} {'request' if more == 1 else 'requests'} of other sizes")
+    for shape, count in islice(plan.stopped.items(), _UNPLANNED_MAX):
+        if number := min(count, shape.waiting):
+            found.append(f"{counted({shape: number})[0]}: {_STOPPED}")
+    found += [
+        f"{gang_text(state, gang_id)}: {_STOPPED}"
+        for gang_id in plan.gangs_stopped[:_UNPLANNED_MAX]
+        if gang_id in state.gangs.waiting
+    ]
     gangs = [gang_id for gang_id in plan.gangs_left if gang_id in state.gangs.waiting]
     found += [
         f"{gang_text(state, gang_id)}: it cannot be whole with what may be asked for now"
