@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 BEGIN_PATIENCE_S = 30.0
 LOOK_EVERY_S = 0.05
 TAIL_BYTES = 2_000
+LOG = ".log"
 PREFIX = "finegrain: "
 ERROR_LINE = re.compile(r"finegrain: (.*) \[([A-Z0-9_]+)\]")
 
@@ -50,7 +51,7 @@ class NotBegunError(FinegrainError):
 
 def log_file_of(state_file: Path) -> Path:
     """Where its runner says what it has to say."""
-    return state_file.with_name(state_file.name + ".log")
+    return state_file.with_name(state_file.name + LOG)
 
 
 def start_detached(state_file: Path) -> BatchLook:

@@ -8,7 +8,6 @@ this process ends at once, and the batch can be taken up all the same.
 from __future__ import annotations
 
 import asyncio
-import glob
 import os
 import signal
 from contextlib import closing, suppress
@@ -34,6 +33,9 @@ if TYPE_CHECKING:
     from finegrain_client.batch.spec import BatchSpec
 
 OUTAGE_S = 60.0  # one call, with all its tries; the runner itself tries on
+BESIDE = ("-wal", "-shm", ".lock", batch_detached.LOG)
+"""What lies beside a state file, and goes with it; nothing else is touched."""
+
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -182,8 +184,8 @@ def _forget_unless_begun(path: Path) -> None:
     with suppress(FinegrainError):
         batch = look(path)
         if not (batch.job_id or batch.is_worked_on):
-            for left in path.parent.glob(f"{glob.escape(path.name)}*"):
-                left.unlink(missing_ok=True)
+            for left in ("", *BESIDE):
+                path.with_name(path.name + left).unlink(missing_ok=True)
 
 
 def _keep_results(batch: BatchLook) -> None:

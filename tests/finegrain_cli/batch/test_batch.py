@@ -248,6 +248,18 @@ def test_nothing_is_left_of_what_could_not_be_begun(finegrain: Finegrain, runner
     assert list(default_folder().iterdir()) == []
 
 
+def test_what_only_begins_like_the_state_file_is_left_alone(
+    finegrain: Finegrain, runners: Runners, tmp_path: Path
+) -> None:
+    (tmp_path / "notes.txt").write_text("mine", encoding="utf-8")
+    (tmp_path / "n-2").mkdir()
+    runners.error = NotFound("there is no group 'medum'", reason=Reason.GROUP_UNKNOWN)
+    before = {"notes.txt", "n-2", "home"}
+    finegrain("batch", "--threads", "2", "--state", str(tmp_path / "n"), "--", "true")
+
+    assert {each.name for each in tmp_path.iterdir()} == before
+
+
 def test_where_nobody_answers_nothing_is_made(finegrain: Finegrain, runners: Runners) -> None:
     runners.unreachable = True
 
