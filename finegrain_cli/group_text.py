@@ -27,7 +27,8 @@ def groups_text(found: Groups, jobs: Sequence[JobStatus] = (), *, wide: bool = F
     """What `finegrain groups` prints."""
     rows = _rows(found, jobs)
     heading, *lines = table_lines([each for each in COLUMNS if wide or not each.wide], rows)
-    return "\n".join([painted(heading, Style.BOLD), *lines, "", _legend(found)])
+    held = [f"held: {each.summary}" for each in found.reservations]
+    return "\n".join([painted(heading, Style.BOLD), *lines, "", *held, _legend(found)])
 
 
 def limits_text(amounts: Mapping[str, int]) -> str:

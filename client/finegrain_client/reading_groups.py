@@ -5,6 +5,7 @@ from __future__ import annotations
 from finegrain.v1 import cluster_pb2
 from finegrain_client import types_groups as types
 from finegrain_client.reading import amounts, moment, seconds
+from finegrain_client.reading_fairness import reservation
 
 
 def groups(message: cluster_pb2.ListGroupsResponse) -> types.Groups:
@@ -13,6 +14,7 @@ def groups(message: cluster_pb2.ListGroupsResponse) -> types.Groups:
         groups=tuple(group(each) for each in message.groups),
         service_measure=message.service_measure,
         half_life_s=seconds(message, "half_life"),
+        reservations=tuple(reservation(each) for each in message.reservations),
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from finegrain_client.jsonable import Value
+from finegrain_client.types_fairness import Reservation
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,3 +38,4 @@ class Groups(Value):
     groups: tuple[GroupStatus, ...]
     service_measure: str  # "dominant", "slots" or "cpu"
     half_life_s: float | None  # service counts half after that; None: for ever
+    reservations: tuple[Reservation, ...] = ()  # what is held for those passed over for too long

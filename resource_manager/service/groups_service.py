@@ -9,6 +9,7 @@ from finegrain.rpc.access import current_caller
 from finegrain.v1 import cluster_pb2
 from resource_manager.engine.entities import Group, Instant
 from resource_manager.engine.events import GroupDeleted
+from resource_manager.engine.fair.explain_held import reservation_views
 from resource_manager.engine.group_views import GroupView, group_views
 from resource_manager.engine.groups import known_group
 from resource_manager.engine.state import State
@@ -33,7 +34,9 @@ class GroupCalls:
     ) -> cluster_pb2.ListGroupsResponse:
         """See the protocol."""
         return await self._look(
-            lambda state: groups_message(views_at(state, now()), state.settings.fairness)
+            lambda state: groups_message(
+                views_at(state, now()), reservation_views(state), state.settings.fairness
+            )
         )
 
     async def SetGroup(

@@ -9,8 +9,10 @@ from finegrain.rpc.wire import amounts_to_proto, duration_ms_to_proto, timestamp
 from finegrain.v1 import cluster_pb2
 from resource_manager.engine.entities import Instant
 from resource_manager.engine.events import GroupSet
+from resource_manager.engine.fair.explain_held import ReservationView
 from resource_manager.engine.group_views import FlowView, GroupView
 from resource_manager.engine.settings import Fairness
+from resource_manager.service.explain_wire import reservation
 
 NO_LIMIT = -1
 """An amount that takes a limit away."""
@@ -19,10 +21,14 @@ DIMENSIONS_MAX = 64
 """Kinds of resources that one group may limit."""
 
 
-def groups_message(views: list[GroupView], fairness: Fairness) -> cluster_pb2.ListGroupsResponse:
-    """All groups, and how service is counted."""
+def groups_message(
+    views: list[GroupView], held: list[ReservationView], fairness: Fairness
+) -> cluster_pb2.ListGroupsResponse:
+    """All groups, how service is counted, and what is held for whom."""
     message = cluster_pb2.ListGroupsResponse(
-        groups=[group_status(view) for view in views], service_measure=fairness.service
+        groups=[group_status(view) for view in views],
+        service_measure=fairness.service,
+        reservations=[reservation(each) for each in held],
     )
     if fairness.half_life_ms is not None:
         message.half_life.CopyFrom(duration_ms_to_proto(fairness.half_life_ms))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from finegrain.errors import InvalidArgument, Reason
+from finegrain.v1 import cluster_pb2, slots_pb2
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
-from finegrain.v1 import slots_pb2
 from resource_manager.engine.settings import Fairness
 from tests.support.rm_service import (
     RunningRm,
@@ -144,6 +144,8 @@ async def test_what_is_held_for_a_request_is_shown(tmp_path: Path) -> None:
         assert where.missing.cpu_milli == 4_000
         assert found.reservation.job_id == large.job_id
         assert found.reservation.since_time.seconds > 0
+        listed = await rm.cluster.ListGroups(cluster_pb2.ListGroupsRequest())
+        assert [each.allocation_id for each in listed.reservations] == ["big"]
         await job.request(*threads("f"))
         await job.release("b")
         blocked = await eventually(lambda: kept_from(rm, "f"))
