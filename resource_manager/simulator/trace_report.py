@@ -76,6 +76,7 @@ def _outcome_data(outcome: Outcome) -> Data:
         "unserved": outcome.unserved,
         "wait_s": _seconds(outcome.wait),
         "bounded_slowdown": asdict(outcome.slowdown),
+        "group_mean_wait_s": _seconds(Spread.of(group.wait.mean for group in outcome.groups)),
         "makespan_s": outcome.makespan_ms / 1_000,
         "utilisation": outcome.utilisation,
         "utilisation_while_waiting": outcome.utilisation_while_waiting,
@@ -177,6 +178,7 @@ def _column(policy: Data) -> dict[str, str]:
         column["rejected, never served"] = f"{rejected}, {policy['unserved']}"
     column |= {f"wait, {name}": format_duration(wait[name]) for name in _SPREAD}
     column |= {f"slowdown, {name}": f"{slowdown[name]:.4g}" for name in _SPREAD}
+    column["mean wait of the median group"] = format_duration(policy["group_mean_wait_s"]["median"])
     column |= {
         "makespan": format_duration(policy["makespan_s"]),
         "utilisation": _percent(policy["utilisation"]),
