@@ -107,8 +107,11 @@ def work_on(path: Path, how: How) -> int:
         FinegrainError: it could not be gone on with.
     """
     spec = look(path).spec
-    with display(spec.name, spec.threads, quiet=how.quiet) as shown:
-        interrupted = asyncio.run(_work(path, shown, retry_failed=how.retry_failed))
+    try:
+        with display(spec.name, spec.threads, quiet=how.quiet) as shown:
+            interrupted = asyncio.run(_work(path, shown, retry_failed=how.retry_failed))
+    except OSError as error:
+        raise _cannot_be_written(error, path) from None
     batch = look(path)
     if interrupted and batch.progress.state is not BatchState.ENDED:
         _keep_results(batch)
@@ -192,11 +195,16 @@ def _keep_results(batch: BatchLook) -> None:
     try:
         write_results(batch)
     except OSError as error:
-        raise ConfigurationError(
-            f"the results cannot be written into {batch.results_dir}: {error.strerror}; make room,"
-            f" then {command_for(Path(batch.state_file))} writes them",
-            details={"path": batch.results_dir},
-        ) from None
+        raise _cannot_be_written(error, Path(batch.state_file)) from None
+
+
+def _cannot_be_written(error: OSError, path: Path) -> ConfigurationError:
+    where = error.filename or path
+    return ConfigurationError(
+        f"{where} cannot be written: {error.strerror or error}; see to that, then go on with"
+        f" {command_for(path)}",
+        details={"path": where},
+    )
 
 
 def _told(batch: BatchLook, how: How) -> int:

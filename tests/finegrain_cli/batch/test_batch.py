@@ -21,7 +21,8 @@ import pytest
 import finegrain_client as fg
 from finegrain.errors import NotFound, Reason, Unavailable
 from finegrain_client.batch.look import default_folder, look
-from finegrain_client.batch.state_file import Changes, StateFile
+from finegrain_client.batch.rows import Changes
+from finegrain_client.batch.state_file import StateFile
 from finegrain_client.batch.values import BatchState, Progress
 from tests.finegrain_cli.batch.conftest import MakeBatch, result
 from tests.support.cli import Finegrain
@@ -258,6 +259,26 @@ def test_what_only_begins_like_the_state_file_is_left_alone(
     finegrain("batch", "--threads", "2", "--state", str(tmp_path / "n"), "--", "true")
 
     assert {each.name for each in tmp_path.iterdir()} == before
+
+
+def test_a_disk_that_is_full_is_no_traceback(finegrain: Finegrain, runners: Runners) -> None:
+    runners.error = OSError(28, "No space left on device", "/srv/out/7.stdout")
+    done = finegrain("batch", "--threads", "2", "--name", "load", "--", "true")
+
+    assert done.exit_code == 1
+    assert "/srv/out/7.stdout cannot be written: No space left on device; see to" in done.stderr
+
+
+def test_results_that_cannot_be_written_are_said(
+    finegrain: Finegrain, runners: Runners, tmp_path: Path
+) -> None:
+    runners.ends(2)
+    (tmp_path / "file").touch()
+    results = str(tmp_path / "file/out")
+    done = finegrain("batch", "--threads", "2", "--results", results, "--", "true")
+
+    assert done.exit_code == 1
+    assert "cannot be written: Not a directory; see to that, then go on with" in done.stderr
 
 
 def test_where_nobody_answers_nothing_is_made(finegrain: Finegrain, runners: Runners) -> None:
