@@ -12,8 +12,8 @@ import pytest
 
 import finegrain_client as fg
 from finegrain_client.batch.look import default_folder
-from finegrain_client.batch.spec import BatchSpec
 from finegrain_client.batch.rows import Changes
+from finegrain_client.batch.spec import BatchSpec
 from finegrain_client.batch.state_file import StateFile
 from finegrain_client.batch.values import BatchState, ThreadResult, ThreadState
 
