@@ -76,13 +76,15 @@ def _view(state: State, each: Reservation) -> ReservationView:
         executors=executors,
         since_time_ms=each.since_time_ms,
         passed_over_since_time_ms=passed_ms,
-        summary=_summary(each, executors, passed_ms),
+        summary=_summary(each, state.jobs[holder.job_id].name, executors, passed_ms),
     )
 
 
-def _summary(each: Reservation, executors: tuple[HeldView, ...], passed_ms: int) -> str:
+def _summary(
+    each: Reservation, job_name: str, executors: tuple[HeldView, ...], passed_ms: int
+) -> str:
     since = f"since {_clock(each.since_time_ms)}, passed over since {_clock(passed_ms)}"
-    title = f"{each.holder.title} of job {each.holder.job_id}"
+    title = f"{each.holder.title} of job {job_name}"
     lacking = [one for one in executors if one.missing or one.missing_slots]
     if len(executors) == 1:
         one = executors[0]

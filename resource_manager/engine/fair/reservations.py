@@ -159,7 +159,8 @@ def _stopped_by(state: State, holder: Holder, place: Place) -> Stop | None:
 
 def _has_its_share(state: State, job_id: str, since_ms: int) -> bool:
     """True if a job, or a group above it, has received more for its weight than it and those have
-    together that were served beside it since then: it is not passed over, it comes later.
+    together that were served beside it since then and want more: it is not passed over, it comes
+    later.
     """
     tree = state.flows
     job = tree.jobs.get(job_id)
@@ -170,7 +171,9 @@ def _has_its_share(state: State, job_id: str, since_ms: int) -> bool:
         own = tally = tree.key(flow) * flow.weight
         weight = flow.weight
         for other in siblings.by_id.values():
-            if other is not flow and other.served_ms is not None and other.served_ms >= since_ms:
+            if other is flow or not other.waiting:
+                continue  # whoever has all that he asked for takes nothing from others
+            if other.served_ms is not None and other.served_ms >= since_ms:
                 tally += tree.key(other) * other.weight
                 weight += other.weight
         if own / flow.weight > tally / weight * (1 + _ROUNDED):

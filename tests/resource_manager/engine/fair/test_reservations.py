@@ -336,6 +336,22 @@ def test_nothing_is_held_for_whoever_has_his_share() -> None:
     assert list(reserved(story)) == ["big"]
 
 
+def test_who_has_all_that_he_asked_for_makes_nobody_look_well_served() -> None:
+    story = Story(starvation_placements=2)
+    story.host("host-0")
+    story.job("small", "large")
+    story.job("content", group="critical")
+    story.ask("small", [f"s{n}" for n in range(20)])
+    story.wait(100)
+    story.ask("large", ["big"], cpu=4_000)
+    story.ask("content", ["c0"])
+    story.end("small", "s0")  # c0 comes first, and that is all that it wants
+    assert story.where("c0")
+    assert not reserved(story)
+    story.end("small", "s1")
+    assert list(reserved(story)) == ["big"]
+
+
 def test_an_empty_host_that_is_held_is_not_given_back_as_idle() -> None:
     """Of a gang that is to be spread one host is empty long before the other one."""
     shape = ExecutorShape(
