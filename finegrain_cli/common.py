@@ -57,7 +57,7 @@ HINTS: dict[Reason, str] = {
         "ask for less, or see `finegrain executors -o wide` for what the hosts have, and "
         "`finegrain providers` for which could be asked for"
     ),
-    Reason.STORE_IN_USE: "another resource manager holds this database; stop it first",
+    Reason.STORE_IN_USE: "stop whoever holds it first",
     Reason.ADDRESS_IN_USE: "choose another port with --listen, or stop what listens there",
 }
 
