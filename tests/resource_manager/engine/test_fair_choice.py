@@ -53,6 +53,7 @@ class Life:
     def __init__(self, fairness: Fairness) -> None:
         self.cluster = ModelCluster(EngineSettings(fairness=fairness, lost_timeout_ms=DAY_MS))
         self.jobs: dict[str, int] = {}  # how many ids each has used
+        self.made = 0
         for name in ("host-a", "host-b"):
             self.register(name)
         for name, weight in (("one", 1.0), ("four", 4.0)):
@@ -75,7 +76,8 @@ class Life:
         """One of a few jobs, which is registered if it is not."""
         name = next((n for n in self.jobs if n.startswith(f"j{number}.")), "")
         if not name:
-            name = f"j{number}.{len(self.jobs)}"
+            self.made += 1
+            name = f"j{number}.{self.made}"
             self.jobs[name] = 0
             group = ("one", "four", "default")[number % 3]
             self.batch(JobRegistered(self.cluster.at, name, name, group, None, "s", "r"))
