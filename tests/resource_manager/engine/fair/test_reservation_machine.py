@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule
 
 from finegrain.resources import fits, total_of
-from resource_manager.engine.entities import RequestState
+from resource_manager.engine.entities import RequestSpec, RequestState
 from resource_manager.engine.events import RequestsSubmitted, SlotsReuseAsked
 from resource_manager.engine.settings import Fairness
 from tests.resource_manager.engine.test_gang_machine import GangsStayWhole
-from tests.resource_manager.engine.test_machine import JOBS, MACHINE, PROFILES, RequestSpec
+from tests.resource_manager.engine.test_machine import JOBS, MACHINE, PROFILES
 
 
 class NothingIsHeldForNobody(GangsStayWhole):
@@ -85,6 +85,6 @@ class NothingIsHeldForNobodySpread(NothingIsHeldForNobody):
 
 
 TestReservations = NothingIsHeldForNobody.TestCase
-TestReservations.settings = settings(MACHINE, max_examples=40)
+TestReservations.settings = settings(MACHINE, max_examples=30)
 TestReservationsSpread = NothingIsHeldForNobodySpread.TestCase
-TestReservationsSpread.settings = settings(MACHINE, max_examples=20)
+TestReservationsSpread.settings = settings(MACHINE, max_examples=15)
