@@ -75,7 +75,7 @@ def test_a_script_of_a_fresh_clone_runs_for_every_thread(
     (job,) = [each for each in cli.items("jobs", "--all") if each["job_id"] == only(folder).job_id]
     assert (job["name"], job["group"], job["ended"]) == ("work.sh", "medium", True)
     advice = cli.json("advise", job["job_id"])
-    assert 1 <= advice["threads_observed"] <= 24
+    assert advice["threads_observed"] == 24  # the last one, too: it is often the longest
     assert advice["share_within_target"] == 1.0
 
 

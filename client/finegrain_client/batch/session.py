@@ -50,6 +50,9 @@ from finegrain_client.types import RequestState
 
 T = TypeVar("T")
 
+GIVING_BACK_S = 5.0
+"""How long the end of a batch waits until its last slots are given back."""
+
 LOOK_UP_S = 1.0
 """The loop looks up so often although nothing happens: stragglers, progress."""
 
@@ -90,6 +93,7 @@ class Session:
         self._outputs: dict[AttemptKey, Output] = {}
         self._attempts: dict[AttemptKey, Attempt] = {}
         self._beside: set[asyncio.Task[None]] = set()
+        self._giving_back: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
         """Works until nothing is left to do, or somebody wishes otherwise.
@@ -105,13 +109,24 @@ class Session:
                 actions = self.book.decide(time.time())
                 await self._write(actions)
                 self._carry_out(actions)
-                if self.wish or self.book.is_over:
+                if self.wish:
+                    return
+                if self.book.is_over:
+                    await self._given_back()
                     return
                 await self._hear()
         finally:
             for each in self._beside:
                 each.cancel()
             await asyncio.gather(*self._beside, return_exceptions=True)
+
+    async def _given_back(self) -> None:
+        """Waits until the last slots are given back: to whoever looks at how long threads take, a
+        slot that the end of its job takes away says nothing, and the last thread is often the
+        longest one.
+        """
+        if self._giving_back:
+            await asyncio.wait(self._giving_back, timeout=GIVING_BACK_S)
 
     def wake(self, wish: str) -> None:
         """Leave the loop when it has written down what it knows."""
@@ -206,7 +221,9 @@ class Session:
         if actions.give_up:
             self._start(self._unless_over(partial(self.slots.give_up, actions.give_up)))
         if actions.release:
-            self._start(self._unless_over(partial(self.slots.release, actions.release)))
+            work = self._unless_over(partial(self.slots.release, actions.release))
+            self._giving_back.add(task := self._start(work))
+            task.add_done_callback(self._giving_back.discard)
         if actions.reuse:
             self._start(self._reuse(actions.reuse))
 
@@ -258,10 +275,11 @@ class Session:
             if not is_over(error):
                 raise
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._beside.add(task)
         task.add_done_callback(self._ended)
+        return task
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._beside.discard(task)
