@@ -229,6 +229,9 @@ async def test_names_are_taken_once(rm: RunningRm) -> None:
     await job.request(slot_request("t.5", allow_pending=True))
     assert await ask(job, request_range("t", count=6)) == ["ALREADY_EXISTS"]
     assert await ask(job, request_range("t", count=5)) == [""]
+    assert await ask(job, request_range("u.4", count=2)) == [""]  # as a member of u would be called
+    assert await ask(job, request_range("u", count=5)) == ["ALREADY_EXISTS"]
+    assert await ask(job, request_range("u", count=4)) == [""]
     assert await cancel(other, members(0, 10)) == ["ALLOCATION_UNKNOWN"]
     assert await cancel(job, members(0, 1, "nobody")) == ["ALLOCATION_UNKNOWN"]
 
