@@ -14,11 +14,12 @@ from functools import partial
 from typing import TypeVar
 
 from finegrain.errors import FinegrainError, Unavailable
+from finegrain.v1 import resource_manager_pb2 as rm
+from finegrain.v1 import slots_pb2
 from finegrain_client.batch.holding import SlotKey
 from finegrain_client.batch.rows import JobRow
 from finegrain_client.events import JobEvents
 from finegrain_client.job import Job
-from finegrain_client.ranges import RequestRange
 from finegrain_client.retry import Backoff, RetryPolicy
 from finegrain_client.slot import Slot
 from finegrain_client.specs import SlotSpec
@@ -26,6 +27,9 @@ from finegrain_client.types import JobEvent, RequestState
 
 T = TypeVar("T")
 log = logging.getLogger("finegrain_client")
+
+RANGES_MAX = 100
+"""In one call."""
 
 PATIENCE = RetryPolicy(first_delay_s=0.2, longest_delay_s=5.0)
 
@@ -107,15 +111,20 @@ class BatchSlots:
     def present(self) -> tuple[list[Granted], list[tuple[int, int]]]:
         """The slots that are there, and the members that wait (first and count), as of now."""
         granted: list[Granted] = []
-        waiting: list[tuple[int, int]] = []
-        known = self._range()
-        if known is None:
-            return granted, waiting
-        waiting += [(first, end - first) for first, end in known.waiting_members()]
-        for member, request in known.requests.items():
+        waiting = [
+            (first, end - first)
+            for known in self._job.ranges
+            if known.range_id == self._range_id
+            for first, end in known.waiting_members()
+        ]
+        # Of a job that was begun elsewhere the range is not known as one where nobody waits.
+        for request in self._job.requests:
+            member = self._member(request.allocation_id)
             slot = request.slot
+            if member is None:
+                continue
             if slot is None or slot.has_ended:
-                waiting.append((member, 1))  # its slot was lost
+                waiting.append((member, 1))
                 continue
             self._slots[slot.allocation_id] = slot
             key = slot.allocation_id, slot.generation
@@ -145,9 +154,23 @@ class BatchSlots:
 
     async def give_up(self, runs: Sequence[tuple[int, int]]) -> None:
         """Takes requests back that wait; slots that they have meanwhile are given back."""
-        for first, count in runs:
-            if (known := self._range()) is not None:
-                await insist(partial(known.cancel, first, count), "taking requests back")
+        for start in range(0, len(runs), RANGES_MAX):
+            message = rm.CancelRequestsRequest(
+                job_id=self._job.job_id,
+                ranges=[
+                    slots_pb2.RangeMembers(range_id=self._range_id, first_index=first, count=count)
+                    for first, count in runs[start : start + RANGES_MAX]
+                ],
+            )
+            await insist(partial(self._cancel, message), "taking requests back")
+
+    async def _cancel(self, message: rm.CancelRequestsRequest) -> None:
+        context = self._job._context
+        await context.connection.call_manager(
+            lambda manager, timeout_s: manager.CancelRequests(
+                message, timeout=timeout_s, metadata=context.metadata
+            )
+        )
 
     async def release(self, keys: Sequence[SlotKey]) -> None:
         """Gives slots back."""
@@ -192,10 +215,6 @@ class BatchSlots:
             return False
         self._slots[event.allocation_id] = slot
         return True
-
-    def _range(self) -> RequestRange | None:
-        found = (each for each in self._job.ranges if each.range_id == self._range_id)
-        return next(found, None)
 
     def _id(self, member: int) -> str:
         return f"{self._range_id}.{member}"

@@ -11,7 +11,7 @@ import pytest
 import finegrain_client as fg
 from finegrain.errors import Unavailable
 from finegrain_client.batch.output import Output
-from tests.client.scripted import Program, Scripted, eventually, serving
+from tests.client.scripted import GRANTED, Program, Scripted, eventually, serving
 
 SPEC = fg.BatchSpec(3, ["work", "{index}"], retry_delay_s=0)
 
@@ -47,6 +47,27 @@ async def test_leaving_a_batch_leaves_its_tasks_for_the_next_runner(
     assert (await running).state is fg.BatchState.OPEN
     assert not endless.calls["EndJob"]
     assert not endless.calls["CancelTask"]
+
+
+async def test_the_last_threads_are_taken_up_where_nobody_waits_any_more(
+    cluster: fg.Cluster, endless: Scripted, tmp_path: Path
+) -> None:
+    """Then nothing in the snapshot says that these are members of a range."""
+    batch = fg.BatchJob(cluster, SPEC, state_file=tmp_path / "state")
+    running = asyncio.create_task(batch.run())
+    await eventually(lambda: len(endless.tasks) == 3)
+    await batch.leave()
+    await running
+    endless.snapshot = [
+        endless.snapshot_of(each.allocation_id, GRANTED) for each in endless.tasks.values()
+    ]
+    running = asyncio.create_task(fg.BatchJob(cluster, state_file=batch.state_file).run())
+    await eventually(lambda: len(endless.calls["SubmitTask"]) == 6)
+    await endless.end_program("work")
+    (await running).check()
+    assert len(endless.tasks) == 3
+    assert len(endless.calls["RequestResource"]) == 1
+    assert [each.attempts for each in batch.results()] == [1, 1, 1]
 
 
 async def test_what_another_runner_left_is_cancelled_too(
