@@ -220,6 +220,7 @@ class Checks:
         """A transaction is durable. Jobs that are forgotten may come back under their names."""
         self.require(self.resizes.stored(changes))
         self.require(self.provisions.stored(changes))
+        self.tallies.stored(changes)
         gone = self._forgotten(changes)
         for name in gone:
             self._promised.pop(name, None)

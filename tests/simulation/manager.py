@@ -246,6 +246,7 @@ class Manager(Client):
         self.checks.decided(self, batch.effects, changes, idle=idle)
         self.checks.require(served_first(self.state, planned))
         if changes:
+            self.checks.tallies.decided(self, changes)
             return self.database.commit(self, changes, lambda r: self._committed(batch, r))
         return self._speak(batch)
 
@@ -291,7 +292,6 @@ class Manager(Client):
             self._books += 1  # whatever is under way was ordered by books that are gone
             return self._lead()
         self.checks.durable(batch.effects, batch.decided_ms)
-        self.checks.tallies.durable(self)
         return self._speak(batch)
 
     def _speak(self, batch: Batch) -> None:

@@ -8,9 +8,11 @@ measure.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from math import log
 from typing import TYPE_CHECKING
 
+from resource_manager.engine.effects import Changes
 from resource_manager.engine.fair.flows import Flow
 from resource_manager.engine.settings import Fairness
 from resource_manager.engine.state import State
@@ -21,8 +23,18 @@ if TYPE_CHECKING:
 ROUNDING = 1e-5
 """Times of rows are whole milliseconds."""
 
-LATE_MS = 3_000
+LATE_MS = 2_000
 """A row is written with the next batch after it is due, and in a commit that may take long."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Books:
+    """Tallies and rates of books, as of one moment."""
+
+    at_ms: int
+    wall_ahead_ms: int
+    flows: dict[str, tuple[float, float]]
+    window_ms: int
 
 
 class TallyChecks:
@@ -30,23 +42,33 @@ class TallyChecks:
 
     def __init__(self) -> None:
         self.compared = 0
-        self._known: dict[str, tuple[float, float]] = {}  # tally and rate, as of `_known_ms`
+        self._known: dict[str, float] = {}  # service received, as of `_known_ms`
         self._known_ms = 0
         self._clocks: set[int] = set()  # by how much those were off who wrote rows
         self._peaks: dict[str, list[tuple[int, float]]] = {}
+        self._decided: dict[int, _Books] = {}  # not known to be durable, by what is to be stored
 
-    def durable(self, manager: Manager) -> None:
-        """The books of a leader are durable as they are now."""
-        now_ms, state = manager.loop.now_ms, manager.state
-        self._clocks.add(manager.wall_ahead_ms)
-        tree = state.flows
-        self._known = {flow.id: (tree.tally(flow).service, flow.rate) for flow in _flows(state)}
-        self._known_ms = tree.clock.now_ms + now_ms - manager.at.monotonic_ms
-        window_ms = state.settings.fairness.tally_interval_ms + LATE_MS
-        for flow in _flows(state):
-            peaks = self._peaks.setdefault(flow.id, [])
-            peaks[:] = [each for each in peaks if each[0] > now_ms - window_ms]
-            peaks.append((now_ms, flow.rate))
+    def decided(self, manager: Manager, changes: Changes) -> None:
+        """These changes make the books what they are now, if they become durable."""
+        tree = manager.state.flows
+        # Every process has a monotonic clock of its own, and the tree that of its last event.
+        at_ms = tree.clock.now_ms + manager.loop.now_ms - manager.at.monotonic_ms
+        flows = {flow.id: (tree.tally(flow).service, flow.rate) for flow in _flows(manager.state)}
+        window_ms = manager.settings.fairness.tally_interval_ms + LATE_MS
+        self._decided[id(changes)] = _Books(at_ms, manager.wall_ahead_ms, flows, window_ms)
+
+    def stored(self, changes: Changes) -> None:
+        """They are durable, whether or not their manager will ever know."""
+        books = self._decided.pop(id(changes))
+        self._decided.clear()
+        self._clocks.add(books.wall_ahead_ms)
+        self._known = {flow_id: service for flow_id, (service, _) in books.flows.items()}
+        self._known_ms = books.at_ms
+        for flow_id, (_, rate) in books.flows.items():
+            peaks = self._peaks.setdefault(flow_id, [])
+            peaks.append((books.at_ms, rate))
+            while len(peaks) > 1 and peaks[1][0] <= books.at_ms - books.window_ms:
+                del peaks[0]
 
     def forget(self) -> None:
         """Older books were put in the place of these."""
@@ -61,8 +83,8 @@ class TallyChecks:
         left, counted_s = _decay(past_s, fairness)
         window_s = (fairness.tally_interval_ms + LATE_MS) / 1_000
         for flow in _flows(state):
-            service, rate = self._known.get(flow.id, (0.0, 0.0))
-            expected = service * left + rate * counted_s
+            # What slots cost is fixed anew at a restart.
+            expected = self._known.get(flow.id, 0.0) * left + flow.rate * counted_s
             found = state.flows.tally(flow).service
             peak = max((each for _, each in self._peaks.get(flow.id, ())), default=0.0)
             if abs(found - expected) > max(peak, flow.rate) * window_s + ROUNDING * expected:

@@ -14,7 +14,7 @@ from random import Random
 
 from resource_manager.engine.entities import JobState
 from resource_manager.engine.events import JobEndRequested, UndrainRequested
-from resource_manager.engine.settings import EngineSettings, Provisioning
+from resource_manager.engine.settings import EngineSettings, Fairness, Provisioning
 from tests.simulation.checks import MANY_HOSTS, Checks
 from tests.simulation.cloud import STORMY, Cloud, CloudTroubles, some_shapes
 from tests.simulation.database import LEASE_MS, Database
@@ -148,6 +148,7 @@ class World:
             resize_retry_min_ms=200,
             resize_retry_max_ms=2_000,
             provisioning=provisioning,
+            fairness=Fairness(tally_interval_ms=1_000),
         )
 
     def log(self, line: str) -> None:
