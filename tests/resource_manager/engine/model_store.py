@@ -49,14 +49,7 @@ class ModelStore:
         for key in changes.deleted_slots:
             self.slots.pop(key, None)
         for job_id in changes.deleted_jobs:
-            self.jobs.pop(job_id, None)
-            self.job_events.pop(job_id, None)
-            for name in [n for n, row in self.requests.items() if row.job_id == job_id]:
-                del self.requests[name]
-            for name in [n for n, row in self.gangs.items() if row.job_id == job_id]:
-                del self.gangs[name]
-            for part in [n for n, row in self.ranges.items() if row.job_id == job_id]:
-                del self.ranges[part]
+            self._delete_job(job_id)
         self.jobs.update({row.job_id: copy.copy(row) for row in changes.jobs})
         self.requests.update({row.allocation_id: copy.copy(row) for row in changes.requests})
         self.slots.update(
@@ -79,6 +72,14 @@ class ModelStore:
         self.tallies.update({row.flow_id: copy.copy(row) for row in changes.tallies})
         self.counters.update(changes.counters)
         self._log(changes)
+
+    def _delete_job(self, job_id: str) -> None:
+        self.jobs.pop(job_id, None)
+        self.job_events.pop(job_id, None)
+        tables: list[dict[Any, Any]] = [self.requests, self.gangs, self.ranges]
+        for table in tables:
+            for key in [key for key, row in table.items() if row.job_id == job_id]:
+                del table[key]
 
     def _log(self, changes: Changes) -> None:
         for event in changes.job_events:

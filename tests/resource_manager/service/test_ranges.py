@@ -44,7 +44,8 @@ async def rm(tmp_path: Path) -> AsyncIterator[RunningRm]:
 def request_range(
     range_id: str = "r", first_index: int = 0, count: int = 1_000, **more: Any
 ) -> slots_pb2.RequestRange:
-    asked = slots_pb2.SlotRequest(**({"profile": profile(), "allow_pending": True} | more))
+    given: dict[str, Any] = {"profile": profile(), "allow_pending": True} | more
+    asked = slots_pb2.SlotRequest(**given)
     return slots_pb2.RequestRange(
         range_id=range_id, first_index=first_index, count=count, request=asked
     )
