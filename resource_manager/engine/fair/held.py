@@ -12,7 +12,7 @@ from finegrain.resources import Amounts, shortfall
 
 if TYPE_CHECKING:
     from resource_manager.engine.fair.holders import Holder
-    from resource_manager.engine.fair.starving import PassedOver
+    from resource_manager.engine.fair.starving import Mark
     from resource_manager.engine.gang_books import Wish
     from resource_manager.engine.host import Host
     from resource_manager.engine.placement.gang_room import Share
@@ -48,7 +48,7 @@ class Reservation:
     Attributes:
         holder: whom it is for.
         place: where he is to go.
-        passed_over: since when he is.
+        passed_over: from when it counts.
         since_time_ms: when it was made, for people.
         lacking: a host where something was missing when it was looked at last.
         version: of the cluster, as of which the hosts were found to be fit.
@@ -56,7 +56,7 @@ class Reservation:
 
     holder: Holder
     place: Place
-    passed_over: PassedOver
+    passed_over: Mark
     since_time_ms: int
     lacking: str
     version: int

@@ -22,12 +22,14 @@ hosts are best (`holding.py`).
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterator
 
 from resource_manager.engine.fair.flows import GROUP
 from resource_manager.engine.fair.held import Place, Reservation
 from resource_manager.engine.fair.holders import Holder, RequestHolder, held_for, holder_of
 from resource_manager.engine.fair.limits import Stop, counted, stopped_by, whole
-from resource_manager.engine.fair.starving import PassedOver
+from resource_manager.engine.fair.starving import Mark, PassedOver
+from resource_manager.engine.fair.stops import request_stop
 from resource_manager.engine.host import Hold
 from resource_manager.engine.placement.indexes import carries
 from resource_manager.engine.queue import Shape
@@ -36,7 +38,7 @@ from resource_manager.engine.timers import Timer
 from resource_manager.engine.turn import Turn
 
 HEADS_LOOKED_AT_MAX = 64
-"""Jobs that wait with the same, those who came first, of which one is chosen."""
+"""Jobs that wait with the same, those who came first, of which one is chosen in one look."""
 
 _ROUNDED = 1e-9
 
@@ -71,7 +73,7 @@ def hold_for_starving(turn: Turn) -> None:
     """Makes reservations for those who starve. The indexes must be fresh."""
     state, starving = turn.state, turn.state.starving
     if starving.is_due(turn.now_ms):
-        those = starving.starving(turn.now_ms)
+        those = starving.starving(turn.now_ms, state.arrival_number)
         stuck = [each for each in those[:TRIED_MAX] if not _help(turn, each)]
         if len(those) > TRIED_MAX:
             starving.put_last(stuck)
@@ -89,25 +91,33 @@ def tried_in_vain(turn: Turn, who: Shape | int) -> None:
 
 
 def _help(turn: Turn, passed: PassedOver) -> bool:
-    """Holds capacity for somebody who starves; False: that is not possible now."""
+    """Holds capacity for the first of those who starve together for whom that is right; False:
+    there is nobody, though somebody starves.
+    """
     state, books = turn.state, turn.state.reservations
     if len(books) >= state.settings.fairness.reservations_max:
         return False
-    holder = _holder(state, passed)
-    if holder is None:
-        return True
-    if holder.job_id in books.by_job:
-        return False
-    fair = state.settings.fairness.order == "fair"
-    if fair and _has_its_share(state, holder.job_id, passed.since_ms):
-        return False
-    place = holder.choose(state, books.on_host)
-    if place is None or _stopped_by(state, holder, place) is not None:
-        return False
+    holders = [each for each in _holders(state, passed) if each.job_id not in books.by_job]
+    for holder in holders:
+        mark = passed.of(holder.number)
+        if mark is None or not state.starving.is_long(mark, turn.now_ms):
+            continue
+        if not _is_passed_over(state, holder.job_id, mark.since_ms):
+            continue
+        place = holder.choose(state, books.on_host)
+        if place is not None and _stopped_by(state, holder, place) is None:
+            _hold(turn, holder, place, mark)
+            return True
+    return not holders
+
+
+def _hold(turn: Turn, holder: Holder, place: Place, mark: Mark) -> None:
+    """Makes a reservation; whoever has room at once does not need one."""
+    state = turn.state
     made = Reservation(
         holder=holder,
         place=place,
-        passed_over=passed,
+        passed_over=mark,
         since_time_ms=turn.at.time_ms,
         lacking=next(iter(place.held)),
         version=state.cluster_version,
@@ -116,38 +126,38 @@ def _help(turn: Turn, passed: PassedOver) -> bool:
         holder.settle(turn, place)
         for name in place.held:
             state.touch(state.hosts[name])
-        return True
-    books.add(made)
+        return
+    state.reservations.add(made)
     for name, held in place.held.items():
         host = state.hosts[name]
         before = {key: slot.booked for key, slot in host.slots.items()}
         host.held = Hold(held.amounts, held.slots, before)
         state.indexes.follow(host)
     _tell(turn, "reservation_made", made, _what_is_held(made))
-    return True
 
 
-def _holder(state: State, passed: PassedOver) -> Holder | None:
-    """Who it is that starves; None: nobody does any more, or whoever does has come later."""
-    starving, who = state.starving, passed.who
+def _holders(state: State, passed: PassedOver) -> Iterator[Holder]:
+    """Who they are that are passed over, the longest waiting first: of those who wait with the
+    same, the first of each job.
+    """
+    who = passed.who
     if isinstance(who, int):
         single = state.queue.singles.get(who)
         if single is None:
-            starving.over(who)
-            return None
-        return holder_of(state, single)
-    first = who.head()
-    if first is None or first > passed.last_arrival:
-        starving.over(who)
-        return None
-    heads = heapq.nsmallest(
-        HEADS_LOOKED_AT_MAX,
-        ((line.numbers.first, line.job_id) for line in who.lines.values() if not line.stopped_by),
+            state.starving.over(who)
+        else:
+            yield holder_of(state, single)
+        return
+    if not who.waiting:
+        state.starving.over(who)
+        return
+    numbers = (
+        line.numbers.first
+        for line in who.lines.values()
+        if request_stop(state, who, line.job_id) is None
     )
-    numbers = [at for at, job_id in heads if job_id not in state.reservations.by_job]
-    if not numbers or numbers[0] > passed.last_arrival:
-        return None
-    return RequestHolder(state.request_at(numbers[0]), who)
+    for number in heapq.nsmallest(HEADS_LOOKED_AT_MAX, numbers):
+        yield RequestHolder(state.request_at(number), who)
 
 
 def _stopped_by(state: State, holder: Holder, place: Place) -> Stop | None:
@@ -157,11 +167,13 @@ def _stopped_by(state: State, holder: Holder, place: Place) -> Stop | None:
     return stopped_by(groups, whole((counted(held.amounts), 1) for held in place.held.values()))
 
 
-def _has_its_share(state: State, job_id: str, since_ms: int) -> bool:
-    """True if a job, or a group above it, has received more for its weight than it and those have
+def _is_passed_over(state: State, job_id: str, since_ms: int) -> bool:
+    """False if a job, or a group above it, has received more for its weight than it and those have
     together that were served beside it since then and want more: it is not passed over, it comes
     later.
     """
+    if state.settings.fairness.order != "fair":
+        return True
     tree = state.flows
     job = tree.jobs.get(job_id)
     for flow in (job, *job.ancestors()) if job is not None else ():
@@ -177,8 +189,8 @@ def _has_its_share(state: State, job_id: str, since_ms: int) -> bool:
                 tally += tree.key(other) * other.weight
                 weight += other.weight
         if own / flow.weight > tally / weight * (1 + _ROUNDED):
-            return True
-    return False
+            return False
+    return True
 
 
 def _void(state: State, each: Reservation) -> str:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from resource_manager.engine.queue import Shape
 from resource_manager.engine.settings import Fairness
@@ -29,21 +30,44 @@ _DEAD_MAX = 1_024
 """Entries of those who are passed over no longer that may be kept, however few are."""
 
 
-@dataclass(slots=True, eq=False)
-class PassedOver:
-    """Somebody who had a turn in vain.
+MARKS_PER_TIMEOUT = 4
+"""So many times within the timeout it is noted who had come until then."""
 
-    Attributes:
-        who: it is.
-        since_ms: that turn; monotonic, may lie before this incarnation.
-        placements: of everybody until then.
-        last_arrival: arrival number given out last, then: who came later was not there.
+_MARKS_MAX = 2 * MARKS_PER_TIMEOUT
+
+
+class Mark(NamedTuple):
+    """A moment (monotonic, perhaps before this incarnation), how many placements of everybody there
+    had been, and the arrival number given out last.
     """
 
-    who: Waiter
     since_ms: int
     placements: int
     last_arrival: int
+
+
+@dataclass(slots=True, eq=False)
+class PassedOver:
+    """Somebody who had a turn in vain: all who wait with one shape, or one by himself.
+
+    Attributes:
+        who: it is.
+        marks: that turn, and later moments until which it was in vain all along. Who came later
+            than the first counts from a later one.
+    """
+
+    who: Waiter
+    marks: list[Mark]
+
+    def of(self, arrival_number: int) -> Mark | None:
+        """From when it counts for one of them; None: he has only just come."""
+        return next((each for each in self.marks if each.last_arrival >= arrival_number), None)
+
+    def add(self, mark: Mark) -> None:
+        """It is still in vain."""
+        self.marks.append(mark)
+        if len(self.marks) > _MARKS_MAX:
+            del self.marks[1]
 
 
 class Starving:
@@ -75,7 +99,7 @@ class Starving:
         """Somebody had a turn and did not fit; the first time counts."""
         if who in self._all or not self._settings.reservations_max:
             return
-        noted = PassedOver(who, since_ms, self.placements, last_arrival)
+        noted = PassedOver(who, [Mark(since_ms, self.placements, last_arrival)])
         self._all[who] = noted
         if len(self._heap) > 2 * len(self._all) + _DEAD_MAX:
             self._heap = [entry for entry in self._heap if self._all.get(entry[2].who) is entry[2]]
@@ -88,14 +112,23 @@ class Starving:
         if self._all.pop(who, None) is not None:
             self._ripe.pop(who, None)
 
-    def starving(self, now_ms: int) -> list[PassedOver]:
-        """Those who were passed over for long enough, longest first."""
+    def is_long(self, mark: Mark, now_ms: int) -> bool:
+        """True if that was so long ago that whoever was passed over since then starves."""
+        return self.placements > mark.placements and self._is_over(mark, now_ms)
+
+    def starving(self, now_ms: int, last_arrival: int) -> list[PassedOver]:
+        """Those of whom some were passed over for long enough, longest first; and notes who has
+        come until now.
+        """
         heap = self._heap
-        while heap and self._is_long(heap[0][2], now_ms):
+        while heap and self._is_over(heap[0][2].marks[0], now_ms):
             noted = heapq.heappop(heap)[2]
             if self._all.get(noted.who) is noted:
                 self._ripe[noted.who] = noted
-        return [each for each in self._ripe.values() if each.placements < self.placements]
+        for each in self._ripe.values():
+            if self._is_old(each.marks[-1], now_ms):
+                each.add(Mark(now_ms, self.placements, last_arrival))
+        return [each for each in self._ripe.values() if self.is_long(each.marks[0], now_ms)]
 
     def put_last(self, those: Iterable[PassedOver]) -> None:
         """They could not be helped, and there are more than are looked at: others come first."""
@@ -105,7 +138,7 @@ class Starving:
 
     def is_due(self, now_ms: int) -> bool:
         """True if it is time to look at them."""
-        if self._heap and self._is_long(self._heap[0][2], now_ms):
+        if self._heap and self._is_over(self._heap[0][2].marks[0], now_ms):
             return True
         return self._look_ms is not None and self._look_ms <= now_ms
 
@@ -132,8 +165,17 @@ class Starving:
             due.append(self._heap[0][0] + self._settings.starvation_timeout_ms)
         return min(due, default=None)
 
-    def _is_long(self, noted: PassedOver, now_ms: int) -> bool:
-        if now_ms - noted.since_ms >= self._settings.starvation_timeout_ms:
+    def _is_over(self, mark: Mark, now_ms: int) -> bool:
+        if now_ms - mark.since_ms >= self._settings.starvation_timeout_ms:
             return True
         most = self._settings.starvation_placements
-        return 0 < most <= self.placements - noted.placements
+        return 0 < most <= self.placements - mark.placements
+
+    def _is_old(self, mark: Mark, now_ms: int) -> bool:
+        """True if it is time for another mark."""
+        settings = self._settings
+        if now_ms - mark.since_ms >= settings.starvation_timeout_ms // MARKS_PER_TIMEOUT:
+            return True
+        most = settings.starvation_placements
+        since = self.placements - mark.placements
+        return 0 < most <= since * MARKS_PER_TIMEOUT

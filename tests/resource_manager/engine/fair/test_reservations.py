@@ -336,6 +336,21 @@ def test_nothing_is_held_for_whoever_has_his_share() -> None:
     assert list(reserved(story)) == ["big"]
 
 
+def test_whoever_asks_for_the_same_earlier_and_has_his_share_is_in_nobodys_way() -> None:
+    story = Story(starvation_placements=1, half_life_ms=None)
+    story.host("host-0")
+    story.job("small", "greedy", "modest")
+    story.ask("greedy", ["g0", "g1", "g2"])
+    story.wait(600)
+    story.ask("small", [f"s{n}" for n in range(20)])
+    story.ask("greedy", ["earlier"], cpu=4_000)
+    story.ask("modest", ["later"], cpu=4_000)
+    for number in range(3):
+        story.end("small", f"s{number}")
+        story.wait(2)
+    assert list(reserved(story)) == ["later"]
+
+
 def test_who_has_all_that_he_asked_for_makes_nobody_look_well_served() -> None:
     story = Story(starvation_placements=2)
     story.host("host-0")
