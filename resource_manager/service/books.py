@@ -143,6 +143,10 @@ class Books:
             self._state = State.restore(snapshot, self._settings, self._clock())
             self._state.remember(self._heard)
             del snapshot
+        if others := self._state.tallies_begun_anew:
+            _log.warning(
+                "tallies_begun_anew", tallies=others, service=self._settings.fairness.service
+            )
         self.check()
 
     def turn(self, batch: list[Item], ticked: bool) -> list[Effect]:
