@@ -21,7 +21,7 @@ from math import inf
 
 from resource_manager.engine.entities import Request, RequestSpec
 from resource_manager.engine.fair.choice import RUN_PART, first_job, run_length, turn_of
-from resource_manager.engine.fair.flows import FlowTree
+from resource_manager.engine.fair.flows import GROUP, FlowTree
 from resource_manager.engine.lines import PARKED, JobLines, Line
 from resource_manager.engine.rounds import Round
 from resource_manager.engine.shapes import (
@@ -84,6 +84,7 @@ class WaitingQueue:
         self._asked_for: dict[Labels, int] = {}  # shapes that somebody waits with
         self._by_job: dict[str, JobLines] = {}
         self._waiting = 0
+        self._halted: list[str] = []
         self._made = 0
 
     def __len__(self) -> int:
@@ -281,6 +282,21 @@ class WaitingQueue:
         self.stopped.setdefault(group_id, {})[line] = None
         self._unstand(line)
 
+    def halt(self, group_id: str) -> bool:
+        """Nothing that there is room for may be placed in a group: nobody in it has a turn for the
+        rest of this decision. False: where arrival alone decides, no group has turns.
+        """
+        if self._tree is None:
+            return False
+        self._tree.halt(self._tree.groups[group_id.removeprefix(GROUP)])
+        self._halted.append(group_id)
+        return True
+
+    def end_halts(self) -> None:
+        """All groups may have turns again."""
+        while self._halted and self._tree is not None:
+            self._tree.go_ahead(self._tree.groups[self._halted.pop().removeprefix(GROUP)])
+
     def stop_single(self, single: Single, group_id: str) -> None:
         """Likewise what waits one by one."""
         self.stopped_singles.setdefault(group_id, {})[single.arrival_number] = None
@@ -290,6 +306,8 @@ class WaitingQueue:
         """Whoever was stopped by the maximum of a group is to be tried again; how many lines."""
         for number in self.stopped_singles.pop(group_id, {}):
             self.singles.wake(number)
+        for shape in list(self._resting):  # perhaps for this group alone
+            self._rouse(shape)
         lines = self.stopped.pop(group_id, {})
         for line in lines:
             line.stopped_by = ""

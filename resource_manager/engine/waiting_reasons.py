@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from finegrain.errors import Reason
 from resource_manager.engine.entities import Request, RequestState
+from resource_manager.engine.fair.flows import Flow
 from resource_manager.engine.fair.limits import Stop
 from resource_manager.engine.fair.stops import gang_stop, request_stop
 from resource_manager.engine.gang_books import WaitingGang
@@ -69,9 +70,17 @@ def waiting_stop(state: State, request: Request) -> Stop | None:
 
 def _stopped_by_limits(state: State, shape: Shape) -> int:
     """How many wait with a shape whom the maximum of a group stops."""
-    if not state.queue.stopped:
+    if not any(flow.maximum for flow in state.flows.groups.values()):
         return 0
-    return sum(len(line.numbers) for line in shape.lines.values() if line.stopped_by)
+    stopped: dict[Flow | None, bool] = {}  # by the group that a job is in
+    count = 0
+    for line in shape.lines.values():
+        group = state.flows.jobs[line.job_id].parent
+        if group not in stopped:
+            stopped[group] = request_stop(state, shape, line.job_id) is not None
+        if stopped[group]:
+            count += line.numbers.count_within(0, state.considered_arrival + 1)
+    return count
 
 
 def _gang_reasons(state: State, waiting: WaitingGang) -> Iterable[tuple[str, int]]:

@@ -83,6 +83,7 @@ class Flow(Entry):
     # What its parent's tournaments know of it.
     stale: bool = False
     needy: bool = False  # it is in that of those who lack their minimum
+    halted: bool = False  # it takes part in neither, whatever is active in it
     changed: bool = False  # since its tally was stored last
 
     def __repr__(self) -> str:
@@ -137,8 +138,8 @@ class FlowTree:
         jobs: by id.
         changed: flows whose tally has changed since it was stored last; whoever stores it takes
             them out and sets their `changed` back.
-        urgent: those that were raised, or began to accrue, since they were stored: nobody could tell
-            later that they were, or when. Whoever stores them clears it.
+        urgent: those that were raised, or began to accrue, since they were stored: nobody could
+            tell later that they were, or when. Whoever stores them clears it.
         loosened: ids of groups that have less than they had, or other limits; whoever lets those be
             tried again whom their maxima have stopped clears it.
     """
@@ -316,7 +317,7 @@ class FlowTree:
         flow: Flow | None = self.jobs[job_id]
         while flow is not None:
             flow.active += 1
-            if flow.active > 1:
+            if flow.active > 1 or flow.halted:
                 return
             self._mark(flow)
             flow = flow.parent
@@ -326,10 +327,30 @@ class FlowTree:
         flow: Flow | None = self.jobs[job_id]
         while flow is not None:
             flow.active -= 1
-            if flow.active:
+            if flow.active or flow.halted:
                 return
             self._mark(flow)
             flow = flow.parent
+
+    def halt(self, group: Flow) -> None:
+        """A group is to have no turn for a while, whatever is active in it."""
+        group.halted = True
+        self._mark(group)
+        flow = group.parent if group.active else None
+        while flow is not None:
+            flow.active -= 1
+            self._mark(flow)
+            flow = None if flow.active or flow.halted else flow.parent
+
+    def go_ahead(self, group: Flow) -> None:
+        """A group that was halted may have turns again."""
+        group.halted = False
+        self._mark(group)
+        flow = group.parent if group.active else None
+        while flow is not None:
+            flow.active += 1
+            self._mark(flow)
+            flow = None if flow.active > 1 or flow.halted else flow.parent
 
     # What that means.
 
@@ -468,10 +489,11 @@ class FlowTree:
             seated = flow.seat >= 0
             reached = fulfilment(flow.used, flow.minimum) if flow.minimum else inf
             needy = reached < 1
-            if seated and (not flow.active or needy != flow.needy):
+            active = flow.active and not flow.halted
+            if seated and (not active or needy != flow.needy):
                 (siblings.needy if flow.needy else siblings.fair).unseat(flow, tau)
                 seated = False
-            if not flow.active:
+            if not active:
                 continue
             if needy:
                 flow.level, flow.slope = reached, 0.0

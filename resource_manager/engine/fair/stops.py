@@ -19,6 +19,9 @@ from resource_manager.engine.resizes import growth
 from resource_manager.engine.singles import Kind, Single
 from resource_manager.engine.state import State
 
+SHAPES_ASKED_MAX = 64
+"""With more shapes that there is room for, lines are stopped one by one."""
+
 
 def limited(state: State, job_id: str) -> list[Flow]:
     """The groups above a job that have a maximum, the nearest first."""
@@ -38,15 +41,29 @@ def maxima(state: State) -> tuple[tuple[str, tuple[int, ...]], ...]:
 
 
 def admitted(state: State, line: Line, most: int) -> int:
-    """How many of a line may be placed now, at most so many; if none, the line is stopped."""
+    """How many of a line may be placed now, at most so many; if none, the line is stopped, or all
+    of the group with it, if that admits nothing else that there is room for either.
+    """
     groups = limited(state, line.job_id)
     if not groups:
         return most
     need = booked_at_most(state, line.shape)
     found = room(groups, need, most)
-    if not found and (stop := stopped_by(groups, need)) is not None:
+    stop = stopped_by(groups, need) if not found else None
+    if stop is not None and not (
+        _is_full(state, groups, stop.group_id) and state.queue.halt(stop.group_id)
+    ):
         state.queue.stop(line, stop.group_id)
     return found
+
+
+def _is_full(state: State, groups: list[Flow], group_id: str) -> bool:
+    """True if a group admits none of the shapes that there is room for."""
+    group = [each for each in groups if each.id == group_id]
+    roomy = state.queue.roomy
+    return len(roomy) <= SHAPES_ASKED_MAX and not any(
+        room(group, booked_at_most(state, shape), 1) for shape in roomy
+    )
 
 
 def admitted_of(state: State, shape: Shape, job_id: str, most: int) -> int:

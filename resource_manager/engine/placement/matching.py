@@ -82,6 +82,7 @@ def place_waiting(turn: Turn) -> None:
         _look(turn, placing, budget)
         if budget.moves:
             set_aside += _serve(turn, placing, budget)
+        queue.end_halts()
         goes_on = queue.begin_round()
     placing.finish()
     for request in set_aside:  # which is no work left over: nothing has changed for them yet

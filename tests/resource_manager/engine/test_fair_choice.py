@@ -29,6 +29,7 @@ from resource_manager.engine.fair.choice import RUN_PART
 from resource_manager.engine.fair.flows import Flow
 from resource_manager.engine.invariants import check_invariants
 from resource_manager.engine.settings import DAY_MS, EngineSettings, Fairness
+from resource_manager.engine.waiting_reasons import pending_by_reason
 from tests.resource_manager.engine.model import ModelCluster, ModelExecutor
 
 PROFILES = [
@@ -228,3 +229,28 @@ def test_a_job_that_ends_with_very_many_requests_leaves_nothing_in_the_tree() ->
     assert (flows.root.waiting, flows.root.running, flows.root.rate) == (0, 0, 0.0)
     assert flows.tally(flows.groups["one"]).raised >= 0
     assert check_invariants(life.cluster.state) == []
+
+
+def test_a_group_that_is_full_has_no_turn_and_nobody_in_it_is_stopped_one_by_one() -> None:
+    life = Life(Fairness())
+    full = GroupSet(life.cluster.at, "one", maximum={"cpu_milli": 2_000})
+    life.batch(full)
+    for number in range(30):
+        name = f"j{number}"
+        life.jobs[name] = 0
+        life.batch(JobRegistered(life.cluster.at, name, name, "one", None, "s", "r"))
+        life.ask(name, PROFILES[1], 2)
+    state = life.cluster.state
+    assert len(life.granted()) == 2
+    assert state.queue.stopped == {}
+    assert state.flows.groups["one"].active == 29  # the first job has what it asked for
+    assert pending_by_reason(state) == {"WAITING_GROUP_LIMIT": 58}
+    first, job_id = life.granted()[0]
+    life.batch(SlotsReleased(life.cluster.at, job_id, ((first, 0),)))
+    assert len(life.granted()) == 2
+    assert first not in dict(life.granted())
+    life.batch(replace(full, maximum={"cpu_milli": 5_000}))
+    assert len(life.granted()) == 5
+    life.ask(life.job(1), PROFILES[1], 2)  # of another group, while that one is full
+    assert len(life.granted()) == 7
+    assert check_invariants(state) == []
