@@ -297,3 +297,21 @@ def test_where_too_many_wait_to_look_at_the_slot_is_given_back(
     assert outcome(story, "r0", "r4") == "FAIR_SHARE"
     assert story.where("r4")  # the choice itself decides, and nobody else fits
     assert outcome(story, "r1", "r5") == "FAIR_SHARE"
+
+
+def test_members_of_a_range_go_on_one_after_the_other() -> None:
+    story = Story()
+    story.host("host-0")
+    story.job("job", "newcomer")
+    story.ask_range("job", "r", 12)
+    for number in (6, 4, 5, 11):
+        assert outcome(story, "r.0", f"r.{number}") == ""
+    (part,) = story.state.ranges.parts()
+    (handed_on,) = [part.row.ended[how] for how in part.row.ended if how[1] == "REUSED"]
+    assert list(handed_on.runs()) == [(4, 7), (11, 12)]
+    story.ask("newcomer", ["n0"])
+    assert outcome(story, "r.0", "r.7") == "FAIR_SHARE"
+    story.restart()
+    assert story.reuse_exactly("job", ("r.0", 1, "r.5"))[0].reason == ""
+    assert story.reuse_exactly("job", ("r.0", 1, "r.7"))[0].reason == "FAIR_SHARE"
+    assert story.reuse_exactly("job", ("r.4", 1, "r.8"))[0].message == reuse.ENDED
