@@ -18,12 +18,13 @@ from finegrain.v1 import resource_manager_pb2 as rm
 from finegrain.v1 import slots_pb2
 from finegrain_client.batch.holding import SlotKey
 from finegrain_client.batch.rows import JobRow
+from finegrain_client.errors import SlotLost
 from finegrain_client.events import JobEvents
 from finegrain_client.job import Job
 from finegrain_client.retry import Backoff, RetryPolicy
 from finegrain_client.slot import Slot
 from finegrain_client.specs import SlotSpec
-from finegrain_client.types import JobEvent, RequestState
+from finegrain_client.types import JobEvent, RequestState, SlotStatus
 
 T = TypeVar("T")
 log = logging.getLogger("finegrain_client")
@@ -193,28 +194,49 @@ class BatchSlots:
         if member is None:
             return None
         if event.state is RequestState.GRANTED:
-            if event.slot is None or not self._take(event):
+            if event.slot is None or not self._take(event, event.slot):
                 return None
             key = event.allocation_id, event.slot.generation
             return Granted(key, member, event.slot.executor_id)
         if event.state is RequestState.PENDING:
-            self._slots.pop(event.allocation_id, None)
+            self._forget(event)
             return BackInLine(event.allocation_id, member)
         if event.state.has_ended:
-            self._slots.pop(event.allocation_id, None)
+            self._forget(event)
             return RequestOver(
                 event.allocation_id, member, event.state, event.reason, event.message, event.count
             )
         return None
 
-    def _take(self, event: JobEvent) -> bool:
+    def _take(self, event: JobEvent, status: SlotStatus) -> bool:
         """The slot of an event; False: it is no more, and later events tell."""
         request = self._job._story.requests.get(event.allocation_id)
-        slot = request.slot if request is not None else None
-        if slot is None or event.slot is None or slot.generation != event.slot.generation:
+        if request is None:
+            # Asked for in vain, as far as was known, and taken in all the same: nobody else holds
+            # it, and it must not be held for nothing.
+            known = self._slots.get(event.allocation_id)
+            if known is None or known.generation < status.generation:
+                self._slots[event.allocation_id] = Slot(self._job._context, status)
+            return True
+        slot = request.slot
+        if slot is None or slot.generation != status.generation:
             return False
         self._slots[event.allocation_id] = slot
         return True
+
+    def _forget(self, event: JobEvent) -> None:
+        slot = self._slots.pop(event.allocation_id, None)
+        if slot is not None and not slot.has_ended:  # then nobody else tells it so
+            slot.end(
+                SlotLost(
+                    slot.allocation_id,
+                    slot.generation,
+                    slot.executor_id,
+                    event.reason,
+                    event.message,
+                ),
+                at_once=event.state is not RequestState.RELEASED,
+            )
 
     def _id(self, member: int) -> str:
         return f"{self._range_id}.{member}"

@@ -104,6 +104,21 @@ async def test_slots_are_asked_for_until_somebody_answers(
         (await batch.run()).check()
 
 
+async def test_a_slot_that_was_asked_for_in_vain_and_comes_all_the_same_is_given_back(
+    cluster: fg.Cluster, endless: Scripted, tmp_path: Path
+) -> None:
+    batch = fg.BatchJob(cluster, SPEC, state_file=tmp_path / "state")
+    running = asyncio.create_task(batch.run())
+    await eventually(lambda: len(endless.tasks) == 3)
+    range_id = endless.calls["RequestResource"][0].ranges[0].range_id
+    await endless.tell(f"{range_id}.700", GRANTED)
+    await eventually(lambda: endless.calls["ReleaseSlots"])
+    (released,) = endless.calls["ReleaseSlots"][0].slots
+    assert released.allocation_id == f"{range_id}.700"
+    await endless.end_program("work")
+    (await running).check()
+
+
 async def test_requests_that_can_never_be_served_stop_the_batch(
     cluster: fg.Cluster, servant: Scripted, tmp_path: Path
 ) -> None:
