@@ -71,6 +71,7 @@ def test_up_and_run(nobody: Cli) -> None:
         assert (outcome.code, outcome.stdout) == (3, b"nobody\n"), outcome.stderr
         found = nobody("run", *flags, "--", "echo", "found without being told")
         assert found.stdout == b"found without being told\n", found.stderr
+        _runs_a_batch(nobody, flags)
         mark = unique("9999")
         process = at.start("run", *flags, "--", "sh", "-c", f"echo up; sleep 1000; : {mark}")
         read_until(process, b"up")
@@ -82,6 +83,16 @@ def test_up_and_run(nobody: Cli) -> None:
         ended = finish(up)
     assert ended.code == 0, ended.stderr
     assert "nothing is left behind" in ended.stderr
+
+
+def _runs_a_batch(nobody: Cli, flags: tuple[str, ...]) -> None:
+    """In the background, with the state where such a user keeps it."""
+    begun = nobody("batch", "--threads", "4", *flags, "--detach", "--", "id", "-un")
+    assert begun.code == 0, begun.stderr
+    outcome = nobody("batch", "--attach", "id", "-o", "jsonl", "--quiet")
+    rows = [json.loads(line) for line in outcome.text.splitlines()]
+    assert [row["stdout_tail"] for row in rows] == ["nobody\n"] * 4, outcome.stderr
+    assert list((nobody.home / ".local/state/finegrain/batches").glob("id-*.batch"))
 
 
 def test_up_tells_people_what_is_not_enforced(nobody: Cli) -> None:
