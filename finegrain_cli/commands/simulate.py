@@ -82,6 +82,9 @@ def trace(
     starvation_timeout: Annotated[
         str, typer.Option("--starvation-timeout", help="Passed over for so long: room is held.")
     ] = "5m",
+    reservations_max: Annotated[
+        int, typer.Option("--reservations-max", min=0, help="So many hold room at a time.")
+    ] = 8,
     json_file: Annotated[
         str, typer.Option("--json", metavar="FILE", help="Write the report there, too.")
     ] = "",
@@ -102,7 +105,10 @@ def trace(
     from resource_manager.simulator.traces.formats import read_workload
     from resource_manager.simulator.traces.node_lists import read_nodes
 
-    fairness = _fairness(service, half_life, lookahead, starvation_timeout)
+    fairness = replace(
+        _fairness(service, half_life, lookahead, starvation_timeout),
+        reservations_max=reservations_max,
+    )
     orders = _policies(policy)
     _check_plots(plot)
     if not 0 < speedup < float("inf"):

@@ -61,6 +61,7 @@ def trace_data(
             "half_life_s": None if half_life_ms is None else half_life_ms / 1_000,
             "lookahead_s": fairness.lookahead_ms / 1_000,
             "starvation_timeout_s": fairness.starvation_timeout_ms / 1_000,
+            "reservations_max": fairness.reservations_max,
             "slowdown_bound_s": SLOWDOWN_BOUND_MS / 1_000,
         },
         "policies": [_outcome_data(outcome) for outcome in outcomes],
