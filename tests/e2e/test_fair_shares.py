@@ -89,5 +89,6 @@ async def test_cpu_time_goes_by_weight(crowded: Small, tmp_path: Path) -> None:
     crowded.cli.settle()
 
     assert min(used.values()) > 0.5, used  # it was measured at all
-    assert 3.2 < used["medium"] / used["default"] < 5.0, used
-    assert 3.2 < groups["medium"].service / groups["default"].service < 5.0
+    # Some hundred threads: 4 to 1 within what so few of them can tell, and far from 1 to 1.
+    assert 2.8 < used["medium"] / used["default"] < 5.7, used
+    assert 2.8 < groups["medium"].service / groups["default"].service < 5.7
