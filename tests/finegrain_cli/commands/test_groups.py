@@ -68,7 +68,7 @@ def test_only_what_is_given_is_set(finegrain: Finegrain, cluster: FakeCluster) -
     assert result.stdout == (
         "medium: weight 4, part of default, minimum cpu 8, maximum cpu 64, memory 1Gi, licence 0\n"
     )
-    nothing = {"parent": None, "description": None, "minimum": {}, "maximum": {}}
+    nothing: dict[str, object] = {"parent": None, "description": None, "minimum": {}, "maximum": {}}
     assert cluster.done == [("set_group", "medium", {"weight": 4.0, **nothing})]
 
 

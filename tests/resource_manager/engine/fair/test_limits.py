@@ -102,7 +102,8 @@ def test_a_plan_counts_on_no_more_than_the_limits_admit_together() -> None:
 
 def test_only_dimensions_that_slots_are_booked_in_can_be_limited() -> None:
     assert unlimited_dimension({"cpu_milli": 1, "memory_bytes": 1, "extended.license": 1}) == ""
-    assert unlimited_dimension({"cpu_milli": 1, "managed_memory_bytes": 1}) == "managed_memory_bytes"
+    parts = {"cpu_milli": 1, "managed_memory_bytes": 1}
+    assert unlimited_dimension(parts) == "managed_memory_bytes"
 
 
 AMOUNTS = st.dictionaries(
