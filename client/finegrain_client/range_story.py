@@ -100,31 +100,29 @@ class RangeStory:
                 self._end(owner, run, RequestState.CANCELLED, Reason.ALLOCATION_UNKNOWN, tell)
         self._unseen.clear()
 
-    def adopt(self, message: rm.RequestStatus, requests: dict[str, Request]) -> bool:
-        """A job that was begun elsewhere has members of a range that wait. False: it may be a
-        request by itself, as far as anybody can tell.
+    def adopt(self, message: rm.RequestStatus) -> bool:
+        """A job that was begun elsewhere has members of a range, which is known from now on. False:
+        it is no member that merely waits, but a `Request` (see `adopt_request`).
         """
-        range_id = message.allocation_id.rpartition(".")[0]
-        owner = self.by_id.get(range_id)
+        if not message.range_id:
+            return False
+        owner = self.by_id.get(message.range_id)
         if owner is None:
-            if message.count <= 1:
-                return False
             asked = slots_pb2.SlotRequest()
             asked.CopyFrom(message.request)
-            asked.allocation_id = range_id
-            owner = self.by_id[range_id] = RequestRange(self._context, asked)
+            asked.allocation_id = message.range_id
+            owner = self.by_id[message.range_id] = RequestRange(self._context, asked)
             owner.acknowledged = True
-            for request in requests.values():
-                self.adopt_request(request)
         index = owner.index_of(message.allocation_id)
-        if index is None or message.generation:
+        waits = message.state == slots_pb2.REQUEST_STATE_PENDING and not message.generation
+        if index is None or not waits:
             return False
         owner.add(index, index + max(1, message.count))
         return True
 
-    def adopt_request(self, request: Request) -> None:
-        """It may be a member of a range that is known."""
-        owner = self.by_id.get(request.allocation_id.rpartition(".")[0])
+    def adopt_request(self, range_id: str, request: Request) -> None:
+        """A request was begun elsewhere: of which range it is a member; empty: of none."""
+        owner = self.by_id.get(range_id)
         index = owner.index_of(request.allocation_id) if owner is not None else None
         if owner is not None and index is not None:
             owner.take_over(index, request)

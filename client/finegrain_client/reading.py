@@ -171,6 +171,7 @@ def request(message: resource_manager_pb2.RequestStatus) -> types.RequestStatus:
         restart_on_loss=asked.restart_on_loss,
         gang=gang(message.gang) if message.HasField("gang") else None,
         count=max(1, message.count),
+        range_id=message.range_id,
     )
 
 

@@ -145,8 +145,8 @@ class Gang(Value):
 
 @dataclass(frozen=True, slots=True)
 class RequestStatus(Value):
-    """One slot request as the RM knows it; with `count` above 1 the first of so many members of a
-    range that stand alike, one behind the other.
+    """One slot request as the RM knows it; `range_id` is that of the range that it is a member of.
+    With `count` above 1 it is the first of so many members that stand alike, one behind the other.
     """
 
     allocation_id: str
@@ -168,6 +168,7 @@ class RequestStatus(Value):
     restart_on_loss: bool
     gang: Gang | None = None
     count: int = 1
+    range_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -177,9 +177,8 @@ class Story:
             self.ranges.shown(status)
         if self._attached:
             for message in snapshot.requests:
-                if message.allocation_id not in self.requests and not self.ranges.adopt(
-                    message, self.requests
-                ):
+                known = message.allocation_id in self.requests
+                if not known and not self.ranges.adopt(message):
                     self._adopt(message)
         # A large snapshot comes in parts: only after the last one is it clear who is missing.
         # Who has ended between two parts needs no explanation.
@@ -215,7 +214,7 @@ class Story:
         request = Request(self._context, asked, gang)
         request.acknowledged = True
         self.requests[message.allocation_id] = request
-        self.ranges.adopt_request(request)
+        self.ranges.adopt_request(message.range_id, request)
 
     def _tell_difference(self, sequence: int, status: RequestStatus) -> None:
         request = self.requests.get(status.allocation_id)

@@ -713,6 +713,7 @@ class RequestStatus(google.protobuf.message.Message):
     REQUEST_FIELD_NUMBER: builtins.int
     GANG_FIELD_NUMBER: builtins.int
     COUNT_FIELD_NUMBER: builtins.int
+    RANGE_ID_FIELD_NUMBER: builtins.int
     allocation_id: builtins.str
     """Identity."""
     job_id: builtins.str
@@ -736,6 +737,8 @@ class RequestStatus(google.protobuf.message.Message):
     """How many members of a range this entry stands for: this one and those that follow, equal and one behind the other
     in line. 0 and 1: this one alone.
     """
+    range_id: builtins.str
+    """The range that it is a member of; empty: none. Names alone do not tell: a request may be called like a member."""
     @property
     def profile(self) -> finegrain.v1.resources_pb2.ResourceProfile:
         """What was asked; absent: unknown."""
@@ -777,9 +780,10 @@ class RequestStatus(google.protobuf.message.Message):
         request: finegrain.v1.slots_pb2.SlotRequest | None = ...,
         gang: finegrain.v1.slots_pb2.Gang | None = ...,
         count: builtins.int = ...,
+        range_id: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["create_time", b"create_time", "end_time", b"end_time", "gang", b"gang", "profile", b"profile", "request", b"request", "slot", b"slot"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["allocation_id", b"allocation_id", "arrival_number", b"arrival_number", "count", b"count", "create_time", b"create_time", "end_time", b"end_time", "gang", b"gang", "generation", b"generation", "job_id", b"job_id", "job_name", b"job_name", "profile", b"profile", "reason", b"reason", "request", b"request", "slot", b"slot", "state", b"state"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["allocation_id", b"allocation_id", "arrival_number", b"arrival_number", "count", b"count", "create_time", b"create_time", "end_time", b"end_time", "gang", b"gang", "generation", b"generation", "job_id", b"job_id", "job_name", b"job_name", "profile", b"profile", "range_id", b"range_id", "reason", b"reason", "request", b"request", "slot", b"slot", "state", b"state"]) -> None: ...
 
 global___RequestStatus = RequestStatus
 

@@ -77,8 +77,8 @@ class SlotView:
 class RequestView:
     """A request, why it stands where it stands, its slot while it has one, and its gang.
 
-    `count` above 1: it is the first of so many members of a range that stand alike, one behind the
-    other.
+    `range_id` is that of a member of a range; `count` above 1: it is the first of so many of them
+    that stand alike, one behind the other.
     """
 
     request: Request
@@ -87,6 +87,7 @@ class RequestView:
     slot: SlotView | None
     gang: GangSpec | None = None
     count: int = 1
+    range_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,6 +292,7 @@ def request_view(state: State, request: Request, count: int = 1) -> RequestView:
     """One request, or so many who stand alike, with its reason and its slot."""
     slot = state.slot_of(request)
     gang = state.gangs.of(request)
+    part = state.ranges.at(request.arrival_number)
     return RequestView(
         request=request,
         job_name=state.jobs[request.job_id].name,
@@ -298,6 +300,7 @@ def request_view(state: State, request: Request, count: int = 1) -> RequestView:
         slot=slot_view(state, slot) if slot is not None else None,
         gang=gang.spec if gang is not None else None,
         count=count,
+        range_id=part.spec.range_id if part is not None else "",
     )
 
 

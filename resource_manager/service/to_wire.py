@@ -170,6 +170,7 @@ def request_status(view: RequestView) -> rm_pb2.RequestStatus:
         create_time=timestamp_ms_to_proto(request.create_time_ms),
         request=slot_request(request.spec),
         count=view.count if view.count > 1 else 0,
+        range_id=view.range_id,
     )
     if request.spec.profile is not None:
         message.profile.CopyFrom(profile_to_proto(request.spec.profile))

@@ -128,10 +128,10 @@ class Scripted(_Servicer):
         return serving(self)
 
     def snapshot_of(
-        self, allocation_id: str, state: Any, reason: str = "", count: int = 0
+        self, allocation_id: str, state: Any, reason: str = "", count: int = 0, range_id: str = ""
     ) -> rm.RequestStatus:
         status = rm.RequestStatus(
-            allocation_id=allocation_id, state=state, reason=reason, count=count
+            allocation_id=allocation_id, state=state, reason=reason, count=count, range_id=range_id
         )
         if state == GRANTED:
             status.slot.CopyFrom(self.slot(allocation_id, 1))

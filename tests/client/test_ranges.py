@@ -192,8 +192,8 @@ async def test_another_process_takes_a_range_up_where_it_stands(
     servant: Scripted, cluster: fg.Cluster, job: fg.Job
 ) -> None:
     servant.snapshot = [
-        servant.snapshot_of("r.0", GRANTED),
-        servant.snapshot_of("r.4", PENDING, count=996),
+        servant.snapshot_of("r.0", GRANTED, range_id="r"),
+        servant.snapshot_of("r.4", PENDING, count=996, range_id="r"),
     ]
     async with cluster.attach_job(job.job_id, job.secret) as again:
         (found,) = again.ranges
@@ -203,6 +203,39 @@ async def test_another_process_takes_a_range_up_where_it_stands(
         assert (await anext(slots)).allocation_id == "r.0"
         await servant.tell("r.4", GRANTED)
         assert (await anext(slots)).allocation_id == "r.4"
+
+
+async def test_another_process_finds_a_range_of_which_nobody_waits(
+    servant: Scripted, cluster: fg.Cluster, job: fg.Job
+) -> None:
+    """Nothing but the word of the RM says that these are members, and that another is none."""
+    servant.snapshot = [
+        servant.snapshot_of("r.0", GRANTED, range_id="r"),
+        servant.snapshot_of("r.7", GRANTED, range_id="r"),
+        servant.snapshot_of("r.9", GRANTED),
+    ]
+    async with cluster.attach_job(job.job_id, job.secret) as again:
+        (found,) = again.ranges
+        assert (found.range_id, found.waiting, list(found.requests)) == ("r", 0, [0, 7])
+        assert [each.allocation_id for each in again.requests] == ["r.0", "r.7", "r.9"]
+        slots = found.slots()
+        assert [(await anext(slots)).allocation_id for _ in range(2)] == ["r.0", "r.7"]
+        for member in ("r.0", "r.7"):
+            await servant.tell(member, RELEASED)
+        with pytest.raises(StopAsyncIteration):
+            await anext(slots)
+        assert found.has_ended
+        assert not again.ranges
+
+
+async def test_another_process_takes_up_one_last_member_that_waits(
+    servant: Scripted, cluster: fg.Cluster, job: fg.Job
+) -> None:
+    servant.snapshot = [servant.snapshot_of("r.4", PENDING, range_id="r")]
+    async with cluster.attach_job(job.job_id, job.secret) as again:
+        (found,) = again.ranges
+        assert found.waiting_members() == [(4, 5)]
+        assert not again.requests
 
 
 async def test_the_end_of_the_job_ends_the_waiting_for_slots(

@@ -112,20 +112,15 @@ class BatchSlots:
     def present(self) -> tuple[list[Granted], list[tuple[int, int]]]:
         """The slots that are there, and the members that wait (first and count), as of now."""
         granted: list[Granted] = []
-        waiting = [
-            (first, end - first)
-            for known in self._job.ranges
-            if known.range_id == self._range_id
-            for first, end in known.waiting_members()
-        ]
-        # Of a job that was begun elsewhere the range is not known as one where nobody waits.
-        for request in self._job.requests:
-            member = self._member(request.allocation_id)
+        waiting: list[tuple[int, int]] = []
+        known = next((each for each in self._job.ranges if each.range_id == self._range_id), None)
+        if known is None:  # nobody waits, and nobody has a slot
+            return granted, waiting
+        waiting += [(first, end - first) for first, end in known.waiting_members()]
+        for member, request in known.requests.items():
             slot = request.slot
-            if member is None:
-                continue
             if slot is None or slot.has_ended:
-                waiting.append((member, 1))
+                waiting.append((member, 1))  # it was lost
                 continue
             self._slots[slot.allocation_id] = slot
             key = slot.allocation_id, slot.generation

@@ -52,14 +52,16 @@ async def test_leaving_a_batch_leaves_its_tasks_for_the_next_runner(
 async def test_the_last_threads_are_taken_up_where_nobody_waits_any_more(
     cluster: fg.Cluster, endless: Scripted, tmp_path: Path
 ) -> None:
-    """Then nothing in the snapshot says that these are members of a range."""
     batch = fg.BatchJob(cluster, SPEC, state_file=tmp_path / "state")
     running = asyncio.create_task(batch.run())
     await eventually(lambda: len(endless.tasks) == 3)
     await batch.leave()
     await running
     endless.snapshot = [
-        endless.snapshot_of(each.allocation_id, GRANTED) for each in endless.tasks.values()
+        endless.snapshot_of(
+            each.allocation_id, GRANTED, range_id=each.allocation_id.rpartition(".")[0]
+        )
+        for each in endless.tasks.values()
     ]
     running = asyncio.create_task(fg.BatchJob(cluster, state_file=batch.state_file).run())
     await eventually(lambda: len(endless.calls["SubmitTask"]) == 6)

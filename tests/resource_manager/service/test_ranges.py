@@ -142,6 +142,31 @@ async def test_a_list_shows_runs_of_members_who_stand_alike(rm: RunningRm) -> No
     assert [name for name, _, _ in found] == ["r.0", "r.5", "r.15"]
 
 
+async def test_members_name_their_range_wherever_they_stand(rm: RunningRm) -> None:
+    """A request that is only called like one names none."""
+    job = await ScriptedJob(rm).register()
+    async with ScriptedExecutor(rm, cpu_milli=1_000):
+        stream = job.watch()
+        other = slot_request("r.7", allow_pending=True)
+        await ask(job, request_range(count=3), requests=[other])
+        await cancel(job, members(2, 1))
+        await next_events(stream, 3)
+        stream.cancel()
+        answer = await rm.cluster.ListRequests(
+            cluster_pb2.ListRequestsRequest(states=[PENDING, GRANTED, CANCELLED])
+        )
+        assert {each.allocation_id: each.range_id for each in answer.requests} == {
+            "r.0": "r",
+            "r.1": "r",
+            "r.2": "r",
+            "r.7": "",
+        }
+        stream = job.watch()
+        first = await stream.read()
+        assert {each.range_id for each in first.snapshot.requests} == {"r", ""}
+        stream.cancel()
+
+
 async def test_a_member_is_explained_resized_and_released_like_any_request(rm: RunningRm) -> None:
     job = await ScriptedJob(rm).register()
     stream = job.watch()
