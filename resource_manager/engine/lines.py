@@ -28,6 +28,8 @@ class Line:
         stands: at which of them it stands among its job's lines; the first, or one before it that
             left meanwhile. `PARKED`: it does not.
         stopped_by: the group whose maximum it was parked for; empty: it was not.
+        served_ms: when something of it was placed last; None: nothing was.
+        served_placements: of everybody, until then.
     """
 
     shape: Shape
@@ -36,6 +38,12 @@ class Line:
     numbers: IntervalSet = field(default_factory=IntervalSet)
     stands: int = PARKED
     stopped_by: str = ""
+    served_ms: int | None = None
+    served_placements: int = 0
+
+    def placed(self, now_ms: int, placements: int) -> None:
+        """Something of it was placed; `placements` of everybody until now."""
+        self.served_ms, self.served_placements = now_ms, placements
 
     def __lt__(self, other: Line) -> bool:
         """Of two that a heap has at one number, one is no more; which comes first, is all one."""

@@ -15,9 +15,9 @@ from resource_manager.engine.fair.holding import where_to_hold
 from resource_manager.engine.fair.starving import Waiter
 from resource_manager.engine.gang_books import WaitingGang, Where, Wish
 from resource_manager.engine.gangs import place_together, wishes_now
+from resource_manager.engine.lines import Line
 from resource_manager.engine.moves import place
 from resource_manager.engine.placement.gang_room import Share
-from resource_manager.engine.queue import Shape
 from resource_manager.engine.resizes import growth, order
 from resource_manager.engine.singles import Kind, Single
 from resource_manager.engine.state import State
@@ -70,10 +70,10 @@ class Holder:
 class RequestHolder(Holder):
     """A request."""
 
-    def __init__(self, request: Request, shape: Shape) -> None:
+    def __init__(self, request: Request, line: Line) -> None:
         self._request = request  # of a member of a range, perhaps made for the occasion
-        self._shape = shape
-        self.who = shape
+        self._shape = self.who = line.shape
+        self.line = line
         self.number = request.arrival_number
         self.job_id = request.job_id
         self.allocation_id = request.allocation_id
@@ -84,7 +84,7 @@ class RequestHolder(Holder):
 
     def choose(self, state: State, taken: Collection[str]) -> Place | None:
         """See `Holder`."""
-        return _place_for(state, self.job_id, _ANYWHERE, (self._wish(state),), taken)
+        return _place_for(state, _ANYWHERE, (self._wish(state),), taken)
 
     def suits(self, state: State, at: Place) -> bool:
         """See `Holder`."""
@@ -95,6 +95,7 @@ class RequestHolder(Holder):
         state = turn.state
         request = state.request_at(self.number)
         place(turn, [request], state.hosts[at.shares[0].host_id])
+        self.line.placed(turn.now_ms, state.starving.placements)
         state.queue.served(self._shape, [request])
 
     def _wish(self, state: State) -> Wish:
@@ -120,7 +121,7 @@ class GangHolder(Holder):
         """See `Holder`."""
         waiting = state.gangs.waiting[self.gang_id]
         wishes = wishes_now(state, waiting)
-        return _place_for(state, self.job_id, waiting.kind.where, wishes, taken)
+        return _place_for(state, waiting.kind.where, wishes, taken)
 
     def suits(self, state: State, at: Place) -> bool:
         """See `Holder`."""
@@ -179,9 +180,9 @@ def holder_of(state: State, single: Single) -> Holder:
 
 
 def _place_for(
-    state: State, job_id: str, where: Where, wishes: Sequence[Wish], taken: Collection[str]
+    state: State, where: Where, wishes: Sequence[Wish], taken: Collection[str]
 ) -> Place | None:
-    shares = where_to_hold(state, job_id, where, wishes, taken)
+    shares = where_to_hold(state, where, wishes, taken)
     return None if shares is None else Place(held_for(state, wishes, shares), wishes, shares)
 
 

@@ -3,11 +3,11 @@ members of a gang.
 
 Decides by what hosts could give when empty, and among those that could by how little is missing
 now: the part of what is needed that is not free, in the dimension where that is largest, then by
-how few slots of the job itself are there (what those give back is its own to take, while it comes
-first: holding it would win the job nothing), then by id. A gang gets its hosts one member after
-another, the largest first, each where least is missing given those before it; where that finds no
-way (members that have to be spread, or hosts that are nearly too small), the search that places
-gangs says whether there is one at all.
+how few slots are there that are as large (what one of those gives back is large enough for whoever
+waits alike: holding it for one of them would win them nothing), then by id. A gang gets its hosts
+one member after another, the largest first, each where least is missing given those before it;
+where that finds no way (members that have to be spread, or hosts that are nearly too small), the
+search that places gangs says whether there is one at all.
 
 Refuses to know who holds what for how long, and who is passed over: `reservations.py` knows.
 """
@@ -34,29 +34,30 @@ MILLION = 1_000_000
 LOOKED_AT_MAX = 50_000
 """Hosts that are looked at for one reservation, those for different members apart."""
 
+TIES_LOOKED_AT_MAX = 1_000
+"""Hosts where equally little is missing, whose slots are looked at."""
+
 VALUES_TRIED_MAX = 32
 """Values of a label that are tried for a gang, those with most room first."""
 
 Candidate = tuple[int, int, str]
-"""A host, the best ones least: what is missing for one, how many slots of the job are there, id."""
+"""A host, the best ones least: what is missing for one, how many slots there are as large, id."""
 
 
 def where_to_hold(
-    state: State, job_id: str, where: Where, wishes: Sequence[Wish], taken: Collection[str]
+    state: State, where: Where, wishes: Sequence[Wish], taken: Collection[str]
 ) -> list[Share] | None:
     """Hosts to be kept for as many slots as are wished for; None: no way would ever fit.
 
     Args:
         state: the books; nothing is changed. The indexes must be fresh.
-        job_id: whose they are to be.
         where: they go in relation to each other; anywhere for a request by itself.
         wishes: what is asked for, with the hosts that must not be chosen.
         taken: hosts that hold something for others already.
     """
     room = Room(state)
     asks = [room.ask(number, wish) for number, wish in enumerate(wishes)]
-    own = Counter(state.slots[key].executor_id for key in state.jobs[job_id].slot_keys)
-    field = _Field(room, taken, own, LOOKED_AT_MAX // len(asks))
+    field = _Field(room, taken, LOOKED_AT_MAX // len(asks))
     match where.placement:
         case GangPlacement.SAME_EXECUTOR:
             return _on_one_host(field, asks)
@@ -85,12 +86,9 @@ def lack(need: dict[str, int], free: dict[str, int]) -> int:
 class _Field:
     """Hosts that could be kept, with what is free on them and what was chosen so far."""
 
-    def __init__(
-        self, room: Room, taken: Collection[str], own: Counter[str], looked_at_max: int
-    ) -> None:
+    def __init__(self, room: Room, taken: Collection[str], looked_at_max: int) -> None:
         self.room = room
         self._taken = taken
-        self._own = own
         self._most = max(1, looked_at_max)
         self._chosen: dict[str, dict[str, int]] = {}  # needs of members that were given a host
 
@@ -101,15 +99,15 @@ class _Field:
         needs = [
             {ONLINE + name: amount for name, amount in need.items()} for need in ask.searched()
         ]
-        found: list[Candidate] = []
+        found: list[tuple[int, Host, dict[str, int]]] = []
         for at in islice(index.covering(needs), self._most):
             host = hosts[index.ids[at]]
             if self._may_be(host, ask):
                 # Nothing is held on it, so what the index shows is all that is free.
                 need = ask.need(host)
                 free = {name: columns[name][0][at] for name in need if name in columns}
-                found.append((lack(need, free), self._own[host.host_id], host.host_id))
-        return found
+                found.append((lack(need, free), host, need))
+        return _ranked(found)
 
     def missing(self, host: Host, ask: Ask) -> int | None:
         """What is missing for one more on this host; None: it would not fit if all else ended, by
@@ -150,7 +148,7 @@ class _Field:
             heapq.heapify(heap)
             left = ask.count
             while left and heap:
-                _, own, host_id = heapq.heappop(heap)
+                _, large, host_id = heapq.heappop(heap)
                 host = self.room.host(host_id)
                 before = self._chosen.get(host_id)
                 if (one_each and before) or self.missing(host, ask) is None:
@@ -160,7 +158,7 @@ class _Field:
                 left -= 1
                 more = None if one_each else self.missing(host, ask)
                 if more is not None:
-                    heapq.heappush(heap, (more, own, host_id))
+                    heapq.heappush(heap, (more, large, host_id))
             if left:
                 return None
         return [Share(number, host_id, count) for (number, host_id), count in counts.items()]
@@ -201,6 +199,23 @@ def _within_a_value(field: _Field, asks: Sequence[Ask], label: str) -> list[Shar
             rank = (field.most_missing(), value, found)
             best = rank if best is None else min(best, rank, key=lambda each: each[:2])
     return best[2] if best is not None else None
+
+
+def _ranked(found: Sequence[tuple[int, Host, dict[str, int]]]) -> list[Candidate]:
+    """Of (what is missing, host, need): among those where least is missing slots are looked at."""
+    least = min((missing for missing, _, _ in found), default=0)
+    ties = [(host, need) for missing, host, need in found if missing == least > 0]
+    large = {host.host_id: _as_large(host, need) for host, need in ties[:TIES_LOOKED_AT_MAX]}
+    return [(missing, large.get(host.host_id, 0), host.host_id) for missing, host, _ in found]
+
+
+def _as_large(host: Host, need: dict[str, int]) -> int:
+    """Slots on a host that have at least this each."""
+    amounts = {name: amount for name, amount in need.items() if name not in (SLOTS, DEFAULT_SLOTS)}
+    return sum(
+        all(booked.get(name, 0) >= amount for name, amount in amounts.items())
+        for booked in (in_grains(slot.booked) for slot in host.slots.values())
+    )
 
 
 def _could_give(host: Host) -> dict[str, int]:

@@ -24,6 +24,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator
 
+from resource_manager.engine.fair.behind import needs_help
 from resource_manager.engine.fair.flows import GROUP
 from resource_manager.engine.fair.held import Place, Reservation
 from resource_manager.engine.fair.holders import Holder, RequestHolder, held_for, holder_of
@@ -104,6 +105,8 @@ def _help(turn: Turn, passed: PassedOver) -> bool:
             continue
         if not _is_passed_over(state, holder.job_id, mark.since_ms):
             continue
+        if isinstance(holder, RequestHolder) and not needs_help(turn, holder.line):
+            continue
         place = holder.choose(state, books.on_host)
         if place is not None and _stopped_by(state, holder, place) is None:
             _hold(turn, holder, place, mark)
@@ -156,8 +159,11 @@ def _holders(state: State, passed: PassedOver) -> Iterator[Holder]:
         for line in who.lines.values()
         if request_stop(state, who, line.job_id) is None
     )
-    for number in heapq.nsmallest(HEADS_LOOKED_AT_MAX, numbers):
-        yield RequestHolder(state.request_at(number), who)
+    # In order of arrival nobody is passed over by those who came earlier and ask for the same.
+    most = HEADS_LOOKED_AT_MAX if state.settings.fairness.order == "fair" else 1
+    for number in heapq.nsmallest(most, numbers):
+        request = state.request_at(number)
+        yield RequestHolder(request, who.lines[request.job_id])
 
 
 def _stopped_by(state: State, holder: Holder, place: Place) -> Stop | None:

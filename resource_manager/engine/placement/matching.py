@@ -169,13 +169,15 @@ def _serve_line(turn: Turn, placing: Placing, line: Line, budget: _Budget) -> li
         placed += share
     if placed:
         queue.taken(line, placed)
-        state.starving.over(shape)
+        line.placed(turn.now_ms, state.starving.placements)
     elif elsewhere:  # only this one is held back; others of the shape may fit
         request = state.request_at(numbers[0])
         queue.set_aside(line, numbers[0])
         return [request]
     if placed < count or not more:
         _look_again(turn, placing, shape, budget)
+    if placed and (shape in queue.roomy or not shape.waiting):
+        state.starving.over(shape)  # there is enough for all who ask for this
     return []
 
 

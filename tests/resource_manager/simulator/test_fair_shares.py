@@ -10,6 +10,8 @@ from finegrain.resources import ResourceProfile
 from resource_manager.engine.settings import EngineSettings, Fairness
 from resource_manager.simulator.cluster import Cluster
 from resource_manager.simulator.idle import IdleCheck
+from resource_manager.simulator.log import by_job
+from resource_manager.simulator.log import cores as amount_cores
 from resource_manager.simulator.nodes import equal_nodes
 from resource_manager.simulator.share_error import TOLERANCE
 from tests.support.mixes import (
@@ -107,3 +109,47 @@ def test_large_threads_are_served_although_small_ones_flood(
         bound_ms = STARVATION_TIMEOUT_MS + longest_ms + 2 * LOOK_MS
         assert start_ms - 7_000 <= number * bound_ms
     assert not idle.findings
+
+
+@pytest.mark.parametrize("cores", [2, 3, 4])
+def test_large_threads_get_their_share_of_what_small_ones_had(cores: int) -> None:
+    """No core that becomes free is enough for a large thread, and large threads are placed all the
+    time, where another one has ended: without help there would never be more of them.
+    """
+    fairness = Fairness(service="cpu", starvation_timeout_ms=30_000)
+    cluster = Cluster(equal_nodes(4, cpus=4), EngineSettings(fairness=fairness))
+    idle = IdleCheck(cluster)
+    for job_id, each, at_ms in (("small", 1, 0), ("large", cores, 60_000)):
+        durations = [10_000 + number * 1_237 % 20_000 for number in range(1_200 // each)]
+        cluster.submit(job_id, durations, profile=ResourceProfile(each * 1_000), at_ms=at_ms)
+
+    cluster.run(1_200_000)
+
+    running = cluster.log.running(by_job, amount_cores)
+    assert running["large"].mean(400_000, 1_200_000) == pytest.approx(8, rel=0.1)
+    assert running["small"].mean(400_000, 1_200_000) == pytest.approx(8, rel=0.1)
+    assert not idle.findings
+
+
+def test_another_job_that_asks_for_the_same_keeps_nobody_from_help() -> None:
+    """Large threads of one group are placed again and again where others of it have ended; those of
+    the other group never find room, since small ones of their own group take what it is due.
+    """
+    fairness = Fairness(service="cpu", starvation_timeout_ms=30_000)
+    cluster = Cluster(equal_nodes(4, cpus=4), EngineSettings(fairness=fairness))
+    cluster.set_group("g", weight=1)
+    cluster.set_group("h", weight=1)
+    for job_id, group, each, at_ms in (
+        ("h-large", "h", 4, 0),
+        ("g-small", "g", 1, 0),
+        ("g-large", "g", 4, 60_000),
+    ):
+        durations = [10_000 + number * 1_237 % 20_000 for number in range(1_200 // each)]
+        profile = ResourceProfile(each * 1_000)
+        cluster.submit(job_id, durations, group=group, profile=profile, at_ms=at_ms)
+
+    cluster.run(1_200_000)
+
+    running = cluster.log.running(by_job, amount_cores)
+    for job_id, due in (("h-large", 8), ("g-small", 4), ("g-large", 4)):
+        assert running[job_id].mean(400_000, 1_200_000) == pytest.approx(due, rel=0.25)
