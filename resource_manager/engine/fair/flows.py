@@ -138,8 +138,8 @@ class FlowTree:
         jobs: by id.
         changed: flows whose tally has changed since it was stored last; whoever stores it takes
             them out and sets their `changed` back.
-        urgent: those that were raised, or began to accrue, since they were stored: nobody could
-            tell later that they were, or when. Whoever stores them clears it.
+        urgent: those that were raised, began to accrue, or have another weight, since they were
+            stored: nobody could tell later that they were, or when. Whoever stores them clears it.
         loosened: ids of groups that have less than they had, or other limits; whoever lets those be
             tried again whom their maxima have stopped clears it.
     """
@@ -191,8 +191,10 @@ class FlowTree:
             self._leave(flow)
             self._join(flow, below)
         self._settle(flow)
-        flow.raised += (flow.service + flow.raised) * (weight / flow.weight - 1.0)
-        flow.weight = weight
+        if weight != flow.weight:
+            flow.raised += (flow.service + flow.raised) * (weight / flow.weight - 1.0)
+            flow.weight = weight
+            self.urgent[flow.id] = flow
         flow.maximum, flow.minimum = limits
         self.loosened[flow.id] = None
         self._mark(flow)
