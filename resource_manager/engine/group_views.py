@@ -54,31 +54,35 @@ def group_views(
 ) -> list[GroupView]:
     """All groups, parents before their parts, by name among siblings.
 
+    Looks at no job: there may be a hundred thousand.
+
     Args:
         tree: as of the moment that is asked about.
         groups: by name.
-        waiting_since: by job that waits, the time (wall clock) since which its oldest request does.
+        waiting_since: by group in whose jobs something waits (not in groups below it), the time
+            (wall clock) since which the oldest request does.
     """
-    jobs: dict[str, int] = {}
-    oldest: dict[str, int] = {}
-    for job in tree.jobs.values():
-        since_ms = waiting_since.get(job.name)
-        for group in job.ancestors():
-            jobs[group.id] = jobs.get(group.id, 0) + 1
+    ordered = in_order(groups)
+    jobs = {group.name: len(_children(tree.groups[group.name])) for group in ordered}
+    oldest = dict(waiting_since)
+    for group in reversed(ordered):
+        if above := group.parent:
+            jobs[above] += jobs[group.name] - 1  # itself is none of the jobs there
+            since_ms = oldest.get(group.name)
             if since_ms is not None:
-                oldest[group.id] = min(since_ms, oldest.get(group.id, since_ms))
+                oldest[above] = min(since_ms, oldest.get(above, since_ms))
     entitled = entitlements(tree)
     return [
         GroupView(
             group=group,
-            flow=_view(tree, flow, oldest.get(flow.id)),
+            flow=_view(tree, flow, oldest.get(group.name)),
             share_entitled=entitled.get(flow.id, 0.0),
             used=dict(flow.used),
             running=flow.running,
             waiting=flow.waiting,
-            jobs=jobs.get(flow.id, 0),
+            jobs=jobs[group.name],
         )
-        for group in in_order(groups)
+        for group in ordered
         if (flow := tree.groups[group.name])
     ]
 
@@ -93,17 +97,24 @@ def job_flow(tree: FlowTree, job_id: str, oldest_wait_time_ms: int | None) -> Fl
 
 def entitlements(tree: FlowTree) -> dict[str, float]:
     """The share of each group that it is entitled to, by flow, where that is not 0."""
+    with_parts = {flow.parent.id for flow in tree.groups.values() if flow.parent is not None}
     found = {tree.root.id: 1.0}
     left = [tree.root]
     while left:
         flow = left.pop()
-        children = flow.children.by_id.values() if flow.children is not None else ()
+        if flow.id not in with_parts:
+            continue  # jobs alone, and there may be very many
+        children = _children(flow).values()
         total = sum(child.weight for child in children if _has_work(child))
         for child in children:
             if child.children is not None and _has_work(child):
                 found[child.id] = found[flow.id] * child.weight / total
                 left.append(child)
     return found
+
+
+def _children(flow: Flow) -> Mapping[str, Flow]:
+    return flow.children.by_id if flow.children is not None else {}
 
 
 def _has_work(flow: Flow) -> bool:

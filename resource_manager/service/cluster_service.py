@@ -25,7 +25,7 @@ from resource_manager.engine.events import (
 from resource_manager.engine.group_views import job_flow
 from resource_manager.engine.provision.views import providers_view
 from resource_manager.engine.state import State
-from resource_manager.engine.waiting_since import waiting_since
+from resource_manager.engine.waiting_since import jobs_waiting_since
 from resource_manager.service import from_wire, to_wire
 from resource_manager.service.advice_wire import advice_wanted
 from resource_manager.service.asking import resize_slot
@@ -165,8 +165,8 @@ class ClusterServicer(GroupCalls, ClusterServiceServicer):
                 state, include_ended=request.include_ended, after=int(after), limit=limit
             )
             state.flows.advance(now().monotonic_ms)
-            since = waiting_since(state)
             jobs = [to_wire.job_status(view) for view in page.items]
+            since = jobs_waiting_since(state, [job.job_id for job in jobs])
             for job in jobs:
                 fill_job(job, job_flow(state.flows, job.job_id, since.get(job.job_id)))
             return cluster_pb2.ListJobsResponse(

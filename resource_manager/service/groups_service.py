@@ -13,7 +13,7 @@ from resource_manager.engine.fair.explain_held import reservation_views
 from resource_manager.engine.group_views import GroupView, group_views
 from resource_manager.engine.groups import known_group
 from resource_manager.engine.state import State
-from resource_manager.engine.waiting_since import waiting_since
+from resource_manager.engine.waiting_since import groups_waiting_since
 from resource_manager.service.books import now
 from resource_manager.service.groups_wire import group_status, group_wish, groups_message
 from resource_manager.service.runner import Runner
@@ -69,7 +69,7 @@ class GroupCalls:
 def views_at(state: State, at: Instant) -> list[GroupView]:
     """All groups as they stand at a moment."""
     state.flows.advance(at.monotonic_ms)
-    return group_views(state.flows, state.groups, waiting_since(state))
+    return group_views(state.flows, state.groups, groups_waiting_since(state))
 
 
 def _nothing(_answer: Group | None) -> None:

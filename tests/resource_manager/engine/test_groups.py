@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from finegrain.errors import FailedPrecondition, FinegrainError, InvalidArgument, NotFound, Reason
+from finegrain.resources import GIB, ResourceProfile
 from resource_manager.engine import groups
 from resource_manager.engine.effects import Snapshot
-from resource_manager.engine.entities import Group, Instant, JobState
+from resource_manager.engine.entities import Group, Instant, JobState, RequestSpec
 from resource_manager.engine.events import (
     GroupDeleted,
     GroupSet,
@@ -18,8 +19,10 @@ from resource_manager.engine.events import (
     RequestsSubmitted,
 )
 from resource_manager.engine.group_books import in_order
+from resource_manager.engine.group_views import group_views
 from resource_manager.engine.settings import EngineSettings
 from resource_manager.engine.state import State
+from resource_manager.engine.waiting_since import groups_waiting_since, jobs_waiting_since
 from tests.resource_manager.engine.model import ModelCluster, ModelExecutor
 from tests.resource_manager.engine.test_gangs import TINY, members
 from tests.support.books import job
@@ -221,3 +224,60 @@ def test_setting_a_group_is_told() -> None:
         ("group_set", "night: weight 0.25, part of low, maximum 1.5 cpu"),
         ("group_deleted", "night"),
     ]
+
+
+def ask(cluster: ModelCluster, job_id: str, group: str, count: int) -> None:
+    register(cluster, job_id, group)
+    requests = tuple(RequestSpec(f"{job_id}-{n}", TINY) for n in range(count))
+    cluster.batch(RequestsSubmitted(cluster.at, job_id, requests))
+
+
+def test_a_group_sums_up_what_is_below_it() -> None:
+    cluster = ModelCluster()
+    set_group(cluster, "outer")
+    set_group(cluster, "inner", parent="outer", weight=3.0)
+    first_ms = cluster.at.time_ms
+    ask(cluster, "deep", "inner", 2)
+    cluster.wait(1_000)
+    ask(cluster, "beside", "outer", 1)
+    ask(cluster, "far", "low", 1)
+    register(cluster, "idle", "outer")
+    state = cluster.state
+    since = groups_waiting_since(state)
+    assert since == {"inner": first_ms, "outer": first_ms + 1_000, "low": first_ms + 1_000}
+    views = {v.group.name: v for v in group_views(state.flows, state.groups, since)}
+    assert {name: view.jobs for name, view in views.items() if view.jobs} == {
+        "outer": 3,
+        "inner": 1,
+        "low": 1,
+    }
+    assert [views[name].flow.oldest_wait_time_ms for name in ("outer", "inner", "low", "high")] == [
+        first_ms,
+        first_ms,
+        first_ms + 1_000,
+        None,
+    ]
+    entitled = {name: view.share_entitled for name, view in views.items() if view.share_entitled}
+    assert entitled == {"outer": 0.5, "inner": 0.375, "low": 0.5}  # a job beside it counts 1
+    assert jobs_waiting_since(state, ["deep", "far", "idle"]) == {
+        "deep": first_ms,
+        "far": first_ms + 1_000,
+    }
+    assert jobs_waiting_since(state, ["beside"]) == {"beside": first_ms + 1_000}
+
+
+def test_a_new_weight_pays_nothing_back_after_a_crash_either() -> None:
+    """The weight is stored with what it is not to change: how the group compares with others."""
+    cluster = ModelCluster()
+    host = ModelExecutor("host", {"cpu_milli": 4_000, "memory_bytes": GIB}, ResourceProfile(1_000))
+    cluster.register(host)
+    ask(cluster, "a", "low", 2)
+    cluster.settle()
+    cluster.wait(300_000)
+    state = cluster.state
+    before = state.flows.tally(state.flows.groups["low"])
+    set_group(cluster, "low", weight=1_000.0)
+    cluster.restart_rm()
+    after = cluster.state.flows.tally(cluster.state.flows.groups["low"])
+    assert before.total > 0
+    assert after.total / after.weight == pytest.approx(before.total / before.weight)
