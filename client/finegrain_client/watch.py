@@ -188,7 +188,7 @@ class Story:
             if each.allocation_id not in shown and each.allocation_id in self.requests
         ]
         if not snapshot.more:
-            statuses += await self._what_became_of(self._not_shown)
+            statuses += await self._what_became_of(self._not_shown, snapshot.sequence)
             self._not_shown = []
         for status in statuses:
             self._tell_difference(snapshot.sequence, status)
@@ -266,14 +266,24 @@ class Story:
         for listener in list(self._listeners):
             listener.put(event)
 
-    async def _what_became_of(self, missing: list[Request]) -> list[RequestStatus]:
+    async def _what_became_of(self, missing: list[Request], sequence: int) -> list[RequestStatus]:
         statuses = await self._listed([each.allocation_id for each in missing])
         found = {each.allocation_id: each for each in statuses}
         for request in missing:
             if request.allocation_id not in found:
-                gone = "the resource manager does not know it any more"
-                request.take_state(RequestState.CANCELLED, Reason.ALLOCATION_UNKNOWN, gone, None)
-                self.requests.pop(request.allocation_id, None)
+                # Of restored books, say. Listeners hear it, too: they may wait for its slot.
+                self._tell(
+                    JobEvent(
+                        sequence=sequence,
+                        event_time=None,
+                        allocation_id=request.allocation_id,
+                        state=RequestState.CANCELLED,
+                        reason=Reason.ALLOCATION_UNKNOWN,
+                        message="the resource manager does not know it any more",
+                        slot=None,
+                        from_snapshot=True,
+                    )
+                )
         return list(found.values())
 
     async def _listed(self, allocation_ids: list[str]) -> list[RequestStatus]:

@@ -72,9 +72,9 @@ async def test_a_lost_beginning_is_replaced_by_a_snapshot(
         with pytest.raises(fg.RequestEnded, match="does not know it"):
             await unknown.granted(timeout_s=10)
         assert (await other.granted(timeout_s=10)).generation == 1
-        heard = [await anext(events) for _ in range(3)]
+        heard = [await anext(events) for _ in range(4)]
         assert all(each.from_snapshot for each in heard)
-        assert sorted(each.state for each in heard) == ["GRANTED", "GRANTED", "LOST"]
+        assert sorted(each.state for each in heard) == ["CANCELLED", "GRANTED", "GRANTED", "LOST"]
         await servant.tell(kept.allocation_id, RELEASED)
         assert (await anext(events)).sequence == 2
 

@@ -11,7 +11,7 @@ import pytest
 import finegrain_client as fg
 from finegrain.errors import Unavailable
 from finegrain_client.batch.output import Output
-from tests.client.scripted import GRANTED, Program, Scripted, eventually, serving
+from tests.client.scripted import GRANTED, PENDING, Program, Scripted, eventually, serving
 
 SPEC = fg.BatchSpec(3, ["work", "{index}"], retry_delay_s=0)
 
@@ -119,6 +119,28 @@ async def test_a_slot_that_was_asked_for_in_vain_and_comes_all_the_same_is_given
     assert released.allocation_id == f"{range_id}.700"
     await endless.end_program("work")
     (await running).check()
+
+
+async def test_what_restored_books_do_not_know_is_asked_for_anew(
+    cluster: fg.Cluster, endless: Scripted, tmp_path: Path
+) -> None:
+    endless.auto_grant = False
+    endless.break_watch_after.append(2)
+    batch = fg.BatchJob(cluster, SPEC, state_file=tmp_path / "state")
+    running = asyncio.create_task(batch.run())
+    await eventually(lambda: endless.calls["RequestResource"])
+    range_id = endless.calls["RequestResource"][0].ranges[0].range_id
+    await endless.tell(f"{range_id}.0", GRANTED)
+    await eventually(lambda: len(endless.tasks) == 1)
+    await endless.tell(f"{range_id}.0", PENDING, reason="EXECUTOR_LOST")
+    await eventually(lambda: batch.progress.running == 0)
+    endless.auto_grant = True
+    endless.first_kept = 1000  # what it asks for next is not kept, and the snapshot is empty
+    await endless.tell("another", GRANTED)
+    await eventually(lambda: len(endless.tasks) == 4)
+    await endless.end_program("work")
+    (await running).check()
+    assert [each.attempts for each in batch.results()] == [2, 1, 1]
 
 
 async def test_requests_that_can_never_be_served_stop_the_batch(
