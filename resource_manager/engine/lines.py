@@ -13,7 +13,7 @@ import heapq
 from dataclasses import dataclass, field
 
 from finegrain.intervals import IntervalSet
-from resource_manager.engine.shapes import Shape
+from resource_manager.engine.shapes import STALE_MAX, Shape
 
 PARKED = -1
 """Instead of the number at which a line stands."""
@@ -54,7 +54,7 @@ class JobLines:
     """Lines of one job that are not parked (or, where arrival alone decides, of all jobs).
 
     Nobody is searched for in the heap: places at which no line stands any more are passed over when
-    their turn comes.
+    their turn comes, and thrown out when they are the most.
 
     Attributes:
         standing: how many lines are not parked.
@@ -69,8 +69,7 @@ class JobLines:
 
     def stand(self, line: Line) -> bool:
         """Lets a line that is parked stand here; True if it is the only one."""
-        line.stands = line.numbers.first
-        heapq.heappush(self._heap, (line.stands, line))
+        self._put(line, line.numbers.first)
         self.standing += 1
         return self.standing == 1
 
@@ -85,8 +84,7 @@ class JobLines:
     def advance(self, line: Line, number: int) -> None:
         """Somebody stands in a line here again, perhaps before all others."""
         if number < line.stands:
-            line.stands = number
-            heapq.heappush(self._heap, (number, line))
+            self._put(line, number)
 
     def first(self) -> Line | None:
         """The line of who waits longest."""
@@ -111,3 +109,11 @@ class JobLines:
         number = heap[0][0] if heap else None
         heapq.heappush(heap, (line.stands, line))
         return number
+
+    def _put(self, line: Line, number: int) -> None:
+        line.stands = number
+        heapq.heappush(self._heap, (number, line))
+        if len(self._heap) > STALE_MAX + 2 * self.standing:
+            there = {line: number for number, line in self._heap if line.stands == number}
+            self._heap = [(number, line) for line, number in there.items()]
+            heapq.heapify(self._heap)

@@ -15,7 +15,6 @@ What waits one by one (`singles.py`) belongs to jobs as well, and takes part in 
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterable
 from math import inf
 
@@ -369,7 +368,7 @@ class WaitingQueue:
             self._flows.wait(job_id, number, added)
         if line.numbers.first != number:
             return
-        heapq.heappush(shape.heads, (number, line))
+        shape.stand(line, number)
         self.round.advance(shape, number)
         if line.stands != PARKED:
             line.among.advance(line, number)

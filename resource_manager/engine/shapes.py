@@ -37,6 +37,9 @@ _NEVER = 1 << 62
 
 _MEMORY = frozenset({MEMORY_BYTES, *MEMORY_PARTS})
 
+STALE_MAX = 64
+"""Places at which nobody stands any more that a heap may have beside as many as are of use."""
+
 ShapeKey = tuple[ResourceProfile | None, Labels]
 
 
@@ -92,6 +95,15 @@ class Shape:
             else:
                 return number
         return None
+
+    def stand(self, line: Line, number: int) -> None:
+        """Who waits longest in a line of this shape has this number now, which is lower than it
+        was.
+        """
+        heapq.heappush(self.heads, (number, line))
+        if len(self.heads) > STALE_MAX + 2 * len(self.lines):
+            self.heads = [(line.numbers.first, line) for line in self.lines.values()]
+            heapq.heapify(self.heads)
 
     def runs(self) -> Iterator[Run]:
         """Arrival numbers of those who wait, in order, as runs that follow one another (and may

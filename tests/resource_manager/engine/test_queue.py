@@ -4,6 +4,8 @@ of one job, who waits longest; between jobs, the tree of flows.
 
 from __future__ import annotations
 
+import gc
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -146,6 +148,23 @@ def test_a_line_stopped_by_a_limit_is_tried_again_when_that_is_eased() -> None:
     assert queue.ease("group/default") == 1
     assert queue.awake
     assert turns(queue) == [1]
+
+
+def test_those_who_come_and_go_leave_nothing_behind_with_one_who_stays() -> None:
+    """Nobody asks who is first as long as the first one stays."""
+    for fair in (True, False):
+        queue = WaitingQueue(tree("old", "new"), fair=fair)
+        queue.add(request(1, "old", SMALL))
+        queue.add(request(2, "new", LARGE))
+        for number in range(3, 1_003):
+            queue.add(one := request(number, "new", SMALL))
+            queue.remove(one)
+        gc.collect()
+        assert sum(isinstance(each, Line) for each in gc.get_objects()) < 200
+        queue.add(request(1_003, "new", SMALL))
+        queue.add(request(1_004, "old", LARGE))
+        assert list(queue.shape_of(request(0, profile=SMALL).spec).numbers()) == [1, 1_003]
+        assert sorted(turns(queue)) == [1, 2, 1_003, 1_004]
 
 
 def test_a_line_that_is_emptied_wherever_it_is_leaves_nothing_behind() -> None:
