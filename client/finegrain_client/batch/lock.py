@@ -28,9 +28,9 @@ def lock_path(path: Path) -> Path:
 def runner_of(path: Path) -> dict[str, Any] | None:
     """Who works on it now: `pid` and `host`; None: nobody does."""
     try:
-        descriptor = os.open(lock_path(path), os.O_RDWR)
-    except FileNotFoundError:
-        return None
+        descriptor = os.open(lock_path(path), os.O_RDONLY)
+    except (FileNotFoundError, PermissionError):
+        return None  # whoever may not see this may not see the state file either, and hears so
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         return None
@@ -57,22 +57,35 @@ def take_lock(path: Path) -> int:
     else:
         who = _holder(descriptor)
         os.close(descriptor)
+        name = f" (pid {who['pid']} on {who.get('host')})" if who else ""
         raise AlreadyExists(
-            f"another runner works on {path} (pid {who.get('pid')} on {who.get('host')}); "
-            "wait for it, or end it",
+            f"another runner works on {path}{name}; wait for it, or end it",
             reason=Reason.STORE_IN_USE,
-            details={"path": path, **who},
+            details={"path": path, "pid": who.get("pid"), "host": who.get("host")},
         )
+    who = {"pid": os.getpid(), "host": socket.gethostname(), "began": _began(os.getpid())}
     os.ftruncate(descriptor, 0)
-    os.pwrite(
-        descriptor, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode(), 0
-    )
+    os.pwrite(descriptor, json.dumps(who).encode(), 0)
     return descriptor
 
 
 def _holder(descriptor: int) -> dict[str, Any]:
+    """What is said of it; nothing where it has not said so yet. What the last one said is there
+    until then, and its pid may be somebody else's by now.
+    """
     try:
         found = json.loads(os.pread(descriptor, 4096, 0))
-    except ValueError:
-        return {}  # it is just writing it
-    return found if isinstance(found, dict) else {}
+        pid, began = int(found["pid"]), str(found["began"])
+    except (ValueError, KeyError, TypeError):
+        return {}
+    here = found.get("host") == socket.gethostname()
+    return {} if here and _began(pid) != began else found
+
+
+def _began(pid: int) -> str:
+    """When a process began, in ticks since the host did; empty: there is none, or no telling."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return ""
+    return fields.rpartition(")")[2].split()[19]

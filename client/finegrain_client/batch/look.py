@@ -11,6 +11,7 @@ import os
 import re
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -62,7 +63,7 @@ def default_folder() -> Path:
     `$XDG_STATE_HOME/finegrain/batches`, else `~/.local/state/finegrain/batches`.
     """
     if own := os.environ.get("FINEGRAIN_BATCH_DIR"):
-        return Path(own)
+        return Path(own).absolute()
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state"
     return Path(state) / "finegrain" / "batches"
 
@@ -79,8 +80,11 @@ def default_state_file(name: str) -> Path:
 
 def state_files(folder: Path | None = None) -> list[Path]:
     """State files in a folder (the default one), newest last."""
-    found = (folder or default_folder()).glob(f"*{SUFFIX}")
-    return sorted(found, key=lambda path: (path.stat().st_mtime, path.name))
+    found = []
+    for path in (folder or default_folder()).glob(f"*{SUFFIX}"):
+        with suppress(FileNotFoundError):  # it has just been removed
+            found.append((path.stat().st_mtime, path.name, path))
+    return [path for *_, path in sorted(found)]
 
 
 def look(state_file: str | os.PathLike[str]) -> BatchLook:

@@ -67,7 +67,7 @@ class StateFile:
                     f"{path} exists already; take it up without a spec, or name another file",
                     details={"path": path},
                 ) from None
-            connection = _connect(path)
+            connection = _write_ahead(_connect(path))
             meta = {
                 "spec": spec.to_json(),
                 "batch_id": new_id(),
@@ -98,8 +98,8 @@ class StateFile:
         try:
             with _named(path):
                 connection = _connect(path)
-                check_version(path, connection)
-                return cls(path, lock, connection)
+                check_version(path, connection)  # first: files of others stay as they are
+                return cls(path, lock, _write_ahead(connection))
         except BaseException:
             os.close(lock)
             raise
@@ -190,7 +190,8 @@ class StateFile:
         """Threads that failed for good are to be tried again; how many there are."""
         with _named(self.path), self._connection as connection:
             connection.execute(
-                "update attempts set outcome = 'forgiven' where outcome = 'failed' and thread in "
+                "update attempts set outcome = case outcome when 'failed' then 'forgiven' else "
+                "'written off' end where outcome in ('failed', 'lost') and thread in "
                 "(select thread from results where state = 'FAILED')"
             )
             return connection.execute("delete from results where state = 'FAILED'").rowcount
@@ -242,7 +243,7 @@ class StateFile:
         for *row, outcome in rows:
             attempt = AttemptRow(*row)
             known.used.add((attempt.allocation_id, attempt.generation))
-            if outcome in ("", "lost"):
+            if outcome in ("", "lost", "written off"):
                 (known.lost if outcome else known.open).append(attempt)
 
     def _job(self, number: int) -> JobRow:
@@ -289,6 +290,10 @@ def _connect(path: Path) -> sqlite3.Connection:
     # Used by one thread at a time, but not always the same one.
     connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, check_same_thread=False)
     connection.row_factory = sqlite3.Row
+    return connection
+
+
+def _write_ahead(connection: sqlite3.Connection) -> sqlite3.Connection:
     connection.execute("pragma journal_mode = wal")
     connection.execute("pragma synchronous = full")
     return connection

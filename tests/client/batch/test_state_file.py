@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import json
 import os
 import sqlite3
 import stat
@@ -14,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import finegrain_client as fg
+from finegrain_client.batch.lock import lock_path
 from finegrain_client.batch.look import look, read_thread_results, state_files
 from finegrain_client.batch.rows import AskedRow, AttemptRow, Changes
 from finegrain_client.batch.state_file import StateFile
@@ -97,6 +100,30 @@ def test_two_runners_never_work_on_one_batch(path: Path) -> None:
     StateFile.open(path).close()
 
 
+def test_whoever_has_just_taken_the_lock_is_not_taken_for_the_last_one(path: Path) -> None:
+    """Its pid may be anybody's by now, and whoever stops a batch sends it a signal."""
+    StateFile.create(path, SPEC, None).close()
+    left = json.loads(lock_path(path).read_text())
+    lock_path(path).write_text(json.dumps(left | {"began": "12"}))
+    with lock_path(path).open("rb") as locked:
+        fcntl.flock(locked, fcntl.LOCK_EX)
+        batch = look(path)
+        with pytest.raises(fg.AlreadyExists, match="another runner works on .*state; wait"):
+            StateFile.open(path)
+    assert (batch.is_worked_on, batch.runner_pid, batch.runner_host) == (True, 0, "?")
+
+
+def test_a_database_of_others_stays_as_it_is(path: Path) -> None:
+    path.parent.mkdir()
+    with sqlite3.connect(path) as connection:
+        connection.execute("create table theirs (key)")
+    before = path.read_bytes()
+    for open_it in (StateFile.open, look):
+        with pytest.raises(fg.ConfigurationError, match="not the state file"):
+            open_it(path)
+    assert path.read_bytes() == before
+
+
 def test_a_batch_is_not_made_where_there_is_one(path: Path) -> None:
     StateFile.create(path, SPEC, None).close()
     with pytest.raises(fg.AlreadyExists, match="exists already"):
@@ -116,12 +143,16 @@ def test_what_ran_under_a_job_that_is_over_is_not_expected_back(path: Path) -> N
 def test_failures_can_be_forgotten(path: Path) -> None:
     state = StateFile.create(path, SPEC, None)
     row = state.add_job("job-1", "secret")
-    ended = [(1, 1, "failed", "exit 1")]
-    state.write(row.number, Changes(begun=[BEGUN], ended=ended, results=[nothing_known(1, "")]))
-    assert state.known().failures == {1: 1}
+    ended = [(1, 1, "lost", "its host went"), (1, 2, "failed", "exit 1")]
+    begun = [BEGUN, replace(BEGUN, attempt=2)]
+    state.write(row.number, Changes(begun=begun, ended=ended, results=[nothing_known(1, "")]))
+    known = state.known()
+    assert (known.failures, known.losses) == ({1: 1}, {1: 1})
     assert state.forget_failures() == 1
     known = state.known()
-    assert (known.final, known.failures, known.attempts) == ({}, {}, {1: 1})
+    assert (known.final, known.failures, known.losses) == ({}, {}, {})
+    assert known.attempts == {1: 2}
+    assert known.lost == [BEGUN]  # its slot may come back with what runs there
 
 
 @pytest.mark.parametrize("content", [b"not a database at all" * 100, b""])
