@@ -85,6 +85,15 @@ def trace(
     reservations_max: Annotated[
         int, typer.Option("--reservations-max", min=0, help="So many hold room at a time.")
     ] = 8,
+    reserved_part_max: Annotated[
+        float,
+        typer.Option(
+            "--reserved-part-max",
+            min=0,
+            max=1,
+            help="Held for all but who was passed over longest: at most this part of anything.",
+        ),
+    ] = 0.1,
     json_file: Annotated[
         str, typer.Option("--json", metavar="FILE", help="Write the report there, too.")
     ] = "",
@@ -108,6 +117,7 @@ def trace(
     fairness = replace(
         _fairness(service, half_life, lookahead, starvation_timeout),
         reservations_max=reservations_max,
+        reserved_part_max=reserved_part_max,
     )
     orders = _policies(policy)
     _check_plots(plot)

@@ -67,6 +67,7 @@ def fairness_options(settings: Settings) -> Fairness:
         starvation_timeout_ms=section.starvation_timeout,
         starvation_placements=section.starvation_placements,
         reservations_max=section.reservations_max,
+        reserved_part_max=section.reserved_part_max,
         tally_interval_ms=section.tally_interval,
     )
 

@@ -221,6 +221,13 @@ class FairnessSection(Section):
     reservations_max: int = Field(
         _FAIRNESS.reservations_max, ge=0, description="reservations at one time"
     )
+    reserved_part_max: float = Field(
+        _FAIRNESS.reserved_part_max,
+        ge=0,
+        le=1,
+        description="part of any resource of the cluster that all reservations but that of who was "
+        "passed over longest hold together at most; 1: all of it",
+    )
     tally_interval: Duration = Field(
         _FAIRNESS.tally_interval_ms,
         ge=100,

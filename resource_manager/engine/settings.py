@@ -73,6 +73,7 @@ class Fairness:
     starvation_timeout_ms: int = 300 * SECOND_MS  # passed over for so long: capacity is held
     starvation_placements: int = 0  # likewise, for so many placements of others; 0: no such limit
     reservations_max: int = 8  # held at once; 0: none
+    reserved_part_max: float = 0.1  # of anything, held for all but who was passed over longest
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,6 +89,9 @@ def _sound(fairness: Fairness) -> Fairness:
         value = getattr(fairness, name)
         if value is not None and value < smallest:
             raise InvalidArgument(f"fairness.{name}", value, f"{smallest} or more")
+    part = fairness.reserved_part_max
+    if not 0 <= part <= 1:
+        raise InvalidArgument("fairness.reserved_part_max", part, "a part, from 0 to 1")
     return fairness
 
 

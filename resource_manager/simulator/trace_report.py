@@ -62,6 +62,7 @@ def trace_data(
             "lookahead_s": fairness.lookahead_ms / 1_000,
             "starvation_timeout_s": fairness.starvation_timeout_ms / 1_000,
             "reservations_max": fairness.reservations_max,
+            "reserved_part_max": fairness.reserved_part_max,
             "slowdown_bound_s": SLOWDOWN_BOUND_MS / 1_000,
         },
         "policies": [_outcome_data(outcome) for outcome in outcomes],

@@ -34,6 +34,13 @@ def needs_help(turn: Turn, line: Line) -> bool:
     return state.starving.is_long(served, turn.now_ms) or _is_behind(state, line)
 
 
+def since_served(line: Line, mark: Mark) -> Mark:
+    """From when it counts that a line is passed over, whose shape is since a mark."""
+    if line.served_ms is None or line.served_ms <= mark.since_ms:
+        return mark
+    return Mark(line.served_ms, line.served_placements, mark.last_arrival)
+
+
 def _is_behind(state: State, line: Line) -> bool:
     """True if a job comes before another one that waits with something smaller, and has slots."""
     flows = state.flows

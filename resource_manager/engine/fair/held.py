@@ -64,11 +64,16 @@ class Reservation:
 
 @dataclass(slots=True)
 class Reservations:
-    """All of them, by the holder's arrival number, in the order of making."""
+    """All of them, by the holder's arrival number, in the order of making.
+
+    Attributes:
+        ended: how many there have been before: as long as that stays, no host is held no more.
+    """
 
     by_number: dict[int, Reservation] = field(default_factory=dict)
     on_host: dict[str, Reservation] = field(default_factory=dict)
     by_job: dict[str, Reservation] = field(default_factory=dict)
+    ended: int = 0
 
     def __len__(self) -> int:
         return len(self.by_number)
@@ -86,6 +91,7 @@ class Reservations:
 
     def remove(self, ended: Reservation) -> None:
         """Strikes one."""
+        self.ended += 1
         del self.by_number[ended.holder.number]
         del self.by_job[ended.holder.job_id]
         for name in ended.place.held:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from finegrain.resources import total_of
+from finegrain.resources import Amounts, total_of
 from resource_manager.engine.entities import GangPlacement, Request, RequestSpec, Slot
 from resource_manager.engine.fair.held import Held, Place
 from resource_manager.engine.fair.holding import where_to_hold
+from resource_manager.engine.fair.needs import booked_at_most
 from resource_manager.engine.fair.starving import Waiter
+from resource_manager.engine.fair.stops import gang_need
 from resource_manager.engine.gang_books import WaitingGang, Where, Wish
 from resource_manager.engine.gangs import place_together, wishes_now
 from resource_manager.engine.lines import Line
@@ -66,6 +68,10 @@ class Holder:
         """Places him there; there is room."""
         raise NotImplementedError
 
+    def need_at_most(self, state: State) -> Amounts:
+        """What he books in all, wherever he goes."""
+        raise NotImplementedError
+
 
 class RequestHolder(Holder):
     """A request."""
@@ -97,6 +103,10 @@ class RequestHolder(Holder):
         place(turn, [request], state.hosts[at.shares[0].host_id])
         self.line.placed(turn.now_ms, state.starving.placements)
         state.queue.served(self._shape, [request])
+
+    def need_at_most(self, state: State) -> Amounts:
+        """See `Holder`."""
+        return booked_at_most(state, self._shape)
 
     def _wish(self, state: State) -> Wish:
         behind = state.left_behind.get(self.allocation_id, ())
@@ -131,6 +141,10 @@ class GangHolder(Holder):
         """See `Holder`."""
         waiting = turn.state.gangs.waiting[self.gang_id]
         place_together(turn, waiting, at.wishes, at.shares)
+
+    def need_at_most(self, state: State) -> Amounts:
+        """See `Holder`."""
+        return gang_need(state, state.gangs.waiting[self.gang_id])
 
 
 class GrowthHolder(Holder):
@@ -170,6 +184,10 @@ class GrowthHolder(Holder):
         """See `Holder`."""
         order(turn, self._slot)
         turn.state.queue.singles.remove(self.number)
+
+    def need_at_most(self, state: State) -> Amounts:
+        """See `Holder`."""
+        return growth(state.hosts[self._slot.executor_id], self._slot)
 
 
 def holder_of(state: State, single: Single) -> Holder:

@@ -15,25 +15,34 @@ stops him. A host holds for one at a time, a job is held for once at a time, and
 `reservations_max` at most, for those passed over longest. Nothing here is durable: after a restart
 those who still starve get theirs anew.
 
-Refuses to know what the holders are (`holders.py`), who is passed over (`starving.py`) and which
-hosts are best (`holding.py`).
+What is held stands idle for a while. So only whoever was passed over longest has as much held as he
+needs; the others together hold no more than `reserved_part_max` of anything. And whoever finds no
+hosts only because they are held for others comes before all who were passed over for less: nothing
+new is held until he has his. So everybody is the one who was passed over longest in the end.
+
+Refuses to know what the holders are (`holders.py`), who is passed over (`starving.py`), whether it
+is somebody's turn (`passed_over.py`) and which hosts are best (`holding.py`).
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
+from enum import Enum, auto
 
-from resource_manager.engine.fair.behind import needs_help
+from finegrain.resources import add, total_of
+from resource_manager.engine.fair.behind import needs_help, since_served
 from resource_manager.engine.fair.flows import GROUP
 from resource_manager.engine.fair.held import Place, Reservation
 from resource_manager.engine.fair.holders import Holder, RequestHolder, held_for, holder_of
 from resource_manager.engine.fair.limits import Stop, counted, stopped_by, whole
+from resource_manager.engine.fair.passed_over import Turns
 from resource_manager.engine.fair.starving import Mark, PassedOver
-from resource_manager.engine.fair.stops import request_stop
-from resource_manager.engine.host import Hold
+from resource_manager.engine.fair.stops import request_stop, single_stop
+from resource_manager.engine.host import ONLINE, Hold
 from resource_manager.engine.placement.indexes import carries
-from resource_manager.engine.queue import Shape
+from resource_manager.engine.queue import Shape, in_grains
+from resource_manager.engine.settings import SECOND_MS
 from resource_manager.engine.state import State
 from resource_manager.engine.timers import Timer
 from resource_manager.engine.turn import Turn
@@ -41,10 +50,20 @@ from resource_manager.engine.turn import Turn
 HEADS_LOOKED_AT_MAX = 64
 """Jobs that wait with the same, those who came first, of which one is chosen in one look."""
 
-_ROUNDED = 1e-9
+TRIED_MAX = 4
+"""Searches for hosts in vain that one look makes; the others have to wait for the next one."""
 
-TRIED_MAX = 16
-"""Those who starve that one look tries to help; the others have to wait for the next one."""
+HOPELESS_MS = 60 * SECOND_MS
+"""Whoever no hosts would do for is searched for again after this, if they have not changed."""
+
+
+class _Help(Enum):
+    """What came of trying to help somebody who starves."""
+
+    DONE = auto()  # something is held for him now; or nobody of them waits any more
+    NOT_NOW = auto()  # he comes later, or what he needs is more than may be held beside others
+    HOPELESS = auto()  # no hosts would do, whatever ended
+    BLOCKED = auto()  # hosts would do that are held for others
 
 
 def serve_holders(turn: Turn) -> None:
@@ -74,14 +93,34 @@ def hold_for_starving(turn: Turn) -> None:
     """Makes reservations for those who starve. The indexes must be fresh."""
     state, starving = turn.state, turn.state.starving
     if starving.is_due(turn.now_ms):
-        those = starving.starving(turn.now_ms, state.arrival_number)
-        stuck = [each for each in those[:TRIED_MAX] if not _help(turn, each)]
-        if len(those) > TRIED_MAX:
-            starving.put_last(stuck)
-        starving.looked(turn.now_ms, stuck=bool(stuck))
+        starving.looked(turn.now_ms, stuck=_look(turn))
     due_ms = starving.next_due_ms()
     if due_ms is not None:
         state.timers.arm(Timer.STARVING, "", due_ms)
+
+
+def _look(turn: Turn) -> bool:
+    """Helps those who starve, who were passed over longest first, as far as may be; True: for some
+    that may be right later though nothing happens but that time passes.
+    """
+    state, starving, books = turn.state, turn.state.starving, turn.state.reservations
+    turns = Turns(state)
+    hopeless: list[PassedOver] = []
+    stuck = False
+    for passed in starving.starving(turn.now_ms, state.arrival_number):
+        if len(books) >= state.settings.fairness.reservations_max or len(hopeless) == TRIED_MAX:
+            break
+        if passed.is_hopeless(state.cluster_version, turn.now_ms):
+            continue
+        help_ = _help(turn, passed, turns)
+        if help_ is _Help.BLOCKED:
+            break
+        if help_ is _Help.HOPELESS:
+            passed.hopeless = state.cluster_version, turn.now_ms + HOPELESS_MS
+            hopeless.append(passed)
+        stuck = stuck or help_ is _Help.NOT_NOW
+    starving.put_last(hopeless)
+    return stuck or len(hopeless) == TRIED_MAX
 
 
 def tried_in_vain(turn: Turn, who: Shape | int) -> None:
@@ -91,27 +130,55 @@ def tried_in_vain(turn: Turn, who: Shape | int) -> None:
         state.starving.in_vain(who, _since_ms(turn, who), state.arrival_number)
 
 
-def _help(turn: Turn, passed: PassedOver) -> bool:
-    """Holds capacity for the first of those who starve together for whom that is right; False:
-    there is nobody, though somebody starves.
-    """
+def _help(turn: Turn, passed: PassedOver, turns: Turns) -> _Help:
+    """Holds capacity for the first of those who starve together for whom that is right."""
     state, books = turn.state, turn.state.reservations
-    if len(books) >= state.settings.fairness.reservations_max:
-        return False
-    holders = [each for each in _holders(state, passed) if each.job_id not in books.by_job]
-    for holder in holders:
+    found = _Help.DONE
+    for holder in _holders(state, passed):
+        if holder.job_id in books.by_job:
+            continue
+        found = _Help.NOT_NOW
         mark = passed.of(holder.number)
         if mark is None or not state.starving.is_long(mark, turn.now_ms):
             continue
-        if not _is_passed_over(state, holder.job_id, mark.since_ms):
+        if not turns.is_passed_over(holder.job_id, mark.since_ms):
             continue
-        if isinstance(holder, RequestHolder) and not needs_help(turn, holder.line):
+        if isinstance(holder, RequestHolder):
+            if not needs_help(turn, holder.line):
+                continue
+            mark = since_served(holder.line, mark)
+        if not _may_be_held(state, holder, mark):
             continue
+        now = state.cluster_version, books.ended
+        if passed.blocked == now:
+            return _Help.BLOCKED
         place = holder.choose(state, books.on_host)
-        if place is not None and _stopped_by(state, holder, place) is None:
+        if place is None:  # nor is there one for others who wait with the same
+            if not books.on_host or holder.choose(state, ()) is None:
+                return _Help.HOPELESS
+            passed.blocked = now
+            return _Help.BLOCKED
+        if _stopped_by(state, holder, place) is None:
             _hold(turn, holder, place, mark)
-            return True
-    return not holders
+            return _Help.DONE
+    return found
+
+
+def _may_be_held(state: State, holder: Holder, mark: Mark) -> bool:
+    """True if a holder was passed over longer than all for whom something is held, or if he may
+    have as much beside them.
+    """
+    marks = {each.holder.number: each.passed_over for each in state.reservations.all()}
+    marks[holder.number] = mark
+    longest = min(marks, key=lambda number: (marks[number].since_ms, number))
+    if longest == holder.number:
+        return True
+    whole = in_grains(holder.need_at_most(state))
+    for each in state.reservations.all():
+        if each.holder.number != longest:
+            whole = add(whole, in_grains(total_of(h.amounts for h in each.place.held.values())))
+    part, sums = state.settings.fairness.reserved_part_max, state.indexes.main.sums
+    return all(amount <= part * sums.get(ONLINE + name, 0) for name, amount in whole.items())
 
 
 def _hold(turn: Turn, holder: Holder, place: Place, mark: Mark) -> None:
@@ -148,7 +215,7 @@ def _holders(state: State, passed: PassedOver) -> Iterator[Holder]:
         single = state.queue.singles.get(who)
         if single is None:
             state.starving.over(who)
-        else:
+        elif single_stop(state, single) is None:
             yield holder_of(state, single)
         return
     if not who.waiting:
@@ -171,32 +238,6 @@ def _stopped_by(state: State, holder: Holder, place: Place) -> Stop | None:
     job = state.flows.jobs.get(holder.job_id)
     groups = job.ancestors() if job is not None else ()
     return stopped_by(groups, whole((counted(held.amounts), 1) for held in place.held.values()))
-
-
-def _is_passed_over(state: State, job_id: str, since_ms: int) -> bool:
-    """False if a job, or a group above it, has received more for its weight than it and those have
-    together that were served beside it since then and want more: it is not passed over, it comes
-    later.
-    """
-    if state.settings.fairness.order != "fair":
-        return True
-    tree = state.flows
-    job = tree.jobs.get(job_id)
-    for flow in (job, *job.ancestors()) if job is not None else ():
-        siblings = flow.parent.children if flow.parent is not None else None
-        if siblings is None:
-            continue
-        own = tally = tree.key(flow) * flow.weight
-        weight = flow.weight
-        for other in siblings.by_id.values():
-            if other is flow or not other.waiting:
-                continue  # whoever has all that he asked for takes nothing from others
-            if other.served_ms is not None and other.served_ms >= since_ms:
-                tally += tree.key(other) * other.weight
-                weight += other.weight
-        if own / flow.weight > tally / weight * (1 + _ROUNDED):
-            return False
-    return True
 
 
 def _void(state: State, each: Reservation) -> str:

@@ -54,14 +54,23 @@ class PassedOver:
         who: it is.
         marks: that turn, and later moments until which it was in vain all along. Who came later
             than the first counts from a later one.
+        hopeless: no hosts would do for it, as of this version of the cluster, and until then.
+        blocked: hosts would do that are held for others, as of this version of the cluster, and
+            when so many reservations had ended.
     """
 
     who: Waiter
     marks: list[Mark]
+    hopeless: tuple[int, int] = (-1, 0)
+    blocked: tuple[int, int] = (-1, 0)
 
     def of(self, arrival_number: int) -> Mark | None:
         """From when it counts for one of them; None: he has only just come."""
         return next((each for each in self.marks if each.last_arrival >= arrival_number), None)
+
+    def is_hopeless(self, version: int, now_ms: int) -> bool:
+        """True if it was found lately that no hosts of this version of the cluster would do."""
+        return self.hopeless[0] == version and now_ms < self.hopeless[1]
 
     def add(self, mark: Mark) -> None:
         """It is still in vain."""
@@ -85,7 +94,7 @@ class Starving:
         self._ripe: dict[Waiter, PassedOver] = {}  # for long enough, longest first
         self._made = 0
         self._look_ms: int | None = None  # at those who are ripe
-        self._stuck = False  # somebody starves and could not be helped
+        self._stuck = False  # somebody starves whom it may be right to help later
         self._looked_placements = 0  # of everybody until the last look
 
     def __contains__(self, who: Waiter) -> bool:
@@ -131,7 +140,7 @@ class Starving:
         return [each for each in self._ripe.values() if self.is_long(each.marks[0], now_ms)]
 
     def put_last(self, those: Iterable[PassedOver]) -> None:
-        """They could not be helped, and there are more than are looked at: others come first."""
+        """Nothing would help them: all others are looked at first."""
         for each in those:
             if self._ripe.pop(each.who, None) is not None:
                 self._ripe[each.who] = each
@@ -148,7 +157,7 @@ class Starving:
             self._look_ms = 0
 
     def looked(self, now_ms: int, *, stuck: bool) -> None:
-        """They were looked at; `stuck`: somebody could not be helped."""
+        """They were looked at; `stuck`: time alone may make it right to help somebody."""
         self._look_ms = now_ms + LOOK_INTERVAL_MS if self._ripe else None
         self._looked_placements = self.placements
         self._stuck = stuck

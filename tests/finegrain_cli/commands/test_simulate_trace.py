@@ -51,7 +51,8 @@ def test_settings_of_sharing_are_those_that_are_given(finegrain: Finegrain) -> N
     result = finegrain(
         *("simulate", "trace", NASA, "--limit", "5", "--half-life", "never", "--lookahead", "0"),
         *("--service", "slots", "--starvation-timeout", "1h", "--group-by", "group", "--moldable"),
-        *("--nodes", "16x8cpu", "--reservations-max", "2", "-o", "json"),
+        *("--nodes", "16x8cpu", "--reservations-max", "2", "--reserved-part-max", "0.5"),
+        *("-o", "json"),
     )
 
     settings = json.loads(result.stdout)["settings"]
@@ -64,6 +65,7 @@ def test_settings_of_sharing_are_those_that_are_given(finegrain: Finegrain) -> N
         "lookahead_s": 0,
         "starvation_timeout_s": 3_600,
         "reservations_max": 2,
+        "reserved_part_max": 0.5,
         "slowdown_bound_s": 10,
     }
 

@@ -124,6 +124,7 @@ lookahead = 0
 starvation_timeout = "1m"
 starvation_placements = 100
 reservations_max = 2
+reserved_part_max = 0.5
 tally_interval = "1s"
 [executor]
 state_dir = "/srv/executor"

@@ -33,6 +33,8 @@ def test_fairness_arrives_as_it_was_chosen() -> None:
         ("starvation_timeout_ms", 0, "1 or more"),
         ("starvation_placements", -1, "0 or more"),
         ("reservations_max", -1, "0 or more"),
+        ("reserved_part_max", 1.5, "a part, from 0 to 1"),
+        ("reserved_part_max", float("nan"), "a part, from 0 to 1"),
     ],
 )
 def test_fairness_that_cannot_work_is_refused_by_name(

@@ -21,6 +21,7 @@ from resource_manager.engine.events import (
     UndrainRequested,
 )
 from resource_manager.engine.explain import explain
+from resource_manager.engine.fair.holders import GangHolder
 from resource_manager.engine.invariants import check_invariants
 from resource_manager.engine.settings import ExecutorShape, Provisioning
 from tests.support.jobs_and_hosts import Story
@@ -118,7 +119,9 @@ def test_others_go_on_with_what_is_beyond_the_need() -> None:
 
 
 def test_as_many_as_may_be_hold_something_the_longest_waiting_first() -> None:
-    story = Story(starvation_timeout_ms=1_000 * STARVING_S, reservations_max=2)
+    story = Story(
+        starvation_timeout_ms=1_000 * STARVING_S, reservations_max=2, reserved_part_max=1.0
+    )
     flood = Flood(story, hosts=4)
     for number in range(4):
         story.job(f"large-{number}")
@@ -130,6 +133,84 @@ def test_as_many_as_may_be_hold_something_the_longest_waiting_first() -> None:
     flood.go_on(
         lambda: all(story.where(f"big-{n}") or f"big-{n}" in reserved(story) for n in (2, 3))
     )
+
+
+def test_all_but_the_longest_waiting_hold_no_more_than_their_part() -> None:
+    """Of 16 cores a quarter: one of those who take 3 or 4 beside the first, whatever that takes."""
+    story = Story(starvation_timeout_ms=1_000 * STARVING_S, reserved_part_max=0.25)
+    flood = Flood(story, hosts=4)
+    story.gang("large", "g", [4_000, 4_000], GangPlacement.SPREAD)
+    for number in range(3):
+        story.job(f"large-{number}")
+        story.ask(f"large-{number}", [f"big-{number}"], cpu=4_000 - number)
+    flood.go_on(lambda: len(reserved(story)) == 2)
+    assert list(reserved(story)) == ["gang g", "big-0"]
+
+    done: set[str] = set()
+
+    def watch() -> bool:
+        _, *others = reserved(story).values() or [{}]
+        assert sum(sum(each.values()) for each in others) <= 4_000
+        for job, names in {
+            "large": ["g-0", "g-1"],
+            **{f"large-{n}": [f"big-{n}"] for n in range(3)},
+        }.items():
+            if story.where(names[0]):
+                done.add(job)
+                story.end(job, *names)
+        return len(done) == 4
+
+    flood.go_on(watch)
+    assert len(done) == 4
+
+
+def test_nothing_new_is_held_while_the_longest_waiting_needs_what_is_held_for_others() -> None:
+    """Else those who need one host each would have one held, one after another, for ever."""
+    story = Story(
+        starvation_timeout_ms=1_000 * STARVING_S, reservations_max=3, reserved_part_max=1.0
+    )
+    flood = Flood(story, hosts=3)
+    for number in range(8):
+        story.job(f"one-{number}")
+    story.ask("one-0", ["one-0"], cpu=4_000)
+    story.wait(1)
+    story.gang("large", "all", [4_000, 4_000, 4_000], GangPlacement.SPREAD)
+    story.wait(1)
+    for number in range(1, 8):
+        story.ask(f"one-{number}", [f"one-{number}"], cpu=4_000 - number)
+    flood.go_on(lambda: reserved(story))
+    assert list(reserved(story)) == ["one-0"]
+    flood.go_on(lambda: story.where("one-0"))
+    story.end("one-0", "one-0")
+    flood.go_on(lambda: story.where("all-0"), most=40)
+    assert all(story.where(f"all-{number}") for number in range(3))
+    assert not any(story.where(f"one-{number}") for number in range(1, 8))
+
+
+def test_a_search_in_vain_is_not_made_again_before_something_has_changed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    searches: list[str] = []
+    choose = GangHolder.choose
+
+    def counted(self: GangHolder, *args: Any) -> Any:
+        searches.append(self.gang_id)
+        return choose(self, *args)
+
+    monkeypatch.setattr(GangHolder, "choose", counted)
+    story = Story(starvation_timeout_ms=1_000 * STARVING_S)
+    flood = Flood(story)
+    story.job("three")
+    story.act(DrainRequested(story.cluster.at, "host-1", "for a test"))
+    for number in range(3):  # of two hosts one is drained
+        story.gang("three", f"g{number}", [4_000 - number, 4_000], GangPlacement.SPREAD)
+    flood.go_on(lambda: len(searches) == 3, most=45)
+    assert sorted(searches) == ["g0", "g1", "g2"]
+    flood.go_on(lambda: False, most=10)
+    assert len(searches) == 3
+    story.act(UndrainRequested(story.cluster.at, "host-1"))
+    story.wait(2)
+    assert list(reserved(story)) == ["gang g0"]
 
 
 def test_a_job_is_held_for_once_at_a_time() -> None:
