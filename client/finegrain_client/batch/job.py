@@ -74,6 +74,7 @@ class BatchJob:
         self._results_dir = Path(results_dir).absolute() if results_dir is not None else None
         self._lease_s = lease_s
         self._runner: Runner | None = None
+        self._wish = ""  # of whoever ends it before there is a runner
         self._running: asyncio.Task[BatchOutcome] | None = None
         name = spec.name if spec is not None else ""
         self.state_file = Path(state_file) if state_file else default_state_file(name)
@@ -125,31 +126,19 @@ class BatchJob:
         """
         if self._running is not None and not self._running.done():
             raise FailedPrecondition("this batch is being run already; await that")
-        state = await asyncio.to_thread(self._open)
-        self._spec = state.spec
+        self._runner, self._wish = None, ""
+        work = self._work(on_progress, retry_failed=retry_failed)
+        self._running = asyncio.create_task(work, name=f"batch {self.state_file}")
         try:
-            if retry_failed:
-                await asyncio.to_thread(state.forget_failures)
-            self._runner = Runner(
-                self._cluster, state, lease_s=self._lease_s, on_progress=on_progress
-            )
-            self._running = asyncio.create_task(self._runner.run(), name=f"batch {self.state_file}")
+            return await asyncio.shield(self._running)
+        except asyncio.CancelledError:
+            self._wake("cancel")
             try:
-                return await asyncio.shield(self._running)
-            except asyncio.CancelledError:
-                self._runner.wake("cancel")
-                try:
-                    await self._running
-                except asyncio.CancelledError:  # once more: whoever asks so is in a hurry
-                    self._running.cancel()
-                    await asyncio.gather(self._running, return_exceptions=True)
-                raise
-        except OSError as error:
-            if isinstance(error, FinegrainError):
-                raise
-            raise _not_kept(state, error) from error
-        finally:
-            state.close()
+                await self._running
+            except asyncio.CancelledError:  # once more: whoever asks so is in a hurry
+                self._running.cancel()
+                await asyncio.gather(self._running, return_exceptions=True)
+            raise
 
     async def cancel(self) -> None:
         """Gives everything back: requests, slots and what runs in them. What has its result keeps
@@ -178,9 +167,34 @@ class BatchJob:
         """
         return read_thread_results(self.state_file, failed_only=failed_only)
 
-    async def _end(self, wish: str) -> None:
-        if self._running is not None and self._runner is not None and not self._running.done():
+    async def _work(
+        self, on_progress: Callable[[Progress], None] | None, *, retry_failed: bool
+    ) -> BatchOutcome:
+        state = await asyncio.to_thread(self._open)
+        self._spec = state.spec
+        try:
+            if retry_failed:
+                await asyncio.to_thread(state.forget_failures)
+            self._runner = Runner(
+                self._cluster, state, lease_s=self._lease_s, on_progress=on_progress
+            )
+            self._wake(self._wish)
+            return await self._runner.run()
+        except OSError as error:
+            if isinstance(error, FinegrainError):
+                raise
+            raise _not_kept(state, error) from error
+        finally:
+            state.close()
+
+    def _wake(self, wish: str) -> None:
+        self._wish = wish
+        if wish and self._runner is not None:
             self._runner.wake(wish)
+
+    async def _end(self, wish: str) -> None:
+        if self._running is not None and not self._running.done():
+            self._wake(wish)
             await asyncio.wait([self._running])
             return
         state = await asyncio.to_thread(StateFile.open, self.state_file)

@@ -86,6 +86,8 @@ class Runner:
                     await self._end_left(known)  # killed after the last result, before that
                     why = ""
                 elif self._wish:
+                    if self._wish == "cancel":
+                        await self._end_left(known)  # of the last runner
                     why = ""
                 else:
                     why = await self._life(known)
@@ -108,7 +110,7 @@ class Runner:
             try:
                 job, row = await unless(self._wished, self._job(stack, known), _Wished)
             except _Wished:
-                return ""  # nobody answers, and nobody waits for that any longer
+                return None  # nobody answers, and nobody waits for that any longer
             book = Book(self._state.spec, known, row.number)
             if known.job is not None and known.job.number == row.number:
                 book.take_over(known.open, known.lost, known.used)

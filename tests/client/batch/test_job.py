@@ -85,6 +85,22 @@ async def test_what_another_runner_left_is_cancelled_too(
     assert fg.batch.look(batch.state_file).progress.state is fg.BatchState.CANCELLED
 
 
+async def test_cancelling_before_the_job_of_the_last_runner_is_taken_up_ends_it(
+    cluster: fg.Cluster, endless: Scripted, tmp_path: Path
+) -> None:
+    batch = fg.BatchJob(cluster, SPEC, state_file=tmp_path / "state")
+    running = asyncio.create_task(batch.run())
+    await eventually(lambda: len(endless.tasks) == 3)
+    await batch.leave()
+    await running
+    running = asyncio.create_task(batch.run())
+    await asyncio.sleep(0)  # it opens the state file
+    await batch.cancel()
+    assert (await running).state is fg.BatchState.CANCELLED
+    assert len(endless.calls["EndJob"]) == 1
+    assert len(endless.calls["SubmitTask"]) == 3
+
+
 async def test_a_batch_waits_for_a_manager_that_is_not_there_and_says_so(tmp_path: Path) -> None:
     said: list[str] = []
     async with fg.connect("127.0.0.1:1", token="t" * 20, budget_s=0.2) as cluster:
