@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from finegrain.errors import InvalidArgument, Reason
+from finegrain.errors import InvalidArgument
 from finegrain.units import format_duration, parse_duration_ms
 from finegrain_cli.common import (
     ConfigOption,
@@ -17,7 +17,7 @@ from finegrain_cli.common import (
     reporting_errors,
 )
 from finegrain_cli.connection import open_cluster
-from finegrain_cli.naming import only
+from finegrain_cli.naming import full_job_id
 from finegrain_cli.output import OutputFormat, print_object
 
 if TYPE_CHECKING:
@@ -30,7 +30,9 @@ def register(app: typer.Typer) -> None:
 
 
 def advise(
-    job: Annotated[str, typer.Argument(metavar="JOB", help="Its id; a prefix will do.")],
+    job: Annotated[
+        str, typer.Argument(metavar="JOB", help="Its name, or id; a prefix of that will do.")
+    ],
     target: Annotated[
         str, typer.Option("--target", help="How long a thread of work should take at most.")
     ] = "120s",
@@ -54,10 +56,7 @@ def advise(
     if not 0 < quantile < 1:
         raise InvalidArgument("--quantile", quantile, "above 0 and below 1, such as 0.95")
     with open_cluster() as cluster:
-        ids = [each.job_id for each in cluster.jobs(include_ended=True)]
-        found = [each for each in ids if each.startswith(job)]
-        job_id = only("job", job, found, Reason.JOB_UNKNOWN)
-        advice = cluster.advise(job_id, target_s=target_s, quantile=quantile)
+        advice = cluster.advise(full_job_id(cluster, job), target_s=target_s, quantile=quantile)
     print_object("ThreadAdvice", advice.to_dict(), output, advice_text(advice))
 
 

@@ -21,7 +21,7 @@ from finegrain_cli.common import (
 )
 from finegrain_cli.connection import open_cluster
 from finegrain_cli.explanation import explanation_text
-from finegrain_cli.naming import full_allocation_id, only
+from finegrain_cli.naming import full_allocation_id, full_job_id
 from finegrain_cli.output import OutputFormat, print_list, print_object, say
 
 ExecutorArgument = Annotated[str, typer.Argument(metavar="EXECUTOR")]
@@ -149,7 +149,9 @@ def release(
 
 
 def terminate(
-    job: Annotated[str, typer.Argument(metavar="JOB")],
+    job: Annotated[
+        str, typer.Argument(metavar="JOB", help="Its name, or id; a prefix of that will do.")
+    ],
     grace: GraceOption = "",
     yes: YesOption = False,
     output: OutputOption = OutputFormat.TABLE,
@@ -161,8 +163,7 @@ def terminate(
     enter_command(output, manager, token_file, config)
     grace_s = parse_duration_ms("--grace", grace) / 1000 if grace else None
     with open_cluster() as cluster:
-        found = [each for each in cluster.jobs(include_ended=True) if each.job_id.startswith(job)]
-        chosen = only("job", job, [each.job_id for each in found], Reason.JOB_UNKNOWN)
+        chosen = full_job_id(cluster, job)
         confirm(f"job {chosen} will be ended with all its slots and tasks", yes=yes)
         cluster.terminate_job(chosen, grace_s=grace_s)
     print_object("Terminated", {"job_id": chosen}, output, f"ended {chosen}")

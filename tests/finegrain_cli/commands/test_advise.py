@@ -26,6 +26,24 @@ def test_the_recommendation_comes_first_then_what_it_goes_by(
     ]
 
 
+def test_a_job_is_known_by_its_name(finegrain: Finegrain, cluster: FakeCluster) -> None:
+    finegrain("advise", JOB.name)
+
+    assert cluster.done == [("advise", JOB.job_id, 120.0, 0.95)]
+
+
+def test_of_several_jobs_of_one_name_the_ids_are_told(
+    finegrain: Finegrain, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    older = replace(JOB, job_id="01aaaaaa-older", ended=True)
+    monkeypatch.setattr(cluster, "jobs", lambda include_ended: [older, JOB])
+    result = finegrain("advise", JOB.name)
+
+    assert (result.exit_code, cluster.done) == (2, [])
+    assert f"called so: {JOB.job_id} (lives), {older.job_id} (ended)" in result.stderr
+    assert finegrain("advise", older.job_id).exit_code == 0
+
+
 def test_another_target(finegrain: Finegrain, cluster: FakeCluster) -> None:
     finegrain("advise", JOB.job_id, "--target", "30s", "--quantile", "0.5", "--json")
 
@@ -35,7 +53,7 @@ def test_another_target(finegrain: Finegrain, cluster: FakeCluster) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "told"),
     [
-        (("nobody",), 3, "no job is or begins with 'nobody'"),
+        (("nobody",), 3, "no job is called 'nobody' or has an id that is or begins so"),
         ((JOB.job_id, "--quantile", "1"), 2, "--quantile is 1.0; expected above 0 and below 1"),
         ((JOB.job_id, "--target", "soon"), 2, "--target is 'soon'"),
     ],
