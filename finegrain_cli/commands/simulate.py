@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 POLICIES = ("fair", "arrival")
 FOR_EVER = "never"
+ALSO_FOR_EVER = "none"
 
 
 def register(app: typer.Typer) -> None:
@@ -121,6 +122,7 @@ def trace(
     )
     orders = _policies(policy)
     _check_plots(plot)
+    _check_places([*plot, *filter(None, [json_file])])
     if not 0 < speedup < float("inf"):
         raise InvalidArgument("--speedup", speedup, "a number above 0, such as 1.5")
     workload = read_workload(Path(file), format_name).picked(
@@ -150,7 +152,7 @@ def trace(
 def _fairness(service: str, half_life: str, lookahead: str, starvation_timeout: str) -> Fairness:
     from resource_manager.engine.settings import Fairness
 
-    never = half_life == FOR_EVER
+    never = half_life in (FOR_EVER, ALSO_FOR_EVER)
     half_life_ms = None if never else parse_duration_ms("--half-life", half_life)
     if half_life_ms == 0:
         raise InvalidArgument("--half-life", half_life, f"more than 0, or {FOR_EVER}")
@@ -222,6 +224,15 @@ def _check_plots(names: list[str]) -> None:
             from resource_manager.simulator.drawing_png import require_matplotlib
 
             require_matplotlib()
+
+
+def _check_places(names: list[str]) -> None:
+    """Before a replay that may take minutes, not after it."""
+    for name in names:
+        path = Path(name)
+        if path.is_dir() or not path.parent.is_dir():
+            why = "it is a directory" if path.is_dir() else f"{path.parent} is no directory"
+            raise ConfigurationError(f"cannot write {name}: {why}")
 
 
 def _draw(name: str, outcomes: list[Outcome], total_cores: float) -> None:

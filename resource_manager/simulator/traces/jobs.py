@@ -8,12 +8,18 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from finegrain.errors import InvalidArgument
 from finegrain.resources import CPU_MILLI, EXTENDED_PREFIX, MEMORY_BYTES, ResourceProfile
 from resource_manager.simulator.nodes import Labels, Node
+
+PARTS_MAX = 1_000_000
+"""Of one job: more are a mistake in the log, and would take all memory."""
+
+ARRIVALS_MS_MAX = 36_500 * 24 * 3_600_000
+"""From the first to the last: the rules of silent executors allow for no longer a life."""
 
 _NOT_IN_A_NAME = re.compile(r"[^a-z0-9._-]+")
 _NAME_LENGTH_MAX = 63
@@ -67,7 +73,7 @@ class Workload:
         them then arrives at 0, and all come `speedup` times as fast.
 
         Raises:
-            InvalidArgument: none is left.
+            InvalidArgument: none is left, one has too many parts, or the last comes too late.
         """
         first = min((job.submit_ms for job in self.jobs), default=0)
         chosen = sorted(
@@ -82,8 +88,16 @@ class Workload:
         if not chosen:
             raise InvalidArgument("FILE", self.name, "a log with jobs in the interval asked for")
         start = chosen[0].submit_ms
+        if (chosen[-1].submit_ms - start) / speedup > ARRIVALS_MS_MAX:
+            expected = "a log whose jobs arrive within 100 years (divided by --speedup)"
+            raise InvalidArgument("FILE", self.name, expected)
+        large = next((job for job in chosen if job.count > PARTS_MAX), None)
+        if large is not None:
+            field = f"{self.name}, parts of job {large.name}"
+            raise InvalidArgument(field, large.count, f"at most {PARTS_MAX}")
         jobs = tuple(
-            replace(job, submit_ms=round((job.submit_ms - start) / speedup)) for job in chosen
+            replace(job, name=name, submit_ms=round((job.submit_ms - start) / speedup))
+            for name, job in zip(_unique(job.name for job in chosen), chosen, strict=True)
         )
         return replace(self, jobs=jobs)
 
@@ -119,6 +133,14 @@ class Workload:
         if not owner:
             return "default"
         return _NOT_IN_A_NAME.sub("-", f"{key}-{owner}".lower())[:_NAME_LENGTH_MAX]
+
+
+def _unique(names: Iterable[str]) -> Iterator[str]:
+    """The same names, numbered where a log has one several times: "7", "7#2"."""
+    seen: Counter[str] = Counter()
+    for name in names:
+        seen[name] += 1
+        yield name if seen[name] == 1 else f"{name}#{seen[name]}"
 
 
 def _fitted(

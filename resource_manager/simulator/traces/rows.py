@@ -22,6 +22,9 @@ def lines_of(path: Path) -> Iterator[str]:
     Raises:
         InvalidArgument: it cannot be read, or is broken.
     """
+    if path.is_fifo() or path.is_char_device():
+        expected = "a file, which can be read more than once; write what the pipe says to one"
+        raise InvalidArgument("FILE", str(path), expected)
     try:
         with path.open("rb") as raw:
             packed = raw.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -49,7 +50,7 @@ def test_policies_are_compared_side_by_side_and_kept_as_data(
 
 def test_settings_of_sharing_are_those_that_are_given(finegrain: Finegrain) -> None:
     result = finegrain(
-        *("simulate", "trace", NASA, "--limit", "5", "--half-life", "never", "--lookahead", "0"),
+        *("simulate", "trace", NASA, "--limit", "5", "--half-life", "none", "--lookahead", "0"),
         *("--service", "slots", "--starvation-timeout", "1h", "--group-by", "group", "--moldable"),
         *("--nodes", "16x8cpu", "--reservations-max", "2", "--reserved-part-max", "0.5"),
         *("-o", "json"),
@@ -153,5 +154,11 @@ def test_files_that_cannot_be_read_or_written(finegrain: Finegrain, tmp_path: Pa
         unwritten = finegrain("simulate", "trace", NASA, "--limit", "3", option, name)
         assert unwritten.exit_code == 1
         assert f"cannot write {name}" in unwritten.stderr
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    assert (
+        "a file, which can be read more than once"
+        in finegrain("simulate", "trace", str(pipe)).stderr
+    )
     unknown = finegrain("simulate", "trace", str(TRACES / "dlrm-instances-cut.csv"))
     assert "--nodes is ''; expected nodes such as 128x1cpu" in unknown.stderr

@@ -48,6 +48,20 @@ def test_a_part_without_jobs_is_refused() -> None:
         log(one("a")).picked(from_ms=1)
 
 
+def test_what_no_cluster_lives_through_is_refused() -> None:
+    workload = log(one("a"), one("b", 1_000_000))
+    assert workload.picked(speedup=0.001).jobs[1].submit_ms == 1_000_000_000
+    with pytest.raises(InvalidArgument, match="within 100 years"):
+        workload.picked(speedup=1e-300)
+    with pytest.raises(InvalidArgument, match="parts of job b is 1000001"):
+        log(one("a"), one("b", count=1_000_001)).picked()
+
+
+def test_a_name_that_a_log_has_several_times_is_numbered() -> None:
+    workload = log(one("7"), one("7", 1), one("8", 2), one("7", 3))
+    assert [each.name for each in workload.picked().jobs] == ["7", "7#2", "8", "7#3"]
+
+
 def test_owners_become_groups_with_names_that_groups_may_have() -> None:
     workload = log()
     job = one("a", owners={"user": "Müller & Sohn", "queue": ""})
