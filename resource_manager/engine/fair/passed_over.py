@@ -32,10 +32,14 @@ class _Served:
 
 
 class Turns:
-    """Answers for one moment; many answers cost one look at each group's flows."""
+    """Answers for one moment; many answers cost one look at each group's flows, until somebody is
+    placed.
+    """
 
     def __init__(self, state: State) -> None:
         self._tree = state.flows
+        self._starving = state.starving
+        self._placements = state.starving.placements
         self._in_turn = state.settings.fairness.order == "fair"
         self._served: dict[Flow, _Served] = {}
 
@@ -44,6 +48,9 @@ class Turns:
         who were served since then.
         """
         tree = self._tree
+        if self._placements != self._starving.placements:
+            self._placements = self._starving.placements
+            self._served.clear()
         job = tree.jobs.get(job_id)
         if not self._in_turn or job is None:
             return True
