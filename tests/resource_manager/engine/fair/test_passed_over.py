@@ -10,8 +10,10 @@ def test_whoever_is_placed_during_a_look_is_among_those_who_were_served() -> Non
     """A look may find room for somebody, and goes on with others of his job."""
     story = Story()
     story.host("host-0")
-    story.job("one")
-    story.ask("one", ["too-large"], cpu=64_000)
+    story.job("one", "two")
+    story.ask("two", ["first"])
+    story.wait(1)
+    story.ask("one", ["large"], cpu=4_000)
     turns, since_ms = Turns(story.state), story.cluster.now_ms
     assert turns.is_passed_over("one", since_ms)
     story.ask("one", ["small"])
