@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from finegrain.resources import Amounts, shortfall
+from finegrain.resources import Amounts, shortfall, total_of
+from resource_manager.engine.host_notes import SlotKey
 
 if TYPE_CHECKING:
     from resource_manager.engine.fair.holders import Holder
@@ -52,6 +53,7 @@ class Reservation:
         since_time_ms: when it was made, for people.
         lacking: a host where something was missing when it was looked at last.
         version: of the cluster, as of which the hosts were found to be fit.
+        until_ms: for so long what has to end there is waited for.
     """
 
     holder: Holder
@@ -60,6 +62,7 @@ class Reservation:
     since_time_ms: int
     lacking: str
     version: int
+    until_ms: int
 
 
 @dataclass(slots=True)
@@ -68,12 +71,15 @@ class Reservations:
 
     Attributes:
         ended: how many there have been before: as long as that stays, no host is held no more.
+        outlasted_by: slots that did not end for as long as their end was waited for. Nobody knows
+            how long a slot is to run; these may well be there for ever.
     """
 
     by_number: dict[int, Reservation] = field(default_factory=dict)
     on_host: dict[str, Reservation] = field(default_factory=dict)
     by_job: dict[str, Reservation] = field(default_factory=dict)
     ended: int = 0
+    outlasted_by: set[SlotKey] = field(default_factory=set)
 
     def __len__(self) -> int:
         return len(self.by_number)
@@ -81,6 +87,14 @@ class Reservations:
     def all(self) -> Iterator[Reservation]:
         """In the order of making."""
         yield from self.by_number.values()
+
+    def stays_booked(self, host: Host) -> Amounts:
+        """What is booked on a host by slots that outlasted a reservation; there is no telling when
+        that will be free.
+        """
+        if not self.outlasted_by:
+            return {}
+        return total_of(s.booked for key, s in host.slots.items() if key in self.outlasted_by)
 
     def add(self, made: Reservation) -> None:
         """Takes one in. Its hosts hold for nobody else, nor does its job have another one."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from finegrain.resources import Amounts, total_of
+from finegrain.resources import Amounts, subtract, total_of
 from resource_manager.engine.entities import GangPlacement, Request, RequestSpec, Slot
 from resource_manager.engine.fair.held import Held, Place
 from resource_manager.engine.fair.holding import where_to_hold
@@ -171,14 +171,18 @@ class GrowthHolder(Holder):
         if not host.eligible or host.host_id in taken:
             return None
         more, total = growth(host, self._slot), host.executor.registration.total
-        whole = total_of((self._slot.booked, more))
+        stays = state.reservations.stays_booked(host)
+        if (self._slot.allocation_id, self._slot.generation) in state.reservations.outlasted_by:
+            stays = subtract(stays, self._slot.booked)
+        whole = total_of((self._slot.booked, more, stays))
         if any(amount > total.get(name, 0) for name, amount in whole.items()):
             return None
         return Place({host.host_id: Held(more, 0)})
 
     def suits(self, state: State, at: Place) -> bool:
         """See `Holder`."""
-        return self.choose(state, ()) == at
+        host = state.hosts[self._slot.executor_id]
+        return at.held == {host.host_id: Held(growth(host, self._slot), 0)}
 
     def settle(self, turn: Turn, at: Place) -> None:  # noqa: ARG002 -- there is one place only
         """See `Holder`."""

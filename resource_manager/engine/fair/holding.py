@@ -9,6 +9,8 @@ one member after another, the largest first, each where least is missing given t
 where that finds no way (members that have to be spread, or hosts that are nearly too small), the
 search that places gangs says whether there is one at all.
 
+A slot that has outlasted a reservation counts as if it never ended.
+
 Refuses to know who holds what for how long, and who is passed over: `reservations.py` knows.
 """
 
@@ -19,7 +21,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from itertools import islice
 
-from finegrain.resources import add
+from finegrain.resources import Amounts, add
 from resource_manager.engine.entities import GangPlacement
 from resource_manager.engine.gang_books import Where, Wish
 from resource_manager.engine.host import ONLINE, Host
@@ -69,6 +71,8 @@ def where_to_hold(
             found = field.filled(asks)
     if found is None and wanted(asks) > 1:
         away = {name for name, host in state.hosts.items() if not host.eligible}.union(taken)
+        lasting = (state.slots.get(key) for key in state.reservations.outlasted_by)
+        away.update(slot.executor_id for slot in lasting if slot is not None)
         barred = [ask.barred.union(away) for ask in asks]
         found = seek(state, where, wishes, prefix=ONLINE, barred=barred)
     return found
@@ -119,7 +123,8 @@ class _Field:
         chosen = self._chosen.get(host.host_id)
         if chosen:
             need = add(need, chosen)
-        could, free = _could_give(host), _free(host)
+        could = _could_give(host, self.room.state.reservations.stays_booked(host))
+        free = _free(host)
         if any(could.get(name, 0) < amount for name, amount in need.items()):
             return None
         return lack(need, free)
@@ -218,11 +223,17 @@ def _as_large(host: Host, need: dict[str, int]) -> int:
     )
 
 
-def _could_give(host: Host) -> dict[str, int]:
-    """What a host would have free if all its slots ended, as it has said itself; in columns."""
+def _could_give(host: Host, stays: Amounts) -> dict[str, int]:
+    """What a host would have free if all its slots ended but those that have booked what stays, as
+    it has said itself; in columns.
+    """
     columns = in_grains(add(host.free(), host.booked))
     total = in_grains(host.executor.registration.total)
-    columns = {name: min(amount, total.get(name, 0)) for name, amount in columns.items()}
+    booked = in_grains(stays)
+    columns = {
+        name: max(0, min(amount, total.get(name, 0)) - booked.get(name, 0))
+        for name, amount in columns.items()
+    }
     columns[SLOTS] = host.executor.registration.slots_max or host.slots_left()
     columns[DEFAULT_SLOTS] = host.default_slots(columns, columns[SLOTS])
     return columns

@@ -15,13 +15,18 @@ stops him. A host holds for one at a time, a job is held for once at a time, and
 `reservations_max` at most, for those passed over longest. Nothing here is durable: after a restart
 those who still starve get theirs anew.
 
+Nobody knows when a slot ends. Whoever waits for very long for one, which may be a service and never
+end at all, gives up what is held for him and tries other hosts; from then on nobody waits for that
+slot. He is more patient each time, so that he is placed in the end if slots end at all.
+
 What is held stands idle for a while. So only whoever was passed over longest has as much held as he
 needs; the others together hold no more than `reserved_part_max` of anything. And whoever finds no
 hosts only because they are held for others comes before all who were passed over for less: nothing
 new is held until he has his. So everybody is the one who was passed over longest in the end.
 
 Refuses to know what the holders are (`holders.py`), who is passed over (`starving.py`), whether it
-is somebody's turn (`passed_over.py`) and which hosts are best (`holding.py`).
+is somebody's turn (`passed_over.py`), which hosts are best (`holding.py`) and whether what is held
+can stay (`staying.py`).
 """
 
 from __future__ import annotations
@@ -32,15 +37,13 @@ from enum import Enum, auto
 
 from finegrain.resources import add, total_of
 from resource_manager.engine.fair.behind import needs_help, since_served
-from resource_manager.engine.fair.flows import GROUP
 from resource_manager.engine.fair.held import Place, Reservation
-from resource_manager.engine.fair.holders import Holder, RequestHolder, held_for, holder_of
-from resource_manager.engine.fair.limits import Stop, counted, stopped_by, whole
+from resource_manager.engine.fair.holders import Holder, RequestHolder, holder_of
 from resource_manager.engine.fair.passed_over import Turns
 from resource_manager.engine.fair.starving import Mark, PassedOver
+from resource_manager.engine.fair.staying import has_room, outlasted, stop_of, void
 from resource_manager.engine.fair.stops import request_stop, single_stop
 from resource_manager.engine.host import ONLINE, Hold
-from resource_manager.engine.placement.indexes import carries
 from resource_manager.engine.queue import Shape, in_grains
 from resource_manager.engine.settings import SECOND_MS
 from resource_manager.engine.state import State
@@ -52,6 +55,17 @@ HEADS_LOOKED_AT_MAX = 64
 
 TRIED_MAX = 4
 """Searches for hosts in vain that one look makes; the others have to wait for the next one."""
+
+LOOKED_AT_MAX = 1_000
+"""Jobs that one look goes through, counted once for each of the shapes that they starve with."""
+
+PATIENCE = 48
+"""So many times the starvation timeout it is waited for the slots on hosts that are held to end;
+and twice as long each time that it was in vain.
+"""
+
+DOUBLED_MAX = 20
+"""That is years."""
 
 HOPELESS_MS = 60 * SECOND_MS
 """Whoever no hosts would do for is searched for again after this, if they have not changed."""
@@ -71,10 +85,10 @@ def serve_holders(turn: Turn) -> None:
     served.
     """
     for each in list(turn.state.reservations.all()):
-        why = _void(turn.state, each)
+        why = void(turn.state, each) or outlasted(turn, each)
         if why:
             _end(turn, each, why)
-        elif _has_room(turn.state, each):
+        elif has_room(turn.state, each):
             each.holder.settle(turn, each.place)
             _end(turn, each, "placed there")
 
@@ -94,9 +108,11 @@ def hold_for_starving(turn: Turn) -> None:
     state, starving = turn.state, turn.state.starving
     if starving.is_due(turn.now_ms):
         starving.looked(turn.now_ms, stuck=_look(turn))
-    due_ms = starving.next_due_ms()
-    if due_ms is not None:
-        state.timers.arm(Timer.STARVING, "", due_ms)
+    due_ms = [each.until_ms for each in state.reservations.all()]
+    if (next_ms := starving.next_due_ms()) is not None:
+        due_ms.append(next_ms)
+    if due_ms:
+        state.timers.arm(Timer.STARVING, "", min(due_ms))
 
 
 def _look(turn: Turn) -> bool:
@@ -106,12 +122,18 @@ def _look(turn: Turn) -> bool:
     state, starving, books = turn.state, turn.state.starving, turn.state.reservations
     turns = Turns(state)
     hopeless: list[PassedOver] = []
-    stuck = False
-    for passed in starving.starving(turn.now_ms, state.arrival_number):
-        if len(books) >= state.settings.fairness.reservations_max or len(hopeless) == TRIED_MAX:
+    stuck, looked = False, 0
+    those = starving.starving(turn.now_ms, state.arrival_number)
+    first, starving.goes_on_at = starving.goes_on_at, 0
+    for at, passed in enumerate(those[first:], first):
+        if len(books) >= state.settings.fairness.reservations_max:
+            break
+        if looked >= LOOKED_AT_MAX or len(hopeless) == TRIED_MAX:
+            starving.goes_on_at, stuck = at - len(hopeless), True
             break
         if passed.is_hopeless(state.cluster_version, turn.now_ms):
             continue
+        looked += _weight(passed)
         help_ = _help(turn, passed, turns)
         if help_ is _Help.BLOCKED:
             break
@@ -120,7 +142,12 @@ def _look(turn: Turn) -> bool:
             hopeless.append(passed)
         stuck = stuck or help_ is _Help.NOT_NOW
     starving.put_last(hopeless)
-    return stuck or len(hopeless) == TRIED_MAX
+    return stuck
+
+
+def _weight(passed: PassedOver) -> int:
+    """As how many jobs somebody counts."""
+    return 1 if isinstance(passed.who, int) else min(len(passed.who.lines), HEADS_LOOKED_AT_MAX)
 
 
 def tried_in_vain(turn: Turn, who: Shape | int) -> None:
@@ -158,8 +185,8 @@ def _help(turn: Turn, passed: PassedOver, turns: Turns) -> _Help:
                 return _Help.HOPELESS
             passed.blocked = now
             return _Help.BLOCKED
-        if _stopped_by(state, holder, place) is None:
-            _hold(turn, holder, place, mark)
+        if stop_of(state, holder, place) is None:
+            _hold(turn, holder, place, mark, passed.outlasted)
             return _Help.DONE
     return found
 
@@ -181,9 +208,10 @@ def _may_be_held(state: State, holder: Holder, mark: Mark) -> bool:
     return all(amount <= part * sums.get(ONLINE + name, 0) for name, amount in whole.items())
 
 
-def _hold(turn: Turn, holder: Holder, place: Place, mark: Mark) -> None:
+def _hold(turn: Turn, holder: Holder, place: Place, mark: Mark, in_vain: int) -> None:
     """Makes a reservation; whoever has room at once does not need one."""
     state = turn.state
+    patience_ms = PATIENCE * state.settings.fairness.starvation_timeout_ms
     made = Reservation(
         holder=holder,
         place=place,
@@ -191,8 +219,9 @@ def _hold(turn: Turn, holder: Holder, place: Place, mark: Mark) -> None:
         since_time_ms=turn.at.time_ms,
         lacking=next(iter(place.held)),
         version=state.cluster_version,
+        until_ms=turn.now_ms + patience_ms * 2 ** min(in_vain, DOUBLED_MAX),
     )
-    if _has_room(state, made):  # an exact search finds more than the usual one
+    if has_room(state, made):  # an exact search finds more than the usual one
         holder.settle(turn, place)
         for name in place.held:
             state.touch(state.hosts[name])
@@ -231,70 +260,6 @@ def _holders(state: State, passed: PassedOver) -> Iterator[Holder]:
     for number in heapq.nsmallest(most, numbers):
         request = state.request_at(number)
         yield RequestHolder(request, who.lines[request.job_id])
-
-
-def _stopped_by(state: State, holder: Holder, place: Place) -> Stop | None:
-    """The maximum that does not let a holder be placed."""
-    job = state.flows.jobs.get(holder.job_id)
-    groups = job.ancestors() if job is not None else ()
-    return stopped_by(groups, whole((counted(held.amounts), 1) for held in place.held.values()))
-
-
-def _void(state: State, each: Reservation) -> str:
-    """Why a reservation cannot stay; empty: it can."""
-    if not each.holder.waits(state):
-        return "it waits no more"
-    if each.version != state.cluster_version:
-        if unfit := _unfit(state, each):
-            return unfit
-        each.version = state.cluster_version
-    if not each.holder.suits(state, each.place):
-        return "it cannot be placed there any more"
-    stop = _stopped_by(state, each.holder, each.place)
-    if stop is not None:
-        return f"a maximum of group {stop.group_id.removeprefix(GROUP)} stops it"
-    host = state.hosts[each.lacking]
-    if not host.slots and not host.unowned and not _fits(state, each.lacking, each):
-        return f"executor {each.lacking} has less than it says, even when empty"
-    return ""
-
-
-def _unfit(state: State, each: Reservation) -> str:
-    """Why one of the hosts cannot take the holder in; empty: all can, when empty."""
-    place = each.place
-    for name, held in place.held.items():
-        host = state.hosts.get(name)
-        if host is None:
-            return f"executor {name} is not known any more"
-        if not host.eligible:
-            return f"nothing new may be placed on executor {name}"
-        registration = host.executor.registration
-        total, slots_max = registration.total, registration.slots_max
-        too_small = any(amount > total.get(name, 0) for name, amount in held.amounts.items())
-        if too_small or (slots_max and held.slots > slots_max):
-            return f"executor {name} has become too small"
-    for share in place.shares:
-        if not carries(state.hosts[share.host_id], place.wishes[share.wish].labels):
-            return f"executor {share.host_id} does not carry its labels any more"
-    if place.shares and held_for(state, place.wishes, place.shares) != place.held:
-        return "what it asks for is counted otherwise there now"
-    return ""
-
-
-def _has_room(state: State, each: Reservation) -> bool:
-    """True if the holder fits where his share is kept."""
-    if not _fits(state, each.lacking, each):
-        return False
-    for name in each.place.held:
-        if not _fits(state, name, each):
-            each.lacking = name
-            return False
-    return True
-
-
-def _fits(state: State, name: str, each: Reservation) -> bool:
-    missing, slots = each.place.held[name].missing(state.hosts[name])
-    return not missing and not slots
 
 
 def _end(turn: Turn, ended: Reservation, why: str) -> None:

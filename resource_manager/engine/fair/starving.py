@@ -57,12 +57,14 @@ class PassedOver:
         hopeless: no hosts would do for it, as of this version of the cluster, and until then.
         blocked: hosts would do that are held for others, as of this version of the cluster, and
             when so many reservations had ended.
+        outlasted: how many reservations of it were outlasted by what was to end.
     """
 
     who: Waiter
     marks: list[Mark]
     hopeless: tuple[int, int] = (-1, 0)
     blocked: tuple[int, int] = (-1, 0)
+    outlasted: int = 0
 
     def of(self, arrival_number: int) -> Mark | None:
         """From when it counts for one of them; None: he has only just come."""
@@ -84,11 +86,14 @@ class Starving:
 
     Attributes:
         placements: of everybody, in this incarnation.
+        goes_on_at: with which of those who starve the next look begins, if the last one was not at
+            all of them.
     """
 
     def __init__(self, settings: Fairness) -> None:
         self._settings = settings
         self.placements = 0
+        self.goes_on_at = 0
         self._all: dict[Waiter, PassedOver] = {}
         self._heap: list[tuple[int, int, PassedOver]] = []  # since, number; some are over
         self._ripe: dict[Waiter, PassedOver] = {}  # for long enough, longest first
@@ -153,6 +158,7 @@ class Starving:
 
     def look_at_once(self) -> None:
         """Somebody who is ripe may be helped now who could not be before."""
+        self.goes_on_at = 0
         if self._ripe:
             self._look_ms = 0
 

@@ -22,6 +22,7 @@ from resource_manager.engine.events import (
 )
 from resource_manager.engine.explain import explain
 from resource_manager.engine.fair.holders import GangHolder
+from resource_manager.engine.fair.reservations import PATIENCE
 from resource_manager.engine.invariants import check_invariants
 from resource_manager.engine.settings import ExecutorShape, Provisioning
 from tests.support.jobs_and_hosts import Story
@@ -211,6 +212,65 @@ def test_a_search_in_vain_is_not_made_again_before_something_has_changed(
     story.act(UndrainRequested(story.cluster.at, "host-1"))
     story.wait(2)
     assert list(reserved(story)) == ["gang g0"]
+
+
+def beside_a_service(hosts: int) -> tuple[Story, Flood]:
+    """On host-0 a slot of 3 cores runs that never ends; else there are small ones everywhere."""
+    story = Story(starvation_timeout_ms=5_000)
+    story.host("host-0")
+    story.job("services")
+    story.ask("services", ["web"], cpu=3_000)
+    for number in range(1, hosts):
+        story.host(f"host-{number}")
+    flood = Flood(story, hosts=0)
+    flood.ask(4 * hosts)
+    return story, flood
+
+
+def test_what_is_held_where_a_slot_never_ends_moves_to_another_host() -> None:
+    story, flood = beside_a_service(hosts=2)
+    story.ask("large", ["big"], cpu=4_000)
+    flood.go_on(lambda: reserved(story))
+    assert list(reserved(story)["big"]) == ["host-0"]
+    ended = flood.go_on(lambda: story.where("big"), most=400)
+    assert story.where("big") == "host-1"
+    assert ended * ENDS_EVERY_S * 1_000 < (PATIENCE + 12) * 5_000
+    assert story.history("reservation_ended") == [
+        "big: slot web on executor host-0 did not end for too long",
+        "big: placed there",
+    ]
+
+
+def test_where_no_other_host_would_do_nothing_stays_idle_for_ever() -> None:
+    story, flood = beside_a_service(hosts=1)
+    story.ask("large", ["big"], cpu=4_000)
+    flood.go_on(lambda: reserved(story))
+    assert story.running() == ["web"]  # the fourth core is idle for the sake of the large one
+    story.wait(PATIENCE * 5 + 10)
+    assert not reserved(story)
+    assert len(story.running()) == 2
+    flood.go_on(lambda: reserved(story), most=30)
+    assert not reserved(story)
+    story.end("services", "web")  # after all
+    story.wait(60)
+    flood.go_on(lambda: reserved(story), most=30)
+    assert list(reserved(story)["big"]) == ["host-0"]
+    flood.go_on(lambda: story.where("big"))
+    assert story.where("big") == "host-0"
+
+
+def test_others_do_not_wait_for_a_slot_that_did_not_end_for_somebody_either() -> None:
+    story, flood = beside_a_service(hosts=1)
+    story.ask("large", ["big"], cpu=4_000)
+    flood.go_on(lambda: reserved(story))
+    story.wait(PATIENCE * 5 + 10)
+    assert not reserved(story)
+    story.act(RequestsCancelled(story.cluster.at, "large", ("big",)))
+    story.host("host-1")
+    flood.ask(4)
+    story.ask("large", ["wide"], cpu=2_000)
+    flood.go_on(lambda: reserved(story))
+    assert list(reserved(story)["wide"]) == ["host-1"]  # on host-0 is a core beside the service
 
 
 def test_a_job_is_held_for_once_at_a_time() -> None:
