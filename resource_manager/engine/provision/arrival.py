@@ -10,7 +10,7 @@ even when empty, its shape backs off.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import groupby, islice
 
 from finegrain.resources import shortfall
@@ -170,21 +170,33 @@ def _place(turn: Turn, host: Host, content: Content) -> None:
     """As many of these as fit, those who wait longest first."""
     state = turn.state
     line: list[tuple[int, Shape, Request]] = []
-    for shape, count in content.shapes.items():
-        if carries(host, shape.labels):
-            first = islice(shape.numbers(), count)
-            line += [(number, shape, state.request_at(number)) for number in first]
+    left = {shape: count for shape, count in content.shapes.items() if carries(host, shape.labels)}
+    for shape, count in left.items():
+        numbers = _first_admitted(state, shape, count)
+        line += [(number, shape, state.request_at(number)) for number in numbers]
     line.sort(key=lambda each: each[0])
-    for shape, run in groupby(line, key=lambda each: each[1]):
+    for (shape, job_id), run in groupby(line, key=lambda each: (each[1], each[2].job_id)):
         requests = [request for _, _, request in run if not _has_been_there(state, request, host)]
-        for job_id, some in groupby(
-            requests[: _room_for(host, shape)], key=lambda request: request.job_id
-        ):
-            fitting = list(some)
-            del fitting[admitted_of(state, shape, job_id, len(fitting)) :]
-            if fitting:
-                place(turn, fitting, host)
-                state.queue.served(shape, fitting)
+        most = min(len(requests), left[shape], _room_for(host, shape))
+        if fitting := requests[: admitted_of(state, shape, job_id, most)]:
+            place(turn, fitting, host)
+            state.queue.served(shape, fitting)
+            left[shape] -= len(fitting)
+
+
+def _first_admitted(state: State, shape: Shape, count: int) -> Iterable[int]:
+    """Arrival numbers of those with a shape, who wait longest first, without those whom a maximum
+    stops: nothing was planned for them. With maxima so many of each job, since some of them may
+    stop others.
+    """
+    if not any(group.maximum for group in state.flows.groups.values()):
+        return islice(shape.numbers(), count)
+    return [
+        number
+        for job_id, line in shape.lines.items()
+        for start, end in line.numbers.peek(admitted_of(state, shape, job_id, count))
+        for number in range(start, end)
+    ]
 
 
 def _room_for(host: Host, shape: Shape) -> int:
