@@ -56,10 +56,11 @@ def _shortest(error: Failed) -> str:
 
 
 def _figures(results: list[Result], failed: list[int], seconds: float) -> dict[str, object]:
-    faults, messages = Counter[str](), Counter[str]()
+    faults, messages, fair = Counter[str](), Counter[str](), Counter[str]()
     for each in results:
         faults += each.faults
         messages += each.messages
+        fair += each.fair
     return {
         "passed": len(results),
         "failed": failed,
@@ -71,6 +72,7 @@ def _figures(results: list[Result], failed: list[int], seconds: float) -> dict[s
         "gangs": sum(each.gangs for each in results),
         "executors_started": sum(each.started for each in results),
         "hosts_max": max((each.hosts for each in results), default=0),
+        "fair shares": dict(sorted(fair.items())),
         "faults": dict(faults.most_common()),
         "messages": dict(messages.most_common()),
     }
@@ -87,6 +89,9 @@ def _shown(figures: dict[str, object]) -> str:
         f"{figures['batches']} batches, {figures['grants']} grants, {figures['gangs']} gangs",
         f"{figures['resizes']} changes of size, {figures['executors_started']} executors started",
     ]
+    shares = figures["fair shares"]
+    assert isinstance(shares, dict)
+    lines.append(", ".join(f"{count} {what}" for what, count in shares.items()))
     for name in ("faults", "messages"):
         counts = figures[name]
         assert isinstance(counts, dict)

@@ -21,12 +21,14 @@ from resource_manager.engine.effects import (
 )
 from resource_manager.engine.entities import ENDED_REQUEST_STATES, JobEvent, RequestState
 from resource_manager.engine.events import RegistrationAnswer, ReportAnswer
+from resource_manager.engine.fair.needs import booked_at_most
 from resource_manager.engine.host import Host
 from resource_manager.engine.invariants import check_invariants, check_touched
 from resource_manager.engine.queue import DEFAULT_SLOTS, SLOTS, Shape
 from resource_manager.engine.state import State
 from resource_manager.storage.rows import EXECUTORS
 from task_executor.engine.slots import SlotKey, SlotState
+from tests.simulation.fair_checks import FairChecks, Limits
 from tests.simulation.gang_checks import GangChecks, room_for_gangs
 from tests.simulation.provision_checks import ProvisionChecks
 from tests.simulation.resize_checks import ResizeChecks, enforced_beyond_books, in_use
@@ -60,6 +62,7 @@ class Checks:
         self.gangs, self.resizes = GangChecks(), ResizeChecks()
         self.provisions = ProvisionChecks()
         self.tallies = TallyChecks()
+        self.fair = FairChecks()
         self.masters: dict[str, JobMaster] = {}
         self.database: Database
         self.did: Counter[str] = Counter()
@@ -141,6 +144,8 @@ class Checks:
         if not idle:
             self.require(self.gangs.decided(state, effects, changes))
             self.require(self.provisions.decided(state, changes))
+            if not many:
+                self.require(self.fair.decided(state, effects))
         if self.database.leads(manager.holder, manager.epoch):
             hosts = _hosts_of(state, changes) if many else state.hosts.values()
             self.require(self._orders_without_slots(hosts))
@@ -221,7 +226,9 @@ class Checks:
         self.require(self.resizes.stored(changes))
         self.require(self.provisions.stored(changes))
         self.tallies.stored(changes)
+        self.require(self.fair.stored(changes))
         gone = self._forgotten(changes)
+        self.fair.forgotten(gone)
         for name in gone:
             self._promised.pop(name, None)
         for master in self.masters.values() if gone else ():
@@ -267,6 +274,7 @@ class Checks:
         self._kept_alive.clear()
         self.resizes.restored(self.database.rows.slots)
         self.tallies.forget()
+        self.fair.older_books()
         self._outlived = {name: set(each.on_host) for name, each in self.executors.items()}
         for master in self.masters.values():
             master.acknowledged = {name for name in master.acknowledged if rows.has(name)}
@@ -390,18 +398,22 @@ def _hosts_of(state: State, changes: Changes) -> list[Host]:
 
 
 def _idle_capacity(state: State) -> Iterator[str]:
-    """Nobody waits for what is free."""
+    """Nobody waits for what is free, held for nobody, and within his limits."""
     if state.unfinished:
         return
-    heads = [(shape, shape.head()) for shape in state.queue.shapes()]
-    shapes = [(shape, state.request_at(head)) for shape, head in heads if head is not None]
-    if not shapes:
+    limits = Limits(state)
+    heads = [
+        (line.shape, state.request_at(line.numbers.first))
+        for line in state.queue.lines()
+        if line.numbers and not limits.stop(line.job_id, [booked_at_most(state, line.shape)])
+    ]
+    if not heads:
         return
     for host in state.hosts.values():
         if not host.eligible:
             continue
         free, slots = host.spare(), host.spare_slots()
-        for shape, head in shapes:
+        for shape, head in heads:
             if not _has_room(host, shape, free, slots) or host.refuses(shape):
                 continue
             if not any(name == head.allocation_id for name, _ in host.slots):  # an older slot

@@ -86,7 +86,7 @@ class Follower(Node):
     def _next_manager(self) -> None:
         self.managers = [*self.managers[1:], self.managers[0]]
 
-    def _until_answered(
+    def until_answered(
         self,
         make: Callable[[Any], Any],
         done: Reply,
@@ -191,10 +191,20 @@ class Follower(Node):
         self.checks.told(event)
         told = Told(event.state, event.slot)
         self.seen.update(dict.fromkeys(names_of(event.allocation_id, event.count), told))
+        if event.state is RequestState.RELEASED:
+            self._released(event)
         if event.state is RequestState.RELEASED and not event.reason and event.slot is not None:
             asked = {(event.allocation_id, told.generation), (event.allocation_id, 0)}
             if not asked & self.given_back:
                 self.checks.require([f"{event.allocation_id} was released, but not by {self.name}"])
+
+    def _released(self, event: JobEvent) -> None:
+        """The log says that a request is released."""
+
+    def waits(self, name: str) -> bool:
+        """True if a request must be taken for waiting."""
+        told = self.told_of(name)
+        return told is not None and told.state is RequestState.PENDING
 
     def held(self) -> dict[tuple[str, int], Told]:
         """The slots that it has, as far as it was told."""

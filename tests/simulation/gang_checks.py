@@ -20,9 +20,11 @@ from resource_manager.engine.entities import (
     RequestState,
     Slot,
 )
+from resource_manager.engine.fair.needs import booked_at_most
 from resource_manager.engine.gang_books import living
 from resource_manager.engine.host import Host
 from resource_manager.engine.state import State
+from tests.simulation.fair_checks import Limits
 
 if TYPE_CHECKING:
     from tests.simulation.follower import Follower
@@ -147,6 +149,7 @@ def room_for_gangs(state: State) -> Iterator[str]:
     """Gangs of equal members that wait although there is room for all of them."""
     if state.unfinished:
         return
+    limits = Limits(state)
     waiting: dict[str, list[Request]] = {}
     for request in state.requests.values():
         if request.spec.gang_id and request.state is RequestState.PENDING:
@@ -154,6 +157,9 @@ def room_for_gangs(state: State) -> Iterator[str]:
     for gang_id, members in waiting.items():
         alike = {(r.spec.profile, r.spec.required_labels) for r in members}
         if members[0].job_id in state.endings or len(alike) > 1:
+            continue
+        needs = [booked_at_most(state, state.queue.shape_of(each.spec)) for each in members]
+        if limits.stop(members[0].job_id, needs):
             continue
         counts = {
             host: count for host in state.hosts.values() if (count := _count(state, host, members))

@@ -13,6 +13,7 @@ from resource_manager.engine.placement.feasibility import waiting_reason
 from resource_manager.engine.state import State
 from tests.simulation.checks import Checks, Violation
 from tests.simulation.executor import Executor
+from tests.simulation.fair_checks import Limits
 from tests.simulation.job_master import JobMaster
 from tests.simulation.provision_checks import waits_in_vain
 from tests.simulation.resize_checks import sizes_agree
@@ -33,7 +34,7 @@ def check_healed(checks: Checks, state: State) -> None:
         if not _is_double(checks, state, executor):
             _agree(state, executor)
             checks.require(sizes_agree(state, executor, told))
-    looked_at = set()
+    looked_at, limits = set(), Limits(state)
     waiting = [part.member(part.waiting.first) for part in state.ranges.parts() if part.waiting]
     for request in (*state.requests.values(), *waiting):
         if request.state is RequestState.ALLOCATING:
@@ -41,7 +42,9 @@ def check_healed(checks: Checks, state: State) -> None:
         shape = (request.spec.profile, request.spec.required_labels)
         if request.spec.gang_id:
             continue  # of these every decision is looked at
-        if request.state is RequestState.PENDING and shape not in looked_at:
+        if request.state is not RequestState.PENDING or shape in looked_at:
+            continue
+        if not limits.stop_request(request.job_id, request.spec):
             looked_at.add(shape)  # where one of them has no room, none has
             _must_wait(checks, state, request)
     for master in checks.masters.values():
@@ -96,10 +99,15 @@ def _must_wait(checks: Checks, state: State, request: Request) -> None:
             continue
         profile = spec.profile or executor.default_profile
         separate = has_separate_pools(executor.share.total)
+        free, slots = executor.table.available(), (executor.share.slots_max or 1 << 30)
+        left = slots - len(executor.table)
+        if host.held is not None:
+            free = host.held.spare(free, executor.share.total, host.slots)
+            left = host.held.spare_slots(left, slots, host.slots)
         if (
-            fits(booking(profile, separate_pools=separate), executor.table.available())
+            fits(booking(profile, separate_pools=separate), free)
             and set(spec.required_labels) <= set(executor.labels)
-            and (len(executor.table) < (executor.share.slots_max or 1 << 30))
+            and left > 0
         ):
             why = waiting_reason(state, state.queue.shape_of(spec))
             raise Violation(

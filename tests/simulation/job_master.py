@@ -16,6 +16,7 @@ from resource_manager.engine.entities import (
     ENDED_REQUEST_STATES,
     GangPlacement,
     GangSpec,
+    JobEvent,
     RangeSpec,
     RequestSpec,
     RequestState,
@@ -30,8 +31,10 @@ from resource_manager.engine.events import (
 )
 from task_executor.engine.slots import SlotKey
 from tests.simulation.follower import Follower, names_of
+from tests.simulation.group_operator import NAMES
 from tests.simulation.manager import Manager
 from tests.simulation.network import Loop, Network, Reply
+from tests.simulation.reuses import Reuses
 from tests.simulation.sizes import resized
 
 if TYPE_CHECKING:
@@ -65,6 +68,7 @@ RESIZE_REFUSALS = frozenset(
 GANGS = "gangs"
 RESIZES = "resizes"
 RANGES = "ranges"
+FAIR_SHARES = "fair shares"  # several groups, with limits; and slots that are handed on
 
 RANGE_COUNTS = (1, 2, 3, 5, 8, 20)
 RANGES_WAITING_MAX = 60  # members that may still wait, before another range is asked for
@@ -74,7 +78,7 @@ class JobMaster(Follower):
     """One job's master.
 
     Args:
-        wishes: what it asks for besides single slots, and the chance that it is drawn by.
+        wishes: what it asks for besides single slots, and sources of chance to draw it by.
         batch_max: requests in one call.
     """
 
@@ -88,14 +92,18 @@ class JobMaster(Follower):
         checks: Checks,
         log: Callable[[str], None],
         troubles: Troubles,
-        wishes: tuple[frozenset[str], Random, Random],
+        wishes: tuple[frozenset[str], Callable[[str], Random]],
         batch_max: int,
     ) -> None:
         self.unknown = rng.random() < 0.25
         lease_ms = rng.choice((None, 3_000, 6_000, 10_000))
         super().__init__(name, loop, rng, network, managers, checks, log, lease_ms)
         self.troubles, self.batch_max = troubles, batch_max
-        self.wishes, self.wish_rng, self.range_rng = wishes
+        self.wishes, chance = wishes
+        self.wish_rng, self.range_rng = chance(f"{name}/wishes"), chance(f"{name}/ranges")
+        fair_rng = chance(f"{name}/fair shares")
+        self.group = fair_rng.choice(NAMES) if FAIR_SHARES in self.wishes else "default"
+        self.reuses = Reuses(self, fair_rng)
         self._ranges: list[tuple[RequestSpec, int]] = []  # what members ask for, and how many
         self.leaving = False
         self.made = 0
@@ -109,9 +117,22 @@ class JobMaster(Follower):
         self._forget()
         if self.life > 1:
             self.sequence = None
-        self._until_answered(
-            lambda at: JobRegistered(at, self.name, self.name, "default", self.lease_ms, "s", "r"),
+        self._register(self.group)
+
+    def _register(self, group: str) -> None:
+        def expected(error: FinegrainError) -> bool:
+            # An earlier copy of the call may come late, and when there is such a group again.
+            other = "default" if group == self.group else self.group
+            refused = error.reason in (Reason.GROUP_UNKNOWN, Reason.ALREADY_EXISTS)
+            if refused and other != group:
+                self.after(1, lambda: self._register(other))
+                return True
+            return False
+
+        self.until_answered(
+            lambda at: JobRegistered(at, self.name, self.name, group, self.lease_ms, "s", "r"),
             self._begin,
+            expected,
         )
 
     def _begin(self, _job: Any) -> None:
@@ -124,12 +145,14 @@ class JobMaster(Follower):
                 self._wish()
             if RANGES in self.wishes:
                 self._deal_with_ranges()
+            if FAIR_SHARES in self.wishes:
+                self.reuses.begin()
 
     def leave(self) -> None:
         """Asks for nothing more and ends the job."""
         self.leaving = True
         if self.up and not self.over:
-            self._until_answered(
+            self.until_answered(
                 lambda at: JobEndRequested(at, self.name, "ENDED"), lambda _job: self._end("left")
             )
 
@@ -139,6 +162,9 @@ class JobMaster(Follower):
         self.up = False
         if back_in_ms is not None:
             self.loop.after(back_in_ms, self.start)
+
+    def _released(self, event: JobEvent) -> None:
+        self.checks.require(self.reuses.ended(event))
 
     def offered(self, key: SlotKey, reply: Reply) -> None:
         """An executor offers a slot directly."""
@@ -173,6 +199,8 @@ class JobMaster(Follower):
         ranges: tuple[RangeSpec, ...] = (),
     ) -> None:
         self.busy = True
+        self.reuses.specs.update((s.allocation_id, s) for s in specs if not s.gang_id)
+        self.reuses.specs.update((each.range_id, each.request) for each in ranges)
 
         def done(outcomes: Any) -> None:
             self.busy = False
@@ -183,7 +211,7 @@ class JobMaster(Follower):
                     fine.update(names_of(f"{each.range_id}.{each.first_index}", each.count))
             self.acknowledged |= self.checks.acknowledged(self.name, fine)
 
-        self._until_answered(
+        self.until_answered(
             lambda at: RequestsSubmitted(at, self.name, specs, gangs=gangs, ranges=ranges), done
         )
 
@@ -206,7 +234,7 @@ class JobMaster(Follower):
             for name, generation in held
         ]
         self.given_back.update(slots)
-        self._until_answered(
+        self.until_answered(
             lambda at: SlotsReleased(at, self.name, tuple(slots)), lambda _outcomes: None
         )
 
@@ -219,7 +247,7 @@ class JobMaster(Follower):
         some = tuple(self.rng.sample(waiting, min(3, len(waiting))))
         if some:
             self.given_back.update((name, 0) for name in some)
-            self._until_answered(
+            self.until_answered(
                 lambda at: RequestsCancelled(at, self.name, some), lambda _outcomes: None
             )
 
@@ -238,13 +266,9 @@ class JobMaster(Follower):
                 self._resize(*self.wish_rng.choice(held))
 
     def _waits_with_few_gangs(self) -> bool:
-        waiting = [name for name in self._in_gangs if self._waits(name)]
+        waiting = [name for name in self._in_gangs if self.waits(name)]
         self._in_gangs = waiting
         return len(waiting) < WAITING_IN_GANGS_MAX
-
-    def _waits(self, name: str) -> bool:
-        told = self.told_of(name)
-        return told is not None and told.state is RequestState.PENDING
 
     def _request_gang(self) -> None:
         rng = self.wish_rng
@@ -289,7 +313,7 @@ class JobMaster(Follower):
         def expected(error: FinegrainError) -> bool:
             return error.reason in RESIZE_REFUSALS
 
-        self._until_answered(
+        self.until_answered(
             lambda at: ResizeRequested(
                 at, self.name, name, asked, number, profile, limit_milli, wait
             ),
@@ -306,7 +330,7 @@ class JobMaster(Follower):
             return
         what = rng.random()
         if what < 0.4:
-            waiting = sum("." in name and self._waits(name) for name in self.acknowledged)
+            waiting = sum("." in name and self.waits(name) for name in self.acknowledged)
             if waiting < RANGES_WAITING_MAX:
                 self._request_range()
         elif what < 0.7 and self._ranges:
@@ -343,7 +367,7 @@ class JobMaster(Follower):
             (name, 0) for name in names_of(f"{members[0]}.{members[1]}", members[2] + 1)
         )
         release = rng.random() < 0.5
-        self._until_answered(
+        self.until_answered(
             lambda at: (
                 SlotsReleased(at, self.name, (), ranges=(members,))
                 if release

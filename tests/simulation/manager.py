@@ -43,6 +43,7 @@ from resource_manager.engine.events import (
     Event,
     ExecutorProbed,
     JobKeptAlive,
+    SlotsReuseAsked,
     Ticked,
 )
 from resource_manager.engine.settings import EngineSettings
@@ -187,6 +188,7 @@ class Manager(Client):
         self.log(f"{self.name} leads at epoch {self.epoch}")
         self.checks.books(self.state)
         self.checks.require(self.checks.tallies.restored(self))
+        self.checks.require(self.checks.fair.restored(self.state, self.database))
 
     def _renew(self) -> None:
         sent_ms = self.loop.now_ms
@@ -257,7 +259,7 @@ class Manager(Client):
             if item.make is not None:
                 event = item.make(at)
                 idle = idle and isinstance(event, JobKeptAlive)
-                answer = self._step(event, batch.effects)
+                answer = self._answer(event, batch.effects)
                 self.checks.answered(self.state, answer)
                 if isinstance(answer, Slot):
                     answer = replace(answer)  # as it is now
@@ -269,6 +271,16 @@ class Manager(Client):
         self._step(Decide(at), batch.effects)
         changes = self.state.take_changes()
         return changes, idle and not changes and not batch.effects
+
+    def _answer(self, event: Event, effects: list[Effect]) -> Any:
+        if not isinstance(event, SlotsReuseAsked):
+            return self._step(event, effects)
+        fair = self.checks.fair
+        before = fair.asks(self.state, event)
+        answer = self._step(event, effects)
+        if isinstance(answer, list):
+            self.checks.require(fair.answers(self.state, event, before, answer))
+        return answer
 
     def _step(self, event: Event, effects: list[Effect]) -> Any:
         try:

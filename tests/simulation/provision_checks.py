@@ -23,11 +23,13 @@ from resource_manager.engine.entities import (
     RequestSpec,
     Slot,
 )
+from resource_manager.engine.fair.needs import booked_at_most
 from resource_manager.engine.provision.passes import MINIMUM
 from resource_manager.engine.queue import Shape
 from resource_manager.engine.settings import ExecutorShape, Provisioning
 from resource_manager.engine.state import State
 from tests.simulation.cloud import Cloud
+from tests.simulation.fair_checks import Limits
 
 PENDING = (ProvisionState.ASKED, ProvisionState.STARTED)
 
@@ -187,11 +189,19 @@ def served_first(state: State, planned: Planned) -> Iterator[str]:
             continue
         for wish, count in content:
             there = sum(_is_of(state, slot, wish) for slot in host.slots.values())
-            if there < count and wish.waiting:
+            if there < count and _somebody_may(state, wish):
                 yield (
                     f"{name} has come and serves {there} of {count} that were planned on it,"
                     f" {wish.waiting} of these wait"
                 )
+
+
+def _somebody_may(state: State, wish: Shape) -> bool:
+    """True if anybody waits with this whom no maximum stops."""
+    limits, need = Limits(state), [booked_at_most(state, wish)]
+    return any(
+        line.numbers and not limits.stop(job_id, need) for job_id, line in wish.lines.items()
+    )
 
 
 def _is_of(state: State, slot: Slot, wish: Shape) -> bool:

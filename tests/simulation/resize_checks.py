@@ -13,6 +13,7 @@ from resource_manager.engine.entities import RequestState, Slot, SlotState
 from resource_manager.engine.host import Host
 from resource_manager.engine.state import State
 from task_executor.engine.slots import SlotKey
+from tests.simulation.fair_checks import Limits
 
 if TYPE_CHECKING:
     from tests.simulation.executor import Executor
@@ -121,11 +122,15 @@ class ResizeChecks:
         """Growth that waits although there is room for it."""
         if state.unfinished:
             return
+        limits = Limits(state)
         for host in state.hosts.values():
             if not host.eligible:
                 continue
             for slot in host.slots.values():
-                if _waits_for_room(state, host, slot) and fits(_growth(host, slot), host.spare()):
+                if not _waits_for_room(state, host, slot):
+                    continue
+                more = _growth(host, slot)
+                if fits(more, host.spare()) and not limits.stop(slot.job_id, [more]):
                     yield f"slot {slot.allocation_id} waits to grow, but {host.host_id} has room"
 
 

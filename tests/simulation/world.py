@@ -20,8 +20,9 @@ from tests.simulation.cloud import STORMY, Cloud, CloudTroubles, some_shapes
 from tests.simulation.database import LEASE_MS, Database
 from tests.simulation.executor import Executor
 from tests.simulation.faults import FAULTS, OF_PROVIDERS
+from tests.simulation.group_operator import GroupOperator
 from tests.simulation.healed import check_empty, check_healed
-from tests.simulation.job_master import GANGS, RANGES, RESIZES, JobMaster
+from tests.simulation.job_master import FAIR_SHARES, GANGS, RANGES, RESIZES, JobMaster
 from tests.simulation.manager import Manager
 from tests.simulation.network import Loop, Network, Weather
 from tests.simulation.slot_host import HostPlan, Troubles, some_host
@@ -35,7 +36,7 @@ STORY_LINES = 30
 
 PROVIDERS = "providers"
 WISHES = frozenset({GANGS, RESIZES, PROVIDERS})
-ALL_WISHES = WISHES | {RANGES}
+ALL_WISHES = WISHES | {RANGES, FAIR_SHARES}
 
 LEAST = {"grants": 6, "ends": 6, "faults": 8, "batches": 300}
 """A run that did less has shown nothing."""
@@ -74,6 +75,7 @@ class Result:
     resizes: int
     gangs: int  # granted
     started: int  # executors, by a provider
+    fair: Counter[str]  # groups set, slots handed on, reservations
     faults: Counter[str]
     messages: Counter[str]
     trace: str  # digest of the whole story
@@ -122,6 +124,12 @@ class World:
             for name in ("rm-a", "rm-b")[:managers]
         ]  # fmt: skip
         self.cloud = self._build_cloud(provisioning) if provided else None
+        self.operator: GroupOperator | None = None
+        if FAIR_SHARES in plan.wishes:
+            self.operator = GroupOperator(
+                self.loop, self.chance("operator"), self.network, list(self.managers), self.checks,
+                self.log,
+            )  # fmt: skip
         for number in range(plan.hosts or (min(3, drawn_hosts - 2) if provided else drawn_hosts)):
             self._add_host(f"host-{number:02}")
 
@@ -148,7 +156,22 @@ class World:
             resize_retry_min_ms=200,
             resize_retry_max_ms=2_000,
             provisioning=provisioning,
-            fairness=Fairness(tally_interval_ms=1_000),
+            fairness=self._fairness(),
+        )
+
+    def _fairness(self) -> Fairness:
+        if FAIR_SHARES not in self.plan.wishes:
+            return Fairness(tally_interval_ms=1_000)
+        rng = self.chance("fairness")
+        return Fairness(
+            order=rng.choice(("fair", "fair", "fair", "fair", "arrival")),
+            service=rng.choice(("dominant", "slots", "cpu")),
+            half_life_ms=rng.choice((5_000, 60_000, 900_000, None)),
+            lookahead_ms=rng.choice((0, 1_000, 30_000)),
+            tally_interval_ms=1_000,
+            starvation_timeout_ms=rng.choice((500, 2_000, 8_000, 300_000)),
+            starvation_placements=rng.choice((0, 0, 3, 20)),
+            reservations_max=rng.choice((0, 1, 2, 8, 8)),
         )
 
     def log(self, line: str) -> None:
@@ -216,6 +239,7 @@ class World:
             did["resizes"],
             self.checks.gangs.granted,
             self.cloud.starts if self.cloud else 0,
+            self.checks.fair.did,
             self.faults,
             self.network.hurt,
             hashlib.sha256("\n".join(self.story).encode()).hexdigest(),
@@ -236,6 +260,8 @@ class World:
             self.cloud.troubles = rng.choice((CloudTroubles(), STORMY, STORMY))
         self._plan_faults()
         self._keep_jobs()
+        if self.operator:
+            self.operator.act()
         if self.plan.bad_weather:
             self._next_weather(self.chance("weather"))
         self._look_for_orphans()
@@ -259,6 +285,8 @@ class World:
             executor.dies_saving, executor.dies_resizing = False, ""
         for master in self.checks.masters.values():
             master.leaving = True  # asks for nothing more
+        if self.operator:
+            self.operator.leaving = True
         self.loop.run_until(begun_ms + COME_BACK_MS)  # whoever is down comes back
         for name in [e.executor_id for e in self.checks.executors.values() if not e.provided_as]:
             self._leader().submit(lambda at, name=name: UndrainRequested(at, name))  # type: ignore[misc]
@@ -328,7 +356,7 @@ class World:
             self.checks.masters[name] = master = JobMaster(
                 name, self.loop, self.chance(name), self.network, list(self.managers),
                 self.checks, self.log, self.troubles,
-                (self.plan.wishes, self.chance(f"{name}/wishes"), self.chance(f"{name}/ranges")),
+                (self.plan.wishes, self.chance),
                 200 if self.plan.is_large else 6,
             )  # fmt: skip
             master.start()

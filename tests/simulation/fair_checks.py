@@ -1,0 +1,340 @@
+"""Fair shares, whatever fails: maxima hold, minima come first, what is held is held for somebody
+who waits, and what was answered about groups and slots that are handed on stays true.
+
+Adds up by itself what groups have. Who comes first by tallies, the engine's own invariants look at.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from finegrain.errors import Reason
+from finegrain.resources import Amounts
+from resource_manager.engine.effects import Changes, Effect, PublishClusterEvent
+from resource_manager.engine.entities import (
+    Group,
+    JobState,
+    Request,
+    RequestSpec,
+    RequestState,
+    Slot,
+    SlotState,
+)
+from resource_manager.engine.events import ItemOutcome, SlotsReuseAsked
+from resource_manager.engine.fair.limits import counted, fulfilment
+from resource_manager.engine.fair.needs import booked_at_most
+from resource_manager.engine.lines import Line
+from resource_manager.engine.state import State
+from resource_manager.storage.rows import GROUPS, RANGES, REQUESTS, Row
+
+if TYPE_CHECKING:
+    from tests.simulation.database import Database
+
+Key = tuple[str, int]
+
+MANY_SHAPES = 1_000
+"""With a smaller `shapes_tried_max` a decision may come to who lacks a minimum later."""
+
+
+@dataclass
+class FairChecks:
+    """What is known of groups, of slots that were handed on, and of what was booked last."""
+
+    did: Counter[str] = field(default_factory=Counter)
+    _booked: dict[Key, dict[str, int]] = field(default_factory=dict)  # after the last batch
+    _durable: dict[str, set[Row]] = field(default_factory=dict)  # all that a group ever was
+    _deleted: Counter[str] = field(default_factory=Counter)  # groups, durably
+    _taken_over: dict[str, Key] = field(default_factory=dict)  # request to the slot that does it
+
+    # -- resource managers -----------------------------------------------------------------
+
+    def restored(self, state: State, database: Database) -> Iterator[str]:
+        """Somebody has read the books; what is wrong with them."""
+        self._booked = {key: counted(slot.booked) for key, slot in state.slots.items()}
+        for name, row in database.rows.groups.items():
+            self._durable.setdefault(name, set()).add(row)
+            group = state.groups.get(name)
+            if group is None or GROUPS.encode(group) != row:
+                yield f"group {name} is {row}, and {group} after a restart"
+
+    def stored(self, changes: Changes) -> Iterator[str]:
+        """A transaction is durable; what is wrong."""
+        for group in changes.groups:
+            self._durable.setdefault(group.name, set()).add(GROUPS.encode(group))
+        self._deleted.update(changes.deleted_groups)
+        for event in changes.job_events:
+            key = self._taken_over.get(event.allocation_id)
+            if event.state is RequestState.GRANTED and key is not None:
+                yield f"slot {key} does the work of {event.allocation_id}, which is granted one"
+
+    def forgotten(self, names: Iterable[str]) -> None:
+        """These requests are known no longer."""
+        for name in names:
+            self._taken_over.pop(name, None)
+
+    def older_books(self) -> None:
+        """A backup was put in the place of the books."""
+        self._taken_over.clear()
+
+    def decided(self, state: State, effects: Iterable[Effect]) -> Iterator[str]:
+        """After a batch; what is wrong."""
+        before, self._booked = self._booked, {k: counted(s.booked) for k, s in state.slots.items()}
+        new = {
+            key: more
+            for key, booked in self._booked.items()
+            if (more := _beyond(booked, before.get(key, {})))
+        }
+        kinds = [each.event for each in effects if isinstance(each, PublishClusterEvent)]
+        self.did["reservations"] += sum(each.kind == "reservation_made" for each in kinds)
+        yield from _held_for_nobody(state)
+        limited = any(group.maximum or group.minimum for group in state.groups.values())
+        if not new or not limited:
+            return
+        used, added = _sums(state, self._booked), _sums(state, new)
+        yield from _above_maximum(state, used, added)
+        settled = {each.allocation_id for each in kinds if each.kind == "reservation_ended"}
+        placed = [state.slots[key] for key in new if key not in before and key[0] not in settled]
+        if state.settings.fairness.order == "fair":
+            yield from _minimum_passed_over(state, placed, used, added)
+
+    # -- slots that are handed on ----------------------------------------------------------
+
+    def asks(self, state: State, event: SlotsReuseAsked) -> set[str]:
+        """Requests whose work has been taken over before this is asked."""
+        named = {name: state.request_named(name) for _, _, name in event.slots}
+        return {name for name, each in named.items() if each and each.reason == Reason.REUSED}
+
+    def answers(
+        self, state: State, event: SlotsReuseAsked, before: set[str], outcomes: list[ItemOutcome]
+    ) -> Iterator[str]:
+        """What was asked has been decided; what is wrong."""
+        used = _sums(state, {key: counted(slot.booked) for key, slot in state.slots.items()})
+        for (name, generation, for_id), outcome in zip(event.slots, outcomes, strict=True):
+            if outcome.reason:
+                self.did["reuses refused"] += 1
+                continue
+            if for_id in before:
+                self.did["reuses agreed to again"] += 1
+                continue
+            self.did["reuses agreed to"] += 1
+            slot, waiting = state.slots.get((name, generation)), state.request_named(for_id)
+            if waiting is None or waiting.reason != Reason.REUSED:
+                yield f"{name} may do the work of {for_id}, which is {waiting}"
+            if slot is None or slot.state is not SlotState.ALLOCATED:
+                yield f"{name} may do the work of {for_id}, and its slot is {slot}"
+            elif not state.hosts[slot.executor_id].eligible:
+                yield f"{name} goes on at {slot.executor_id}, where nothing new may be placed"
+            else:
+                yield from _goes_on_above_maximum(state, slot, used)
+
+    def agreed(self, key: Key, for_id: str, database: Database) -> Iterator[str]:
+        """A job master has heard that a slot of its may do the work of a request."""
+        known = database.rows.has(for_id)
+        if known and not _is_taken_over(database, for_id):
+            yield f"{key} may do the work of {for_id}, and that is not durable"
+        if known and self._taken_over.setdefault(for_id, key) != key:
+            yield f"{key} may do the work of {for_id}, as {self._taken_over[for_id]} may"
+
+    # -- groups ----------------------------------------------------------------------------
+
+    def deletions(self, name: str) -> int:
+        """How often a group was struck so far."""
+        return self._deleted[name]
+
+    def group_is_set(self, group: Group) -> Iterator[str]:
+        """An operator has heard that a group is like this now."""
+        self.did["groups set"] += 1
+        if GROUPS.encode(group) not in self._durable.get(group.name, ()):
+            yield f"an operator hears of {group}, which was never durable"
+
+    def group_is_deleted(self, name: str, before: int) -> Iterator[str]:
+        """An operator has heard that a group is struck; so often it had been when he asked."""
+        self.did["groups deleted"] += 1
+        if self._deleted[name] == before:
+            yield f"an operator hears that group {name} is struck, which is not durable"
+
+
+class Limits:
+    """What the maxima of groups admit, as the books are now."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._any = any(group.maximum for group in state.groups.values())
+        self._used: dict[str, Counter[str]] | None = None
+
+    def stop(self, job_id: str, needs: Iterable[Amounts]) -> bool:
+        """True if a group of a job may not have all of this as well."""
+        if not self._any:
+            return False
+        if self._used is None:
+            slots = self._state.slots.items()
+            self._used = _sums(self._state, {key: counted(slot.booked) for key, slot in slots})
+        need = sum((Counter(counted(each)) for each in needs), Counter[str]())
+        return any(
+            self._used.get(group.name, Counter())[name] + amount > group.maximum[name]
+            for group in _path(self._state, job_id)
+            for name, amount in need.items()
+            if name in group.maximum
+        )
+
+    def stop_request(self, job_id: str, spec: RequestSpec) -> bool:
+        """Likewise one more request."""
+        if not self._any:
+            return False
+        shape = self._state.queue.shape_of(spec)
+        return self.stop(job_id, [booked_at_most(self._state, shape)])
+
+
+def _path(state: State, job_id: str) -> list[Group]:
+    """The groups that a job is in, the outermost first."""
+    found: list[Group] = []
+    job = state.jobs.get(job_id)
+    name = job.group if job is not None else ""
+    while name:
+        found.append(state.groups[name])
+        name = found[-1].parent
+    return found[::-1]
+
+
+def _sums(state: State, amounts: dict[Key, dict[str, int]]) -> dict[str, Counter[str]]:
+    """What slots have, by group; a slot counts in all groups that its job is in."""
+    per_job: dict[str, Counter[str]] = {}
+    for key, booked in amounts.items():
+        per_job.setdefault(state.slots[key].job_id, Counter()).update(booked)
+    sums: dict[str, Counter[str]] = {}
+    for job_id, booked in per_job.items():
+        for group in _path(state, job_id):
+            sums.setdefault(group.name, Counter()).update(booked)
+    return sums
+
+
+def _beyond(booked: dict[str, int], before: dict[str, int]) -> dict[str, int]:
+    return {
+        name: amount - before.get(name, 0)
+        for name, amount in booked.items()
+        if amount > before.get(name, 0)
+    }
+
+
+def _above_maximum(
+    state: State, used: dict[str, Counter[str]], more: dict[str, Counter[str]]
+) -> Iterator[str]:
+    """No group has more than it may because of what was placed now."""
+    for name, added in more.items():
+        for dimension, limit in state.groups[name].maximum.items():
+            if added[dimension] and used[name][dimension] > limit:
+                yield (
+                    f"group {name} has {used[name][dimension]} of {dimension}, of which"
+                    f" {added[dimension]} are new; its maximum is {limit}"
+                )
+
+
+def _goes_on_above_maximum(
+    state: State, slot: Slot, used: dict[str, Counter[str]]
+) -> Iterator[str]:
+    for group in _path(state, slot.job_id):
+        for dimension in counted(slot.booked).keys() & group.maximum.keys():
+            if used[group.name][dimension] > group.maximum[dimension]:
+                yield f"{slot.allocation_id} goes on, and group {group.name} has too much"
+
+
+def _minimum_passed_over(
+    state: State,
+    placed: list[Slot],
+    used: dict[str, Counter[str]],
+    more: dict[str, Counter[str]],
+) -> Iterator[str]:
+    """Whoever lacks a minimum, and waits with the same, was served before those who do not."""
+    if state.settings.shapes_tried_max < MANY_SHAPES:
+        return
+    limits = Limits(state)
+    lines = [
+        line
+        for line in state.queue.lines()
+        if line.numbers
+        and _may_go(state, line)
+        and not limits.stop(line.job_id, [booked_at_most(state, line.shape)])
+    ]
+    for slot in placed:
+        request = state.requests.get(slot.allocation_id)
+        if request is None or request.spec.gang_id or slot.executor_id in state.provisions:
+            continue
+        for line in lines:
+            if _is_passed_over(state, line, request, used, more):
+                head = state.request_at(line.numbers.first).allocation_id
+                yield f"{slot.allocation_id} was placed before {head}, whose minimum is lacking"
+
+
+def _may_go(state: State, line: Line) -> bool:
+    head = state.request_at(line.numbers.first).allocation_id
+    return line.job_id not in state.endings and head not in state.left_behind
+
+
+def _is_passed_over(
+    state: State,
+    line: Line,
+    request: Request,
+    used: dict[str, Counter[str]],
+    more: dict[str, Counter[str]],
+) -> bool:
+    """True if a line of the same stands in a group that lacks its minimum, beside one that did not
+    even before.
+    """
+    shape = line.shape
+    if (shape.profile, shape.labels) != (request.spec.profile, request.spec.required_labels):
+        return False
+    for mine, theirs in zip(
+        _steps(state, request.job_id), _steps(state, line.job_id), strict=False
+    ):
+        if mine == theirs:
+            continue
+        group, other = state.groups.get(theirs), state.groups.get(mine)
+        if group is None or fulfilment(used.get(theirs, {}), group.minimum) >= 1:
+            return False
+        if other is None:
+            return True
+        had = used.get(mine, Counter()) - more.get(mine, Counter())
+        return fulfilment(had, other.minimum) >= 1
+    return False
+
+
+def _steps(state: State, job_id: str) -> list[str]:
+    """Where a job stands, from the outside in; the last one is no group's name."""
+    return [*(group.name for group in _path(state, job_id)), f"/{job_id}"]
+
+
+def _held_for_nobody(state: State) -> Iterator[str]:
+    """Whoever something is held for lives and waits."""
+    for each in state.reservations.all():
+        holder = each.holder
+        job, request = state.jobs.get(holder.job_id), state.request_named(holder.allocation_id)
+        waits = request is not None and (
+            request.state is RequestState.PENDING
+            or any(
+                slot.wanted is not None
+                for key, slot in state.slots.items()
+                if key[0] == holder.allocation_id
+            )
+        )
+        if job is None or job.state is not JobState.ACTIVE or not waits:
+            yield f"{sorted(each.place.held)} are held for {holder.allocation_id}: {request}"
+
+
+def _is_taken_over(database: Database, name: str) -> bool:
+    """True if it is durable that another slot does the work of a request."""
+    row = database.rows.requests.get(name)
+    if row is not None:
+        return REQUESTS.decode(row).reason == Reason.REUSED
+    range_id, _, index = name.rpartition(".")
+    for (found, _), each in database.rows.ranges.items():
+        if found == range_id:
+            part = RANGES.decode(each)
+            at = int(index)
+            if any(
+                why[1] == Reason.REUSED and at in members for why, members in part.ended.items()
+            ):
+                return True
+    return False
