@@ -107,7 +107,7 @@ def _number(key: str) -> Any:
 
 COLUMNS = (
     Column("group", lambda row: str(row["label"])),
-    Column("weight", lambda row: f"{row['weight']:g}", right=True),
+    Column("weight", lambda row: f"{row['weight']:.10g}", right=True),
     Column("entitled", _share("share_entitled"), right=True),
     Column("now", _share("share_now"), right=True),
     Column("service", _number("service"), right=True),

@@ -16,7 +16,7 @@ from finegrain.errors import (
     NotFound,
     Reason,
 )
-from finegrain.resources import ResourceProfile
+from finegrain.resources import AMOUNT_MAX, ResourceProfile
 from finegrain.v1 import cluster_pb2 as pb
 from finegrain_client import reading, reading_groups, types
 from finegrain_client.connection import Connection
@@ -319,6 +319,7 @@ class Levers:
 def _limits(amounts: Mapping[str, int | None] | None) -> dict[str, int]:
     """Limits as the protocol has them."""
     for name, amount in (amounts or {}).items():
-        if amount is not None and amount < 0:
-            raise InvalidArgument(name, amount, "an amount, or None for no limit")
+        if amount is not None and not 0 <= amount <= AMOUNT_MAX:
+            expected = f"an amount from 0 to {AMOUNT_MAX}, or None for no limit"
+            raise InvalidArgument(name, amount, expected)
     return {name: NO_LIMIT if each is None else each for name, each in (amounts or {}).items()}

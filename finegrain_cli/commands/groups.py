@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from finegrain.errors import InvalidArgument
-from finegrain.resources import CPU_MILLI, EXTENDED_PREFIX, MEMORY_BYTES
+from finegrain.resources import AMOUNT_MAX, CPU_MILLI, EXTENDED_PREFIX, MEMORY_BYTES
 from finegrain.units import parse_bytes, parse_cpu_milli, parse_pair
 from finegrain_cli.common import (
     ConfigOption,
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 WATCH_INTERVAL_S = 1.0
 CLEAR_SCREEN = "\x1b[H\x1b[2J"
 NONE = "none"
+
+_AMOUNT = re.compile(r"[0-9]{1,18}")  # whether it is too large, the client says
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME")]
 JsonOption = Annotated[bool, typer.Option("--json", help="The same as -o json.")]
@@ -116,6 +119,10 @@ def set_(
     It holds from the next decision on. Nothing that runs is stopped; "none" takes a limit away.
     """
     enter_command(output, manager, token_file, config)
+    if name == NONE:
+        raise InvalidArgument(
+            "NAME", name, f"another name: --parent {NONE} says that there is none"
+        )
     maximum = _limits("max", max_cpu, max_memory, max_)
     minimum = _limits("min", min_cpu, min_memory, min_)
     with open_cluster() as cluster:
@@ -173,7 +180,7 @@ def _print(
 def _described(group: GroupStatus) -> str:
     from finegrain_cli.group_text import limits_text
 
-    parts = [f"{group.name}: weight {group.weight:g}"]
+    parts = [f"{group.name}: weight {group.weight:.10g}"]
     parts += [f"part of {group.parent}"] if group.parent else []
     parts += [f"minimum {limits_text(group.minimum)}"] if group.minimum else []
     parts += [f"maximum {limits_text(group.maximum)}"] if group.maximum else []
@@ -188,7 +195,8 @@ def _limits(what: str, cpu: str, memory: str, others: list[str]) -> dict[str, in
         found[MEMORY_BYTES] = None if memory == NONE else parse_bytes(f"--{what}-memory", memory)
     for each in others:
         name, text = parse_pair(f"--{what}", each)
-        if text != NONE and not text.isdecimal():
-            raise InvalidArgument(f"--{what} {name}", text, f"a whole number, or {NONE}")
+        if text != NONE and not _AMOUNT.fullmatch(text):
+            expected = f"a whole number up to {AMOUNT_MAX}, or {NONE}"
+            raise InvalidArgument(f"--{what} {name}", text, expected)
         found[EXTENDED_PREFIX + name] = None if text == NONE else int(text)
     return found

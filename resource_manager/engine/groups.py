@@ -217,7 +217,7 @@ def _in_use(group: Group, message: str) -> FailedPrecondition:
 
 def _described(group: Group) -> str:
     """What the group is now, for people."""
-    parts = [f"{group.name}: weight {group.weight:g}"]
+    parts = [f"{group.name}: weight {group.weight:.10g}"]
     parts += [f"part of {group.parent}"] if group.parent else []
     parts += [f"minimum {amounts_text(group.minimum)}"] if group.minimum else []
     parts += [f"maximum {amounts_text(group.maximum)}"] if group.maximum else []

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from finegrain.errors import InvalidArgument
-from finegrain.rpc.wire import amounts_to_proto, duration_ms_to_proto, timestamp_ms_to_proto
+from finegrain.resources import EXTENDED_PREFIX
+from finegrain.rpc.wire import (
+    EXTENDED_NAME_PATTERN,
+    amounts_to_proto,
+    duration_ms_to_proto,
+    timestamp_ms_to_proto,
+)
 from finegrain.v1 import cluster_pb2
 from resource_manager.engine.entities import Instant
 from resource_manager.engine.events import GroupSet
@@ -86,4 +92,13 @@ def group_wish(request: cluster_pb2.SetGroupRequest, at: Instant) -> GroupSet:
 def _limits(field: str, given: Mapping[str, int]) -> dict[str, int | None]:
     if len(given) > DIMENSIONS_MAX:
         raise InvalidArgument(field, f"{len(given)} dimensions", f"at most {DIMENSIONS_MAX}")
+    for name, amount in given.items():
+        resource = name.removeprefix(EXTENDED_PREFIX)
+        if (
+            resource != name
+            and amount != NO_LIMIT
+            and not EXTENDED_NAME_PATTERN.fullmatch(resource)
+        ):
+            expected = f"{EXTENDED_PREFIX} and a name that matches {EXTENDED_NAME_PATTERN.pattern}"
+            raise InvalidArgument(f"{field} of a dimension", name, expected)
     return {name: None if amount == NO_LIMIT else amount for name, amount in given.items()}

@@ -209,7 +209,7 @@ def _groups(policy: Data) -> str:
     rows = [
         [
             group["name"],
-            f"{group['weight']:g}",
+            f"{group['weight']:.10g}",
             str(group["jobs"]),
             _percent(group["service"] / whole if whole else 0),
             _percent(group["service_due"] / whole if whole else 0),

@@ -38,8 +38,9 @@ async def test_only_what_is_given_is_sent(servant: Scripted, cluster: fg.Cluster
 async def test_an_amount_below_zero_is_no_limit_by_mistake(
     servant: Scripted, cluster: fg.Cluster
 ) -> None:
-    with pytest.raises(fg.InvalidArgument, match="cpu_milli is -1"):
-        await cluster.set_group("nightly", maximum={"cpu_milli": -1})
+    for amount in (-1, 2**53 + 1, 10**30):
+        with pytest.raises(fg.InvalidArgument, match=f"cpu_milli is {amount}; expected"):
+            await cluster.set_group("nightly", maximum={"cpu_milli": amount})
     assert not servant.calls["SetGroup"]
 
 

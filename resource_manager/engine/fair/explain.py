@@ -182,7 +182,7 @@ def _own(flow: Tally, other: Tally | None, unit: str) -> str:
     whence = f" ({', '.join(parts)})" if len(parts) > 1 else ""
     total, weight = flow.service + flow.raised + flow.lookahead, flow.weight
     result = "" if weight == 1 else f" is {flow.tally:.{digits}f}"
-    return f"its tally {total:.{digits}f} {unit}{whence} / weight {weight:g}{result}"
+    return f"its tally {total:.{digits}f} {unit}{whence} / weight {weight:.10g}{result}"
 
 
 def _versus(flow: Tally, other: Tally) -> str:
@@ -193,7 +193,7 @@ def _versus(flow: Tally, other: Tally) -> str:
         return f"{other.title}, whose minimum is reached or which has none"
     digits = _digits(flow.tally, other.tally)
     total = other.service + other.raised + other.lookahead
-    whence = "" if other.weight == 1 else f" ({total:.{digits}f} / weight {other.weight:g})"
+    whence = "" if other.weight == 1 else f" ({total:.{digits}f} / weight {other.weight:.10g})"
     tied = " (of equals, whoever has waited for longer)" if flow.tally == other.tally else ""
     return f"{other.tally:.{digits}f}{whence} of {other.title}{tied}"
 

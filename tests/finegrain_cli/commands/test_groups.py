@@ -96,9 +96,10 @@ def test_limits_are_written_as_people_write_them(
         (("--max-cpu", "many"), "--max-cpu is 'many'"),
         (("--min-memory", "-1"), "--min-memory is '-1'"),
         (("--max", "licence"), "expected KEY=VALUE"),
-        (("--min", "licence=some"), "--min licence is 'some'; expected a whole number, or none"),
+        (("--min", "licence=some"), "--min licence is 'some'; expected a whole number up to"),
+        (("--max", f"licence={'9' * 5_000}"), "--max licence is '999"),
     ],
-    ids=["cpu", "memory", "no pair", "no number"],
+    ids=["cpu", "memory", "no pair", "no number", "no amount"],
 )
 def test_a_limit_that_is_none(
     finegrain: Finegrain, cluster: FakeCluster, flags: tuple[str, ...], told: str
@@ -106,6 +107,12 @@ def test_a_limit_that_is_none(
     result = finegrain("groups", "set", "medium", *flags)
     assert (result.exit_code, told in result.stderr) == (2, True)
     assert cluster.done == []
+
+
+def test_no_group_is_called_as_none_is(finegrain: Finegrain, cluster: FakeCluster) -> None:
+    result = finegrain("groups", "set", "none")
+    assert (result.exit_code, cluster.done) == (2, [])
+    assert "--parent none says that there is none" in result.stderr
 
 
 def test_a_group_is_struck(finegrain: Finegrain, cluster: FakeCluster) -> None:

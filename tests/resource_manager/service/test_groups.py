@@ -85,6 +85,8 @@ async def test_what_is_refused_names_field_value_and_way_out(tmp_path: Path) -> 
             name="medium", maximum={f"extended.{n}": 1 for n in range(65)}
         )
         assert "at most 64" in (await refused(rm.cluster.SetGroup(too_many))).message
+        odd = pb.SetGroupRequest(name="medium", maximum={'extended.g p"u': 1})
+        assert "a name that matches [a-z]" in (await refused(rm.cluster.SetGroup(odd))).message
         below = pb.SetGroupRequest(name="medium", minimum={"cpu_milli": -2})
         assert "minimum.cpu_milli is -2" in (await refused(rm.cluster.SetGroup(below))).message
         error = await refused(rm.cluster.DeleteGroup(pb.DeleteGroupRequest(name="nobody")))
