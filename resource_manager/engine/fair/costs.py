@@ -16,6 +16,9 @@ _CORE_STEPS = float(1 << 20)
 8,192 clusters, and billions of cores.
 """
 
+_KNOWN_MAX = 1_024
+"""Costs remembered at once."""
+
 
 class Costs:
     """Costs of slots in one measure, with the totals they are reckoned against.
@@ -31,7 +34,9 @@ class Costs:
         self.in_parts = False
         self._counted: dict[str, Amounts] = {}
         self._memory_is_one = True
-        self._last: tuple[Amounts | None, float] = (None, 0.0)
+        self._compared: Amounts = {}  # the total as shares are reckoned of it
+        # By identity of the amounts, which are kept so that it stays theirs.
+        self._known: dict[int, tuple[Amounts, float]] = {}
 
     def count(self, executor_id: str, total: Amounts) -> None:
         """An executor has this total; empty: it is lost, or gone."""
@@ -49,7 +54,8 @@ class Costs:
         # Where some executors pool memory by part and some do not, only all of it compares.
         self.in_parts = any(self.total.get(name) for name in MEMORY_PARTS)
         self._memory_is_one = bool(self.total.get(MEMORY_BYTES)) or not self.in_parts
-        self._last = (None, 0.0)
+        self._compared = counted(self.total) if self._memory_is_one else self.total
+        self._known.clear()
 
     def of(self, booked: Amounts) -> float:
         """What a slot costs per second that books this."""
@@ -57,15 +63,16 @@ class Costs:
             return 1.0
         if self.measure == "cpu":
             return round(booked.get(CPU_MILLI, 0) / 1_000 * _CORE_STEPS) / _CORE_STEPS
-        last, cost = self._last  # amounts that are alike are one dict as a rule
-        if last is not booked:
-            cost = self._dominant_share(booked)
-            self._last = booked, cost
-        return cost
+        known = self._known.get(id(booked))  # amounts that are alike are one dict as a rule
+        if known is None:
+            if len(self._known) >= _KNOWN_MAX:
+                self._known.clear()
+            known = self._known[id(booked)] = booked, self._dominant_share(booked)
+        return known[1]
 
     def _dominant_share(self, booked: Amounts) -> float:
-        total = self.total
+        total = self._compared
         if self._memory_is_one:
-            booked, total = counted(booked), counted(total)
+            booked = counted(booked)
         shares = [amount / total[name] for name, amount in booked.items() if total.get(name)]
         return max(1.0, round(min(1.0, max(shares, default=0.0)) * _SHARE_STEPS)) / _SHARE_STEPS

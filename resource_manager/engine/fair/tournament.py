@@ -92,12 +92,16 @@ class Tournament(Generic[EntryT]):
         if first is None or self.count == 1:
             return None
         best: EntryT | None = None
-        at = self._leaves + first.seat
+        least = inf
+        winner, at = self._winner, self._leaves + first.seat
         while at > 1:
-            other = self._winner[at ^ 1]
-            if other is not None and (best is None or _before(other, best, tau)):
-                best = other
+            other = winner[at ^ 1]
             at >>= 1
+            if other is None:
+                continue
+            level = other.level + other.slope * tau
+            if level < least or best is None or (level == least and other.tie < best.tie):
+                best, least = other, level
         return best
 
     def entries(self) -> list[EntryT]:
@@ -163,8 +167,3 @@ class Tournament(Generic[EntryT]):
             # Of what is equal now, or was rounded, the next question decides.
             until = crossing if crossing > tau else nextafter(tau, inf)
         untils[node] = until
-
-
-def _before(one: Entry, two: Entry, tau: float) -> bool:
-    at, other = one.at(tau), two.at(tau)
-    return at < other or (at == other and one.tie < two.tie)

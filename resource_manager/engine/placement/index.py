@@ -75,10 +75,11 @@ class CapacityIndex:
             self._vectors[host_id] = dict(vector)
             self._stale = True
             return True
-        for name in vector:
-            if name not in self.columns:
-                self.columns[name] = _build_column([0] * len(self.ids))
-                self.sums[name] = 0
+        if not vector.keys() <= self.columns.keys():
+            for name in vector:
+                if name not in self.columns:
+                    self.columns[name] = _build_column([0] * len(self.ids))
+                    self.sums[name] = 0
         position = self.position[host_id]
         rose = False
         for name, column in self.columns.items():
@@ -117,10 +118,11 @@ class CapacityIndex:
     def settle(self) -> None:
         """Mends the inner nodes above everything that was taken."""
         nodes = self.taken
+        columns = self._free_columns()
         for level in range(1, self._height + 1):
             nodes = {node >> _BITS for node in nodes}
             for node in nodes:
-                self._mend(level, node)
+                _mend(columns, level, node)
         self.taken = set()
         self._loose.clear()
 
@@ -128,11 +130,9 @@ class CapacityIndex:
     def _height(self) -> int:
         return next((len(column) - 1 for column in self.columns.values()), 0)
 
-    def _mend(self, level: int, node: int) -> None:
-        first = node << _BITS
-        for name, column in self.columns.items():
-            if "/" not in name:
-                column[level][node] = max(column[level - 1][first : first + _FAN_OUT])
+    def _free_columns(self) -> list[Column]:
+        """Those of what is free, which are lowered in place; the others say what a host is."""
+        return [column for name, column in self.columns.items() if "/" not in name]
 
     def remove(self, host_id: str) -> None:
         """Forgets a host."""
@@ -251,7 +251,7 @@ class CapacityIndex:
                 yield found
             elif level == 0 and node in self._loose:
                 self._loose.remove(node)
-                self._mend(1, node)
+                _mend(self._free_columns(), 1, node)
 
     def _search_best(
         self, columns: list[tuple[Column, int]], score: Column
@@ -296,6 +296,12 @@ def _build_column(leaves: list[int]) -> Column:
         below = column[-1]
         column.append([max(below[at : at + _FAN_OUT]) for at in range(0, len(below), _FAN_OUT)])
     return column
+
+
+def _mend(columns: list[Column], level: int, node: int) -> None:
+    first = node << _BITS
+    for column in columns:
+        column[level][node] = max(column[level - 1][first : first + _FAN_OUT])
 
 
 def _write(column: Column, position: int, value: int) -> None:

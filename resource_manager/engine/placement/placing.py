@@ -56,12 +56,12 @@ class Placing:
     def has_room_for_more(self, shape: Shape) -> bool:
         """True if more than one slot of a shape can be placed, given that there is room for one."""
         search = self._search(shape)
+        if search.candidates and _fits_twice(search, search.candidates[0]):
+            return True  # as it is with most: nobody has to be ranked
         ranked = _ranked(search, 2)
         if len(ranked) != 1:
             return bool(ranked)
-        position = ranked[0][1]
-        booking = search.booking or search.booking_at(position)
-        return all(leaves[position] >= 2 * amount for leaves, amount, _ in booking.columns)
+        return _fits_twice(search, ranked[0][1])
 
     def place(self, shape: Shape, count: int, elsewhere: Collection[str] = ()) -> list[Run]:
         """Takes capacity for up to `count` slots, on hosts other than those of `elsewhere`; fewer
@@ -109,10 +109,10 @@ class Placing:
 
     def _search(self, shape: Shape, elsewhere: Collection[str] = ()) -> Search:
         state = self._state
-        index = state.indexes.made_for(shape.labels, state.hosts.values())
         search = self._searches.get(shape)
-        if search is not None and search.index is index and not elsewhere:
+        if search is not None and search.index is state.indexes.of(shape.labels) and not elsewhere:
             return search
+        index = state.indexes.made_for(shape.labels, state.hosts.values())
         proportions = self._proportions.get(index)
         if proportions is None:
             proportions = self._proportions[index] = Proportions(index, state.indexes.main)
@@ -163,6 +163,14 @@ class Placing:
             if all(leaves[position] >= amount for leaves, amount, _ in booking.columns):
                 heapq.heappush(loaded, (-score[position], position))
         return taken
+
+
+def _fits_twice(search: Search, position: int) -> bool:
+    """True if two slots fit on a host."""
+    for leaves, amount, _ in (search.booking or search.booking_at(position)).columns:
+        if leaves[position] < amount + amount:
+            return False
+    return True
 
 
 def _first_fit(search: Search, count: int) -> list[_Taken]:

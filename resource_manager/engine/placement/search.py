@@ -26,7 +26,7 @@ class Growth:
 
     def __init__(self, index: CapacityIndex) -> None:
         self._index = index
-        self._since: dict[int, tuple[list[int], dict[str, int]]] = {}  # by length of the log
+        self._since: dict[int, tuple[list[int], _Most]] = {}  # by length of the log
 
     def passes_by(self, shape: Shape) -> bool:
         """True if nothing that grew since the shape was last tried has room for it, which is
@@ -41,7 +41,7 @@ class Growth:
         pooled, separate = shape.pooled_need, shape.separate_need
         for need in (pooled,) if pooled == separate else (pooled, separate):
             for name, amount in need.items():
-                if most.get(name, 0) < amount:
+                if most[name] < amount:
                     break
             else:
                 if any(index.covers(position, need) for position in positions):
@@ -49,16 +49,28 @@ class Growth:
         cursor.log_length = len(index.grown)
         return True
 
-    def _look(self, log_length: int) -> tuple[list[int], dict[str, int]]:
+    def _look(self, log_length: int) -> tuple[list[int], _Most]:
         """Positions that grew since then, and the most that any of them had at the first look."""
-        index = self._index
-        positions = list(set(index.grown[log_length:]))
-        most: dict[str, int] = {}
-        if positions and len(positions) <= GROWN_CHECKED_ONE_BY_ONE:
-            for name, column in index.columns.items():
-                most[name] = max([column[0][position] for position in positions])
-        found = self._since[log_length] = positions, most
+        positions = list(set(self._index.grown[log_length:]))
+        found = self._since[log_length] = positions, _Most(self._index, positions)
         return found
+
+
+class _Most(dict[str, int]):
+    """The most that any of some hosts has, by column. Filled when asked."""
+
+    def __init__(self, index: CapacityIndex, positions: list[int]) -> None:
+        super().__init__()
+        self._index = index
+        self._positions = positions
+
+    def __missing__(self, name: str) -> int:
+        column = self._index.columns.get(name)
+        most = 0
+        if column is not None:
+            most = max([column[0][position] for position in self._positions], default=0)
+        self[name] = most
+        return most
 
 
 class Search:
