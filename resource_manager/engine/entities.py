@@ -273,6 +273,7 @@ class Slot:
     )
     grace_ms: int | None = None  # for the free that is to come
     thread_since_ms: int | None = None  # monotonic: it serves its present thread; None: not known
+    works_for: str = ""  # the request whose work it took over last; empty: none, or not known
 
 
 @dataclass(frozen=True, slots=True)

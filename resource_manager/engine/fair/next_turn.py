@@ -37,6 +37,15 @@ class NextTurn:
         self.tree = state.flows
         self._standings: dict[Flow, Standing] = {}
         self._left = LOOKED_AT_MAX
+        self._work: dict[str, frozenset[str]] = {}  # by job
+
+    def work_of(self, job_id: str) -> frozenset[str]:
+        """Requests of a job whose work its slots had taken over, as far as is known."""
+        known = self._work.get(job_id)
+        if known is None:
+            slots = map(self._state.slots.__getitem__, self._state.jobs[job_id].slot_keys)
+            known = self._work[job_id] = frozenset(slot.works_for for slot in slots)
+        return known
 
     def gave_back(self, job_id: str) -> None:
         """A slot of this job is being taken down."""

@@ -69,7 +69,7 @@ def _ask(
             Reason.ALLOCATION_UNKNOWN,
             f"allocation {allocation_id} is not known in job {job_id}",
         )
-    if waiting is not None and waiting.job_id == job_id and waiting.reason == Reason.REUSED:
+    if waiting is not None and _was_agreed(turn, request, waiting, following):
         return ItemOutcome(allocation_id)
     if request.state in ENDED_REQUEST_STATES:
         if request.reason in (Reason.FAIR_SHARE, Reason.NOT_REUSABLE):
@@ -90,6 +90,20 @@ def _ask(
     give_up(turn, request, alone=True, reason=reason, message=message, grace_ms=event.grace_ms)
     following.gave_back(job_id)
     return ItemOutcome(allocation_id, reason, message)
+
+
+def _was_agreed(turn: Turn, request: Request, waiting: Request, following: NextTurn) -> bool:
+    """True if a slot took over the work of a request, as far as can be told: which one did is not
+    stored. It was another one if that does it still, or if this one had been given back before.
+    """
+    if waiting.job_id != request.job_id or waiting.reason != Reason.REUSED:
+        return False
+    if request.end_time_ms and waiting.end_time_ms and request.end_time_ms < waiting.end_time_ms:
+        return False
+    slot = turn.state.slot_of(request)
+    if slot is not None and slot.works_for == waiting.allocation_id:
+        return True
+    return waiting.allocation_id not in following.work_of(request.job_id)
 
 
 def _obstacle(
@@ -144,8 +158,12 @@ def _hand_on(turn: Turn, request: Request, waiting: Request) -> None:
     """The slot goes on with the work of a request that waits."""
     state = turn.state
     slot = state.slot_of(request)
+    line = state.queue.shape_of(waiting.spec).lines.get(waiting.job_id)
+    if line is not None:
+        line.placed(turn.now_ms, state.starving.placements)
     end_request(turn, waiting, RequestInput.REUSE, reason=Reason.REUSED, message=HANDED_ON)
     if slot is not None:
+        slot.works_for = waiting.allocation_id
         threads.hand_on(state.jobs[request.job_id], slot, turn.now_ms)
         turn.slot_event("slot_reused", slot, message=f"by {waiting.allocation_id}")
     state.starving.placements += 1

@@ -6,7 +6,13 @@ import pytest
 
 from finegrain.resources import MIB, ResourceProfile
 from resource_manager.engine.entities import GangPlacement
-from resource_manager.engine.events import DrainRequested, GroupSet, ResizeRequested, SlotsReleased
+from resource_manager.engine.events import (
+    DrainRequested,
+    GroupSet,
+    RequestsCancelled,
+    ResizeRequested,
+    SlotsReleased,
+)
 from resource_manager.engine.fair import next_turn, reuse
 from tests.support.jobs_and_hosts import Story
 
@@ -136,6 +142,48 @@ def test_a_slot_is_agreed_to_once_it_is_asked_for_something_else() -> None:
     assert outcome(story, "r0", "r5") == ""
     assert outcome(story, "r0", "r4") == ""
     assert story.where("r0") == "host-0"
+
+
+def test_no_two_slots_are_to_do_the_work_of_one_request() -> None:
+    story = alone()
+    assert outcome(story, "r0", "r4") == ""
+    (second,) = story.reuse_exactly("job", ("r1", 1, "r4"))
+    assert (second.reason, second.message) == ("NOT_REUSABLE", reuse.NOT_WAITING)
+    assert story.reuse_exactly("job", ("r1", 1, "r4")) == [second]
+    assert outcome(story, "r0", "r4") == ""
+
+
+def test_no_two_slots_are_to_do_the_work_of_one_member_of_a_range() -> None:
+    story = Story()
+    story.host("host-0")
+    story.job("job")
+    story.ask_range("job", "r", 8)
+    assert outcome(story, "r.0", "r.7") == ""
+    assert outcome(story, "r.1", "r.7") == "NOT_REUSABLE"
+    assert outcome(story, "r.0", "r.6") == ""
+    assert "r.1" not in story.running()
+
+
+def test_what_was_not_agreed_to_stays_so_when_another_slot_does_the_work() -> None:
+    story = alone(waiting=8)
+    story.job("newcomer")
+    story.ask("newcomer", ["n0"])
+    story.wait(60)
+    refused = story.reuse_exactly("job", ("r0", 1, "r4"))
+    assert refused[0].reason == "FAIR_SHARE"
+    story.wait(1)
+    assert outcome(story, "r1", "r4") == ""
+    assert story.reuse_exactly("job", ("r0", 1, "r4")) == refused
+    story.restart()
+    assert story.reuse_exactly("job", ("r0", 1, "r4")) == refused
+    assert story.reuse_exactly("job", ("r1", 1, "r4"))[0].reason == ""
+
+
+def test_a_request_that_was_cancelled_meanwhile_has_no_work_to_do() -> None:
+    story = alone()
+    story.act(RequestsCancelled(story.cluster.at, "job", ("r4",)))
+    (found,) = story.reuse_exactly("job", ("r0", 1, "r4"))
+    assert (found.reason, found.message) == ("NOT_REUSABLE", reuse.NOT_WAITING)
 
 
 def test_a_slot_that_was_lost_meanwhile_is_not_agreed_to() -> None:
