@@ -97,12 +97,14 @@ def restore_tallies(
     known, begins_ms = {}, {}
     others = 0
     for tally in tallies:
-        if tally.measure != fairness.service:
-            others += 1
-            begins_ms[tally.flow_id] = time_ms
-        elif tally.flow_id in flows:
+        if tally.flow_id not in flows:
+            continue
+        if tally.measure == fairness.service:
             known[tally.flow_id] = tally
             begins_ms[tally.flow_id] = tally.time_ms
+        else:
+            others += 1
+            begins_ms[tally.flow_id] = time_ms
     since = _since_rows(tree, begins_ms, running, fairness, time_ms)
     for flow_id, flow in flows.items():
         row = known.get(flow_id)
