@@ -96,6 +96,19 @@ class Shape:
                 return number
         return None
 
+    def first_lines(self, most: int) -> list[Line]:
+        """The lines of those who wait longest with it, one line each, in their order; so many at
+        most. All others are not looked at.
+        """
+        found: list[Line] = []
+        while len(found) < most and self.head() is not None:
+            line = heapq.heappop(self.heads)[1]
+            if not found or found[-1] is not line:  # else it stood there twice
+                found.append(line)
+        for line in found:
+            heapq.heappush(self.heads, (line.numbers.first, line))
+        return found
+
     def stand(self, line: Line, number: int) -> None:
         """Who waits longest in a line of this shape has this number now, which is lower than it
         was.

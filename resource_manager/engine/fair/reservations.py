@@ -44,6 +44,7 @@ from resource_manager.engine.fair.starving import Mark, PassedOver
 from resource_manager.engine.fair.staying import has_room, outlasted, stop_of, void
 from resource_manager.engine.fair.stops import request_stop, single_stop
 from resource_manager.engine.host import ONLINE, Hold
+from resource_manager.engine.lines import Line
 from resource_manager.engine.queue import Shape, in_grains
 from resource_manager.engine.settings import SECOND_MS
 from resource_manager.engine.state import State
@@ -250,16 +251,24 @@ def _holders(state: State, passed: PassedOver) -> Iterator[Holder]:
     if not who.waiting:
         state.starving.over(who)
         return
-    numbers = (
-        line.numbers.first
-        for line in who.lines.values()
-        if request_stop(state, who, line.job_id) is None
-    )
     # In order of arrival nobody is passed over by those who came earlier and ask for the same.
     most = HEADS_LOOKED_AT_MAX if state.settings.fairness.order == "fair" else 1
-    for number in heapq.nsmallest(most, numbers):
-        request = state.request_at(number)
-        yield RequestHolder(request, who.lines[request.job_id])
+    for line in _first_lines(state, who, most):
+        yield RequestHolder(state.request_at(line.numbers.first), line)
+
+
+def _first_lines(state: State, shape: Shape, most: int) -> list[Line]:
+    """The lines of those who wait longest with a shape and whom no maximum stops, so many at most;
+    all lines are looked at only where very many of the first are stopped.
+    """
+    near = shape.first_lines(2 * most)
+    found = [line for line in near if request_stop(state, shape, line.job_id) is None]
+    if len(found) < most and len(near) == 2 * most:
+        every = (
+            line for line in shape.lines.values() if request_stop(state, shape, line.job_id) is None
+        )
+        return heapq.nsmallest(most, every, key=lambda line: line.numbers.first)
+    return found[:most]
 
 
 def _end(turn: Turn, ended: Reservation, why: str) -> None:
