@@ -25,6 +25,7 @@ def observe_books(metrics: ResourceManagerMetrics, state: State, at: Instant) ->
     for reason, count in view.pending_requests.items():
         metrics.pending.labels(reason).set(count)
     metrics.oldest_pending.set(_oldest_pending_s(state, at))
+    _observe_reservations(metrics, state, at)
     observe_groups(metrics, views_at(state, at), at.time_ms)
     metrics.provided_executors.clear()
     provided = Counter((each.shape, each.state.lower()) for each in state.provisions.values())
@@ -64,6 +65,19 @@ def _observe_host(metrics: ResourceManagerMetrics, host: Host, at: Instant) -> N
             metrics.extended.labels(name, resource, "total").set(total)
             allocated = host.booked.get(dimension, 0)
             metrics.extended.labels(name, resource, "allocated").set(allocated)
+
+
+def _observe_reservations(metrics: ResourceManagerMetrics, state: State, at: Instant) -> None:
+    books = state.reservations
+    oldest_ms = min((each.since_time_ms for each in books.all()), default=at.time_ms)
+    metrics.reservations.set(len(books))
+    metrics.oldest_reservation.set(max(0, at.time_ms - oldest_ms) / 1_000)
+    metrics.held_executors.set(len(books.on_host))
+    held = [state.hosts[name] for name in books.on_host if name in state.hosts]
+    idle_milli = sum(
+        host.free().get(CPU_MILLI, 0) - host.spare().get(CPU_MILLI, 0) for host in held
+    )
+    metrics.held_free_cpu_cores.set(idle_milli / 1_000)
 
 
 def _oldest_pending_s(state: State, at: Instant) -> float:

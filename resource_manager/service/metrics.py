@@ -162,6 +162,26 @@ class ResourceManagerMetrics:
             "Age of the request that has waited longest; 0: none waits.",
             registry=registry,
         )
+        self.reservations = Gauge(
+            "finegrain_rm_reservations",
+            "Requests, gangs and slots that starve for which executors are held.",
+            registry=registry,
+        )
+        self.oldest_reservation = Gauge(
+            "finegrain_rm_oldest_reservation_age_seconds",
+            "For how long executors have been held for whom they are held longest; 0: none are.",
+            registry=registry,
+        )
+        self.held_executors = Gauge(
+            "finegrain_rm_held_executors",
+            "Executors that are held for somebody who starves.",
+            registry=registry,
+        )
+        self.held_free_cpu_cores = Gauge(
+            "finegrain_rm_held_free_cpu_cores",
+            "CPU cores that are free, and idle because they are held for somebody who starves.",
+            registry=registry,
+        )
         self.jobs = Gauge("finegrain_rm_jobs", "Jobs that have not ended.", registry=registry)
         self.executors = Gauge(
             "finegrain_rm_executors", "Executors by state.", ("state",), registry=registry
