@@ -342,12 +342,6 @@ class Book:
             self._delay(thread, failures, now)
             return
         self._finish(key, result, ThreadState.FAILED)
-        most = 0 if self.spec.on_failure == "stop" else self.spec.failures_max
-        if most is not None and self.threads.counts[FAILED] > most:
-            failed = self.threads.counts[FAILED]
-            self.stop(
-                f"{failed} threads have failed, the last one: thread {thread} {result.message}"
-            )
 
     def _delay(self, thread: int, failures: int, now: float) -> None:
         if not self._runs_of[thread]:
@@ -375,6 +369,11 @@ class Book:
         self.threads.set(thread, DONE if result.ok else FAILED)
         for other in self._runs_of.get(thread, ()):
             self._next.cancel.append(other)
+        most = 0 if self.spec.on_failure == "stop" else self.spec.failures_max
+        failed = self.threads.counts[FAILED]
+        if state is ThreadState.FAILED and most is not None and failed > most:
+            some = f"{failed} threads have failed, the last one: " if failed > 1 else ""
+            self.stop(f"{some}thread {thread} {result.message}")
 
     def _close(self, key: AttemptKey, outcome: str, message: str) -> None:
         self._next.changes.ended.append((*key, outcome, message[:1000]))

@@ -72,8 +72,8 @@ class Pace:
         work_s = to_run * mean_s + sum(left_of)
         remaining_s = max(work_s / at_once, max(left_of, default=0.0))
         basis = (
-            f"{len(self._sorted)} threads that are done took {mean_s:.3g} s on average "
-            f"(95 % of them at most {self.quantile_s(0.95):.3g} s), {to_run + len(running_s)} are "
-            f"left, {at_once} slots at present"
+            f"the {len(self._sorted)} done so far took {mean_s:.3g} s on average (95 % of them at "
+            f"most {self.quantile_s(0.95):.3g} s), {to_run + len(running_s)} left, {at_once} at "
+            "one time now"
         )
         return Estimate(remaining_s, now + timedelta(seconds=remaining_s), basis)

@@ -79,7 +79,7 @@ class Report:
             requests_waiting=0,
             speculative=0,
             share=None,
-            elapsed_s=time.time() - self._create_time,
+            elapsed_s=max(0.0, time.time() - self._create_time),
             estimate=None,
             message=why,
             update_time=datetime.now(UTC),
@@ -114,7 +114,7 @@ class Report:
         }
 
     def _progress_of(self, session: Session) -> Progress:
-        book, now = session.book, time.time()
+        book, now = session.book, session.now()
         counts = book.threads.counts
         running_s = book.runs_for_s(now)
         moment = datetime.fromtimestamp(now, UTC)
@@ -133,7 +133,7 @@ class Report:
             lost=book.losses,
             speculative=book.speculative,
             share=share_of(session.slots, self._total),
-            elapsed_s=now - self._create_time,
+            elapsed_s=max(0.0, now - self._create_time),
             estimate=book.pace.estimate(
                 moment, to_run=queued, running_s=running_s, at_once=len(running_s)
             ),

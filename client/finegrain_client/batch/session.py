@@ -94,6 +94,7 @@ class Session:
         self._attempts: dict[AttemptKey, Attempt] = {}
         self._beside: set[asyncio.Task[None]] = set()
         self._giving_back: set[asyncio.Task[None]] = set()
+        self._ahead_s = time.time() - time.monotonic()
 
     async def run(self) -> None:
         """Works until nothing is left to do, or somebody wishes otherwise.
@@ -106,7 +107,7 @@ class Session:
             self._begin()
             self._start(self.slots.listen(self._inbox.put_nowait))
             while True:
-                actions = self.book.decide(time.time())
+                actions = self.book.decide(self.now())
                 await self._write(actions)
                 self._carry_out(actions)
                 if self.wish:
@@ -128,6 +129,12 @@ class Session:
         if self._giving_back:
             await asyncio.wait(self._giving_back, timeout=GIVING_BACK_S)
 
+    def now(self) -> float:
+        """Seconds since 1970 by a clock that is never set: else all that runs would be stragglers
+        at once, or a retry would wait for an hour.
+        """
+        return self._ahead_s + time.monotonic()
+
     def wake(self, wish: str) -> None:
         """Leave the loop when it has written down what it knows."""
         self.wish = self.wish or wish
@@ -145,7 +152,7 @@ class Session:
 
     async def _hear(self) -> None:
         due = self.book.threads.next_due
-        wait_s = LOOK_UP_S if due is None else min(LOOK_UP_S, max(0.0, due - time.time()))
+        wait_s = LOOK_UP_S if due is None else min(LOOK_UP_S, max(0.0, due - self.now()))
         try:
             async with asyncio.timeout(wait_s):
                 self._take(await self._inbox.get())
@@ -161,7 +168,7 @@ class Session:
                 self._take_request(news)
             case RunOver(key, outcome):
                 self._attempts.pop(key, None)
-                book.run_ended(key, outcome, time.time())
+                book.run_ended(key, outcome, self.now())
             case CommandRan():
                 book.started()
             case AskFailed():

@@ -162,8 +162,8 @@ class BatchFailed(FinegrainError):
         first = outcome.failures[0] if outcome.failures else None
         why = outcome.message or (f"thread {first.index} {first.message}" if first else "")
         super().__init__(
-            f"{outcome.done} of {outcome.threads} threads are done, {outcome.failed} failed, "
-            f"{outcome.left} have not run: {why}",
+            f"{outcome.done} of {outcome.threads} done, {outcome.failed} failed, "
+            f"{outcome.left} left: {why}",
             details={"done": outcome.done, "failed": outcome.failed, "left": outcome.left},
         )
         self.outcome = outcome

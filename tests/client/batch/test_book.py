@@ -200,7 +200,7 @@ def test_a_slot_that_comes_back_too_late_is_not_used() -> None:
 
 
 def test_a_thread_that_loses_every_slot_is_given_up() -> None:
-    story = Story(1)
+    story = Story(2, on_failure="stop")
     story.decide()
     for generation in range(1, LOSSES_MAX + 1):
         story.grant(0, generation=generation)
@@ -208,6 +208,7 @@ def test_a_thread_that_loses_every_slot_is_given_up() -> None:
         actions = story.end(0, generation, LOST)
     (result,) = actions.changes.results
     assert "lost its slot" in result.message
+    assert story.why.startswith("thread 0 lost its slot")
     assert story.book.threads[0] == FAILED
 
 

@@ -66,7 +66,7 @@ def test_what_is_left_is_divided_by_what_runs_at_one_time() -> None:
     assert estimate is not None
     assert estimate.remaining_s == pytest.approx(40)
     assert (estimate.end_time - NOON).total_seconds() == pytest.approx(40)
-    assert "20 threads" in estimate.basis
+    assert "the 20 done so far" in estimate.basis
 
 
 def test_one_that_has_just_begun_takes_as_long_as_others_did() -> None:
