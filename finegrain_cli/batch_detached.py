@@ -89,7 +89,8 @@ def _start(state_file: Path, log: Path) -> subprocess.Popen[bytes]:
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
         return subprocess.Popen(
-            [sys.executable, "-m", "finegrain_cli", "batch", "--runner", str(state_file)],
+            # -P: no module of whoever is here counts as one of Python's.
+            [sys.executable, "-P", "-m", "finegrain_cli", "batch", "--runner", str(state_file)],
             stdin=subprocess.DEVNULL,
             stdout=descriptor,
             stderr=descriptor,

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 from finegrain.units import format_duration
-from finegrain_cli.output import say
+from finegrain_cli.output import nobody_reads, say
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
@@ -131,7 +131,10 @@ class _Bar:
         self.close()
 
     def close(self) -> None:
-        self._bar.stop()
+        try:
+            self._bar.stop()
+        except OSError:  # its terminal is gone; what it shows goes on
+            nobody_reads()
 
     def show(self, progress: Progress) -> None:
         numbers = _counts(progress)
@@ -150,7 +153,10 @@ class _Bar:
         )
 
     def say(self, message: str) -> None:
-        self._bar.console.print(message, markup=False)
+        try:
+            self._bar.console.print(message, markup=False)
+        except OSError:
+            nobody_reads()
 
 
 def _counts(progress: Progress) -> list[str]:

@@ -11,6 +11,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -35,7 +36,10 @@ def print_outcome(batch: BatchLook, form: OutputFormat) -> None:
         for result in read_thread_results(batch.state_file):
             print_json_line(result.to_dict())
         return
-    failures = list(read_thread_results(batch.state_file, failed_only=True))
+    found = read_thread_results(batch.state_file, failed_only=True)
+    if form is not OutputFormat.JSON:  # there may be a million
+        found = islice(found, FAILURES_SHOWN)
+    failures = list(found)
     shown = {**batch_dict(batch), "failures": [each.to_dict() for each in failures]}
     print_object("Batch", shown, form, _text(batch, failures))
 
@@ -113,9 +117,9 @@ def _text(batch: BatchLook, failures: list[ThreadResult]) -> str:
         lines.append(f"results  {batch.results_dir}")
     if batch.job_id:
         lines.append(f"job      {batch.job_id}")
-    lines += [f"failed   thread {each.index} {_why(each)}" for each in failures[:FAILURES_SHOWN]]
-    if len(failures) > FAILURES_SHOWN:
-        lines.append(f"         and {len(failures) - FAILURES_SHOWN} more")
+    lines += [f"failed   thread {each.index} {_why(each)}" for each in failures]
+    if progress.failed > len(failures):
+        lines.append(f"         and {progress.failed - len(failures)} more")
     return "\n".join(lines)
 
 

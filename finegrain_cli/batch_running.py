@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from finegrain.errors import ConfigurationError, FinegrainError
+from finegrain.errors import AlreadyExists, ConfigurationError, FinegrainError, Reason
 from finegrain_cli import batch_attached, batch_detached
 from finegrain_cli.batch_naming import command_for, short_name, state_file_of
 from finegrain_cli.batch_progress import Display, display
@@ -60,7 +60,7 @@ def begin(spec: BatchSpec, state: str, results: str, how: How) -> int:
     results_dir = Path(results).absolute() if results else None
     StateFile.create(path, spec, results_dir).close()
     try:
-        return _detached(path, how) if how.detach else work_on(path, how)
+        return _detached(path, how, begins=True) if how.detach else work_on(path, how)
     except FinegrainError:
         _forget_unless_begun(path)
         raise
@@ -73,14 +73,22 @@ def attach(name: str, how: How) -> int:
         FinegrainError: there is no such batch, or it could not be gone on with.
     """
     path = state_file_of(name)
-    try:
-        batch = batch_attached.follow(path, quiet=how.quiet)
-    except KeyboardInterrupt:
-        return ExitCode.SIGNAL + signal.SIGINT
-    again = how.retry_failed and batch.progress.failed
-    if batch.progress.state is BatchState.ENDED and not again:
-        return _told(batch, how)
-    return _detached(path, how) if how.detach else work_on(path, how)
+    if how.detach and (batch := look(path)).is_worked_on:
+        return _goes_on(batch, how, f"pid {batch.runner_pid} works on it already")
+    while True:
+        try:
+            batch = batch_attached.follow(path, quiet=how.quiet)
+        except KeyboardInterrupt:
+            return ExitCode.SIGNAL + signal.SIGINT
+        again = how.retry_failed and batch.progress.failed
+        if batch.progress.state is BatchState.ENDED and not again:
+            return _told(batch, how)
+        try:
+            return _detached(path, how) if how.detach else work_on(path, how)
+        except AlreadyExists as error:
+            if error.reason is not Reason.STORE_IN_USE:
+                raise
+            say("finegrain: somebody else has just gone on with it")
 
 
 def stop(name: str, how: How) -> int:
@@ -141,7 +149,9 @@ class _Signals:
         self._cancelling: asyncio.Future[None] | None = None
         loop = asyncio.get_running_loop()
         for number in ENDING_SIGNALS:
-            loop.add_signal_handler(number, self._take, number)
+            hardened = number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN
+            if not hardened:  # else somebody has said nohup
+                loop.add_signal_handler(number, self._take, number)
 
     def _take(self, number: int) -> None:
         if self.first:
@@ -149,8 +159,8 @@ class _Signals:
             say(f"finegrain: ended at once; go on with {command_for(self._path)}")
             os._exit(ExitCode.SIGNAL + number)  # whatever counts is on disk already
         self.first = number
-        self._shown.say("finegrain: stopping what runs; once more to end at once")
         self._cancelling = asyncio.ensure_future(self._job.cancel())
+        self._shown.say("finegrain: stopping what runs; once more to end at once")
 
 
 async def _give_back(path: Path) -> None:
@@ -165,20 +175,25 @@ async def _look_whether_somebody_answers() -> None:
         await cluster.info()
 
 
-def _detached(path: Path, how: How) -> int:
+def _detached(path: Path, how: How, *, begins: bool = False) -> int:
     if how.retry_failed:
         with closing(StateFile.open(path)) as file:
             file.forget_failures()
     try:
         batch = batch_detached.start_detached(path)
     except batch_detached.NotBegunError as error:
-        _forget_unless_begun(path)
+        if begins:
+            _forget_unless_begun(path)
         print_error(error, how.form, HINTS.get(error.reason, ""))
         return error.exit_code
-    log = batch_detached.log_file_of(path)
-    shown = {**batch_dict(batch), "log_file": str(log)}
+    return _goes_on(batch, how, f"its log is {batch_detached.log_file_of(path)}")
+
+
+def _goes_on(batch: BatchLook, how: How, where: str) -> int:
+    path = Path(batch.state_file)
+    shown = {**batch_dict(batch), "log_file": str(batch_detached.log_file_of(path))}
     print_object("BatchBegun", shown, how.form, short_name(batch))
-    say(f"finegrain: {command_for(path)} shows how it gets on; its log is {log}")
+    say(f"finegrain: {command_for(path)} shows how it gets on; {where}")
     return ExitCode.OK
 
 
@@ -216,5 +231,7 @@ def _told(batch: BatchLook, how: How) -> int:
         return ExitCode.OK
     path = Path(batch.state_file)
     again = command_for(path) + (" --retry-failed" if progress.failed else "")
-    say(f"finegrain: {progress.threads - progress.done} threads are not done; go on with {again}")
+    left = progress.threads - progress.done
+    what = "1 thread is" if left == 1 else f"{left} threads are"
+    say(f"finegrain: {what} not done; go on with {again}")
     return ExitCode.THREADS_FAILED

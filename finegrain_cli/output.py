@@ -138,8 +138,18 @@ def print_json_line(data: Mapping[str, Any]) -> None:
 
 
 def say(message: str) -> None:
-    """A message for people, on standard error."""
-    print(message, file=sys.stderr, flush=True)
+    """A message for people, on standard error. That nobody is there to read it is no error."""
+    try:
+        print(message, file=sys.stderr, flush=True)
+    except OSError:
+        nobody_reads()
+
+
+def nobody_reads() -> None:
+    """The reader of standard error is gone: a pipe, or a terminal that was closed."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    os.close(nowhere)
 
 
 def print_error(error: FinegrainError, form: OutputFormat, hint: str = "") -> None:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+import asyncio
+import json
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -11,11 +16,12 @@ from typing import Any
 import pytest
 
 import finegrain_client as fg
-from finegrain_client.batch.look import default_folder
+from finegrain.errors import Reason, Unavailable
+from finegrain_client.batch.look import default_folder, look
 from finegrain_client.batch.rows import Changes
 from finegrain_client.batch.spec import BatchSpec
 from finegrain_client.batch.state_file import StateFile
-from finegrain_client.batch.values import BatchState, ThreadResult, ThreadState
+from finegrain_client.batch.values import BatchState, Progress, ThreadResult, ThreadState
 
 MakeBatch = Callable[..., Path]
 """Makes a state file: name, results so far, state, and what else its spec says."""
@@ -74,3 +80,74 @@ def make_batch() -> MakeBatch:
         return path
 
     return make
+
+
+@dataclass
+class Runners:
+    """What scripted runners do, and what they were told."""
+
+    outcomes: dict[int, bool] = field(default_factory=dict)  # by thread; those absent do not end
+    message: str = ""
+    signals: tuple[signal.Signals, ...] = ()  # that come while it works
+    error: Exception | None = None
+    unreachable: bool = False
+    meanwhile: Callable[[], None] = lambda: None
+    cancelled: list[Path] = field(default_factory=list)
+    retried: list[bool] = field(default_factory=list)
+
+    def ends(self, threads: int, *failed: int) -> None:
+        self.outcomes = {index: index not in failed for index in range(threads)}
+
+
+@pytest.fixture
+def runners(monkeypatch: pytest.MonkeyPatch) -> Runners:
+    """Every batch of this test is worked on by these."""
+    script = Runners()
+
+    class ScriptedJob:
+        def __init__(self, cluster: Any, *, state_file: Path) -> None:
+            self.path = state_file
+            self.stop = asyncio.Event()
+
+        async def run(
+            self, on_progress: Callable[[Progress], None], *, retry_failed: bool = False
+        ) -> None:
+            script.retried.append(retry_failed)
+            script.meanwhile()
+            if script.error is not None:
+                raise script.error
+            file = StateFile.open(self.path)
+            job = file.add_job("01bbbbbb-0000-7000-8000-000000000001", "secret")
+            results = [result(index, ok=ok) for index, ok in script.outcomes.items()]
+            left = file.spec.threads - len(results)
+            for number in script.signals:
+                os.kill(os.getpid(), number)
+                await self.stop.wait()
+                await asyncio.sleep(0.05)  # the next one is heard, too
+            state = BatchState.ENDED if not left else BatchState.STOPPED
+            if script.signals:
+                state = BatchState.CANCELLED
+            file.write(job.number, Changes(results=results, meta={"state": state.value}))
+            progress = look(self.path).progress
+            progress = replace(progress, state=state, message=script.message)
+            kept = {"progress": json.dumps(progress.to_dict())}
+            file.write(job.number, Changes(meta=kept))
+            on_progress(progress)
+            file.close()
+
+        async def cancel(self) -> None:
+            script.cancelled.append(self.path)
+            self.stop.set()
+
+    class Somewhere:
+        async def info(self) -> None:
+            if script.unreachable:
+                raise Unavailable("nobody answers", reason=Reason.UNREACHABLE)
+
+    @asynccontextmanager
+    async def opened(budget_s: float) -> AsyncIterator[Any]:
+        yield Somewhere()
+
+    monkeypatch.setattr("finegrain_cli.batch_running.BatchJob", ScriptedJob)
+    monkeypatch.setattr("finegrain_cli.batch_running.open_cluster_async", opened)
+    return script

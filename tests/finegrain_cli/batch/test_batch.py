@@ -4,99 +4,22 @@ code. The runner is scripted; the real one has tests of its own, and in tests/e2
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import finegrain_client as fg
-from finegrain.errors import NotFound, Reason, Unavailable
+from finegrain.errors import NotFound, Reason
 from finegrain_client.batch.look import default_folder, look
-from finegrain_client.batch.rows import Changes
-from finegrain_client.batch.state_file import StateFile
-from finegrain_client.batch.values import BatchState, Progress
-from tests.finegrain_cli.batch.conftest import MakeBatch, result
+from finegrain_client.batch.values import BatchState
+from tests.finegrain_cli.batch.conftest import MakeBatch, Runners, result
 from tests.support.cli import Finegrain
-
-Work = Callable[["Runners"], None]
-
-
-@dataclass
-class Runners:
-    """What scripted runners do, and what they were told."""
-
-    outcomes: dict[int, bool] = field(default_factory=dict)  # by thread; those absent do not end
-    message: str = ""
-    signals: tuple[signal.Signals, ...] = ()  # that come while it works
-    error: Exception | None = None
-    unreachable: bool = False
-    cancelled: list[Path] = field(default_factory=list)
-    retried: list[bool] = field(default_factory=list)
-
-    def ends(self, threads: int, *failed: int) -> None:
-        self.outcomes = {index: index not in failed for index in range(threads)}
-
-
-@pytest.fixture
-def runners(monkeypatch: pytest.MonkeyPatch) -> Runners:
-    """Every batch of this test is worked on by these."""
-    script = Runners()
-
-    class ScriptedJob:
-        def __init__(self, cluster: Any, *, state_file: Path) -> None:
-            self.path = state_file
-            self.stop = asyncio.Event()
-
-        async def run(
-            self, on_progress: Callable[[Progress], None], *, retry_failed: bool = False
-        ) -> None:
-            script.retried.append(retry_failed)
-            if script.error is not None:
-                raise script.error
-            file = StateFile.open(self.path)
-            job = file.add_job("01bbbbbb-0000-7000-8000-000000000001", "secret")
-            results = [result(index, ok=ok) for index, ok in script.outcomes.items()]
-            left = file.spec.threads - len(results)
-            for number in script.signals:
-                os.kill(os.getpid(), number)
-                await self.stop.wait()
-                await asyncio.sleep(0.05)  # the next one is heard, too
-            state = BatchState.ENDED if not left else BatchState.STOPPED
-            if script.signals:
-                state = BatchState.CANCELLED
-            file.write(job.number, Changes(results=results, meta={"state": state.value}))
-            progress = look(self.path).progress
-            progress = replace(progress, state=state, message=script.message)
-            kept = {"progress": json.dumps(progress.to_dict())}
-            file.write(job.number, Changes(meta=kept))
-            on_progress(progress)
-            file.close()
-
-        async def cancel(self) -> None:
-            script.cancelled.append(self.path)
-            self.stop.set()
-
-    class Somewhere:
-        async def info(self) -> None:
-            if script.unreachable:
-                raise Unavailable("nobody answers", reason=Reason.UNREACHABLE)
-
-    @asynccontextmanager
-    async def opened(budget_s: float) -> AsyncIterator[Any]:
-        yield Somewhere()
-
-    monkeypatch.setattr("finegrain_cli.batch_running.BatchJob", ScriptedJob)
-    monkeypatch.setattr("finegrain_cli.batch_running.open_cluster_async", opened)
-    return script
 
 
 def only_batch() -> Any:
@@ -172,7 +95,7 @@ def test_threads_that_failed_have_an_exit_code_of_their_own(
 
     assert done.exit_code == 9
     assert "failed   thread 2 ended with exit code 7 (3 attempts)" in done.stdout
-    assert "1 threads are not done; go on with finegrain batch --attach load-" in done.stderr
+    assert "1 thread is not done; go on with finegrain batch --attach load-" in done.stderr
     assert "--retry-failed" in done.stderr
 
 

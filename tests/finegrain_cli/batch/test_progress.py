@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import pty
+import subprocess
 import sys
 import threading
 from contextlib import suppress
@@ -121,3 +122,34 @@ def test_on_a_terminal_a_bar_with_the_numbers_behind_it(monkeypatch: pytest.Monk
     assert "12 running  170 queued  6 failed  share 38 %  2m10s left" in text
     assert "finegrain: [stopping] what runs" in text
     assert text.rstrip().endswith("\x1b[?25h")  # the cursor is back
+
+
+LEFT_ALONE = """
+import os
+from finegrain_cli.batch_progress import display
+from finegrain_client.batch.values import BatchState, Progress
+with display("night", 3) as shown:
+    os.write(1, b"begun\\n")  # print would go where the bar is
+    input()
+    shown.show(Progress(BatchState.OPEN, 3, 0, 0, 0, 3))
+    shown.say("stopping")
+print("done")
+"""
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_what_is_shown_goes_on_when_nobody_is_there_to_see_it(is_terminal: bool) -> None:
+    theirs, ours = pty.openpty() if is_terminal else os.pipe()
+    child = subprocess.Popen(
+        [sys.executable, "-c", LEFT_ALONE],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=ours,
+        text=True,
+    )
+    os.close(ours)
+    assert child.stdout is not None
+    assert child.stdout.readline() == "begun\n"
+    os.close(theirs)
+    said, _ = child.communicate("\n", timeout=60)
+    assert (child.returncode, said) == (0, "done\n")
