@@ -129,7 +129,8 @@ async def test_a_group_that_could_not_be_stored_is_as_it_was_in_memory_too(
 ) -> None:
     async def weight() -> float:
         answer = await rm.cluster.ListGroups(cluster_pb2.ListGroupsRequest())
-        return next(group.weight for group in answer.groups if group.name == "low")
+        found: float = next(group.weight for group in answer.groups if group.name == "low")
+        return found
 
     wish = cluster_pb2.SetGroupRequest(name="low", weight=7)
     async with running_rm(tmp_path) as rm:
