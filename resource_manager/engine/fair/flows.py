@@ -22,111 +22,21 @@ what the sibling that was served last had then: idleness earns no credit. Only e
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from math import inf
 
 from finegrain.resources import Amounts
 from resource_manager.engine.fair.clock import Clock, Moved
 from resource_manager.engine.fair.limits import counted, fulfilment
-from resource_manager.engine.fair.tournament import Entry, Tournament
+from resource_manager.engine.fair.siblings import Flow, FlowTally, Siblings, Standing
 from resource_manager.engine.settings import Fairness
+
+__all__ = ["GROUP", "JOB", "ROOT", "Flow", "FlowTally", "FlowTree", "Standing"]
 
 ROOT = "root"
 GROUP = "group/"
 JOB = "job/"
 
-Standing = tuple[bool, float, tuple[int, str]]
-"""By what siblings are compared, the lesser first: whether the minimum is reached, how far it is or
-else the key, who has waited longer.
-"""
-
-
-@dataclass(slots=True, eq=False)
-class Flow(Entry):
-    """A group or a job. Amounts of service that are *scaled* are compared at one moment only; see
-    `FlowTree.tally` for what they are now.
-
-    Attributes:
-        id: "group/NAME", "job/ID" or "root".
-        name: the group's name, or the job's id.
-        parent: None: it is the root.
-        children: of a group, groups and jobs; None: it is a job.
-        weight: its share is in proportion to it.
-        maximum: what its slots may have at most, by dimension as `limits.counted`.
-        minimum: what they are to have at least.
-        service: scaled: received until `since` (warped).
-        raised: scaled: what was added as it began to wait.
-        rate: cost of all slots of its subtree that accrue.
-        used: what all its slots have booked, from placing until nothing of them is left.
-        running: how many those are.
-        waiting: requests of its subtree that wait, and slots that wait to grow.
-        active: something of it may have a turn; of a group: so many children.
-        served_ms: when something of it was placed or handed on last; None: not in this incarnation.
-    """
-
-    id: str = ""
-    name: str = ""
-    parent: Flow | None = None
-    children: Siblings | None = None
-    weight: float = 1.0
-    maximum: Amounts = field(default_factory=dict)
-    minimum: Amounts = field(default_factory=dict)
-    service: float = 0.0
-    raised: float = 0.0
-    since: float = 0.0
-    rate: float = 0.0
-    used: dict[str, int] = field(default_factory=dict)
-    running: int = 0
-    waiting: int = 0
-    active: int = 0
-    served_ms: int | None = None
-    # What its parent's tournaments know of it.
-    stale: bool = False
-    needy: bool = False  # it is in that of those who lack their minimum
-    halted: bool = False  # it takes part in neither, whatever is active in it
-    changed: bool = False  # since its tally was stored last
-
-    def __repr__(self) -> str:
-        return f"<{self.id}>"
-
-    def ancestors(self) -> Iterator[Flow]:
-        """The groups it is in, the nearest first, the root last."""
-        flow = self.parent
-        while flow is not None:
-            yield flow
-            flow = flow.parent
-
-
-@dataclass(slots=True, eq=False)
-class Siblings:
-    """The children of a group."""
-
-    by_id: dict[str, Flow] = field(default_factory=dict)
-    fair: Tournament[Flow] = field(default_factory=Tournament["Flow"])
-    # By how far their minimum is reached, those who lack some of it:
-    needy: Tournament[Flow] = field(default_factory=Tournament["Flow"])
-    stale: list[Flow] = field(default_factory=list)
-    last_served: float = 0.0  # scaled: tally per weight of whom was served last, then
-
-
-@dataclass(frozen=True, slots=True)
-class FlowTally:
-    """What a flow has received, as of one moment, in cost times seconds."""
-
-    service: float  # received, decayed
-    raised: float  # added as it began to wait, decayed
-    lookahead: float  # what its present rate adds
-    weight: float
-
-    @property
-    def total(self) -> float:
-        """What counts as received."""
-        return self.service + self.raised
-
-    @property
-    def key(self) -> float:
-        """What it is compared by with its siblings."""
-        return (self.service + self.raised + self.lookahead) / self.weight
+_KNOWN_MAX = 1_024
+"""Amounts remembered at once as limits count them."""
 
 
 class FlowTree:
@@ -147,11 +57,12 @@ class FlowTree:
     def __init__(self, fairness: Fairness, now_ms: int) -> None:
         self.clock = Clock(fairness.half_life_ms, now_ms)
         self.lookahead_s = fairness.lookahead_ms / 1_000
-        self.root = Flow(id=ROOT, name="", children=Siblings())
+        self.root = Flow(id=ROOT, name="", children=Siblings(self.clock, self.lookahead_s))
         self.groups: dict[str, Flow] = {}
         self.jobs: dict[str, Flow] = {}
         self.changed: dict[str, Flow] = {}
-        self._last: tuple[Amounts | None, dict[str, int]] = (None, {})
+        # By identity of the amounts, which are kept so that it stays theirs.
+        self._known: dict[int, tuple[Amounts, dict[str, int]]] = {}
         self.urgent: dict[str, Flow] = {}
         self.loosened: dict[str, None] = {}
 
@@ -185,12 +96,12 @@ class FlowTree:
         flow = self.groups.get(name)
         if flow is None:
             flow = self.groups[name] = self._add(GROUP + name, name, below)
-            flow.children = Siblings()
+            flow.children = Siblings(self.clock, self.lookahead_s)
             flow.weight = weight
         elif flow.parent is not below:
             self._leave(flow)
             self._join(flow, below)
-        self._settle(flow)
+        flow.settle(self.clock.tau)
         if weight != flow.weight:
             flow.raised += (flow.service + flow.raised) * (weight / flow.weight - 1.0)
             flow.weight = weight
@@ -246,7 +157,7 @@ class FlowTree:
     def adopt(self, job_id: str, booked: Amounts, cost: float) -> None:
         """A slot is there that was placed in a former life; `cost` is 0 if it does not accrue."""
         for flow in self._path(job_id):
-            self._settle(flow)
+            flow.settle(self.clock.tau)
             flow.rate += cost
             flow.running += 1
             _add(flow.used, counted(booked))
@@ -255,7 +166,7 @@ class FlowTree:
     def stop(self, job_id: str, cost: float) -> None:
         """A slot begins to be taken down, or is gone at once: it accrues no more."""
         for flow in self._path(job_id):
-            self._settle(flow)
+            flow.settle(self.clock.tau)
             if not flow.rate:
                 self.urgent[flow.id] = flow
             flow.rate -= cost
@@ -358,7 +269,7 @@ class FlowTree:
 
     def tally(self, flow: Flow) -> FlowTally:
         """What a flow has received by now."""
-        service, scale = self._service(flow), self.clock.scale
+        service, scale = flow.service_at(self.clock.tau), self.clock.scale
         return FlowTally(
             service=service / scale,
             raised=flow.raised / scale,
@@ -375,7 +286,7 @@ class FlowTree:
     def key(self, flow: Flow) -> float:
         """What a flow is compared by with its siblings, scaled."""
         ahead = self.lookahead_s * flow.rate * self.clock.scale
-        return (self._service(flow) + flow.raised + ahead) / flow.weight
+        return (flow.service_at(self.clock.tau) + flow.raised + ahead) / flow.weight
 
     def standing(self, flow: Flow) -> Standing:
         """By what a flow is compared with its siblings."""
@@ -386,35 +297,22 @@ class FlowTree:
 
     def first_below(self, flow: Flow) -> Flow | None:
         """The child of a group that is to be served next; None: none has a turn."""
-        siblings = flow.children
-        if siblings is None:
-            return None
-        if siblings.stale:
-            self._freshen(siblings)
-        tau = self.clock.tau
-        if siblings.needy.count:
-            return siblings.needy.least(tau)
-        return siblings.fair.least(tau)
+        return flow.children.first() if flow.children is not None else None
 
     def second_below(self, flow: Flow) -> Flow | None:
         """The child of a group that would be next without the first."""
-        siblings = flow.children
-        if siblings is None:
-            return None
-        if siblings.stale:
-            self._freshen(siblings)
-        tau = self.clock.tau
-        if not siblings.needy.count:
-            return siblings.fair.runner_up(tau)
-        return siblings.needy.runner_up(tau) or siblings.fair.least(tau)
+        return flow.children.second() if flow.children is not None else None
 
     # How it is done.
 
     def _counted(self, booked: Amounts) -> dict[str, int]:
         """Amounts as `used` has them. What is alike is one dict as a rule."""
-        if self._last[0] is not booked:
-            self._last = booked, counted(booked)
-        return self._last[1]
+        known = self._known.get(id(booked))
+        if known is None:
+            if len(self._known) >= _KNOWN_MAX:
+                self._known.clear()
+            known = self._known[id(booked)] = booked, counted(booked)
+        return known[1]
 
     def _path(self, job_id: str) -> Iterator[Flow]:
         flow: Flow | None = self.jobs[job_id]
@@ -443,16 +341,9 @@ class FlowTree:
             raise ValueError(f"{flow.id} cannot be taken out of the tree")
         if flow.active or flow.waiting or flow.running:
             raise ValueError(f"{flow.id} waits or has slots")
-        self._freshen(flow.parent.children)  # so that no tournament knows it any more
+        flow.parent.children.freshen()  # so that no tournament knows it any more
         del flow.parent.children.by_id[flow.id]
         flow.parent = None
-
-    def _service(self, flow: Flow) -> float:
-        return flow.service + flow.rate * (self.clock.tau - flow.since)
-
-    def _settle(self, flow: Flow) -> None:
-        flow.service = self._service(flow)
-        flow.since = self.clock.tau
 
     def _raise(self, flow: Flow) -> None:
         """Lets a flow that begins to wait start no lower than those who wait already."""
@@ -460,14 +351,12 @@ class FlowTree:
         if parent is None or parent.children is None:
             return
         siblings = parent.children
-        if siblings.stale:
-            self._freshen(siblings)
-        first = siblings.fair.least(self.clock.tau)
+        first = siblings.least()
         if first is not None:
-            level = (self._service(first) + first.raised) / first.weight
+            level = (first.service_at(self.clock.tau) + first.raised) / first.weight
         else:
             level = siblings.last_served
-        short = level * flow.weight - (self._service(flow) + flow.raised)
+        short = level * flow.weight - (flow.service_at(self.clock.tau) + flow.raised)
         if short > 0:
             flow.raised += short
             self.urgent[flow.id] = flow
@@ -477,57 +366,17 @@ class FlowTree:
         if not flow.changed:
             flow.changed = True
             self.changed[flow.id] = flow
-        if flow.stale or flow.parent is None or flow.parent.children is None:
-            return
-        if flow.active or flow.seat >= 0:
-            flow.stale = True
-            flow.parent.children.stale.append(flow)
-
-    def _freshen(self, siblings: Siblings) -> None:
-        """Tells the tournaments of a group what has changed."""
-        tau = self.clock.tau
-        for flow in siblings.stale:
-            flow.stale = False
-            seated = flow.seat >= 0
-            reached = fulfilment(flow.used, flow.minimum) if flow.minimum else inf
-            needy = reached < 1
-            active = flow.active and not flow.halted
-            if seated and (not active or needy != flow.needy):
-                (siblings.needy if flow.needy else siblings.fair).unseat(flow, tau)
-                seated = False
-            if not active:
-                continue
-            if needy:
-                flow.level, flow.slope = reached, 0.0
-            else:
-                self._draw(flow)
-            flow.needy = needy
-            tournament = siblings.needy if needy else siblings.fair
-            if seated:
-                tournament.moved(flow, tau)
-            else:
-                tournament.seat(flow, tau)
-        siblings.stale.clear()
-
-    def _draw(self, flow: Flow) -> None:
-        """The key of a flow as a line."""
-        rate, lookahead = flow.rate, self.lookahead_s
-        level = flow.service - rate * flow.since + flow.raised + lookahead * rate
-        flow.level = level / flow.weight
-        flow.slope = rate * (1.0 + lookahead * self.clock.bend) / flow.weight
+        if flow.parent is not None and flow.parent.children is not None:
+            flow.parent.children.changed(flow)
 
     def _rescale(self, moved: Moved) -> None:
         for flow in (self.root, *self.groups.values(), *self.jobs.values()):
             flow.service *= moved.factor
             flow.raised *= moved.factor
             flow.since = moved.tau(flow.since)
-            if flow.seat >= 0 and not flow.needy:
-                self._draw(flow)
         for flow in (self.root, *self.groups.values()):
             if flow.children is not None:
-                flow.children.last_served *= moved.factor
-                flow.children.fair.rebuild(self.clock.tau)
-                flow.children.needy.rebuild(self.clock.tau)
+                flow.children.rescale(moved)
 
 
 def _add(amounts: dict[str, int], more: Amounts) -> None:
