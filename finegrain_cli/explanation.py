@@ -56,7 +56,7 @@ def explanation_text(found: Explanation) -> str:
     if found.dimensions:
         lines.append(f"  cluster  {_sums(found.dimensions)}")
     lines.append(
-        f"  line     {found.requests_ahead} requests ahead; {found.executors_considered} executors "
+        f"  line     {found.requests_ahead} came earlier; {found.executors_considered} executors "
         f"considered, {found.executors_fitting} fit now (state {found.snapshot_number})"
     )
     lines += _order(found)

@@ -19,6 +19,7 @@ from finegrain.resources import (
     add,
     fits,
     round_down,
+    shortfall,
     subtract,
     total_of,
 )
@@ -120,7 +121,9 @@ def explain(
         held = held_for(state, request, slot)
         return Explanation(view, view.reason, settled, number, resizes=resizes, reservation=held)
     shape = state.queue.shape_of(request.spec)
-    survey = Survey.of(hosts, shape)
+    held = held_for(state, request, None)
+    own = {one.executor_id for one in held.executors} if held is not None else frozenset[str]()
+    survey = Survey.of(hosts, shape, own)
     reason = pending_reason(state, request)
     ahead = _requests_ahead(state, request)
     planned = planned_on(state, request)
@@ -151,7 +154,7 @@ def explain(
         gang=explain_gang(state, request),
         steps=steps(state.flows, request.job_id, state.jobs, fairness.service) if in_turn else (),
         limits=[stop] if stop is not None else [],
-        reservation=held_for(state, request, None),
+        reservation=held,
         held_for_others=others,
     )
 
@@ -202,7 +205,8 @@ def _counterfactuals(
     found: list[tuple[int, str, Counterfactual]] = []
     if request.spec.profile is not None:
         for _, _, host_id in heapq.nsmallest(COUNTERFACTUALS_LOOKED_AT_MAX, survey.lacking):
-            lowered = _lowered(settings, survey.judge(host_id))
+            one = survey.judge(host_id)
+            lowered = _lowered(settings, one, for_others=survey.is_for_others(one.host))
             if lowered:
                 change = max((d.asked - d.free) * MILLION // d.asked for d in lowered)
                 amounts = " and ".join(f"{d.dimension} <= {d.free}" for d in lowered)
@@ -216,14 +220,19 @@ def _counterfactuals(
     return [counterfactual for _, _, counterfactual in found[:COUNTERFACTUALS_MAX]]
 
 
-def _lowered(settings: EngineSettings, one: Judgement) -> tuple[DimensionStatus, ...]:
+def _lowered(
+    settings: EngineSettings, one: Judgement, *, for_others: bool
+) -> tuple[DimensionStatus, ...]:
     """The amounts to lower and the values that fit; empty where those would be too small to
     ask for.
     """
     lowered = []
     left = dict(one.asked)
-    for name in one.missing:
-        free = one.free.get(name, 0)
+    spare = one.host.spare() if for_others else one.free
+    if for_others and one.host.spare_slots() < 1:
+        return ()
+    for name in shortfall(one.asked, spare):
+        free = spare.get(name, 0)
         if name.endswith("memory_bytes"):
             free = round_down(free, MEMORY_GRAIN_BYTES)
         left[name] = free
@@ -337,4 +346,5 @@ def _waiting(reason: str, survey: Survey, ahead: int, known: dict[Reason, str]) 
     else:
         text = "not enough is free"
     usable = f"{survey.usable} of {len(survey.hosts)} executors usable"
-    return f"{text}; {usable}, {ahead} requests ahead"
+    earlier = "1 request came" if ahead == 1 else f"{ahead} requests came"
+    return f"{text}; {usable}, {earlier} earlier"

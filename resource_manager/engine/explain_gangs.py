@@ -9,11 +9,13 @@ told.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from finegrain.resources import shortfall
 from resource_manager.engine.entities import GangPlacement, GangSpec, Request
+from resource_manager.engine.fair.held import Reservation
 from resource_manager.engine.fair.stops import gang_stop
 from resource_manager.engine.gang_books import WaitingGang, Where, Wish
 from resource_manager.engine.gangs import wishes_now
@@ -73,6 +75,31 @@ def explain_gang(state: State, request: Request) -> GangExplanation | None:
     waiting = state.gangs.waiting.get(request.spec.gang_id)
     if waiting is None:
         return None
+    gang = waiting.gang
+    with _given(state, state.reservations.by_number.get(gang.arrival_number)):
+        return _explained(state, waiting)
+
+
+@contextmanager
+def _given(state: State, held: Reservation | None) -> Iterator[None]:
+    """What is held for somebody counts as free meanwhile. Hosts whose books have changed since the
+    indexes were fresh are left as they are: nobody may miss that they have grown.
+    """
+    names = held.place.held if held is not None else ()
+    hosts = [state.hosts[name] for name in names if name not in state.dirty_hosts]
+    holds = [host.held for host in hosts]
+    try:
+        for host in hosts:
+            host.held = None
+            state.indexes.follow(host)
+        yield
+    finally:
+        for host, hold in zip(hosts, holds, strict=True):
+            host.held = hold
+            state.indexes.follow(host)
+
+
+def _explained(state: State, waiting: WaitingGang) -> GangExplanation:
     gang = waiting.gang
     room = Room(state)
     room.partly = True

@@ -121,7 +121,7 @@ def _step(tree: FlowTree, parent: Flow, flow: Flow, jobs: Mapping[str, Job], uni
         ahead=ahead,
         summary=_sentence(
             told,
-            (len(before), len(others) + 1),
+            (parent.name, len(before), len(others) + 1),
             ahead[0] if ahead else None,
             follower,
             unit,
@@ -150,16 +150,22 @@ def _tally(tree: FlowTree, flow: Flow, jobs: Mapping[str, Job]) -> Tally:
 
 
 def _sentence(
-    flow: Tally, place: tuple[int, int], first: Tally | None, behind: Tally | None, unit: str
+    flow: Tally,
+    place: tuple[str, int, int],
+    first: Tally | None,
+    behind: Tally | None,
+    unit: str,
 ) -> str:
-    """Where a flow stands, in one sentence: `place` is how many come before it and how many have
-    work waiting, `first` comes before everybody, `behind` is next after the flow.
+    """Where a flow stands, in one sentence: `place` is the group (empty: the top), how many come
+    before it there and how many have work waiting, `first` comes before everybody, `behind` is next
+    after the flow.
     """
-    before, backlogged = place
+    group, before, backlogged = place
     if first is None:
         order = f"{flow.title} is served next, of {backlogged} that have work waiting"
         if backlogged == 1:
-            order = f"{flow.title} is the only one there that has work waiting"
+            where = f"one of group {group}" if group else "group"
+            order = f"{flow.title} is the only {where} that has work waiting"
     else:
         more = f" and {before - 1} more" if before > 1 else ""
         order = f"{flow.title} is served after {first.title}{more}"

@@ -111,4 +111,4 @@ def _amounts(amounts: Amounts) -> str:
 
 
 def _clock(time_ms: int) -> str:
-    return datetime.fromtimestamp(time_ms // 1_000, UTC).strftime("%H:%M:%S UTC")
+    return datetime.fromtimestamp(time_ms // 1_000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

@@ -8,7 +8,7 @@ few that matter.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import NamedTuple
@@ -47,13 +47,14 @@ class Survey:
     refused: bool = False  # by a usable host, lately
     lacking: list[Glance] = field(default_factory=list)  # free capacity is all they lack
     unlabelled: list[str] = field(default_factory=list)  # labels are all they lack
-    promising: Glance | None = None  # the nearest usable one that is large enough and willing
+    promising: Glance | None = None  # the nearest usable one that is large enough and to be had
+    own: Collection[str] = ()  # hosts that are held for whoever asks
     _kinds: dict[int, list[Dimension]] = field(default_factory=dict)  # by what a slot books
 
     @classmethod
-    def of(cls, hosts: Iterable[Host], shape: Shape) -> Survey:
-        """Looks at these hosts."""
-        survey = cls(shape, {host.host_id: host for host in hosts})
+    def of(cls, hosts: Iterable[Host], shape: Shape, own: Collection[str] = ()) -> Survey:
+        """Looks at these hosts, of which some are held for whoever asks."""
+        survey = cls(shape, {host.host_id: host for host in hosts}, own=own)
         for host_id, host in survey.hosts.items():
             survey._look(host_id, host)
         return survey
@@ -107,8 +108,13 @@ class Survey:
         if usable:
             self.usable += 1
             self.refused = self.refused or refused
-            if not (too_small or refused) and (self.promising is None or glance < self.promising):
+            to_be_had = not (too_small or refused) and not self.is_for_others(host)
+            if to_be_had and (self.promising is None or glance < self.promising):
                 self.promising = glance
+
+    def is_for_others(self, host: Host) -> bool:
+        """True if something is held there for somebody else."""
+        return host.held is not None and host.host_id not in self.own
 
     def _asked_of(self, host: Host) -> list[Dimension]:
         """What a slot books here; hosts where it books the same share the list."""

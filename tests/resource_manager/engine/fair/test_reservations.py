@@ -608,3 +608,40 @@ def test_what_is_held_is_explained_to_its_holder_and_to_others() -> None:
     assert "held for big, passed over for too long" in found.summary
     verdict = next(each for each in found.executors if each.executor_id == host)
     assert verdict.blockers == ("HELD",)
+
+
+def test_no_smaller_amount_is_named_that_is_held_for_somebody_else() -> None:
+    story = Story(starvation_timeout_ms=1_000 * STARVING_S)
+    flood = Flood(story, hosts=1)
+    story.ask("large", ["big"], cpu=4_000)
+    flood.go_on(lambda: reserved(story))
+    story.end("small", *story.running()[:2])
+    story.ask("small", ["other"], cpu=3_500)
+    found = explain(story.state, "other")
+    assert found.executors[0].dimensions[0].free == 3_000
+    assert not found.would_fit_if
+    assert not found.blocked_by  # when they end, the large one comes
+    own = explain(story.state, "big")
+    assert [each.message for each in own.would_fit_if] == [
+        "fits now on host-0 if cpu_milli <= 3000"
+    ]
+    assert [each.allocation_id for each in own.blocked_by] == story.running()
+
+
+def test_what_is_held_for_a_gang_counts_as_room_for_it() -> None:
+    story = Story(starvation_timeout_ms=1_000 * STARVING_S)
+    flood = Flood(story)
+    story.gang("large", "g", [4_000, 4_000], GangPlacement.SPREAD)
+    flood.go_on(lambda: reserved(story))
+    story.end("small", *story.running("host-0"))
+    found = explain(story.state, "g-0").gang
+    assert found is not None
+    assert (found.placeable, found.members) == (1, 2)
+    assert found.summary == (
+        "1 of 2 members fit now, each on an executor of its own; fits if 1 more executor has room"
+        " for one"
+    )
+    story.gang("large", "h", [4_000, 4_000], GangPlacement.SPREAD)
+    found = explain(story.state, "h-0").gang
+    assert found is not None
+    assert found.placeable == 0
