@@ -19,7 +19,7 @@ from finegrain_client.background import unless
 from finegrain_client.batch.book import Book
 from finegrain_client.batch.output import sweep
 from finegrain_client.batch.report import Report
-from finegrain_client.batch.rows import JobRow, Known
+from finegrain_client.batch.rows import Changes, JobRow, Known
 from finegrain_client.batch.session import JobGone, Session
 from finegrain_client.batch.slots import BatchSlots, insist
 from finegrain_client.batch.state_file import StateFile
@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 FAILURES_SHOWN = 10
+ENDING = "ending"
+"""The word of the state file that keeps which job a runner has begun to end."""
+
 ENDING_S = 20.0
 """How long leaving may try to end the job; after that its lease ends it."""
 
@@ -156,7 +159,8 @@ class Runner:
             return None  # its story could not be heard to the end; the job may live
         await self._on_disk(partial(self._state.end_job, row.number))
         reason = error.details.get("end_reason", "")
-        if reason in (Reason.TERMINATED, Reason.ENDED):
+        ours = await self._on_disk(partial(self._state.meta, ENDING)) == str(row.number)
+        if reason in (Reason.TERMINATED, Reason.ENDED) and not ours:
             return f"its job was ended by somebody else: {error.message}"
         return None
 
@@ -179,6 +183,9 @@ class Runner:
             await self._end(self._cluster.attach_job(row.job_id, row.secret), row)
 
     async def _end(self, job: Job, row: JobRow) -> None:
+        # Written down first: a runner that is killed in between was not ended by somebody else.
+        ending = Changes(meta={ENDING: str(row.number)})
+        await self._on_disk(partial(self._state.write, row.number, ending))
         try:
             async with asyncio.timeout(ENDING_S):
                 await insist(job.end, "ending the batch's job")

@@ -11,6 +11,7 @@ import pytest
 import finegrain_client as fg
 from finegrain.errors import Unavailable
 from finegrain_client.batch.output import Output
+from finegrain_client.batch.state_file import StateFile
 from tests.client.scripted import GRANTED, PENDING, Program, Scripted, eventually, serving
 
 SPEC = fg.BatchSpec(3, ["work", "{index}"], retry_delay_s=0)
@@ -99,6 +100,42 @@ async def test_cancelling_before_the_job_of_the_last_runner_is_taken_up_ends_it(
     assert (await running).state is fg.BatchState.CANCELLED
     assert len(endless.calls["EndJob"]) == 1
     assert len(endless.calls["SubmitTask"]) == 3
+
+
+@pytest.mark.parametrize("by_its_runner", [True, False])
+async def test_who_has_ended_the_job_is_known_although_the_runner_was_killed_over_it(
+    cluster: fg.Cluster,
+    endless: Scripted,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    by_its_runner: bool,
+) -> None:
+    batch = fg.BatchJob(cluster, SPEC, state_file=tmp_path / "state")
+    running = asyncio.create_task(batch.run())
+    await eventually(lambda: len(endless.tasks) == 3)
+    if by_its_runner:
+        with monkeypatch.context() as patched:
+            patched.setattr(StateFile, "end_job", lambda *_: 1 / 0)
+            await batch.cancel()
+            with pytest.raises(ZeroDivisionError):
+                await running
+    else:
+        await batch.leave()
+        await running
+    over = fg.FailedPrecondition(
+        "it has ended", reason=fg.Reason.JOB_ENDED, details={"end_reason": "ENDED"}
+    )
+    again = fg.BatchJob(cluster, state_file=batch.state_file)
+    running = asyncio.create_task(again.run())
+    await eventually(lambda: len(endless.calls["RequestResource"]) == 2)
+    endless.failures["WatchJob"].append(over)  # it hears so only after the snapshot
+    await endless.wake()
+    if by_its_runner:
+        await eventually(lambda: len(endless.calls["RegisterJob"]) == 2)
+        await endless.end_program("work")
+        (await running).check()
+    else:
+        assert "ended by somebody else" in (await running).message
 
 
 async def test_a_batch_waits_for_a_manager_that_is_not_there_and_says_so(tmp_path: Path) -> None:
