@@ -11,15 +11,13 @@ import hashlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from finegrain.errors import ConfigurationError
-from finegrain.options import ListenOptions
 from finegrain.resources import CPU_MILLI, MEMORY_BYTES
 from finegrain_cli.leftovers import groups_of
 from finegrain_cli.local_shares import cpu_milli_of, equal_parts
@@ -114,23 +112,6 @@ class ScaledExecutors:
             )
         self.directory.mkdir(mode=0o700, exist_ok=True)
         self.providers_file.write_text(self._providers(), encoding="utf-8")
-
-    def listen(self, wanted: ListenOptions) -> ListenOptions:
-        """Where the resource manager listens: where it did before if executors that outlived it
-        look for it there, and nobody said where.
-        """
-        host, _, port = wanted.address.rpartition(":")
-        if port != "0" or not executor_paths(self.directory):
-            return wanted
-        try:
-            note = json.loads((self._rm_state_dir / "endpoint.json").read_text(encoding="utf-8"))
-            former_host, _, former_port = str(note["address"]).rpartition(":")
-            with socket.socket() as probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                probe.bind((host, int(former_port)))
-        except (OSError, ValueError, KeyError, TypeError):
-            return wanted
-        return replace(wanted, address=f"{host}:{former_port}") if former_host == host else wanted
 
     def watch_over(self, lock: int) -> None:
         """Starts the sweeper: when this process is gone, and after it the resource manager, it ends

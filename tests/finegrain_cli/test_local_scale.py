@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -19,7 +18,6 @@ import pytest
 
 from finegrain.cpuset import CpuSet
 from finegrain.errors import ConfigurationError, InvalidArgument
-from finegrain.options import ListenOptions
 from finegrain_cli.leftovers import find_leftovers, groups_of
 from finegrain_cli.local_cluster import LocalCluster
 from finegrain_cli.local_lock import take_lock
@@ -86,24 +84,6 @@ def test_a_path_that_is_too_long_for_sockets_is_refused_at_once(state_dir: Path)
     scaled = ScaledExecutors(Scale(1), state_dir / ("x" * 80))
     with pytest.raises(ConfigurationError, match="bytes too long"):
         scaled.prepare()
-
-
-def test_it_listens_where_executors_look_for_it(state_dir: Path) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        former = f"127.0.0.1:{taken.getsockname()[1]}"
-        (state_dir / "rm" / "endpoint.json").write_text(json.dumps({"address": former}))
-        scaled = ScaledExecutors(Scale(1), state_dir)
-        anywhere = ListenOptions("127.0.0.1:0", "")
-        assert scaled.listen(anywhere) == anywhere  # nobody looks for it
-        (scaled.directory / "executors" / "left").mkdir(parents=True)
-        assert scaled.listen(anywhere) == anywhere  # somebody else has that port now
-    assert scaled.listen(anywhere).address == former
-    said = ListenOptions("127.0.0.1:7170", "")
-    assert scaled.listen(said) == said
-    (state_dir / "rm" / "endpoint.json").write_text("no json")
-    assert scaled.listen(anywhere) == anywhere
-    shutil.rmtree(scaled.directory)
 
 
 def test_a_second_one_leaves_the_executors_of_the_first_alone(state_dir: Path) -> None:
