@@ -146,7 +146,8 @@ def batch(
             "--attach",
             metavar="NAME|FILE",
             autocompletion=_names,
-            help="Show how a batch gets on; if nobody works on it, go on with it.",
+            help="Show how a batch gets on; if nobody works on it, go on with it."
+            " `finegrain batches` lists them.",
         ),
     ] = "",
     stop: Annotated[
