@@ -100,14 +100,12 @@ class Shape:
         """The lines of those who wait longest with it, one line each, in their order; so many at
         most. All others are not looked at.
         """
-        found: list[Line] = []
+        found: dict[Line, None] = {}
         while len(found) < most and self.head() is not None:
-            line = heapq.heappop(self.heads)[1]
-            if not found or found[-1] is not line:  # else it stood there twice
-                found.append(line)
+            found[heapq.heappop(self.heads)[1]] = None  # some stand there more than once
         for line in found:
             heapq.heappush(self.heads, (line.numbers.first, line))
-        return found
+        return list(found)
 
     def stand(self, line: Line, number: int) -> None:
         """Who waits longest in a line of this shape has this number now, which is lower than it

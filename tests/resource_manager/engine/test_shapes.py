@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from resource_manager.engine.entities import Request, RequestSpec
@@ -17,6 +17,7 @@ JOBS = "abcde"
     ),
     st.integers(1, 6),
 )
+@example([("comes", 11), ("comes", 1), ("comes", 2)], 3)  # a line stands at two places
 def test_the_first_lines_are_those_of_who_waits_longest(
     moves: list[tuple[str, int]], most: int
 ) -> None:
