@@ -15,7 +15,7 @@ What waits one by one (`singles.py`) belongs to jobs as well, and takes part in 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from math import inf
 
 from resource_manager.engine.entities import Request, RequestSpec
@@ -32,6 +32,7 @@ from resource_manager.engine.shapes import (
     make_shape,
 )
 from resource_manager.engine.singles import Labels, Rank, Single, Singles, Turn
+from resource_manager.engine.stopped import Stopped
 
 __all__ = ["DEFAULT_SLOTS", "SLOTS", "Line", "Shape", "ShapeKey", "WaitingQueue", "in_grains"]
 
@@ -56,8 +57,7 @@ class WaitingQueue:
         singles: what waits in the same line one by one.
         job_shapes: how many shapes a job waits with; jobs that wait with none are not in it.
         moves: rises whenever a request comes or leaves.
-        stopped: lines parked for a maximum, by the group that has it.
-        stopped_singles: likewise what waits one by one, by arrival number.
+        stopped: lines parked for the maximum of a group.
         stopped_at_version: of the cluster, when they were looked at last.
     """
 
@@ -72,8 +72,7 @@ class WaitingQueue:
         self.roomy: dict[Shape, None] = {}
         self.open: dict[Shape, None] = {}
         self.sleeping: dict[Labels, dict[Shape, None]] = {}
-        self.stopped: dict[str, dict[Line, None]] = {}
-        self.stopped_singles: dict[str, dict[int, None]] = {}
+        self.stopped = Stopped()
         self.stopped_at_version = -1
         self.job_shapes: dict[str, int] = {}
         self.moves = 0
@@ -277,8 +276,7 @@ class WaitingQueue:
 
     def stop(self, line: Line, group_id: str) -> None:
         """A line is not to have a turn while the maximum of a group stops it."""
-        line.stopped_by = group_id
-        self.stopped.setdefault(group_id, {})[line] = None
+        self.stopped.put(line, group_id)
         self._unstand(line)
 
     def halt(self, group_id: str) -> bool:
@@ -296,23 +294,24 @@ class WaitingQueue:
         while self._halted and self._tree is not None:
             self._tree.go_ahead(self._tree.groups[self._halted.pop().removeprefix(GROUP)])
 
-    def stop_single(self, single: Single, group_id: str) -> None:
-        """Likewise what waits one by one."""
-        self.stopped_singles.setdefault(group_id, {})[single.arrival_number] = None
-        self.singles.sleep(single)
-
-    def ease(self, group_id: str) -> int:
-        """Whoever was stopped by the maximum of a group is to be tried again; how many lines."""
-        for number in self.stopped_singles.pop(group_id, {}):
-            self.singles.wake(number)
-        for shape in list(self._resting):  # perhaps for this group alone
+    def ease(self, group_id: str, admits: Callable[[Shape], bool], most: int) -> int:
+        """Whoever was stopped by the maximum of a group is to be tried again: of lines, so many at
+        most, with shapes that it admits now. Answers with how many.
+        """
+        self.singles.ease(group_id)
+        for shape in [each for each in self._resting if admits(each)]:
             self._rouse(shape)
-        lines = self.stopped.pop(group_id, {})
+        lines = self.stopped.of(group_id, admits, most)
         for line in lines:
-            line.stopped_by = ""
+            self.stopped.take(line)
             self._stand(line)
             self._rouse(line.shape)
         return len(lines)
+
+    def end_rest(self) -> None:
+        """Shapes that rest are to be looked at again."""
+        for shape in list(self._resting):
+            self._rouse(shape)
 
     def sleep(self, shape: Shape) -> None:
         """Nothing fits this shape now."""
@@ -420,10 +419,7 @@ class WaitingQueue:
         if line.stands != PARKED:
             self._unstand(line)
         elif line.stopped_by:
-            lines = self.stopped[line.stopped_by]
-            del lines[line]
-            if not lines:
-                del self.stopped[line.stopped_by]
+            self.stopped.take(line)
         else:
             del shape.parked[line]
         if self.job_shapes[job_id] > 1:

@@ -35,6 +35,8 @@ def queue_problems(state: State) -> Iterator[str]:
     awake = len(queue.round) + len(queue.roomy) + len(queue.open) + len(sleeping)
     if awake != len(queue.shapes()):
         yield f"{awake} shapes are to be tried or asleep, somebody waits with {len(queue.shapes())}"
+    if not set(queue.stopped) <= set(queue.lines()):
+        yield "maxima stop lines that are no more"
     if queue.job_shapes != job_shapes:
         yield f"shapes by job are counted as {queue.job_shapes}, there are {dict(job_shapes)}"
     yield from _lines(state)
@@ -66,8 +68,11 @@ def _shape(state: State, shape: Shape, sleeping: set[Shape]) -> Iterator[str]:
 
 def _line(state: State, line: Line) -> Iterator[str]:
     title = f"line of {line.job_id} with shape {line.shape.number}"
-    stopped = line in state.queue.stopped.get(line.stopped_by, ())
-    places = [line.stands != PARKED, line in line.shape.parked, stopped]
+    places = [
+        line.stands != PARKED,
+        line in line.shape.parked,
+        line in state.queue.stopped,
+    ]
     if places.count(True) != 1:
         yield f"{title} stands, is parked, is stopped: {places}; expected one"
     if line.stands != PARKED and line.numbers and line.stands > line.numbers.first:

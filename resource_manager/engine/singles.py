@@ -85,6 +85,8 @@ class Singles:
         # Asleep, by labels; these by the first of them, since there may be very many.
         self._anywhere: dict[Labels, dict[Labels, dict[int, None]]] = {}
         self._asked_for: Counter[Labels] = Counter()
+        self._stopped: dict[str, dict[int, None]] = {}  # by group; they sleep as well
+        self._stopped_by: dict[int, str] = {}  # the reverse
 
     def __len__(self) -> int:
         return len(self._all)
@@ -128,6 +130,7 @@ class Singles:
         if single is not None:
             self._open.pop(number, None)
             self._round.pop(number, None)
+            self._unstop(number)
             self._rouse(single)
             if self._flows is not None:
                 self._flows.wait_no_more(single.job_id, single.count)
@@ -147,6 +150,28 @@ class Singles:
         else:
             groups = self._anywhere.setdefault(single.labels[:1], {})
             groups.setdefault(single.labels, {})[number] = None
+
+    def stop(self, single: Single, group_id: str) -> None:
+        """The maximum of a group stops it; it sleeps until that is eased, at the latest."""
+        number = single.arrival_number
+        if number in self._all:
+            self._unstop(number)
+            self._stopped.setdefault(group_id, {})[number] = None
+            self._stopped_by[number] = group_id
+        self.sleep(single)
+
+    def ease(self, group_id: str) -> None:
+        """Has all those tried again whom the maximum of a group has stopped. (Some at a time would
+        never end: who is stopped again would be among the rest.)
+        """
+        for number in self._stopped.pop(group_id, {}):
+            del self._stopped_by[number]
+            self.wake(number)
+
+    @property
+    def stopped_by(self) -> list[str]:
+        """The groups whose maxima stop any."""
+        return list(self._stopped)
 
     def grew(self, host_id: str, labels: Mapping[str, str]) -> None:
         """An executor has more room than it had, or other labels: wakes whom that concerns."""
@@ -215,6 +240,8 @@ class Singles:
         known = len(self._round) + len(self._open) + sum(map(len, groups))
         if known != len(self._all):
             found.append(f"{known} singles are to be tried or asleep, {len(self._all)} wait")
+        if not self._stopped_by.keys() <= self._all.keys():
+            found.append(f"maxima stop {len(self._stopped_by)} singles, of which some are no more")
         return found
 
     def _first(self) -> Rank | None:
@@ -238,6 +265,10 @@ class Singles:
         yield from self._on_host.values()
         for groups in self._anywhere.values():
             yield from groups.values()
+
+    def _unstop(self, number: int) -> None:
+        if (group_id := self._stopped_by.pop(number, None)) is not None:
+            _strike(self._stopped, group_id, number)
 
     def _rouse(self, single: Single) -> None:
         """Strikes one from those that sleep."""

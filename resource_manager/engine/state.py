@@ -223,7 +223,7 @@ class State:
     @property
     def unfinished(self) -> bool:
         """True if the next decision has something to do that this one left over."""
-        return bool(self.endings) or self.queue.in_round
+        return bool(self.endings or self.flows.loosened) or self.queue.in_round
 
     def request_of(self, slot: Slot) -> Request | None:
         """The living request that this slot serves; None if it was given up or replaced."""

@@ -8,8 +8,10 @@ where.
 
 from __future__ import annotations
 
+from functools import partial
+
 from finegrain.resources import Amounts
-from resource_manager.engine.fair.flows import Flow
+from resource_manager.engine.fair.flows import GROUP, Flow
 from resource_manager.engine.fair.limits import Stop, counted, room, stopped_by, whole
 from resource_manager.engine.fair.needs import booked_at_most
 from resource_manager.engine.gang_books import WaitingGang
@@ -109,12 +111,26 @@ def single_stop(state: State, single: Single) -> Stop | None:
     return growth_stop(state, slot.job_id, growth(state.hosts[slot.executor_id], slot))
 
 
-def ease(state: State) -> None:
-    """Lets those be tried again whom a maximum has stopped that may stop them no more."""
+def ease(state: State, most: int) -> int:
+    """Lets those be tried again whom a maximum has stopped that may stop them no more, so many
+    lines at most; answers with how many. `flows.loosened` keeps groups of which some are left:
+    none of those who were eased is among them again before the group has more than now.
+    """
     queue, loosened = state.queue, state.flows.loosened
     if queue.stopped_at_version != state.cluster_version:  # default slots may be others now
         queue.stopped_at_version = state.cluster_version
-        loosened.update(dict.fromkeys([*queue.stopped, *queue.stopped_singles]))
-    for group_id in loosened:
-        queue.ease(group_id)
-    loosened.clear()
+        loosened.update(dict.fromkeys([*queue.stopped.groups, *queue.singles.stopped_by]))
+        queue.end_rest()
+    left = most
+    while loosened and left > 0:
+        group_id = next(iter(loosened))
+        left -= queue.ease(group_id, partial(_admits, state, group_id), left)
+        if left:
+            del loosened[group_id]
+    return most - left
+
+
+def _admits(state: State, group_id: str, shape: Shape) -> bool:
+    """True if the maximum of a group lets one more of a shape be placed."""
+    group = state.flows.groups.get(group_id.removeprefix(GROUP))
+    return group is None or bool(room([group], booked_at_most(state, shape), 1))

@@ -9,8 +9,8 @@ left out.
 
 So one decision costs what it places, plus the shapes it looks at in vain, of which
 `EngineSettings.shapes_tried_max` are enough, plus those that had room and have it no more (as many
-at most), plus lines that are parked or stand in line again (`LINES_MOVED_MAX`). The next decision
-goes on where this one stopped.
+at most), plus lines that are parked or stand in line again, and shapes looked at that had room
+(`MOVES_MAX`). The next decision goes on where this one stopped.
 
 What waits one by one (`singles.py`) is tried when it is its job's turn and nothing of that job came
 before it; and counted like a shape if it is tried in vain, a gang like as many as it has different
@@ -38,8 +38,10 @@ from resource_manager.engine.singles import Kind, Single
 from resource_manager.engine.state import State
 from resource_manager.engine.turn import Turn
 
-LINES_MOVED_MAX = 10_000
-"""Lines that are parked, or stand in line again, in one decision at most."""
+MOVES_MAX = 10_000
+"""Lines that are parked or stand in line again, and shapes found to have room, in one decision at
+most. No more than half of them may be spent on lines that maxima have stopped.
+"""
 
 LOOKED_AT_AGAIN_MAX = 16
 """Shapes that are looked at again, after something was placed, at most."""
@@ -60,7 +62,7 @@ class _Budget:
 
     looks: int  # at shapes for which there is no room
     tries: int  # of those for which there was some, and of what waits one by one
-    moves: int = LINES_MOVED_MAX
+    moves: int  # see `MOVES_MAX`
 
 
 def place_waiting(turn: Turn) -> None:
@@ -69,13 +71,13 @@ def place_waiting(turn: Turn) -> None:
     """
     state, queue = turn.state, turn.state.queue
     state.refresh_indexes()
-    ease(state)
+    eased = ease(state, MOVES_MAX // 2)
     if not queue.awake:
         return
     placing = Placing(state)
     set_aside: list[Request] = []
     most = state.settings.shapes_tried_max
-    budget = _Budget(looks=most, tries=most)
+    budget = _Budget(looks=most, tries=most, moves=MOVES_MAX - eased)
     queue.singles.order()
     goes_on = queue.in_round or queue.begin_round()
     while goes_on:
@@ -94,7 +96,7 @@ def _look(turn: Turn, placing: Placing, budget: _Budget) -> None:
     queue = turn.state.queue
     while budget.looks and budget.moves and (shape := queue.look()) is not None:
         if placing.has_room(shape):
-            budget.moves -= queue.has_room(shape, budget.moves)
+            budget.moves -= max(1, queue.has_room(shape, budget.moves))
         else:
             queue.sleep(shape)
             tried_in_vain(turn, shape)
@@ -136,7 +138,7 @@ def _attempt(turn: Turn, placing: Placing, single: Single) -> bool:
     if (stop := single_stop(state, single)) is not None:
         if single.kind is Kind.GANG:
             state.gangs.waiting[single.name].tried = True
-        state.queue.stop_single(single, stop.group_id)
+        singles.stop(single, stop.group_id)
         return False
     if ATTEMPTS[single.kind](turn, placing, single):
         singles.remove(single.arrival_number)

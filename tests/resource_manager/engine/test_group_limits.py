@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -12,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from finegrain.resources import GIB, MIB, ResourceProfile, fits, total_of
 from resource_manager.engine.entities import GangSpec, RangeSpec, RequestSpec, RequestState
 from resource_manager.engine.events import (
+    ForgetRequested,
     GroupSet,
     JobEndRequested,
     JobRegistered,
@@ -20,9 +22,11 @@ from resource_manager.engine.events import (
     ResizeRequested,
     SlotsReleased,
 )
+from resource_manager.engine.fair import stops
 from resource_manager.engine.fair.limits import counted
 from resource_manager.engine.group_books import above
 from resource_manager.engine.invariants import check_invariants
+from resource_manager.engine.placement import matching
 from resource_manager.engine.settings import EngineSettings, Fairness
 from tests.resource_manager.engine.model import ModelCluster, ModelExecutor
 
@@ -186,6 +190,7 @@ class Limited(RuleBasedStateMachine):
     @invariant()
     def no_maximum_is_exceeded(self) -> None:
         """Above it is at most what was there when it was set, and that only shrinks."""
+        self.finish()
         for name in PARENTS:
             used = used_by(self.cluster, name)
             for dimension, limit in self.cluster.state.groups[name].maximum.items():
@@ -199,10 +204,16 @@ class Limited(RuleBasedStateMachine):
 
     @invariant()
     def nobody_waits_who_could_be_served(self) -> None:
-        while self.cluster.state.unfinished:
-            self.cluster.batch()
+        self.finish()
         for job_id, need in self.waiting():
             assert not self.fits(job_id, need), (job_id, need)
+
+    def finish(self) -> None:
+        for _ in range(200):
+            if not self.cluster.state.unfinished:
+                return
+            self.cluster.batch()
+        raise AssertionError("decisions go on for ever")
 
     def waiting(self) -> Iterator[tuple[str, ResourceProfile]]:
         for line in self.cluster.state.queue.lines():
@@ -224,6 +235,42 @@ class Limited(RuleBasedStateMachine):
 
 TestLimited = Limited.TestCase
 TestLimited.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+
+
+class LimitedInSmallSteps(Limited):
+    """The same where a decision does hardly anything, and stops lines one by one."""
+
+    def __init__(self) -> None:
+        self.patches = pytest.MonkeyPatch()
+        self.patches.setattr(matching, "MOVES_MAX", 2)
+        self.patches.setattr(matching, "LOOKED_AT_AGAIN_MAX", 0)
+        self.patches.setattr(stops, "SHAPES_ASKED_MAX", 0)
+        super().__init__()
+
+    def teardown(self) -> None:
+        self.patches.undo()
+
+
+TestLimitedInSmallSteps = LimitedInSmallSteps.TestCase
+TestLimitedInSmallSteps.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
+
+
+def test_whom_default_slots_stop_is_served_when_the_largest_of_them_is_no_more() -> None:
+    """Where it goes is not known yet, so what it may book at most counts."""
+    cluster = ModelCluster(EngineSettings(ended_retention_ms=0, lost_timeout_ms=10_000))
+    total = {"cpu_milli": 8_000, "memory_bytes": 4 * GIB}
+    small = ModelExecutor("host-0", total, DEFAULT_SLOT)
+    cluster.register(small)
+    cluster.register(ModelExecutor("host-1", total, LARGE))
+    cluster.batch(GroupSet(cluster.at, "g", maximum={"cpu_milli": 2_500}))
+    cluster.batch(JobRegistered(cluster.at, "job", "job", "g", None, "s", "r"))
+    cluster.batch(RequestsSubmitted(cluster.at, "job", (RequestSpec("a", None),)))
+    assert not cluster.state.slots
+    for _ in range(6):
+        cluster.wait(2_000)
+        cluster.report(small)
+    cluster.batch(ForgetRequested(cluster.at, "host-1"))
+    assert [slot.executor_id for slot in cluster.state.slots.values()] == ["host-0"]
 
 
 @given(

@@ -145,9 +145,28 @@ def test_a_line_stopped_by_a_limit_is_tried_again_when_that_is_eased() -> None:
     queue.rest()
     assert not queue.round
     assert not queue.open
-    assert queue.ease("group/default") == 1
+    assert queue.ease("group/default", lambda _: True, 10) == 1
     assert queue.awake
     assert turns(queue) == [1]
+
+
+def test_of_very_many_who_were_stopped_some_are_eased_at_a_time_whom_the_maximum_admits() -> None:
+    names = [f"j{number}" for number in range(6)]
+    queue = WaitingQueue(tree(*names))
+    for number, name in enumerate(names):
+        queue.add(request(number, name, LARGE if number < 2 else SMALL))
+    queue.begin_round()
+    for line in queue.lines():
+        queue.look()
+        queue.stop(line, "group/default")
+    small = queue.shape_of(request(0, profile=SMALL).spec)
+    assert queue.ease("group/another", lambda _: True, 10) == 0
+    assert queue.ease("group/default", lambda shape: shape is small, 3) == 3
+    assert [line.job_id for line in queue.stopped] == ["j0", "j1", "j5"]
+    assert queue.ease("group/default", lambda shape: shape is small, 3) == 1
+    assert queue.ease("group/default", lambda shape: shape is small, 3) == 0
+    assert [line.job_id for line in queue.stopped] == ["j0", "j1"]
+    assert [line.job_id for line in queue.lines() if line.stands != PARKED] == names[2:]
 
 
 def test_those_who_come_and_go_leave_nothing_behind_with_one_who_stays() -> None:
@@ -185,7 +204,7 @@ def test_a_line_that_is_emptied_wherever_it_is_leaves_nothing_behind() -> None:
         assert line.stands == PARKED
         assert not queue.awake
         assert queue.job_shapes == {}
-        assert queue.stopped == {}
+        assert not queue.stopped
         queue.add(one)
         assert turns(queue) == [1]
 

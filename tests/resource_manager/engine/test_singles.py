@@ -116,6 +116,22 @@ def test_one_that_leaves_is_nowhere_any_more() -> None:
     assert len(singles) == 0
 
 
+def test_those_whom_a_maximum_stops_are_tried_again_when_it_is_eased() -> None:
+    singles = Singles()
+    for number in range(5):
+        singles.add(single(number))
+    singles.begin_round()
+    while (one := singles.next_before(None)) is not None:
+        singles.stop(one, "group/one" if one.arrival_number else "group/other")
+    assert sorted(singles.stopped_by) == ["group/one", "group/other"]
+    singles.remove(0)
+    assert singles.stopped_by == ["group/one"]  # nothing is left of it
+    singles.ease("group/one")
+    assert singles.stopped_by == []
+    assert turns(singles) == [1, 2, 3, 4]
+    assert singles.problems() == []
+
+
 def test_one_can_be_woken_though_nothing_grew() -> None:
     singles = Singles()
     for one in (single(1), single(2, labels=ZONE_A), single(3, host_id="host-a")):
