@@ -21,15 +21,14 @@ from resource_manager.engine.effects import (
 )
 from resource_manager.engine.entities import ENDED_REQUEST_STATES, JobEvent, RequestState
 from resource_manager.engine.events import RegistrationAnswer, ReportAnswer
-from resource_manager.engine.fair.needs import booked_at_most
 from resource_manager.engine.host import Host
 from resource_manager.engine.invariants import check_invariants, check_touched
-from resource_manager.engine.queue import DEFAULT_SLOTS, SLOTS, Shape
 from resource_manager.engine.state import State
 from resource_manager.storage.rows import EXECUTORS
 from task_executor.engine.slots import SlotKey, SlotState
-from tests.simulation.fair_checks import FairChecks, Limits
+from tests.simulation.fair_checks import FairChecks
 from tests.simulation.gang_checks import GangChecks, room_for_gangs
+from tests.simulation.idle_checks import idle_capacity
 from tests.simulation.provision_checks import ProvisionChecks
 from tests.simulation.resize_checks import ResizeChecks, enforced_beyond_books, in_use
 from tests.simulation.tally_checks import TallyChecks
@@ -163,7 +162,7 @@ class Checks:
         now_and_then = self.did["batches"] % ENDED_CHECK_EVERY == 0
         self.require(check_invariants(state, ended=now_and_then))
         self.require(check_touched(state, (*changes.requests, *changes.moved_requests), ()))
-        self.require(_idle_capacity(state))
+        self.require(idle_capacity(state))
         self.require(room_for_gangs(state))
         self.require(self.resizes.decided(state))
         self.require(self.resizes.waiting(state))
@@ -171,7 +170,7 @@ class Checks:
     def _touched(self, state: State, changes: Changes) -> None:
         if self.did["batches"] % FULL_CHECK_EVERY == 0:
             self.require(check_invariants(state))
-            self.require(_idle_capacity(state))
+            self.require(idle_capacity(state))
         hosts = [host.host_id for host in _hosts_of(state, changes)]
         touched = [*changes.requests, *changes.moved_requests]
         self.require(check_touched(state, touched, hosts))
@@ -395,35 +394,3 @@ def _hosts_of(state: State, changes: Changes) -> list[Host]:
     names = {slot.executor_id for slot in (*changes.slots, *changes.moved_slots)}
     names |= {executor.executor_id for executor in changes.executors}
     return [state.hosts[name] for name in sorted(names) if name in state.hosts]
-
-
-def _idle_capacity(state: State) -> Iterator[str]:
-    """Nobody waits for what is free, held for nobody, and within his limits."""
-    if state.unfinished:
-        return
-    limits = Limits(state)
-    heads = [
-        (line.shape, state.request_at(line.numbers.first))
-        for line in state.queue.lines()
-        if line.numbers and not limits.stop(line.job_id, [booked_at_most(state, line.shape)])
-    ]
-    if not heads:
-        return
-    for host in state.hosts.values():
-        if not host.eligible:
-            continue
-        free, slots = host.spare(), host.spare_slots()
-        for shape, head in heads:
-            if not _has_room(host, shape, free, slots) or host.refuses(shape):
-                continue
-            if not any(name == head.allocation_id for name, _ in host.slots):  # an older slot
-                yield f"{head.allocation_id} waits, but {host.host_id} has room for it"
-
-
-def _has_room(host: Host, shape: Shape, free: dict[str, int], slots: int) -> bool:
-    if slots < 1 or not all(host.labels.get(name) == value for name, value in shape.labels):
-        return False
-    need = host.need_of(shape)
-    if DEFAULT_SLOTS in need:
-        need = host.default_booking
-    return all(free.get(name, 0) >= amount for name, amount in need.items() if name != SLOTS)

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 from finegrain.errors import Reason
 from finegrain.resources import Amounts
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from tests.simulation.database import Database
 
 Key = tuple[str, int]
+Booked = dict[Key, dict[str, int]]
+"""What slots have, as limits count it."""
 
 MANY_SHAPES = 1_000
 """With a smaller `shapes_tried_max` a decision may come to who lacks a minimum later."""
@@ -44,7 +47,8 @@ class FairChecks:
     """What is known of groups, of slots that were handed on, and of what was booked last."""
 
     did: Counter[str] = field(default_factory=Counter)
-    _booked: dict[Key, dict[str, int]] = field(default_factory=dict)  # after the last batch
+    # After the last batch, of everybody who believes to lead:
+    _booked: WeakKeyDictionary[State, Booked] = field(default_factory=WeakKeyDictionary)
     _durable: dict[str, set[Row]] = field(default_factory=dict)  # all that a group ever was
     _deleted: Counter[str] = field(default_factory=Counter)  # groups, durably
     _taken_over: dict[str, Key] = field(default_factory=dict)  # request to the slot that does it
@@ -53,7 +57,7 @@ class FairChecks:
 
     def restored(self, state: State, database: Database) -> Iterator[str]:
         """Somebody has read the books; what is wrong with them."""
-        self._booked = {key: counted(slot.booked) for key, slot in state.slots.items()}
+        self._booked[state] = _booked(state)
         for name, row in database.rows.groups.items():
             self._durable.setdefault(name, set()).add(row)
             group = state.groups.get(name)
@@ -81,11 +85,14 @@ class FairChecks:
 
     def decided(self, state: State, effects: Iterable[Effect]) -> Iterator[str]:
         """After a batch; what is wrong."""
-        before, self._booked = self._booked, {k: counted(s.booked) for k, s in state.slots.items()}
+        before, now = self._booked[state], _booked(state)
+        self._booked[state] = now
         new = {
             key: more
-            for key, booked in self._booked.items()
-            if (more := _beyond(booked, before.get(key, {})))
+            for key, booked in now.items()
+            # One that comes back with its executor, to be freed, was not placed.
+            if state.slots[key].state is not SlotState.FREEING
+            and (more := _beyond(booked, before.get(key, {})))
         }
         kinds = [each.event for each in effects if isinstance(each, PublishClusterEvent)]
         self.did["reservations"] += sum(each.kind == "reservation_made" for each in kinds)
@@ -93,7 +100,7 @@ class FairChecks:
         limited = any(group.maximum or group.minimum for group in state.groups.values())
         if not new or not limited:
             return
-        used, added = _sums(state, self._booked), _sums(state, new)
+        used, added = _sums(state, now), _sums(state, new)
         yield from _above_maximum(state, used, added)
         settled = {each.allocation_id for each in kinds if each.kind == "reservation_ended"}
         placed = [state.slots[key] for key in new if key not in before and key[0] not in settled]
@@ -111,7 +118,7 @@ class FairChecks:
         self, state: State, event: SlotsReuseAsked, before: set[str], outcomes: list[ItemOutcome]
     ) -> Iterator[str]:
         """What was asked has been decided; what is wrong."""
-        used = _sums(state, {key: counted(slot.booked) for key, slot in state.slots.items()})
+        used = _sums(state, _booked(state))
         for (name, generation, for_id), outcome in zip(event.slots, outcomes, strict=True):
             if outcome.reason:
                 self.did["reuses refused"] += 1
@@ -170,8 +177,7 @@ class Limits:
         if not self._any:
             return False
         if self._used is None:
-            slots = self._state.slots.items()
-            self._used = _sums(self._state, {key: counted(slot.booked) for key, slot in slots})
+            self._used = _sums(self._state, _booked(self._state))
         need = sum((Counter(counted(each)) for each in needs), Counter[str]())
         return any(
             self._used.get(group.name, Counter())[name] + amount > group.maximum[name]
@@ -199,7 +205,11 @@ def _path(state: State, job_id: str) -> list[Group]:
     return found[::-1]
 
 
-def _sums(state: State, amounts: dict[Key, dict[str, int]]) -> dict[str, Counter[str]]:
+def _booked(state: State) -> Booked:
+    return {key: counted(slot.booked) for key, slot in state.slots.items()}
+
+
+def _sums(state: State, amounts: Booked) -> dict[str, Counter[str]]:
     """What slots have, by group; a slot counts in all groups that its job is in."""
     per_job: dict[str, Counter[str]] = {}
     for key, booked in amounts.items():

@@ -14,7 +14,7 @@ from random import Random
 
 from resource_manager.engine.entities import JobState
 from resource_manager.engine.events import JobEndRequested, UndrainRequested
-from resource_manager.engine.settings import EngineSettings, Fairness, Provisioning
+from resource_manager.engine.settings import Provisioning
 from tests.simulation.checks import MANY_HOSTS, Checks
 from tests.simulation.cloud import STORMY, Cloud, CloudTroubles, some_shapes
 from tests.simulation.database import LEASE_MS, Database
@@ -26,6 +26,7 @@ from tests.simulation.job_master import FAIR_SHARES, GANGS, RANGES, RESIZES, Job
 from tests.simulation.manager import Manager
 from tests.simulation.network import Loop, Network, Weather
 from tests.simulation.slot_host import HostPlan, Troubles, some_host
+from tests.simulation.some_settings import some_settings
 
 STORMY_MS = 25_000
 COME_BACK_MS = 9_000
@@ -107,7 +108,8 @@ class World:
         provided = PROVIDERS in plan.wishes and not plan.is_large
         provided = provided and self.chance("provided").random() < 0.5
         provisioning = some_shapes(self.chance("shapes")) if provided else Provisioning()
-        settings = self._settings(provisioning)
+        fair_shares = FAIR_SHARES in plan.wishes
+        settings = some_settings(plan.is_large, self.rng, self.chance, provisioning, fair_shares)
         self.calm = rng.choice((1, 2))
         drawn_hosts, drawn_jobs = rng.choice((3, 3, 3, 4, 4, 5, 5, 8, 8, 20)), rng.randint(4, 10)
         managers = rng.choice((1, 2, 2))
@@ -125,7 +127,7 @@ class World:
         ]  # fmt: skip
         self.cloud = self._build_cloud(provisioning) if provided else None
         self.operator: GroupOperator | None = None
-        if FAIR_SHARES in plan.wishes:
+        if fair_shares:
             self.operator = GroupOperator(
                 self.loop, self.chance("operator"), self.network, list(self.managers), self.checks,
                 self.log,
@@ -136,43 +138,6 @@ class World:
     def chance(self, name: str) -> Random:
         """A source of chance of its own for a part of the world."""
         return Random(f"{self.plan.seed}/{name}")
-
-    def _settings(self, provisioning: Provisioning) -> EngineSettings:
-        rng, large = self.rng, self.plan.is_large
-        return EngineSettings(
-            lost_timeout_ms=25_000 if large else 4_000,
-            strategy=rng.choice(("pack", "spread")),
-            pack_candidates=rng.choice((1, 2, 8)),
-            shapes_tried_max=self.chance("rounds").choice((1, 3, 1_000)),
-            command_items_max=rng.choice((1, 3, 1_000)),
-            command_retry_max_ms=2_000,
-            unreachable_after_ms=rng.choice((1_000, 2_500)),
-            probe_max_ms=2_000,
-            refusal_backoff_min_ms=rng.choice((100, 1_000)),
-            refusal_backoff_max_ms=5_000,
-            ended_retention_ms=rng.choice((3_000, 86_400_000)),
-            label_indexes_max=256 if large else rng.choice((1, 256)),
-            job_events_max=rng.choice((20, 100_000)),
-            resize_retry_min_ms=200,
-            resize_retry_max_ms=2_000,
-            provisioning=provisioning,
-            fairness=self._fairness(),
-        )
-
-    def _fairness(self) -> Fairness:
-        if FAIR_SHARES not in self.plan.wishes:
-            return Fairness(tally_interval_ms=1_000)
-        rng = self.chance("fairness")
-        return Fairness(
-            order=rng.choice(("fair", "fair", "fair", "fair", "arrival")),
-            service=rng.choice(("dominant", "slots", "cpu")),
-            half_life_ms=rng.choice((5_000, 60_000, 900_000, None)),
-            lookahead_ms=rng.choice((0, 1_000, 30_000)),
-            tally_interval_ms=1_000,
-            starvation_timeout_ms=rng.choice((500, 2_000, 8_000, 300_000)),
-            starvation_placements=rng.choice((0, 0, 3, 20)),
-            reservations_max=rng.choice((0, 1, 2, 8, 8)),
-        )
 
     def log(self, line: str) -> None:
         """Adds to the story."""

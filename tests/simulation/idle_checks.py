@@ -1,0 +1,43 @@
+"""Nothing is free that somebody waits for, reckoned apart from the search for room."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from resource_manager.engine.fair.needs import booked_at_most
+from resource_manager.engine.host import Host
+from resource_manager.engine.queue import DEFAULT_SLOTS, SLOTS, Shape
+from resource_manager.engine.state import State
+from tests.simulation.fair_checks import Limits
+
+
+def idle_capacity(state: State) -> Iterator[str]:
+    """Nobody waits for what is free, held for nobody, and within his limits."""
+    if state.unfinished:
+        return
+    limits = Limits(state)
+    heads = [
+        (line.shape, state.request_at(line.numbers.first))
+        for line in state.queue.lines()
+        if line.numbers and not limits.stop(line.job_id, [booked_at_most(state, line.shape)])
+    ]
+    if not heads:
+        return
+    for host in state.hosts.values():
+        if not host.eligible:
+            continue
+        free, slots = host.spare(), host.spare_slots()
+        for shape, head in heads:
+            if not _has_room(host, shape, free, slots) or host.refuses(shape):
+                continue
+            if not any(name == head.allocation_id for name, _ in host.slots):  # an older slot
+                yield f"{head.allocation_id} waits, but {host.host_id} has room for it"
+
+
+def _has_room(host: Host, shape: Shape, free: dict[str, int], slots: int) -> bool:
+    if slots < 1 or not all(host.labels.get(name) == value for name, value in shape.labels):
+        return False
+    need = host.need_of(shape)
+    if DEFAULT_SLOTS in need:
+        need = host.default_booking
+    return all(free.get(name, 0) >= amount for name, amount in need.items() if name != SLOTS)

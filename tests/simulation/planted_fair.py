@@ -1,0 +1,191 @@
+"""Yet more bugs on purpose: in groups, what they may have, what is held, and slots handed on.
+
+They show only where operators and job masters deal with these (`FAIR_SHARES`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from finegrain.errors import Reason
+from finegrain.resources import Amounts
+from resource_manager.engine import group_books, restoring
+from resource_manager.engine.effects import Effect
+from resource_manager.engine.entities import Group, Request, Slot, SlotState
+from resource_manager.engine.events import Event, GroupSet, SlotsReuseAsked
+from resource_manager.engine.fair import flows, reservations, reuse, staying, stops
+from resource_manager.engine.fair.flows import Flow, FlowTree
+from resource_manager.engine.fair.held import Reservation
+from resource_manager.engine.fair.limits import UNBOUNDED, counted
+from resource_manager.engine.fair.next_turn import NextTurn
+from resource_manager.engine.state import State
+from resource_manager.engine.turn import Turn
+from tests.simulation.manager import Batch, Item, Manager
+
+Patch = pytest.MonkeyPatch
+
+
+# -- what is answered --------------------------------------------------------------------------
+
+
+def _answered_early(patch: Patch, kind: type[Event]) -> None:
+    """Answers to such events go out before anything is durable, and once more when it is."""
+    answer_of, change_of = Manager._answer, Manager._change
+    early: set[int] = set()
+
+    def answer(manager: Manager, event: Event, effects: list[Effect]) -> Any:
+        result = answer_of(manager, event, effects)
+        if isinstance(event, kind):
+            early.add(id(result))
+        return result
+
+    def change(manager: Manager, items: list[Item], batch: Batch, *, ticked: bool) -> Any:
+        found = change_of(manager, items, batch, ticked=ticked)
+        for reply, result in batch.answers:
+            if id(result) in early:
+                reply(result)
+        early.clear()
+        return found
+
+    patch.setattr(Manager, "_answer", answer)
+    patch.setattr(Manager, "_change", change)
+
+
+def group_change_is_answered_before_it_is_durable(patch: Patch) -> None:
+    """An operator relies on what a crash forgets."""
+    _answered_early(patch, GroupSet)
+
+
+def reuse_is_answered_before_it_is_durable(patch: Patch) -> None:
+    """The work of a request is done, and after a crash it waits again."""
+    _answered_early(patch, SlotsReuseAsked)
+
+
+def limits_of_groups_are_forgotten_at_a_start(patch: Patch) -> None:
+    """Everybody may have everything."""
+    real = group_books.in_order
+
+    def in_order(groups: Any) -> list[Group]:
+        return [replace(group, maximum={}) for group in real(groups)]
+
+    patch.setattr(group_books, "in_order", in_order)
+
+
+# -- limits ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _WithoutFreeing:
+    """A group as it would be if nothing were being taken down."""
+
+    id: str
+    used: dict[str, int]
+    maximum: Amounts
+
+
+def maximum_forgets_what_is_being_freed(patch: Patch) -> None:
+    """A slot counts no more although processes of it may live."""
+    real = stops.limited
+
+    def limited(state: State, job_id: str) -> list[Any]:
+        return [_without_freeing(state, group) for group in real(state, job_id)]
+
+    patch.setattr(stops, "limited", limited)
+
+
+def _without_freeing(state: State, group: Flow) -> _WithoutFreeing:
+    used = dict(group.used)
+    for slot in state.slots.values():
+        if slot.state is SlotState.FREEING and group in state.flows.jobs[slot.job_id].ancestors():
+            for name, amount in counted(slot.booked).items():
+                used[name] -= amount
+    return _WithoutFreeing(group.id, used, group.maximum)
+
+
+def maximum_that_is_raised_wakes_nobody(patch: Patch) -> None:
+    """Those whom it had stopped wait beside free capacity."""
+    real = FlowTree.put_group
+
+    def put_group(tree: FlowTree, name: str, *args: Any, **limits: Any) -> Flow:
+        flow = real(tree, name, *args, **limits)
+        tree.loosened.pop(flow.id, None)
+        return flow
+
+    patch.setattr(FlowTree, "put_group", put_group)
+
+
+def minimum_is_not_served_first(patch: Patch) -> None:
+    """It is written down, and that is all."""
+    patch.setattr(flows, "fulfilment", lambda _used, _minimum: UNBOUNDED)
+
+
+# -- what is held and handed on ----------------------------------------------------------------
+
+
+def hosts_are_held_for_whoever_is_gone(patch: Patch) -> None:
+    """Nobody looks whether the holder still waits."""
+    real = staying.void
+
+    def void(state: State, each: Reservation) -> str:
+        return real(state, each) if each.holder.waits(state) else ""
+
+    patch.setattr(reservations, "void", void)
+    patch.setattr(reservations, "has_room", lambda *_: False)
+    patch.setattr(reservations, "end_served", lambda _turn: False)
+    patch.setattr("resource_manager.engine.step.end_served", lambda _turn: False)
+
+
+def slots_go_on_above_a_lowered_maximum(patch: Patch) -> None:
+    """A group with much work never comes down to what it may have."""
+    patch.setattr(NextTurn, "_is_above_maximum", lambda _turns, _slot: False)
+
+
+def work_that_was_handed_on_still_waits(patch: Patch) -> None:
+    """It is done twice."""
+
+    def hand_on(turn: Turn, request: Request, waiting: Request) -> None:
+        turn.state.flows.hand_on(request.job_id)
+
+    patch.setattr(reuse, "_hand_on", hand_on)
+
+
+def repeated_reuse_is_taken_for_another(patch: Patch) -> None:
+    """A late copy of a call takes away what was agreed to."""
+    real = reuse._ask
+
+    def ask(turn: Turn, event: SlotsReuseAsked, following: NextTurn, asked: Any) -> Any:
+        waiting = turn.state.request_named(asked[2])
+        if waiting is not None and waiting.reason == Reason.REUSED:
+            asked = (asked[0], asked[1], "nobody")
+        return real(turn, event, following, asked)
+
+    patch.setattr(reuse, "_ask", ask)
+
+
+def member_is_placed_again_after_a_start(patch: Patch) -> None:
+    """Whoever has no row of his own is taken for waiting, though he has a slot."""
+    real = restoring._member_of
+
+    def member_of(state: State, slot: Slot) -> Request | None:
+        return real(state, slot) if slot.state is SlotState.FREEING else None
+
+    patch.setattr(restoring, "_member_of", member_of)
+
+
+FAIR: tuple[Callable[[Patch], None], ...] = (
+    group_change_is_answered_before_it_is_durable,
+    reuse_is_answered_before_it_is_durable,
+    limits_of_groups_are_forgotten_at_a_start,
+    maximum_forgets_what_is_being_freed,
+    maximum_that_is_raised_wakes_nobody,
+    minimum_is_not_served_first,
+    hosts_are_held_for_whoever_is_gone,
+    slots_go_on_above_a_lowered_maximum,
+    work_that_was_handed_on_still_waits,
+    repeated_reuse_is_taken_for_another,
+    member_is_placed_again_after_a_start,
+)

@@ -1,0 +1,60 @@
+"""Settings of a cluster, as a seed draws them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+
+from resource_manager.engine.settings import EngineSettings, Fairness, Provisioning
+
+USUAL = Fairness(tally_interval_ms=1_000)
+
+
+def some_settings(
+    large: bool,
+    rng: Random,
+    chance: Callable[[str], Random],
+    provisioning: Provisioning,
+    fair_shares: bool,
+) -> EngineSettings:
+    """What an operator may have set.
+
+    Args:
+        large: there are very many hosts.
+        rng: to draw by what has always been drawn.
+        chance: sources of chance for the rest.
+        provisioning: who may be asked for executors.
+        fair_shares: those of fairness are not the usual ones.
+    """
+    return EngineSettings(
+        lost_timeout_ms=25_000 if large else 4_000,
+        strategy=rng.choice(("pack", "spread")),
+        pack_candidates=rng.choice((1, 2, 8)),
+        shapes_tried_max=chance("rounds").choice((1, 3, 1_000)),
+        command_items_max=rng.choice((1, 3, 1_000)),
+        command_retry_max_ms=2_000,
+        unreachable_after_ms=rng.choice((1_000, 2_500)),
+        probe_max_ms=2_000,
+        refusal_backoff_min_ms=rng.choice((100, 1_000)),
+        refusal_backoff_max_ms=5_000,
+        ended_retention_ms=rng.choice((3_000, 86_400_000)),
+        label_indexes_max=256 if large else rng.choice((1, 256)),
+        job_events_max=rng.choice((20, 100_000)),
+        resize_retry_min_ms=200,
+        resize_retry_max_ms=2_000,
+        provisioning=provisioning,
+        fairness=_some_fairness(chance("fairness")) if fair_shares else USUAL,
+    )
+
+
+def _some_fairness(rng: Random) -> Fairness:
+    return Fairness(
+        order=rng.choice(("fair", "fair", "fair", "fair", "arrival")),
+        service=rng.choice(("dominant", "slots", "cpu")),
+        half_life_ms=rng.choice((5_000, 60_000, 900_000, None)),
+        lookahead_ms=rng.choice((0, 1_000, 30_000)),
+        tally_interval_ms=1_000,
+        starvation_timeout_ms=rng.choice((500, 2_000, 8_000, 300_000)),
+        starvation_placements=rng.choice((0, 0, 3, 20)),
+        reservations_max=rng.choice((0, 1, 2, 8, 8)),
+    )
