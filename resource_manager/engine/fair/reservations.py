@@ -20,9 +20,10 @@ end at all, gives up what is held for him and tries other hosts; from then on no
 slot. He is more patient each time, so that he is placed in the end if slots end at all.
 
 What is held stands idle for a while. So only whoever was passed over longest has as much held as he
-needs; the others together hold no more than `reserved_part_max` of anything. And whoever finds no
-hosts only because they are held for others comes before all who were passed over for less: nothing
-new is held until he has his. So everybody is the one who was passed over longest in the end.
+needs; the others together hold no more than `reserved_part_max` of anything. And where somebody
+finds no hosts only because they are held for others, those that would do are held for nobody who
+was passed over for less, until he has his. So everybody is the one who was passed over longest in
+the end.
 
 Refuses to know what the holders are (`holders.py`), who is passed over (`starving.py`), whether it
 is somebody's turn (`passed_over.py`), which hosts are best (`holding.py`) and whether what is held
@@ -32,7 +33,7 @@ can stay (`staying.py`).
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from enum import Enum, auto
 
 from finegrain.resources import add, total_of
@@ -40,7 +41,7 @@ from resource_manager.engine.fair.behind import needs_help, since_served
 from resource_manager.engine.fair.held import Place, Reservation
 from resource_manager.engine.fair.holders import Holder, RequestHolder, holder_of
 from resource_manager.engine.fair.passed_over import Turns
-from resource_manager.engine.fair.starving import Mark, PassedOver
+from resource_manager.engine.fair.starving import Blocked, Mark, PassedOver
 from resource_manager.engine.fair.staying import has_room, outlasted, stop_of, void
 from resource_manager.engine.fair.stops import request_stop, single_stop
 from resource_manager.engine.host import ONLINE, Hold
@@ -78,7 +79,7 @@ class _Help(Enum):
     DONE = auto()  # something is held for him now; or nobody of them waits any more
     NOT_NOW = auto()  # he comes later, or what he needs is more than may be held beside others
     HOPELESS = auto()  # no hosts would do, whatever ended
-    BLOCKED = auto()  # hosts would do that are held for others
+    BLOCKED = auto()  # hosts would do that others have or come before
 
 
 def serve_holders(turn: Turn) -> None:
@@ -123,7 +124,8 @@ def _look(turn: Turn) -> bool:
     state, starving, books = turn.state, turn.state.starving, turn.state.reservations
     turns = Turns(state)
     hopeless: list[PassedOver] = []
-    stuck, looked = False, 0
+    stuck, looked, blocked = False, 0, 0
+    taken = set(books.on_host)  # and what those blocked come first at
     those = starving.starving(turn.now_ms, state.arrival_number)
     first, starving.goes_on_at = starving.goes_on_at, 0
     for at, passed in enumerate(those[first:], first):
@@ -135,9 +137,13 @@ def _look(turn: Turn) -> bool:
         if passed.is_hopeless(state.cluster_version, turn.now_ms):
             continue
         looked += _weight(passed)
-        help_ = _help(turn, passed, turns)
-        if help_ is _Help.BLOCKED:
-            break
+        help_ = _help(turn, passed, turns, taken)
+        taken.update(books.on_host)
+        if help_ is _Help.BLOCKED and passed.blocked is not None:
+            taken |= passed.blocked.hosts
+            blocked += 1
+            if blocked == TRIED_MAX:
+                break
         if help_ is _Help.HOPELESS:
             passed.hopeless = state.cluster_version, turn.now_ms + HOPELESS_MS
             hopeless.append(passed)
@@ -158,8 +164,10 @@ def tried_in_vain(turn: Turn, who: Shape | int) -> None:
         state.starving.in_vain(who, _since_ms(turn, who), state.arrival_number)
 
 
-def _help(turn: Turn, passed: PassedOver, turns: Turns) -> _Help:
-    """Holds capacity for the first of those who starve together for whom that is right."""
+def _help(turn: Turn, passed: PassedOver, turns: Turns, taken: Collection[str]) -> _Help:
+    """Holds capacity for the first of those who starve together for whom that is right, on none of
+    the hosts `taken`.
+    """
     state, books = turn.state, turn.state.reservations
     found = _Help.DONE
     for holder in _holders(state, passed):
@@ -177,19 +185,33 @@ def _help(turn: Turn, passed: PassedOver, turns: Turns) -> _Help:
             mark = since_served(holder.line, mark)
         if not _may_be_held(state, holder, mark):
             continue
-        now = state.cluster_version, books.ended
-        if passed.blocked == now:
+        as_of = books.ended, len(taken), turn.now_ms // HOPELESS_MS
+        if passed.blocked is not None and passed.blocked.as_of == as_of:
             return _Help.BLOCKED
-        place = holder.choose(state, books.on_host)
+        place = holder.choose(state, taken)
         if place is None:  # nor is there one for others who wait with the same
-            if not books.on_host or holder.choose(state, ()) is None:
-                return _Help.HOPELESS
-            passed.blocked = now
-            return _Help.BLOCKED
+            return _blocked(state, passed, holder, as_of) if taken else _Help.HOPELESS
+        passed.blocked = None
         if stop_of(state, holder, place) is None:
             _hold(turn, holder, place, mark, passed.outlasted)
             return _Help.DONE
     return found
+
+
+def _blocked(
+    state: State, passed: PassedOver, holder: Holder, as_of: tuple[int, int, int]
+) -> _Help:
+    """Notes which hosts would do for a holder that others have. They stay the same, so that there
+    are fewer and fewer of them that others have.
+    """
+    version = state.cluster_version, len(state.reservations.outlasted_by)
+    before = passed.blocked
+    if before is not None and before.version == version:
+        passed.blocked = Blocked(version, as_of, before.hosts)
+        return _Help.BLOCKED
+    place = holder.choose(state, ())
+    passed.blocked = Blocked(version, as_of, frozenset(place.held)) if place is not None else None
+    return _Help.BLOCKED if place is not None else _Help.HOPELESS
 
 
 def _may_be_held(state: State, holder: Holder, mark: Mark) -> bool:

@@ -46,6 +46,20 @@ class Mark(NamedTuple):
     last_arrival: int
 
 
+class Blocked(NamedTuple):
+    """Hosts that would do for somebody, had none of them been taken.
+
+    Attributes:
+        version: of the cluster, with how many slots stay.
+        as_of: nothing else comes of looking again as long as this stays.
+        hosts: these, until he has them.
+    """
+
+    version: tuple[int, int]
+    as_of: tuple[int, int, int]
+    hosts: frozenset[str]
+
+
 @dataclass(slots=True, eq=False)
 class PassedOver:
     """Somebody who had a turn in vain: all who wait with one shape, or one by himself.
@@ -55,15 +69,14 @@ class PassedOver:
         marks: that turn, and later moments until which it was in vain all along. Who came later
             than the first counts from a later one.
         hopeless: no hosts would do for it, as of this version of the cluster, and until then.
-        blocked: hosts would do that are held for others, as of this version of the cluster, and
-            when so many reservations had ended.
+        blocked: it was found that hosts would do which others have or come before.
         outlasted: how many reservations of it were outlasted by what was to end.
     """
 
     who: Waiter
     marks: list[Mark]
     hopeless: tuple[int, int] = (-1, 0)
-    blocked: tuple[int, int] = (-1, 0)
+    blocked: Blocked | None = None
     outlasted: int = 0
 
     def of(self, arrival_number: int) -> Mark | None:

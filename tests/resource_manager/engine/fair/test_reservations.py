@@ -188,6 +188,26 @@ def test_nothing_new_is_held_while_the_longest_waiting_needs_what_is_held_for_ot
     assert not any(story.where(f"one-{number}") for number in range(1, 8))
 
 
+def test_who_needs_other_hosts_is_not_kept_from_them_by_who_waits_for_hosts_of_others() -> None:
+    story = Story(
+        starvation_timeout_ms=1_000 * STARVING_S, reservations_max=3, reserved_part_max=1.0
+    )
+    for number in range(2):
+        story.host(f"disk-{number}", labels=(("disk", "ssd"),))
+    flood = Flood(story, hosts=1)
+    flood.ask(12)
+    ssd = {"required_labels": (("disk", "ssd"),)}
+    for number in range(3):
+        story.job(f"job-{number}")
+        story.ask(f"job-{number}", [f"ssd-{number}"], cpu=4_000 - number, **ssd)
+        story.wait(1)
+    story.job("later")
+    story.ask("later", ["anywhere"], cpu=3_900)
+    flood.go_on(lambda: len(reserved(story)) == 3)
+    assert list(reserved(story)) == ["ssd-0", "ssd-1", "anywhere"]
+    assert list(reserved(story)["anywhere"]) == ["host-0"]
+
+
 def test_a_search_in_vain_is_not_made_again_before_something_has_changed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
