@@ -6,25 +6,34 @@ it there.
 
 from __future__ import annotations
 
-import json
 import socket
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from finegrain.options import ListenOptions
 
+ADDRESS_FILE = "up.address"
+"""In the state directory; unlike the manager's own note it stays when `finegrain up` ends."""
 
-def where_it_was(rm_state_dir: Path, wanted: ListenOptions) -> ListenOptions:
+
+def note_where_it_is(state_dir: Path, address: str) -> None:
+    """For the next one that uses the directory."""
+    with suppress(OSError):  # it is found where it is all the same
+        (state_dir / ADDRESS_FILE).write_text(f"{address}\n", encoding="utf-8")
+
+
+def where_it_was(state_dir: Path, wanted: ListenOptions) -> ListenOptions:
     """What is wanted, with the former port in place of any port if nobody else has it now."""
     host, _, port = wanted.address.rpartition(":")
     if port != "0":
         return wanted
     try:
-        note = json.loads((rm_state_dir / "endpoint.json").read_text(encoding="utf-8"))
-        former_host, _, former_port = str(note["address"]).rpartition(":")
+        former = (state_dir / ADDRESS_FILE).read_text(encoding="utf-8").strip()
+        former_host, _, former_port = former.rpartition(":")
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((host, int(former_port)))
-    except (OSError, ValueError, KeyError, TypeError, OverflowError):
+    except (OSError, ValueError, OverflowError):
         return wanted
     return replace(wanted, address=f"{host}:{former_port}") if former_host == host else wanted

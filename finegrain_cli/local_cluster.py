@@ -28,7 +28,7 @@ from finegrain.ids import check_id
 from finegrain.options import ListenOptions, LogOptions
 from finegrain_cli.daemon_process import DaemonProcess
 from finegrain_cli.leftovers import find_leftovers
-from finegrain_cli.local_address import where_it_was
+from finegrain_cli.local_address import note_where_it_is, where_it_was
 from finegrain_cli.local_lock import take_lock
 from finegrain_cli.local_scale import Scale, ScaledExecutors, check_unscaled
 from finegrain_cli.local_shares import ExecutorShare, divide_host
@@ -243,7 +243,7 @@ class LocalCluster:
     def _start_manager(self) -> None:
         options = ResourceManagerOptions(
             state_dir=self.state_dir / "rm",
-            listen=where_it_was(self.state_dir / "rm", self._listen),
+            listen=where_it_was(self.state_dir, self._listen),
             log=self._log,
             report_interval_ms=REPORT_INTERVAL_MS,
             lost_timeout_ms=LOST_TIMEOUT_MS,
@@ -258,6 +258,7 @@ class LocalCluster:
         self._await(manager, lambda: manager.endpoint() is not None)
         note = manager.endpoint() or {}
         self.address = str(note["address"])
+        note_where_it_is(self.state_dir, self.address)
         self.metrics_address = str(note.get("metrics_address") or "")
 
     def _start_executors(self) -> None:

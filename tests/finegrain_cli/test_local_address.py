@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import socket
 from pathlib import Path
 
 from finegrain.options import ListenOptions
-from finegrain_cli.local_address import where_it_was
+from finegrain_cli.local_address import note_where_it_is, where_it_was
 
 ANYWHERE = ListenOptions("127.0.0.1:0", "")
 
@@ -17,10 +16,10 @@ def test_it_listens_where_it_did(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         former = f"127.0.0.1:{taken.getsockname()[1]}"
-        (tmp_path / "endpoint.json").write_text(json.dumps({"address": former}))
+        note_where_it_is(tmp_path, former)
         assert where_it_was(tmp_path, ANYWHERE) == ANYWHERE  # somebody else has that port now
     assert where_it_was(tmp_path, ANYWHERE).address == former
     said = ListenOptions("127.0.0.1:7170", "")
     assert where_it_was(tmp_path, said) == said
-    (tmp_path / "endpoint.json").write_text("no json")
+    note_where_it_is(tmp_path, "127.0.0.1:99999")
     assert where_it_was(tmp_path, ANYWHERE) == ANYWHERE
