@@ -13,3 +13,4 @@ class Ending:
     taken_out: int = 0  # of its arrivals: they do not wait any more
     parts: int = 0  # of its ranges: their members do not wait any more
     given_up: int = 0  # of its arrivals: they have ended
+    parts_ended: int = 0  # of its ranges: their members have

@@ -34,6 +34,9 @@ TAKEN_OUT_AT_ONCE = 20_000
 FORGOTTEN_AT_ONCE = 5_000
 """Requests that are forgotten in one step."""
 
+PARTS_FORGOTTEN_AT_ONCE = 500
+"""Parts of ranges likewise: each moves what stands behind it in the lists of all."""
+
 _RETENTION_RETRY_MS = 1_000
 
 
@@ -158,6 +161,8 @@ def go_on_ending(turn: Turn) -> None:
     state = turn.state
     left = TAKEN_OUT_AT_ONCE
     for job_id, ending in state.endings.items():
+        if left <= 0:
+            break
         left -= _take_out(state, state.jobs[job_id], ending, left)
     left = ENDED_AT_ONCE
     for job_id in list(state.endings):
@@ -183,7 +188,7 @@ def _go_on_ending(turn: Turn, job: Job, most: int) -> int:
     ended = live - job.live_requests
     if ended < most and ending.given_up == len(job.arrivals):
         why = Why(Reason.JOB_OVER, message, ending.grace_ms)
-        ended += end_members(turn, state.ranges.by_job.get(job.job_id, ()), why, most - ended)
+        ended += _end_parts(turn, job, why, most - ended)
     if job.live_requests:
         return ended
     del state.endings[job.job_id]
@@ -192,6 +197,19 @@ def _go_on_ending(turn: Turn, job: Job, most: int) -> int:
     state.timers.arm(Timer.RETENTION, job.job_id, turn.now_ms + state.settings.ended_retention_ms)
     turn.cluster_event("job_ended", job_id=job.job_id, reason=job.end_reason, message=job.name)
     return ended
+
+
+def _end_parts(turn: Turn, job: Job, why: Why, most: int) -> int:
+    """Ends members of a job's ranges, part by part: there may be very many parts."""
+    ending, parts = turn.state.endings[job.job_id], turn.state.ranges.by_job.get(job.job_id, ())
+    left = most
+    while ending.parts_ended < len(parts):
+        part = parts[ending.parts_ended]
+        left -= end_members(turn, (part,), why, left)
+        if part.live:
+            break
+        ending.parts_ended += 1
+    return most - left
 
 
 def _take_out(state: State, job: Job, ending: Ending, most: int) -> int:
@@ -239,7 +257,7 @@ def retention_rang(turn: Turn, job_id: str) -> None:
         state.timers.arm(Timer.RETENTION, job_id, turn.now_ms + _RETENTION_RETRY_MS)
         return
     parts = state.ranges.by_job.get(job_id, ())
-    for part in parts[: -1 - FORGOTTEN_AT_ONCE : -1]:
+    for part in parts[: -1 - PARTS_FORGOTTEN_AT_ONCE : -1]:
         state.ranges.forget(part)
         state.changes.delete_range(part.row)
     for _ in range(min(FORGOTTEN_AT_ONCE, len(job.arrivals))):

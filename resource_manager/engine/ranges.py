@@ -224,8 +224,9 @@ class RangeBooks:
         at = bisect_right(self._starts, part.row.arrival_number) - 1
         del self._parts[at], self._starts[at]
         range_id = part.spec.range_id
-        self._by_range[range_id].remove(part)
-        if not self._by_range[range_id]:
+        parts = self._by_range[range_id]
+        del parts[bisect_right(parts, part.first, key=_first_index) - 1]
+        if not parts:
             del self._by_range[range_id]
             self.give_back(range_id)
 
