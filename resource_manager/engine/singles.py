@@ -204,7 +204,11 @@ class Singles:
         """Puts those of the round in order anew: time has passed. Until the next time nobody's turn
         may come earlier than it was to come.
         """
-        self._heap = sorted(self._rank(number) for number in self._round)
+        turns: dict[str, Turn] = {}  # very many may be of few jobs
+        for number in self._round:
+            if (job_id := self._all[number].job_id) not in turns:
+                turns[job_id] = self._rank(number)[0]
+        self._heap = sorted((turns[self._all[number].job_id], number) for number in self._round)
 
     def until(self, job_id: str = "") -> int | None:
         """Arrival number of the one whose turn it is next in this round, if it is of this job
