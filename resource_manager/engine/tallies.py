@@ -30,6 +30,7 @@ def restore(state: State, tallies: Iterable[Tally], at: Instant) -> None:
         state.flows, tallies, _running(state), state.settings.fairness, at.time_ms
     )
     state.flows.urgent.clear()
+    state.flows.behind = {flow.id: flow for flow in state.flows.changed.values() if flow.rate}
     state.timers.arm(Timer.TALLY, "", at.monotonic_ms)  # what came to it while nobody led
 
 

@@ -61,6 +61,7 @@ class Checkpoints:
     def written(self, flow: Flow, time_ms: int) -> Tally:
         """The tally of a flow as a row that is written now. What still grows is written again."""
         self._tree.changed.pop(flow.id, None)
+        self._tree.behind.pop(flow.id, None)
         flow.changed = bool(flow.rate)
         if flow.changed:
             self._tree.changed[flow.id] = flow

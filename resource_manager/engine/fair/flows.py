@@ -50,6 +50,8 @@ class FlowTree:
             them out and sets their `changed` back.
         urgent: those that were raised, began to accrue, or have another weight, since they were
             stored: nobody could tell later that they were, or when. Whoever stores them clears it.
+        behind: those that accrued while nobody led, and were not stored since: a change of their
+            rate makes them urgent.
         loosened: ids of groups that have less than they had, or other limits; whoever lets those be
             tried again whom their maxima have stopped clears it.
     """
@@ -64,6 +66,7 @@ class FlowTree:
         # By identity of the amounts, which are kept so that it stays theirs.
         self._known: dict[int, tuple[Amounts, dict[str, int]]] = {}
         self.urgent: dict[str, Flow] = {}
+        self.behind: dict[str, Flow] = {}
         self.loosened: dict[str, None] = {}
 
     def advance(self, now_ms: int) -> None:
@@ -135,7 +138,7 @@ class FlowTree:
             parent = flow.parent
             if flow.rate:
                 flow.service += flow.rate * (tau - flow.since)
-            else:
+            if not flow.rate or (self.behind and flow.id in self.behind):
                 self.urgent[flow.id] = flow
             flow.since = tau
             if parent is not None and parent.children is not None:
@@ -167,7 +170,7 @@ class FlowTree:
         """A slot begins to be taken down, or is gone at once: it accrues no more."""
         for flow in self._path(job_id):
             flow.settle(self.clock.tau)
-            if not flow.rate:
+            if not flow.rate or flow.id in self.behind:
                 self.urgent[flow.id] = flow
             flow.rate -= cost
             self._mark(flow)
@@ -335,6 +338,7 @@ class FlowTree:
         self._leave(flow)
         self.changed.pop(flow.id, None)
         self.urgent.pop(flow.id, None)
+        self.behind.pop(flow.id, None)
 
     def _leave(self, flow: Flow) -> None:
         if flow.parent is None or flow.parent.children is None:
