@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from finegrain.errors import Reason
 from finegrain.resources import Amounts
 from resource_manager.engine import group_books, restoring
 from resource_manager.engine.effects import Effect
@@ -153,19 +152,6 @@ def work_that_was_handed_on_still_waits(patch: Patch) -> None:
     patch.setattr(reuse, "_hand_on", hand_on)
 
 
-def repeated_reuse_is_taken_for_another(patch: Patch) -> None:
-    """A late copy of a call takes away what was agreed to."""
-    real = reuse._ask
-
-    def ask(turn: Turn, event: SlotsReuseAsked, following: NextTurn, asked: Any) -> Any:
-        waiting = turn.state.request_named(asked[2])
-        if waiting is not None and waiting.reason == Reason.REUSED:
-            asked = (asked[0], asked[1], "nobody")
-        return real(turn, event, following, asked)
-
-    patch.setattr(reuse, "_ask", ask)
-
-
 def member_is_placed_again_after_a_start(patch: Patch) -> None:
     """Whoever has no row of his own is taken for waiting, though he has a slot."""
     real = restoring._member_of
@@ -186,6 +172,5 @@ FAIR: tuple[Callable[[Patch], None], ...] = (
     hosts_are_held_for_whoever_is_gone,
     slots_go_on_above_a_lowered_maximum,
     work_that_was_handed_on_still_waits,
-    repeated_reuse_is_taken_for_another,
     member_is_placed_again_after_a_start,
 )
