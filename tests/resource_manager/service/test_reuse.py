@@ -125,7 +125,8 @@ async def test_both_steps_of_the_choice_are_explained(tmp_path: Path) -> None:
         assert first.summary.startswith("group default is served after group medium: its tally ")
         assert second.flow.job_name == "nightly"
         assert second.summary.startswith(
-            f"job nightly ({small.job_id}) is the only one of group default that has work waiting: its tally "
+            f"job nightly ({small.job_id}) is the only one of group default that has work waiting:"
+            " its tally "
         )
 
 
