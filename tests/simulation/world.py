@@ -20,6 +20,7 @@ from tests.simulation.cloud import STORMY, Cloud, CloudTroubles, some_shapes
 from tests.simulation.database import LEASE_MS, Database
 from tests.simulation.executor import Executor
 from tests.simulation.faults import FAULTS, OF_PROVIDERS
+from tests.simulation.follower import WATCH_MS
 from tests.simulation.group_operator import GroupOperator
 from tests.simulation.healed import check_empty, check_healed
 from tests.simulation.job_master import FAIR_SHARES, GANGS, RANGES, RESIZES, JobMaster
@@ -32,6 +33,7 @@ STORMY_MS = 25_000
 COME_BACK_MS = 9_000
 HEAL_MS = 24_000
 EMPTY_MS = 22_000
+ORDERS_END_MS = 3_000
 ATTEMPTS_MAX = 12  # of a fault that finds nobody to strike
 STORY_LINES = 30
 
@@ -256,7 +258,25 @@ class World:
         for name in [e.executor_id for e in self.checks.executors.values() if not e.provided_as]:
             self._leader().submit(lambda at, name=name: UndrainRequested(at, name))  # type: ignore[misc]
         self.loop.run_until(begun_ms + HEAL_MS)
+        self._let_orders_end()
         check_healed(self.checks, self._leader().state)
+
+    def _let_orders_end(self) -> None:
+        """What was decided a moment ago (hosts are held, and no longer, as time goes by) is carried
+        out, and heard of.
+        """
+        for _ in range(ORDERS_END_MS // WATCH_MS):
+            state = self._leader().state
+            ordered = any(
+                host.in_flight or host.to_allocate or host.to_free for host in state.hosts.values()
+            )
+            if not ordered and all(
+                master.sequence == state.jobs[name].last_sequence
+                for name, master in self.checks.masters.items()
+                if master.up and not master.over and name in state.jobs
+            ):
+                return
+            self.loop.run_until(self.loop.now_ms + WATCH_MS)
 
     def _empty(self) -> None:
         self.log("all jobs end")
