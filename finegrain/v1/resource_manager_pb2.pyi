@@ -842,7 +842,7 @@ class ExplainResponse(google.protobuf.message.Message):
     summary: builtins.str
     """The same for people, in one sentence."""
     requests_ahead: builtins.int
-    """Requests ahead of it in line."""
+    """Requests that came earlier and wait, too. Who is served before it, `steps` says."""
     executors_considered: builtins.int
     """Executors that were considered, and how many of them fit now."""
     executors_fitting: builtins.int
