@@ -395,8 +395,3 @@ class World:
                 self.loop.after(200, lambda: strike(attempts - 1))
 
         self.loop.after(at_ms, strike)
-
-
-def simulate(seed: int) -> Result:
-    """One run; see `World.run`."""
-    return World(Plan(seed)).run()
