@@ -88,7 +88,7 @@ def _lines(state: State) -> Iterator[str]:
     standing: Counter[str] = Counter()
     for line in state.queue.lines():
         standing[line.among.job_id] += line.stands != PARKED
-    for whose, lines in state.queue.job_lines().items():
+    for whose, lines in state.queue.turns.lines().items():
         if lines.standing != standing[whose]:
             yield f"{whose or 'all jobs'}: {lines.standing} lines counted, {standing[whose]} stand"
     if state.settings.fairness.order == "fair":

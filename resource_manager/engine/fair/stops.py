@@ -53,7 +53,7 @@ def admitted(state: State, line: Line, most: int) -> int:
     found = room(groups, need, most)
     stop = stopped_by(groups, need) if not found else None
     if stop is not None and not (
-        _is_full(state, groups, stop.group_id) and state.queue.halt(stop.group_id)
+        _is_full(state, groups, stop.group_id) and state.queue.turns.halt(stop.group_id)
     ):
         state.queue.stop(line, stop.group_id)
     return found

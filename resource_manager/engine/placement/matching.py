@@ -84,7 +84,7 @@ def place_waiting(turn: Turn) -> None:
         _look(turn, placing, budget)
         if budget.moves:
             set_aside += _serve(turn, placing, budget)
-        queue.end_halts()
+        queue.turns.end_halts()
         goes_on = queue.begin_round()
     placing.finish()
     for request in set_aside:  # which is no work left over: nothing has changed for them yet
@@ -110,8 +110,8 @@ def _serve(turn: Turn, placing: Placing, budget: _Budget) -> list[Request]:
     state, queue = turn.state, turn.state.queue
     set_aside: list[Request] = []
     while budget.tries and budget.moves:
-        line = queue.next_line() if queue.roomy else None
-        single = queue.next_single(line)
+        line = queue.turns.next_line() if queue.roomy else None
+        single = queue.turns.next_single(line)
         if single is not None:
             if not _attempt(turn, placing, single):
                 budget.tries -= min(budget.tries, _weight(state, single))
@@ -155,10 +155,10 @@ def _serve_line(turn: Turn, placing: Placing, line: Line, budget: _Budget) -> li
     """
     state, queue, shape = turn.state, turn.state.queue, line.shape
     length, more = inf, True
-    if not queue.is_alone(line):
+    if not queue.turns.is_alone(line):
         more = placing.has_room_for_more(shape)
-        length = queue.run_length(line, cost_of(state, shape)) if more else 1
-    numbers = queue.next_of(line, length)
+        length = queue.turns.run_length(line, cost_of(state, shape)) if more else 1
+    numbers = queue.turns.next_of(line, length)
     if not (most := admitted(state, line, len(numbers))):
         budget.moves -= 1
         return []

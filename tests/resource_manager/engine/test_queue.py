@@ -37,8 +37,8 @@ def turns(queue: WaitingQueue, count: int = 100) -> list[int]:
     while (shape := queue.look()) is not None:
         queue.has_room(shape, 1_000)
     served: list[int] = []
-    while len(served) < count and (line := queue.next_line()) is not None:
-        served += queue.next_of(line, 1)
+    while len(served) < count and (line := queue.turns.next_line()) is not None:
+        served += queue.turns.next_of(line, 1)
         queue.taken(line, 1)
     return served
 
@@ -73,10 +73,10 @@ def test_what_is_served_together_ends_where_another_line_stands() -> None:
     for number in (1, 2, 3, 5, 6):
         queue.add(request(number, profile=SMALL))
     queue.add(request(4, profile=LARGE))
-    line = queue.next_line()
+    line = queue.turns.next_line()
     assert line is not None
-    assert queue.next_of(line, 100) == [1, 2, 3]
-    assert queue.next_of(line, 2) == [1, 2]
+    assert queue.turns.next_of(line, 100) == [1, 2, 3]
+    assert queue.turns.next_of(line, 2) == [1, 2]
 
 
 def test_a_line_that_is_parked_leaves_the_turn_to_others_until_there_is_room() -> None:
@@ -90,12 +90,12 @@ def test_a_line_that_is_parked_leaves_the_turn_to_others_until_there_is_room() -
     assert small is not None
     queue.sleep(large)
     queue.has_room(small, 10)
-    line = queue.next_line()
+    line = queue.turns.next_line()
     assert line is not None
     assert line.shape is large
     queue.park(line)
     assert flows.jobs["first"].active == 0
-    line = queue.next_line()
+    line = queue.turns.next_line()
     assert line is not None
     assert line.job_id == "second"
     queue.rest()
@@ -104,7 +104,7 @@ def test_a_line_that_is_parked_leaves_the_turn_to_others_until_there_is_room() -
     queue.begin_round()
     assert queue.look() is large
     assert queue.has_room(large, 10) == 1
-    line = queue.next_line()
+    line = queue.turns.next_line()
     assert line is not None
     assert line.job_id == "first"
 
@@ -138,10 +138,10 @@ def test_a_line_stopped_by_a_limit_is_tried_again_when_that_is_eased() -> None:
     shape = queue.look()
     assert shape is not None
     queue.has_room(shape, 10)
-    line = queue.next_line()
+    line = queue.turns.next_line()
     assert line is not None
     queue.stop(line, "group/default")
-    assert queue.next_line() is None
+    assert queue.turns.next_line() is None
     queue.rest()
     assert not queue.round
     assert not queue.open
@@ -194,7 +194,7 @@ def test_a_line_that_is_emptied_wherever_it_is_leaves_nothing_behind() -> None:
         shape = queue.look()
         assert shape is not None
         queue.has_room(shape, 10)
-        line = queue.next_line()
+        line = queue.turns.next_line()
         assert line is not None
         if how == "parked":
             queue.park(line)
