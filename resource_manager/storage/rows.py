@@ -1,4 +1,5 @@
-"""Books to rows and back: one pair of functions per table.
+"""Books to rows and back: one pair of functions per table (ranges, groups and tallies:
+`fair_rows.py`).
 
 Decides how an entity is spelled in columns, in the order of `tables.py`. Refuses to know any SQL.
 Runtime fields are left at their defaults; the engine rebuilds them.
@@ -7,11 +8,8 @@ Runtime fields are left at their defaults; the engine rebuilds them.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
-
-from sqlalchemy import Table
+from collections.abc import Sequence
+from typing import Any
 
 from resource_manager.engine.entities import (
     ClusterEvent,
@@ -19,26 +17,21 @@ from resource_manager.engine.entities import (
     Gang,
     GangPlacement,
     GangSpec,
-    Group,
     Job,
     JobEvent,
     JobState,
     Provision,
     ProvisionState,
-    RangeSpec,
     Registration,
     Request,
-    RequestRange,
     RequestSpec,
     RequestState,
     Slot,
     SlotState,
-    Tally,
 )
 from resource_manager.storage import tables
+from resource_manager.storage.codecs import Codec, MoveCodec, Row
 from resource_manager.storage.texts import (
-    ended_of,
-    ended_text,
     isolation_of,
     isolation_text,
     json_text,
@@ -52,32 +45,10 @@ from resource_manager.storage.texts import (
     slot_text,
 )
 
-Row = tuple[Any, ...]
-T = TypeVar("T")
-
 # Looked up here, because making a member of its value costs as much as the rest of a row.
 _JOB_STATES = {str(state): state for state in JobState}
 _REQUEST_STATES = {str(state): state for state in RequestState}
 _SLOT_STATES = {str(state): state for state in SlotState}
-
-
-@dataclass(frozen=True, slots=True)
-class Codec(Generic[T]):
-    """How one kind of entity stands in its table. Rows hold all columns in declared order."""
-
-    table: Table
-    encode: Callable[[T], Row]
-    decode: Callable[[Sequence[Any]], T]
-
-
-@dataclass(frozen=True, slots=True)
-class MoveCodec(Generic[T]):
-    """How it is written where something stands now. Rows hold the columns `key`, then `changed`."""
-
-    table: Table
-    key: tuple[str, ...]
-    changed: tuple[str, ...]
-    encode: Callable[[T], Row]
 
 
 # str() makes plain text of members of a StrEnum: drivers have ideas of their own about those.
@@ -255,90 +226,6 @@ def _decode_provision(row: Sequence[Any]) -> Provision:
     )
 
 
-def _encode_range(part: RequestRange) -> Row:
-    spec, request = part.spec, part.spec.request
-    return (
-        spec.range_id,
-        spec.first_index,
-        spec.count,
-        part.job_id,
-        part.arrival_number,
-        part.create_time_ms,
-        None if request.profile is None else profile_text(request.profile),
-        request.cpu_limit_milli,
-        request.pids_max,
-        labels_text(request.required_labels),
-        request.allow_pending,
-        request.restart_on_loss,
-        ended_text(part.ended),
-    )
-
-
-def _decode_range(row: Sequence[Any]) -> RequestRange:
-    request = RequestSpec(
-        allocation_id=row[0],
-        profile=None if row[6] is None else profile_of(row[6]),
-        cpu_limit_milli=row[7],
-        pids_max=row[8],
-        required_labels=labels_of(row[9]),
-        allow_pending=bool(row[10]),
-        restart_on_loss=bool(row[11]),
-    )
-    return RequestRange(
-        spec=RangeSpec(request, first_index=row[1], count=row[2]),
-        job_id=row[3],
-        arrival_number=row[4],
-        create_time_ms=row[5],
-        ended=ended_of(row[12]),
-    )
-
-
-def _encode_group(group: Group) -> Row:
-    return (
-        group.name,
-        group.parent,
-        repr(group.weight),
-        json_text(dict(group.minimum)),
-        json_text(dict(group.maximum)),
-        group.description,
-        group.create_time_ms,
-    )
-
-
-def _decode_group(row: Sequence[Any]) -> Group:
-    return Group(
-        name=row[0],
-        parent=row[1],
-        weight=float(row[2]),
-        minimum=json.loads(row[3]),
-        maximum=json.loads(row[4]),
-        description=row[5],
-        create_time_ms=row[6],
-    )
-
-
-def _encode_tally(tally: Tally) -> Row:
-    return (
-        tally.flow_id,
-        tally.measure,
-        repr(tally.service),
-        repr(tally.raised),
-        tally.time_ms,
-        tally.durations,
-    )
-
-
-def _decode_tally(row: Sequence[Any]) -> Tally:
-    return Tally(
-        flow_id=row[0],
-        measure=row[1],
-        service=float(row[2]),
-        raised=float(row[3]),
-        time_ms=row[4],
-        durations=row[5],
-    )
-
-
 def _encode_request_move(request: Request) -> Row:
     return (
         request.spec.allocation_id,
@@ -468,9 +355,6 @@ SLOTS = Codec(tables.slots, _encode_slot, _decode_slot)
 EXECUTORS = Codec(tables.executors, _encode_executor, _decode_executor)
 GANGS = Codec(tables.gangs, _encode_gang, _decode_gang)
 PROVISIONS = Codec(tables.provisions, _encode_provision, _decode_provision)
-RANGES = Codec(tables.request_ranges, _encode_range, _decode_range)
-GROUPS = Codec(tables.groups, _encode_group, _decode_group)
-TALLIES = Codec(tables.tallies, _encode_tally, _decode_tally)
 JOB_EVENTS = Codec(tables.job_events, _encode_job_event, _decode_job_event)
 CLUSTER_EVENTS = Codec(tables.cluster_events, _encode_cluster_event, _decode_cluster_event)
 REQUEST_MOVES = MoveCodec(

@@ -17,10 +17,10 @@ from sqlalchemy import Connection, Engine, Select, select, union_all
 from finegrain.errors import ConfigurationError, InvariantBroken, StoreError
 from resource_manager.engine.effects import Changes, Snapshot
 from resource_manager.engine.entities import ClusterEvent, JobEvent
-from resource_manager.storage import rows, tables
+from resource_manager.storage import fair_rows, rows, tables
+from resource_manager.storage.codecs import Codec, MoveCodec, Row
 from resource_manager.storage.location import DatabaseUrl
 from resource_manager.storage.lost_history import leave_lost_history
-from resource_manager.storage.rows import Codec, MoveCodec
 from resource_manager.storage.statements import Statements
 from resource_manager.storage.store import NotLeader, Store
 
@@ -116,9 +116,9 @@ class SqlStore(Store):
                 executors=_all(connection, rows.EXECUTORS),
                 gangs=_all(connection, rows.GANGS),
                 provisions=_all(connection, rows.PROVISIONS),
-                ranges=_all(connection, rows.RANGES),
-                groups=_all(connection, rows.GROUPS),
-                tallies=_all(connection, rows.TALLIES),
+                ranges=_all(connection, fair_rows.RANGES),
+                groups=_all(connection, fair_rows.GROUPS),
+                tallies=_all(connection, fair_rows.TALLIES),
                 counters={row[0]: row[1] for row in connection.execute(_COUNTERS)},
             )
 
@@ -173,10 +173,10 @@ class _PreparedChanges:
             (tables.provisions, _encoded(rows.PROVISIONS, changes.provisions)),
             (
                 tables.request_ranges,
-                _encoded(rows.RANGES, [r for r in changes.ranges if r.job_id not in gone]),
+                _encoded(fair_rows.RANGES, [r for r in changes.ranges if r.job_id not in gone]),
             ),
-            (tables.groups, _encoded(rows.GROUPS, changes.groups)),
-            (tables.tallies, _encoded(rows.TALLIES, changes.tallies)),
+            (tables.groups, _encoded(fair_rows.GROUPS, changes.groups)),
+            (tables.tallies, _encoded(fair_rows.TALLIES, changes.tallies)),
             (
                 tables.job_events,
                 _encoded(rows.JOB_EVENTS, [e for e in changes.job_events if e.job_id not in gone]),
@@ -235,7 +235,7 @@ class _PreparedChanges:
 _COUNTERS = select(tables.counters.c.name, tables.counters.c.value)
 
 
-def _encoded(codec: Codec[T] | MoveCodec[T], entities: Sequence[T]) -> list[rows.Row]:
+def _encoded(codec: Codec[T] | MoveCodec[T], entities: Sequence[T]) -> list[Row]:
     encode = codec.encode
     return [encode(entity) for entity in entities]
 

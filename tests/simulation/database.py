@@ -15,16 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 from finegrain.errors import Reason, StoreError
 from resource_manager.engine.effects import Changes, Snapshot
+from resource_manager.storage.fair_rows import GROUPS, RANGES, TALLIES
 from resource_manager.storage.rows import (
     EXECUTORS,
     GANGS,
-    GROUPS,
     JOBS,
     PROVISIONS,
-    RANGES,
     REQUESTS,
     SLOTS,
-    TALLIES,
 )
 from resource_manager.storage.store import NotLeader
 from tests.simulation.network import Loop, Node, Reply

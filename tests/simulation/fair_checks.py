@@ -29,7 +29,9 @@ from resource_manager.engine.fair.limits import counted, fulfilment
 from resource_manager.engine.fair.needs import booked_at_most
 from resource_manager.engine.lines import Line
 from resource_manager.engine.state import State
-from resource_manager.storage.rows import GROUPS, RANGES, REQUESTS, Row
+from resource_manager.storage.codecs import Row
+from resource_manager.storage.fair_rows import GROUPS, RANGES
+from resource_manager.storage.rows import REQUESTS
 
 if TYPE_CHECKING:
     from tests.simulation.database import Database

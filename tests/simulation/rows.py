@@ -13,20 +13,18 @@ from typing import Any
 from resource_manager.engine.effects import Changes
 from resource_manager.engine.entities import JobEvent
 from resource_manager.engine.state import GENERATION_FLOOR
+from resource_manager.storage.codecs import MoveCodec
+from resource_manager.storage.fair_rows import GROUPS, RANGES, TALLIES
 from resource_manager.storage.lost_history import GENERATION_STEP, SEQUENCE_STEP
 from resource_manager.storage.rows import (
     EXECUTORS,
     GANGS,
-    GROUPS,
     JOBS,
     PROVISIONS,
-    RANGES,
     REQUEST_MOVES,
     REQUESTS,
     SLOT_MOVES,
     SLOTS,
-    TALLIES,
-    MoveCodec,
 )
 
 Row = tuple[Any, ...]
