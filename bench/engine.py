@@ -34,14 +34,7 @@ from typing import Any
 
 from finegrain.resources import MIB, ResourceProfile, booking, subtract, total_of
 from resource_manager.engine.effects import Effect, SendAllocate, SendFree
-from resource_manager.engine.entities import (
-    Instant,
-    Registration,
-    Report,
-    ReportedSlot,
-    RequestSpec,
-    SlotState,
-)
+from resource_manager.engine.entities import Instant, Registration, RequestSpec, SlotState
 from resource_manager.engine.events import (
     CommandAnswered,
     Decide,
@@ -58,6 +51,7 @@ from resource_manager.engine.events import (
 from resource_manager.engine.explain import explain
 from resource_manager.engine.placement.placing import Placing, Run
 from resource_manager.engine.queries import cluster_view
+from resource_manager.engine.reported import Report, ReportedSlot
 from resource_manager.engine.settings import EngineSettings
 from resource_manager.engine.state import State
 from resource_manager.engine.step import step

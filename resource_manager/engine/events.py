@@ -17,10 +17,10 @@ from resource_manager.engine.entities import (
     Instant,
     RangeSpec,
     Registration,
-    Report,
     RequestSpec,
     Usage,
 )
+from resource_manager.engine.reported import Report
 
 Members = tuple[str, int, int]
 """Some members of a range: its id, the first index, and how many."""

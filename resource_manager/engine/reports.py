@@ -20,15 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from finegrain.errors import Reason
-from resource_manager.engine.entities import (
-    EndedSlot,
-    ExecutorState,
-    Report,
-    ReportedSlot,
-    RequestState,
-    Slot,
-    SlotState,
-)
+from resource_manager.engine.entities import ExecutorState, RequestState, Slot, SlotState
 from resource_manager.engine.epochs import refuse_seen_epoch
 from resource_manager.engine.events import ReportAnswer, SlotsReported
 from resource_manager.engine.gangs import confirm, decline, lose
@@ -40,6 +32,7 @@ from resource_manager.engine.reachability import (
     frees_to_tell,
 )
 from resource_manager.engine.refusals import remember_refusal
+from resource_manager.engine.reported import EndedSlot, Report, ReportedSlot
 from resource_manager.engine.resizes import end_holds, take_in_size
 from resource_manager.engine.turn import Turn
 

@@ -20,17 +20,11 @@ from typing import TYPE_CHECKING
 from finegrain.errors import Reason
 from finegrain.resources import Amounts, ResourceProfile, fits, shortfall
 from resource_manager.engine import charges
-from resource_manager.engine.entities import (
-    ReportedSlot,
-    Request,
-    RequestState,
-    Resize,
-    Slot,
-    SlotState,
-)
+from resource_manager.engine.entities import Request, RequestState, Resize, Slot, SlotState
 from resource_manager.engine.events import ItemOutcome
 from resource_manager.engine.host import Host, ResizeHold, SlotKey
 from resource_manager.engine.refusals import backoff_ms
+from resource_manager.engine.reported import ReportedSlot
 from resource_manager.engine.singles import Single
 from resource_manager.engine.timers import Timer
 from resource_manager.engine.turn import Turn

@@ -30,7 +30,6 @@ from finegrain.rpc.wire import duration_ms_to_proto
 from finegrain.v1 import slots_pb2, task_executor_pb2
 from finegrain.v1.task_executor_pb2_grpc import TaskExecutorServiceStub
 from resource_manager.engine.effects import ProbeExecutor, SendAllocate, SendFree, SendResize
-from resource_manager.engine.entities import Report
 from resource_manager.engine.events import (
     CommandAnswered,
     CommandRefused,
@@ -38,6 +37,7 @@ from resource_manager.engine.events import (
     ExecutorProbed,
     ItemOutcome,
 )
+from resource_manager.engine.reported import Report
 from resource_manager.service import from_wire
 from resource_manager.service.books import MakeEvent
 from resource_manager.service.dialling import Obstacle, cause_of, obstacle_of, was_reached

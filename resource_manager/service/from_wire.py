@@ -29,16 +29,9 @@ from finegrain.rpc.wire import (
 from finegrain.rpc.wire_topology import check_cpu_list
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
 from finegrain.v1 import slots_pb2
-from resource_manager.engine.entities import (
-    EndedSlot,
-    Registration,
-    Report,
-    ReportedSlot,
-    RequestSpec,
-    SlotState,
-    Usage,
-)
+from resource_manager.engine.entities import Registration, RequestSpec, SlotState, Usage
 from resource_manager.engine.events import ItemOutcome
+from resource_manager.engine.reported import EndedSlot, Report, ReportedSlot
 
 BATCH_ITEMS_MAX = 10_000
 PIDS_MAX = 4_194_304  # the kernel's own limit

@@ -20,19 +20,14 @@ from finegrain.resources import (
     has_separate_pools,
 )
 from resource_manager.engine.effects import SendAllocate, SendFree, SendResize
-from resource_manager.engine.entities import (
-    Instant,
-    Registration,
-    Report,
-    ReportedSlot,
-    SlotState,
-)
+from resource_manager.engine.entities import Instant, Registration, SlotState
 from resource_manager.engine.events import (
     CommandAnswered,
     ExecutorRegistered,
     ItemOutcome,
     RegistrationAnswer,
 )
+from resource_manager.engine.reported import Report, ReportedSlot
 
 Labels = tuple[tuple[str, str], ...]
 Command = SendAllocate | SendFree | SendResize

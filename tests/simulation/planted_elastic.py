@@ -16,7 +16,6 @@ from resource_manager.engine.entities import (
     GangSpec,
     Provision,
     ProvisionState,
-    ReportedSlot,
     Request,
     Slot,
 )
@@ -25,6 +24,7 @@ from resource_manager.engine.gang_books import GangBooks, GangKind
 from resource_manager.engine.host import Host
 from resource_manager.engine.provision import arrival, backlog, life, passes, planning, totals
 from resource_manager.engine.provision.planning import Backlog, Plan
+from resource_manager.engine.reported import ReportedSlot
 from resource_manager.engine.settings import ExecutorShape
 from resource_manager.engine.singles import Singles
 from resource_manager.engine.state import State

@@ -28,15 +28,7 @@ from resource_manager.engine.effects import (
     StartExecutor,
     StopExecutor,
 )
-from resource_manager.engine.entities import (
-    EndedSlot,
-    Instant,
-    Registration,
-    Report,
-    ReportedSlot,
-    Resize,
-    SlotState,
-)
+from resource_manager.engine.entities import Instant, Registration, Resize, SlotState
 from resource_manager.engine.events import (
     CommandAnswered,
     CommandRefused,
@@ -50,6 +42,7 @@ from resource_manager.engine.events import (
     SlotsReported,
     Ticked,
 )
+from resource_manager.engine.reported import EndedSlot, Report, ReportedSlot
 from resource_manager.engine.settings import EngineSettings
 from resource_manager.engine.state import State
 from resource_manager.engine.step import step
