@@ -1,7 +1,8 @@
 """One job as its master holds it: registration, requests, the way out.
 
 Decides that nothing outlives the job's `async with`. Refuses to know how requests are sent and
-taken back (`asking.py`), and how their story is heard (`watch.py`).
+taken back (`asking.py`), how slots are given back (`releasing.py`) or go on (`reusing.py`), and how
+their story is heard (`watch.py`).
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ from finegrain_client.errors import JobEnded, rejected
 from finegrain_client.events import JobEvents
 from finegrain_client.gangs import GangSpec
 from finegrain_client.ranges import RequestRange, check_range
+from finegrain_client.releasing import release
 from finegrain_client.request import Request, all_granted
 from finegrain_client.reusing import Reuse, reuse
 from finegrain_client.slot import Slot
-from finegrain_client.specs import SlotSpec, id_batches
+from finegrain_client.specs import SlotSpec
 from finegrain_client.types import GangPlacement, ItemOutcome
 from finegrain_client.watch import Story
 
@@ -237,27 +239,7 @@ class Job:
         Raises:
             FinegrainError: the RM could not be told.
         """
-        outcomes: list[ItemOutcome] = []
-        by_id = {each.allocation_id: each for each in slots}
-        for ids in id_batches(list(by_id)):
-            message = rm.ReleaseSlotsRequest(
-                job_id=self.job_id,
-                slots=[
-                    rm.SlotRelease(allocation_id=each, generation=by_id[each].generation)
-                    for each in ids
-                ],
-                grace=None if grace_s is None else reading.duration(grace_s),
-            )
-            answer = await self._context.connection.call_manager(
-                lambda manager, timeout_s, message=message: manager.ReleaseSlots(  # type: ignore[misc]
-                    message, timeout=timeout_s, metadata=self._context.metadata
-                )
-            )
-            outcomes += [reading.outcome(each) for each in answer.results]
-        for outcome in outcomes:
-            if outcome.ok and outcome.id in by_id:
-                by_id[outcome.id].mark_released()
-        return outcomes
+        return await release(self._context, slots, grace_s)
 
     async def reuse(
         self, wishes: Sequence[Reuse], grace_s: float | None = None
