@@ -37,14 +37,17 @@ class NextTurn:
         self.tree = state.flows
         self._standings: dict[Flow, Standing] = {}
         self._left = LOOKED_AT_MAX
-        self._work: dict[str, frozenset[str]] = {}  # by job
+        self._work: dict[str, dict[str, str]] = {}  # by job
 
-    def work_of(self, job_id: str) -> frozenset[str]:
-        """Requests of a job whose work its slots had taken over, as far as is known."""
+    def work_of(self, job_id: str) -> dict[str, str]:
+        """Requests of a job whose work its slots had taken over, as far as is known, with the
+        allocation id of the slot, which may be about to go.
+        """
         known = self._work.get(job_id)
         if known is None:
             slots = map(self._state.slots.__getitem__, self._state.jobs[job_id].slot_keys)
-            known = self._work[job_id] = frozenset(slot.works_for for slot in slots)
+            known = {slot.works_for: slot.allocation_id for slot in slots if slot.works_for}
+            self._work[job_id] = known
         return known
 
     def gave_back(self, job_id: str) -> None:

@@ -11,7 +11,7 @@ is RELEASED with reason REUSED, a slot that was given back instead has the reaso
 call gets the same answer, also after a restart. Messages are the same for everybody, since a range
 keeps its ends by reason and message.
 
-Decides for one slot at a time; who is served before whom, `turns.py` knows.
+Decides for one slot at a time; who is served before whom, `next_turn.py` knows.
 """
 
 from __future__ import annotations
@@ -86,6 +86,7 @@ def _ask(
     reason, message = _obstacle(turn, request, waiting, following)
     if not reason and waiting is not None:
         _hand_on(turn, request, waiting)
+        following.work_of(job_id)[for_id] = allocation_id
         return ItemOutcome(allocation_id)
     give_up(turn, request, alone=True, reason=reason, message=message, grace_ms=event.grace_ms)
     following.gave_back(job_id)
@@ -100,10 +101,8 @@ def _was_agreed(turn: Turn, request: Request, waiting: Request, following: NextT
         return False
     if request.end_time_ms and waiting.end_time_ms and request.end_time_ms < waiting.end_time_ms:
         return False
-    slot = turn.state.slot_of(request)
-    if slot is not None and slot.works_for == waiting.allocation_id:
-        return True
-    return waiting.allocation_id not in following.work_of(request.job_id)
+    by = following.work_of(request.job_id).get(waiting.allocation_id)
+    return by in (None, request.allocation_id)
 
 
 def _obstacle(

@@ -9,6 +9,7 @@ from resource_manager.engine.entities import GangPlacement
 from resource_manager.engine.events import (
     DrainRequested,
     GroupSet,
+    JobKeptAlive,
     RequestsCancelled,
     ResizeRequested,
     SlotsReleased,
@@ -142,6 +143,18 @@ def test_a_slot_is_agreed_to_once_it_is_asked_for_something_else() -> None:
     assert outcome(story, "r0", "r5") == ""
     assert outcome(story, "r0", "r4") == ""
     assert story.where("r0") == "host-0"
+
+
+def test_what_was_agreed_to_stays_so_when_the_host_is_lost() -> None:
+    story = alone()
+    assert outcome(story, "r0", "r4") == ""
+    story.cluster.now_ms += 10**9 - 1
+    story.act(JobKeptAlive(story.cluster.at, "job"))
+    story.wait(1)
+    assert story.state.requests["r0"].state == "LOST"
+    assert story.state.slots  # which may exist, for all that is known
+    (found,) = story.reuse_exactly("job", ("r0", 1, "r4"))
+    assert found.reason == ""
 
 
 def test_no_two_slots_are_to_do_the_work_of_one_request() -> None:
