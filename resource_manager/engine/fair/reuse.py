@@ -69,7 +69,7 @@ def _ask(
             Reason.ALLOCATION_UNKNOWN,
             f"allocation {allocation_id} is not known in job {job_id}",
         )
-    if waiting is not None and _was_agreed(turn, request, waiting, following):
+    if waiting is not None and _was_agreed(request, waiting, following):
         return ItemOutcome(allocation_id)
     if request.state in ENDED_REQUEST_STATES:
         if request.reason in (Reason.FAIR_SHARE, Reason.NOT_REUSABLE):
@@ -93,7 +93,7 @@ def _ask(
     return ItemOutcome(allocation_id, reason, message)
 
 
-def _was_agreed(turn: Turn, request: Request, waiting: Request, following: NextTurn) -> bool:
+def _was_agreed(request: Request, waiting: Request, following: NextTurn) -> bool:
     """True if a slot took over the work of a request, as far as can be told: which one did is not
     stored. It was another one if that does it still, or if this one had been given back before.
     """
