@@ -6,6 +6,7 @@ Knows the three kinds; when something is held for whom, `reservations.py` decide
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 
 from finegrain.resources import Amounts, subtract, total_of
@@ -28,7 +29,7 @@ from resource_manager.engine.turn import Turn
 _ANYWHERE = Where(GangPlacement.ANYWHERE)
 
 
-class Holder:
+class Holder(ABC):
     """Somebody who waits.
 
     Attributes:
@@ -50,27 +51,27 @@ class Holder:
         """Who he is, for people."""
         return f"gang {self.gang_id}" if self.gang_id else self.allocation_id
 
+    @abstractmethod
     def waits(self, state: State) -> bool:
         """True as long as he does."""
-        raise NotImplementedError
 
+    @abstractmethod
     def choose(self, state: State, taken: Collection[str]) -> Place | None:
         """Where to keep room for him, on none of the hosts `taken`; None: nowhere would it do."""
-        raise NotImplementedError
 
+    @abstractmethod
     def suits(self, state: State, at: Place) -> bool:
         """True if he could still be placed there if everything else on these hosts, which are fit
         to host anything, ended.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def settle(self, turn: Turn, at: Place) -> None:
         """Places him there; there is room."""
-        raise NotImplementedError
 
+    @abstractmethod
     def need_at_most(self, state: State) -> Amounts:
         """What he books in all, wherever he goes."""
-        raise NotImplementedError
 
 
 class RequestHolder(Holder):
