@@ -47,7 +47,7 @@ def count_total(state: State, host: Host) -> None:
     """Notes what an executor has in all, as costs are shares of that."""
     executor = host.executor
     lost = executor.state is ExecutorState.LOST
-    state.costs.count(host.host_id, {} if lost else executor.registration.total)
+    state.costs.count(host.host_id, {} if lost else host.total)
 
 
 def stopped(state: State, slot: Slot) -> None:

@@ -42,7 +42,7 @@ def explain_resizes(state: State, slot: Slot) -> list[ResizeExplanation]:
         found.append(ResizeExplanation(slot.ordered, True, (), _ordered(host)))
     if slot.wanted is not None:
         asked = growth(host, slot)
-        free, total = host.free(), host.executor.registration.total
+        free, total = host.free(), host.total
         dimensions = tuple(
             DimensionStatus(name, more, free.get(name, 0), free.get(name, 0), total.get(name, 0))
             for name, more in asked.items()
@@ -64,7 +64,7 @@ def _waiting(state: State, host: Host, slot: Slot, asked: Amounts) -> str:
     hold = host.resize_holds.get((slot.allocation_id, slot.generation))
     if hold is not None and hold.active:
         return _held(hold)
-    total, need = host.executor.registration.total, add(slot.booked, asked)
+    total, need = host.total, add(slot.booked, asked)
     if beyond := [name for name in asked if need[name] > total.get(name, 0)]:
         lacks = ", ".join(f"{name} {need[name]} of {total.get(name, 0)}" for name in beyond)
         return f"{host.host_id} has become too small for it, even when empty ({lacks})"

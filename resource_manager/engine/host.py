@@ -68,6 +68,7 @@ class Host:
     """An executor with everything that the RM derives about it."""
 
     executor: Executor
+    total: dict[str, int] = field(default_factory=dict)  # what can be booked, slots and all
     separate_pools: bool = False
     default_booking: dict[str, int] = field(default_factory=dict)
     labels: dict[str, str] = field(default_factory=dict)
@@ -122,10 +123,11 @@ class Host:
     def adopt_registration(self) -> None:
         """Derives what hangs on the registration, bookings of present slots included."""
         registration = self.executor.registration
-        self.separate_pools = has_separate_pools(registration.total)
+        self.total = dict(registration.total)
+        self.separate_pools = has_separate_pools(self.total)
         self.labels = dict(registration.labels)
         self.dimensions = tuple(
-            (name, total) for name, total in in_grains(registration.total).items() if total
+            (name, total) for name, total in in_grains(self.total).items() if total
         )
         self.default_booking = self.booking_of(registration.default_profile)
         self.default_need = in_grains(self.default_booking)
@@ -140,7 +142,7 @@ class Host:
         """Finds out whether the slots here have booked more than the host has."""
         registration = self.executor.registration
         self.shrunk = any(
-            amount > registration.total.get(name, 0) for name, amount in self.booked.items()
+            amount > self.total.get(name, 0) for name, amount in self.booked.items()
         ) or bool(registration.slots_max and len(self.slots) > registration.slots_max)
 
     def start_conversation(self) -> None:
@@ -235,7 +237,7 @@ class Host:
         booked, unreported = self.booked, self.unreported
         available = self.executor.reported_available
         free = {}
-        for name, total in self.executor.registration.total.items():
+        for name, total in self.total.items():
             left = total - booked.get(name, 0)
             if available is not None:
                 said = available.get(name, 0) - unreported.get(name, 0)
@@ -254,7 +256,7 @@ class Host:
         """What is free and not held: what anybody may have whom nothing is held for."""
         if self.held is None:
             return self.free()
-        return self.held.spare(self.free(), self.executor.registration.total, self.slots)
+        return self.held.spare(self.free(), self.total, self.slots)
 
     def spare_slots(self) -> int:
         """Slots that the host may still take, beyond those that are held."""
@@ -267,7 +269,7 @@ class Host:
         """What the host could give if it had no slots, in columns of the index."""
         registration = self.executor.registration
         slots = registration.slots_max or UNLIMITED
-        return self._with_counts(in_grains(registration.total), slots)
+        return self._with_counts(in_grains(self.total), slots)
 
     def vector(self, strategy: Strategy) -> dict[str, int]:
         """All columns of the index."""

@@ -179,7 +179,7 @@ def _host(host: Host) -> Iterator[str]:
     unreported = total_of(host.unreported_of(key, slot) for key, slot in host.slots.items())
     if host.unreported != unreported:
         yield f"{title} counts {host.unreported} as not reported, it is {unreported}"
-    total = executor.registration.total
+    total = host.total
     over = {name for name, amount in host.booked.items() if amount > total.get(name, 0)}
     if over and not host.shrunk:
         yield f"{title} has promised more than it has of {sorted(over)}"

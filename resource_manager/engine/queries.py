@@ -125,7 +125,7 @@ def cluster_view(state: State) -> ClusterView:
     here = [h for h in state.hosts.values() if h.executor.state is not ExecutorState.LOST]
     used = [host.executor.used for host in here]
     return ClusterView(
-        total=total_of(host.executor.registration.total for host in here),
+        total=total_of(host.total for host in here),
         reserved=total_of(host.executor.registration.reserved for host in here),
         allocated=total_of(host.booked for host in here),
         available=total_of(host.free() for host in here if host.eligible),

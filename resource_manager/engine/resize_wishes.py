@@ -161,7 +161,7 @@ def _refuse_too_large(host: Host, slot: Slot, target: Resize) -> None:
     Raises:
         FailedPrecondition: it could not.
     """
-    total = host.executor.registration.total
+    total = host.total
     need = host.booking_of(target.profile)
     grows = shortfall(need, slot.booked)
     beyond = {name: need[name] for name in grows if need[name] > total.get(name, 0)}

@@ -171,7 +171,7 @@ class GrowthHolder(Holder):
         host = state.hosts[self._slot.executor_id]
         if not host.eligible or host.host_id in taken:
             return None
-        more, total = growth(host, self._slot), host.executor.registration.total
+        more, total = growth(host, self._slot), host.total
         stays = state.reservations.stays_booked(host)
         if (self._slot.allocation_id, self._slot.generation) in state.reservations.outlasted_by:
             stays = subtract(stays, self._slot.booked)

@@ -228,7 +228,7 @@ def _could_give(host: Host, stays: Amounts) -> dict[str, int]:
     it has said itself; in columns.
     """
     columns = in_grains(add(host.free(), host.booked))
-    total = in_grains(host.executor.registration.total)
+    total = in_grains(host.total)
     booked = in_grains(stays)
     columns = {
         name: max(0, min(amount, total.get(name, 0)) - booked.get(name, 0))

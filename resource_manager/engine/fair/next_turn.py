@@ -147,11 +147,12 @@ class _There:
         self.amounts: dict[str, int] = add(host.free(), slot.booked)
         self.slots = host.slots_left() + (host.slots_left() != UNLIMITED)
         if host.held is not None:
-            registration = host.executor.registration
             others = {key: each for key, each in host.slots.items() if each is not slot}
-            self.amounts = host.held.spare(self.amounts, registration.total, others)
+            self.amounts = host.held.spare(self.amounts, host.total, others)
             if self.slots != UNLIMITED:
-                self.slots = host.held.spare_slots(self.slots, registration.slots_max, others)
+                self.slots = host.held.spare_slots(
+                    self.slots, host.executor.registration.slots_max, others
+                )
         # False: it is held for somebody.
         self.is_left = self.slots > 0 and fits(slot.booked, self.amounts)
 

@@ -48,7 +48,7 @@ def _one(state: State, each: Reservation) -> Iterator[str]:
         if host is None or not host.eligible:
             yield f"{title} is on executor {name}, where nothing new may be placed"
             return
-        total = host.executor.registration.total
+        total = host.total
         if any(amount > total.get(dim, 0) for dim, amount in kept.amounts.items()):
             yield f"{title} is on executor {name}, which is too small for it"
         missing, slots = kept.missing(host)

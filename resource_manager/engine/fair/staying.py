@@ -75,8 +75,7 @@ def _unfit(state: State, each: Reservation) -> str:
             return f"executor {name} is not known any more"
         if not host.eligible:
             return f"nothing new may be placed on executor {name}"
-        registration = host.executor.registration
-        total, slots_max = registration.total, registration.slots_max
+        total, slots_max = host.total, host.executor.registration.slots_max
         too_small = any(amount > total.get(name, 0) for name, amount in held.amounts.items())
         if too_small or (slots_max and held.slots > slots_max):
             return f"executor {name} has become too small"

@@ -66,7 +66,7 @@ def judge(host: Host, shape: Shape) -> Judgement:
     """All that stands between a shape and a host."""
     asked = host.need_of(shape)
     free = host.free()
-    total = dict(host.executor.registration.total)
+    total = dict(host.total)
     missing = shortfall(asked, free)
     blockers: list[str] = []
     if host.executor.state is not ExecutorState.ACTIVE:

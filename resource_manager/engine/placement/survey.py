@@ -83,7 +83,7 @@ class Survey:
         absent = 0 if host.eligible else _reasons_of_absence(host)
         usable = labelled and not absent
         dimensions, free = self._asked_of(host), host.free()
-        totals = host.executor.registration.total
+        totals = host.total
         lack, short, too_small = 0, False, not dimensions and self.shape.profile is None
         for name, asked, all_free, all_totals in dimensions:
             there, total = free.get(name, 0), totals.get(name, 0)

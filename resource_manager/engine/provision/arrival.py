@@ -127,7 +127,7 @@ def _judge(turn: Turn, host: Host, content: Content) -> None:
 
 def _lacks(state: State, host: Host, content: Content) -> Iterator[str]:
     """Why an executor could not serve, when empty, who was planned on it."""
-    total = host.executor.registration.total
+    total = host.total
     for shape in content.shapes:
         if not carries(host, shape.labels):
             yield f"without the labels of {shape_text(shape)}"

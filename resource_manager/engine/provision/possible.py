@@ -97,7 +97,7 @@ def _hosts(state: State, gang: GangWish, wishes: Sequence[Wish]) -> dict[str, Ca
 def _empty(host: Host) -> Capacity:
     registration = host.executor.registration
     return Capacity(
-        {**in_grains(registration.total), SLOTS: registration.slots_max or UNBOUNDED},
+        {**in_grains(host.total), SLOTS: registration.slots_max or UNBOUNDED},
         host.default_need,
         host.labels,
         host.separate_pools,
