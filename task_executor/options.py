@@ -12,6 +12,7 @@ from finegrain.options import ListenOptions, LogOptions, TlsOptions
 
 DEFAULT_ADDRESS = "127.0.0.1:7180"
 DEFAULT_METRICS_ADDRESS = "127.0.0.1:7181"
+DEFAULT_KUBELET_DIR = Path("/var/lib/kubelet")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +37,24 @@ class TaskExecutorOptions:
     log: LogOptions = field(default_factory=LogOptions)
     labels: tuple[tuple[str, str], ...] = ()
     reserved_cpus: str = ""  # cpu list kept for the system
+    reserved_cpus_strict: bool = True  # False: slots without cpus of their own may run there
     reserved_memory_bytes: int | None = None  # None: 5 %, at least 256 MiB, at most 4 GiB
     cpus: str = ""  # share: exactly these cpus, no second reserve
     cpu_milli: int | None = None  # share: book no more cpu time than this
     memory_bytes: int | None = None  # share: exactly this much memory, no second reserve
     memory_pools: tuple[tuple[str, int], ...] = ()  # separate pools per memory part, in bytes
     extended: tuple[tuple[str, int], ...] = ()  # countable resources by name
+    bind_policy: str = ""  # a HostBindPolicy; empty here and in the next four: not said
+    numa_strategy: str = ""  # a NumaStrategy
+    alignment_policy: str = ""  # a NumaPolicy, not Default
+    default_bind_policy: str = ""  # a BindPolicy, neither Default nor ConstrainedBurst
+    default_exclusive_policy: str = ""  # an ExclusivePolicy, not Default
+    best_effort_percent: int = 100  # cpu that best-effort slots may book, of that of the others
+    best_effort_squeeze: str = "none"  # none, cpuset, quota
+    best_effort_squeeze_threshold: int = 65  # percent of the host that may be busy before
+    best_effort_squeeze_minimum: int = 0  # percent of the host that they keep
+    kubelet_dir: Path | None = DEFAULT_KUBELET_DIR  # None: no kubelet is looked for
+    kubelet_config: Path | None = None  # its configuration; None: config.yaml in kubelet_dir
     default_slot_fraction: float | None = None
     number_of_slots: int | None = None  # deprecated: use default_slot_fraction
     slots_max: int = 0

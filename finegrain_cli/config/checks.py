@@ -17,7 +17,7 @@ FILES = (
     ("client", ("token_file", "tls_ca", "tls_certificate", "tls_key")),
     ("rm", ("tls_ca", "tls_certificate", "tls_key", "cluster_token_file", "user_token_file")),
     ("rm", ("executor_tls_ca", "executor_tls_certificate", "executor_tls_key", "providers_file")),
-    ("executor", ("tls_ca", "tls_certificate", "tls_key", "cluster_token_file")),
+    ("executor", ("tls_ca", "tls_certificate", "tls_key", "cluster_token_file", "kubelet_config")),
     ("executor", ("manager_tls_ca", "manager_tls_certificate", "manager_tls_key")),
 )
 PAIRS = (

@@ -18,6 +18,7 @@ from resource_manager.options import DEFAULT_ADDRESS, ResourceManagerOptions
 from task_executor.options import TaskExecutorOptions
 
 NO_METRICS = "none"
+NO_KUBELET = "none"
 DATABASE_FILE = "finegrain.db"
 
 
@@ -93,12 +94,24 @@ def task_executor_options(settings: Settings) -> TaskExecutorOptions:
         log=_log(settings.log),
         labels=tuple(sorted(own.labels.items())),
         reserved_cpus=own.reserved_cpus,
+        reserved_cpus_strict=own.reserved_cpus_strict,
         reserved_memory_bytes=own.reserved_memory,
         cpus=own.cpus,
         cpu_milli=own.cpu,
         memory_bytes=own.memory,
         memory_pools=tuple(sorted(own.memory_pools.items())),
         extended=tuple(sorted(own.extended.items())),
+        bind_policy=own.bind_policy,
+        numa_strategy=own.numa_strategy,
+        alignment_policy=own.alignment_policy,
+        default_bind_policy=own.default_bind_policy,
+        default_exclusive_policy=own.default_exclusive_policy,
+        best_effort_percent=own.best_effort_percent,
+        best_effort_squeeze=own.best_effort_squeeze,
+        best_effort_squeeze_threshold=own.best_effort_squeeze_threshold,
+        best_effort_squeeze_minimum=own.best_effort_squeeze_minimum,
+        kubelet_dir=None if own.kubelet_dir == NO_KUBELET else _path(own.kubelet_dir),
+        kubelet_config=_path(own.kubelet_config),
         default_slot_fraction=own.default_slot_fraction,
         number_of_slots=own.number_of_slots,
         slots_max=own.slots_max,

@@ -13,6 +13,14 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from finegrain.cpu_policy import (
+    BindPolicy,
+    ExclusivePolicy,
+    HostBindPolicy,
+    NumaPolicy,
+    NumaStrategy,
+)
+from finegrain.cpu_words import read_word
 from finegrain.errors import InvalidArgument
 from finegrain.units import parse_bytes, parse_cpu_milli, parse_duration_ms
 from resource_manager import options as rm
@@ -60,6 +68,20 @@ def _pairs(value: Any) -> Any:
     return value
 
 
+def _word(kind: type[StrEnum], *without: StrEnum) -> BeforeValidator:
+    """Reads a word of a vocabulary; empty: it is not said."""
+
+    def read(value: Any) -> Any:
+        if not value or not isinstance(value, str):
+            return value
+        try:
+            return str(read_word("value", value, kind, without=without))
+        except InvalidArgument as error:
+            raise ValueError(f"expected {error.expected}") from None
+
+    return BeforeValidator(read)
+
+
 Size = Annotated[int, _reader(parse_bytes), Kind.SIZE]
 Cpu = Annotated[int, _reader(parse_cpu_milli), Kind.CPU]
 Duration = Annotated[int, _reader(parse_duration_ms), Kind.DURATION]
@@ -79,6 +101,11 @@ Words = Annotated[list[str], BeforeValidator(_split)]
 Labels = Annotated[dict[str, str], BeforeValidator(_pairs)]
 Sizes = Annotated[dict[str, Size], BeforeValidator(_pairs)]
 Counts = Annotated[dict[str, int], BeforeValidator(_pairs)]
+HostBind = Annotated[str, _word(HostBindPolicy)]
+Strategy = Annotated[str, _word(NumaStrategy)]
+Alignment = Annotated[str, _word(NumaPolicy, NumaPolicy.DEFAULT)]
+DefaultBind = Annotated[str, _word(BindPolicy, BindPolicy.DEFAULT, BindPolicy.CONSTRAINED_BURST)]
+DefaultExclusive = Annotated[str, _word(ExclusivePolicy, ExclusivePolicy.DEFAULT)]
 
 
 class Section(BaseModel):
@@ -256,6 +283,9 @@ class ExecutorSection(ListenSection):
         "", description="shape of a provider that started it; default: $FINEGRAIN_PROVIDED_AS"
     )
     reserved_cpus: str = Field("", description="cpus kept for the system, for example 0,32")
+    reserved_cpus_strict: bool = Field(
+        True, description="keep all slots off reserved_cpus; else only those with cpus of their own"
+    )
     reserved_memory: Size | None = Field(
         None, description="memory kept for the system; default 5 %, 256 MiB to 4 GiB"
     )
@@ -264,6 +294,54 @@ class ExecutorSection(ListenSection):
     memory: Size | None = Field(None, description="share: exactly this much memory")
     memory_pools: Sizes = Field({}, description="separate pools per memory part")
     extended: Counts = Field({}, description="countable resources by name")
+    bind_policy: HostBind = Field(
+        "",
+        description="demanded of slots with cpus of their own: FullPCPUsOnly (whole cores), "
+        "SpreadByPCPUs (one thread per core), None; default: a kubelet's, else the cluster's",
+    )
+    numa_strategy: Strategy = Field(
+        "",
+        description="NUMA node to take first: MostAllocated, LeastAllocated, DistributeEvenly; "
+        "default likewise",
+    )
+    alignment_policy: Alignment = Field(
+        "",
+        description="how slots lie on NUMA nodes: None, BestEffort, Restricted, SingleNUMANode; "
+        "default likewise",
+    )
+    default_bind_policy: DefaultBind = Field(
+        "",
+        description="bind policy of requests that name none: FullPCPUs, SpreadByPCPUs, None; "
+        "default: the cluster's",
+    )
+    default_exclusive_policy: DefaultExclusive = Field(
+        "",
+        description="exclusive policy of requests that name none: PCPULevel, NUMANodeLevel, None; "
+        "default: the cluster's",
+    )
+    best_effort_percent: int = Field(
+        100, ge=0, le=1000, description="cpu for best-effort slots, in percent of that for others"
+    )
+    best_effort_squeeze: str = Field(
+        "none",
+        pattern="^(none|cpuset|quota)$",
+        description="give best-effort slots fewer cpus (cpuset) or less cpu time (quota) while "
+        "others are busy",
+    )
+    best_effort_squeeze_threshold: int = Field(
+        65, ge=1, le=100, description="percent of the host that may be busy before that"
+    )
+    best_effort_squeeze_minimum: int = Field(
+        0, ge=0, le=100, description="percent of the host that best-effort slots keep then"
+    )
+    kubelet_dir: str = Field(
+        "/var/lib/kubelet",
+        description="directory of a kubelet on this host, whose pinned cpus are left to it; "
+        '"none": it is not looked for',
+    )
+    kubelet_config: str = Field(
+        "", description="configuration file of that kubelet; default: config.yaml in kubelet_dir"
+    )
     default_slot_fraction: float | None = Field(
         None, gt=0, le=1, description="share of the executor that an unknown request gets"
     )

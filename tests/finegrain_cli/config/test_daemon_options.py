@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from finegrain.errors import ConfigurationError
 from finegrain.options import TlsOptions
 from finegrain_cli.config.daemon_options import (
     database_url,
@@ -77,6 +78,38 @@ def test_no_metrics_port_where_none_is_wanted() -> None:
     assert resource_manager_options(settings).listen.metrics_address == ""
 
 
+@pytest.mark.parametrize("text", ["FullPCPUsOnly", "fullpcpusonly", "FULLPCPUSONLY"])
+def test_words_of_cpu_policies_are_read_in_any_case(text: str) -> None:
+    settings = load_configuration(environment={"FINEGRAIN_EXECUTOR__BIND_POLICY": text}).settings
+
+    assert task_executor_options(settings).bind_policy == "FullPCPUsOnly"
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "told"),
+    [
+        ("bind_policy", "FullPCPUs", "did you mean FullPCPUsOnly?"),
+        ("alignment_policy", "default", "one of None, BestEffort, Restricted, SingleNUMANode"),
+        ("numa_strategy", "most", "did you mean MostAllocated?"),
+        ("default_bind_policy", "ConstrainedBurst", "one of None, FullPCPUs, SpreadByPCPUs"),
+        ("best_effort_squeeze", "memory", "one of none, cpuset, quota"),
+        ("best_effort_percent", "-1", "at least 0"),
+    ],
+)
+def test_a_cpu_setting_that_is_none(key: str, text: str, told: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        load_configuration(environment={f"FINEGRAIN_EXECUTOR__{key.upper()}": text})
+
+    assert f"executor.{key} is" in caught.value.message
+    assert told in caught.value.message
+
+
+def test_no_kubelet_is_looked_for_where_none_is_wanted() -> None:
+    settings = load_configuration(environment={"FINEGRAIN_EXECUTOR__KUBELET_DIR": "none"}).settings
+
+    assert task_executor_options(settings).kubelet_dir is None
+
+
 def test_the_database_lies_in_the_state_directory_unless_named() -> None:
     assert database_url(Settings.model_validate({"rm": {"state_dir": "/s"}})) == (
         "sqlite:////s/finegrain.db"
@@ -138,7 +171,19 @@ manager_insecure = true
 cluster_token_file = "/t/other"
 provided_as = "small"
 reserved_cpus = "0"
+reserved_cpus_strict = false
 reserved_memory = "1G"
+bind_policy = "FullPCPUsOnly"
+numa_strategy = "MostAllocated"
+alignment_policy = "Restricted"
+default_bind_policy = "SpreadByPCPUs"
+default_exclusive_policy = "PCPULevel"
+best_effort_percent = 50
+best_effort_squeeze = "cpuset"
+best_effort_squeeze_threshold = 80
+best_effort_squeeze_minimum = 10
+kubelet_dir = "none"
+kubelet_config = "/etc/kubelet.yaml"
 cpus = "1-3"
 cpu = 2
 memory = "3G"

@@ -1,0 +1,66 @@
+"""The words of CPU orchestration as people write them: "lsr", "FullPCPUs:required".
+
+Decides the spelling: upper and lower case are the same, a strength stands behind a colon, and a
+word that nobody knows is refused with the nearest one. Refuses to know which words go together.
+"""
+
+from __future__ import annotations
+
+import difflib
+from enum import StrEnum
+from typing import TypeVar
+
+from finegrain.errors import InvalidArgument
+
+WordT = TypeVar("WordT", bound=StrEnum)
+
+REQUIRED = "required"
+PREFERRED = "preferred"
+DEFAULT = "Default"  # as configured: in every vocabulary that has it
+
+
+def read_word(field: str, text: str, kind: type[WordT], *, without: tuple[str, ...] = ()) -> WordT:
+    """The word that a text is, of a vocabulary without those that are not meant here.
+
+    Raises:
+        InvalidArgument: it is none of them; names the nearest.
+    """
+    known = {str(each).casefold(): each for each in kind if each not in without}
+    found = known.get(text.strip().casefold())
+    if found is None:
+        expected = "one of " + ", ".join(str(each) for each in known.values())
+        raise InvalidArgument(field, text, expected + _nearest(text, known))
+    return found
+
+
+def read_policy(field: str, text: str, kind: type[WordT]) -> tuple[WordT, bool | None]:
+    """A policy and whether it is required ("FullPCPUs:required"), or only preferred; None: the
+    text does not say.
+
+    Raises:
+        InvalidArgument: no such policy, no such strength, or a strength of what demands nothing.
+    """
+    word, colon, strength = text.partition(":")
+    policy = read_word(field, word, kind)
+    if not colon:
+        return policy, None
+    said = strength.strip().casefold()
+    if said not in (REQUIRED, PREFERRED):
+        raise InvalidArgument(field, text, f"{policy}, {policy}:{REQUIRED} or {policy}:{PREFERRED}")
+    if policy == DEFAULT:
+        raise InvalidArgument(field, text, f"{DEFAULT} alone: what is configured has its strength")
+    return policy, said == REQUIRED
+
+
+def policy_text(policy: StrEnum, required: bool | None) -> str:
+    """A policy as `read_policy` reads it."""
+    if required is None:
+        return str(policy)
+    return f"{policy}:{REQUIRED if required else PREFERRED}"
+
+
+def _nearest(text: str, known: dict[str, WordT]) -> str:
+    said = text.strip().casefold()
+    begun = [each for each in known if said and each.startswith(said)]
+    close = begun or difflib.get_close_matches(said, known, n=1, cutoff=0.5)
+    return f"; did you mean {known[close[0]]}?" if close else ""
