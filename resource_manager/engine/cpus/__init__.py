@@ -1,0 +1,1 @@
+"""Which cpus and NUMA nodes a slot gets. Pure: no clock, no ids, no I/O."""

@@ -1,0 +1,366 @@
+"""How the cpus of one host are made up of cores, NUMA nodes and packages.
+
+Decides what a core is on hosts that are not regular: its online threads that the executor may use,
+however many (`Core.mask`). Threads that slots may not have to themselves, such as reserved ones,
+stay part of it: a core with a reserved thread is never a *whole* core for a slot.
+
+Refuses to know who holds which cpu, and any policy. A layout never changes and equal hosts share
+one, so it can be the key of caches. Sets of cpus are integers whose bit n stands for cpu n: that
+is what makes a choice on hundreds of cpus a matter of microseconds.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any, Final
+
+from finegrain.cpuset import CpuSet
+
+LAYOUTS_KNOWN_MAX: Final = 1_024  # kinds of hosts that are remembered; a cluster has a few
+
+Row = tuple[int, int, int, int] | tuple[int, int, int, int, int]
+"""cpu, core, NUMA node, package and, if known, group that shares a last-level cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class Core:
+    """One physical core. `package` and `node` are positions in the layout."""
+
+    mask: int
+    package: int
+    node: int
+    kind: int = 0  # numbered by lowest cpu; 0 for all where cores are alike
+    cache: int = -1  # label of the last-level cache group; -1: unknown
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One NUMA node. `mask` is empty for nodes of memory only, or none of whose cpus are ours."""
+
+    id: int
+    mask: int
+    packages: tuple[int, ...] = ()  # positions; more than one where a node spans packages
+    memory_bytes: int = 0  # what slots may have of it
+    hugepages: tuple[tuple[str, int], ...] = ()  # name and number of pages, by name
+    distances: tuple[int, ...] = ()  # to the layout's nodes, in their order; () if unknown
+    memory_node: int = 0  # position: itself if it has memory, else the nearest that does
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """One socket. `nodes` are positions of the nodes that hold its cpus."""
+
+    mask: int
+    nodes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class CpuLayout:
+    """The cpus of one host. Equal only to itself (`layout_of` returns one for equal hosts).
+
+    `cores` are in order of their numbers, nodes in order of their ids. `pinnable` are the cpus that
+    slots may have to themselves.
+    """
+
+    cores: tuple[Core, ...]
+    nodes: tuple[Node, ...]
+    packages: tuple[Package, ...]
+    pinnable: int
+
+    @cached_property
+    def cpus(self) -> int:
+        """All cpus of all cores."""
+        return _union(core.mask for core in self.cores)
+
+    @cached_property
+    def per_core(self) -> int:
+        """Threads of the widest core; those of each core where the host is regular."""
+        return max(core.mask.bit_count() for core in self.cores)
+
+    @cached_property
+    def per_node(self) -> int:
+        """Cpus of the largest node."""
+        return max(node.mask.bit_count() for node in self.nodes)
+
+    @cached_property
+    def per_package(self) -> int:
+        """Cpus of the largest package."""
+        return max(package.mask.bit_count() for package in self.packages)
+
+    @cached_property
+    def smt(self) -> bool:
+        """Whether any core has more than one thread."""
+        return self.per_core > 1
+
+    @cached_property
+    def uniform_cores(self) -> bool:
+        """Whether all cores have the same number of threads."""
+        return len({core.mask.bit_count() for core in self.cores}) == 1
+
+    @cached_property
+    def regular(self) -> bool:
+        """Whether cores are alike, and so are packages and the nodes that have cpus at all."""
+        return (
+            self.uniform_cores
+            and self.kinds == 1
+            and len({node.mask.bit_count() for node in self.nodes if node.mask}) == 1
+            and len({package.mask.bit_count() for package in self.packages}) == 1
+        )
+
+    @cached_property
+    def kinds(self) -> int:
+        """How many kinds of cores there are."""
+        return len({core.kind for core in self.cores})
+
+    @cached_property
+    def cpu_nodes(self) -> tuple[int, ...]:
+        """Positions of the nodes that have cpus."""
+        return tuple(at for at, node in enumerate(self.nodes) if node.mask)
+
+    @cached_property
+    def position_of_node(self) -> Mapping[int, int]:
+        """Position by the kernel's id of the node."""
+        return {node.id: at for at, node in enumerate(self.nodes)}
+
+    @cached_property
+    def core_masks(self) -> tuple[int, ...]:
+        """The cores' cpus, in order of cores."""
+        return tuple(core.mask for core in self.cores)
+
+    @cached_property
+    def cores_of_node(self) -> tuple[tuple[int, ...], ...]:
+        """Per node its cores' cpus, in order of cores."""
+        return self._grouped([core.node for core in self.cores], len(self.nodes))
+
+    @cached_property
+    def cores_of_package(self) -> tuple[tuple[int, ...], ...]:
+        """Per package its cores' cpus, in order of cores."""
+        return self._grouped([core.package for core in self.cores], len(self.packages))
+
+    @cached_property
+    def cores_of_kind(self) -> tuple[int, ...]:
+        """Per kind the cpus of all its cores."""
+        return tuple(
+            _union(core.mask for core in self.cores if core.kind == kind)
+            for kind in sorted({core.kind for core in self.cores})
+        )
+
+    def whole(self, free: int) -> int:
+        """Those of `free` that belong to cores which are free altogether."""
+        whole = 0
+        for mask in self.core_masks:
+            if not mask & ~free:
+                whole |= mask
+        return whole
+
+    def cores_touched(self, cpus: int) -> int:
+        """All cpus of the cores that have one of `cpus`."""
+        touched = 0
+        for mask in self.core_masks:
+            if mask & cpus:
+                touched |= mask
+        return touched
+
+    def nodes_touched(self, cpus: int) -> int:
+        """All cpus of the nodes that have one of `cpus`."""
+        return _union(node.mask for node in self.nodes if node.mask & cpus)
+
+    def node_ids(self, cpus: int) -> CpuSet:
+        """Ids of the nodes that have one of `cpus`."""
+        return CpuSet(node.id for node in self.nodes if node.mask & cpus)
+
+    def first_threads(self, free: int) -> int:
+        """The lowest of `free` of each core."""
+        first = 0
+        for mask in self.core_masks:
+            here = mask & free
+            first |= here & -here
+        return first
+
+    def without(self, offline: int) -> CpuLayout:
+        """The layout that is left when cpus go offline: their cores are narrower, or gone.
+
+        Returns the layout itself if it has none of them. The last cpu cannot go.
+        """
+        gone = offline & self.cpus
+        return _without(self, gone) if gone and gone != self.cpus else self
+
+    def _grouped(self, group_of: Sequence[int], count: int) -> tuple[tuple[int, ...], ...]:
+        groups: list[list[int]] = [[] for _ in range(count)]
+        for core, group in zip(self.cores, group_of, strict=True):
+            groups[group].append(core.mask)
+        return tuple(tuple(group) for group in groups)
+
+
+@lru_cache(LAYOUTS_KNOWN_MAX)
+def layout_of(topology: str, host_cpus: str = "{}") -> CpuLayout | None:
+    """The layout of a host as it was reported; None if it tells no cores or no cpu is ours.
+
+    Args:
+        topology: `HostTopology` as JSON text, as registrations keep it.
+        host_cpus: `HostCpus` likewise. Where it tells nothing, all allowed cpus can be pinned and
+            a node offers its memory.
+
+    Raises:
+        InvalidArgument: a cpu list is none.
+        ValueError: a text is not JSON.
+    """
+    told: dict[str, Any] = json.loads(topology or "{}")
+    offered: dict[str, Any] = json.loads(host_cpus or "{}")
+    allowed = _bits(told, "allowed_cpus")
+    pinnable = _bits(offered, "slot_cpus") if offered else allowed
+    parts = [
+        (
+            _bits(core, "cpus") & allowed,
+            int(core.get("package_index", 0)),
+            int(core.get("numa_node_id", 0)),
+            str(core.get("kind", "")),
+            int(core.get("l3_index", 0)),
+        )
+        for core in told.get("cores", ())
+    ]
+    parts = sorted((part for part in parts if part[0]), key=lambda part: part[0] & -part[0])
+    if not parts or not pinnable:
+        return None
+    nodes = _nodes(told.get("numa_nodes", ()), offered)
+    return _assembled(parts, nodes, pinnable)
+
+
+def layout_of_rows(rows: Iterable[Row], memory_bytes: int = 0) -> CpuLayout:
+    """A layout from one row per cpu, all of which can be pinned; each node has `memory_bytes`.
+
+    Raises:
+        ValueError: there are no rows.
+    """
+    masks: dict[int, int] = {}
+    first: dict[int, Row] = {}
+    for row in rows:
+        masks[row[1]] = masks.get(row[1], 0) | 1 << row[0]
+        first.setdefault(row[1], row)
+    if not masks:
+        raise ValueError("a layout needs at least one cpu")
+    parts = [
+        (masks[core], row[3], row[2], "", row[4] if len(row) > 4 else -1)
+        for core, row in sorted(first.items())
+    ]
+    nodes = [Node(node, 0, (), memory_bytes) for node in sorted({part[2] for part in parts})]
+    return _assembled(parts, nodes, _union(masks.values()))
+
+
+@lru_cache(LAYOUTS_KNOWN_MAX)
+def _without(layout: CpuLayout, gone: int) -> CpuLayout:
+    parts = [
+        (core.mask & ~gone, core.package, layout.nodes[core.node].id, str(core.kind), core.cache)
+        for core in layout.cores
+        if core.mask & ~gone
+    ]
+    return _assembled(parts, list(layout.nodes), layout.pinnable & ~gone)
+
+
+_Part = tuple[int, int, int, str, int]  # mask, label of package, id of node, kind, cache
+
+
+def _assembled(parts: Sequence[_Part], nodes: Sequence[Node], pinnable: int) -> CpuLayout:
+    """Puts cores, in their order, into the given nodes; adds nodes that only cores name."""
+    nodes = _with_unnamed_nodes(parts, nodes)
+    position = {node.id: at for at, node in enumerate(nodes)}
+    labels = sorted({part[1] for part in parts})
+    package_at = {label: at for at, label in enumerate(labels)}
+    kinds: dict[str, int] = {}
+    for part in sorted(parts, key=lambda part: part[0] & -part[0]):
+        kinds.setdefault(part[3], len(kinds))
+    cores = tuple(
+        Core(mask, package_at[label], position.get(node, 0), kinds[kind], cache)
+        for mask, label, node, kind, cache in parts
+    )
+    return CpuLayout(
+        cores=cores,
+        nodes=tuple(
+            Node(
+                node.id,
+                _union(core.mask for core in cores if core.node == at),
+                tuple(sorted({core.package for core in cores if core.node == at})),
+                node.memory_bytes,
+                node.hugepages,
+                node.distances,
+                _memory_node(at, nodes, {core.node for core in cores}),
+            )
+            for at, node in enumerate(nodes)
+        ),
+        packages=tuple(
+            Package(
+                _union(core.mask for core in cores if core.package == at),
+                tuple(sorted({core.node for core in cores if core.package == at})),
+            )
+            for at in range(len(labels))
+        ),
+        pinnable=pinnable & _union(core.mask for core in cores),
+    )
+
+
+def _with_unnamed_nodes(parts: Sequence[_Part], nodes: Sequence[Node]) -> list[Node]:
+    """Nodes that only cores name have no memory of their own. A core that names none (-1) is
+    taken for one of the first node: hosts that do not tell have one node."""
+    known = {node.id for node in nodes}
+    named = {part[2] for part in parts if part[2] >= 0} - known
+    if not known and not named:
+        named = {0}
+    # Distances are told for the report's own nodes only, and so no longer fit.
+    kept = nodes if not named else [_without_distances(node) for node in nodes]
+    return sorted([*kept, *(Node(node, 0) for node in named)], key=lambda node: node.id)
+
+
+def _without_distances(node: Node) -> Node:
+    return Node(node.id, node.mask, node.packages, node.memory_bytes, node.hugepages)
+
+
+def _memory_node(at: int, nodes: Sequence[Node], with_cpus: set[int]) -> int:
+    """The node itself if it has memory, else the nearest that does, those with cpus first."""
+    own = nodes[at]
+    if own.memory_bytes or not any(node.memory_bytes for node in nodes):
+        return at
+    told = len(own.distances) == len(nodes)
+    return min(
+        (
+            (own.distances[other] if told else abs(other - at), other not in with_cpus, other)
+            for other, node in enumerate(nodes)
+            if node.memory_bytes
+        ),
+    )[2]
+
+
+def _nodes(told: Iterable[Mapping[str, Any]], offered: Mapping[str, Any]) -> list[Node]:
+    by_id = {int(each.get("numa_node_id", 0)): each for each in offered.get("numa", ())}
+    nodes = []
+    for node in told:
+        node_id = int(node.get("numa_node_id", 0))
+        if offered:
+            mine = by_id.get(node_id, {})
+            memory, pages = int(mine.get("memory_bytes", 0)), mine.get("hugepages", {})
+        else:
+            memory, pages = int(node.get("memory_bytes", 0)), {}
+        nodes.append(
+            Node(
+                node_id,
+                0,
+                (),
+                memory,
+                tuple(sorted((name, int(count)) for name, count in pages.items())),
+                tuple(int(each) for each in node.get("distances", ())),
+            )
+        )
+    return sorted(nodes, key=lambda node: node.id)
+
+
+def _bits(data: Mapping[str, Any], name: str) -> int:
+    return CpuSet.parse(str(data.get(name, "")), name).bits
+
+
+def _union(masks: Iterable[int]) -> int:
+    union = 0
+    for mask in masks:
+        union |= mask
+    return union
