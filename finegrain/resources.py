@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 
 CPU_MILLI = "cpu_milli"
+BEST_EFFORT_CPU_MILLI = "best_effort_cpu_milli"
 MEMORY_BYTES = "memory_bytes"
 TASK_HEAP_MEMORY_BYTES = "task_heap_memory_bytes"
 TASK_OFF_HEAP_MEMORY_BYTES = "task_off_heap_memory_bytes"
@@ -94,13 +95,16 @@ def extended_items(extended: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
     return tuple(sorted((name, amount) for name, amount in extended.items() if amount))
 
 
-def booking(profile: ResourceProfile, *, separate_pools: bool) -> dict[str, int]:
+def booking(
+    profile: ResourceProfile, *, separate_pools: bool, best_effort: bool = False
+) -> dict[str, int]:
     """What a slot of this profile takes from its executor's books.
 
     With one memory pool (the rule) that is `memory_bytes`; an executor that declares a pool per
-    part books each part, rounded up on its own.
+    part books each part, rounded up on its own. Cpu of best-effort slots has a capacity of its own.
     """
-    amounts: dict[str, int] = {CPU_MILLI: profile.cpu_milli}
+    cpu = BEST_EFFORT_CPU_MILLI if best_effort else CPU_MILLI
+    amounts: dict[str, int] = {cpu: profile.cpu_milli}
     if separate_pools:
         for part in MEMORY_PARTS:
             amounts[part] = round_up(getattr(profile, part), MEMORY_GRAIN_BYTES)

@@ -36,6 +36,7 @@ _BY_REASON: dict[errors.Reason, ExitCode] = {
     errors.Reason.WAITING_CAPACITY: ExitCode.STILL_WAITING,
     errors.Reason.WAITING_FRAGMENTED: ExitCode.STILL_WAITING,
     errors.Reason.WAITING_LABELS: ExitCode.STILL_WAITING,
+    errors.Reason.WAITING_TOPOLOGY: ExitCode.STILL_WAITING,
     errors.Reason.INFEASIBLE_NOW_OFFLINE: ExitCode.STILL_WAITING,
     errors.Reason.WAITING_EXECUTOR: ExitCode.STILL_WAITING,
     errors.Reason.WAITING_GANG: ExitCode.STILL_WAITING,

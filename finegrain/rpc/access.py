@@ -65,6 +65,8 @@ CLUSTER_ACCESS = table_of(
         "ListProviders",
         "ListGroups",
         "AdviseThreads",
+        "GetTopology",
+        "GetHostPolicy",
     ),
     cluster=(
         "DrainExecutor",
@@ -75,6 +77,7 @@ CLUSTER_ACCESS = table_of(
         "ResizeSlot",
         "SetGroup",
         "DeleteGroup",
+        "SetHostPolicy",
     ),
 )
 TASK_EXECUTOR_ACCESS = table_of(

@@ -74,6 +74,7 @@ _AMOUNT_FIELDS = (
     "task_off_heap_memory_bytes",
     "managed_memory_bytes",
     "network_memory_bytes",
+    "best_effort_cpu_milli",
 )
 
 

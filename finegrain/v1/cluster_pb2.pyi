@@ -5,6 +5,7 @@ The cluster as operators see it."""
 
 import builtins
 import collections.abc
+import finegrain.v1.cpus_pb2
 import finegrain.v1.resource_manager_pb2
 import finegrain.v1.resources_pb2
 import finegrain.v1.slots_pb2
@@ -1713,3 +1714,295 @@ class AdviseThreadsResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["at_quantile", b"at_quantile", "longest", b"longest", "median", b"median", "quantile", b"quantile", "remarks", b"remarks", "share_within_target", b"share_within_target", "target", b"target", "threads_observed", b"threads_observed", "threads_recommended", b"threads_recommended", "threads_running", b"threads_running", "threads_waiting", b"threads_waiting"]) -> None: ...
 
 global___AdviseThreadsResponse = AdviseThreadsResponse
+
+@typing.final
+class GetTopologyRequest(google.protobuf.message.Message):
+    """Asks for one executor's cpus and NUMA nodes."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    EXECUTOR_ID_FIELD_NUMBER: builtins.int
+    executor_id: builtins.str
+    """The executor."""
+    def __init__(
+        self,
+        *,
+        executor_id: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["executor_id", b"executor_id"]) -> None: ...
+
+global___GetTopologyRequest = GetTopologyRequest
+
+@typing.final
+class GetTopologyResponse(google.protobuf.message.Message):
+    """One executor's cpus and NUMA nodes."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    EXECUTOR_ID_FIELD_NUMBER: builtins.int
+    TOPOLOGY_FIELD_NUMBER: builtins.int
+    HOST_CPUS_FIELD_NUMBER: builtins.int
+    CPU_STATE_FIELD_NUMBER: builtins.int
+    POLICY_FIELD_NUMBER: builtins.int
+    ZONES_FIELD_NUMBER: builtins.int
+    SLOTS_FIELD_NUMBER: builtins.int
+    POOLS_FIELD_NUMBER: builtins.int
+    LOST_CPUS_FIELD_NUMBER: builtins.int
+    executor_id: builtins.str
+    """The executor."""
+    @property
+    def topology(self) -> finegrain.v1.resources_pb2.HostTopology:
+        """The machine."""
+
+    @property
+    def host_cpus(self) -> finegrain.v1.cpus_pb2.HostCpus:
+        """What it announced for slots."""
+
+    @property
+    def cpu_state(self) -> finegrain.v1.cpus_pb2.CpuState:
+        """What it sees at present; absent: nothing out of the ordinary."""
+
+    @property
+    def policy(self) -> finegrain.v1.cpus_pb2.EffectiveHostPolicy:
+        """Which settings hold."""
+
+    @property
+    def zones(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ZoneStatus]:
+        """Its NUMA nodes, ascending."""
+
+    @property
+    def slots(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[finegrain.v1.slots_pb2.SlotStatus]:
+        """Its slots, with their cpus, NUMA nodes and pools."""
+
+    @property
+    def pools(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___PoolStatus]:
+        """The shared pools, by package and node."""
+
+    @property
+    def lost_cpus(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___LostCpus]:
+        """Slots whose own cpus are not all there any more."""
+
+    def __init__(
+        self,
+        *,
+        executor_id: builtins.str = ...,
+        topology: finegrain.v1.resources_pb2.HostTopology | None = ...,
+        host_cpus: finegrain.v1.cpus_pb2.HostCpus | None = ...,
+        cpu_state: finegrain.v1.cpus_pb2.CpuState | None = ...,
+        policy: finegrain.v1.cpus_pb2.EffectiveHostPolicy | None = ...,
+        zones: collections.abc.Iterable[global___ZoneStatus] | None = ...,
+        slots: collections.abc.Iterable[finegrain.v1.slots_pb2.SlotStatus] | None = ...,
+        pools: collections.abc.Iterable[global___PoolStatus] | None = ...,
+        lost_cpus: collections.abc.Iterable[global___LostCpus] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["cpu_state", b"cpu_state", "host_cpus", b"host_cpus", "policy", b"policy", "topology", b"topology"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["cpu_state", b"cpu_state", "executor_id", b"executor_id", "host_cpus", b"host_cpus", "lost_cpus", b"lost_cpus", "policy", b"policy", "pools", b"pools", "slots", b"slots", "topology", b"topology", "zones", b"zones"]) -> None: ...
+
+global___GetTopologyResponse = GetTopologyResponse
+
+@typing.final
+class ZoneStatus(google.protobuf.message.Message):
+    """What one NUMA node has."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NUMA_NODE_ID_FIELD_NUMBER: builtins.int
+    TOTAL_FIELD_NUMBER: builtins.int
+    ALLOCATED_FIELD_NUMBER: builtins.int
+    AVAILABLE_FIELD_NUMBER: builtins.int
+    numa_node_id: builtins.int
+    """The node."""
+    @property
+    def total(self) -> finegrain.v1.resources_pb2.ResourceAmounts:
+        """What slots can have of it."""
+
+    @property
+    def allocated(self) -> finegrain.v1.resources_pb2.ResourceAmounts:
+        """What slots with cpus of their own, and slots that are bound to the node, have."""
+
+    @property
+    def available(self) -> finegrain.v1.resources_pb2.ResourceAmounts:
+        """What another slot that is bound to it could have."""
+
+    def __init__(
+        self,
+        *,
+        numa_node_id: builtins.int = ...,
+        total: finegrain.v1.resources_pb2.ResourceAmounts | None = ...,
+        allocated: finegrain.v1.resources_pb2.ResourceAmounts | None = ...,
+        available: finegrain.v1.resources_pb2.ResourceAmounts | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["allocated", b"allocated", "available", b"available", "total", b"total"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["allocated", b"allocated", "available", b"available", "numa_node_id", b"numa_node_id", "total", b"total"]) -> None: ...
+
+global___ZoneStatus = ZoneStatus
+
+@typing.final
+class PoolStatus(google.protobuf.message.Message):
+    """One shared pool, for LS and for BE slots."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    POOL_FIELD_NUMBER: builtins.int
+    SHARED_CPUS_FIELD_NUMBER: builtins.int
+    BEST_EFFORT_CPUS_FIELD_NUMBER: builtins.int
+    shared_cpus: builtins.str
+    """The cpus that LS slots run on, as a cpu list."""
+    best_effort_cpus: builtins.str
+    """The cpus that BE slots run on, as a cpu list."""
+    @property
+    def pool(self) -> finegrain.v1.cpus_pb2.PoolName:
+        """Which."""
+
+    def __init__(
+        self,
+        *,
+        pool: finegrain.v1.cpus_pb2.PoolName | None = ...,
+        shared_cpus: builtins.str = ...,
+        best_effort_cpus: builtins.str = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["pool", b"pool"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["best_effort_cpus", b"best_effort_cpus", "pool", b"pool", "shared_cpus", b"shared_cpus"]) -> None: ...
+
+global___PoolStatus = PoolStatus
+
+@typing.final
+class LostCpus(google.protobuf.message.Message):
+    """Cpus that a slot was given and that vanished (offline, or taken by a kubelet)."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ALLOCATION_ID_FIELD_NUMBER: builtins.int
+    GENERATION_FIELD_NUMBER: builtins.int
+    CPUS_FIELD_NUMBER: builtins.int
+    allocation_id: builtins.str
+    """The slot."""
+    generation: builtins.int
+    """Its generation."""
+    cpus: builtins.str
+    """Which ones, as a cpu list."""
+    def __init__(
+        self,
+        *,
+        allocation_id: builtins.str = ...,
+        generation: builtins.int = ...,
+        cpus: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["allocation_id", b"allocation_id", "cpus", b"cpus", "generation", b"generation"]) -> None: ...
+
+global___LostCpus = LostCpus
+
+@typing.final
+class GetHostPolicyRequest(google.protobuf.message.Message):
+    """Asks for settings."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    EXECUTOR_ID_FIELD_NUMBER: builtins.int
+    executor_id: builtins.str
+    """The executor; empty: the cluster."""
+    def __init__(
+        self,
+        *,
+        executor_id: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["executor_id", b"executor_id"]) -> None: ...
+
+global___GetHostPolicyRequest = GetHostPolicyRequest
+
+@typing.final
+class GetHostPolicyResponse(google.protobuf.message.Message):
+    """Settings."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SET_FIELD_NUMBER: builtins.int
+    EFFECTIVE_FIELD_NUMBER: builtins.int
+    NUMBER_FIELD_NUMBER: builtins.int
+    FOLLOWED_NUMBER_FIELD_NUMBER: builtins.int
+    number: builtins.int
+    """Number of what was set; 0: nothing ever was."""
+    followed_number: builtins.int
+    """Number that the executor follows."""
+    @property
+    def set(self) -> finegrain.v1.cpus_pb2.HostPolicy:
+        """What was set at runtime."""
+
+    @property
+    def effective(self) -> finegrain.v1.cpus_pb2.EffectiveHostPolicy:
+        """What holds. Of the cluster: where no host says anything else."""
+
+    def __init__(
+        self,
+        *,
+        set: finegrain.v1.cpus_pb2.HostPolicy | None = ...,
+        effective: finegrain.v1.cpus_pb2.EffectiveHostPolicy | None = ...,
+        number: builtins.int = ...,
+        followed_number: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["effective", b"effective", "set", b"set"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["effective", b"effective", "followed_number", b"followed_number", "number", b"number", "set", b"set"]) -> None: ...
+
+global___GetHostPolicyResponse = GetHostPolicyResponse
+
+@typing.final
+class SetHostPolicyRequest(google.protobuf.message.Message):
+    """Changes settings."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    EXECUTOR_ID_FIELD_NUMBER: builtins.int
+    POLICY_FIELD_NUMBER: builtins.int
+    CLEAR_FIELD_NUMBER: builtins.int
+    executor_id: builtins.str
+    """The executor; empty: the cluster."""
+    @property
+    def policy(self) -> finegrain.v1.cpus_pb2.HostPolicy:
+        """What is given is set; what is not said stays."""
+
+    @property
+    def clear(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Names of fields that are no longer to be set here ("bind", "reserved_cpus", ...)."""
+
+    def __init__(
+        self,
+        *,
+        executor_id: builtins.str = ...,
+        policy: finegrain.v1.cpus_pb2.HostPolicy | None = ...,
+        clear: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["policy", b"policy"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["clear", b"clear", "executor_id", b"executor_id", "policy", b"policy"]) -> None: ...
+
+global___SetHostPolicyRequest = SetHostPolicyRequest
+
+@typing.final
+class SetHostPolicyResponse(google.protobuf.message.Message):
+    """The settings as they are now, durably."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SET_FIELD_NUMBER: builtins.int
+    EFFECTIVE_FIELD_NUMBER: builtins.int
+    NUMBER_FIELD_NUMBER: builtins.int
+    number: builtins.int
+    """Number of what is set."""
+    @property
+    def set(self) -> finegrain.v1.cpus_pb2.HostPolicy:
+        """What is set at runtime."""
+
+    @property
+    def effective(self) -> finegrain.v1.cpus_pb2.EffectiveHostPolicy:
+        """What holds."""
+
+    def __init__(
+        self,
+        *,
+        set: finegrain.v1.cpus_pb2.HostPolicy | None = ...,
+        effective: finegrain.v1.cpus_pb2.EffectiveHostPolicy | None = ...,
+        number: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["effective", b"effective", "set", b"set"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["effective", b"effective", "number", b"number", "set", b"set"]) -> None: ...
+
+global___SetHostPolicyResponse = SetHostPolicyResponse

@@ -29,7 +29,7 @@ class ClusterServiceStub(object):
     """Lists, history and the levers of operators.
 
     Reading needs the user token or the cluster token; whatever changes something (drain, undrain, forget, release,
-    resize, end, set and delete groups) needs the cluster token.
+    resize, end, set and delete groups, set host policies) needs the cluster token.
 
     Lists are paged: `page_size` 0 means 1,000 and is capped at 10,000; pass `next_page_token` on unchanged. A page
     token stays usable while the RM lives; entities that come or go meanwhile may or may not be seen.
@@ -131,13 +131,28 @@ class ClusterServiceStub(object):
                 request_serializer=finegrain_dot_v1_dot_cluster__pb2.AdviseThreadsRequest.SerializeToString,
                 response_deserializer=finegrain_dot_v1_dot_cluster__pb2.AdviseThreadsResponse.FromString,
                 _registered_method=True)
+        self.GetTopology = channel.unary_unary(
+                '/finegrain.v1.ClusterService/GetTopology',
+                request_serializer=finegrain_dot_v1_dot_cluster__pb2.GetTopologyRequest.SerializeToString,
+                response_deserializer=finegrain_dot_v1_dot_cluster__pb2.GetTopologyResponse.FromString,
+                _registered_method=True)
+        self.GetHostPolicy = channel.unary_unary(
+                '/finegrain.v1.ClusterService/GetHostPolicy',
+                request_serializer=finegrain_dot_v1_dot_cluster__pb2.GetHostPolicyRequest.SerializeToString,
+                response_deserializer=finegrain_dot_v1_dot_cluster__pb2.GetHostPolicyResponse.FromString,
+                _registered_method=True)
+        self.SetHostPolicy = channel.unary_unary(
+                '/finegrain.v1.ClusterService/SetHostPolicy',
+                request_serializer=finegrain_dot_v1_dot_cluster__pb2.SetHostPolicyRequest.SerializeToString,
+                response_deserializer=finegrain_dot_v1_dot_cluster__pb2.SetHostPolicyResponse.FromString,
+                _registered_method=True)
 
 
 class ClusterServiceServicer(object):
     """Lists, history and the levers of operators.
 
     Reading needs the user token or the cluster token; whatever changes something (drain, undrain, forget, release,
-    resize, end, set and delete groups) needs the cluster token.
+    resize, end, set and delete groups, set host policies) needs the cluster token.
 
     Lists are paged: `page_size` 0 means 1,000 and is capped at 10,000; pass `next_page_token` on unchanged. A page
     token stays usable while the RM lives; entities that come or go meanwhile may or may not be seen.
@@ -269,6 +284,28 @@ class ClusterServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetTopology(self, request, context):
+        """One executor's cpus and NUMA nodes: what is where, who has it, which settings hold, and why.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetHostPolicy(self, request, context):
+        """The settings of a host, or those for the cluster, and where they come from.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetHostPolicy(self, request, context):
+        """Changes the settings of a host, or those for the cluster. Durable when answered; holds for new slots from the next
+        decision on. Slots that exist stay as they are.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ClusterServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -362,6 +399,21 @@ def add_ClusterServiceServicer_to_server(servicer, server):
                     request_deserializer=finegrain_dot_v1_dot_cluster__pb2.AdviseThreadsRequest.FromString,
                     response_serializer=finegrain_dot_v1_dot_cluster__pb2.AdviseThreadsResponse.SerializeToString,
             ),
+            'GetTopology': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetTopology,
+                    request_deserializer=finegrain_dot_v1_dot_cluster__pb2.GetTopologyRequest.FromString,
+                    response_serializer=finegrain_dot_v1_dot_cluster__pb2.GetTopologyResponse.SerializeToString,
+            ),
+            'GetHostPolicy': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetHostPolicy,
+                    request_deserializer=finegrain_dot_v1_dot_cluster__pb2.GetHostPolicyRequest.FromString,
+                    response_serializer=finegrain_dot_v1_dot_cluster__pb2.GetHostPolicyResponse.SerializeToString,
+            ),
+            'SetHostPolicy': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetHostPolicy,
+                    request_deserializer=finegrain_dot_v1_dot_cluster__pb2.SetHostPolicyRequest.FromString,
+                    response_serializer=finegrain_dot_v1_dot_cluster__pb2.SetHostPolicyResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'finegrain.v1.ClusterService', rpc_method_handlers)
@@ -374,7 +426,7 @@ class ClusterService(object):
     """Lists, history and the levers of operators.
 
     Reading needs the user token or the cluster token; whatever changes something (drain, undrain, forget, release,
-    resize, end, set and delete groups) needs the cluster token.
+    resize, end, set and delete groups, set host policies) needs the cluster token.
 
     Lists are paged: `page_size` 0 means 1,000 and is capped at 10,000; pass `next_page_token` on unchanged. A page
     token stays usable while the RM lives; entities that come or go meanwhile may or may not be seen.
@@ -856,6 +908,87 @@ class ClusterService(object):
             '/finegrain.v1.ClusterService/AdviseThreads',
             finegrain_dot_v1_dot_cluster__pb2.AdviseThreadsRequest.SerializeToString,
             finegrain_dot_v1_dot_cluster__pb2.AdviseThreadsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetTopology(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/finegrain.v1.ClusterService/GetTopology',
+            finegrain_dot_v1_dot_cluster__pb2.GetTopologyRequest.SerializeToString,
+            finegrain_dot_v1_dot_cluster__pb2.GetTopologyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetHostPolicy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/finegrain.v1.ClusterService/GetHostPolicy',
+            finegrain_dot_v1_dot_cluster__pb2.GetHostPolicyRequest.SerializeToString,
+            finegrain_dot_v1_dot_cluster__pb2.GetHostPolicyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetHostPolicy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/finegrain.v1.ClusterService/SetHostPolicy',
+            finegrain_dot_v1_dot_cluster__pb2.SetHostPolicyRequest.SerializeToString,
+            finegrain_dot_v1_dot_cluster__pb2.SetHostPolicyResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -21,7 +21,7 @@ class ClusterServiceStub:
     """Lists, history and the levers of operators.
 
     Reading needs the user token or the cluster token; whatever changes something (drain, undrain, forget, release,
-    resize, end, set and delete groups) needs the cluster token.
+    resize, end, set and delete groups, set host policies) needs the cluster token.
 
     Lists are paged: `page_size` 0 means 1,000 and is capped at 10,000; pass `next_page_token` on unchanged. A page
     token stays usable while the RM lives; entities that come or go meanwhile may or may not be seen.
@@ -136,11 +136,31 @@ class ClusterServiceStub:
     ]
     """Recommends into how many threads of work a job should be split, by how long those took that it has had."""
 
+    GetTopology: grpc.UnaryUnaryMultiCallable[
+        finegrain.v1.cluster_pb2.GetTopologyRequest,
+        finegrain.v1.cluster_pb2.GetTopologyResponse,
+    ]
+    """One executor's cpus and NUMA nodes: what is where, who has it, which settings hold, and why."""
+
+    GetHostPolicy: grpc.UnaryUnaryMultiCallable[
+        finegrain.v1.cluster_pb2.GetHostPolicyRequest,
+        finegrain.v1.cluster_pb2.GetHostPolicyResponse,
+    ]
+    """The settings of a host, or those for the cluster, and where they come from."""
+
+    SetHostPolicy: grpc.UnaryUnaryMultiCallable[
+        finegrain.v1.cluster_pb2.SetHostPolicyRequest,
+        finegrain.v1.cluster_pb2.SetHostPolicyResponse,
+    ]
+    """Changes the settings of a host, or those for the cluster. Durable when answered; holds for new slots from the next
+    decision on. Slots that exist stay as they are.
+    """
+
 class ClusterServiceAsyncStub:
     """Lists, history and the levers of operators.
 
     Reading needs the user token or the cluster token; whatever changes something (drain, undrain, forget, release,
-    resize, end, set and delete groups) needs the cluster token.
+    resize, end, set and delete groups, set host policies) needs the cluster token.
 
     Lists are paged: `page_size` 0 means 1,000 and is capped at 10,000; pass `next_page_token` on unchanged. A page
     token stays usable while the RM lives; entities that come or go meanwhile may or may not be seen.
@@ -254,11 +274,31 @@ class ClusterServiceAsyncStub:
     ]
     """Recommends into how many threads of work a job should be split, by how long those took that it has had."""
 
+    GetTopology: grpc.aio.UnaryUnaryMultiCallable[
+        finegrain.v1.cluster_pb2.GetTopologyRequest,
+        finegrain.v1.cluster_pb2.GetTopologyResponse,
+    ]
+    """One executor's cpus and NUMA nodes: what is where, who has it, which settings hold, and why."""
+
+    GetHostPolicy: grpc.aio.UnaryUnaryMultiCallable[
+        finegrain.v1.cluster_pb2.GetHostPolicyRequest,
+        finegrain.v1.cluster_pb2.GetHostPolicyResponse,
+    ]
+    """The settings of a host, or those for the cluster, and where they come from."""
+
+    SetHostPolicy: grpc.aio.UnaryUnaryMultiCallable[
+        finegrain.v1.cluster_pb2.SetHostPolicyRequest,
+        finegrain.v1.cluster_pb2.SetHostPolicyResponse,
+    ]
+    """Changes the settings of a host, or those for the cluster. Durable when answered; holds for new slots from the next
+    decision on. Slots that exist stay as they are.
+    """
+
 class ClusterServiceServicer(metaclass=abc.ABCMeta):
     """Lists, history and the levers of operators.
 
     Reading needs the user token or the cluster token; whatever changes something (drain, undrain, forget, release,
-    resize, end, set and delete groups) needs the cluster token.
+    resize, end, set and delete groups, set host policies) needs the cluster token.
 
     Lists are paged: `page_size` 0 means 1,000 and is capped at 10,000; pass `next_page_token` on unchanged. A page
     token stays usable while the RM lives; entities that come or go meanwhile may or may not be seen.
@@ -407,5 +447,31 @@ class ClusterServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[finegrain.v1.cluster_pb2.AdviseThreadsResponse, collections.abc.Awaitable[finegrain.v1.cluster_pb2.AdviseThreadsResponse]]:
         """Recommends into how many threads of work a job should be split, by how long those took that it has had."""
+
+    @abc.abstractmethod
+    def GetTopology(
+        self,
+        request: finegrain.v1.cluster_pb2.GetTopologyRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[finegrain.v1.cluster_pb2.GetTopologyResponse, collections.abc.Awaitable[finegrain.v1.cluster_pb2.GetTopologyResponse]]:
+        """One executor's cpus and NUMA nodes: what is where, who has it, which settings hold, and why."""
+
+    @abc.abstractmethod
+    def GetHostPolicy(
+        self,
+        request: finegrain.v1.cluster_pb2.GetHostPolicyRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[finegrain.v1.cluster_pb2.GetHostPolicyResponse, collections.abc.Awaitable[finegrain.v1.cluster_pb2.GetHostPolicyResponse]]:
+        """The settings of a host, or those for the cluster, and where they come from."""
+
+    @abc.abstractmethod
+    def SetHostPolicy(
+        self,
+        request: finegrain.v1.cluster_pb2.SetHostPolicyRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[finegrain.v1.cluster_pb2.SetHostPolicyResponse, collections.abc.Awaitable[finegrain.v1.cluster_pb2.SetHostPolicyResponse]]:
+        """Changes the settings of a host, or those for the cluster. Durable when answered; holds for new slots from the next
+        decision on. Slots that exist stay as they are.
+        """
 
 def add_ClusterServiceServicer_to_server(servicer: ClusterServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

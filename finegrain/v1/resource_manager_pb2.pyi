@@ -5,6 +5,7 @@ The resource manager (RM), as job masters and task executors see it."""
 
 import builtins
 import collections.abc
+import finegrain.v1.cpus_pb2
 import finegrain.v1.resources_pb2
 import finegrain.v1.slots_pb2
 import google.protobuf.descriptor
@@ -1242,6 +1243,7 @@ class ExecutorVerdict(google.protobuf.message.Message):
     BLOCKERS_FIELD_NUMBER: builtins.int
     DIMENSIONS_FIELD_NUMBER: builtins.int
     MESSAGE_FIELD_NUMBER: builtins.int
+    CPU_FIELD_NUMBER: builtins.int
     executor_id: builtins.str
     """The executor."""
     fits: builtins.bool
@@ -1259,6 +1261,10 @@ class ExecutorVerdict(google.protobuf.message.Message):
     def dimensions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___DimensionStatus]:
         """Per dimension what was asked, is free, and exists."""
 
+    @property
+    def cpu(self) -> global___CpuVerdict:
+        """What its cpus and NUMA nodes lack although the amounts are there; absent: nothing."""
+
     def __init__(
         self,
         *,
@@ -1267,10 +1273,56 @@ class ExecutorVerdict(google.protobuf.message.Message):
         blockers: collections.abc.Iterable[builtins.str] | None = ...,
         dimensions: collections.abc.Iterable[global___DimensionStatus] | None = ...,
         message: builtins.str = ...,
+        cpu: global___CpuVerdict | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["blockers", b"blockers", "dimensions", b"dimensions", "executor_id", b"executor_id", "fits", b"fits", "message", b"message"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["cpu", b"cpu"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["blockers", b"blockers", "cpu", b"cpu", "dimensions", b"dimensions", "executor_id", b"executor_id", "fits", b"fits", "message", b"message"]) -> None: ...
 
 global___ExecutorVerdict = ExecutorVerdict
+
+@typing.final
+class CpuVerdict(google.protobuf.message.Message):
+    """Why the cpus and NUMA nodes of an executor do not serve a request."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    @typing.final
+    class NumbersEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.int
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.int = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
+    CODE_FIELD_NUMBER: builtins.int
+    NUMBERS_FIELD_NUMBER: builtins.int
+    MESSAGE_FIELD_NUMBER: builtins.int
+    code: builtins.str
+    """Stable code, for example "NUMA_UNALIGNED", "SMT_ALIGNMENT" or "BIND_POLICY_CONFLICT"."""
+    message: builtins.str
+    """The same for people, in one sentence."""
+    @property
+    def numbers(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]:
+        """The numbers behind it, by name, for programs."""
+
+    def __init__(
+        self,
+        *,
+        code: builtins.str = ...,
+        numbers: collections.abc.Mapping[builtins.str, builtins.int] | None = ...,
+        message: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["code", b"code", "message", b"message", "numbers", b"numbers"]) -> None: ...
+
+global___CpuVerdict = CpuVerdict
 
 @typing.final
 class DimensionStatus(google.protobuf.message.Message):
@@ -1315,6 +1367,7 @@ class Counterfactual(google.protobuf.message.Message):
     EXECUTOR_ID_FIELD_NUMBER: builtins.int
     AT_MOST_FIELD_NUMBER: builtins.int
     MESSAGE_FIELD_NUMBER: builtins.int
+    RELAXED_FIELD_NUMBER: builtins.int
     executor_id: builtins.str
     """The executor it would then fit on."""
     message: builtins.str
@@ -1323,14 +1376,21 @@ class Counterfactual(google.protobuf.message.Message):
     def at_most(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___DimensionStatus]:
         """Amounts that would have to be lowered, with the value at which it fits."""
 
+    @property
+    def relaxed(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Policies that would have to be preferred instead of required, or not be asked for: "bind", "exclusive", "numa",
+        "qos".
+        """
+
     def __init__(
         self,
         *,
         executor_id: builtins.str = ...,
         at_most: collections.abc.Iterable[global___DimensionStatus] | None = ...,
         message: builtins.str = ...,
+        relaxed: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["at_most", b"at_most", "executor_id", b"executor_id", "message", b"message"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["at_most", b"at_most", "executor_id", b"executor_id", "message", b"message", "relaxed", b"relaxed"]) -> None: ...
 
 global___Counterfactual = Counterfactual
 
@@ -1372,6 +1432,7 @@ class RegisterExecutorRequest(google.protobuf.message.Message):
     ISOLATION_FIELD_NUMBER: builtins.int
     SHARED_CPUS_FIELD_NUMBER: builtins.int
     PROVIDED_AS_FIELD_NUMBER: builtins.int
+    HOST_CPUS_FIELD_NUMBER: builtins.int
     executor_id: builtins.str
     """Name of the executor (default: host name). Required."""
     instance_id: builtins.str
@@ -1423,6 +1484,10 @@ class RegisterExecutorRequest(google.protobuf.message.Message):
     def isolation(self) -> finegrain.v1.resources_pb2.IsolationReport:
         """What this host can enforce."""
 
+    @property
+    def host_cpus(self) -> finegrain.v1.cpus_pb2.HostCpus:
+        """Its cpus and NUMA nodes; absent: slots cannot have cpus of their own here."""
+
     def __init__(
         self,
         *,
@@ -1442,9 +1507,10 @@ class RegisterExecutorRequest(google.protobuf.message.Message):
         isolation: finegrain.v1.resources_pb2.IsolationReport | None = ...,
         shared_cpus: builtins.str = ...,
         provided_as: builtins.str = ...,
+        host_cpus: finegrain.v1.cpus_pb2.HostCpus | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["default_slot_profile", b"default_slot_profile", "isolation", b"isolation", "report", b"report", "reserved", b"reserved", "topology", b"topology", "total", b"total"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "boot_id", b"boot_id", "default_slot_profile", b"default_slot_profile", "executor_id", b"executor_id", "instance_id", b"instance_id", "isolation", b"isolation", "labels", b"labels", "protocol_version", b"protocol_version", "provided_as", b"provided_as", "report", b"report", "reserved", b"reserved", "shared_cpus", b"shared_cpus", "slots_max", b"slots_max", "software_version", b"software_version", "topology", b"topology", "total", b"total"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["default_slot_profile", b"default_slot_profile", "host_cpus", b"host_cpus", "isolation", b"isolation", "report", b"report", "reserved", b"reserved", "topology", b"topology", "total", b"total"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "boot_id", b"boot_id", "default_slot_profile", b"default_slot_profile", "executor_id", b"executor_id", "host_cpus", b"host_cpus", "instance_id", b"instance_id", "isolation", b"isolation", "labels", b"labels", "protocol_version", b"protocol_version", "provided_as", b"provided_as", "report", b"report", "reserved", b"reserved", "shared_cpus", b"shared_cpus", "slots_max", b"slots_max", "software_version", b"software_version", "topology", b"topology", "total", b"total"]) -> None: ...
 
 global___RegisterExecutorRequest = RegisterExecutorRequest
 
@@ -1461,6 +1527,8 @@ class RegisterExecutorResponse(google.protobuf.message.Message):
     UNOWNED_SLOTS_FIELD_NUMBER: builtins.int
     USER_TOKEN_SHA256_FIELD_NUMBER: builtins.int
     PROTOCOL_VERSION_FIELD_NUMBER: builtins.int
+    HOST_POLICY_FIELD_NUMBER: builtins.int
+    HOST_POLICY_NUMBER_FIELD_NUMBER: builtins.int
     rm_epoch: builtins.int
     """Incarnation of the RM. The executor keeps the highest one on disk and refuses commands from a lower one."""
     registration_number: builtins.int
@@ -1469,6 +1537,8 @@ class RegisterExecutorResponse(google.protobuf.message.Message):
     """SHA-256 of the token that job masters show, in hex, so that the executor can check it. Empty: none."""
     protocol_version: builtins.str
     """Version of this protocol that the RM speaks."""
+    host_policy_number: builtins.int
+    """Number of that, rising with every change; 0: nothing was ever set."""
     @property
     def report_interval(self) -> google.protobuf.duration_pb2.Duration:
         """How often to report."""
@@ -1481,6 +1551,10 @@ class RegisterExecutorResponse(google.protobuf.message.Message):
     def unowned_slots(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___SlotRelease]:
         """Slots that nobody owns: free them."""
 
+    @property
+    def host_policy(self) -> finegrain.v1.cpus_pb2.HostPolicy:
+        """What the operator has set for this host at runtime; absent: nothing."""
+
     def __init__(
         self,
         *,
@@ -1491,9 +1565,11 @@ class RegisterExecutorResponse(google.protobuf.message.Message):
         unowned_slots: collections.abc.Iterable[global___SlotRelease] | None = ...,
         user_token_sha256: builtins.str = ...,
         protocol_version: builtins.str = ...,
+        host_policy: finegrain.v1.cpus_pb2.HostPolicy | None = ...,
+        host_policy_number: builtins.int = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["lost_timeout", b"lost_timeout", "report_interval", b"report_interval"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["lost_timeout", b"lost_timeout", "protocol_version", b"protocol_version", "registration_number", b"registration_number", "report_interval", b"report_interval", "rm_epoch", b"rm_epoch", "unowned_slots", b"unowned_slots", "user_token_sha256", b"user_token_sha256"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["host_policy", b"host_policy", "lost_timeout", b"lost_timeout", "report_interval", b"report_interval"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["host_policy", b"host_policy", "host_policy_number", b"host_policy_number", "lost_timeout", b"lost_timeout", "protocol_version", b"protocol_version", "registration_number", b"registration_number", "report_interval", b"report_interval", "rm_epoch", b"rm_epoch", "unowned_slots", b"unowned_slots", "user_token_sha256", b"user_token_sha256"]) -> None: ...
 
 global___RegisterExecutorResponse = RegisterExecutorResponse
 
@@ -1547,6 +1623,8 @@ class ReportSlotsResponse(google.protobuf.message.Message):
     SEND_FULL_REPORT_FIELD_NUMBER: builtins.int
     UNOWNED_SLOTS_FIELD_NUMBER: builtins.int
     ACKNOWLEDGED_REPORT_NUMBER_FIELD_NUMBER: builtins.int
+    HOST_POLICY_FIELD_NUMBER: builtins.int
+    HOST_POLICY_NUMBER_FIELD_NUMBER: builtins.int
     rm_epoch: builtins.int
     """Incarnation of the RM."""
     register_again: builtins.bool
@@ -1555,9 +1633,15 @@ class ReportSlotsResponse(google.protobuf.message.Message):
     """The RM did not take in the base of an `unchanged` report: send a full one at once."""
     acknowledged_report_number: builtins.int
     """Last report taken in; ended slots up to it are acknowledged."""
+    host_policy_number: builtins.int
+    """Number of that; 0: the executor follows the present one."""
     @property
     def unowned_slots(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___SlotRelease]:
         """Slots that nobody owns: free them."""
+
+    @property
+    def host_policy(self) -> finegrain.v1.cpus_pb2.HostPolicy:
+        """What the operator has set for this host at runtime; only if the executor follows another number."""
 
     def __init__(
         self,
@@ -1567,7 +1651,10 @@ class ReportSlotsResponse(google.protobuf.message.Message):
         send_full_report: builtins.bool = ...,
         unowned_slots: collections.abc.Iterable[global___SlotRelease] | None = ...,
         acknowledged_report_number: builtins.int = ...,
+        host_policy: finegrain.v1.cpus_pb2.HostPolicy | None = ...,
+        host_policy_number: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["acknowledged_report_number", b"acknowledged_report_number", "register_again", b"register_again", "rm_epoch", b"rm_epoch", "send_full_report", b"send_full_report", "unowned_slots", b"unowned_slots"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["host_policy", b"host_policy"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["acknowledged_report_number", b"acknowledged_report_number", "host_policy", b"host_policy", "host_policy_number", b"host_policy_number", "register_again", b"register_again", "rm_epoch", b"rm_epoch", "send_full_report", b"send_full_report", "unowned_slots", b"unowned_slots"]) -> None: ...
 
 global___ReportSlotsResponse = ReportSlotsResponse

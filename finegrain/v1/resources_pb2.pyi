@@ -119,6 +119,7 @@ class ResourceAmounts(google.protobuf.message.Message):
     MANAGED_MEMORY_BYTES_FIELD_NUMBER: builtins.int
     NETWORK_MEMORY_BYTES_FIELD_NUMBER: builtins.int
     EXTENDED_FIELD_NUMBER: builtins.int
+    BEST_EFFORT_CPU_MILLI_FIELD_NUMBER: builtins.int
     cpu_milli: builtins.int
     """CPU time in thousandths of a core."""
     memory_bytes: builtins.int
@@ -131,6 +132,8 @@ class ResourceAmounts(google.protobuf.message.Message):
     """Pool for managed memory, in bytes; only where the pools are declared apart."""
     network_memory_bytes: builtins.int
     """Pool for network memory, in bytes; only where the pools are declared apart."""
+    best_effort_cpu_milli: builtins.int
+    """CPU time for best-effort slots, in thousandths of a core: a capacity of its own beside `cpu_milli`."""
     @property
     def extended(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]:
         """Countable resources by name."""
@@ -145,8 +148,9 @@ class ResourceAmounts(google.protobuf.message.Message):
         managed_memory_bytes: builtins.int = ...,
         network_memory_bytes: builtins.int = ...,
         extended: collections.abc.Mapping[builtins.str, builtins.int] | None = ...,
+        best_effort_cpu_milli: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["cpu_milli", b"cpu_milli", "extended", b"extended", "managed_memory_bytes", b"managed_memory_bytes", "memory_bytes", b"memory_bytes", "network_memory_bytes", b"network_memory_bytes", "task_heap_memory_bytes", b"task_heap_memory_bytes", "task_off_heap_memory_bytes", b"task_off_heap_memory_bytes"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["best_effort_cpu_milli", b"best_effort_cpu_milli", "cpu_milli", b"cpu_milli", "extended", b"extended", "managed_memory_bytes", b"managed_memory_bytes", "memory_bytes", b"memory_bytes", "network_memory_bytes", b"network_memory_bytes", "task_heap_memory_bytes", b"task_heap_memory_bytes", "task_off_heap_memory_bytes", b"task_off_heap_memory_bytes"]) -> None: ...
 
 global___ResourceAmounts = ResourceAmounts
 

@@ -13,6 +13,7 @@ speaks of an older slot and cannot touch the newer one.
 
 import builtins
 import collections.abc
+import finegrain.v1.cpus_pb2
 import finegrain.v1.resources_pb2
 import google.protobuf.descriptor
 import google.protobuf.duration_pb2
@@ -189,6 +190,7 @@ class SlotRequest(google.protobuf.message.Message):
     ALLOW_PENDING_FIELD_NUMBER: builtins.int
     RESTART_ON_LOSS_FIELD_NUMBER: builtins.int
     GANG_ID_FIELD_NUMBER: builtins.int
+    CPU_POLICY_FIELD_NUMBER: builtins.int
     allocation_id: builtins.str
     """Identity of the request and of the slot that will serve it. Required."""
     cpu_limit_milli: builtins.int
@@ -221,6 +223,10 @@ class SlotRequest(google.protobuf.message.Message):
     def required_labels(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
         """Only executors that carry all these labels with these values."""
 
+    @property
+    def cpu_policy(self) -> finegrain.v1.cpus_pb2.CpuPolicy:
+        """Which cpus and NUMA nodes it wants; absent: the shared pool of any host."""
+
     def __init__(
         self,
         *,
@@ -233,9 +239,10 @@ class SlotRequest(google.protobuf.message.Message):
         allow_pending: builtins.bool = ...,
         restart_on_loss: builtins.bool = ...,
         gang_id: builtins.str = ...,
+        cpu_policy: finegrain.v1.cpus_pb2.CpuPolicy | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["profile", b"profile"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["allocation_id", b"allocation_id", "allow_pending", b"allow_pending", "cpu_limit_milli", b"cpu_limit_milli", "gang_id", b"gang_id", "pids_max", b"pids_max", "profile", b"profile", "required_labels", b"required_labels", "restart_on_loss", b"restart_on_loss", "target_address", b"target_address"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["cpu_policy", b"cpu_policy", "profile", b"profile"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["allocation_id", b"allocation_id", "allow_pending", b"allow_pending", "cpu_limit_milli", b"cpu_limit_milli", "cpu_policy", b"cpu_policy", "gang_id", b"gang_id", "pids_max", b"pids_max", "profile", b"profile", "required_labels", b"required_labels", "restart_on_loss", b"restart_on_loss", "target_address", b"target_address"]) -> None: ...
 
 global___SlotRequest = SlotRequest
 
@@ -358,6 +365,7 @@ class SlotResize(google.protobuf.message.Message):
     CPU_LIMIT_MILLI_FIELD_NUMBER: builtins.int
     STATE_FIELD_NUMBER: builtins.int
     MESSAGE_FIELD_NUMBER: builtins.int
+    ASSIGNMENT_FIELD_NUMBER: builtins.int
     resize_number: builtins.int
     """Number of the change, +1 for every one of a slot."""
     memory_bytes: builtins.int
@@ -372,6 +380,10 @@ class SlotResize(google.protobuf.message.Message):
     def profile(self) -> finegrain.v1.resources_pb2.ResourceProfile:
         """What the slot is to consist of."""
 
+    @property
+    def assignment(self) -> finegrain.v1.cpus_pb2.CpuAssignment:
+        """The cpus and NUMA nodes that it is to have then, if that was decided."""
+
     def __init__(
         self,
         *,
@@ -381,9 +393,10 @@ class SlotResize(google.protobuf.message.Message):
         cpu_limit_milli: builtins.int = ...,
         state: global___SlotResizeState.ValueType = ...,
         message: builtins.str = ...,
+        assignment: finegrain.v1.cpus_pb2.CpuAssignment | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["profile", b"profile"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["cpu_limit_milli", b"cpu_limit_milli", "memory_bytes", b"memory_bytes", "message", b"message", "profile", b"profile", "resize_number", b"resize_number", "state", b"state"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["assignment", b"assignment", "profile", b"profile"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["assignment", b"assignment", "cpu_limit_milli", b"cpu_limit_milli", "memory_bytes", b"memory_bytes", "message", b"message", "profile", b"profile", "resize_number", b"resize_number", "state", b"state"]) -> None: ...
 
 global___SlotResize = SlotResize
 
@@ -408,6 +421,7 @@ class SlotStatus(google.protobuf.message.Message):
     ALLOCATED_TIME_FIELD_NUMBER: builtins.int
     RESIZE_NUMBER_FIELD_NUMBER: builtins.int
     RESIZES_FIELD_NUMBER: builtins.int
+    ASSIGNMENT_FIELD_NUMBER: builtins.int
     allocation_id: builtins.str
     """Identity of the slot; never empty."""
     generation: builtins.int
@@ -450,6 +464,12 @@ class SlotStatus(google.protobuf.message.Message):
         until they are confirmed, `profile`, `memory_bytes` and `cpu_limit_milli` say what is enforced now.
         """
 
+    @property
+    def assignment(self) -> finegrain.v1.cpus_pb2.CpuAssignment:
+        """Its class, its own cpus, NUMA nodes and shared pools; absent: an LS slot in the whole shared pool. `cpus` repeats
+        those that are its own.
+        """
+
     def __init__(
         self,
         *,
@@ -468,9 +488,10 @@ class SlotStatus(google.protobuf.message.Message):
         allocated_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
         resize_number: builtins.int = ...,
         resizes: collections.abc.Iterable[global___SlotResize] | None = ...,
+        assignment: finegrain.v1.cpus_pb2.CpuAssignment | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["allocated_time", b"allocated_time", "isolation", b"isolation", "profile", b"profile"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["allocated_time", b"allocated_time", "allocation_id", b"allocation_id", "cpu_limit_milli", b"cpu_limit_milli", "cpus", b"cpus", "executor_address", b"executor_address", "executor_id", b"executor_id", "generation", b"generation", "isolation", b"isolation", "job_id", b"job_id", "memory_bytes", b"memory_bytes", "pids_max", b"pids_max", "profile", b"profile", "resize_number", b"resize_number", "resizes", b"resizes", "state", b"state"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["allocated_time", b"allocated_time", "assignment", b"assignment", "isolation", b"isolation", "profile", b"profile"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["allocated_time", b"allocated_time", "allocation_id", b"allocation_id", "assignment", b"assignment", "cpu_limit_milli", b"cpu_limit_milli", "cpus", b"cpus", "executor_address", b"executor_address", "executor_id", b"executor_id", "generation", b"generation", "isolation", b"isolation", "job_id", b"job_id", "memory_bytes", b"memory_bytes", "pids_max", b"pids_max", "profile", b"profile", "resize_number", b"resize_number", "resizes", b"resizes", "state", b"state"]) -> None: ...
 
 global___SlotStatus = SlotStatus
 
@@ -523,6 +544,7 @@ class SlotReport(google.protobuf.message.Message):
     SLOTS_FIELD_NUMBER: builtins.int
     AVAILABLE_FIELD_NUMBER: builtins.int
     ENDED_FIELD_NUMBER: builtins.int
+    CPU_STATE_FIELD_NUMBER: builtins.int
     report_number: builtins.int
     """Number of this state, 1 or more."""
     rm_epoch: builtins.int
@@ -547,6 +569,10 @@ class SlotReport(google.protobuf.message.Message):
     def ended(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___EndedSlot]:
         """Slots that ended by themselves since the registration and that the RM has not yet acknowledged."""
 
+    @property
+    def cpu_state(self) -> finegrain.v1.cpus_pb2.CpuState:
+        """The host's cpus at present; absent in an `unchanged` report, and where there is nothing to tell."""
+
     def __init__(
         self,
         *,
@@ -558,9 +584,10 @@ class SlotReport(google.protobuf.message.Message):
         slots: collections.abc.Iterable[global___SlotStatus] | None = ...,
         available: finegrain.v1.resources_pb2.ResourceAmounts | None = ...,
         ended: collections.abc.Iterable[global___EndedSlot] | None = ...,
+        cpu_state: finegrain.v1.cpus_pb2.CpuState | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["available", b"available"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["available", b"available", "base_report_number", b"base_report_number", "command_number", b"command_number", "ended", b"ended", "report_number", b"report_number", "rm_epoch", b"rm_epoch", "slots", b"slots", "unchanged", b"unchanged"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["available", b"available", "cpu_state", b"cpu_state"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["available", b"available", "base_report_number", b"base_report_number", "command_number", b"command_number", "cpu_state", b"cpu_state", "ended", b"ended", "report_number", b"report_number", "rm_epoch", b"rm_epoch", "slots", b"slots", "unchanged", b"unchanged"]) -> None: ...
 
 global___SlotReport = SlotReport
 

@@ -22,13 +22,14 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from finegrain.v1 import cpus_pb2 as finegrain_dot_v1_dot_cpus__pb2
 from finegrain.v1 import resources_pb2 as finegrain_dot_v1_dot_resources__pb2
 from finegrain.v1 import slots_pb2 as finegrain_dot_v1_dot_slots__pb2
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n finegrain/v1/task_executor.proto\x12\x0c\x66inegrain.v1\x1a\x1c\x66inegrain/v1/resources.proto\x1a\x18\x66inegrain/v1/slots.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"k\n\x0eSlotAllocation\x12&\n\x04slot\x18\x01 \x01(\x0b\x32\x18.finegrain.v1.SlotStatus\x12\x19\n\x11job_secret_sha256\x18\x02 \x01(\t\x12\x16\n\x0etarget_address\x18\x03 \x01(\t\"\xa5\x01\n\x14\x41llocateSlotsRequest\x12\x10\n\x08rm_epoch\x18\x01 \x01(\x03\x12\x1b\n\x13registration_number\x18\x02 \x01(\x03\x12\x16\n\x0e\x63ommand_number\x18\x03 \x01(\x03\x12\x31\n\x0b\x61llocations\x18\x04 \x03(\x0b\x32\x1c.finegrain.v1.SlotAllocation\x12\x13\n\x0b\x65xecutor_id\x18\x05 \x01(\t\"l\n\x15\x41llocateSlotsResponse\x12)\n\x07results\x18\x01 \x03(\x0b\x32\x18.finegrain.v1.ItemResult\x12(\n\x06report\x18\x02 \x01(\x0b\x32\x18.finegrain.v1.SlotReport\"\x95\x01\n\x10\x46reeSlotsRequest\x12\x10\n\x08rm_epoch\x18\x01 \x01(\x03\x12\x1b\n\x13registration_number\x18\x02 \x01(\x03\x12\x16\n\x0e\x63ommand_number\x18\x03 \x01(\x03\x12%\n\x05slots\x18\x04 \x03(\x0b\x32\x16.finegrain.v1.SlotFree\x12\x13\n\x0b\x65xecutor_id\x18\x05 \x01(\t\"_\n\x08SlotFree\x12\x15\n\rallocation_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x03\x12(\n\x05grace\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"h\n\x11\x46reeSlotsResponse\x12)\n\x07results\x18\x01 \x03(\x0b\x32\x18.finegrain.v1.ItemResult\x12(\n\x06report\x18\x02 \x01(\x0b\x32\x18.finegrain.v1.SlotReport\"\xa3\x02\n$TaskExecutorServiceResizeSlotRequest\x12\x10\n\x08rm_epoch\x18\x01 \x01(\x03\x12\x1b\n\x13registration_number\x18\x02 \x01(\x03\x12\x16\n\x0e\x63ommand_number\x18\x03 \x01(\x03\x12\x13\n\x0b\x65xecutor_id\x18\x04 \x01(\t\x12\x15\n\rallocation_id\x18\x05 \x01(\t\x12\x12\n\ngeneration\x18\x06 \x01(\x03\x12\x15\n\rresize_number\x18\x07 \x01(\x03\x12.\n\x07profile\x18\x08 \x01(\x0b\x32\x1d.finegrain.v1.ResourceProfile\x12\x14\n\x0cmemory_bytes\x18\t \x01(\x03\x12\x17\n\x0f\x63pu_limit_milli\x18\n \x01(\x03\"{\n%TaskExecutorServiceResizeSlotResponse\x12(\n\x06result\x18\x01 \x01(\x0b\x32\x18.finegrain.v1.ItemResult\x12(\n\x06report\x18\x02 \x01(\x0b\x32\x18.finegrain.v1.SlotReport\"\xe4\x01\n\x08TaskSpec\x12\x0c\n\x04\x61rgv\x18\x01 \x03(\t\x12,\n\x03\x65nv\x18\x02 \x03(\x0b\x32\x1f.finegrain.v1.TaskSpec.EnvEntry\x12\x0b\n\x03\x63wd\x18\x03 \x01(\t\x12\x0c\n\x04user\x18\x04 \x01(\t\x12\r\n\x05stdin\x18\x05 \x01(\x08\x12*\n\x07timeout\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x1a\n\x12output_limit_bytes\x18\x07 \x01(\x03\x1a*\n\x08\x45nvEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"u\n\x11SubmitTaskRequest\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x15\n\rallocation_id\x18\x02 \x01(\t\x12\x12\n\ngeneration\x18\x03 \x01(\x03\x12$\n\x04spec\x18\x04 \x01(\x0b\x32\x16.finegrain.v1.TaskSpec\"<\n\x12SubmitTaskResponse\x12&\n\x04task\x18\x01 \x01(\x0b\x32\x18.finegrain.v1.TaskStatus\"\x99\x02\n\nTaskStatus\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x15\n\rallocation_id\x18\x02 \x01(\t\x12\x12\n\ngeneration\x18\x03 \x01(\x03\x12\x0e\n\x06job_id\x18\x04 \x01(\t\x12&\n\x05state\x18\x05 \x01(\x0e\x32\x17.finegrain.v1.TaskState\x12\x0b\n\x03pid\x18\x06 \x01(\x03\x12.\n\nstart_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12$\n\x04\x65xit\x18\x08 \x01(\x0b\x32\x16.finegrain.v1.TaskExit\x12&\n\x05\x65rror\x18\t \x01(\x0b\x32\x17.finegrain.v1.ItemError\x12\x0c\n\x04\x61rgv\x18\n \x03(\t\"\x88\x02\n\x08TaskExit\x12\x11\n\texit_code\x18\x01 \x01(\x05\x12\x0e\n\x06signal\x18\x02 \x01(\x05\x12\x12\n\noom_killed\x18\x03 \x01(\x08\x12\x11\n\ttimed_out\x18\x04 \x01(\x08\x12\x11\n\tcancelled\x18\x05 \x01(\x08\x12\x19\n\x11peak_memory_bytes\x18\x06 \x01(\x03\x12\x13\n\x0b\x63pu_time_us\x18\x07 \x01(\x03\x12,\n\x08\x65nd_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x14\n\x0cstdout_bytes\x18\t \x01(\x03\x12\x14\n\x0cstderr_bytes\x18\n \x01(\x03\x12\x15\n\rdropped_bytes\x18\x0b \x01(\x03\"N\n\x11\x43\x61ncelTaskRequest\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12(\n\x05grace\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x14\n\x12\x43\x61ncelTaskResponse\"4\n\x11SignalTaskRequest\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x0e\n\x06signal\x18\x02 \x01(\x05\"\x14\n\x12SignalTaskResponse\"S\n\x15WriteTaskInputRequest\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x03\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\x12\x0b\n\x03\x65of\x18\x04 \x01(\x08\"0\n\x16WriteTaskInputResponse\x12\x16\n\x0e\x61\x63\x63\x65pted_bytes\x18\x01 \x01(\x03\"d\n\x10WatchTaskRequest\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x15\n\rstdout_offset\x18\x02 \x01(\x03\x12\x15\n\rstderr_offset\x18\x03 \x01(\x03\x12\x11\n\tno_output\x18\x04 \x01(\x08\"f\n\x11WatchTaskResponse\x12&\n\x04task\x18\x01 \x01(\x0b\x32\x18.finegrain.v1.TaskStatus\x12)\n\x06output\x18\x02 \x01(\x0b\x32\x19.finegrain.v1.OutputChunk\";\n\x0bOutputChunk\x12\x0e\n\x06stream\x18\x01 \x01(\x05\x12\x0e\n\x06offset\x18\x02 \x01(\x03\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"\"\n\x10ListTasksRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"<\n\x11ListTasksResponse\x12\'\n\x05tasks\x18\x01 \x03(\x0b\x32\x18.finegrain.v1.TaskStatus*\x86\x01\n\tTaskState\x12\x1a\n\x16TASK_STATE_UNSPECIFIED\x10\x00\x12\x17\n\x13TASK_STATE_STARTING\x10\x01\x12\x16\n\x12TASK_STATE_RUNNING\x10\x02\x12\x15\n\x11TASK_STATE_EXITED\x10\x03\x12\x15\n\x11TASK_STATE_FAILED\x10\x04\x32\xa4\x06\n\x13TaskExecutorService\x12X\n\rAllocateSlots\x12\".finegrain.v1.AllocateSlotsRequest\x1a#.finegrain.v1.AllocateSlotsResponse\x12L\n\tFreeSlots\x12\x1e.finegrain.v1.FreeSlotsRequest\x1a\x1f.finegrain.v1.FreeSlotsResponse\x12u\n\nResizeSlot\x12\x32.finegrain.v1.TaskExecutorServiceResizeSlotRequest\x1a\x33.finegrain.v1.TaskExecutorServiceResizeSlotResponse\x12O\n\nSubmitTask\x12\x1f.finegrain.v1.SubmitTaskRequest\x1a .finegrain.v1.SubmitTaskResponse\x12O\n\nCancelTask\x12\x1f.finegrain.v1.CancelTaskRequest\x1a .finegrain.v1.CancelTaskResponse\x12O\n\nSignalTask\x12\x1f.finegrain.v1.SignalTaskRequest\x1a .finegrain.v1.SignalTaskResponse\x12]\n\x0eWriteTaskInput\x12#.finegrain.v1.WriteTaskInputRequest\x1a$.finegrain.v1.WriteTaskInputResponse(\x01\x12N\n\tWatchTask\x12\x1e.finegrain.v1.WatchTaskRequest\x1a\x1f.finegrain.v1.WatchTaskResponse0\x01\x12L\n\tListTasks\x12\x1e.finegrain.v1.ListTasksRequest\x1a\x1f.finegrain.v1.ListTasksResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n finegrain/v1/task_executor.proto\x12\x0c\x66inegrain.v1\x1a\x17\x66inegrain/v1/cpus.proto\x1a\x1c\x66inegrain/v1/resources.proto\x1a\x18\x66inegrain/v1/slots.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"k\n\x0eSlotAllocation\x12&\n\x04slot\x18\x01 \x01(\x0b\x32\x18.finegrain.v1.SlotStatus\x12\x19\n\x11job_secret_sha256\x18\x02 \x01(\t\x12\x16\n\x0etarget_address\x18\x03 \x01(\t\"\xa5\x01\n\x14\x41llocateSlotsRequest\x12\x10\n\x08rm_epoch\x18\x01 \x01(\x03\x12\x1b\n\x13registration_number\x18\x02 \x01(\x03\x12\x16\n\x0e\x63ommand_number\x18\x03 \x01(\x03\x12\x31\n\x0b\x61llocations\x18\x04 \x03(\x0b\x32\x1c.finegrain.v1.SlotAllocation\x12\x13\n\x0b\x65xecutor_id\x18\x05 \x01(\t\"l\n\x15\x41llocateSlotsResponse\x12)\n\x07results\x18\x01 \x03(\x0b\x32\x18.finegrain.v1.ItemResult\x12(\n\x06report\x18\x02 \x01(\x0b\x32\x18.finegrain.v1.SlotReport\"\x95\x01\n\x10\x46reeSlotsRequest\x12\x10\n\x08rm_epoch\x18\x01 \x01(\x03\x12\x1b\n\x13registration_number\x18\x02 \x01(\x03\x12\x16\n\x0e\x63ommand_number\x18\x03 \x01(\x03\x12%\n\x05slots\x18\x04 \x03(\x0b\x32\x16.finegrain.v1.SlotFree\x12\x13\n\x0b\x65xecutor_id\x18\x05 \x01(\t\"_\n\x08SlotFree\x12\x15\n\rallocation_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x03\x12(\n\x05grace\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"h\n\x11\x46reeSlotsResponse\x12)\n\x07results\x18\x01 \x03(\x0b\x32\x18.finegrain.v1.ItemResult\x12(\n\x06report\x18\x02 \x01(\x0b\x32\x18.finegrain.v1.SlotReport\"\xd4\x02\n$TaskExecutorServiceResizeSlotRequest\x12\x10\n\x08rm_epoch\x18\x01 \x01(\x03\x12\x1b\n\x13registration_number\x18\x02 \x01(\x03\x12\x16\n\x0e\x63ommand_number\x18\x03 \x01(\x03\x12\x13\n\x0b\x65xecutor_id\x18\x04 \x01(\t\x12\x15\n\rallocation_id\x18\x05 \x01(\t\x12\x12\n\ngeneration\x18\x06 \x01(\x03\x12\x15\n\rresize_number\x18\x07 \x01(\x03\x12.\n\x07profile\x18\x08 \x01(\x0b\x32\x1d.finegrain.v1.ResourceProfile\x12\x14\n\x0cmemory_bytes\x18\t \x01(\x03\x12\x17\n\x0f\x63pu_limit_milli\x18\n \x01(\x03\x12/\n\nassignment\x18\x0b \x01(\x0b\x32\x1b.finegrain.v1.CpuAssignment\"{\n%TaskExecutorServiceResizeSlotResponse\x12(\n\x06result\x18\x01 \x01(\x0b\x32\x18.finegrain.v1.ItemResult\x12(\n\x06report\x18\x02 \x01(\x0b\x32\x18.finegrain.v1.SlotReport\"\xe4\x01\n\x08TaskSpec\x12\x0c\n\x04\x61rgv\x18\x01 \x03(\t\x12,\n\x03\x65nv\x18\x02 \x03(\x0b\x32\x1f.finegrain.v1.TaskSpec.EnvEntry\x12\x0b\n\x03\x63wd\x18\x03 \x01(\t\x12\x0c\n\x04user\x18\x04 \x01(\t\x12\r\n\x05stdin\x18\x05 \x01(\x08\x12*\n\x07timeout\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x1a\n\x12output_limit_bytes\x18\x07 \x01(\x03\x1a*\n\x08\x45nvEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"u\n\x11SubmitTaskRequest\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x15\n\rallocation_id\x18\x02 \x01(\t\x12\x12\n\ngeneration\x18\x03 \x01(\x03\x12$\n\x04spec\x18\x04 \x01(\x0b\x32\x16.finegrain.v1.TaskSpec\"<\n\x12SubmitTaskResponse\x12&\n\x04task\x18\x01 \x01(\x0b\x32\x18.finegrain.v1.TaskStatus\"\x99\x02\n\nTaskStatus\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x15\n\rallocation_id\x18\x02 \x01(\t\x12\x12\n\ngeneration\x18\x03 \x01(\x03\x12\x0e\n\x06job_id\x18\x04 \x01(\t\x12&\n\x05state\x18\x05 \x01(\x0e\x32\x17.finegrain.v1.TaskState\x12\x0b\n\x03pid\x18\x06 \x01(\x03\x12.\n\nstart_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12$\n\x04\x65xit\x18\x08 \x01(\x0b\x32\x16.finegrain.v1.TaskExit\x12&\n\x05\x65rror\x18\t \x01(\x0b\x32\x17.finegrain.v1.ItemError\x12\x0c\n\x04\x61rgv\x18\n \x03(\t\"\x88\x02\n\x08TaskExit\x12\x11\n\texit_code\x18\x01 \x01(\x05\x12\x0e\n\x06signal\x18\x02 \x01(\x05\x12\x12\n\noom_killed\x18\x03 \x01(\x08\x12\x11\n\ttimed_out\x18\x04 \x01(\x08\x12\x11\n\tcancelled\x18\x05 \x01(\x08\x12\x19\n\x11peak_memory_bytes\x18\x06 \x01(\x03\x12\x13\n\x0b\x63pu_time_us\x18\x07 \x01(\x03\x12,\n\x08\x65nd_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x14\n\x0cstdout_bytes\x18\t \x01(\x03\x12\x14\n\x0cstderr_bytes\x18\n \x01(\x03\x12\x15\n\rdropped_bytes\x18\x0b \x01(\x03\"N\n\x11\x43\x61ncelTaskRequest\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12(\n\x05grace\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x14\n\x12\x43\x61ncelTaskResponse\"4\n\x11SignalTaskRequest\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x0e\n\x06signal\x18\x02 \x01(\x05\"\x14\n\x12SignalTaskResponse\"S\n\x15WriteTaskInputRequest\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x03\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\x12\x0b\n\x03\x65of\x18\x04 \x01(\x08\"0\n\x16WriteTaskInputResponse\x12\x16\n\x0e\x61\x63\x63\x65pted_bytes\x18\x01 \x01(\x03\"d\n\x10WatchTaskRequest\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x15\n\rstdout_offset\x18\x02 \x01(\x03\x12\x15\n\rstderr_offset\x18\x03 \x01(\x03\x12\x11\n\tno_output\x18\x04 \x01(\x08\"f\n\x11WatchTaskResponse\x12&\n\x04task\x18\x01 \x01(\x0b\x32\x18.finegrain.v1.TaskStatus\x12)\n\x06output\x18\x02 \x01(\x0b\x32\x19.finegrain.v1.OutputChunk\";\n\x0bOutputChunk\x12\x0e\n\x06stream\x18\x01 \x01(\x05\x12\x0e\n\x06offset\x18\x02 \x01(\x03\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"\"\n\x10ListTasksRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"<\n\x11ListTasksResponse\x12\'\n\x05tasks\x18\x01 \x03(\x0b\x32\x18.finegrain.v1.TaskStatus*\x86\x01\n\tTaskState\x12\x1a\n\x16TASK_STATE_UNSPECIFIED\x10\x00\x12\x17\n\x13TASK_STATE_STARTING\x10\x01\x12\x16\n\x12TASK_STATE_RUNNING\x10\x02\x12\x15\n\x11TASK_STATE_EXITED\x10\x03\x12\x15\n\x11TASK_STATE_FAILED\x10\x04\x32\xa4\x06\n\x13TaskExecutorService\x12X\n\rAllocateSlots\x12\".finegrain.v1.AllocateSlotsRequest\x1a#.finegrain.v1.AllocateSlotsResponse\x12L\n\tFreeSlots\x12\x1e.finegrain.v1.FreeSlotsRequest\x1a\x1f.finegrain.v1.FreeSlotsResponse\x12u\n\nResizeSlot\x12\x32.finegrain.v1.TaskExecutorServiceResizeSlotRequest\x1a\x33.finegrain.v1.TaskExecutorServiceResizeSlotResponse\x12O\n\nSubmitTask\x12\x1f.finegrain.v1.SubmitTaskRequest\x1a .finegrain.v1.SubmitTaskResponse\x12O\n\nCancelTask\x12\x1f.finegrain.v1.CancelTaskRequest\x1a .finegrain.v1.CancelTaskResponse\x12O\n\nSignalTask\x12\x1f.finegrain.v1.SignalTaskRequest\x1a .finegrain.v1.SignalTaskResponse\x12]\n\x0eWriteTaskInput\x12#.finegrain.v1.WriteTaskInputRequest\x1a$.finegrain.v1.WriteTaskInputResponse(\x01\x12N\n\tWatchTask\x12\x1e.finegrain.v1.WatchTaskRequest\x1a\x1f.finegrain.v1.WatchTaskResponse0\x01\x12L\n\tListTasks\x12\x1e.finegrain.v1.ListTasksRequest\x1a\x1f.finegrain.v1.ListTasksResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,58 +38,58 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_TASKSPEC_ENVENTRY']._loaded_options = None
   _globals['_TASKSPEC_ENVENTRY']._serialized_options = b'8\001'
-  _globals['_TASKSTATE']._serialized_start=2974
-  _globals['_TASKSTATE']._serialized_end=3108
-  _globals['_SLOTALLOCATION']._serialized_start=171
-  _globals['_SLOTALLOCATION']._serialized_end=278
-  _globals['_ALLOCATESLOTSREQUEST']._serialized_start=281
-  _globals['_ALLOCATESLOTSREQUEST']._serialized_end=446
-  _globals['_ALLOCATESLOTSRESPONSE']._serialized_start=448
-  _globals['_ALLOCATESLOTSRESPONSE']._serialized_end=556
-  _globals['_FREESLOTSREQUEST']._serialized_start=559
-  _globals['_FREESLOTSREQUEST']._serialized_end=708
-  _globals['_SLOTFREE']._serialized_start=710
-  _globals['_SLOTFREE']._serialized_end=805
-  _globals['_FREESLOTSRESPONSE']._serialized_start=807
-  _globals['_FREESLOTSRESPONSE']._serialized_end=911
-  _globals['_TASKEXECUTORSERVICERESIZESLOTREQUEST']._serialized_start=914
-  _globals['_TASKEXECUTORSERVICERESIZESLOTREQUEST']._serialized_end=1205
-  _globals['_TASKEXECUTORSERVICERESIZESLOTRESPONSE']._serialized_start=1207
-  _globals['_TASKEXECUTORSERVICERESIZESLOTRESPONSE']._serialized_end=1330
-  _globals['_TASKSPEC']._serialized_start=1333
-  _globals['_TASKSPEC']._serialized_end=1561
-  _globals['_TASKSPEC_ENVENTRY']._serialized_start=1519
-  _globals['_TASKSPEC_ENVENTRY']._serialized_end=1561
-  _globals['_SUBMITTASKREQUEST']._serialized_start=1563
-  _globals['_SUBMITTASKREQUEST']._serialized_end=1680
-  _globals['_SUBMITTASKRESPONSE']._serialized_start=1682
-  _globals['_SUBMITTASKRESPONSE']._serialized_end=1742
-  _globals['_TASKSTATUS']._serialized_start=1745
-  _globals['_TASKSTATUS']._serialized_end=2026
-  _globals['_TASKEXIT']._serialized_start=2029
-  _globals['_TASKEXIT']._serialized_end=2293
-  _globals['_CANCELTASKREQUEST']._serialized_start=2295
-  _globals['_CANCELTASKREQUEST']._serialized_end=2373
-  _globals['_CANCELTASKRESPONSE']._serialized_start=2375
-  _globals['_CANCELTASKRESPONSE']._serialized_end=2395
-  _globals['_SIGNALTASKREQUEST']._serialized_start=2397
-  _globals['_SIGNALTASKREQUEST']._serialized_end=2449
-  _globals['_SIGNALTASKRESPONSE']._serialized_start=2451
-  _globals['_SIGNALTASKRESPONSE']._serialized_end=2471
-  _globals['_WRITETASKINPUTREQUEST']._serialized_start=2473
-  _globals['_WRITETASKINPUTREQUEST']._serialized_end=2556
-  _globals['_WRITETASKINPUTRESPONSE']._serialized_start=2558
-  _globals['_WRITETASKINPUTRESPONSE']._serialized_end=2606
-  _globals['_WATCHTASKREQUEST']._serialized_start=2608
-  _globals['_WATCHTASKREQUEST']._serialized_end=2708
-  _globals['_WATCHTASKRESPONSE']._serialized_start=2710
-  _globals['_WATCHTASKRESPONSE']._serialized_end=2812
-  _globals['_OUTPUTCHUNK']._serialized_start=2814
-  _globals['_OUTPUTCHUNK']._serialized_end=2873
-  _globals['_LISTTASKSREQUEST']._serialized_start=2875
-  _globals['_LISTTASKSREQUEST']._serialized_end=2909
-  _globals['_LISTTASKSRESPONSE']._serialized_start=2911
-  _globals['_LISTTASKSRESPONSE']._serialized_end=2971
-  _globals['_TASKEXECUTORSERVICE']._serialized_start=3111
-  _globals['_TASKEXECUTORSERVICE']._serialized_end=3915
+  _globals['_TASKSTATE']._serialized_start=3048
+  _globals['_TASKSTATE']._serialized_end=3182
+  _globals['_SLOTALLOCATION']._serialized_start=196
+  _globals['_SLOTALLOCATION']._serialized_end=303
+  _globals['_ALLOCATESLOTSREQUEST']._serialized_start=306
+  _globals['_ALLOCATESLOTSREQUEST']._serialized_end=471
+  _globals['_ALLOCATESLOTSRESPONSE']._serialized_start=473
+  _globals['_ALLOCATESLOTSRESPONSE']._serialized_end=581
+  _globals['_FREESLOTSREQUEST']._serialized_start=584
+  _globals['_FREESLOTSREQUEST']._serialized_end=733
+  _globals['_SLOTFREE']._serialized_start=735
+  _globals['_SLOTFREE']._serialized_end=830
+  _globals['_FREESLOTSRESPONSE']._serialized_start=832
+  _globals['_FREESLOTSRESPONSE']._serialized_end=936
+  _globals['_TASKEXECUTORSERVICERESIZESLOTREQUEST']._serialized_start=939
+  _globals['_TASKEXECUTORSERVICERESIZESLOTREQUEST']._serialized_end=1279
+  _globals['_TASKEXECUTORSERVICERESIZESLOTRESPONSE']._serialized_start=1281
+  _globals['_TASKEXECUTORSERVICERESIZESLOTRESPONSE']._serialized_end=1404
+  _globals['_TASKSPEC']._serialized_start=1407
+  _globals['_TASKSPEC']._serialized_end=1635
+  _globals['_TASKSPEC_ENVENTRY']._serialized_start=1593
+  _globals['_TASKSPEC_ENVENTRY']._serialized_end=1635
+  _globals['_SUBMITTASKREQUEST']._serialized_start=1637
+  _globals['_SUBMITTASKREQUEST']._serialized_end=1754
+  _globals['_SUBMITTASKRESPONSE']._serialized_start=1756
+  _globals['_SUBMITTASKRESPONSE']._serialized_end=1816
+  _globals['_TASKSTATUS']._serialized_start=1819
+  _globals['_TASKSTATUS']._serialized_end=2100
+  _globals['_TASKEXIT']._serialized_start=2103
+  _globals['_TASKEXIT']._serialized_end=2367
+  _globals['_CANCELTASKREQUEST']._serialized_start=2369
+  _globals['_CANCELTASKREQUEST']._serialized_end=2447
+  _globals['_CANCELTASKRESPONSE']._serialized_start=2449
+  _globals['_CANCELTASKRESPONSE']._serialized_end=2469
+  _globals['_SIGNALTASKREQUEST']._serialized_start=2471
+  _globals['_SIGNALTASKREQUEST']._serialized_end=2523
+  _globals['_SIGNALTASKRESPONSE']._serialized_start=2525
+  _globals['_SIGNALTASKRESPONSE']._serialized_end=2545
+  _globals['_WRITETASKINPUTREQUEST']._serialized_start=2547
+  _globals['_WRITETASKINPUTREQUEST']._serialized_end=2630
+  _globals['_WRITETASKINPUTRESPONSE']._serialized_start=2632
+  _globals['_WRITETASKINPUTRESPONSE']._serialized_end=2680
+  _globals['_WATCHTASKREQUEST']._serialized_start=2682
+  _globals['_WATCHTASKREQUEST']._serialized_end=2782
+  _globals['_WATCHTASKRESPONSE']._serialized_start=2784
+  _globals['_WATCHTASKRESPONSE']._serialized_end=2886
+  _globals['_OUTPUTCHUNK']._serialized_start=2888
+  _globals['_OUTPUTCHUNK']._serialized_end=2947
+  _globals['_LISTTASKSREQUEST']._serialized_start=2949
+  _globals['_LISTTASKSREQUEST']._serialized_end=2983
+  _globals['_LISTTASKSRESPONSE']._serialized_start=2985
+  _globals['_LISTTASKSRESPONSE']._serialized_end=3045
+  _globals['_TASKEXECUTORSERVICE']._serialized_start=3185
+  _globals['_TASKEXECUTORSERVICE']._serialized_end=3989
 # @@protoc_insertion_point(module_scope)

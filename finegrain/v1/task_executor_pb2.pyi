@@ -5,6 +5,7 @@ The task executor, as the RM and job masters see it."""
 
 import builtins
 import collections.abc
+import finegrain.v1.cpus_pb2
 import finegrain.v1.resources_pb2
 import finegrain.v1.slots_pb2
 import google.protobuf.descriptor
@@ -259,6 +260,7 @@ class TaskExecutorServiceResizeSlotRequest(google.protobuf.message.Message):
     PROFILE_FIELD_NUMBER: builtins.int
     MEMORY_BYTES_FIELD_NUMBER: builtins.int
     CPU_LIMIT_MILLI_FIELD_NUMBER: builtins.int
+    ASSIGNMENT_FIELD_NUMBER: builtins.int
     rm_epoch: builtins.int
     """Incarnation of the RM that orders this."""
     registration_number: builtins.int
@@ -285,6 +287,10 @@ class TaskExecutorServiceResizeSlotRequest(google.protobuf.message.Message):
     def profile(self) -> finegrain.v1.resources_pb2.ResourceProfile:
         """The whole of what the slot is to consist of."""
 
+    @property
+    def assignment(self) -> finegrain.v1.cpus_pb2.CpuAssignment:
+        """The cpus and NUMA nodes that it has then; absent: as it is."""
+
     def __init__(
         self,
         *,
@@ -298,9 +304,10 @@ class TaskExecutorServiceResizeSlotRequest(google.protobuf.message.Message):
         profile: finegrain.v1.resources_pb2.ResourceProfile | None = ...,
         memory_bytes: builtins.int = ...,
         cpu_limit_milli: builtins.int = ...,
+        assignment: finegrain.v1.cpus_pb2.CpuAssignment | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["profile", b"profile"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["allocation_id", b"allocation_id", "command_number", b"command_number", "cpu_limit_milli", b"cpu_limit_milli", "executor_id", b"executor_id", "generation", b"generation", "memory_bytes", b"memory_bytes", "profile", b"profile", "registration_number", b"registration_number", "resize_number", b"resize_number", "rm_epoch", b"rm_epoch"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["assignment", b"assignment", "profile", b"profile"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["allocation_id", b"allocation_id", "assignment", b"assignment", "command_number", b"command_number", "cpu_limit_milli", b"cpu_limit_milli", "executor_id", b"executor_id", "generation", b"generation", "memory_bytes", b"memory_bytes", "profile", b"profile", "registration_number", b"registration_number", "resize_number", b"resize_number", "rm_epoch", b"rm_epoch"]) -> None: ...
 
 global___TaskExecutorServiceResizeSlotRequest = TaskExecutorServiceResizeSlotRequest
 

@@ -8,6 +8,7 @@ from resource_manager.engine.entities import (
     Executor,
     Gang,
     Group,
+    HostSetting,
     Job,
     JobEvent,
     Provision,
@@ -38,6 +39,7 @@ class ChangeTracker:
         self._ranges: dict[tuple[str, int], RequestRange] = {}
         self._groups: dict[str, Group] = {}
         self._tallies: dict[str, Tally] = {}
+        self._host_settings: dict[str, HostSetting] = {}
         self._deleted_jobs: dict[str, None] = {}
         self._deleted_requests: dict[str, None] = {}
         self._deleted_slots: dict[tuple[str, int], None] = {}
@@ -47,6 +49,7 @@ class ChangeTracker:
         self._deleted_ranges: dict[tuple[str, int], None] = {}
         self._deleted_groups: dict[str, None] = {}
         self._deleted_tallies: dict[str, None] = {}
+        self._deleted_host_settings: dict[str, None] = {}
         self._job_events: list[JobEvent] = []
         self._cluster_events: list[ClusterEvent] = []
         self._trimmed_job_events: dict[str, int] = {}
@@ -104,6 +107,11 @@ class ChangeTracker:
         """What a flow has received is to be kept."""
         self._tallies[tally.flow_id] = tally
         self._deleted_tallies.pop(tally.flow_id, None)
+
+    def host_setting(self, setting: HostSetting) -> None:
+        """What an operator has set for a host is new or changed."""
+        self._host_settings[setting.executor_id] = setting
+        self._deleted_host_settings.pop(setting.executor_id, None)
 
     def counter(self, name: str, value: int) -> None:
         """A counter moved."""
@@ -163,6 +171,11 @@ class ChangeTracker:
         self._tallies.pop(flow_id, None)
         self._deleted_tallies[flow_id] = None
 
+    def delete_host_setting(self, executor_id: str) -> None:
+        """Nothing is set for the host any more."""
+        self._host_settings.pop(executor_id, None)
+        self._deleted_host_settings[executor_id] = None
+
     def delete_request(self, request: Request) -> None:
         """The request is forgotten."""
         allocation_id = request.spec.allocation_id
@@ -193,6 +206,7 @@ class ChangeTracker:
             ranges=list(self._ranges.values()),
             groups=list(self._groups.values()),
             tallies=list(self._tallies.values()),
+            host_settings=list(self._host_settings.values()),
             deleted_jobs=list(self._deleted_jobs),
             deleted_requests=list(self._deleted_requests),
             deleted_slots=list(self._deleted_slots),
@@ -202,6 +216,7 @@ class ChangeTracker:
             deleted_ranges=list(self._deleted_ranges),
             deleted_groups=list(self._deleted_groups),
             deleted_tallies=list(self._deleted_tallies),
+            deleted_host_settings=list(self._deleted_host_settings),
             job_events=self._job_events,
             cluster_events=self._cluster_events,
             trimmed_job_events=list(self._trimmed_job_events.items()),

@@ -14,6 +14,7 @@ from resource_manager.engine.entities import (
     Executor,
     Gang,
     Group,
+    HostSetting,
     Job,
     JobEvent,
     Provision,
@@ -161,6 +162,7 @@ class Changes:
     ranges: list[RequestRange] = field(default_factory=list)
     groups: list[Group] = field(default_factory=list)
     tallies: list[Tally] = field(default_factory=list)
+    host_settings: list[HostSetting] = field(default_factory=list)
     moved_requests: list[Request] = field(default_factory=list)
     moved_slots: list[Slot] = field(default_factory=list)
     deleted_jobs: list[str] = field(default_factory=list)  # with their requests and events
@@ -174,6 +176,7 @@ class Changes:
     )  # (range_id, first_index); a job takes its own with it
     deleted_groups: list[str] = field(default_factory=list)
     deleted_tallies: list[str] = field(default_factory=list)
+    deleted_host_settings: list[str] = field(default_factory=list)
     job_events: list[JobEvent] = field(default_factory=list)
     cluster_events: list[ClusterEvent] = field(default_factory=list)
     trimmed_job_events: list[tuple[str, int]] = field(
@@ -197,6 +200,7 @@ class Changes:
                 self.ranges,
                 self.groups,
                 self.tallies,
+                self.host_settings,
                 self.moved_requests,
                 self.moved_slots,
                 self.deleted_jobs,
@@ -208,6 +212,7 @@ class Changes:
                 self.deleted_ranges,
                 self.deleted_groups,
                 self.deleted_tallies,
+                self.deleted_host_settings,
                 self.job_events,
                 self.cluster_events,
                 self.trimmed_job_events,
@@ -231,4 +236,5 @@ class Snapshot:
     ranges: list[RequestRange] = field(default_factory=list)
     groups: list[Group] = field(default_factory=list)
     tallies: list[Tally] = field(default_factory=list)
+    host_settings: list[HostSetting] = field(default_factory=list)
     counters: dict[str, int] = field(default_factory=dict)

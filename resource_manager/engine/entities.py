@@ -11,6 +11,9 @@ from array import array
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from finegrain.cpu_assignment import CpuAssignment
+from finegrain.cpu_policy import PLAIN, CpuPolicy, HostPolicy
+from finegrain.cpuset import EMPTY, CpuSet
 from finegrain.intervals import IntervalSet
 from finegrain.resources import Amounts, ResourceProfile
 from resource_manager.engine.fair.durations import Durations
@@ -99,6 +102,7 @@ class RequestSpec:
     allow_pending: bool = False
     restart_on_loss: bool = False
     gang_id: str = ""
+    cpu_policy: CpuPolicy = PLAIN
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +197,7 @@ class Resize:
     cpu_limit_milli: int
     wait_for_use: bool = False  # below what is in use: wait (True) or refuse (False)
     arrival_number: int = 0  # its place in line
+    assignment: CpuAssignment | None = None  # decided when it is ordered; None: as it is
 
 
 @dataclass(slots=True)
@@ -265,6 +270,7 @@ class Slot:
     resize_number: int = 0  # of the last change of size that was asked for
     ordered: Resize | None = None  # the executor has it or gets it; outcome unknown
     wanted: Resize | None = None  # waits in line
+    assignment: CpuAssignment | None = None  # None: LS, in the whole shared pool
     # runtime
     booked: Amounts = field(default_factory=dict)
     cost: float = 0.0  # what it is charged per second, while it accrues
@@ -295,6 +301,7 @@ class Registration:
     protocol_version: str = ""
     software_version: str = ""
     provided_as: str = ""  # executor shape as which a provider started it; empty: none did
+    host_cpus: str = "{}"  # HostCpus as compact JSON text, likewise
 
 
 @dataclass(slots=True)
@@ -313,6 +320,32 @@ class Provision:
     deadline_at_ms: int | None = None  # given up then, if it has not registered
     idle_since_ms: int | None = None  # monotonic; None: it has slots, or has not registered
     stop_failures: int = 0
+
+
+@dataclass(slots=True)
+class HostSetting:
+    """What an operator has set at runtime for one host, known or not, or for the cluster."""
+
+    executor_id: str  # empty: the cluster
+    policy: HostPolicy
+    number: int  # +1 for every change of any
+    set_time_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CpuState:
+    """What an executor sees of its host's cpus at present; see CpuState in cpus.proto."""
+
+    offline_cpus: CpuSet = EMPTY
+    kubelet_cpus: CpuSet = EMPTY  # that a kubelet gave to containers of its own
+    kubelet_policy: HostPolicy = HostPolicy()
+    kubelet: str = ""  # KubeletReport as compact JSON text, for people; empty: there is none
+    host_policy_number: int = 0  # that it follows
+    squeezed_cpus: CpuSet = EMPTY
+    notes: tuple[str, ...] = ()
+
+
+NO_CPU_STATE = CpuState()
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,6 +377,7 @@ class Executor:
     report_at_ms: int = 0
     report_time_ms: int = 0
     reported_available: Amounts | None = None
+    cpu_state: CpuState = NO_CPU_STATE
     used: Usage = NO_USAGE
     command_number: int = 0
     drain_deadline_at_ms: int | None = None

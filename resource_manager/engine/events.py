@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from finegrain.cpu_policy import HostPolicy
 from finegrain.resources import ResourceProfile
 from resource_manager.engine.entities import (
     NO_USAGE,
@@ -151,6 +152,18 @@ class GroupDeleted:
 
 
 @dataclass(frozen=True, slots=True)
+class HostPolicySet:
+    """Settings of a host, or of the cluster, change: what `policy` says is set, what `clear` names
+    (fields of `HostPolicy`) is no longer set here. Answer: the `HostSetting`.
+    """
+
+    at: Instant
+    executor_id: str  # empty: the cluster
+    policy: HostPolicy
+    clear: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class ResizeRequested:
     """A granted slot is to change its size; `job_id` None: an operator's wish.
 
@@ -182,6 +195,8 @@ class RegistrationAnswer:
 
     registration_number: int
     unowned: tuple[tuple[str, int], ...]
+    host_policy: HostPolicy | None = None  # what the operator has set for it
+    host_policy_number: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +219,8 @@ class ReportAnswer:
     send_full_report: bool = False
     unowned: tuple[tuple[str, int], ...] = ()
     acknowledged_report_number: int = 0
+    host_policy: HostPolicy | None = None  # what it does not follow yet
+    host_policy_number: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,6 +404,7 @@ Event = (
     | ForgetRequested
     | GroupSet
     | GroupDeleted
+    | HostPolicySet
     | Ticked
     | Decide
 )

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from finegrain.cpu_assignment import CpuAssignment
 from finegrain.resources import Amounts, ResourceProfile
-from resource_manager.engine.entities import SlotState
+from resource_manager.engine.entities import CpuState, SlotState
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,7 @@ class ReportedSlot:
     cpus: str = ""
     isolation: dict[str, object] | None = None
     resize_number: int = 0  # of the last change of size that is enforced
+    assignment: CpuAssignment | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,3 +50,4 @@ class Report:
     slots: tuple[ReportedSlot, ...] = ()
     available: Amounts = field(default_factory=dict)
     ended: tuple[EndedSlot, ...] = ()
+    cpu_state: CpuState | None = None  # None: nothing to tell, or as before

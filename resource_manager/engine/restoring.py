@@ -56,6 +56,7 @@ def fill(state: State, snapshot: Snapshot, at: Instant) -> None:
     for slot in sorted(snapshot.slots, key=lambda slot: (slot.allocation_id, slot.generation)):
         _restore_slot(state, slot)
     threads.restore(state.jobs, state.slots.values(), snapshot.tallies, at)
+    state.host_settings = {each.executor_id: each for each in snapshot.host_settings}
     state.groups = adopt_groups(
         snapshot.groups,
         state.jobs.values(),

@@ -21,6 +21,7 @@ from resource_manager.engine.entities import (
     Executor,
     Gang,
     Group,
+    HostSetting,
     Instant,
     Job,
     Provision,
@@ -69,6 +70,7 @@ class State:
         self.ranges = RangeBooks()
         self.provisions: dict[str, Provision] = {}  # executors that were asked for, oldest first
         self.groups: dict[str, Group] = {}
+        self.host_settings: dict[str, HostSetting] = {}  # by executor; "": the cluster
         self.arrival_number = 0  # last one given, to jobs and requests alike
         self.forgotten_registration_number = 0  # highest of all executors that were forgotten
         self.generation_floor = 0  # placements of books that a restore has replaced end here

@@ -13,6 +13,8 @@ from resource_manager.engine.entities import Group, RangeSpec, RequestRange, Req
 from resource_manager.storage import tables
 from resource_manager.storage.codecs import Codec, Row
 from resource_manager.storage.texts import (
+    cpu_policy_of,
+    cpu_policy_text,
     ended_of,
     ended_text,
     json_text,
@@ -39,6 +41,7 @@ def _encode_range(part: RequestRange) -> Row:
         request.allow_pending,
         request.restart_on_loss,
         ended_text(part.ended),
+        cpu_policy_text(request.cpu_policy),
     )
 
 
@@ -51,6 +54,7 @@ def _decode_range(row: Sequence[Any]) -> RequestRange:
         required_labels=labels_of(row[9]),
         allow_pending=bool(row[10]),
         restart_on_loss=bool(row[11]),
+        cpu_policy=cpu_policy_of(row[13]),
     )
     return RequestRange(
         spec=RangeSpec(request, first_index=row[1], count=row[2]),

@@ -32,6 +32,10 @@ from resource_manager.engine.entities import (
 from resource_manager.storage import tables
 from resource_manager.storage.codecs import Codec, MoveCodec, Row
 from resource_manager.storage.texts import (
+    assignment_of,
+    assignment_text,
+    cpu_policy_of,
+    cpu_policy_text,
     isolation_of,
     isolation_text,
     json_text,
@@ -114,6 +118,7 @@ def _encode_request(request: Request) -> Row:
         spec.allow_pending,
         spec.restart_on_loss,
         spec.gang_id,
+        cpu_policy_text(spec.cpu_policy),
     )
 
 
@@ -128,6 +133,7 @@ def _decode_request(row: Sequence[Any]) -> Request:
         allow_pending=bool(row[14]),
         restart_on_loss=bool(row[15]),
         gang_id=row[16],
+        cpu_policy=cpu_policy_of(row[17]),
     )
     return Request(
         spec=spec,
@@ -158,6 +164,7 @@ def _encode_slot(slot: Slot) -> Row:
         slot.resize_number,
         resize_text(slot.ordered),
         resize_text(slot.wanted),
+        assignment_text(slot.assignment),
     )
 
 
@@ -177,6 +184,7 @@ def _decode_slot(row: Sequence[Any]) -> Slot:
         resize_number=row[11],
         ordered=resize_of(row[12]),
         wanted=resize_of(row[13]),
+        assignment=assignment_of(row[14]),
     )
 
 
@@ -272,6 +280,7 @@ def _encode_executor(executor: Executor) -> Row:
         executor.first_seen_time_ms,
         executor.lost,
         announced.provided_as,
+        announced.host_cpus,
     )
 
 
@@ -292,6 +301,7 @@ def _decode_executor(row: Sequence[Any]) -> Executor:
         protocol_version=row[12],
         software_version=row[13],
         provided_as=row[20],
+        host_cpus=row[21],
     )
     return Executor(
         registration=registration,

@@ -17,7 +17,7 @@ from sqlalchemy import Connection, Engine, Select, select, union_all
 from finegrain.errors import ConfigurationError, InvariantBroken, StoreError
 from resource_manager.engine.effects import Changes, Snapshot
 from resource_manager.engine.entities import ClusterEvent, JobEvent
-from resource_manager.storage import fair_rows, rows, tables
+from resource_manager.storage import fair_rows, host_rows, rows, tables
 from resource_manager.storage.codecs import Codec, MoveCodec, Row
 from resource_manager.storage.location import DatabaseUrl
 from resource_manager.storage.lost_history import leave_lost_history
@@ -119,6 +119,7 @@ class SqlStore(Store):
                 ranges=_all(connection, fair_rows.RANGES),
                 groups=_all(connection, fair_rows.GROUPS),
                 tallies=_all(connection, fair_rows.TALLIES),
+                host_settings=_all(connection, host_rows.HOST_SETTINGS),
                 counters={row[0]: row[1] for row in connection.execute(_COUNTERS)},
             )
 
@@ -177,6 +178,7 @@ class _PreparedChanges:
             ),
             (tables.groups, _encoded(fair_rows.GROUPS, changes.groups)),
             (tables.tallies, _encoded(fair_rows.TALLIES, changes.tallies)),
+            (tables.host_settings, _encoded(host_rows.HOST_SETTINGS, changes.host_settings)),
             (
                 tables.job_events,
                 _encoded(rows.JOB_EVENTS, [e for e in changes.job_events if e.job_id not in gone]),
@@ -216,6 +218,8 @@ class _PreparedChanges:
         statements.delete(connection, tables.groups, ("name",), groups)
         tallies = [(flow_id,) for flow_id in changes.deleted_tallies]
         statements.delete(connection, tables.tallies, ("flow_id",), tallies)
+        settings = [(executor_id,) for executor_id in changes.deleted_host_settings]
+        statements.delete(connection, tables.host_settings, ("executor_id",), settings)
         for table, encoded in self._upserts:
             statements.upsert(connection, table, encoded)
         for codec, encoded in self._moves:

@@ -27,7 +27,7 @@ from sqlalchemy import (
     text,
 )
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 """Number of the last migration; the file `migrations/versions/000N_*.py` with this N must exist."""
 
 APPLICATION_ID = 0x4647524D
@@ -130,6 +130,7 @@ requests = _table(
     _flag("allow_pending"),
     _flag("restart_on_loss"),
     _text("gang_id", server_default=text("''")),
+    _text("cpu_policy", server_default=text("''")),
 )
 # Deleting a job looks for its requests.
 Index(None, requests.c.job_id)
@@ -165,6 +166,7 @@ slots = _table(
     _number("resize_number", server_default=text("0")),
     _text("ordered", nullable=True),
     _text("wanted", nullable=True),
+    _text("assignment", nullable=True),
 )
 
 executors = _table(
@@ -190,6 +192,7 @@ executors = _table(
     _number("first_seen_time_ms"),
     _flag("lost"),
     _text("provided_as", server_default=text("''")),
+    _text("host_cpus", server_default=text("'{}'")),
     with_rowid=True,
 )
 
@@ -223,6 +226,7 @@ request_ranges = _table(
     _flag("allow_pending"),
     _flag("restart_on_loss"),
     _text("ended"),
+    _text("cpu_policy", server_default=text("''")),
 )
 # Deleting a job looks for its ranges.
 Index(None, request_ranges.c.job_id)
@@ -248,6 +252,16 @@ tallies = _table(
     _text("raised"),
     _number("time_ms"),
     _text("durations"),
+)
+
+# What operators have set at runtime for hosts; an empty executor_id: for the cluster. No foreign
+# key: a host may be forgotten and come back.
+host_settings = _table(
+    "host_settings",
+    _text("executor_id", primary_key=True),
+    _text("policy"),
+    _number("number"),
+    _number("set_time_ms"),
 )
 
 job_events = _table(

@@ -1,4 +1,5 @@
-"""Values that stand in a row as JSON text: profiles, labels, isolation reports, changes of size.
+"""Values that stand in a row as JSON text: profiles, labels, isolation reports, changes of size,
+what is said about cpus.
 
 Decides their spelling, and keeps what many rows share. Refuses to know tables.
 """
@@ -9,6 +10,8 @@ import json
 from collections.abc import Mapping
 from functools import lru_cache
 
+from finegrain.cpu_assignment import CpuAssignment
+from finegrain.cpu_policy import CpuPolicy
 from finegrain.intervals import IntervalSet
 from finegrain.resources import ResourceProfile
 from resource_manager.engine.entities import Ended, RequestState, Resize
@@ -71,6 +74,29 @@ def isolation_of(text: str) -> dict[str, object]:
     return found
 
 
+@lru_cache(_KNOWN_PROFILES)
+def cpu_policy_text(policy: CpuPolicy) -> str:
+    """JSON of what a request says about its cpus; empty where it says nothing."""
+    data = policy.to_dict()
+    return json_text(data) if data else ""
+
+
+@lru_cache(_KNOWN_PROFILES)
+def cpu_policy_of(text: str) -> CpuPolicy:
+    """What a request says about its cpus; equal texts give one and the same."""
+    return CpuPolicy.from_dict(json.loads(text) if text else {})
+
+
+def assignment_text(assignment: CpuAssignment | None) -> str | None:
+    """JSON of the cpus and NUMA nodes of a slot."""
+    return None if assignment is None else json_text(assignment.to_dict())
+
+
+def assignment_of(text: str | None) -> CpuAssignment | None:
+    """The cpus and NUMA nodes of a slot."""
+    return None if text is None else CpuAssignment.from_dict(json.loads(text))
+
+
 _texts: dict[int, tuple[object, str]] = {}
 
 
@@ -117,15 +143,16 @@ def resize_text(resize: Resize | None) -> str | None:
     """JSON of a change of size."""
     if resize is None:
         return None
-    return json_text(
-        {
-            "number": resize.number,
-            "profile": resize.profile.to_dict(),
-            "cpu_limit_milli": resize.cpu_limit_milli,
-            "wait_for_use": resize.wait_for_use,
-            "arrival_number": resize.arrival_number,
-        }
-    )
+    data: dict[str, object] = {
+        "number": resize.number,
+        "profile": resize.profile.to_dict(),
+        "cpu_limit_milli": resize.cpu_limit_milli,
+        "wait_for_use": resize.wait_for_use,
+        "arrival_number": resize.arrival_number,
+    }
+    if resize.assignment is not None:
+        data["assignment"] = resize.assignment.to_dict()
+    return json_text(data)
 
 
 def resize_of(text: str | None) -> Resize | None:
@@ -133,4 +160,8 @@ def resize_of(text: str | None) -> Resize | None:
     if text is None:
         return None
     data = json.loads(text)
-    return Resize(**data | {"profile": ResourceProfile.from_dict(data["profile"])})
+    assignment = data.pop("assignment", None)
+    return Resize(
+        **data | {"profile": ResourceProfile.from_dict(data["profile"])},
+        assignment=None if assignment is None else CpuAssignment.from_dict(assignment),
+    )

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from finegrain.errors import Reason, StoreError
 from resource_manager.engine.effects import Changes, Snapshot
 from resource_manager.storage.fair_rows import GROUPS, RANGES, TALLIES
+from resource_manager.storage.host_rows import HOST_SETTINGS
 from resource_manager.storage.rows import (
     EXECUTORS,
     GANGS,
@@ -302,6 +303,7 @@ class Database:
             ranges=[RANGES.decode(row) for row in rows.ranges.values()],
             groups=[GROUPS.decode(row) for row in rows.groups.values()],
             tallies=[TALLIES.decode(row) for row in rows.tallies.values()],
+            host_settings=[HOST_SETTINGS.decode(row) for row in rows.host_settings.values()],
             counters=dict(rows.counters),
         )
 

@@ -15,6 +15,7 @@ from resource_manager.engine.entities import JobEvent
 from resource_manager.engine.state import GENERATION_FLOOR
 from resource_manager.storage.codecs import MoveCodec
 from resource_manager.storage.fair_rows import GROUPS, RANGES, TALLIES
+from resource_manager.storage.host_rows import HOST_SETTINGS
 from resource_manager.storage.lost_history import GENERATION_STEP, SEQUENCE_STEP
 from resource_manager.storage.rows import (
     EXECUTORS,
@@ -61,6 +62,7 @@ class Rows:
     ranges: dict[tuple[str, int], Row] = field(default_factory=dict)
     groups: dict[str, Row] = field(default_factory=dict)
     tallies: dict[str, Row] = field(default_factory=dict)
+    host_settings: dict[str, Row] = field(default_factory=dict)
     counters: dict[str, int] = field(default_factory=dict)
     logs: dict[str, Log] = field(default_factory=dict)
     arrivals: dict[str, int] = field(default_factory=dict)  # of every request that is stored
@@ -78,6 +80,7 @@ class Rows:
             dict(self.ranges),
             dict(self.groups),
             dict(self.tallies),
+            dict(self.host_settings),
             dict(self.counters),
             {name: Log(list(log.events), log.trimmed) for name, log in self.logs.items()},
             dict(self.arrivals),
@@ -126,6 +129,7 @@ class Rows:
         }
         groups = {each.name: GROUPS.encode(each) for each in changes.groups}
         tallies = {each.flow_id: TALLIES.encode(each) for each in changes.tallies}
+        settings = {each.executor_id: HOST_SETTINGS.encode(each) for each in changes.host_settings}
         arrivals = {
             each.allocation_id: each.arrival_number
             for each in (*changes.requests, *changes.moved_requests)
@@ -150,6 +154,7 @@ class Rows:
             rows.ranges.update(ranges)
             rows.groups.update(groups)
             rows.tallies.update(tallies)
+            rows.host_settings.update(settings)
             rows.counters.update(changes.counters)
             return [*wrong, *rows._in_line(arrivals), *rows._log(changes)]
 
@@ -174,6 +179,8 @@ class Rows:
             self.groups.pop(group, None)
         for flow_id in changes.deleted_tallies:
             self.tallies.pop(flow_id, None)
+        for executor_id in changes.deleted_host_settings:
+            self.host_settings.pop(executor_id, None)
         for job_id in changes.deleted_jobs:
             self._delete_job(job_id)
 

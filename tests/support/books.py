@@ -5,6 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from finegrain.cpu_assignment import CpuAssignment, NodeShare, PoolName
+from finegrain.cpu_policy import (
+    BindPolicy,
+    CpuPolicy,
+    ExclusivePolicy,
+    HostBindPolicy,
+    HostPolicy,
+    NumaPolicy,
+    NumaStrategy,
+    QosClass,
+)
+from finegrain.cpuset import CpuSet
 from finegrain.intervals import IntervalSet
 from finegrain.resources import GIB, ResourceProfile
 from resource_manager.engine.effects import Changes, Snapshot
@@ -15,6 +27,7 @@ from resource_manager.engine.entities import (
     GangPlacement,
     GangSpec,
     Group,
+    HostSetting,
     Job,
     JobEvent,
     JobState,
@@ -39,6 +52,28 @@ PROFILE = ResourceProfile(
     managed_memory_bytes=4,
     network_memory_bytes=5,
     extended=(("fpga", 2), ("licence", 1)),
+)
+
+
+CPU_POLICY = CpuPolicy(
+    QosClass.LSR,
+    BindPolicy.FULL_PCPUS,
+    bind_required=True,
+    exclusive=ExclusivePolicy.PCPU_LEVEL,
+    exclusive_required=True,
+    numa=NumaPolicy.SINGLE_NUMA_NODE,
+    numa_required=True,
+)
+
+ASSIGNMENT = CpuAssignment(
+    QosClass.LSR,
+    CpuSet.of(0, 1, 4),
+    BindPolicy.FULL_PCPUS,
+    ExclusivePolicy.PCPU_LEVEL,
+    (NodeShare(0, (("cpu_milli", 3000), ("memory_bytes", GIB))),),
+    CpuSet.of(0),
+    (PoolName(0, 0), PoolName(0, -1)),
+    ("no core was left",),
 )
 
 
@@ -97,6 +132,7 @@ def executor(executor_id: str = "host-a", **changes: Any) -> Executor:
         protocol_version="1.0",
         software_version="0.1.0",
         provided_as="small",
+        host_cpus='{"slot_cpus":"0-7"}',
     )
     values: dict[str, Any] = {"registration_number": 3, "first_seen_time_ms": 1_700_000_000_002}
     return Executor(registration=registration, **(values | changes))
@@ -159,6 +195,7 @@ def everything() -> Changes:
         allow_pending=True,
         restart_on_loss=True,
         gang_id="gang-1",
+        cpu_policy=CPU_POLICY,
     )
     return Changes(
         jobs=[
@@ -192,8 +229,9 @@ def everything() -> Changes:
                 allocated_time_ms=7,
                 isolation={"path": "/s/1", "n": 1},
                 resize_number=5,
-                ordered=Resize(4, PROFILE, 4000),
+                ordered=Resize(4, PROFILE, 4000, assignment=ASSIGNMENT),
                 wanted=Resize(5, PROFILE, 5000, wait_for_use=True, arrival_number=9),
+                assignment=ASSIGNMENT,
             ),
             slot("slot-2", state=SlotState.FREEING, isolation=None),
         ],
@@ -225,6 +263,23 @@ def everything() -> Changes:
             Group("deep", "default", 2.5, {"cpu_milli": 1}, {"cpu_milli": 9}, "for people", 5),
         ],
         tallies=[Tally("group/default", "slots", 0.1, 1 / 3, 6, '{"count":1}')],
+        host_settings=[
+            HostSetting(
+                "host-a",
+                HostPolicy(
+                    HostBindPolicy.FULL_PCPUS_ONLY,
+                    NumaStrategy.DISTRIBUTE_EVENLY,
+                    NumaPolicy.RESTRICTED,
+                    CpuSet.of(0, 4),
+                    reserved_strict=True,
+                    default_bind=BindPolicy.SPREAD_BY_PCPUS,
+                    default_exclusive=ExclusivePolicy.NONE,
+                ),
+                3,
+                7,
+            ),
+            HostSetting("", HostPolicy(), 4, 8),
+        ],
         job_events=[
             job_event(9, state=RequestState.GRANTED, reason="r", message="m", slot={"cpus": "0"}),
             job_event(10, state=RequestState.CANCELLED, count=4),
@@ -259,6 +314,7 @@ def _rows(books: Snapshot) -> tuple[Any, ...]:
         sorted(books.ranges, key=lambda each: (each.spec.range_id, each.spec.first_index)),
         sorted(books.groups, key=lambda each: each.name),
         sorted(books.tallies, key=lambda each: each.flow_id),
+        sorted(books.host_settings, key=lambda each: each.executor_id),
         books.counters,
     )
 
@@ -276,5 +332,6 @@ def books_of(changes: Changes) -> Snapshot:
         changes.ranges,
         changes.groups,
         changes.tallies,
+        changes.host_settings,
         changes.counters,
     )

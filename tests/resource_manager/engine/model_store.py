@@ -9,6 +9,7 @@ from array import array
 from typing import Any
 
 from resource_manager.engine.effects import Changes, Snapshot
+from resource_manager.engine.entities import NO_CPU_STATE
 from resource_manager.storage.rows import REQUEST_MOVES, SLOT_MOVES
 
 Key = tuple[str, int]
@@ -27,6 +28,7 @@ class ModelStore:
         self.ranges: dict[Key, Any] = {}
         self.groups: dict[str, Any] = {}
         self.tallies: dict[str, Any] = {}
+        self.host_settings: dict[str, Any] = {}
         self.counters: dict[str, int] = {}
         self.job_events: dict[str, list[Any]] = {}
         self.cluster_events: list[Any] = []
@@ -44,6 +46,8 @@ class ModelStore:
             self.groups.pop(group, None)
         for flow_id in changes.deleted_tallies:
             self.tallies.pop(flow_id, None)
+        for executor_id in changes.deleted_host_settings:
+            self.host_settings.pop(executor_id, None)
         for allocation_id in changes.deleted_requests:
             self.requests.pop(allocation_id, None)
         for key in changes.deleted_slots:
@@ -70,6 +74,8 @@ class ModelStore:
         )
         self.groups.update({row.name: copy.copy(row) for row in changes.groups})
         self.tallies.update({row.flow_id: copy.copy(row) for row in changes.tallies})
+        settings = {row.executor_id: copy.copy(row) for row in changes.host_settings}
+        self.host_settings.update(settings)
         self.counters.update(changes.counters)
         self._log(changes)
 
@@ -106,6 +112,7 @@ class ModelStore:
             ranges=[copy.deepcopy(row) for row in self.ranges.values()],
             groups=[copy.copy(row) for row in self.groups.values()],
             tallies=[copy.copy(row) for row in self.tallies.values()],
+            host_settings=[copy.copy(row) for row in self.host_settings.values()],
             counters=dict(self.counters),
         )
 
@@ -124,6 +131,7 @@ RUNTIME: dict[str, dict[str, Any]] = {
         "report_at_ms": 0,
         "report_time_ms": 0,
         "reported_available": None,
+        "cpu_state": NO_CPU_STATE,
         "command_number": 0,
         "drain_deadline_at_ms": None,
     },
