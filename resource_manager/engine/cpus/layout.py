@@ -17,12 +17,17 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, Final
 
+from finegrain.cpu_assignment import PoolName
+from finegrain.cpu_pools import NODE_UNKNOWN
 from finegrain.cpuset import CpuSet
 
 LAYOUTS_KNOWN_MAX: Final = 1_024  # kinds of hosts that are remembered; a cluster has a few
 
 Row = tuple[int, int, int, int] | tuple[int, int, int, int, int]
 """cpu, core, NUMA node, package and, if known, group that shares a last-level cache."""
+
+
+_ONLY: Final = PoolName(0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +39,7 @@ class Core:
     node: int
     kind: int = 0  # numbered by lowest cpu; 0 for all where cores are alike
     cache: int = -1  # label of the last-level cache group; -1: unknown
+    place: PoolName = _ONLY  # the shared pool that its cpus belong to
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +50,7 @@ class Node:
     mask: int
     packages: tuple[int, ...] = ()  # positions; more than one where a node spans packages
     memory_bytes: int = 0  # what slots may have of it
-    hugepages: tuple[tuple[str, int], ...] = ()  # name and number of pages, by name
+    extended: tuple[tuple[str, int], ...] = ()  # countable resources that lie there, by name
     distances: tuple[int, ...] = ()  # to the layout's nodes, in their order; () if unknown
     memory_node: int = 0  # position: itself if it has memory, else the nearest that does
 
@@ -62,13 +68,14 @@ class CpuLayout:
     """The cpus of one host. Equal only to itself (`layout_of` returns one for equal hosts).
 
     `cores` are in order of their numbers, nodes in order of their ids. `pinnable` are the cpus that
-    slots may have to themselves.
+    slots may have to themselves; those that are `isolated` are in no shared pool.
     """
 
     cores: tuple[Core, ...]
     nodes: tuple[Node, ...]
     packages: tuple[Package, ...]
     pinnable: int
+    isolated: int = 0
 
     @cached_property
     def cpus(self) -> int:
@@ -226,7 +233,7 @@ def layout_of(topology: str, host_cpus: str = "{}") -> CpuLayout | None:
     if not parts or not pinnable:
         return None
     nodes = _nodes(told.get("numa_nodes", ()), offered)
-    return _assembled(parts, nodes, pinnable)
+    return _assembled(parts, nodes, pinnable, _bits(offered, "isolated_cpus"))
 
 
 def layout_of_rows(rows: Iterable[Row], memory_bytes: int = 0) -> CpuLayout:
@@ -253,17 +260,19 @@ def layout_of_rows(rows: Iterable[Row], memory_bytes: int = 0) -> CpuLayout:
 @lru_cache(LAYOUTS_KNOWN_MAX)
 def _without(layout: CpuLayout, gone: int) -> CpuLayout:
     parts = [
-        (core.mask & ~gone, core.package, layout.nodes[core.node].id, str(core.kind), core.cache)
+        (core.mask & ~gone, core.place.package, core.place.node, str(core.kind), core.cache)
         for core in layout.cores
         if core.mask & ~gone
     ]
-    return _assembled(parts, list(layout.nodes), layout.pinnable & ~gone)
+    return _assembled(parts, list(layout.nodes), layout.pinnable & ~gone, layout.isolated & ~gone)
 
 
 _Part = tuple[int, int, int, str, int]  # mask, label of package, id of node, kind, cache
 
 
-def _assembled(parts: Sequence[_Part], nodes: Sequence[Node], pinnable: int) -> CpuLayout:
+def _assembled(
+    parts: Sequence[_Part], nodes: Sequence[Node], pinnable: int, isolated: int = 0
+) -> CpuLayout:
     """Puts cores, in their order, into the given nodes; adds nodes that only cores name."""
     nodes = _with_unnamed_nodes(parts, nodes)
     position = {node.id: at for at, node in enumerate(nodes)}
@@ -273,7 +282,14 @@ def _assembled(parts: Sequence[_Part], nodes: Sequence[Node], pinnable: int) -> 
     for part in sorted(parts, key=lambda part: part[0] & -part[0]):
         kinds.setdefault(part[3], len(kinds))
     cores = tuple(
-        Core(mask, package_at[label], position.get(node, 0), kinds[kind], cache)
+        Core(
+            mask,
+            package_at[label],
+            position.get(node, 0),
+            kinds[kind],
+            cache,
+            PoolName(label, max(node, NODE_UNKNOWN)),
+        )
         for mask, label, node, kind, cache in parts
     )
     return CpuLayout(
@@ -284,7 +300,7 @@ def _assembled(parts: Sequence[_Part], nodes: Sequence[Node], pinnable: int) -> 
                 _union(core.mask for core in cores if core.node == at),
                 tuple(sorted({core.package for core in cores if core.node == at})),
                 node.memory_bytes,
-                node.hugepages,
+                node.extended,
                 node.distances,
                 _memory_node(at, nodes, {core.node for core in cores}),
             )
@@ -298,6 +314,7 @@ def _assembled(parts: Sequence[_Part], nodes: Sequence[Node], pinnable: int) -> 
             for at in range(len(labels))
         ),
         pinnable=pinnable & _union(core.mask for core in cores),
+        isolated=isolated & _union(core.mask for core in cores),
     )
 
 
@@ -314,7 +331,7 @@ def _with_unnamed_nodes(parts: Sequence[_Part], nodes: Sequence[Node]) -> list[N
 
 
 def _without_distances(node: Node) -> Node:
-    return Node(node.id, node.mask, node.packages, node.memory_bytes, node.hugepages)
+    return Node(node.id, node.mask, node.packages, node.memory_bytes, node.extended)
 
 
 def _memory_node(at: int, nodes: Sequence[Node], with_cpus: set[int]) -> int:
@@ -339,16 +356,18 @@ def _nodes(told: Iterable[Mapping[str, Any]], offered: Mapping[str, Any]) -> lis
         node_id = int(node.get("numa_node_id", 0))
         if offered:
             mine = by_id.get(node_id, {})
-            memory, pages = int(mine.get("memory_bytes", 0)), mine.get("hugepages", {})
+            # Memory of a kind of its own (HBM, CXL, a GPU's) is given to nobody who does not ask.
+            memory = int(mine.get("memory_bytes", 0)) if mine.get("default_memory") else 0
+            extended = mine.get("extended", {})
         else:
-            memory, pages = int(node.get("memory_bytes", 0)), {}
+            memory, extended = int(node.get("memory_bytes", 0)), {}
         nodes.append(
             Node(
                 node_id,
                 0,
                 (),
                 memory,
-                tuple(sorted((name, int(count)) for name, count in pages.items())),
+                tuple(sorted((name, int(count)) for name, count in extended.items())),
                 tuple(int(each) for each in node.get("distances", ())),
             )
         )

@@ -85,7 +85,11 @@ def test_a_core_keeps_the_threads_that_slots_may_not_have() -> None:
         {
             "slot_cpus": "1-7",
             "numa": [
-                {"memory_bytes": "1024", "hugepages": {"hugepages-2Mi": "7"}},
+                {
+                    "memory_bytes": "1024",
+                    "default_memory": True,
+                    "extended": {"hugepages-2Mi": "7"},
+                },
                 {"numa_node_id": 3},
             ],
         },
@@ -95,7 +99,7 @@ def test_a_core_keeps_the_threads_that_slots_may_not_have() -> None:
     assert layout.whole(layout.pinnable) == cpus("1-3,5-7")  # 4 has a reserved sibling
     assert layout.first_threads(layout.pinnable) == cpus("1-4")
     assert [node.memory_bytes for node in layout.nodes] == [1024, 0]
-    assert layout.nodes[0].hugepages == (("hugepages-2Mi", 7),)
+    assert layout.nodes[0].extended == (("hugepages-2Mi", 7),)
     assert layout.nodes[1].memory_node == 0  # none of its own is offered
 
 
