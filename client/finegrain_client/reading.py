@@ -23,8 +23,10 @@ from finegrain_client import types
 
 StateT = TypeVar("StateT", bound=StrEnum)
 
-_AMOUNTS = [each.name for each in resources_pb2.ResourceAmounts.DESCRIPTOR.fields][:-1]
-_PROFILE_PARTS = [each.name for each in resources_pb2.ResourceProfile.DESCRIPTOR.fields][:-1]
+_AMOUNTS, _PROFILE_PARTS = (
+    [each.name for each in kind.DESCRIPTOR.fields if each.name != "extended"]
+    for kind in (resources_pb2.ResourceAmounts, resources_pb2.ResourceProfile)
+)
 
 
 def state(kind: type[StateT], wrapper: Any, number: int) -> StateT:

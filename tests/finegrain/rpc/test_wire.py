@@ -28,7 +28,7 @@ from finegrain.rpc.wire import (
 from finegrain.v1 import resources_pb2
 
 amount = st.integers(0, AMOUNT_MAX // 4)
-names = st.from_regex(r"[a-z][a-z0-9_.-]{0,62}", fullmatch=True)
+names = st.from_regex(r"[a-z][A-Za-z0-9_.-]{0,62}", fullmatch=True)
 extended = st.dictionaries(names, amount, max_size=4)
 
 

@@ -1,0 +1,344 @@
+"""Which cpus and NUMA nodes: between messages and the shared vocabulary, checked at the boundary.
+
+Decides how every word of `finegrain/cpu_policy.py` and `finegrain/cpu_assignment.py` is written in
+cpus.proto, and what a message that does not say means. Refuses words of a newer version. Refuses to
+know which policies go together: of requests the RM knows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from enum import StrEnum
+from functools import lru_cache
+from typing import Any
+
+from finegrain.cpu_assignment import CpuAssignment, NodeShare, PoolName
+from finegrain.cpu_policy import (
+    PLAIN,
+    BindPolicy,
+    CpuPolicy,
+    EffectivePolicy,
+    ExclusivePolicy,
+    HostPolicy,
+    NumaPolicy,
+)
+from finegrain.cpuset import MAX_ID, CpuSet
+from finegrain.errors import InvalidArgument
+from finegrain.ids import check_text
+from finegrain.resources import (
+    BEST_EFFORT_CPU_MILLI,
+    CPU_MILLI,
+    EXTENDED_PREFIX,
+    MEMORY_BYTES,
+    MEMORY_PARTS,
+)
+from finegrain.rpc.known import Known
+from finegrain.rpc.wire import EXTENDED_NAME_PATTERN, KNOWN_MAX, check_amount
+from finegrain.rpc.wire_cpu_words import BIND, EXCLUSIVE, HOST_BIND, NUMA, QOS, STRATEGY
+from finegrain.rpc.wire_topology import check_cpu_list
+from finegrain.v1 import cpus_pb2 as pb
+
+NODES_MAX = 1_024  # of one assignment or host; the kernel's own limit
+DIMENSIONS_MAX = 64
+NODE_DIMENSIONS = (CPU_MILLI, BEST_EFFORT_CPU_MILLI, MEMORY_BYTES, *MEMORY_PARTS)
+NOTES_MAX = 32
+NOTE_LENGTH_MAX = 1_000
+
+DEFAULT_BINDS = (BindPolicy.NONE, BindPolicy.FULL_PCPUS, BindPolicy.SPREAD_BY_PCPUS)
+"""Bind policies that requests which name none can have."""
+
+STRICT_UNLESS_SAID = frozenset({NumaPolicy.RESTRICTED, NumaPolicy.SINGLE_NUMA_NODE})
+"""NUMA policies that are required where no strength is said."""
+
+_STRENGTHS: dict[int, bool] = {pb.STRENGTH_PREFERRED: False, pb.STRENGTH_REQUIRED: True}
+
+_policies: Known[CpuPolicy] = Known(KNOWN_MAX)
+_assignments: Known[CpuAssignment] = Known(KNOWN_MAX)
+
+
+def cpu_policy_from_proto(message: pb.CpuPolicy, field: str) -> CpuPolicy:
+    """What a request says about its cpus, with the strengths that hold where none are said.
+
+    Raises:
+        InvalidArgument: a word or strength that nobody knows.
+    """
+    data = message.SerializeToString()
+    policy = _policies.get(data)
+    if policy is None:
+        policy = _checked_policy(message, field)
+        _policies.keep(data, policy)
+    return policy
+
+
+def _checked_policy(message: pb.CpuPolicy, field: str) -> CpuPolicy:
+    numa = NUMA.word(message.numa, f"{field}.numa")
+    strict = numa in STRICT_UNLESS_SAID
+    return CpuPolicy(
+        qos=QOS.word(message.qos, f"{field}.qos"),
+        bind=BIND.word(message.bind, f"{field}.bind"),
+        bind_required=_required(message.bind_strength, False, f"{field}.bind_strength"),
+        exclusive=EXCLUSIVE.word(message.exclusive, f"{field}.exclusive"),
+        exclusive_required=_required(
+            message.exclusive_strength, False, f"{field}.exclusive_strength"
+        ),
+        numa=numa,
+        numa_required=_required(message.numa_strength, strict, f"{field}.numa_strength"),
+    )
+
+
+@lru_cache(KNOWN_MAX)
+def cpu_policy_to_proto(policy: CpuPolicy) -> pb.CpuPolicy | None:
+    """The inverse, with every strength said; None for a policy that says nothing.
+
+    The message is shared: copy it before changing it.
+    """
+    if policy == PLAIN:
+        return None
+    return pb.CpuPolicy(
+        qos=QOS.number(policy.qos),
+        bind=BIND.number(policy.bind),
+        bind_strength=_strength(policy.bind, policy.bind_required),
+        exclusive=EXCLUSIVE.number(policy.exclusive),
+        exclusive_strength=_strength(policy.exclusive, policy.exclusive_required),
+        numa=NUMA.number(policy.numa),
+        numa_strength=_strength(policy.numa, policy.numa_required),
+    )
+
+
+def assignment_from_proto(message: pb.CpuAssignment, field: str) -> CpuAssignment:
+    """The cpus, NUMA nodes and pools of a slot. The result is shared.
+
+    Raises:
+        InvalidArgument: a malformed list, an unknown word, a node or pool twice.
+    """
+    data = message.SerializeToString()
+    assignment = _assignments.get(data)
+    if assignment is None:
+        assignment = _checked_assignment(message, field)
+        _assignments.keep(data, assignment)
+    return assignment
+
+
+def _checked_assignment(message: pb.CpuAssignment, field: str) -> CpuAssignment:
+    shares = tuple(_node_share(each, f"{field}.numa[{at}]") for at, each in enumerate(message.numa))
+    pools = tuple(
+        PoolName(
+            _number(each.package_index, f"{field}.pools[{at}].package_index"),
+            _number(each.numa_node_id, f"{field}.pools[{at}].numa_node_id", least=-1),
+        )
+        for at, each in enumerate(message.pools)
+    )
+    _check_once(f"{field}.numa", [each.node for each in shares])
+    _check_once(f"{field}.pools", pools)
+    return CpuAssignment(
+        qos=QOS.word(message.qos, f"{field}.qos"),
+        cpus=cpus_from_text(message.cpus, f"{field}.cpus"),
+        bind=BIND.said(message.bind, f"{field}.bind") or BindPolicy.NONE,
+        exclusive=EXCLUSIVE.said(message.exclusive, f"{field}.exclusive") or ExclusivePolicy.NONE,
+        numa=shares,
+        memory_nodes=cpus_from_text(message.memory_nodes, f"{field}.memory_nodes"),
+        pools=pools,
+        notes=notes_from_proto(message.notes, f"{field}.notes"),
+    )
+
+
+@lru_cache(KNOWN_MAX)
+def assignment_to_proto(assignment: CpuAssignment) -> pb.CpuAssignment:
+    """The inverse. The message is shared: copy it before changing it."""
+    return pb.CpuAssignment(
+        qos=QOS.number(assignment.qos),
+        cpus=str(assignment.cpus),
+        bind=BIND.number(assignment.bind),
+        exclusive=EXCLUSIVE.number(assignment.exclusive),
+        numa=[
+            pb.NodeShare(numa_node_id=share.node, amounts=dict(share.amounts))
+            for share in assignment.numa
+        ],
+        memory_nodes=str(assignment.memory_nodes),
+        pools=[
+            pb.PoolName(package_index=pool.package, numa_node_id=pool.node)
+            for pool in assignment.pools
+        ],
+        notes=assignment.notes,
+    )
+
+
+def host_policy_from_proto(message: pb.HostPolicy, field: str) -> HostPolicy:
+    """One layer of a host's settings; what is not said is None.
+
+    Raises:
+        InvalidArgument: a malformed list, or a word that nobody knows or that is not for hosts.
+    """
+    default_bind = BIND.said(message.default_bind, f"{field}.default_bind")
+    if default_bind is not None and default_bind not in DEFAULT_BINDS:
+        expected = "one of " + ", ".join(DEFAULT_BINDS)
+        raise InvalidArgument(f"{field}.default_bind", str(default_bind), expected)
+    reserved = None
+    if message.HasField("reserved_cpus"):
+        reserved = cpus_from_text(message.reserved_cpus, f"{field}.reserved_cpus")
+    return HostPolicy(
+        bind=HOST_BIND.said(message.bind, f"{field}.bind"),
+        numa_strategy=STRATEGY.said(message.numa_strategy, f"{field}.numa_strategy"),
+        alignment=NUMA.said(message.alignment, f"{field}.alignment"),
+        reserved_cpus=reserved,
+        reserved_strict=message.reserved_strict if message.HasField("reserved_strict") else None,
+        default_bind=default_bind,
+        default_exclusive=EXCLUSIVE.said(message.default_exclusive, f"{field}.default_exclusive"),
+    )
+
+
+def host_policy_to_proto(policy: HostPolicy) -> pb.HostPolicy:
+    """The inverse."""
+    return pb.HostPolicy(
+        bind=HOST_BIND.number(policy.bind),
+        numa_strategy=STRATEGY.number(policy.numa_strategy),
+        alignment=NUMA.number(policy.alignment),
+        reserved_cpus=None if policy.reserved_cpus is None else str(policy.reserved_cpus),
+        reserved_strict=policy.reserved_strict,
+        default_bind=BIND.number(policy.default_bind),
+        default_exclusive=EXCLUSIVE.number(policy.default_exclusive),
+    )
+
+
+def effective_policy_to_proto(policy: EffectivePolicy) -> pb.EffectiveHostPolicy:
+    """What holds on a host, and by whom."""
+    strict = policy.strictly_reserved_cpus
+    reserved = policy.reserved_cpus
+    return pb.EffectiveHostPolicy(
+        policy=host_policy_to_proto(
+            HostPolicy(
+                bind=policy.bind,
+                numa_strategy=policy.numa_strategy,
+                alignment=policy.alignment,
+                reserved_cpus=reserved,
+                reserved_strict=bool(reserved) and strict == reserved,
+                default_bind=policy.default_bind,
+                default_exclusive=policy.default_exclusive,
+            )
+        ),
+        origins={name: str(origin) for name, origin in policy.origins},
+        strictly_reserved_cpus=str(strict),
+    )
+
+
+def host_cpus_from_proto(message: pb.HostCpus, field: str) -> str:
+    """What an executor announces of its cpus, checked, as compact JSON text.
+
+    The names are those of the protocol; `policy` is what `HostPolicy.to_dict` writes.
+
+    Raises:
+        InvalidArgument: a malformed list or name, a node twice, a negative amount.
+    """
+    data: dict[str, object] = {}
+    for name in ("slot_cpus", "reserved_cpus", "isolated_cpus"):
+        if text := str(cpus_from_text(getattr(message, name), f"{field}.{name}")):
+            data[name] = text
+    if policy := host_policy_from_proto(message.policy, f"{field}.policy").to_dict():
+        data["policy"] = policy
+    zones = [_zone(each, f"{field}.numa[{at}]") for at, each in enumerate(message.numa)]
+    _check_once(f"{field}.numa", [each["numa_node_id"] for each in zones])
+    if zones:
+        data["numa"] = zones
+    return json.dumps(data, separators=(",", ":"))
+
+
+def host_cpus_to_proto(text: str) -> pb.HostCpus:
+    """The inverse; what a newer version has written besides is ignored."""
+    data: dict[str, Any] = json.loads(text or "{}")
+    message = pb.HostCpus(
+        slot_cpus=data.get("slot_cpus", ""),
+        reserved_cpus=data.get("reserved_cpus", ""),
+        isolated_cpus=data.get("isolated_cpus", ""),
+        numa=[
+            pb.NumaCapacity(
+                numa_node_id=each["numa_node_id"],
+                memory_bytes=each.get("memory_bytes", 0),
+                extended=each.get("extended", {}),
+                default_memory=each.get("default_memory", False),
+            )
+            for each in data.get("numa", ())
+        ],
+    )
+    if policy := data.get("policy"):
+        message.policy.CopyFrom(host_policy_to_proto(HostPolicy.from_dict(policy)))
+    return message
+
+
+def cpus_from_text(text: str, field: str) -> CpuSet:
+    """A cpu list, or a list of nodes, of acceptable length.
+
+    Raises:
+        InvalidArgument: it is none.
+    """
+    return CpuSet.parse(check_cpu_list(text, field), field)
+
+
+def notes_from_proto(notes: Any, field: str) -> tuple[str, ...]:
+    """Sentences for people.
+
+    Raises:
+        InvalidArgument: too many, too long, or with control characters.
+    """
+    if len(notes) > NOTES_MAX:
+        raise InvalidArgument(field, f"{len(notes)} notes", f"at most {NOTES_MAX}")
+    return tuple(
+        check_text(f"{field}[{at}]", each, longest=NOTE_LENGTH_MAX) for at, each in enumerate(notes)
+    )
+
+
+def _zone(message: pb.NumaCapacity, field: str) -> dict[str, Any]:
+    zone: dict[str, Any] = {
+        "numa_node_id": _number(message.numa_node_id, f"{field}.numa_node_id"),
+        "memory_bytes": check_amount(f"{field}.memory_bytes", message.memory_bytes),
+        "default_memory": message.default_memory,
+    }
+    extended = {EXTENDED_PREFIX + name: amount for name, amount in message.extended.items()}
+    if found := _amounts(extended, f"{field}.extended"):
+        zone["extended"] = {name.removeprefix(EXTENDED_PREFIX): each for name, each in found}
+    return zone
+
+
+def _node_share(message: pb.NodeShare, field: str) -> NodeShare:
+    node = _number(message.numa_node_id, f"{field}.numa_node_id")
+    return NodeShare(node, _amounts(message.amounts, f"{field}.amounts"))
+
+
+def _amounts(amounts: Mapping[str, int], field: str) -> tuple[tuple[str, int], ...]:
+    if len(amounts) > DIMENSIONS_MAX:
+        raise InvalidArgument(field, f"{len(amounts)} dimensions", f"at most {DIMENSIONS_MAX}")
+    for name, amount in amounts.items():
+        resource = name.removeprefix(EXTENDED_PREFIX)
+        countable = resource != name and EXTENDED_NAME_PATTERN.fullmatch(resource)
+        if not countable and name not in NODE_DIMENSIONS:
+            expected = f"one of {', '.join(NODE_DIMENSIONS)}, or {EXTENDED_PREFIX} and a name"
+            raise InvalidArgument(f"{field} of a dimension", name, expected)
+        check_amount(f"{field}[{name}]", amount)
+    return tuple(sorted((name, amount) for name, amount in amounts.items() if amount))
+
+
+def _number(value: int, field: str, *, least: int = 0) -> int:
+    if not least <= value <= MAX_ID:
+        raise InvalidArgument(field, value, f"{least} to {MAX_ID}")
+    return value
+
+
+def _check_once(field: str, items: Any) -> None:
+    if len(items) > NODES_MAX:
+        raise InvalidArgument(field, f"{len(items)} items", f"at most {NODES_MAX}")
+    if len(set(items)) != len(items):
+        raise InvalidArgument(field, f"{len(items)} items", "each of them once")
+
+
+def _required(strength: int, unsaid: bool, field: str) -> bool:
+    if strength == pb.STRENGTH_UNSPECIFIED:
+        return unsaid
+    if strength not in _STRENGTHS:
+        raise InvalidArgument(field, strength, "a known Strength")
+    return _STRENGTHS[strength]
+
+
+def _strength(policy: StrEnum, required: bool) -> Any:
+    if policy == BindPolicy.DEFAULT:  # in each vocabulary
+        return pb.STRENGTH_UNSPECIFIED
+    return pb.STRENGTH_REQUIRED if required else pb.STRENGTH_PREFERRED
