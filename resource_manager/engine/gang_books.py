@@ -21,8 +21,10 @@ from resource_manager.engine.entities import (
     GangSpec,
     Instant,
     Request,
+    RequestSpec,
     RequestState,
 )
+from resource_manager.engine.shapes import CpuKey, ShapeKey, shape_key
 from resource_manager.engine.singles import Kind, Labels, Single, Singles
 
 
@@ -49,6 +51,17 @@ class Wish:
     labels: Labels
     count: int
     elsewhere: frozenset[str] = frozenset()
+    cpus: CpuKey | None = None  # what they say of their cpus; None: nothing
+
+    @property
+    def key(self) -> ShapeKey:
+        """The shape that each of them would wait with by itself."""
+        return self.profile, self.labels, self.cpus
+
+    @property
+    def best_effort(self) -> bool:
+        """True if they book best-effort cpu."""
+        return self.cpus is not None and self.cpus[0].best_effort
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +96,7 @@ class WaitingGang:
     # How it fared when executors that still hold older slots were left out.
     in_vain: tuple[tuple[Wish, ...], InVain] | None = None
     # Why members wait, by what they ask for, as of a state of the books.
-    reasons: tuple[int, dict[tuple[ResourceProfile | None, Labels], str]] = (-1, {})
+    reasons: tuple[int, dict[ShapeKey, str]] = (-1, {})
 
 
 @dataclass(slots=True)
@@ -219,10 +232,17 @@ def living(requests: dict[str, Request], gang: Gang) -> Iterator[Request]:
 
 def wishes_of(members: Iterable[Request]) -> tuple[Wish, ...]:
     """What these members ask for, equal ones counted."""
-    asked = Counter((each.spec.profile, each.spec.required_labels) for each in members)
     return tuple(
         sorted(
-            (Wish(profile, labels, count) for (profile, labels), count in asked.items()),
-            key=lambda wish: (repr(wish.profile), wish.labels),
+            wishes_for(each.spec for each in members),
+            key=lambda wish: (repr(wish.profile), wish.labels, repr(wish.cpus)),
         )
+    )
+
+
+def wishes_for(specs: Iterable[RequestSpec]) -> tuple[Wish, ...]:
+    """The same of requests that are no members yet, in the order of the first of each."""
+    asked = Counter(shape_key(spec) for spec in specs)
+    return tuple(
+        Wish(profile, labels, count, cpus=cpus) for (profile, labels, cpus), count in asked.items()
     )

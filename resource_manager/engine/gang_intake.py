@@ -19,7 +19,7 @@ from resource_manager.engine.entities import (
     RequestSpec,
 )
 from resource_manager.engine.events import ItemOutcome
-from resource_manager.engine.gang_books import Where, Wish
+from resource_manager.engine.gang_books import Where, Wish, wishes_for
 from resource_manager.engine.gangs import begin_to_wait
 from resource_manager.engine.placement.feasibility import Feasibility, rejection
 from resource_manager.engine.placement.gang_feasibility import gang_feasibility
@@ -175,9 +175,7 @@ def _others(
 def _impossible(
     state: State, gang: GangSpec, members: list[RequestSpec], verdicts: _Verdicts
 ) -> list[ItemOutcome]:
-    asked = Counter((spec.profile, spec.required_labels) for spec in members)
-    wishes = tuple(Wish(profile, labels, count) for (profile, labels), count in asked.items())
-    key = Where.of(gang), wishes
+    key = Where.of(gang), wishes_for(members)
     if key not in verdicts:
         verdicts[key] = gang_feasibility(state, *key)
     if verdicts[key] is not Feasibility.NEVER:

@@ -19,14 +19,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 from finegrain.errors import Reason
-from finegrain.resources import ResourceProfile
 from resource_manager.engine import moves
 from resource_manager.engine.entities import Gang, Request, RequestState, Slot
 from resource_manager.engine.gang_books import WaitingGang, Wish, living
 from resource_manager.engine.placement.gang_room import Share
 from resource_manager.engine.placement.gang_search import find_together, passed_by
 from resource_manager.engine.placement.placing import Placing
-from resource_manager.engine.singles import Labels, Single
+from resource_manager.engine.shapes import ShapeKey, shape_key
+from resource_manager.engine.singles import Single
 from resource_manager.engine.state import State
 from resource_manager.engine.timers import Timer
 from resource_manager.engine.transitions import RequestInput
@@ -219,15 +219,14 @@ def _leave(state: State, gang: Gang) -> None:
 
 def _by_wish(state: State, waiting: WaitingGang) -> dict[Wish, list[Request]]:
     """The members, by what they ask for and which hosts they must not have."""
-    alike: dict[tuple[ResourceProfile | None, Labels, frozenset[str]], list[Request]] = {}
+    alike: dict[tuple[ShapeKey, frozenset[str]], list[Request]] = {}
     for request in waiting.members:
-        spec = request.spec
-        holders = state.left_behind.get(spec.allocation_id, ())
+        holders = state.left_behind.get(request.allocation_id, ())
         elsewhere = frozenset(slot.executor_id for slot in holders)
-        alike.setdefault((spec.profile, spec.required_labels, elsewhere), []).append(request)
+        alike.setdefault((shape_key(request.spec), elsewhere), []).append(request)
     return {
-        Wish(profile, labels, len(some), elsewhere): some
-        for (profile, labels, elsewhere), some in alike.items()
+        Wish(profile, labels, len(some), elsewhere, cpus): some
+        for ((profile, labels, cpus), elsewhere), some in alike.items()
     }
 
 

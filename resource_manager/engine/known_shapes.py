@@ -4,7 +4,6 @@ labels somebody waits for. Refuses to know who waits, and whether there is room.
 
 from __future__ import annotations
 
-from resource_manager.engine.entities import RequestSpec
 from resource_manager.engine.shapes import Shape, ShapeKey, make_shape
 from resource_manager.engine.singles import Labels
 
@@ -29,26 +28,24 @@ class KnownShapes:
         """True if somebody waits with a shape that asks for these labels."""
         return labels in self._asked_for
 
-    def of(self, spec: RequestSpec) -> Shape:
-        """The shape of a request, whether or not anybody waits with it."""
-        key = (spec.profile, spec.required_labels)
+    def of(self, key: ShapeKey) -> Shape:
+        """The shape of requests that ask for this, whether or not anybody waits with it."""
         shape = self.waited_with.get(key) or self._idle.get(key)
         if shape is None:
-            shape = self._make(spec)
+            shape = self._make(key)
             self._retire(key, shape)
         return shape
 
-    def begin(self, spec: RequestSpec) -> Shape:
-        """Somebody begins to wait with the shape of a request."""
-        key = (spec.profile, spec.required_labels)
-        shape = self._idle.pop(key, None) or self._make(spec)
+    def begin(self, key: ShapeKey) -> Shape:
+        """Somebody begins to wait who asks for this."""
+        shape = self._idle.pop(key, None) or self._make(key)
         self.waited_with[key] = shape
         self._asked_for[shape.labels] = self._asked_for.get(shape.labels, 0) + 1
         return shape
 
     def end(self, shape: Shape) -> None:
         """The last one who waited with a shape has left."""
-        key = (shape.profile, shape.labels)
+        key = shape.key
         del self.waited_with[key]
         self._asked_for[shape.labels] -= 1
         if not self._asked_for[shape.labels]:
@@ -62,6 +59,6 @@ class KnownShapes:
         if len(self._idle) > IDLE_SHAPES_MAX:
             del self._idle[next(iter(self._idle))]
 
-    def _make(self, spec: RequestSpec) -> Shape:
+    def _make(self, key: ShapeKey) -> Shape:
         self._made += 1
-        return make_shape(self._made, spec.profile, spec.required_labels)
+        return make_shape(self._made, key)

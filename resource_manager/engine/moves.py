@@ -22,6 +22,7 @@ from resource_manager.engine.fair import threads
 from resource_manager.engine.host import Host, SlotKey
 from resource_manager.engine.members import keep_end, keep_move, single_out
 from resource_manager.engine.resizes import resume, stop
+from resource_manager.engine.shapes import shape_key
 from resource_manager.engine.transitions import RequestInput, SlotInput
 from resource_manager.engine.turn import Turn
 
@@ -101,8 +102,7 @@ def grant(turn: Turn, slot: Slot) -> None:
 
 def _serves(turn: Turn, host: Host, request: Request) -> None:
     """Whatever the host refused of this shape is over, and others of the shape may come."""
-    key = (request.spec.profile, request.spec.required_labels)
-    refusal = host.refusals.pop(key, None)
+    refusal = host.refusals.pop(shape_key(request.spec), None) if host.refusals else None
     if refusal is not None and refusal.active:
         turn.state.indexes.log_growth(host, turn.state.queue)
 

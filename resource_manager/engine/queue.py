@@ -22,7 +22,14 @@ from resource_manager.engine.fair.flows import FlowTree
 from resource_manager.engine.known_shapes import KnownShapes
 from resource_manager.engine.lines import PARKED, Line
 from resource_manager.engine.rounds import Round
-from resource_manager.engine.shapes import DEFAULT_SLOTS, SLOTS, Shape, ShapeKey, in_grains
+from resource_manager.engine.shapes import (
+    DEFAULT_SLOTS,
+    SLOTS,
+    Shape,
+    ShapeKey,
+    in_grains,
+    shape_key,
+)
 from resource_manager.engine.singles import Labels
 from resource_manager.engine.stopped import Stopped
 from resource_manager.engine.turns import Turns
@@ -88,11 +95,15 @@ class WaitingQueue:
 
     def shape_of(self, spec: RequestSpec) -> Shape:
         """The shape of a request, whether or not anybody waits with it."""
-        return self._known.of(spec)
+        return self._known.of(shape_key(spec))
+
+    def shape_at(self, key: ShapeKey) -> Shape:
+        """The shape of requests that ask for this, likewise."""
+        return self._known.of(key)
 
     def new_shapes(self, job_id: str, specs: Iterable[RequestSpec]) -> int:
         """How many shapes more a job would wait with, if it asked for all of these."""
-        keys = {(spec.profile, spec.required_labels) for spec in specs}
+        keys = {shape_key(spec) for spec in specs}
         shapes = (self._known.waited_with.get(key) for key in keys)
         return sum(shape is None or job_id not in shape.lines for shape in shapes)
 
@@ -231,7 +242,7 @@ class WaitingQueue:
         in the next round.
         """
         self._add(request.spec, request.job_id, request.arrival_number, 1, counted=False)
-        shape = self._known.waited_with[request.spec.profile, request.spec.required_labels]
+        shape = self._known.waited_with[shape_key(request.spec)]
         shape.tried = True
         if shape not in self.round and shape not in self.roomy and not self.sleeps(shape):
             self.open[shape] = None
@@ -243,15 +254,15 @@ class WaitingQueue:
     # How it is done.
 
     def _line_of(self, spec: RequestSpec, job_id: str) -> Line | None:
-        shape = self._known.waited_with.get((spec.profile, spec.required_labels))
+        shape = self._known.waited_with.get(shape_key(spec))
         return shape.lines.get(job_id) if shape is not None else None
 
     def _add(
         self, spec: RequestSpec, job_id: str, number: int, count: int, *, counted: bool = True
     ) -> None:
         self.moves += 1
-        key = (spec.profile, spec.required_labels)
-        shape = self._known.waited_with.get(key) or self._begin(spec)
+        key = shape_key(spec)
+        shape = self._known.waited_with.get(key) or self._begin(key)
         line = shape.lines.get(job_id) or self._begin_line(shape, job_id)
         added = line.numbers.add_run(number, number + count)
         shape.waiting += added
@@ -269,9 +280,9 @@ class WaitingQueue:
                 self._rouse(shape)
             self.turns.stand(line)
 
-    def _begin(self, spec: RequestSpec) -> Shape:
+    def _begin(self, key: ShapeKey) -> Shape:
         """Somebody begins to wait with a shape."""
-        shape = self._known.begin(spec)
+        shape = self._known.begin(key)
         self.open[shape] = None
         shape.tried = False
         return shape

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from resource_manager.engine.entities import Slot
 from resource_manager.engine.host import Host, Refusal
+from resource_manager.engine.shapes import shape_key
 from resource_manager.engine.timers import Timer
 from resource_manager.engine.turn import Turn
 
@@ -25,7 +26,7 @@ def remember_refusal(turn: Turn, host: Host, slot: Slot) -> None:
     if request is None:
         return
     settings = turn.state.settings
-    key = (request.spec.profile, request.spec.required_labels)
+    key = shape_key(request.spec)
     before = host.refusals.get(key)
     failures = before.failures if before is not None else 0
     delay = backoff_ms(failures, settings.refusal_backoff_min_ms, settings.refusal_backoff_max_ms)

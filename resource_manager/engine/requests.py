@@ -32,6 +32,7 @@ from resource_manager.engine.jobs import active_job, known_job
 from resource_manager.engine.placement.feasibility import rejection
 from resource_manager.engine.range_ends import Why, give_up_members
 from resource_manager.engine.range_intake import new_members, submit_range
+from resource_manager.engine.shapes import shape_key
 from resource_manager.engine.soundness import taken, unsound
 from resource_manager.engine.state import State
 from resource_manager.engine.turn import Turn
@@ -116,7 +117,7 @@ def _refuse_too_many_shapes(state: State, job: Job, specs: Collection[RequestSpe
     if waiting + len(specs) <= most:
         return
     new = state.queue.new_shapes(job.job_id, [spec for spec in specs if not spec.gang_id])
-    new += len({(s.gang_id, s.profile, s.required_labels) for s in specs if s.gang_id})
+    new += len({(s.gang_id, *shape_key(s)) for s in specs if s.gang_id})
     if waiting + new > most:
         raise ResourceExhausted(
             f"job {job.job_id} waits with {waiting} different profiles or labels, those of gangs"

@@ -1,8 +1,8 @@
 """Equal requests, and what is known of them. Knows what one asks for and how it is counted; whether
 there is room is not its business, nor who waits.
 
-Requests that ask for the same (profile and labels) form a *shape*: where one of them does not fit,
-none does, so a failed search is remembered once per shape.
+Requests that ask for the same (profile, labels and CPU policy) form a *shape*: where one of them
+does not fit, none does, so a failed search is remembered once per shape.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from finegrain.cpu_policy import PLAIN, BindPolicy, CpuPolicy
 from finegrain.intervals import Run
 from finegrain.resources import (
     MEMORY_BYTES,
@@ -21,9 +22,11 @@ from finegrain.resources import (
     ResourceProfile,
     booking,
 )
+from resource_manager.engine.cpu_columns import cpu_need
 from resource_manager.engine.singles import Labels
 
 if TYPE_CHECKING:
+    from resource_manager.engine.entities import RequestSpec
     from resource_manager.engine.lines import Line
 
 SLOTS = "slots"
@@ -40,7 +43,26 @@ _MEMORY = frozenset({MEMORY_BYTES, *MEMORY_PARTS})
 STALE_MAX = 64
 """Places at which nobody stands any more that a heap may have beside as many as are of use."""
 
-ShapeKey = tuple[ResourceProfile | None, Labels]
+CpuKey = tuple[CpuPolicy, int]
+"""What a request says of its cpus: its policy, and its cpu limit where a host is chosen by that."""
+
+ShapeKey = tuple[ResourceProfile | None, Labels, CpuKey | None]
+"""All by which a host is chosen. Requests that say nothing of their cpus have None there."""
+
+
+def cpu_key(policy: CpuPolicy, cpu_limit_milli: int) -> CpuKey | None:
+    """What tells requests apart that ask for the same amounts; None: nothing."""
+    if policy is PLAIN or policy == PLAIN:
+        return None
+    burst = policy.bind is BindPolicy.CONSTRAINED_BURST
+    return policy, cpu_limit_milli if burst else 0
+
+
+def shape_key(spec: RequestSpec) -> ShapeKey:
+    """Requests with the same key are of one shape."""
+    policy = spec.cpu_policy
+    cpus = None if policy is PLAIN else cpu_key(policy, spec.cpu_limit_milli)
+    return spec.profile, spec.required_labels, cpus
 
 
 @dataclass(slots=True, eq=False)
@@ -59,6 +81,10 @@ class Shape:
     """Equal requests that wait.
 
     Attributes:
+        cpus: what they say of their cpus; None: nothing.
+        pooled_need: columns of the index and amounts that a host with one memory pool must have;
+            where `exact`, more may be needed.
+        separate_need: the same on a host with a pool per memory part.
         waiting: how many.
         lines: by job.
         parked: those that were found waiting in vain while nothing fitted.
@@ -71,17 +97,44 @@ class Shape:
     number: int  # order of making; for ties
     profile: ResourceProfile | None
     labels: Labels
-    pooled_need: dict[str, int]  # columns and amounts on a host with one memory pool
-    separate_need: dict[str, int]  # the same on a host with a pool per memory part
+    pooled_need: dict[str, int]
+    separate_need: dict[str, int]
+    cpus: CpuKey | None = None
     waiting: int = 0
     lines: dict[str, Line] = field(default_factory=dict)
     parked: dict[Line, None] = field(default_factory=dict)
     tried: bool = True
     cursor: Cursor = field(default_factory=Cursor)
+    strict_cursor: Cursor = field(default_factory=Cursor)  # among hosts that look exactly at all
     verdict: tuple[int, str] | None = None
     reason: tuple[int, str] | None = None
     need: tuple[int, dict[str, int]] | None = None
     heads: list[tuple[int, Line]] = field(default_factory=list)  # see `head`
+
+    @property
+    def key(self) -> ShapeKey:
+        """What all of them ask for."""
+        return self.profile, self.labels, self.cpus
+
+    @property
+    def policy(self) -> CpuPolicy:
+        """What they say of their cpus."""
+        return PLAIN if self.cpus is None else self.cpus[0]
+
+    @property
+    def best_effort(self) -> bool:
+        """True if they book best-effort cpu."""
+        return self.cpus is not None and self.cpus[0].best_effort
+
+    @property
+    def exact(self) -> bool:
+        """True if amounts alone never say whether a host can serve one. (Nor do they of a default
+        slot of best-effort cpu: the index counts those of the other kind.)
+        """
+        if self.cpus is None:
+            return False
+        policy = self.cpus[0]
+        return policy.is_exact or (policy.best_effort and self.profile is None)
 
     def head(self) -> int | None:
         """Arrival number of who waits longest with it; None: nobody waits."""
@@ -158,21 +211,28 @@ def _refresh(heads: list[tuple[int, Line]]) -> None:
         heapq.heapreplace(heads, (found, line))
 
 
-def make_shape(number: int, profile: ResourceProfile | None, labels: Labels) -> Shape:
+def make_shape(number: int, key: ShapeKey) -> Shape:
     """The shape of requests that ask for this."""
+    profile, labels, cpus = key
     return Shape(
         number=number,
         profile=profile,
         labels=labels,
-        pooled_need=_need(profile, separate_pools=False),
-        separate_need=_need(profile, separate_pools=True),
+        pooled_need=_need(profile, cpus, separate_pools=False),
+        separate_need=_need(profile, cpus, separate_pools=True),
+        cpus=cpus,
     )
 
 
-def _need(profile: ResourceProfile | None, *, separate_pools: bool) -> dict[str, int]:
+def _need(
+    profile: ResourceProfile | None, cpus: CpuKey | None, *, separate_pools: bool
+) -> dict[str, int]:
+    best_effort = cpus is not None and cpus[0].best_effort
     if profile is None:
-        return {DEFAULT_SLOTS: 1}
-    return {**in_grains(booking(profile, separate_pools=separate_pools)), SLOTS: 1}
+        return {SLOTS: 1} if best_effort else {DEFAULT_SLOTS: 1}
+    booked = booking(profile, separate_pools=separate_pools, best_effort=best_effort)
+    need = {**in_grains(booked), SLOTS: 1}
+    return need if cpus is None else {**need, **cpu_need(profile, cpus[0])}
 
 
 def in_grains(amounts: Amounts) -> dict[str, int]:

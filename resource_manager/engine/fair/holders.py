@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 
 from finegrain.resources import Amounts, subtract, total_of
-from resource_manager.engine.entities import GangPlacement, Request, RequestSpec, Slot
+from resource_manager.engine.entities import GangPlacement, Request, Slot
 from resource_manager.engine.fair.held import Held, Place
 from resource_manager.engine.fair.holding import where_to_hold
 from resource_manager.engine.fair.needs import booked_at_most
@@ -112,7 +112,7 @@ class RequestHolder(Holder):
     def _wish(self, state: State) -> Wish:
         behind = state.left_behind.get(self.allocation_id, ())
         elsewhere = frozenset(slot.executor_id for slot in behind)
-        return Wish(self._shape.profile, self._shape.labels, 1, elsewhere)
+        return Wish(self._shape.profile, self._shape.labels, 1, elsewhere, self._shape.cpus)
 
 
 class GangHolder(Holder):
@@ -229,8 +229,7 @@ def _suits(state: State, at: Place, wishes: Sequence[Wish]) -> bool:
         return False
     refusing = [state.hosts[name] for name in state.refusing if name in at.held]
     for wish in wishes if refusing else ():
-        spec = RequestSpec("", wish.profile, required_labels=wish.labels)
-        shape = state.queue.shape_of(spec)
+        shape = state.queue.shape_at(wish.key)
         if any(host.refuses(shape) for host in refusing):
             return False
     return True

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from finegrain.resources import add, fits, subtract
-from resource_manager.engine.entities import RequestSpec, Slot
+from resource_manager.engine.entities import Slot
 from resource_manager.engine.fair.flows import Flow, Standing
 from resource_manager.engine.fair.limits import counted, fulfilment, room
 from resource_manager.engine.host import UNLIMITED, Host
@@ -117,8 +117,7 @@ class NextTurn:
             more = dict(growth(there.host, state.slots[single.name, single.generation]))
             return more if fits(more, there.amounts) else {}
         for wish in state.gangs.waiting[single.name].kind.wishes:
-            spec = RequestSpec("", wish.profile, required_labels=wish.labels)
-            shape = state.queue.shape_of(spec)
+            shape = state.queue.shape_at(wish.key)
             if there.fits(shape):
                 return there.host.need_of(shape)
         return {}

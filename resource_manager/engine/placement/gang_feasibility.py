@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from finegrain.errors import Reason
-from finegrain.resources import ResourceProfile
-from resource_manager.engine.entities import Request, RequestSpec
+from resource_manager.engine.entities import Request
 from resource_manager.engine.gang_books import GangKind, WaitingGang, Where, Wish
 from resource_manager.engine.host import KNOWN, ONLINE
 from resource_manager.engine.placement.feasibility import (
@@ -21,7 +20,7 @@ from resource_manager.engine.placement.feasibility import (
 )
 from resource_manager.engine.placement.gang_search import seek
 from resource_manager.engine.provision.possible import gang_could_be_provided
-from resource_manager.engine.singles import Labels
+from resource_manager.engine.shapes import ShapeKey, shape_key
 from resource_manager.engine.state import State
 
 _OF_THE_MEMBER = frozenset(
@@ -65,32 +64,30 @@ def member_reason(state: State, request: Request) -> Reason:
     waiting = state.gangs.waiting.get(spec.gang_id)
     if waiting is None:  # its job has ended
         return waiting_reason(state, state.queue.shape_of(spec))
-    return _reason(state, waiting, spec.profile, spec.required_labels)
+    return _reason(state, waiting, shape_key(spec))
 
 
 def reasons(state: State, waiting: WaitingGang) -> Iterator[tuple[Reason, int]]:
     """The same for all members of a gang, counted."""
     for wish in waiting.kind.wishes:
-        yield _reason(state, waiting, wish.profile, wish.labels), wish.count
+        yield _reason(state, waiting, wish.key), wish.count
 
 
-def _reason(
-    state: State, waiting: WaitingGang, profile: ResourceProfile | None, labels: Labels
-) -> Reason:
+def _reason(state: State, waiting: WaitingGang, key: ShapeKey) -> Reason:
     if not waiting.tried:
         return Reason.NOT_YET_CONSIDERED
     if waiting.reasons[0] != state.snapshot_number:
         waiting.reasons = (state.snapshot_number, {})
     known = waiting.reasons[1]
-    if (profile, labels) not in known:
-        shape = state.queue.shape_of(RequestSpec("", profile, required_labels=labels))
+    if key not in known:
+        shape = state.queue.shape_at(key)
         reason = waiting_reason(state, shape)
         if reason not in _OF_THE_MEMBER:
             whole = _of_the_gang(state, waiting.kind)
             if whole is not Reason.WAITING_GANG or has_room(state, shape):
                 reason = whole
-        known[profile, labels] = reason
-    return Reason(known[profile, labels])
+        known[key] = reason
+    return Reason(known[key])
 
 
 def _of_the_gang(state: State, kind: GangKind) -> Reason:

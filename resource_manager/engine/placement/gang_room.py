@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from resource_manager.engine.entities import RequestSpec
 from resource_manager.engine.gang_books import Wish
 from resource_manager.engine.host import KNOWN, SCORE, Host
 from resource_manager.engine.placement.index import CapacityIndex, Need
@@ -102,9 +101,7 @@ class Room:
 
     def ask(self, number: int, wish: Wish) -> Ask:
         """What the members of one wish ask for."""
-        shape = self.state.queue.shape_of(
-            RequestSpec("", wish.profile, required_labels=wish.labels)
-        )
+        shape = self.state.queue.shape_at(wish.key)
         barred = frozenset[str]()
         if not self._prefix:
             hosts = self.state.hosts

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from heapq import merge
 from itertools import islice
 
-from resource_manager.engine.entities import GangPlacement, RequestSpec
+from resource_manager.engine.entities import GangPlacement
 from resource_manager.engine.fair.limits import Ledger
 from resource_manager.engine.fair.needs import booked_at_most
 from resource_manager.engine.fair.stops import gang_need, limited, maxima
@@ -153,7 +153,7 @@ class _Reading:
         refused = _refused_lately(self._state)
         found: list[tuple[Shape, int]] = []
         for shape in self._state.queue.shapes():
-            if (shape.profile, shape.labels) in refused:
+            if shape.key in refused:
                 continue
             if not self._is_served(shape):
                 self._hopeless.append(shape)
@@ -232,7 +232,7 @@ class _Reading:
 
 def _shapes_of(state: State, waiting: WaitingGang) -> Iterator[Shape]:
     for wish in waiting.kind.wishes:
-        yield state.queue.shape_of(RequestSpec("", wish.profile, required_labels=wish.labels))
+        yield state.queue.shape_at(wish.key)
 
 
 def _arrivals(
