@@ -11,12 +11,12 @@ himself; the best-effort pool is that and the cpus of LSR slots. A pool that has
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from finegrain.cpu_assignment import CpuAssignment, PoolName
-from finegrain.cpu_policy import QosClass
+from finegrain.cpu_policy import EffectivePolicy, QosClass
 from finegrain.cpuset import EMPTY, CpuSet, union
 from finegrain.topology import HostTopology
 
@@ -37,6 +37,35 @@ class Pooled:
     strictly_reserved: CpuSet = EMPTY
     isolated: CpuSet = EMPTY  # from the kernel's load balancing: nothing is spread over them
     offline: CpuSet = EMPTY
+
+    @classmethod
+    def of(
+        cls,
+        cores: Iterable[tuple[PoolName, CpuSet]],
+        slot_cpus: CpuSet,
+        policy: EffectivePolicy,
+        *,
+        kept_back: CpuSet = EMPTY,
+        isolated: CpuSet = EMPTY,
+        kubelet_pinned: CpuSet = EMPTY,
+        offline: CpuSet = EMPTY,
+    ) -> Pooled:
+        """What an executor announces and sees, under the settings that hold.
+
+        Args:
+            cores: place and cpus of every core of the host.
+            slot_cpus: the executor's cpus as it announced them.
+            policy: reserves cpus, strictly or not.
+            kept_back: reserved by the executor's own configuration and no part of `slot_cpus`; they
+                are in the pools if the settings reserve them, and not strictly.
+        """
+        return cls(
+            places=places_of(cores, slot_cpus | (kept_back & policy.shared_reserved_cpus)),
+            kubelet_pinned=kubelet_pinned,
+            strictly_reserved=policy.strictly_reserved_cpus,
+            isolated=isolated,
+            offline=offline,
+        )
 
     @property
     def excluded(self) -> CpuSet:
@@ -136,12 +165,10 @@ def places_of(
     return tuple(sorted(found.items(), key=lambda place: place[0]))
 
 
-def places_of_topology(topology: HostTopology, own: CpuSet) -> tuple[tuple[PoolName, CpuSet], ...]:
-    """`places_of` for a host as it was detected."""
-    return places_of(
-        ((PoolName(core.package, _known(core.numa_node)), core.cpus) for core in topology.cores),
-        own,
-    )
+def cores_of(topology: HostTopology) -> Iterator[tuple[PoolName, CpuSet]]:
+    """Place and cpus of every core of a host as it was detected."""
+    for core in topology.cores:
+        yield PoolName(core.package, _known(core.numa_node)), core.cpus
 
 
 def _known(node: int | None) -> int:

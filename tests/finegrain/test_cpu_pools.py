@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from finegrain.cpu_assignment import CpuAssignment, NodeShare, PoolName
-from finegrain.cpu_policy import QosClass
+from finegrain.cpu_policy import HostPolicy, PolicyOrigin, QosClass, settle
 from finegrain.cpu_pools import (
     Pool,
     Pooled,
     Pools,
+    cores_of,
     places_of,
-    places_of_topology,
     pools_of,
 )
 from finegrain.cpuset import EMPTY, CpuSet, union
@@ -146,11 +147,27 @@ def test_where_the_host_does_not_tell_the_node_its_cpus_are_pooled_by_package() 
         ),
         numa_nodes=(NumaNode(4, cpus("2-5"), None),),
     )
-    assert places_of_topology(topology, cpus("1-4")) == (
+    assert places_of(cores_of(topology), cpus("1-4")) == (
         (PoolName(0, -1), cpus("1")),
         (PoolName(0, 4), cpus("4")),
         (PoolName(1, 4), cpus("2-3")),
     )
+
+
+def test_cpus_that_an_executor_keeps_back_are_pooled_unless_strictly() -> None:
+    cores = [(NEAR, cpus("0-3")), (FAR, cpus("4-7"))]
+    reserved = HostPolicy(reserved_cpus=cpus("0-1"), reserved_strict=False)
+    operator = HostPolicy(reserved_cpus=cpus("4"), reserved_strict=True)
+    for configured, shared in [
+        (reserved, "0-3,5-7"),
+        (replace(reserved, reserved_strict=True), "2-3,5-7"),
+        (HostPolicy(), "2-3,5-7"),
+    ]:
+        policy = settle(
+            [(PolicyOrigin.OPERATOR, operator), (PolicyOrigin.CONFIGURATION, configured)]
+        )
+        host = Pooled.of(cores, cpus("2-7"), policy, kept_back=cpus("0-1"))
+        assert str(pools_of(host, ()).shared) == shared
 
 
 sets = st.builds(CpuSet, st.sets(st.integers(0, 23)))
