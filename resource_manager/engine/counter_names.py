@@ -10,5 +10,8 @@ REGISTERED_WITH = "registered_with/"
 """Prefix of counters: the report that an executor registered with last. A late copy of an earlier
 registration may reach whoever takes over, and is no news there either."""
 
+HOST_SETTING_NUMBER = "host_setting_number"
+"""Number of the last change that an operator has made to the settings of any host."""
+
 FORGOTTEN = "forgotten_registration_number"
 """Highest registration number of all executors that were forgotten."""

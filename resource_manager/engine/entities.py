@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from finegrain.cpu_assignment import CpuAssignment
-from finegrain.cpu_policy import PLAIN, CpuPolicy, HostPolicy
+from finegrain.cpu_policy import PLAIN, CpuPolicy, HostPolicy, QosClass
 from finegrain.cpuset import EMPTY, CpuSet
 from finegrain.intervals import IntervalSet
 from finegrain.resources import Amounts, ResourceProfile
@@ -281,6 +281,11 @@ class Slot:
     thread_since_ms: int | None = None  # monotonic: it serves its present thread; None: not known
     works_for: str = ""  # the request whose work it took over last; empty: none, or not known
 
+    @property
+    def best_effort(self) -> bool:
+        """True if it books best-effort cpu."""
+        return self.assignment is not None and self.assignment.qos is QosClass.BE
+
 
 @dataclass(frozen=True, slots=True)
 class Registration:
@@ -332,13 +337,17 @@ class HostSetting:
     set_time_ms: int = 0
 
 
+NOTHING_SET = HostPolicy()
+"""The settings of a layer that says nothing."""
+
+
 @dataclass(frozen=True, slots=True)
 class CpuState:
     """What an executor sees of its host's cpus at present; see CpuState in cpus.proto."""
 
     offline_cpus: CpuSet = EMPTY
     kubelet_cpus: CpuSet = EMPTY  # that a kubelet gave to containers of its own
-    kubelet_policy: HostPolicy = HostPolicy()
+    kubelet_policy: HostPolicy = NOTHING_SET
     kubelet: str = ""  # KubeletReport as compact JSON text, for people; empty: there is none
     host_policy_number: int = 0  # that it follows
     squeezed_cpus: CpuSet = EMPTY

@@ -12,8 +12,10 @@ from finegrain.errors import (
     Reason,
 )
 from resource_manager.engine import charges
+from resource_manager.engine.cpu_states import CLUSTER, set_for
 from resource_manager.engine.departures import lose_executor, strike, take_all_away
 from resource_manager.engine.entities import (
+    NO_CPU_STATE,
     Executor,
     ExecutorState,
     ProvisionState,
@@ -99,7 +101,13 @@ def register_executor(turn: Turn, event: ExecutorRegistered) -> RegistrationAnsw
         message=f"registration {host.executor.registration_number} at {registration.address}",
     )
     registered(turn, host, new=new)
-    return RegistrationAnswer(host.executor.registration_number, taken.unowned)
+    setting = state.host_settings.get(host.host_id)
+    return RegistrationAnswer(
+        host.executor.registration_number,
+        taken.unowned,
+        host_policy=setting.policy if setting is not None else None,
+        host_policy_number=setting.number if setting is not None else 0,
+    )
 
 
 def _refuse_other_instance(host: Host, registration: Registration) -> None:
@@ -133,7 +141,9 @@ def _adopt(turn: Turn, host: Host | None, registration: Registration) -> Host:
     if host is None:
         number = state.forgotten_registration_number + 1
         executor = Executor(registration, number, first_seen_time_ms=turn.at.time_ms)
-        host = state.hosts[registration.executor_id] = Host.of(executor)
+        executor_id = registration.executor_id
+        host = Host.of(executor, set_for(state, executor_id), set_for(state, CLUSTER))
+        state.hosts[executor_id] = host
     else:
         executor = host.executor
         if host.reach.unreachable:
@@ -151,6 +161,7 @@ def _adopt(turn: Turn, host: Host | None, registration: Registration) -> Host:
     executor.report_at_ms = turn.now_ms
     executor.report_time_ms = turn.at.time_ms
     executor.reported_available = None
+    executor.cpu_state = NO_CPU_STATE
     if any(refusal.active for refusal in host.refusals.values()):
         state.indexes.log_growth(host, state.queue)
     host.start_conversation()

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from finegrain.cpu_policy import HostPolicy
+from finegrain.cpuset import CpuSet
 from finegrain.resources import (
     AMOUNT_MAX,
     Amounts,
@@ -23,6 +25,7 @@ from finegrain.resources import (
     subtract,
 )
 from resource_manager.engine.entities import (
+    NOTHING_SET,
     Executor,
     ExecutorState,
     Registration,
@@ -30,6 +33,7 @@ from resource_manager.engine.entities import (
     Slot,
     SlotState,
 )
+from resource_manager.engine.host_cpus import HostCpus, host_cpus
 from resource_manager.engine.host_notes import (
     Command,
     Hold,
@@ -42,6 +46,7 @@ from resource_manager.engine.host_notes import (
 from resource_manager.engine.queue import DEFAULT_SLOTS, SLOTS, Shape, ShapeKey, in_grains
 
 if TYPE_CHECKING:
+    from resource_manager.engine.gang_books import Wish
     from resource_manager.engine.settings import Strategy
 
 __all__ = ["Command", "Hold", "Host", "Reach", "Refusal", "ResizeHold", "SlotKey", "StateSeen"]
@@ -68,7 +73,11 @@ class Host:
     """An executor with everything that the RM derives about it."""
 
     executor: Executor
+    operator_policy: HostPolicy = NOTHING_SET  # what operators have set for it at runtime
+    cluster_policy: HostPolicy = NOTHING_SET  # and for all
+    present: HostCpus = field(init=False)  # what holds for its cpus
     total: dict[str, int] = field(default_factory=dict)  # what can be booked, slots and all
+    lost_cpus: dict[SlotKey, CpuSet] = field(default_factory=dict)  # own ones that slots lack
     separate_pools: bool = False
     default_booking: dict[str, int] = field(default_factory=dict)
     labels: dict[str, str] = field(default_factory=dict)
@@ -97,9 +106,14 @@ class Host:
     columns_online: dict[str, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, executor: Executor) -> Host:
-        """Books of an executor without slots."""
-        host = cls(executor)
+    def of(
+        cls,
+        executor: Executor,
+        operator_policy: HostPolicy = NOTHING_SET,
+        cluster_policy: HostPolicy = NOTHING_SET,
+    ) -> Host:
+        """Books of an executor without slots, and what operators have set for it."""
+        host = cls(executor, operator_policy, cluster_policy)
         host.adopt_registration()
         return host
 
@@ -123,12 +137,9 @@ class Host:
     def adopt_registration(self) -> None:
         """Derives what hangs on the registration, bookings of present slots included."""
         registration = self.executor.registration
-        self.total = dict(registration.total)
-        self.separate_pools = has_separate_pools(self.total)
+        self.separate_pools = has_separate_pools(registration.total)
         self.labels = dict(registration.labels)
-        self.dimensions = tuple(
-            (name, total) for name, total in in_grains(self.total).items() if total
-        )
+        self._adopt_cpus()
         self.default_booking = self.booking_of(registration.default_profile)
         self.default_need = in_grains(self.default_booking)
         self.booked = {}
@@ -137,6 +148,28 @@ class Host:
             _increase(self.booked, slot.booked)
         self.count_unreported()
         self.notice_shrinking()
+
+    def settle_cpus(self) -> bool:
+        """Takes in what operators have set, and what the executor sees of its cpus; False: it
+        changes nothing for slots.
+        """
+        before = self.present
+        self._adopt_cpus()
+        if self.present == before:
+            return False
+        self.notice_shrinking()
+        return True
+
+    def _adopt_cpus(self) -> None:
+        executor = self.executor
+        self.present = host_cpus(
+            executor.registration, executor.cpu_state, self.operator_policy, self.cluster_policy
+        )
+        self.total = self.present.total
+        self.dimensions = tuple(
+            (name, total) for name, total in in_grains(self.total).items() if total
+        )
+        self.described = None
 
     def notice_shrinking(self) -> None:
         """Finds out whether the slots here have booked more than the host has."""
@@ -161,13 +194,20 @@ class Host:
             slot.placed_with_command = 0
         self.count_unreported()
 
-    def booking_of(self, profile: ResourceProfile) -> dict[str, int]:
+    def booking_of(self, profile: ResourceProfile, *, best_effort: bool = False) -> dict[str, int]:
         """What a slot of this profile books here."""
-        return shared_booking(profile, self.separate_pools)
+        return shared_booking(profile, self.separate_pools, best_effort)
+
+    def booking_for(self, asked: Shape | Wish) -> dict[str, int]:
+        """What a slot books here of which this is asked."""
+        if asked.cpus is None:
+            return self.default_booking if asked.profile is None else self.booking_of(asked.profile)
+        profile = asked.profile or self.executor.registration.default_profile
+        return self.booking_of(profile, best_effort=asked.best_effort)
 
     def need_of(self, shape: Shape) -> dict[str, int]:
         """What a slot of this shape books here."""
-        return self.default_booking if shape.profile is None else self.booking_of(shape.profile)
+        return self.booking_for(shape)
 
     def book(self, booked: Amounts, count: int) -> None:
         """Counts so many new slots, which no report contains yet."""
@@ -185,6 +225,7 @@ class Host:
         self.to_free.pop(key, None)
         self.to_resize.pop(key, None)
         self.resize_holds.pop(key, None)
+        self.lost_cpus.pop(key, None)
 
     def set_size(self, slot: Slot, profile: ResourceProfile, ordered: Resize | None) -> None:
         """Books anew a slot that has this size, and that is ordered to have another one, or is
@@ -200,10 +241,11 @@ class Host:
 
     def _booking_of_slot(self, slot: Slot) -> Amounts:
         """Until the executor has said which size a slot has, the larger one counts."""
-        booked = self.booking_of(slot.profile)
+        booked = self.booking_of(slot.profile, best_effort=slot.best_effort)
         if slot.ordered is None:
             return booked
-        return larger_of(booked, self.booking_of(slot.ordered.profile))
+        ordered = self.booking_of(slot.ordered.profile, best_effort=slot.best_effort)
+        return larger_of(booked, ordered)
 
     def count_unreported(self) -> None:
         """Derives what the last state taken in does not contain."""
@@ -220,7 +262,7 @@ class Host:
             return slot.booked
         if slot.ordered is None:
             return {}
-        return subtract(slot.booked, self.booking_of(slot.profile))
+        return subtract(slot.booked, self.booking_of(slot.profile, best_effort=slot.best_effort))
 
     def contains(self, slot: Slot) -> bool:
         """True if the last state taken in would show the slot if it existed."""
@@ -320,7 +362,7 @@ class Host:
         """True if the host refused this shape lately."""
         if not self.refusals:
             return False
-        refusal = self.refusals.get((shape.profile, shape.labels))
+        refusal = self.refusals.get(shape.key)
         return refusal is not None and refusal.active
 
     def end_refusals(self, now_ms: int) -> bool:
@@ -338,11 +380,13 @@ class Host:
 
 
 @lru_cache(_KNOWN_BOOKINGS)
-def shared_booking(profile: ResourceProfile, separate_pools: bool) -> dict[str, int]:
+def shared_booking(
+    profile: ResourceProfile, separate_pools: bool, best_effort: bool = False
+) -> dict[str, int]:
     """What a slot books on a host with or without a pool per memory part; one dict for all slots
     that are alike, so nobody may change it.
     """
-    return booking(profile, separate_pools=separate_pools)
+    return booking(profile, separate_pools=separate_pools, best_effort=best_effort)
 
 
 def _increase(amounts: dict[str, int], more: Amounts) -> None:

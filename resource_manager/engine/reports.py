@@ -20,6 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from finegrain.errors import Reason
+from resource_manager.engine.cpu_states import not_followed, take_in_cpu_state
 from resource_manager.engine.entities import ExecutorState, RequestState, Slot, SlotState
 from resource_manager.engine.epochs import refuse_seen_epoch
 from resource_manager.engine.events import ReportAnswer, SlotsReported
@@ -72,10 +73,13 @@ def slots_reported(turn: Turn, event: SlotsReported) -> ReportAnswer:
     if delivery_overdue(turn, host):
         find_unreachable(turn, host)
         return ReportAnswer(register_again=True)
+    host_policy, host_policy_number = not_followed(turn.state, host)
     return ReportAnswer(
         send_full_report=taken.base_missing,
         unowned=(*taken.unowned, *frees_to_tell(host)),
         acknowledged_report_number=executor.report_number,
+        host_policy=host_policy,
+        host_policy_number=host_policy_number,
     )
 
 
@@ -118,6 +122,7 @@ def take_in(
         if slot is not None:
             _seen(turn, host, slot, seen, returning=returning)
     settle(turn, host)
+    take_in_cpu_state(turn, host, report.cpu_state)
     turn.state.touch(host)
     if host.refusals and host.end_refusals(turn.now_ms):
         turn.state.indexes.log_growth(host, turn.state.queue)

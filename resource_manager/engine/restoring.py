@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING
 
 from finegrain.errors import InvariantBroken
 from resource_manager.engine import charges, tallies
-from resource_manager.engine.counter_names import FORGOTTEN, GENERATION_FLOOR, REGISTERED_WITH
+from resource_manager.engine.counter_names import (
+    FORGOTTEN,
+    GENERATION_FLOOR,
+    HOST_SETTING_NUMBER,
+    REGISTERED_WITH,
+)
+from resource_manager.engine.cpu_states import CLUSTER, set_for
 from resource_manager.engine.effects import Snapshot
 from resource_manager.engine.endings import Ending
 from resource_manager.engine.entities import (
@@ -43,6 +49,7 @@ def fill(state: State, snapshot: Snapshot, at: Instant) -> None:
         InvariantBroken: the rows contradict each other.
     """
     _read_counters(state, snapshot)
+    state.host_settings = {each.executor_id: each for each in snapshot.host_settings}
     for executor in snapshot.executors:
         _restore_executor(state, executor)
         executor.report_number = snapshot.counters.get(REGISTERED_WITH + executor.executor_id, 0)
@@ -56,7 +63,6 @@ def fill(state: State, snapshot: Snapshot, at: Instant) -> None:
     for slot in sorted(snapshot.slots, key=lambda slot: (slot.allocation_id, slot.generation)):
         _restore_slot(state, slot)
     threads.restore(state.jobs, state.slots.values(), snapshot.tallies, at)
-    state.host_settings = {each.executor_id: each for each in snapshot.host_settings}
     state.groups = adopt_groups(
         snapshot.groups,
         state.jobs.values(),
@@ -83,6 +89,7 @@ def _read_counters(state: State, snapshot: Snapshot) -> None:
     state.forgotten_registration_number = snapshot.counters.get(FORGOTTEN, 0)
     state.generation_floor = snapshot.counters.get(GENERATION_FLOOR, 0)
     state.elastic.number = snapshot.counters.get(NUMBER, 0)
+    state.host_setting_number = snapshot.counters.get(HOST_SETTING_NUMBER, 0)
     state.elastic.resumes = bool(snapshot.provisions)
     state.provisions = {
         each.executor_id: each
@@ -119,7 +126,7 @@ def _restore_executor(state: State, executor: Executor) -> None:
         left = executor.drain_deadline_time_ms - state.started.time_ms
         executor.drain_deadline_at_ms = now + max(0, left)
         state.timers.arm(Timer.DRAIN, executor.executor_id, executor.drain_deadline_at_ms)
-    host = Host.of(executor)
+    host = Host.of(executor, set_for(state, executor.executor_id), set_for(state, CLUSTER))
     state.hosts[executor.executor_id] = host
     state.touch_cluster(host)
     state.timers.arm(Timer.SILENCE, executor.executor_id, now + state.settings.lost_timeout_ms)

@@ -71,6 +71,7 @@ class State:
         self.provisions: dict[str, Provision] = {}  # executors that were asked for, oldest first
         self.groups: dict[str, Group] = {}
         self.host_settings: dict[str, HostSetting] = {}  # by executor; "": the cluster
+        self.host_setting_number = 0  # last one given
         self.arrival_number = 0  # last one given, to jobs and requests alike
         self.forgotten_registration_number = 0  # highest of all executors that were forgotten
         self.generation_floor = 0  # placements of books that a restore has replaced end here

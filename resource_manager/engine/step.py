@@ -34,6 +34,7 @@ from resource_manager.engine.events import (
     ForgetRequested,
     GroupDeleted,
     GroupSet,
+    HostPolicySet,
     JobEndRequested,
     JobKeptAlive,
     JobRegistered,
@@ -66,6 +67,7 @@ from resource_manager.engine.fair.reservations import (
 from resource_manager.engine.fair.reuse import reuse_slots
 from resource_manager.engine.gangs import gang_rang
 from resource_manager.engine.groups import delete_group, set_group
+from resource_manager.engine.host_settings import set_host_policy
 from resource_manager.engine.jobs import (
     ENDED_AT_ONCE,
     go_on_ending,
@@ -161,6 +163,8 @@ def _handle(turn: Turn, event: Event) -> object:  # noqa: C901, PLR0912 -- one c
             return set_group(turn, event)
         case GroupDeleted():
             delete_group(turn, event)
+        case HostPolicySet():
+            return set_host_policy(turn, event)
         case Ticked():
             _tick(turn, event)
         case Decide():

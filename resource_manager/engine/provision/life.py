@@ -10,6 +10,7 @@ waiting for it to be lost. Why one is asked for or given back, `passes.py` decid
 from __future__ import annotations
 
 from finegrain.errors import IllegalTransition
+from resource_manager.engine.cpu_states import forget_settings
 from resource_manager.engine.departures import lose_executor, strike
 from resource_manager.engine.effects import StartExecutor, StopExecutor
 from resource_manager.engine.entities import ExecutorState, Provision, ProvisionState
@@ -138,6 +139,7 @@ def provision_ended(turn: Turn, event: ProvisionEnded) -> None:
         back_off(turn, provision.shape, f"{provision.executor_id}: ended before it came: {message}")
     state.changes.delete_provision(provision)
     _forget(state, provision.executor_id)
+    forget_settings(state, provision.executor_id)
     _event(turn, "provision_ended", provision, message)
     host = state.hosts.get(provision.executor_id)
     if host is not None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from finegrain.cpu_assignment import CpuAssignment
+from finegrain.cpu_policy import HostPolicy, QosClass
 from finegrain.resources import (
     Amounts,
     ResourceProfile,
@@ -28,7 +30,14 @@ from resource_manager.engine.effects import (
     StartExecutor,
     StopExecutor,
 )
-from resource_manager.engine.entities import Instant, Registration, Resize, SlotState
+from resource_manager.engine.entities import (
+    NO_CPU_STATE,
+    CpuState,
+    Instant,
+    Registration,
+    Resize,
+    SlotState,
+)
 from resource_manager.engine.events import (
     CommandAnswered,
     CommandRefused,
@@ -79,6 +88,10 @@ class ModelExecutor:
     sent: tuple[int, Any, int] = (0, None, 0)  # of the last report: number, content, slots ended
     provided_as: str = ""
     hidden: dict[str, int] = field(default_factory=dict)  # taken by something the RM cannot know
+    topology: str = "{}"
+    host_cpus: str = "{}"
+    cpu_state: CpuState = NO_CPU_STATE
+    host_policy: HostPolicy | None = None  # what operators have set, as it was told
 
     def registration(self) -> Registration:
         return Registration(
@@ -91,14 +104,22 @@ class ModelExecutor:
             labels=self.labels,
             slots_max=self.slots_max,
             provided_as=self.provided_as,
+            topology=self.topology,
+            host_cpus=self.host_cpus,
         )
 
     def available(self) -> dict[str, int]:
-        separate = has_separate_pools(self.total)
         booked = total_of(
-            booking(slot.profile, separate_pools=separate) for slot in self.slots.values()
+            self._booking(slot.profile, slot.assignment) for slot in self.slots.values()
         )
         return subtract(subtract(self.total, booked), self.hidden)
+
+    def _booking(
+        self, profile: ResourceProfile, assignment: CpuAssignment | None
+    ) -> dict[str, int]:
+        best_effort = assignment is not None and assignment.qos is QosClass.BE
+        separate = has_separate_pools(self.total)
+        return booking(profile, separate_pools=separate, best_effort=best_effort)
 
     def report(self) -> Report:
         """The next numbered state."""
@@ -111,11 +132,12 @@ class ModelExecutor:
             slots=tuple(self.slots.values()),
             available=self.available(),
             ended=tuple(self.ended),
+            cpu_state=self.cpu_state,
         )
 
     def content(self) -> Any:
         """What makes one state equal to another."""
-        return tuple(self.slots.items()), tuple(sorted(self.available().items()))
+        return tuple(self.slots.items()), tuple(sorted(self.available().items())), self.cpu_state
 
     def short_report(self) -> Report:
         """The next numbered state, said to be equal to the last one that was acknowledged."""
@@ -147,6 +169,12 @@ class ModelExecutor:
         self.answer = None
         self.drop(answer.unowned)
         self.base = (0, None)
+        self.follow(answer.host_policy, answer.host_policy_number)
+
+    def follow(self, policy: HostPolicy | None, number: int) -> None:
+        """Takes in what operators have set, and says so with the next full report."""
+        self.host_policy = policy
+        self.cpu_state = replace(self.cpu_state, host_policy_number=number)
 
     def drop(self, keys: tuple[Key, ...]) -> None:
         for key in keys:
@@ -200,7 +228,7 @@ class ModelExecutor:
 
     def _carve(self, slot: Any) -> ItemOutcome:
         key = (slot.allocation_id, slot.generation)
-        need = booking(slot.profile, separate_pools=has_separate_pools(self.total))
+        need = self._booking(slot.profile, slot.assignment)
         if slot.allocation_id in self.broken:
             return ItemOutcome(slot.allocation_id, "CARVE_FAILED", "cgroup could not be made")
         if any(name == slot.allocation_id for name, _ in self.slots):
@@ -209,6 +237,8 @@ class ModelExecutor:
             return ItemOutcome(slot.allocation_id, "SLOT_LIMIT", "as many slots as allowed")
         if not fits(need, self.available()):
             return ItemOutcome(slot.allocation_id, "INSUFFICIENT_RESOURCES", "does not fit")
+        if problem := self._cpu_problem(key, slot.assignment):
+            return ItemOutcome(slot.allocation_id, "CPUS_UNAVAILABLE", problem)
         self.slots[key] = ReportedSlot(
             slot.allocation_id,
             slot.generation,
@@ -217,8 +247,21 @@ class ModelExecutor:
             SlotState.ALLOCATED,
             slot.cpu_limit_milli,
             isolation={"driver": "none"},
+            assignment=slot.assignment,
         )
         return ItemOutcome(slot.allocation_id)
+
+    def _cpu_problem(self, key: Key, assignment: CpuAssignment | None) -> str:
+        """Why a slot cannot have these cpus to itself; empty: it can."""
+        if assignment is None:
+            return ""
+        if vanished := assignment.cpus & self.cpu_state.offline_cpus:
+            return f"cpus {vanished} do not run"
+        for other, slot in self.slots.items():
+            others = slot.assignment
+            if other != key and others is not None and (both := assignment.cpus & others.cpus):
+                return f"cpus {both} are those of {other}"
+        return ""
 
     def _resize(self, key: Key, resize: Resize) -> ItemOutcome:
         """All of it or nothing; the same number is the same change only with the same content."""
@@ -230,15 +273,18 @@ class ModelExecutor:
             profile=resize.profile,
             cpu_limit_milli=resize.cpu_limit_milli,
             resize_number=resize.number,
+            assignment=resize.assignment or slot.assignment,
         )
         if resize.number <= slot.resize_number:
             return ItemOutcome(key[0], "" if changed == slot else "STALE_RESIZE", "known already")
         if key[0] in self.broken:
             return ItemOutcome(key[0], "CARVE_FAILED", "limits could not be written")
-        separate = has_separate_pools(self.total)
-        need = booking(resize.profile, separate_pools=separate)
-        if shortfall(need, add(self.available(), booking(slot.profile, separate_pools=separate))):
+        need = self._booking(resize.profile, slot.assignment)
+        has = self._booking(slot.profile, slot.assignment)
+        if shortfall(need, add(self.available(), has)):
             return ItemOutcome(key[0], "INSUFFICIENT_RESOURCES", "does not fit")
+        if problem := self._cpu_problem(key, changed.assignment):
+            return ItemOutcome(key[0], "CPUS_UNAVAILABLE", problem)
         used, asked = self.used.get(key[0], 0), resize.profile.booked_memory_bytes
         if used > asked:
             details = (("asked", str(asked)), ("used", str(used)))
@@ -341,6 +387,8 @@ class ModelCluster:
         if answer.acknowledged_report_number == executor.report_number:
             executor.acknowledged(executor.report_number)
         executor.drop(answer.unowned)
+        if answer.host_policy_number:
+            executor.follow(answer.host_policy, answer.host_policy_number)
         return answer
 
     def short_report(self, executor: ModelExecutor) -> ReportAnswer:

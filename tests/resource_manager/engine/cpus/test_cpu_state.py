@@ -1,0 +1,64 @@
+"""Cpus that go offline, or that a kubelet takes: capacity follows, and slots are named."""
+
+from __future__ import annotations
+
+from finegrain.cpuset import CpuSet
+from resource_manager.engine.entities import NO_CPU_STATE
+from tests.support.cpu_hosts import PLAIN, CpuStory, host
+
+
+def test_cpus_that_do_not_run_are_nobodys_capacity() -> None:
+    story = CpuStory(host())
+    story.see("host-a", offline_cpus="3,11")
+    assert story.free_cpu() == 14_000
+    story.ask("waits", 15_000, PLAIN, allow_pending=True)
+    assert story.state.requests["waits"].state == "PENDING"
+    story.see("host-a", offline_cpus="3")
+    story.settle()
+    assert story.state.requests["waits"].state == "GRANTED"
+    story.see("host-a")
+    assert story.free_cpu() == 1_000
+
+
+def test_slots_that_are_there_stay_when_capacity_goes() -> None:
+    story = CpuStory(host())
+    story.ask("all", 16_000, PLAIN)
+    story.see("host-a", kubelet_cpus="0-7")
+    books = story.state.hosts["host-a"]
+    assert books.shrunk
+    assert story.free_cpu() == 0
+    assert books.total["best_effort_cpu_milli"] == 8_000
+    assert story.state.requests["all"].state == "GRANTED"
+
+
+def test_what_was_seen_before_a_restart_is_known_again_with_the_first_report() -> None:
+    story = CpuStory(host())
+    story.see("host-a", offline_cpus="3,11")
+    story.cluster.restart_rm()
+    books = story.state.hosts["host-a"]
+    assert books.executor.cpu_state == NO_CPU_STATE
+    assert not books.eligible
+    story.cluster.register(story.cluster.executors["host-a"])
+    assert story.free_cpu() == 14_000
+    story.sound()
+
+
+def test_a_report_that_says_nothing_leaves_it_as_it_was_and_a_full_one_does_not() -> None:
+    executor = host()
+    story = CpuStory(executor)
+    story.see("host-a", offline_cpus="3")
+    story.cluster.report(executor)
+    story.cluster.short_report(executor)
+    assert story.free_cpu() == 15_000
+    executor.cpu_state = NO_CPU_STATE
+    story.cluster.report(executor)
+    assert story.free_cpu() == 16_000
+
+
+def test_offline_cpus_that_slots_never_could_have_change_nothing() -> None:
+    story = CpuStory(host())
+    version = story.state.cluster_version
+    story.see("host-a", offline_cpus="64-127")
+    assert story.free_cpu() == 16_000
+    assert story.state.cluster_version == version
+    assert story.state.hosts["host-a"].present.taken == CpuSet()
