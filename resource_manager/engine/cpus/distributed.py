@@ -28,7 +28,7 @@ class NodeShare(NamedTuple):
 
     node: int  # the node's cpus
     even: int  # what every node gives
-    more: int  # its part of the remainder: taken one group after the other
+    more: int  # its part of the remainder: one group, taken after the rest
 
 
 def take_distributed(layout: CpuLayout, free: int, need: int, group: int) -> int | None:
@@ -46,11 +46,16 @@ def take_distributed(layout: CpuLayout, free: int, need: int, group: int) -> int
     free &= layout.cpus
     shares = even_shares(layout, free, need, group) or ()
     taken = 0
-    for node, even, more in shares:
-        taken |= take_packed(layout, free & node, even) or 0
-        for _ in range(more // group):
-            taken |= take_packed(layout, free & node & ~taken, group) or 0
+    for share in shares:
+        taken |= take_share(layout, free, share)
     return taken if shares else take_packed(layout, free, need)
+
+
+def take_share(layout: CpuLayout, free: int, share: NodeShare) -> int:
+    """The cpus that one node gives, packed within the node."""
+    free &= share.node
+    even = take_packed(layout, free, share.even) or 0
+    return even | (take_packed(layout, free & ~even, share.more) or 0)
 
 
 def even_shares(

@@ -148,6 +148,13 @@ class CpuLayout:
         return self._grouped([core.package for core in self.cores], len(self.packages))
 
     @cached_property
+    def around_node(self) -> tuple[int, ...]:
+        """Per node the cpus of all packages that it has cpus of."""
+        return tuple(
+            _union(self.packages[package].mask for package in node.packages) for node in self.nodes
+        )
+
+    @cached_property
     def cores_of_kind(self) -> tuple[int, ...]:
         """Per kind the cpus of all its cores."""
         return tuple(

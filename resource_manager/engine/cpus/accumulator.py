@@ -1,0 +1,297 @@
+"""The order in which free cpus are tried for one slot: whole cores or spread threads.
+
+The algorithm is that of Koordinator's cpu accumulator (`takeCPUs`, plug-in nodenumaresource of its
+scheduler, commit a7a1b76), for cpus that are never shared. Its lists carry their names here: whole
+cores per NUMA node (A) and per package (B), cpus per node (C) and per package (D), all cpus (E).
+Differences: the fall-back from nodes to cores of an exclusive policy, and cores that differ in
+width (averages such as "cpus per node" are the largest ones here, the same on regular hosts).
+
+Refuses to know what is required: whoever calls it leaves only cpus that may be taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from finegrain.cpu_policy import ExclusivePolicy, NumaStrategy
+from resource_manager.engine.cpus.layout import CpuLayout
+from resource_manager.engine.cpus.packed import bits_of
+
+
+class _Pass(NamedTuple):
+    """One attempt at a list: cpus that are out, and whether each core gives its first thread."""
+
+    barred: int = 0
+    one_per_core: bool = False
+
+
+class Accumulator:
+    """What is free and needed while cpus are taken. `core_held` and `node_held` are cpus of slots
+    that want their cores, or NUMA nodes, to themselves."""
+
+    def __init__(
+        self,
+        layout: CpuLayout,
+        free: int,
+        *,
+        core_held: int = 0,
+        node_held: int = 0,
+        strategy: NumaStrategy = NumaStrategy.LEAST_ALLOCATED,
+        exclusive: ExclusivePolicy = ExclusivePolicy.NONE,
+    ) -> None:
+        self._layout = layout
+        self._free = free
+        self._core_held = core_held
+        self._node_held = node_held
+        self._sign = 1 if strategy is NumaStrategy.MOST_ALLOCATED else -1
+        self._exclusive = exclusive
+        self._need = 0
+        self._taken = 0
+
+    def take(self, need: int, whole_cores: bool) -> int:
+        """So many cpus; at least that many must be free."""
+        self._need = need
+        layout = self._layout
+        if (whole_cores or layout.per_core == 1) and self._take_whole_cores():
+            return self._taken
+        if not whole_cores and self._take_from_one_group():
+            return self._taken
+        for barred in self._barred_anywhere():
+            self._take_in_order(self._spread_anywhere(barred))
+            if not self._need:
+                break
+        return self._taken
+
+    def take_whole_exactly(self, need: int) -> int | None:
+        """Whole free cores with so many threads, wherever they are; None if there are none."""
+        cores = [
+            core for group in self._packages_of_whole_cores() for core in _largest_first(group)
+        ]
+        return whole_cores_of(cores, need)
+
+    def spread_anywhere(self) -> Iterator[int]:
+        """All free cpus, in the order in which they would be taken one by one."""
+        return self._spread_anywhere(0)
+
+    # Lists A and B
+
+    def _take_whole_cores(self) -> bool:
+        layout, need = self._layout, self._need
+        if need <= layout.per_node:
+            exclusive = self._exclusive is ExclusivePolicy.NUMA_NODE_LEVEL
+            for barred in (self._held_nodes(), 0) if exclusive else (0,):
+                for group in self._nodes_of_whole_cores(barred):
+                    if self._take_cores(group):
+                        return True
+        if need <= layout.per_package:
+            for group in self._packages_of_whole_cores():
+                if self._take_cores(group):
+                    return True
+        return self._take_whole_groups()
+
+    def _take_whole_groups(self) -> bool:
+        """More than any one group has: whole packages, then single cores of the smallest left."""
+        left = []
+        by_size = sorted(self._packages_of_whole_cores(), key=_size, reverse=True)
+        for group in by_size:
+            if self._need < _size(group):
+                left.append(group)
+            else:
+                for core in group:
+                    self._take(core)
+                if not self._need:
+                    return True
+        for group in sorted(left, key=_size):
+            for core in group:
+                if core.bit_count() <= self._need:
+                    self._take(core)
+            if not self._need:
+                return True
+        return False
+
+    def _take_cores(self, cores: Sequence[int]) -> bool:
+        """The first cpus of these cores, if they are enough; all of whole cores if that fits."""
+        if _size(cores) < self._need:
+            return False
+        exact = None if self._layout.uniform_cores else whole_cores_of(cores, self._need)
+        if exact is not None:
+            self._take(exact)
+        else:
+            self._take_in_order(cpu for core in cores for cpu in bits_of(core))
+        return True
+
+    def _nodes_of_whole_cores(self, barred: int) -> list[list[int]]:
+        layout, sign = self._layout, self._sign
+        free = self._free & ~barred
+        groups = []
+        for at in layout.cpu_nodes:
+            cores = [core for core in layout.cores_of_node[at] if not core & ~free]
+            if cores:
+                around = (free & layout.around_node[at]).bit_count()
+                groups.append((sign * _size(cores), sign * around, at, cores))
+        return [group[-1] for group in sorted(groups)]
+
+    def _packages_of_whole_cores(self) -> list[list[int]]:
+        free = self._free
+        groups = []
+        for at, all_cores in enumerate(self._layout.cores_of_package):
+            cores = [core for core in all_cores if not core & ~free]
+            if cores:
+                groups.append((self._sign * _size(cores), at, cores))
+        return [group[-1] for group in sorted(groups)]
+
+    # Lists C and D
+
+    def _take_from_one_group(self) -> bool:
+        layout, need = self._layout, self._need
+        if need <= layout.per_node:
+            for each in self._passes((self._held_nodes(), self._held_cores())):
+                if self._take_from(self._nodes_of_cpus(each)):
+                    return True
+        if need <= layout.per_package:
+            for each in self._passes((self._held_cores(), 0)):
+                if self._take_from(self._packages_of_cpus(each)):
+                    return True
+        return False
+
+    def _passes(self, at_node_level: tuple[int, int]) -> list[_Pass]:
+        if self._exclusive is ExclusivePolicy.NUMA_NODE_LEVEL:
+            barred: tuple[int, ...] = at_node_level
+        elif self._exclusive is ExclusivePolicy.PCPU_LEVEL:
+            barred = (self._held_cores(),)
+        else:
+            barred = (0,)
+        return [*(_Pass(each, True) for each in barred), _Pass()]
+
+    def _take_from(self, groups: Sequence[int]) -> bool:
+        for group in groups:
+            if group.bit_count() >= self._need:
+                self._take_in_order(self._spread(group))
+                return True
+        return False
+
+    def _nodes_of_cpus(self, each: _Pass) -> list[int]:
+        layout, sign = self._layout, self._sign
+        free = self._free & ~each.barred
+        offered = layout.first_threads(free) if each.one_per_core else free
+        groups = []
+        for at in layout.cpu_nodes:
+            node = layout.nodes[at].mask
+            around = (free & layout.around_node[at]).bit_count()
+            groups.append((sign * (free & node).bit_count(), sign * around, at, offered & node))
+        return [group[-1] for group in sorted(groups)]
+
+    def _packages_of_cpus(self, each: _Pass) -> list[int]:
+        layout = self._layout
+        free = self._free & ~each.barred
+        offered = layout.first_threads(free) if each.one_per_core else free
+        groups = []
+        for at, package in enumerate(layout.packages):
+            group = offered & package.mask
+            groups.append((self._sign * group.bit_count(), at, group))
+        return [group[-1] for group in sorted(groups)]
+
+    def _spread(self, group: int) -> Iterator[int]:
+        """Lowest first; of many cpus one of each core, then the next of each, and so on."""
+        if group.bit_count() <= self._layout.per_core:
+            yield from bits_of(group)
+            return
+        while group:
+            round_of_cores = self._layout.first_threads(group)
+            yield from bits_of(round_of_cores)
+            group &= ~round_of_cores
+
+    # List E
+
+    def _barred_anywhere(self) -> Iterator[int]:
+        if self._exclusive is ExclusivePolicy.NUMA_NODE_LEVEL:
+            yield self._held_nodes()
+        if self._exclusive is not ExclusivePolicy.NONE:
+            yield self._held_cores()
+        yield 0
+
+    def _spread_anywhere(self, barred: int) -> Iterator[int]:
+        free = self._free & ~barred
+        cores = self._cores_in_order(free)
+        if free.bit_count() <= self._layout.per_core:
+            for core in cores:
+                yield from bits_of(core)
+            return
+        while cores:
+            left = []
+            for core in cores:
+                lowest = core & -core
+                yield lowest
+                if core != lowest:
+                    left.append(core ^ lowest)
+            cores = left
+
+    def _cores_in_order(self, free: int) -> list[int]:
+        """Free threads per core: cores of packages that gave most come first."""
+        layout, sign, taken = self._layout, self._sign, self._taken
+        of_package = [
+            (-(taken & package.mask).bit_count(), sign * (free & package.mask).bit_count())
+            for package in layout.packages
+        ]
+        of_node = [sign * (free & node.mask).bit_count() for node in layout.nodes]
+        keyed = []
+        for at, core in enumerate(layout.cores):
+            here = core.mask & free
+            if here:
+                package = core.package
+                first = of_package[package]
+                keyed.append((first, of_node[core.node], here.bit_count(), package, at, here))
+        return [each[-1] for each in sorted(keyed)]
+
+    # Who is held, and taking
+
+    def _held_cores(self) -> int:
+        """All cpus of cores that a slot of this level holds; what was taken here is such a slot."""
+        held = self._core_held | self._taken
+        if self._exclusive is ExclusivePolicy.NUMA_NODE_LEVEL:
+            held |= self._node_held
+        return self._layout.cores_touched(held)
+
+    def _held_nodes(self) -> int:
+        return self._layout.nodes_touched(self._node_held | self._taken)
+
+    def _take(self, cpus: int) -> None:
+        self._taken |= cpus
+        self._free &= ~cpus
+        self._need -= cpus.bit_count()
+
+    def _take_in_order(self, order: Iterator[int]) -> None:
+        need, taken = self._need, 0
+        for cpu in order:
+            if not need:
+                break
+            taken |= cpu
+            need -= 1
+        self._take(taken)
+
+
+def whole_cores_of(cores: Sequence[int], need: int) -> int | None:
+    """The cpus of cores that have exactly so many together, early ones first; None if none do."""
+    # Bit n of an entry: some of the cores from there on have n cpus together.
+    sums = [1]
+    for core in reversed(cores):
+        sums.append(sums[-1] | sums[-1] << core.bit_count())
+    sums.reverse()
+    if not sums[0] >> need & 1:
+        return None
+    cpus = 0
+    for core, rest in zip(cores, sums[1:], strict=True):
+        left = need - core.bit_count()
+        if left >= 0 and rest >> left & 1:
+            cpus |= core
+            need = left
+    return cpus
+
+
+def _size(cores: Sequence[int]) -> int:
+    return sum(core.bit_count() for core in cores)
+
+
+def _largest_first(cores: Sequence[int]) -> list[int]:
+    return sorted(cores, key=int.bit_count, reverse=True)

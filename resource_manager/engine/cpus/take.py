@@ -1,0 +1,299 @@
+"""Chooses the cpus that a pinned slot gets on one host.
+
+Decides which of the free cpus serve a wish: bind policy, exclusive policy and NUMA strategy, each
+of the first two preferred or required. What is required is never relaxed; what is only preferred
+never refuses. Refuses to know QoS classes, hosts' settings and amounts of memory.
+
+The order in which cpus are tried is that of Koordinator's accumulator (`takeCPUs` of its plug-in
+nodenumaresource, see `accumulator`), except:
+
+- an exclusive policy `NUMANodeLevel` that cannot be met falls back to `PCPULevel`, then to nothing;
+- `DistributeEvenly` shares cpus out as the kubelet does (see `distributed`); where there are no
+  even shares it packs, or spreads if that is the bind policy;
+- a core is the set of its threads, however many. On hosts whose cores differ `FullPCPUs` looks for
+  cores whose threads add up exactly, and where there are several kinds of cores, one kind goes
+  before a mixture, the kind with the lowest cpu first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from finegrain.cpu_policy import BindPolicy, ExclusivePolicy, NumaStrategy
+from resource_manager.engine.cpus.accumulator import Accumulator, whole_cores_of
+from resource_manager.engine.cpus.distributed import NodeShare, even_shares, take_share
+from resource_manager.engine.cpus.layout import CpuLayout
+from resource_manager.engine.cpus.packed import take_packed
+
+
+@dataclass(frozen=True, slots=True)
+class Holders:
+    """Cpus of slots that want to be apart from others like them, by the level they really hold."""
+
+    core_level: int = 0
+    node_level: int = 0
+
+
+NOBODY = Holders()
+
+
+@dataclass(frozen=True, slots=True)
+class CpuWish:
+    """How many cpus are wanted, and how they are to lie. `DEFAULT` means no preference here."""
+
+    need: int
+    bind: BindPolicy = BindPolicy.FULL_PCPUS
+    bind_required: bool = False
+    exclusive: ExclusivePolicy = ExclusivePolicy.NONE
+    exclusive_required: bool = False
+    strategy: NumaStrategy = NumaStrategy.LEAST_ALLOCATED
+    preferred: int = 0  # cpus to try first
+
+    @property
+    def whole_cores(self) -> bool:
+        """Whether whole cores are wanted."""
+        return self.bind is BindPolicy.FULL_PCPUS
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """The cpus, and the exclusive level that they really reach."""
+
+    cpus: int
+    exclusive: ExclusivePolicy = ExclusivePolicy.NONE
+
+
+class ShortOf(StrEnum):
+    """What there is too little of."""
+
+    CPUS = "cpus"
+    WHOLE_CORES = "cpus of cores that are free altogether"
+    CORES = "cores with a free thread"
+    UNSHARED_CORES = "free cpus of cores without a slot that wants its cores to itself"
+    UNSHARED_NODES = "free cpus of NUMA nodes without a slot that wants its nodes to itself"
+    ALIGNMENT = "cpus of whole cores whose threads add up to the number of cpus"
+
+
+@dataclass(frozen=True, slots=True)
+class Short:
+    """Nothing can be taken: of `of` there are only `suitable` where `needed` were."""
+
+    of: ShortOf
+    needed: int
+    suitable: int
+
+
+def take(layout: CpuLayout, available: int, holders: Holders, wish: CpuWish) -> Taken | Short:
+    """Cpus of `available` that serve the wish.
+
+    Args:
+        layout: the host.
+        available: the cpus to choose from, by their bits.
+        holders: whom exclusive policies have to avoid.
+        wish: what is wanted.
+
+    Returns:
+        Exactly `wish.need` cpus, or what there was too little of. The same for the same input.
+    """
+    if wish.need < 1:
+        return Taken(0, reached(layout, 0, holders, wish.exclusive))
+    free = suitable(layout, available, holders, wish)
+    if isinstance(free, Short):
+        return free
+    cpus = _preferred_first(layout, free, holders, wish)
+    if cpus is None:
+        return Short(ShortOf.ALIGNMENT, wish.need, free.bit_count())
+    return Taken(cpus, reached(layout, cpus, holders, wish.exclusive))
+
+
+def suitable(layout: CpuLayout, available: int, holders: Holders, wish: CpuWish) -> int | Short:
+    """Those of the available cpus that what is required leaves, if they are enough."""
+    need = wish.need
+    free = available & layout.pinnable
+    if need > free.bit_count():
+        return Short(ShortOf.CPUS, need, free.bit_count())
+    if wish.exclusive_required:
+        short_of = ShortOf.CPUS
+        if wish.exclusive is ExclusivePolicy.PCPU_LEVEL:
+            free &= ~layout.cores_touched(holders.core_level)
+            short_of = ShortOf.UNSHARED_CORES
+        elif wish.exclusive is ExclusivePolicy.NUMA_NODE_LEVEL:
+            free &= ~layout.nodes_touched(holders.node_level)
+            short_of = ShortOf.UNSHARED_NODES
+        if need > free.bit_count():
+            return Short(short_of, need, free.bit_count())
+    if wish.bind_required:
+        short_of = ShortOf.CPUS
+        if wish.bind is BindPolicy.FULL_PCPUS:
+            if not aligned(layout, need):
+                return Short(ShortOf.ALIGNMENT, need, 0)
+            free = layout.whole(free)
+            short_of = ShortOf.WHOLE_CORES
+        elif wish.bind is BindPolicy.SPREAD_BY_PCPUS:
+            free = layout.first_threads(free)
+            short_of = ShortOf.CORES
+        if need > free.bit_count():
+            return Short(short_of, need, free.bit_count())
+    return free
+
+
+def aligned(layout: CpuLayout, need: int) -> bool:
+    """Whether so many cpus are the threads of some whole cores of the host that are pinnable."""
+    if layout.uniform_cores:
+        return need % layout.per_core == 0
+    cores = [core for core in layout.core_masks if not core & ~layout.pinnable]
+    return whole_cores_of(cores, need) is not None
+
+
+def holds(layout: CpuLayout, cpus: int, bind: BindPolicy) -> bool:
+    """Whether a set of cpus is what the bind policy promises where it is required."""
+    if bind is BindPolicy.FULL_PCPUS:
+        return layout.whole(cpus) == cpus
+    if bind is BindPolicy.SPREAD_BY_PCPUS:
+        return layout.first_threads(cpus) == cpus
+    return True
+
+
+def reached(
+    layout: CpuLayout, cpus: int, holders: Holders, wanted: ExclusivePolicy
+) -> ExclusivePolicy:
+    """The exclusive level that a set of cpus has beside the holders, at most the one wanted."""
+    nodes, cores = holders.node_level, holders.core_level
+    if wanted is ExclusivePolicy.NUMA_NODE_LEVEL:
+        if not layout.nodes_touched(cpus) & nodes:
+            return wanted
+        # Whoever wants a node to itself wants its cores to itself all the more.
+        cores |= nodes
+    elif wanted is not ExclusivePolicy.PCPU_LEVEL:
+        return ExclusivePolicy.NONE
+    apart = not layout.cores_touched(cpus) & cores
+    return ExclusivePolicy.PCPU_LEVEL if apart else ExclusivePolicy.NONE
+
+
+def spread_order(layout: CpuLayout, available: int, strategy: NumaStrategy) -> list[int]:
+    """The available cpus in the order in which spreading hands them out, by number."""
+    accumulator = Accumulator(layout, available & layout.pinnable, strategy=strategy)
+    return [cpu.bit_length() - 1 for cpu in accumulator.spread_anywhere()]
+
+
+def _preferred_first(layout: CpuLayout, free: int, holders: Holders, wish: CpuWish) -> int | None:
+    """As many as possible out of the preferred cpus, then the rest; all at once if that breaks
+    what is required. None: not even then."""
+    preferred = wish.preferred & free
+    if wish.bind_required and wish.bind is BindPolicy.FULL_PCPUS:
+        preferred = layout.whole(preferred)
+    count = min(wish.need, preferred.bit_count())
+    if preferred:
+        first = _of_one_kind(layout, preferred, holders, replace(wish, need=count))
+        rest = replace(wish, need=wish.need - count)
+        others = _of_one_kind(layout, free & ~preferred, holders, rest)
+        if first is not None and others is not None:
+            return first | others
+    return _of_one_kind(layout, free, holders, wish)
+
+
+def _of_one_kind(layout: CpuLayout, free: int, holders: Holders, wish: CpuWish) -> int | None:
+    """Cpus of cores of one kind, unless a mixture does better by what is preferred."""
+    if layout.kinds == 1:
+        return _by_strategy(layout, free, holders, wish)
+    best: tuple[tuple[int, bool], int] | None = None
+    for kind in (*layout.cores_of_kind, layout.cpus):
+        cpus = _by_strategy(layout, free & kind, holders, wish)
+        if cpus is not None:
+            level = reached(layout, cpus, holders, wish.exclusive)
+            merit = (_LEVELS.index(level), holds(layout, cpus, wish.bind))
+            if best is None or merit > best[0]:
+                best = merit, cpus
+    return None if best is None else best[1]
+
+
+_LEVELS = (ExclusivePolicy.NONE, ExclusivePolicy.PCPU_LEVEL, ExclusivePolicy.NUMA_NODE_LEVEL)
+
+
+def _by_strategy(layout: CpuLayout, free: int, holders: Holders, wish: CpuWish) -> int | None:
+    """None only if there are too few cpus, or required whole cores do not add up."""
+    if wish.need < 1:
+        return 0
+    if free.bit_count() < wish.need:
+        return None
+    cpus: int | None = None
+    if wish.strategy is NumaStrategy.DISTRIBUTE_EVENLY:
+        cpus = _evenly(layout, free, holders, wish)
+    if cpus is None or not _keeps_required(layout, cpus, wish):
+        cpus = _accumulator(layout, free, holders, wish).take(wish.need, wish.whole_cores)
+    if not _keeps_required(layout, cpus, wish):
+        return _accumulator(layout, free, holders, wish).take_whole_exactly(wish.need)
+    return cpus
+
+
+def _accumulator(layout: CpuLayout, free: int, holders: Holders, wish: CpuWish) -> Accumulator:
+    return Accumulator(
+        layout,
+        free,
+        core_held=holders.core_level,
+        node_held=holders.node_level,
+        strategy=wish.strategy,
+        exclusive=wish.exclusive,
+    )
+
+
+def _keeps_required(layout: CpuLayout, cpus: int, wish: CpuWish) -> bool:
+    return not wish.bind_required or holds(layout, cpus, wish.bind)
+
+
+def _evenly(layout: CpuLayout, free: int, holders: Holders, wish: CpuWish) -> int | None:
+    """Even shares of as few nodes as can give them, else packed; first of what the policies
+    prefer. None: spread without even shares."""
+    group = layout.per_core if wish.whole_cores else 1
+    offers = list(_offers(layout, free, holders, wish))
+    for offered in offers:
+        shares = even_shares(layout, offered, wish.need, group)
+        if shares is not None:
+            taken = 0
+            for share in shares:
+                taken |= _within_node(layout, offered, holders, wish, share)
+            return taken
+    if wish.bind is BindPolicy.SPREAD_BY_PCPUS:
+        return None
+    return next(
+        cpus for offered in offers if (cpus := take_packed(layout, offered, wish.need)) is not None
+    )
+
+
+def _offers(layout: CpuLayout, free: int, holders: Holders, wish: CpuWish) -> Iterator[int]:
+    """The free cpus, cut down to what is preferred, then less and less so."""
+    levels = [0]
+    if wish.exclusive is ExclusivePolicy.PCPU_LEVEL:
+        levels = [layout.cores_touched(holders.core_level), 0]
+    elif wish.exclusive is ExclusivePolicy.NUMA_NODE_LEVEL:
+        on_cores = layout.cores_touched(holders.core_level | holders.node_level)
+        levels = [layout.nodes_touched(holders.node_level), on_cores, 0]
+    for barred in dict.fromkeys(levels):
+        left = free & ~barred
+        if wish.bind is BindPolicy.FULL_PCPUS:
+            yield _widest(layout, layout.whole(left))
+        elif wish.bind is BindPolicy.SPREAD_BY_PCPUS:
+            yield layout.first_threads(left)
+    yield from (free & ~barred for barred in dict.fromkeys(levels))
+
+
+def _widest(layout: CpuLayout, cpus: int) -> int:
+    """Those of cores with the most threads: only equal cores make even groups."""
+    if layout.uniform_cores:
+        return cpus
+    widest = 0
+    for core in layout.core_masks:
+        if core.bit_count() == layout.per_core:
+            widest |= core
+    return cpus & widest
+
+
+def _within_node(
+    layout: CpuLayout, free: int, holders: Holders, wish: CpuWish, share: NodeShare
+) -> int:
+    if wish.bind is BindPolicy.SPREAD_BY_PCPUS:
+        accumulator = _accumulator(layout, free & share.node, holders, wish)
+        return accumulator.take(share.even + share.more, whole_cores=False)
+    return take_share(layout, free, share)
