@@ -95,6 +95,9 @@ class Helper:
     def resize_slot(self, args: dict[str, Any]) -> Job:
         return self.slots.resize(args)
 
+    def place_slots(self, args: dict[str, Any]) -> Job:
+        return self.slots.place(args["slots"])
+
     def destroy_slot(self, args: dict[str, Any]) -> Job:
         return self.slots.destroy(slot_name(args), args["grace_ms"] / 1000)
 

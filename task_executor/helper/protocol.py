@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2  # 2: cpus of many slots at once, best-effort slots
 FRAME_BYTES_MAX = 1 << 20
 _MESSAGE_CHARACTERS_MAX = 500
 COMMAND_BYTES_MAX = 128 << 10  # argv and environment together
@@ -148,16 +148,31 @@ class Field(NamedTuple):
 
 Fields = Mapping[str, Field]
 _DAY_MS = 86_400_000
+
+
+def each_of(fields: Fields) -> Check:
+    def check(field: str, value: Any) -> list[dict[str, Any]]:
+        if type(value) is not list:
+            raise _bad(field, type(value).__name__, "a list of objects")
+        return [check_fields(f"{field}[{at}]", item, fields) for at, item in enumerate(value)]
+
+    return check
+
+
 _ALLOCATION = {"allocation_id": Field(identifier), "generation": Field(integer(1, 1 << 53))}
 _TASK = {"task_id": Field(identifier)}
-_LIMITS = _ALLOCATION | {
-    "cpu_milli": Field(integer(10, 10**8)),
-    "cpu_limit_milli": Field(integer(-1, 10**8), None),
-    "memory_bytes": Field(integer(MEMORY_UNIT_BYTES, 1 << 60, MEMORY_UNIT_BYTES)),
-    "cpus": Field(cpu_list, ""),
-    "mems": Field(cpu_list, ""),
-    "pids_max": Field(integer(1, 1 << 22), None),
-}
+_CPUS = {"cpus": Field(cpu_list, ""), "mems": Field(cpu_list, "")}
+_LIMITS = (
+    _ALLOCATION
+    | _CPUS
+    | {
+        "cpu_milli": Field(integer(10, 10**8)),
+        "cpu_limit_milli": Field(integer(-1, 10**8), None),
+        "memory_bytes": Field(integer(MEMORY_UNIT_BYTES, 1 << 60, MEMORY_UNIT_BYTES)),
+        "pids_max": Field(integer(1, 1 << 22), None),
+        "best_effort": Field(flag, False),
+    }
+)
 _PAGE = {"after": Field(text, "")}
 _GRACE = {"grace_ms": Field(integer(0, _DAY_MS), 0)}
 _INPUT = {
@@ -170,6 +185,7 @@ HELPER_VERBS: Mapping[str, Fields] = {
     "hello": {},
     "create_slot": _LIMITS,
     "resize_slot": _LIMITS,
+    "place_slots": {"slots": Field(each_of(_ALLOCATION | _CPUS))},
     "destroy_slot": _ALLOCATION | _GRACE,
     "start_task": _TASK
     | _ALLOCATION

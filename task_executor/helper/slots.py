@@ -98,6 +98,7 @@ class Slots:
                 try:
                     yield from self.driver.make_room(self.driver.slot(name), wanted["memory_bytes"])
                     self.driver.apply(self.driver.slot(name), wanted)
+                    self._bind_tasks(name, wanted["cpus"])
                 except (Fault, OSError) as error:
                     failure = as_fault(error, "CARVE_FAILED")
                     continue
@@ -110,6 +111,46 @@ class Slots:
         if self.limits[name] != limits:
             raise failure
         return self.driver.report()
+
+    def place(self, slots: list[dict[str, Any]]) -> Job:
+        """Other cpus and memory nodes for slots: for all of them, or none. What has gone is passed
+        over. Others are served meanwhile, since there may be thousands. Repeatable.
+        """
+        names, before = [slot_name(each) for each in slots], list[dict[str, Any]]()
+        while self.resizing.intersection(names):
+            yield 0.02
+        self.resizing.update(names)
+        try:
+            for name, each in zip(names, slots, strict=True):
+                if known := self.limits.get(name):
+                    before.append(known)
+                    self._place(name, known | {"cpus": each["cpus"], "mems": each["mems"]})
+                    yield 0.0
+        except (Fault, OSError) as error:
+            for known in before:
+                if (name := slot_name(known)) in self.limits:
+                    with suppress(Fault, OSError):  # the front looks again after a failure
+                        self._place(name, known)
+            raise as_fault(error, "CARVE_FAILED") from None
+        finally:
+            self.resizing.difference_update(names)
+        return None
+
+    def _place(self, name: str, limits: dict[str, Any]) -> None:
+        """The record first, so on a full disk all stays where it is, as the record says."""
+        group = self.driver.slot(name)
+        if self.limits[name] != limits:
+            self._write(name, limits)
+            self.limits[name] = limits
+        try:
+            self.driver.bind(group, limits["cpus"], limits["mems"])
+            self._bind_tasks(name, limits["cpus"])
+        except (Fault, OSError):
+            if all(map(self.driver.kernel.exists, group.values())):  # else it is just going
+                raise
+
+    def _bind_tasks(self, name: str, cpus: str) -> None:
+        self.driver.bind_tasks(self.driver.slot(name), self.shims_of(name), cpus)
 
     def destroy(self, name: str, grace_s: float = 0.0) -> Job:
         """Ask, then kill until nothing lives, let the shims write what happened, then remove.

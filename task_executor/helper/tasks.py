@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from task_executor.helper.cgroups.base import Driver
-from task_executor.helper.child import remove_as
+from task_executor.helper.child import bound_to, remove_as
 from task_executor.helper.loop import Job, Loop
 from task_executor.helper.paths import boot_id, read_json, start_ticks, write_json
 from task_executor.helper.protocol import Fault, decode, encode, fault_of, frames
@@ -173,8 +173,8 @@ class Tasks:
         spec |= {"slot": self.driver.slot(slot), "boot_id": boot_id()}
         spec["group"] = self.driver.task(spec["slot"], task_id)
         binds = self.driver.report()["cpuset"] == "affinity"
-        spec["affinity"] = limits["cpus"] if binds else ""
-        task, reader = self._fork_shim(spec)
+        with bound_to(limits["cpus"] if binds else ""):
+            task, reader = self._fork_shim(spec)
         try:
             return (yield from self._started(task, reader))
         finally:

@@ -11,7 +11,7 @@ import asyncio
 import json
 import os
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
@@ -29,6 +29,7 @@ from task_executor.host.helper_messages import (
     IsolationReport,
     Reconnected,
     SlotLimits,
+    SlotPlace,
     SlotState,
     SlotUsage,
     Stranger,
@@ -52,6 +53,7 @@ __all__ = [
     "IsolationReport",
     "Reconnected",
     "SlotLimits",
+    "SlotPlace",
     "SlotState",
     "SlotUsage",
     "TaskExited",
@@ -68,6 +70,7 @@ ANSWER_S = 90.0  # how long, beyond a grace, for one that is there: above every 
 _BACKOFF_S_MIN, _BACKOFF_S_MAX = 0.05, 1.0
 _INPUT_CHUNK_BYTES = 128 << 10
 _EVENTS_MAX = 100_000
+_PLACES_BYTES_MAX = FRAME_BYTES_MAX // 2  # of JSON in one call
 
 _CLASSES: dict[str, type[FinegrainError]] = {
     Reason.ALLOCATION_UNKNOWN: errors.NotFound,
@@ -142,6 +145,16 @@ class HelperClient:
         if more memory is in use after the kernel dropped what it could. The same again is the same.
         """
         return IsolationReport(**await self._call("resize_slot", asdict(limits)))
+
+    async def place_slots(self, places: Iterable[SlotPlace]) -> None:
+        """Moves slots, and all that runs in them, to other cpus and memory nodes. What has gone
+        meanwhile is passed over. The same again is the same.
+
+        Raises CARVE_FAILED (details file, wrote, read) or DISK_FULL; of what one call holds, some
+        thousand slots, then none has moved, but those of calls before have.
+        """
+        for batch in _batches([asdict(place) for place in places]):
+            await self._call("place_slots", {"slots": batch})
 
     async def destroy_slot(self, allocation_id: str, generation: int, grace_ms: int = 0) -> None:
         """Returns when nothing of the slot lives and its groups are gone; an unknown slot is gone.
@@ -311,6 +324,20 @@ class HelperClient:
         for call in self._calls.values():
             if not call.done():
                 call.set_exception(ConnectionResetError("the helper went away"))
+
+
+def _batches(items: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    """The same in order, so much at once as fits into a frame."""
+    batch, size = list[dict[str, Any]](), 0
+    for item in items:
+        length = len(json.dumps(item))
+        if batch and size + length > _PLACES_BYTES_MAX:
+            yield batch
+            batch, size = [], 0
+        batch.append(item)
+        size += length
+    if batch:
+        yield batch
 
 
 def _frame(message: dict[str, Any]) -> bytes:

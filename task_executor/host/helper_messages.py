@@ -18,7 +18,8 @@ class SlotLimits:
 
     `cpu_limit_milli` is the hard cap: None caps at `cpu_milli`, -1 sets no cap (pinned slots).
     `memory_bytes` is a multiple of 64 KiB. `cpus` and `mems` are kernel lists ("0-3,8"); "" leaves
-    them unrestricted. `pids_max` None sets no limit.
+    them unrestricted. `pids_max` None sets no limit. `best_effort`: cpu time only when nobody else
+    wants it.
     """
 
     allocation_id: str
@@ -29,6 +30,17 @@ class SlotLimits:
     cpus: str = ""
     mems: str = ""
     pids_max: int | None = None
+    best_effort: bool = False
+
+
+@dataclass(frozen=True)
+class SlotPlace:
+    """Where one slot is to run: cpus and memory nodes, as in `SlotLimits`."""
+
+    allocation_id: str
+    generation: int
+    cpus: str
+    mems: str = ""
 
 
 @dataclass(frozen=True)

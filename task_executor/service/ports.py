@@ -6,7 +6,7 @@ promises and raises.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from typing import Protocol
 
 from task_executor.host.helper_messages import (
@@ -15,6 +15,7 @@ from task_executor.host.helper_messages import (
     HelperState,
     IsolationReport,
     SlotLimits,
+    SlotPlace,
     TaskSpec,
     TaskStarted,
     Usage,
@@ -31,6 +32,8 @@ class Helper(Protocol):
     async def create_slot(self, limits: SlotLimits) -> IsolationReport: ...
 
     async def resize_slot(self, limits: SlotLimits) -> IsolationReport: ...
+
+    async def place_slots(self, places: Iterable[SlotPlace]) -> None: ...
 
     async def destroy_slot(
         self, allocation_id: str, generation: int, grace_ms: int = 0

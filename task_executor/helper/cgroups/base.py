@@ -27,6 +27,7 @@ _CPU_LIST = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
 PERIOD_US = 100_000
 _RECLAIM_S = 5.0
 _LOOK_S = 0.02
+_LOOKS_AT_THREADS = 5
 LEAF = "finegrain-daemon"  # on v2 what runs in a group that we split moves there
 
 
@@ -203,6 +204,23 @@ class Driver:
         Raises Fault CARVE_FAILED for one that did not stick.
         """
 
+    def bind(self, group: Group, cpus: str, mems: str) -> None:
+        """The part of `apply` that says where a slot runs; one write moves all that runs in it."""
+
+    def bind_tasks(self, group: Group, shims: Iterable[int], cpus: str) -> None:
+        """Where no group binds them: the affinity of all threads of a slot, shims first. What they
+        fork inherits it, so after a few looks there is nothing new without it, not of a fork bomb.
+        """
+        if not (found := set(shims)) or self.report()["cpuset"] != "affinity":
+            return
+        wanted, seen = expand(cpus) or os.sched_getaffinity(0), set[int]()
+        for _look in range(_LOOKS_AT_THREADS):
+            for thread in found:
+                with suppress(ProcessLookupError):
+                    os.sched_setaffinity(thread, wanted)
+            seen |= found
+            found = threads(self.pids(group, shims)) - seen
+
     def make_room(self, group: Group, memory_bytes: int) -> Job:
         """Before memory shrinks: the kernel drops what it can, and what is left must fit, so that
         nothing dies of it. Dropping may take long (a slow disk), so others are served meanwhile.
@@ -344,6 +362,15 @@ def _same(wrote: str, read: str) -> bool:
     if _CPU_LIST.fullmatch(wrote) and _CPU_LIST.fullmatch(read):
         return expand(wrote) == expand(read)
     return wrote.split() == read.split()
+
+
+def threads(pids: Iterable[int]) -> set[int]:
+    """Numbers of all threads of processes that have not gone meanwhile."""
+    found: set[int] = set()
+    for pid in pids:
+        with suppress(OSError):
+            found.update(int(entry.name) for entry in os.scandir(f"/proc/{pid}/task"))
+    return found
 
 
 def descendants(roots: Iterable[int]) -> set[int]:

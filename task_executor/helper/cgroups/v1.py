@@ -50,12 +50,9 @@ class V1(CgroupDriver):
         if cpu := group.get("cpu"):
             self.put(f"{cpu}/cpu.cfs_period_us", str(PERIOD_US))
             self.put(f"{cpu}/cpu.cfs_quota_us", str(quota_us(limits)))
-            self.put(
-                f"{cpu}/cpu.shares", str(max(2, min(262144, limits["cpu_milli"] * 1024 // 1000)))
-            )
-        if cpuset := group.get("cpuset"):
-            for what in ("cpus", "mems"):
-                self._bind(cpuset, f"cpuset.{what}", limits[what])
+            shares = 0 if limits.get("best_effort") else limits["cpu_milli"] * 1024 // 1000
+            self.put(f"{cpu}/cpu.shares", str(max(2, min(262144, shares))))
+        self.bind(group, limits["cpus"], limits["mems"])
         if pids := group.get("pids"):
             self.put(f"{pids}/pids.max", str(limits["pids_max"] or "max"))
         if memory := group.get("memory"):
@@ -68,6 +65,11 @@ class V1(CgroupDriver):
                 except Fault:
                     self.refuse_below_use(group, limits["memory_bytes"])  # risen since the look
                     raise
+
+    def bind(self, group: Group, cpus: str, mems: str) -> None:
+        if cpuset := group.get("cpuset"):
+            self._bind(cpuset, "cpuset.cpus", cpus)
+            self._bind(cpuset, "cpuset.mems", mems)
 
     def _bind(self, path: str, file: str, wanted: str) -> None:
         """v1 takes a cpu that goes off-line out of every group for good. So our own levels get back

@@ -55,10 +55,9 @@ class V2(CgroupDriver):
         if "cpu" in has:
             quota = quota_us(limits)
             self.put(f"{path}/cpu.max", f"{quota if quota >= 0 else 'max'} {PERIOD_US}")
-            self.put(f"{path}/cpu.weight", str(max(1, min(10000, limits["cpu_milli"] // 10))))
-        if "cpuset" in has:
-            self._bind(path, "cpus", limits["cpus"])
-            self._bind(path, "mems", limits["mems"])
+            weight = 0 if limits.get("best_effort") else limits["cpu_milli"] // 10
+            self.put(f"{path}/cpu.weight", str(max(1, min(10000, weight))))
+        self.bind(group, limits["cpus"], limits["mems"])
         if "pids" in has:
             self.put(f"{path}/pids.max", str(limits["pids_max"] or "max"))
         if "memory" in has:
@@ -66,6 +65,12 @@ class V2(CgroupDriver):
                 self.put(f"{path}/memory.swap.max", "0")
             self.put(f"{path}/memory.max", str(limits["memory_bytes"]))
             self.put(f"{path}/memory.high", "max")  # it was low while room was made
+
+    def bind(self, group: Group, cpus: str, mems: str) -> None:
+        path = group["unified"]
+        if "cpuset" in self.kernel.read(f"{path}/cgroup.controllers").split():
+            self._bind(path, "cpus", cpus)
+            self._bind(path, "mems", mems)
 
     def _bind(self, path: str, what: str, wanted: str) -> None:
         """v2 takes any list and silently falls back to the parent's: what is effective must be
