@@ -15,7 +15,7 @@ def slot_to_dict(slot: Slot, executor_address: str) -> dict[str, object]:
 
     `profile` is `ResourceProfile.to_dict()`, shared: nobody may change it; `allocated_time_ms` is
     in milliseconds since 1970. `resizes` are changes of size that are under way, as `SlotResize`
-    without `message`.
+    without `message`. `assignment` is `CpuAssignment.to_dict()`.
     """
     data: dict[str, object] = {
         "allocation_id": slot.allocation_id,
@@ -41,17 +41,22 @@ def slot_to_dict(slot: Slot, executor_address: str) -> dict[str, object]:
     if slot.ordered is not None or slot.wanted is not None:
         under_way = ((slot.ordered, "ORDERED"), (slot.wanted, "WAITING"))
         data["resizes"] = [_resize(one, state) for one, state in under_way if one is not None]
+    if slot.assignment is not None:
+        data["assignment"] = slot.assignment.to_dict()
     return data
 
 
 def _resize(resize: Resize, state: str) -> dict[str, object]:
-    return {
+    data: dict[str, object] = {
         "resize_number": resize.number,
         "profile": _profile_data(resize.profile),
         "memory_bytes": resize.profile.booked_memory_bytes,
         "cpu_limit_milli": resize.cpu_limit_milli,
         "state": state,
     }
+    if resize.assignment is not None:
+        data["assignment"] = resize.assignment.to_dict()
+    return data
 
 
 @lru_cache(16_384)

@@ -26,12 +26,15 @@ from finegrain.rpc.wire import (
     profile_from_proto,
     topology_from_proto,
 )
+from finegrain.rpc.wire_cpus import assignment_from_proto, host_cpus_from_proto
 from finegrain.rpc.wire_topology import check_cpu_list
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
 from finegrain.v1 import slots_pb2
 from resource_manager.engine.entities import Registration, RequestSpec, SlotState, Usage
 from resource_manager.engine.events import ItemOutcome
 from resource_manager.engine.reported import EndedSlot, Report, ReportedSlot
+from resource_manager.service.cpu_policy_wire import request_policy
+from resource_manager.service.cpus_wire import cpu_state_from_proto
 
 BATCH_ITEMS_MAX = 10_000
 PIDS_MAX = 4_194_304  # the kernel's own limit
@@ -104,6 +107,7 @@ def slot_request(message: slots_pb2.SlotRequest, field: str) -> RequestSpec:
         allow_pending=message.allow_pending,
         restart_on_loss=message.restart_on_loss,
         gang_id=gang_id,
+        cpu_policy=request_policy(message, profile, field),
     )
 
 
@@ -186,6 +190,7 @@ def registration(message: rm_pb2.RegisterExecutorRequest) -> Registration:
         protocol_version=check_protocol_version(message.protocol_version),
         software_version=message.software_version,
         provided_as=message.provided_as and check_id("provided_as", message.provided_as),
+        host_cpus=host_cpus_from_proto(message.host_cpus, "host_cpus"),
     )
 
 
@@ -239,6 +244,9 @@ def report(message: slots_pb2.SlotReport, field: str) -> Report:
         ended=tuple(
             _ended_slot(each, f"{field}.ended[{index}]") for index, each in enumerate(message.ended)
         ),
+        cpu_state=cpu_state_from_proto(message.cpu_state, f"{field}.cpu_state")
+        if message.HasField("cpu_state")
+        else None,
     )
 
 
@@ -265,6 +273,9 @@ def _reported_slot(message: slots_pb2.SlotStatus, field: str) -> ReportedSlot:
     isolation = None
     if message.HasField("isolation"):
         isolation = isolation_from_proto(message.isolation, f"{field}.isolation")
+    assignment = None
+    if message.HasField("assignment"):
+        assignment = assignment_from_proto(message.assignment, f"{field}.assignment")
     return ReportedSlot(
         allocation_id=allocation_id,
         generation=generation,
@@ -276,6 +287,7 @@ def _reported_slot(message: slots_pb2.SlotStatus, field: str) -> ReportedSlot:
         cpus=check_cpu_list(cpus, f"{field}.cpus") if cpus else "",
         isolation=isolation,
         resize_number=check_amount(f"{field}.resize_number", message.resize_number),
+        assignment=assignment,
     )
 
 

@@ -13,8 +13,9 @@ from finegrain.errors import InvalidArgument
 from finegrain.ids import check_id
 from finegrain.resources import AMOUNT_MAX
 from finegrain.rpc.wire import profile_from_proto, profile_to_proto
+from finegrain.rpc.wire_cpus import assignment_to_proto
+from finegrain.v1 import cpus_pb2, resources_pb2, slots_pb2
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
-from finegrain.v1 import resources_pb2, slots_pb2
 from finegrain.v1 import task_executor_pb2 as te_pb2
 from resource_manager.engine.effects import SendResize
 from resource_manager.engine.entities import Instant, Resize, Slot
@@ -87,6 +88,7 @@ def resize_command(
         profile=profile_to_proto(resize.profile),
         memory_bytes=resize.profile.booked_memory_bytes,
         cpu_limit_milli=resize.cpu_limit_milli,
+        assignment=_assignment(resize),
     )
 
 
@@ -110,4 +112,9 @@ def resize_message(resize: Resize, *, ordered: bool, message: str = "") -> slots
         cpu_limit_milli=resize.cpu_limit_milli,
         state=state,
         message=message,
+        assignment=_assignment(resize),
     )
+
+
+def _assignment(resize: Resize) -> cpus_pb2.CpuAssignment | None:
+    return None if resize.assignment is None else assignment_to_proto(resize.assignment)

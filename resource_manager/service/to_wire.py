@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from finegrain.cpu_assignment import CpuAssignment
 from finegrain.resources import ResourceProfile
 from finegrain.rpc.wire import (
     KNOWN_MAX,
@@ -19,6 +20,7 @@ from finegrain.rpc.wire import (
     timestamp_ms_to_proto,
     topology_dict_to_proto,
 )
+from finegrain.rpc.wire_cpus import assignment_to_proto, cpu_policy_to_proto
 from finegrain.v1 import cluster_pb2, resources_pb2, slots_pb2
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
 from resource_manager.engine.entities import (
@@ -81,6 +83,8 @@ def slot_status(
     if slot.resize_number:
         message.resize_number = slot.resize_number
         message.resizes.extend(resizes_of(slot, resize_message))
+    if slot.assignment is not None:
+        _set_assignment(message, slot.assignment)
     return message
 
 
@@ -108,7 +112,14 @@ def slot_status_of_event(data: Mapping[str, object]) -> slots_pb2.SlotStatus:
     if number := get("resize_number"):
         message.resize_number = number
         message.resizes.extend(_resize_of_event(each) for each in get("resizes", ()))
+    if (assignment := get("assignment")) is not None:
+        _set_assignment(message, CpuAssignment.from_dict(assignment))
     return message
+
+
+def _set_assignment(message: slots_pb2.SlotStatus, assignment: CpuAssignment) -> None:
+    message.assignment.CopyFrom(assignment_to_proto(assignment))
+    message.cpus = message.assignment.cpus
 
 
 def slot_status_of_view(view: SlotView) -> slots_pb2.SlotStatus:
@@ -117,13 +128,16 @@ def slot_status_of_view(view: SlotView) -> slots_pb2.SlotStatus:
 
 
 def _resize_of_event(data: Mapping[str, Any]) -> slots_pb2.SlotResize:
-    return slots_pb2.SlotResize(
+    message = slots_pb2.SlotResize(
         resize_number=data["resize_number"],
         profile=_profile_of_event(data["profile"]),
         memory_bytes=data["memory_bytes"],
         cpu_limit_milli=data["cpu_limit_milli"],
         state=_RESIZE_STATES_BY_NAME[data["state"]],
     )
+    if (assignment := data.get("assignment")) is not None:
+        message.assignment.CopyFrom(assignment_to_proto(CpuAssignment.from_dict(assignment)))
+    return message
 
 
 def _profile_of_event(data: Mapping[str, Any]) -> resources_pb2.ResourceProfile:
@@ -153,6 +167,7 @@ def slot_request(spec: RequestSpec) -> slots_pb2.SlotRequest:
         allow_pending=spec.allow_pending,
         restart_on_loss=spec.restart_on_loss,
         gang_id=spec.gang_id,
+        cpu_policy=cpu_policy_to_proto(spec.cpu_policy),
     )
 
 

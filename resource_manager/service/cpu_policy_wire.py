@@ -1,0 +1,127 @@
+"""What a request may say about its cpus: which policies, strengths and amounts go together.
+
+Decides it by the request alone; `InvalidArgument` carries the path of the field, and the way out.
+Refuses to know hosts: what one of them can keep is for the engine to say.
+"""
+
+from __future__ import annotations
+
+from finegrain.cpu_policy import (
+    PLAIN,
+    BindPolicy,
+    CpuPolicy,
+    NumaPolicy,
+    QosClass,
+)
+from finegrain.errors import InvalidArgument
+from finegrain.resources import ResourceProfile
+from finegrain.rpc.wire_cpus import cpu_policy_from_proto
+from finegrain.v1 import slots_pb2
+
+MILLI_PER_CPU = 1000
+PINNED = f"{QosClass.LSE} or {QosClass.LSR}"
+
+_REQUIRED = "STRENGTH_REQUIRED"
+_NEEDS_OWN_CPUS = (BindPolicy.FULL_PCPUS, BindPolicy.SPREAD_BY_PCPUS)
+_DEMANDS_NOTHING = ("Default", "None")
+
+
+def request_policy(
+    message: slots_pb2.SlotRequest, profile: ResourceProfile | None, field: str
+) -> CpuPolicy:
+    """What a slot request says about its cpus; `profile` None: unknown.
+
+    Raises:
+        InvalidArgument: a word that nobody knows, or a combination that no host could keep.
+    """
+    if not message.HasField("cpu_policy"):
+        return PLAIN
+    policy = cpu_policy_from_proto(message.cpu_policy, f"{field}.cpu_policy")
+    _check_strengths(policy, f"{field}.cpu_policy")
+    if policy.qos.is_pinned:
+        _check_whole_cpus(policy.qos, profile, message.cpu_limit_milli, field)
+        if policy.bind is BindPolicy.CONSTRAINED_BURST:
+            raise _constrained_burst(policy.qos, f"{field}.cpu_policy")
+        return policy
+    if policy.qos is QosClass.BE:
+        _check_best_effort(policy, profile, message.cpu_limit_milli, field)
+    _check_nothing_of_own_cpus(policy, f"{field}.cpu_policy")
+    return policy
+
+
+def _check_strengths(policy: CpuPolicy, field: str) -> None:
+    """Nothing is required by which no host can fail."""
+    for name, word, required in (
+        ("bind", policy.bind, policy.bind_required),
+        ("exclusive", policy.exclusive, policy.exclusive_required),
+        ("numa", policy.numa, policy.numa_required),
+    ):
+        if required and word in _DEMANDS_NOTHING:
+            expected = f"no strength, or another policy: {name} {word} demands nothing"
+            raise InvalidArgument(f"{field}.{name}_strength", _REQUIRED, expected)
+    if policy.numa_required and policy.numa is NumaPolicy.BEST_EFFORT:
+        expected = (
+            f"STRENGTH_PREFERRED with numa {policy.numa}, which never keeps a slot from a host; or "
+            f"numa {NumaPolicy.RESTRICTED} or {NumaPolicy.SINGLE_NUMA_NODE}"
+        )
+        raise InvalidArgument(f"{field}.numa_strength", _REQUIRED, expected)
+
+
+def _check_whole_cpus(
+    qos: QosClass, profile: ResourceProfile | None, limit: int, field: str
+) -> None:
+    shared = f"or cpu_policy.qos {QosClass.LS}"
+    if profile is None:
+        expected = (
+            f"amounts with qos {qos}: cpu_milli in whole cpus (a multiple of {MILLI_PER_CPU}); "
+            f"{shared}"
+        )
+        raise InvalidArgument(f"{field}.profile", "absent", expected)
+    cpu_milli = profile.cpu_milli
+    if cpu_milli < MILLI_PER_CPU or cpu_milli % MILLI_PER_CPU:
+        expected = (
+            f"whole cpus with qos {qos}, a multiple of {MILLI_PER_CPU}; {shared} for parts of one"
+        )
+        raise InvalidArgument(f"{field}.profile.cpu_milli", cpu_milli, expected)
+    if limit not in (0, cpu_milli):
+        expected = (
+            f"0 or cpu_milli ({cpu_milli}) with qos {qos}, which has cpus of its own; {shared} to "
+            "use more when there is more"
+        )
+        raise InvalidArgument(f"{field}.cpu_limit_milli", limit, expected)
+
+
+def _check_best_effort(
+    policy: CpuPolicy, profile: ResourceProfile | None, limit: int, field: str
+) -> None:
+    if policy.bind is BindPolicy.CONSTRAINED_BURST:
+        raise _constrained_burst(policy.qos, f"{field}.cpu_policy")
+    if profile is not None and limit not in (0, profile.cpu_milli):
+        expected = (
+            f"0 or cpu_milli ({profile.cpu_milli}) with qos {policy.qos}; or cpu_policy.qos "
+            f"{QosClass.LS} to use more than is booked"
+        )
+        raise InvalidArgument(f"{field}.cpu_limit_milli", limit, expected)
+
+
+def _constrained_burst(qos: QosClass, field: str) -> InvalidArgument:
+    expected = (
+        f"another policy with qos {qos}: {BindPolicy.CONSTRAINED_BURST} is for qos {QosClass.LS}, "
+        "whose cpu limit it is about"
+    )
+    return InvalidArgument(f"{field}.bind", str(BindPolicy.CONSTRAINED_BURST), expected)
+
+
+def _check_nothing_of_own_cpus(policy: CpuPolicy, field: str) -> None:
+    """Who has no cpus of its own can prefer something of them, in vain, but not require it."""
+    about = (
+        ("bind", policy.bind_required and policy.bind in _NEEDS_OWN_CPUS, policy.bind),
+        ("exclusive", policy.exclusive_required, policy.exclusive),
+    )
+    for name, required, word in about:
+        if required:
+            expected = (
+                f"STRENGTH_PREFERRED with qos {policy.qos}, or qos {PINNED}: {word} is about cpus "
+                "of a slot's own"
+            )
+            raise InvalidArgument(f"{field}.{name}_strength", _REQUIRED, expected)
