@@ -255,7 +255,7 @@ def _lack(state: State, wishes: Sequence[Wish], spots: Sequence[GangSpot]) -> li
     host = state.hosts[spots[0].name]
     asked: dict[str, int] = {}
     for wish in wishes:
-        booked = host.booking_of(wish.profile) if wish.profile else host.default_booking
+        booked = host.booking_for(wish)
         for name, amount in booked.items():
             asked[name] = asked.get(name, 0) + amount * wish.count
     missing = shortfall(asked, host.free())

@@ -160,7 +160,10 @@ def _wanted(event: GroupSet, group: Group) -> Group:
 
 def _changed(field: str, amounts: Amounts, changes: Mapping[str, int | None]) -> dict[str, int]:
     if wrong := unlimited_dimension(changes):
-        expected = "cpu_milli, memory_bytes, or extended. and the name of a countable resource"
+        expected = (
+            "cpu_milli, best_effort_cpu_milli, memory_bytes, or extended. and the name of a"
+            " countable resource"
+        )
         raise InvalidArgument(f"{field} of a dimension", wrong, expected)
     found = dict(amounts)
     for name, amount in changes.items():

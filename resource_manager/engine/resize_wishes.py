@@ -162,7 +162,7 @@ def _refuse_too_large(host: Host, slot: Slot, target: Resize) -> None:
         FailedPrecondition: it could not.
     """
     total = host.total
-    need = host.booking_of(target.profile)
+    need = host.booking_of(target.profile, best_effort=slot.best_effort)
     grows = shortfall(need, slot.booked)
     beyond = {name: need[name] for name in grows if need[name] > total.get(name, 0)}
     if not beyond:

@@ -52,7 +52,8 @@ def growth(host: Host, slot: Slot) -> Amounts:
     """What a slot has to have more than it has booked for the change that waits; empty: nothing."""
     if slot.wanted is None:
         return {}
-    return shortfall(host.booking_of(slot.wanted.profile), slot.booked)
+    need = host.booking_of(slot.wanted.profile, best_effort=slot.best_effort)
+    return shortfall(need, slot.booked)
 
 
 def go_on(turn: Turn, slot: Slot) -> None:

@@ -22,7 +22,7 @@ from finegrain.resources import (
     ResourceProfile,
     booking,
 )
-from resource_manager.engine.cpu_columns import cpu_need
+from resource_manager.engine.cpu_columns import amounts_only, cpu_need
 from resource_manager.engine.singles import Labels
 
 if TYPE_CHECKING:
@@ -115,6 +115,13 @@ class Shape:
     def key(self) -> ShapeKey:
         """What all of them ask for."""
         return self.profile, self.labels, self.cpus
+
+    @property
+    def amounts(self) -> tuple[dict[str, int], dict[str, int]]:
+        """`pooled_need` and `separate_need` without columns of cpus: as far as amounts can tell."""
+        if self.cpus is None:
+            return self.pooled_need, self.separate_need
+        return amounts_only(self.pooled_need), amounts_only(self.separate_need)
 
     @property
     def policy(self) -> CpuPolicy:

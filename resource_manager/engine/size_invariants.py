@@ -45,9 +45,11 @@ def line(state: State) -> Iterator[str]:
 
 
 def _booking(host: Host, key: SlotKey, slot: Slot) -> Iterator[str]:
-    booked = host.booking_of(slot.profile)
+    best_effort = slot.best_effort
+    booked = host.booking_of(slot.profile, best_effort=best_effort)
     if slot.ordered is not None:
-        booked = larger_of(booked, host.booking_of(slot.ordered.profile))
+        ordered = host.booking_of(slot.ordered.profile, best_effort=best_effort)
+        booked = larger_of(booked, ordered)
     if slot.booked != booked:
         yield f"slot {key} books {slot.booked}, its sizes say {booked}"
 

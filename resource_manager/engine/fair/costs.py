@@ -6,7 +6,13 @@ of a slot is fixed when it is placed; refuses to know when that is, and whom it 
 
 from __future__ import annotations
 
-from finegrain.resources import CPU_MILLI, MEMORY_BYTES, MEMORY_PARTS, Amounts
+from finegrain.resources import (
+    BEST_EFFORT_CPU_MILLI,
+    CPU_MILLI,
+    MEMORY_BYTES,
+    MEMORY_PARTS,
+    Amounts,
+)
 from resource_manager.engine.fair.limits import counted
 from resource_manager.engine.settings import Measure
 
@@ -62,7 +68,8 @@ class Costs:
         if self.measure == "slots":
             return 1.0
         if self.measure == "cpu":
-            return round(booked.get(CPU_MILLI, 0) / 1_000 * _CORE_STEPS) / _CORE_STEPS
+            cpu_milli = booked.get(CPU_MILLI, 0) + booked.get(BEST_EFFORT_CPU_MILLI, 0)
+            return round(cpu_milli / 1_000 * _CORE_STEPS) / _CORE_STEPS
         known = self._known.get(id(booked))  # amounts that are alike are one dict as a rule
         if known is None:
             if len(self._known) >= _KNOWN_MAX:

@@ -214,7 +214,7 @@ def held_for(state: State, wishes: Sequence[Wish], shares: Sequence[Share]) -> d
     held: dict[str, Held] = {}
     for share in shares:
         wish, host = wishes[share.wish], state.hosts[share.host_id]
-        booked = host.default_booking if wish.profile is None else host.booking_of(wish.profile)
+        booked = host.booking_for(wish)
         more = {name: amount * share.count for name, amount in booked.items()}
         before = held.get(share.host_id, Held({}, 0))
         held[share.host_id] = Held(total_of((before.amounts, more)), before.slots + share.count)

@@ -5,8 +5,9 @@ counts from its placing until nothing of it is left, so what is being taken down
 limit says when no more is added; it never takes anything away. Refuses to know queues, hosts and
 who comes first.
 
-Limits name "cpu_milli", "memory_bytes" (all memory parts together) and "extended.NAME". A
-dimension that a maximum does not name has no limit; one that it names with 0 admits nothing.
+Limits name "cpu_milli", "best_effort_cpu_milli", "memory_bytes" (all memory parts together) and
+"extended.NAME". A dimension that a maximum does not name has no limit; one that it names with 0
+admits nothing.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from finegrain.resources import (
+    BEST_EFFORT_CPU_MILLI,
     CPU_MILLI,
     EXTENDED_PREFIX,
     MEMORY_BYTES,
@@ -24,6 +26,8 @@ from finegrain.resources import (
 )
 
 _PARTS = frozenset(MEMORY_PARTS)
+
+_NAMED = (CPU_MILLI, BEST_EFFORT_CPU_MILLI, MEMORY_BYTES)
 
 UNBOUNDED = float("inf")
 
@@ -187,6 +191,6 @@ class _Ahead:
 def unlimited_dimension(names: Iterable[str]) -> str:
     """The first of these dimensions that no limit can name; empty: there is none."""
     for name in names:
-        if name not in (CPU_MILLI, MEMORY_BYTES) and not name.startswith(EXTENDED_PREFIX):
+        if name not in _NAMED and not name.startswith(EXTENDED_PREFIX):
             return name
     return ""

@@ -26,9 +26,9 @@ def cost_of(state: State, shape: Shape) -> float:
 
 def _booked_at_most(state: State, shape: Shape) -> dict[str, int]:
     if shape.profile is not None:
-        return counted(shared_booking(shape.profile, separate_pools=state.costs.in_parts))
+        return counted(shared_booking(shape.profile, state.costs.in_parts, shape.best_effort))
     most: dict[str, int] = {}
     for host in state.hosts.values():
-        for name, amount in counted(host.default_booking).items():
+        for name, amount in counted(host.need_of(shape)).items():
             most[name] = max(most.get(name, 0), amount)
     return most

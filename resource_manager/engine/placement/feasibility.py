@@ -196,7 +196,7 @@ def rejection(state: State, spec: RequestSpec) -> ItemOutcome | None:
     verdict = feasibility(state, shape)
     if spec.allow_pending or verdict in (Feasibility.POSSIBLE, Feasibility.OFFLINE):
         return None
-    amounts = shared_booking(spec.profile, separate_pools=False) if spec.profile else {}
+    amounts = shared_booking(spec.profile, False, shape.best_effort) if spec.profile else {}
     asked = _amounts_text(amounts) if amounts else "a default slot"
     if verdict is Feasibility.LABELS:
         labels = ", ".join(f"{name}={value}" for name, value in spec.required_labels)

@@ -140,7 +140,7 @@ def _lacks(state: State, host: Host, content: Content) -> Iterator[str]:
         wish = waiting.kind.wishes[number]
         if not carries(host, wish.labels):
             yield f"without the labels of members of {gang_text(state, gang_id)}"
-        need = host.default_booking if wish.profile is None else host.booking_of(wish.profile)
+        need = host.booking_for(wish)
         sums = together.setdefault(gang_id, {})
         for name, amount in need.items():
             sums[name] = sums.get(name, 0) + amount * count

@@ -158,7 +158,7 @@ class _Reading:
             if not self._is_served(shape):
                 self._hopeless.append(shape)
                 continue
-            kind = self._kind(Wish(shape.pooled_need, shape.separate_need, shape.labels), shape)
+            kind = self._kind(Wish(*shape.amounts, shape.labels), shape)
             found.append((shape, kind))
         admitted = self._admitted([shape for shape, _ in found])
         runs = [_arrivals(shape, kind, admitted.get(shape)) for shape, kind in found]

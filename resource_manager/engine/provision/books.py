@@ -155,7 +155,7 @@ def could_serve(capacity: Capacity, shape: Shape, *, labels: bool = True) -> boo
     if shape.profile is None:
         return bool(capacity.default) and fits(capacity.default, capacity.amounts)
     amounts = capacity.amounts  # asked for each of very many: `fits` takes three times as long
-    for name, amount in (shape.separate_need if capacity.separate else shape.pooled_need).items():
+    for name, amount in shape.amounts[capacity.separate].items():
         if amounts.get(name, 0) < amount:
             return False
     return True

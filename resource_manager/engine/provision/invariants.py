@@ -59,7 +59,7 @@ def _needed(capacity: Capacity, content: Content) -> dict[str, int]:
     """What is planned there altogether, but for gangs."""
     sums: dict[str, int] = {}
     for shape, count in content.shapes.items():
-        need = shape.separate_need if capacity.separate else shape.pooled_need
+        need = shape.amounts[capacity.separate]
         if DEFAULT_SLOTS in need:
             need = {**capacity.default, SLOTS: 1}
         for dimension, amount in need.items():

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
 
-from finegrain.resources import booking, total_of
+from finegrain.resources import total_of
 from resource_manager.engine.entities import GangPlacement
 from resource_manager.engine.gang_books import Where
 from resource_manager.engine.gang_books import Wish as GangMembers
-from resource_manager.engine.host import ONLINE, Host
+from resource_manager.engine.host import ONLINE, Host, shared_booking
 from resource_manager.engine.placement.indexes import carries
 from resource_manager.engine.provision.exact import UNBOUNDED
 from resource_manager.engine.provision.gang_planning import GangWish
@@ -50,7 +50,7 @@ def wish_of(members: GangMembers) -> Wish:
         need = {DEFAULT_SLOTS: 1}
         return Wish(need, need, members.labels)
     pooled, separate = (
-        {**in_grains(booking(members.profile, separate_pools=pools)), SLOTS: 1}
+        {**in_grains(shared_booking(members.profile, pools, members.best_effort)), SLOTS: 1}
         for pools in (False, True)
     )
     return Wish(pooled, separate, members.labels)
