@@ -110,6 +110,7 @@ from finegrain_client.types_providers import (
     ProvidedExecutorState,
     Providers,
 )
+from finegrain_client.types_topology import TopologyReport
 
 __all__ = [
     "GIB",
@@ -194,6 +195,7 @@ __all__ = [
     "ThreadResult",
     "ThreadState",
     "TlsOptions",
+    "TopologyReport",
     "Unauthenticated",
     "Unavailable",
     "as_granted",

@@ -26,6 +26,7 @@ from finegrain_client import (
     reading_explain,
     reading_groups,
     reading_providers,
+    reading_topology,
     types,
 )
 from finegrain_client.connection import Connection
@@ -36,6 +37,7 @@ from finegrain_client.types_advice import ThreadAdvice
 from finegrain_client.types_explain import Explanation
 from finegrain_client.types_groups import Groups
 from finegrain_client.types_providers import Providers
+from finegrain_client.types_topology import TopologyReport
 
 MANAGER_DEFAULT = "127.0.0.1:7170"
 PAGE_SIZE = 1000
@@ -177,6 +179,18 @@ class Cluster(Levers):
             lambda cluster, timeout_s: cluster.GetExecutor(message, timeout=timeout_s)
         )
         return reading.executor(answer.executor, [reading.slot(each) for each in answer.slots])
+
+    async def topology(self, executor_id: str) -> TopologyReport:
+        """One executor's cpus and NUMA nodes: what is where, who has it, and which settings hold.
+
+        Raises:
+            NotFound: EXECUTOR_UNKNOWN.
+        """
+        message = pb.GetTopologyRequest(executor_id=executor_id)
+        answer = await self._connection.call_cluster(
+            lambda cluster, timeout_s: cluster.GetTopology(message, timeout=timeout_s)
+        )
+        return reading_topology.topology_report(answer)
 
     async def slots(self, *, executor_id: str = "", job_id: str = "") -> list[types.SlotStatus]:
         """Slots that exist, in order of executor and allocation id."""

@@ -18,6 +18,7 @@ from finegrain_client.types_advice import ThreadAdvice
 from finegrain_client.types_explain import Explanation
 from finegrain_client.types_groups import Groups, GroupStatus
 from finegrain_client.types_providers import Providers
+from finegrain_client.types_topology import TopologyReport
 
 
 def connect(
@@ -89,6 +90,9 @@ class Cluster:
 
     def executor(self, executor_id: str) -> types.ExecutorStatus:
         return self.loop.run(self.inner.executor(executor_id))
+
+    def topology(self, executor_id: str) -> TopologyReport:
+        return self.loop.run(self.inner.topology(executor_id))
 
     def slots(self, *, executor_id: str = "", job_id: str = "") -> list[types.SlotStatus]:
         return self.loop.run(self.inner.slots(executor_id=executor_id, job_id=job_id))
