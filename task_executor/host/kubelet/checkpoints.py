@@ -1,0 +1,175 @@
+"""The checkpoints of a kubelet's cpu and memory managers, of every version that wrote one.
+
+Decides how they are read and what in them is damage. Refuses to know where they lie and what
+becomes of what they say.
+
+Known forms of `cpu_manager_state`:
+
+    1.8 to 1.9    policyName, defaultCpuSet, and `entries`: container id to cpus; no checksum
+    1.10 to 1.17  the same with a checksum
+    1.18 on       `entries`: pod to container to cpus
+    1.36 on       besides `podEntries`: pod to {cpuSet}, of pods that have cpus as a whole
+    later on      the same once more as JSON text in `data`, which then is what counts
+
+`memory_manager_state` exists since 1.21 and went the same way.
+
+Checksums are not recomputed: they are taken over the printed form of a program's own structures,
+which differs between versions that write the same file. A kubelet replaces its files whole (but for
+1.8 and 1.9), so what can be read and makes sense is what it wrote.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from finegrain.cpuset import MAX_ID, CpuSet
+from finegrain.errors import InvalidArgument
+
+_DEPTH_OF_DATA = 1  # `data` within `data` is nobody's
+
+
+class Damaged(ValueError):
+    """The text is no checkpoint; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class CpuCheckpoint:
+    """Cpus by (pod uid, container); the container is empty where the pod has them as a whole."""
+
+    policy: str
+    default_cpus: CpuSet
+    cpus: Mapping[tuple[str, str], CpuSet] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryCheckpoint:
+    """`containers`: bytes by NUMA node, by (pod uid, container). `taken`: bytes that are given away
+    or kept for the system, by node and resource.
+    """
+
+    policy: str
+    containers: Mapping[tuple[str, str], Mapping[int, int]] = field(default_factory=dict)
+    taken: Mapping[tuple[int, str], int] = field(default_factory=dict)
+
+
+def parse_cpu_checkpoint(text: str) -> CpuCheckpoint:
+    """Reads `cpu_manager_state`. Raises Damaged."""
+    fields = _fields(text)
+    cpus: dict[tuple[str, str], CpuSet] = {}
+    for name, entry in _object(fields, "entries").items():
+        if isinstance(entry, str):  # by the id of the container
+            cpus["", name] = _cpus(entry, f"entries of {name}")
+        else:
+            for container, listed in _mapping(entry, f"entries of {name}").items():
+                cpus[name, container] = _cpus(listed, f"entries of {name}/{container}")
+    for name, entry in _object(fields, "podentries").items():
+        listed = _lowered(_mapping(entry, f"podEntries of {name}")).get("cpuset", "")
+        cpus[name, ""] = _cpus(listed, f"podEntries of {name}")
+    default = _cpus(fields.get("defaultcpuset", ""), "defaultCpuSet")
+    return CpuCheckpoint(
+        _policy(fields), default, {key: each for key, each in cpus.items() if each}
+    )
+
+
+def parse_memory_checkpoint(text: str) -> MemoryCheckpoint:
+    """Reads `memory_manager_state`. Raises Damaged."""
+    fields = _fields(text)
+    containers: dict[tuple[str, str], dict[int, int]] = {}
+    for key, block in _blocks(fields):
+        if block.get("type") != "memory":
+            continue
+        nodes = [_number(each, "numaAffinity") for each in block.get("numaaffinity") or ()]
+        held = containers.setdefault(key, {})
+        # How a block lies on several nodes is not told: the first ones take what does not divide.
+        for at, node in enumerate(sorted(nodes)):
+            share, rest = divmod(_number(block.get("size"), "size"), len(nodes))
+            held[node] = held.get(node, 0) + share + (at < rest)
+    taken: dict[tuple[int, str], int] = {}
+    for name, node in _object(fields, "machinestate").items():
+        tables = _object(_lowered(_mapping(node, f"machineState of {name}")), "memorymap")
+        for resource, table in tables.items():
+            numbers = _lowered(_mapping(table, f"memoryMap of {name}"))
+            given = _number(numbers.get("reserved", 0), "reserved")
+            kept = _number(numbers.get("systemreserved", 0), "systemReserved")
+            if given + kept:
+                taken[_node(name), resource] = given + kept
+    return MemoryCheckpoint(_policy(fields), containers, taken)
+
+
+def _blocks(fields: Mapping[str, Any]) -> Iterator[tuple[tuple[str, str], dict[str, Any]]]:
+    for pod, entry in _object(fields, "entries").items():
+        for container, blocks in _mapping(entry, f"entries of {pod}").items():
+            for block in _list(blocks, f"entries of {pod}/{container}"):
+                yield (pod, container), _lowered(_mapping(block, "a block"))
+    for pod, entry in _object(fields, "podentries").items():
+        blocks = _lowered(_mapping(entry, f"podEntries of {pod}")).get("memoryblocks")
+        for block in _list(blocks or [], f"podEntries of {pod}"):
+            yield (pod, ""), _lowered(_mapping(block, "a block"))
+
+
+def _fields(text: str, depth: int = _DEPTH_OF_DATA) -> dict[str, Any]:
+    """The outermost object, names in lower case: kubelets do not mind the case, and wrote both."""
+    try:
+        fields = _lowered(_mapping(json.loads(text), "the file"))
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, Damaged):
+            raise
+        raise Damaged(f"it is no JSON ({str(error)[:80]})") from None
+    data = fields.get("data")
+    if isinstance(data, str) and data and depth:
+        return _fields(data, depth - 1)
+    if "policyname" not in fields:
+        raise Damaged("it has no policyName")
+    return fields
+
+
+def _policy(fields: Mapping[str, Any]) -> str:
+    policy = fields["policyname"]
+    if not isinstance(policy, str):
+        raise Damaged("policyName is no text")
+    return policy.lower()
+
+
+def _cpus(value: Any, where: str) -> CpuSet:
+    if not isinstance(value, str):
+        raise Damaged(f"{where} is no cpu list")
+    try:
+        return CpuSet.parse(value)
+    except InvalidArgument:
+        raise Damaged(f"{where} is {value[:40]!r}, no cpu list") from None
+
+
+def _object(fields: Mapping[str, Any], name: str) -> dict[str, Any]:
+    value = fields.get(name)
+    return {} if value is None else _mapping(value, name)
+
+
+def _mapping(value: Any, where: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise Damaged(f"{where[:80]} is no object")
+    return value
+
+
+def _list(value: Any, where: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise Damaged(f"{where[:80]} is no list")
+    return value
+
+
+def _number(value: Any, where: str) -> int:
+    if type(value) is not int or not 0 <= value < 1 << 60:
+        raise Damaged(f"{where} is {str(value)[:40]!r}, no amount")
+    return value
+
+
+def _node(name: str) -> int:
+    if not name.isdecimal() or not name.isascii() or len(name) > 5 or int(name) > MAX_ID:
+        raise Damaged(f"NUMA node {name[:40]!r} is no number")
+    return int(name)
+
+
+def _lowered(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {name.lower(): value for name, value in fields.items()}

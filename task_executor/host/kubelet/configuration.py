@@ -1,0 +1,208 @@
+"""How a kubelet is configured: its file, the files beside it, and its command line.
+
+Decides which of their settings concern cpus and memory, and that a later place goes before an
+earlier one: file, drop-in files in their order, flags. Refuses to know where they lie. Whatever is
+strange leaves a note and counts as not said.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from finegrain.cpuset import CpuSet
+from finegrain.errors import InvalidArgument
+from task_executor.host.kubelet.quantities import cpu_milli, size_bytes
+
+KIND: Final = "KubeletConfiguration"
+_FLAGS: Final = {
+    "cpu-manager-policy": "cpuManagerPolicy",
+    "cpu-manager-policy-options": "cpuManagerPolicyOptions",
+    "kube-reserved": "kubeReserved",
+    "memory-manager-policy": "memoryManagerPolicy",
+    "reserved-cpus": "reservedSystemCPUs",
+    "reserved-memory": "reservedMemory",
+    "system-reserved": "systemReserved",
+    "topology-manager-policy": "topologyManagerPolicy",
+    "topology-manager-scope": "topologyManagerScope",
+}
+_MAPS: Final = frozenset({"cpuManagerPolicyOptions", "kubeReserved", "systemReserved"})
+
+
+@dataclass(frozen=True, slots=True)
+class KubeletConfiguration:
+    """What was said; None or empty: nothing."""
+
+    cpu_manager_policy: str | None = None
+    cpu_manager_options: tuple[tuple[str, str], ...] = ()  # sorted by name
+    topology_manager_policy: str | None = None
+    topology_manager_scope: str | None = None
+    memory_manager_policy: str | None = None
+    reserved_cpus: CpuSet | None = None
+    reserved_cpu_milli: int = 0  # for kubelet and system together, where no cpus are named
+    reserved_memory: tuple[tuple[int, str, int], ...] = ()  # node, resource, bytes
+    notes: tuple[str, ...] = ()
+
+
+def read_configuration(
+    documents: Iterable[tuple[str, str]], command: Sequence[str]
+) -> KubeletConfiguration:
+    """The settings of a kubelet.
+
+    Args:
+        documents: name and text of its configuration file and of drop-in files, in their order.
+        command: the arguments that it was started with.
+    """
+    notes: list[str] = []
+    said: dict[str, Any] = {}
+    for name, text in documents:
+        said = _merged(said, _document(name, text, notes))
+    said |= _said_by_flags(command)
+    return KubeletConfiguration(
+        cpu_manager_policy=_word(said, "cpuManagerPolicy", notes),
+        cpu_manager_options=_options(said, notes),
+        topology_manager_policy=_word(said, "topologyManagerPolicy", notes),
+        topology_manager_scope=_word(said, "topologyManagerScope", notes),
+        memory_manager_policy=_word(said, "memoryManagerPolicy", notes),
+        reserved_cpus=_reserved_cpus(said, notes),
+        reserved_cpu_milli=_reserved_milli(said, notes),
+        reserved_memory=_reserved_memory(said, notes),
+        notes=tuple(notes),
+    )
+
+
+def _document(name: str, text: str, notes: list[str]) -> dict[str, Any]:
+    try:
+        content = _parsed(text)
+    except ValueError as error:
+        notes.append(f"the kubelet's {name} cannot be read: {error}")
+        return {}
+    if content is None:
+        return {}
+    if not isinstance(content, dict) or content.get("kind", KIND) != KIND:
+        notes.append(f"the kubelet's {name} is no {KIND}: ignored")
+        return {}
+    return {str(key): value for key, value in content.items()}
+
+
+def _parsed(text: str) -> Any:
+    """JSON or YAML. Raises ValueError."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        pass
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    try:
+        import yaml
+    except ImportError:
+        raise ValueError("it is YAML; install finegrain[task-executor]") from None
+    try:
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ValueError(f"it is no YAML: {' '.join(str(error).split())[:120]}") from None
+
+
+def _merged(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """As kubelets merge drop-in files: maps key by key, everything else whole."""
+    merged = dict(base)
+    for key, value in over.items():
+        old = merged.get(key)
+        if isinstance(old, dict) and isinstance(value, dict):
+            merged[key] = {**old, **value}
+        else:
+            merged[key] = value
+    return merged
+
+
+def _said_by_flags(command: Sequence[str]) -> dict[str, Any]:
+    said: dict[str, Any] = {}
+    for at, word in enumerate(command):
+        if not word.startswith("--"):
+            continue
+        name, equals, value = word[2:].partition("=")
+        key = _FLAGS.get(name.replace("_", "-"))
+        if key is None or not (equals or command[at + 1 : at + 2]):
+            continue
+        value = value if equals else command[at + 1]
+        if key == "reservedMemory":
+            said[key] = _memory_flag(value)
+        elif key in _MAPS:
+            said[key] = _pairs(value)
+        else:
+            said[key] = value
+    return said
+
+
+def _pairs(text: str) -> dict[str, str]:
+    """`a=1,b=2`."""
+    items = (item.partition("=") for item in text.split(",") if item)
+    return {key.strip(): value.strip() for key, _, value in items}
+
+
+def _memory_flag(text: str) -> list[dict[str, Any]]:
+    """`0:memory=1Gi,hugepages-1Gi=2Gi;1:memory=1Gi`."""
+    parts = (part.partition(":") for part in text.split(";") if part)
+    return [{"numaNode": node.strip(), "limits": _pairs(limits)} for node, _, limits in parts]
+
+
+def _word(said: Mapping[str, Any], key: str, notes: list[str]) -> str | None:
+    value = said.get(key)
+    if value is None or value == "":
+        return None
+    if not isinstance(value, str):
+        notes.append(f"the kubelet's {key} is {str(value)[:40]!r}, no word: ignored")
+        return None
+    return value.lower()
+
+
+def _options(said: Mapping[str, Any], notes: list[str]) -> tuple[tuple[str, str], ...]:
+    options = _map(said, "cpuManagerPolicyOptions", notes)
+    # YAML makes a truth value of true without quotes.
+    return tuple(sorted((name, str(value).lower()) for name, value in options.items()))
+
+
+def _reserved_cpus(said: Mapping[str, Any], notes: list[str]) -> CpuSet | None:
+    value = said.get("reservedSystemCPUs")
+    if value in (None, ""):
+        return None
+    try:
+        return CpuSet.parse(str(value), "reservedSystemCPUs") or None
+    except InvalidArgument:
+        notes.append(f"the kubelet's reservedSystemCPUs is {str(value)[:40]!r}, no cpu list")
+        return None
+
+
+def _reserved_milli(said: Mapping[str, Any], notes: list[str]) -> int:
+    together = 0
+    for key in ("kubeReserved", "systemReserved"):
+        value = _map(said, key, notes).get("cpu", "0")
+        amount = cpu_milli(value)
+        if amount is None:
+            notes.append(f"the kubelet's {key} has cpu {str(value)[:40]!r}, no amount: ignored")
+        together += amount or 0
+    return together
+
+
+def _reserved_memory(said: Mapping[str, Any], notes: list[str]) -> tuple[tuple[int, str, int], ...]:
+    found: dict[tuple[int, str], int] = {}
+    listed = said.get("reservedMemory") or []
+    for item in listed if isinstance(listed, list) else [None]:
+        node = str(item.get("numaNode", "")) if isinstance(item, dict) else ""
+        limits = item.get("limits") if isinstance(item, dict) else None
+        sizes = {k: size_bytes(v) for k, v in limits.items()} if isinstance(limits, dict) else None
+        if not node.isdecimal() or len(node) > 5 or sizes is None or None in sizes.values():
+            notes.append("the kubelet's reservedMemory is not as it should be: ignored in part")
+            continue
+        for resource, size in sizes.items():
+            found[int(node), str(resource)] = size or 0
+    return tuple(sorted((node, resource, size) for (node, resource), size in found.items()))
+
+
+def _map(said: Mapping[str, Any], key: str, notes: list[str]) -> dict[str, Any]:
+    value = said.get(key)
+    if value is not None and not isinstance(value, dict):
+        notes.append(f"the kubelet's {key} is no map: ignored")
+    return {str(k): v for k, v in value.items()} if isinstance(value, dict) else {}

@@ -1,0 +1,45 @@
+"""Amounts as Kubernetes writes them: 500m, 2, 1.5, 1Gi, 1e3.
+
+Decides the notation only.
+"""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+from math import ceil
+from typing import Any, Final
+
+_QUANTITY: Final = re.compile(
+    r"\+?(\d{1,20}(?:\.\d{0,18})?|\.\d{1,18})(?:([eE][+-]?\d{1,2})|([KMGTPE]i|[numkMGTPE]))?",
+    re.ASCII,
+)
+_SCALES: Final[dict[str, Fraction]] = {
+    "": Fraction(1),
+    "m": Fraction(1, 10**3),
+    "u": Fraction(1, 10**6),
+    "n": Fraction(1, 10**9),
+    **{name: Fraction(1000**power) for power, name in enumerate("kMGTPE", 1)},
+    **{f"{name}i": Fraction(1024**power) for power, name in enumerate("KMGTPE", 1)},
+}
+
+
+def parse_quantity(value: Any) -> Fraction | None:
+    """A non-negative amount; None for what is none. YAML may have made a number of it already."""
+    match = _QUANTITY.fullmatch(str(value)) if isinstance(value, str | int | float) else None
+    if match is None or isinstance(value, bool):
+        return None
+    number, exponent, suffix = match.groups()
+    return Fraction(number + (exponent or "")) * _SCALES[suffix or ""]
+
+
+def cpu_milli(value: Any) -> int | None:
+    """Thousandths of a cpu, rounded up."""
+    quantity = parse_quantity(value)
+    return None if quantity is None else ceil(quantity * 1000)
+
+
+def size_bytes(value: Any) -> int | None:
+    """Whole bytes, rounded up."""
+    quantity = parse_quantity(value)
+    return None if quantity is None else ceil(quantity)

@@ -1,0 +1,243 @@
+"""From the texts of a kubelet's files to what is known of it.
+
+Decides which place is believed where they differ, and that what cannot be read stays as it was
+known last: cpus that a kubelet has given away are not given away a second time because its file
+was being replaced when somebody looked. Refuses to know files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from finegrain.cpuset import EMPTY, CpuSet
+from finegrain.topology import HostTopology, printable
+from task_executor.host.kubelet.checkpoints import (
+    CpuCheckpoint,
+    Damaged,
+    MemoryCheckpoint,
+    parse_cpu_checkpoint,
+    parse_memory_checkpoint,
+)
+from task_executor.host.kubelet.configuration import KubeletConfiguration, read_configuration
+from task_executor.host.kubelet.state import STATIC, KubeletContainer, KubeletState
+
+CPU_STATE: Final = "cpu_manager_state"
+MEMORY_STATE: Final = "memory_manager_state"
+CONFIG: Final = "config"
+NOTES_MAX: Final = 10
+NOTE_LENGTH_MAX: Final = 300
+
+
+@dataclass(frozen=True, slots=True)
+class KubeletTexts:
+    """What was read at one time.
+
+    `texts` by name: "cpu_manager_state", "memory_manager_state", "config", and "config/NAME" for
+    drop-in files, in their order. `failures`: why a file that is there could not be read.
+    """
+
+    texts: Mapping[str, str] = field(default_factory=dict)
+    failures: Mapping[str, str] = field(default_factory=dict)
+    command: tuple[str, ...] = ()
+
+
+_NOTHING_SAID: Final = KubeletConfiguration()
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What the parts say, or said when they could be read last."""
+
+    cpus: CpuCheckpoint | None = None
+    memory: MemoryCheckpoint | None = None
+    configuration: KubeletConfiguration = _NOTHING_SAID
+
+
+@dataclass(frozen=True, slots=True)
+class KubeletReading:
+    """A state, and what the next reading falls back on."""
+
+    state: KubeletState
+    known: _Known
+
+
+def read_kubelet(
+    found: KubeletTexts, topology: HostTopology, previous: KubeletReading | None = None
+) -> KubeletReading:
+    """What is known of a kubelet now. Never raises for what its files hold."""
+    notes: list[str] = []
+    before = previous.known if previous else _Known()
+    known = _Known(
+        cpus=_cpu_checkpoint(found, before, notes),
+        memory=_memory_checkpoint(found, before, notes),
+        configuration=_configuration(found, before, notes),
+    )
+    state = _state(known, topology, notes)
+    kept = tuple(printable(note)[:NOTE_LENGTH_MAX] for note in notes[:NOTES_MAX])
+    return KubeletReading(replace(state, notes=kept), known)
+
+
+def _cpu_checkpoint(found: KubeletTexts, before: _Known, notes: list[str]) -> CpuCheckpoint | None:
+    if CPU_STATE in found.texts:
+        try:
+            return parse_cpu_checkpoint(found.texts[CPU_STATE])
+        except Damaged as error:
+            why = f"{CPU_STATE} is damaged: {error}"
+    elif CPU_STATE in found.failures:
+        why = f"{found.failures[CPU_STATE]}"
+    elif before.cpus is None:
+        return None
+    else:
+        why = f"{CPU_STATE} has gone"
+    stays = "what it said last is taken to hold" if before.cpus else "which cpus it has given away"
+    ending = stays if before.cpus else f"{stays} is not known; set cpus to what is left for slots"
+    notes.append(f"the kubelet's {why}; {ending}")
+    return before.cpus
+
+
+def _memory_checkpoint(
+    found: KubeletTexts, before: _Known, notes: list[str]
+) -> MemoryCheckpoint | None:
+    if MEMORY_STATE in found.texts:
+        try:
+            return parse_memory_checkpoint(found.texts[MEMORY_STATE])
+        except Damaged as error:
+            notes.append(f"the kubelet's {MEMORY_STATE} is damaged: {error}")
+            return before.memory
+    if MEMORY_STATE in found.failures:
+        notes.append(f"the kubelet's {found.failures[MEMORY_STATE]}")
+        return before.memory
+    return None  # older kubelets have none, and one without it gives no memory away
+
+
+def _configuration(found: KubeletTexts, before: _Known, notes: list[str]) -> KubeletConfiguration:
+    if CONFIG in found.failures:
+        notes.append(f"the kubelet's configuration: {found.failures[CONFIG]}")
+        if before.configuration != _NOTHING_SAID:
+            return before.configuration
+    documents = [
+        (name, text)
+        for name, text in found.texts.items()
+        if name == CONFIG or name.startswith(f"{CONFIG}/")
+    ]
+    read = read_configuration(documents, found.command)
+    notes += read.notes
+    return read
+
+
+def _state(known: _Known, topology: HostTopology, notes: list[str]) -> KubeletState:
+    configured, cpus, memory = known.configuration, known.cpus, known.memory
+    policy = configured.cpu_manager_policy or (cpus.policy if cpus else "")
+    if cpus and policy != cpus.policy:
+        notes.append(
+            f"the kubelet is configured for cpu manager policy {policy}, but its state is of "
+            f"{cpus.policy}: it does not start like that"
+        )
+    reserved = _reserved(configured, policy, topology, notes)
+    containers = _containers(cpus, memory, topology, reserved, notes)
+    return KubeletState(
+        cpu_manager_policy=policy,
+        cpu_manager_options=configured.cpu_manager_options,
+        topology_manager_policy=configured.topology_manager_policy or "",
+        topology_manager_scope=configured.topology_manager_scope or "",
+        memory_manager_policy=configured.memory_manager_policy or (memory.policy if memory else ""),
+        reserved_cpus=reserved,
+        containers=containers,
+        taken=_taken(configured, memory),
+    )
+
+
+def _reserved(
+    configured: KubeletConfiguration, policy: str, topology: HostTopology, notes: list[str]
+) -> CpuSet:
+    """Named cpus hold under every policy; amounts become cpus under the static one only."""
+    if configured.reserved_cpus is not None:
+        return configured.reserved_cpus & topology.online
+    if policy != STATIC:
+        return EMPTY
+    count = -(-configured.reserved_cpu_milli // 1000)
+    if not count:
+        notes.append(
+            "the kubelet gives cpus away (static), but none is known to be reserved for it: no "
+            "such kubelet starts; name its configuration (kubelet_config)"
+        )
+        return EMPTY
+    return packed(count, topology)
+
+
+def packed(count: int, topology: HostTopology) -> CpuSet:
+    """The cpus that a kubelet takes for an amount, on a host of which nothing is taken yet.
+
+    Whole cores of the smallest package, those of few threads first, then single threads. Where
+    packages or cores are of several sizes a kubelet may choose others; where they are not, these.
+    """
+    sizes = [len(package.cpus & topology.online) for package in topology.packages] or [0]
+    cores = sorted(
+        (core for core in topology.cores if core.cpus),
+        key=lambda c: (
+            sizes[c.package] if c.package < len(sizes) else 0,
+            c.package,
+            len(c.cpus),
+            c.cpus.min(),
+        ),
+    )
+    taken = EMPTY
+    for core in cores:
+        if len(core.cpus) <= count - len(taken):
+            taken |= core.cpus
+    left = (cpu for core in cores for cpu in core.cpus if cpu not in taken)
+    return taken | CpuSet(cpu for cpu, _ in zip(left, range(count - len(taken)), strict=False))
+
+
+def _containers(
+    cpus: CpuCheckpoint | None,
+    memory: MemoryCheckpoint | None,
+    topology: HostTopology,
+    reserved: CpuSet,
+    notes: list[str],
+) -> tuple[KubeletContainer, ...]:
+    pinned = dict(cpus.cpus) if cpus else {}
+    if cpus and pinned and cpus.policy != STATIC:
+        notes.append(f"the kubelet's {CPU_STATE} gives cpus away under policy {cpus.policy}")
+    held = dict(memory.containers) if memory else {}
+    keys = {*pinned, *held}
+    containers = tuple(
+        KubeletContainer(
+            pod_uid=pod_uid,
+            container=container,
+            cpus=pinned.get((pod_uid, container), EMPTY),
+            memory_bytes=tuple(sorted(held.get((pod_uid, container), {}).items())),
+        )
+        for pod_uid, container in sorted(keys)
+    )
+    _judge(containers, topology, reserved, notes)
+    return containers
+
+
+def _judge(
+    containers: tuple[KubeletContainer, ...],
+    topology: HostTopology,
+    reserved: CpuSet,
+    notes: list[str],
+) -> None:
+    """What does not fit together is told; it is believed all the same."""
+    given = EMPTY
+    for each in containers:
+        given |= each.cpus
+    if missing := given - topology.online - topology.offline:
+        notes.append(f"the kubelet has given cpus {missing} away that this host does not have")
+    if both := given & reserved:
+        notes.append(f"the kubelet has given cpus {both} away that it also reserves")
+
+
+def _taken(
+    configured: KubeletConfiguration, memory: MemoryCheckpoint | None
+) -> tuple[tuple[int, str, int], ...]:
+    """By node and resource. Without a memory manager's state what is configured to be kept."""
+    if memory and memory.taken:
+        return tuple(
+            sorted((node, resource, size) for (node, resource), size in memory.taken.items())
+        )
+    return tuple(item for item in configured.reserved_memory if item[2])

@@ -1,0 +1,93 @@
+"""What is known of a kubelet on the same host: a value, in its words and in ours.
+
+Decides what a kubelet's settings mean for slots. Refuses to know files and their formats.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from finegrain.cpu_policy import HostBindPolicy, HostPolicy, NumaPolicy, NumaStrategy
+from finegrain.cpuset import EMPTY, CpuSet, union
+
+STATIC: Final = "static"
+FULL_PCPUS_ONLY: Final = "full-pcpus-only"
+ACROSS_NUMA: Final = "distribute-cpus-across-numa"
+STRICT_RESERVATION: Final = "strict-cpu-reservation"
+
+_ALIGNMENTS: Final = {
+    "besteffort": NumaPolicy.BEST_EFFORT,
+    "restricted": NumaPolicy.RESTRICTED,
+    "singlenumanode": NumaPolicy.SINGLE_NUMA_NODE,
+}
+_SCOPES: Final = ("containerlevel", "podlevel")
+
+
+@dataclass(frozen=True, slots=True)
+class KubeletContainer:
+    """A container to which the kubelet gave cpus or memory of its own."""
+
+    pod_uid: str  # empty in checkpoints that tell containers only
+    container: str  # name or id; empty: the pod as a whole
+    cpus: CpuSet = EMPTY
+    memory_bytes: tuple[tuple[int, int], ...] = ()  # by NUMA node, ascending
+
+
+@dataclass(frozen=True, slots=True)
+class KubeletState:
+    """A kubelet's settings and what it has given away, as its files tell.
+
+    `taken` is, by node and resource ("memory", "hugepages-2Mi", ...), how many bytes its memory
+    manager keeps: for containers, and for the system.
+    """
+
+    cpu_manager_policy: str = ""  # "none", "static"; empty: not told
+    cpu_manager_options: tuple[tuple[str, str], ...] = ()  # sorted by name
+    topology_manager_policy: str = ""
+    topology_manager_scope: str = ""
+    memory_manager_policy: str = ""
+    reserved_cpus: CpuSet = EMPTY
+    containers: tuple[KubeletContainer, ...] = ()  # sorted by pod and container
+    taken: tuple[tuple[int, str, int], ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def pinned_cpus(self) -> CpuSet:
+        """Those that containers have to themselves."""
+        return union(container.cpus for container in self.containers)
+
+    @property
+    def policy(self) -> HostPolicy:
+        """Its settings, as far as they mean something for slots.
+
+        The options of the cpu manager hold only under the static policy. Not to align, and not to
+        demand anything, is what kubelets do that nobody has told anything: it is not taken for a
+        setting, so that one for the cluster holds. Reserved cpus stay in the shared pool unless the
+        reservation is strict.
+        """
+        static = self.cpu_manager_policy == STATIC
+        options = {name for name, value in self.cpu_manager_options if static and value == "true"}
+        return HostPolicy(
+            bind=HostBindPolicy.FULL_PCPUS_ONLY if FULL_PCPUS_ONLY in options else None,
+            numa_strategy=NumaStrategy.DISTRIBUTE_EVENLY if ACROSS_NUMA in options else None,
+            alignment=alignment_of(self.topology_manager_policy),
+            reserved_cpus=self.reserved_cpus or None,
+            reserved_strict=STRICT_RESERVATION in options if self.reserved_cpus else None,
+        )
+
+    def taken_bytes(self, node: int, resource: str) -> int:
+        """What it keeps of one resource on one NUMA node."""
+        return sum(size for at, name, size in self.taken if (at, name) == (node, resource))
+
+
+def alignment_of(word: str) -> NumaPolicy | None:
+    """A topology manager policy in our words; None for "none" and for what nobody knows.
+
+    Read are the kubelet's own words (single-numa-node) and those of reports about it, which name
+    the scope as well (SingleNUMANodePodLevel, SingleNUMANodeContainerLevel).
+    """
+    plain = word.lower().replace("-", "")
+    for scope in _SCOPES:
+        plain = plain.removesuffix(scope)
+    return _ALIGNMENTS.get(plain)
