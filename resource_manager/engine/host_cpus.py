@@ -78,9 +78,9 @@ def announced_by(registration: Registration) -> Announced:
     return Announced(CpuSet.parse(registration.shared_cpus), told.reserved_cpus, told.policy)
 
 
-def cluster_policy(cluster: HostPolicy) -> EffectivePolicy:
-    """What holds where no host says anything else."""
-    return _settled(NOTHING_SET, NOTHING_SET, NOTHING_SET, cluster)
+def unannounced(operator: HostPolicy, cluster: HostPolicy) -> EffectivePolicy:
+    """What holds by what operators have set alone, for whatever host."""
+    return _settled(operator, NOTHING_SET, NOTHING_SET, cluster)
 
 
 @lru_cache(_KNOWN_MAX)

@@ -8,18 +8,24 @@ the executor's id while the executor is away. Refuses to know how the layers of 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 
-from finegrain.cpu_policy import BindPolicy, ExclusivePolicy, HostPolicy, NumaPolicy
+from finegrain.cpu_policy import (
+    BindPolicy,
+    EffectivePolicy,
+    ExclusivePolicy,
+    HostPolicy,
+    NumaPolicy,
+)
 from finegrain.cpuset import EMPTY
 from finegrain.errors import InvalidArgument
 from resource_manager.engine.counter_names import HOST_SETTING_NUMBER
-from resource_manager.engine.cpu_states import CLUSTER, take_in_settings
-from resource_manager.engine.entities import NOTHING_SET, HostSetting
+from resource_manager.engine.cpu_states import CLUSTER, set_for, take_in_settings
+from resource_manager.engine.entities import NO_CPU_STATE, NOTHING_SET, HostSetting
 from resource_manager.engine.events import HostPolicySet
 from resource_manager.engine.executors import known_host
 from resource_manager.engine.host import Host
-from resource_manager.engine.host_cpus import announced_by, host_cpus
+from resource_manager.engine.host_cpus import announced_by, host_cpus, unannounced
 from resource_manager.engine.state import State
 from resource_manager.engine.turn import Turn
 
@@ -40,6 +46,43 @@ def known_setting(state: State, executor_id: str) -> HostSetting | None:
     if setting is None and executor_id != CLUSTER:
         known_host(state, executor_id)
     return setting
+
+
+@dataclass(frozen=True, slots=True)
+class HostPolicyView:
+    """The settings of a host, or of the cluster, as they are now."""
+
+    set: HostPolicy  # by operators, at runtime
+    effective: EffectivePolicy
+    number: int  # of what was set; 0: nothing ever was
+    followed_number: int  # by the executor, as it said
+
+
+def host_policy_view(state: State, executor_id: str) -> HostPolicyView:
+    """What was set, and what holds.
+
+    Raises:
+        NotFound: neither is such an executor known, nor was anything set for it.
+    """
+    setting = known_setting(state, executor_id)
+    host = state.hosts.get(executor_id)
+    seen = host.executor.cpu_state if host is not None else NO_CPU_STATE
+    return HostPolicyView(
+        set=setting.policy if setting is not None else NOTHING_SET,
+        effective=policy_of(state, executor_id),
+        number=setting.number if setting is not None else 0,
+        followed_number=seen.host_policy_number,
+    )
+
+
+def policy_of(state: State, executor_id: str) -> EffectivePolicy:
+    """What holds on a host; of one that is not known, or of the cluster, by what operators have
+    set alone.
+    """
+    host = state.hosts.get(executor_id)
+    if host is not None:
+        return host.present.policy
+    return unannounced(set_for(state, executor_id), set_for(state, CLUSTER))
 
 
 def set_host_policy(turn: Turn, event: HostPolicySet) -> HostSetting:

@@ -32,6 +32,7 @@ from resource_manager.service.asking import resize_slot
 from resource_manager.service.books import now
 from resource_manager.service.groups_service import GroupCalls
 from resource_manager.service.groups_wire import fill_job
+from resource_manager.service.host_policy_service import HostPolicyCalls
 from resource_manager.service.paging import key_of, page_size, token_of
 from resource_manager.service.providers_wire import providers
 from resource_manager.service.runner import Runner
@@ -56,7 +57,7 @@ class About:
     start_time_ms: int
 
 
-class ClusterServicer(GroupCalls, ClusterServiceServicer):
+class ClusterServicer(GroupCalls, HostPolicyCalls, ClusterServiceServicer):
     """ClusterService."""
 
     def __init__(self, runner: Runner, hub: WatchHub, about: About) -> None:

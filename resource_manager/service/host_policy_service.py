@@ -1,0 +1,73 @@
+"""Calls of operators about how hosts give their cpus: what is set, what holds, and the levers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from finegrain.errors import InvalidArgument
+from finegrain.ids import check_id
+from finegrain.rpc.access import current_caller
+from finegrain.rpc.wire_cpus import (
+    effective_policy_to_proto,
+    host_policy_from_proto,
+    host_policy_to_proto,
+)
+from finegrain.v1 import cluster_pb2
+from resource_manager.engine.entities import HostSetting
+from resource_manager.engine.events import HostPolicySet
+from resource_manager.engine.host_settings import SETTINGS, host_policy_view, policy_of
+from resource_manager.engine.state import State
+from resource_manager.service.runner import Runner
+
+T = TypeVar("T")
+
+
+class HostPolicyCalls:
+    """Part of ClusterService."""
+
+    _runner: Runner
+
+    async def GetHostPolicy(
+        self, request: cluster_pb2.GetHostPolicyRequest, context: Any
+    ) -> cluster_pb2.GetHostPolicyResponse:
+        """See the protocol."""
+        executor_id = _name(request.executor_id)
+        view = await self._look(lambda state: host_policy_view(state, executor_id))
+        return cluster_pb2.GetHostPolicyResponse(
+            set=host_policy_to_proto(view.set),
+            effective=effective_policy_to_proto(view.effective),
+            number=view.number,
+            followed_number=view.followed_number,
+        )
+
+    async def SetHostPolicy(
+        self, request: cluster_pb2.SetHostPolicyRequest, context: Any
+    ) -> cluster_pb2.SetHostPolicyResponse:
+        """See the protocol."""
+        executor_id = _name(request.executor_id)
+        policy = host_policy_from_proto(request.policy, "policy")
+        if len(request.clear) > len(SETTINGS):
+            expected = f"at most {len(SETTINGS)} of {', '.join(SETTINGS)}"
+            raise InvalidArgument("clear", f"{len(request.clear)} names", expected)
+        clear = tuple(request.clear)
+        answer = await self._runner.submit(
+            lambda at: HostPolicySet(at, executor_id, policy, clear), _set_response
+        )
+        effective = await self._look(lambda state: policy_of(state, executor_id))
+        answer.effective.CopyFrom(effective_policy_to_proto(effective))
+        return answer
+
+    async def _look(self, read: Callable[[State], T]) -> T:
+        return await self._runner.read(read, owner=current_caller().peer, items=1)
+
+
+def _set_response(setting: HostSetting) -> cluster_pb2.SetHostPolicyResponse:
+    return cluster_pb2.SetHostPolicyResponse(
+        set=host_policy_to_proto(setting.policy), number=setting.number
+    )
+
+
+def _name(executor_id: str) -> str:
+    """The executor that is meant; empty: the cluster."""
+    return executor_id and check_id("executor_id", executor_id)
