@@ -247,22 +247,25 @@ def _evenly(layout: CpuLayout, free: int, holders: Holders, wish: CpuWish) -> in
     """Even shares of as few nodes as can give them, else packed; first of what the policies
     prefer. None: spread without even shares."""
     group = layout.per_core if wish.whole_cores else 1
-    offers = list(_offers(layout, free, holders, wish))
-    for offered in offers:
-        shares = even_shares(layout, offered, wish.need, group)
+    offered_sets = list(offers(layout, free, holders, wish))
+    for offered in offered_sets:
+        even = _widest(layout, offered) if wish.whole_cores else offered
+        shares = even_shares(layout, even, wish.need, group)
         if shares is not None:
             taken = 0
             for share in shares:
-                taken |= _within_node(layout, offered, holders, wish, share)
+                taken |= _within_node(layout, even, holders, wish, share)
             return taken
     if wish.bind is BindPolicy.SPREAD_BY_PCPUS:
         return None
     return next(
-        cpus for offered in offers if (cpus := take_packed(layout, offered, wish.need)) is not None
+        cpus
+        for offered in offered_sets
+        if (cpus := take_packed(layout, offered, wish.need)) is not None
     )
 
 
-def _offers(layout: CpuLayout, free: int, holders: Holders, wish: CpuWish) -> Iterator[int]:
+def offers(layout: CpuLayout, free: int, holders: Holders, wish: CpuWish) -> Iterator[int]:
     """The free cpus, cut down to what is preferred, then less and less so."""
     levels = [0]
     if wish.exclusive is ExclusivePolicy.PCPU_LEVEL:
@@ -273,7 +276,7 @@ def _offers(layout: CpuLayout, free: int, holders: Holders, wish: CpuWish) -> It
     for barred in dict.fromkeys(levels):
         left = free & ~barred
         if wish.bind is BindPolicy.FULL_PCPUS:
-            yield _widest(layout, layout.whole(left))
+            yield layout.whole(left)
         elif wish.bind is BindPolicy.SPREAD_BY_PCPUS:
             yield layout.first_threads(left)
     yield from (free & ~barred for barred in dict.fromkeys(levels))

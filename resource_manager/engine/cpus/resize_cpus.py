@@ -1,0 +1,219 @@
+"""Which cpus a slot gets in addition when it grows, and which it gives back when it shrinks.
+
+Decides that a slot keeps what it has: growing only adds, near to what it has, and shrinking only
+takes away. What a policy requires holds for the cpus afterwards, all together. Refuses to know
+whether the amounts fit: that is the business of the books.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from finegrain.cpu_policy import BindPolicy, NumaStrategy
+from resource_manager.engine.cpus.accumulator import whole_cores_of
+from resource_manager.engine.cpus.layout import CpuLayout
+from resource_manager.engine.cpus.packed import bits_of
+from resource_manager.engine.cpus.take import (
+    CpuWish,
+    Holders,
+    Short,
+    ShortOf,
+    Taken,
+    holds,
+    offers,
+    reached,
+    take,
+)
+
+
+def grow(
+    layout: CpuLayout,
+    held: int,
+    available: int,
+    holders: Holders,
+    wish: CpuWish,
+    *,
+    same_nodes: bool = False,
+) -> Taken | Short:
+    """All of `held` and as many more of the available cpus as make `wish.need` together.
+
+    Args:
+        layout: the host.
+        held: what the slot has now.
+        available: the cpus to choose from; those held need not be among them.
+        holders: whom exclusive policies have to avoid, without the slot itself.
+        wish: what is wanted of all cpus together.
+        same_nodes: whether the slot is bound to the NUMA nodes that it is on.
+
+    Raises:
+        ValueError: the slot has more than it wants.
+    """
+    more = wish.need - held.bit_count()
+    if more < 0:
+        raise ValueError(f"a slot with {held.bit_count()} cpus cannot grow to {wish.need}")
+    free = available & layout.pinnable & ~held
+    if same_nodes:
+        free &= layout.nodes_touched(held)
+    if more > free.bit_count():
+        return Short(ShortOf.CPUS, more, free.bit_count())
+    added = 0
+    if wish.whole_cores:
+        added = _rest_of_held_cores(layout, held, free, more)
+    elif wish.bind is BindPolicy.SPREAD_BY_PCPUS:
+        apart = free & ~layout.cores_touched(held)
+        if wish.bind_required or apart.bit_count() >= more:
+            free = apart
+    wish_more = replace(wish, need=more - added.bit_count())
+    others = _near(layout, held | added, free & ~added, holders, wish_more)
+    if isinstance(others, Short):
+        return others
+    cpus = held | added | others
+    if wish.bind_required and not holds(layout, cpus, wish.bind):
+        return Short(ShortOf.WHOLE_CORES, more, layout.whole(free).bit_count())
+    return Taken(cpus, reached(layout, cpus, holders, wish.exclusive))
+
+
+def shrink(layout: CpuLayout, held: int, holders: Holders, wish: CpuWish) -> Taken | Short:
+    """`wish.need` of the cpus held: whole cores are given back first, then single threads.
+
+    Under SpreadByPCPUs second threads of a core go first. A slot leaves the NUMA node where it has
+    least, so that it lies on fewer of them; with `DistributeEvenly` it gives where it has most.
+
+    Raises:
+        ValueError: the slot has less than it wants.
+    """
+    surplus = held.bit_count() - wish.need
+    if surplus < 0:
+        raise ValueError(f"a slot with {held.bit_count()} cpus cannot shrink to {wish.need}")
+    kept = held
+    if wish.bind is BindPolicy.SPREAD_BY_PCPUS:
+        kept = _without_second_threads(layout, held, surplus)
+    elif wish.whole_cores and wish.bind_required:
+        whole = [core for core in _order_of_return(layout, held, wish) if not core & ~held]
+        given = whole_cores_of(whole, surplus)
+        if given is None:
+            return Short(ShortOf.ALIGNMENT, wish.need, held.bit_count())
+        kept = held & ~given
+    else:
+        kept = _without_whole_cores(layout, held, surplus, wish)
+    kept = _without_threads(layout, kept, kept.bit_count() - wish.need, wish)
+    return Taken(kept, reached(layout, kept, holders, wish.exclusive))
+
+
+def _rest_of_held_cores(layout: CpuLayout, held: int, free: int, more: int) -> int:
+    """Free threads of cores that the slot has in part, of cores that get complete first."""
+    rests = [
+        core & ~held
+        for core in layout.core_masks
+        if core & held and core & ~held and core & free & ~held
+    ]
+    added = 0
+    for rest in sorted(rests, key=lambda rest: bool(rest & ~free)):
+        for cpu in bits_of(rest & free):
+            if added.bit_count() < more:
+                added |= cpu
+    return added
+
+
+def _near(layout: CpuLayout, held: int, free: int, holders: Holders, wish: CpuWish) -> int | Short:
+    """So many more cpus: of the slot's nodes, else of its packages, else of any."""
+    if not wish.need:
+        return 0
+    if wish.strategy is NumaStrategy.DISTRIBUTE_EVENLY:
+        balanced = _where_least_is_held(layout, held, free, holders, wish)
+        if balanced is not None:
+            return balanced
+    around = 0
+    for package in layout.packages:
+        if package.mask & held:
+            around |= package.mask
+    scopes = dict.fromkeys((layout.nodes_touched(held), around, layout.cpus))
+    for offered in offers(layout, free, holders, wish):
+        for scope in scopes:
+            if (offered & scope).bit_count() >= wish.need:
+                taken = take(layout, offered & scope, holders, wish)
+                if isinstance(taken, Taken):
+                    return taken.cpus
+    taken = take(layout, free, holders, wish)
+    return taken.cpus if isinstance(taken, Taken) else taken
+
+
+def _where_least_is_held(
+    layout: CpuLayout, held: int, free: int, holders: Holders, wish: CpuWish
+) -> int | None:
+    """Group by group from the slot's node that gave least; None if its nodes have too few."""
+    group = layout.per_core if wish.whole_cores else 1
+    if wish.need % group:
+        return None
+    nodes = [node.mask for node in layout.nodes if node.mask & held]
+    one = replace(wish, need=group, strategy=NumaStrategy.LEAST_ALLOCATED)
+    for offered in offers(layout, free, holders, wish):
+        added = 0
+        while added.bit_count() < wish.need:
+            left = offered & ~added
+            open_nodes = [node for node in nodes if (node & left).bit_count() >= group]
+            if not open_nodes:
+                break
+            least = min(open_nodes, key=lambda node: (node & (held | added)).bit_count())
+            taken = take(layout, left & least, holders, one)
+            if isinstance(taken, Short):
+                break
+            added |= taken.cpus
+        else:
+            return added
+    return None
+
+
+def _order_of_return(layout: CpuLayout, held: int, wish: CpuWish) -> Iterator[int]:
+    """Cores with cpus of the slot, those to be given back first at the front, last core first."""
+    cores_of = {
+        at: [core for core in layout.cores_of_node[at] if core & held]
+        for at, node in enumerate(layout.nodes)
+        if node.mask & held
+    }
+    left = {at: (layout.nodes[at].mask & held).bit_count() for at in cores_of}
+    evenly = wish.strategy is NumaStrategy.DISTRIBUTE_EVENLY
+    choose: Callable[..., int] = max if evenly else min
+    while cores_of:
+        at = choose(reversed(cores_of), key=left.__getitem__)
+        core = cores_of[at].pop()
+        left[at] -= (core & held).bit_count()
+        if not cores_of[at]:
+            del cores_of[at]
+        yield core
+
+
+def _without_second_threads(layout: CpuLayout, held: int, surplus: int) -> int:
+    doubled: Sequence[int] = [
+        core & held for core in reversed(layout.core_masks) if (core & held).bit_count() > 1
+    ]
+    kept = held
+    while surplus and doubled:
+        for core in doubled[:surplus]:
+            kept &= ~_highest(core & kept)
+            surplus -= 1
+        doubled = [core & kept for core in doubled if (core & kept).bit_count() > 1]
+    return kept
+
+
+def _without_whole_cores(layout: CpuLayout, held: int, surplus: int, wish: CpuWish) -> int:
+    for core in list(_order_of_return(layout, held, wish)):
+        if not core & ~held and core.bit_count() <= surplus:
+            held &= ~core
+            surplus -= core.bit_count()
+    return held
+
+
+def _without_threads(layout: CpuLayout, held: int, surplus: int, wish: CpuWish) -> int:
+    """Single threads, of cores first that the slot has only in part."""
+    cores = list(_order_of_return(layout, held, wish))
+    for core in sorted(cores, key=lambda core: not core & ~held):
+        while surplus and core & held:
+            held &= ~_highest(core & held)
+            surplus -= 1
+    return held
+
+
+def _highest(cpus: int) -> int:
+    return 1 << cpus.bit_length() - 1
