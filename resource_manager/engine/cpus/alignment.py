@@ -1,0 +1,240 @@
+"""Where on a host one slot goes: cpus of its own, NUMA nodes, shared pools.
+
+Decides by policies that are resolved and cpus that are known to be his to choose from. Tries as few
+things as the policy admits, the best first. Refuses to know other hosts, and whether the slot may
+be there at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from finegrain.cpu_assignment import CpuAssignment, NodeShare
+from finegrain.cpu_policy import BindPolicy, NumaPolicy
+from finegrain.cpuset import EMPTY, CpuSet
+from finegrain.resources import CPU_MILLI, MEMORY_BYTES
+from resource_manager.engine.cpus.books import CpuBooks
+from resource_manager.engine.cpus.empty_hosts import HostKind, fewest_nodes_when_empty
+from resource_manager.engine.cpus.hints import (
+    Quantities,
+    hints,
+    masks_by_size,
+    quantities,
+    remoteness,
+)
+from resource_manager.engine.cpus.layout import CpuLayout
+from resource_manager.engine.cpus.merge import merge
+from resource_manager.engine.cpus.numa import MILLI, positions, split
+from resource_manager.engine.cpus.pinning import notes_on, pick, pick_on, short
+from resource_manager.engine.cpus.refusals import CpuRefusal
+from resource_manager.engine.cpus.resolve import Resolved
+from resource_manager.engine.cpus.shortages import not_enough, unaligned, unsuited
+from resource_manager.engine.cpus.take import Short, Taken
+from resource_manager.engine.cpus.wishes import Wish
+
+
+class Case:
+    """One wish on one host."""
+
+    def __init__(self, books: CpuBooks, wish: Wish, resolved: Resolved, own: int | None) -> None:
+        self._books = books
+        self._wish = wish
+        self._resolved = resolved
+        self._own = own  # the cpus that it can choose from; None: it runs in pools
+
+    def pinned(self, notes: tuple[str, ...]) -> CpuAssignment | CpuRefusal:
+        """Cpus of its own, wherever they are."""
+        taken = pick(self._books, self._resolved, self._own or 0)
+        if isinstance(taken, Short):
+            return short(taken, self._resolved)
+        return self._with_cpus(taken, notes)
+
+    def bursting(self, notes: tuple[str, ...]) -> CpuAssignment | CpuRefusal:
+        """Bound to the shared pool of the node whose size suits the slot's cpu limit best."""
+        books, resolved = self._books, self._resolved
+        suited = self._burst_nodes()
+        if suited:
+            node = books.layout.nodes[suited[0]]
+            return CpuAssignment(
+                resolved.qos,
+                bind=resolved.bind,
+                numa=(NodeShare(node.id, ((CPU_MILLI, self._wish.cpu_milli),)),),
+                pools=books.pools(suited[0]),
+                notes=(*resolved.notes, *notes),
+            )
+        refusal = unsuited(self._books, self._wish, self._burst_limit())
+        if resolved.bind_required:
+            return refusal
+        note = f"{resolved.bind} was preferred: {refusal.text}"
+        return CpuAssignment(resolved.qos, notes=(*resolved.notes, *notes, note))
+
+    def _burst_nodes(self) -> list[int]:
+        """Nodes whose shared pool suits the limit and can promise the booking, best fit first."""
+        books = self._books
+        limit, booked = self._burst_limit(), self._wish.cpu_milli
+        found = []
+        for at in books.layout.cpu_nodes:
+            size = (books.shared_cpus & books.layout.nodes[at].mask).bit_count() * MILLI
+            available = books.available(at, CPU_MILLI)
+            if size >= limit and available >= booked:
+                found.append((size, available, at))
+        return [at for _, _, at in sorted(found)]
+
+    def _burst_limit(self) -> int:
+        return max(self._wish.cpu_limit_milli, self._wish.cpu_milli)
+
+    def aligned(self) -> CpuAssignment | CpuRefusal:
+        """On NUMA nodes, as the policy in force will have it."""
+        resolved = self._resolved
+        found = self._aligned_by(resolved.numa)
+        if not isinstance(found, CpuRefusal):
+            return found
+        if resolved.numa_required and resolved.numa is not NumaPolicy.BEST_EFFORT:
+            return found
+        note = f"NUMA policy {resolved.numa} was preferred: {found.text}"
+        if resolved.numa is not NumaPolicy.BEST_EFFORT:
+            instead = self._aligned_by(NumaPolicy.BEST_EFFORT)
+            if not isinstance(instead, CpuRefusal):
+                return replace(instead, notes=(*instead.notes, note))
+        if self._own is not None:
+            return self.pinned((note,))
+        if resolved.bind is BindPolicy.CONSTRAINED_BURST:
+            return self.bursting((note,))
+        return CpuAssignment(resolved.qos, notes=(*resolved.notes, note))
+
+    def _aligned_by(self, policy: NumaPolicy) -> CpuAssignment | CpuRefusal:
+        resolved = self._resolved
+        if resolved.bind is not BindPolicy.CONSTRAINED_BURST:
+            return self._on_nodes(policy, self._asked(None), ())
+        suited = self._burst_nodes()
+        found: CpuAssignment | CpuRefusal = unsuited(self._books, self._wish, self._burst_limit())
+        if suited:
+            found = self._on_nodes(NumaPolicy.SINGLE_NUMA_NODE, self._asked(suited), ())
+        if not isinstance(found, CpuRefusal) or resolved.bind_required:
+            return found
+        note = f"{resolved.bind} was preferred: {found.text}"
+        return self._on_nodes(policy, self._asked(None), (note,))
+
+    def _asked(self, nodes: Sequence[int] | None) -> Quantities:
+        amounts = dict(self._wish.amounts)
+        return quantities(self._books, amounts, self._resolved.strategy, self._own, nodes)
+
+    def _on_nodes(
+        self, policy: NumaPolicy, asked: Quantities, notes: tuple[str, ...]
+    ) -> CpuAssignment | CpuRefusal:
+        """Looks at masks of more and more nodes, as far as the policy goes, and stops with the
+        first size of which one will do: no larger mask could be preferred to it.
+        """
+        lacking = asked.lacking(asked.nodes)
+        if lacking is None:
+            smallest = self._fewest_nodes()
+            for size, masks in masks_by_size(asked.layout, asked.nodes):
+                if not _admits(policy, size, smallest):
+                    continue
+                found = self._on_one_of(policy, asked, masks, smallest or size, notes)
+                if found is not None:
+                    return found
+            if policy is NumaPolicy.BEST_EFFORT:
+                found = self._assigned(asked, asked.nodes, notes)
+                if found is not None:
+                    return found
+            return unaligned(policy, asked, smallest)
+        return not_enough(asked, lacking)
+
+    def _fewest_nodes(self) -> int | None:
+        """How many nodes the slot would need if the host were empty."""
+        return fewest_nodes_when_empty(HostKind.of(self._books), self._wish)
+
+    def _on_one_of(
+        self,
+        policy: NumaPolicy,
+        asked: Quantities,
+        masks: Sequence[int],
+        preferred_size: int,
+        notes: tuple[str, ...],
+    ) -> CpuAssignment | None:
+        """On the best mask of one size."""
+        provider = hints(asked, masks, preferred_size)
+        while True:
+            best = merge(policy, [provider], remoteness=lambda mask: remoteness(asked.layout, mask))
+            if not best.admitted or best.mask is None:
+                return None
+            found = self._assigned(asked, positions(best.mask), notes)
+            if found is not None:
+                return found
+            provider = {
+                name: [hint for hint in its if hint.mask != best.mask]
+                for name, its in provider.items()
+            }
+
+    def _assigned(
+        self, asked: Quantities, nodes: Sequence[int], notes: tuple[str, ...]
+    ) -> CpuAssignment | None:
+        """On all of these nodes; None if it cannot be had."""
+        books, resolved = self._books, self._resolved
+        parts: dict[int, dict[str, int]] = {}
+        taken: Taken | None = None
+        if self._own is not None:
+            taken = pick_on(books, resolved, self._own, nodes)
+            if taken is None:
+                return None
+        for name, need in asked.need.items():
+            if name == CPU_MILLI and taken is not None:
+                its = _cpus_by_node(books.layout, taken.cpus)
+            else:
+                shared_out = split(need, asked.of(name, nodes))
+                if shared_out is None:
+                    return None
+                its = shared_out
+            for at, amount in its.items():
+                parts.setdefault(at, {})[name] = amount
+        bound = tuple(
+            NodeShare(books.layout.nodes[at].id, tuple(sorted(parts[at].items())))
+            for at in sorted(parts)
+        )
+        memory = CpuSet(books.layout.nodes[at].id for at in asked.places(MEMORY_BYTES, nodes))
+        if taken is not None:
+            return self._with_cpus(taken, notes, bound, memory)
+        pools = sorted({pool for at in nodes for pool in books.pools(at)})
+        return CpuAssignment(
+            resolved.qos,
+            bind=resolved.bind if len(nodes) == 1 else BindPolicy.NONE,
+            numa=bound,
+            memory_nodes=memory,
+            pools=tuple(pools),
+            notes=(*resolved.notes, *notes),
+        )
+
+    def _with_cpus(
+        self,
+        taken: Taken,
+        notes: tuple[str, ...],
+        numa: tuple[NodeShare, ...] = (),
+        memory_nodes: CpuSet = EMPTY,
+    ) -> CpuAssignment:
+        resolved = self._resolved
+        return CpuAssignment(
+            resolved.qos,
+            cpus=CpuSet.from_bits(taken.cpus),
+            bind=resolved.bind,
+            exclusive=taken.exclusive,
+            numa=numa,
+            memory_nodes=memory_nodes,
+            notes=(*resolved.notes, *notes, *notes_on(self._books.layout, resolved, taken)),
+        )
+
+
+def _admits(policy: NumaPolicy, size: int, smallest: int | None) -> bool:
+    """Whether masks of so many nodes are worth looking at."""
+    if policy is NumaPolicy.SINGLE_NUMA_NODE:
+        return size == 1
+    if policy is NumaPolicy.RESTRICTED:
+        return size == smallest
+    return size >= (smallest or 1)
+
+
+def _cpus_by_node(layout: CpuLayout, cpus: int) -> Mapping[int, int]:
+    """Thousandths per node that has some of the cpus."""
+    counts = {at: (layout.nodes[at].mask & cpus).bit_count() * MILLI for at in layout.cpu_nodes}
+    return {at: count for at, count in counts.items() if count}

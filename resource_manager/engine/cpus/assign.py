@@ -1,0 +1,107 @@
+"""Whether one host can give a slot its cpus and NUMA nodes, and which.
+
+Decides for all classes: slots with cpus of their own, slots that are aligned to NUMA nodes, and
+slots that are bound to the shared pool of a node. Refuses to know amounts that lie on no node
+(they are in the host's own books, which are asked first), other hosts, and who comes first.
+
+What is required holds of every assignment. What is only preferred never refuses: where it cannot be
+had the assignment says so in a note.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+
+from finegrain.cpu_assignment import CpuAssignment
+from finegrain.cpu_policy import BindPolicy
+from resource_manager.engine.cpus.alignment import Case
+from resource_manager.engine.cpus.books import CpuBooks, SlotKey
+from resource_manager.engine.cpus.empty_hosts import ANSWERS_KNOWN_MAX, HostKind, empty_books
+from resource_manager.engine.cpus.hints import SCORE_MAX, quantities, share_score
+from resource_manager.engine.cpus.numa import MILLI
+from resource_manager.engine.cpus.pinning import cpus_for
+from resource_manager.engine.cpus.refusals import CpuRefusal
+from resource_manager.engine.cpus.resolve import resolve
+from resource_manager.engine.cpus.shortages import poolless
+from resource_manager.engine.cpus.wishes import Wish
+
+__all__ = ["Wish", "assign", "assign_many", "fits_empty", "score"]
+
+
+def assign(books: CpuBooks, wish: Wish) -> CpuAssignment | CpuRefusal:
+    """The cpus and nodes of one more slot, or why there are none. Changes nothing.
+
+    The same for the same holdings and wish, whatever happened before.
+    """
+    resolved = resolve(wish.policy, wish.cpu_milli, books.policy, books.layout)
+    if isinstance(resolved, CpuRefusal):
+        return resolved
+    own: int | None = None
+    if resolved.count:
+        cpus = cpus_for(books, resolved)
+        if isinstance(cpus, CpuRefusal):
+            return cpus
+        own = cpus
+    elif refusal := poolless(books, resolved):
+        return refusal
+    case = Case(books, wish, resolved, own)
+    if resolved.numa.aligns:
+        return case.aligned()
+    if own is not None:
+        return case.pinned(())
+    if resolved.bind is BindPolicy.CONSTRAINED_BURST:
+        return case.bursting(())
+    return CpuAssignment(resolved.qos, notes=resolved.notes)
+
+
+def assign_many(books: CpuBooks, wishes: Iterable[Wish]) -> list[CpuAssignment | CpuRefusal]:
+    """What each of several slots gets if they come one after the other; ends with the first
+    refusal. Changes nothing.
+    """
+    scratch = books.scratch()
+    found: list[CpuAssignment | CpuRefusal] = []
+    for number, wish in enumerate(wishes):
+        assignment = assign(scratch, wish)
+        found.append(assignment)
+        if isinstance(assignment, CpuRefusal):
+            break
+        scratch.add(_nobody(number), assignment)
+    return found
+
+
+def _nobody(number: int) -> SlotKey:
+    return "", number
+
+
+def fits_empty(books: CpuBooks, wish: Wish) -> CpuRefusal | None:
+    """Why this host could not serve the wish even without slots, under the settings and
+    circumstances that hold now; None: it could. Hosts that are alike share the answer.
+    """
+    found = _assigned_empty(HostKind.of(books), wish)
+    return found if isinstance(found, CpuRefusal) else None
+
+
+def score(books: CpuBooks, wish: Wish, assignment: CpuAssignment) -> int:
+    """How good an assignment is that `assign` gave, from 0 to `SCORE_MAX`; better hosts have more.
+
+    A host that gives all that was preferred goes before one that does not; among such, by the
+    host's NUMA strategy, over the nodes that the slot is bound to, or over all.
+    """
+    layout, strategy = books.layout, books.policy.numa_strategy
+    nodes = [layout.position_of_node[node] for node in assignment.nodes]
+    if nodes and layout.nodes:
+        own = books.free if assignment.cpus else None
+        asked = quantities(books, dict(wish.amounts), strategy, own)
+        value = asked.score(nodes)
+    else:
+        cpus = books.pinnable.bit_count()
+        taken = (books.pinned & books.pinnable).bit_count()
+        value = share_score(strategy, cpus * MILLI, taken * MILLI + wish.cpu_milli)
+    unmet = len(assignment.notes)
+    return (0 if unmet else SCORE_MAX // 2) + (value // 2 >> max(unmet - 1, 0))
+
+
+@lru_cache(ANSWERS_KNOWN_MAX)
+def _assigned_empty(kind: HostKind, wish: Wish) -> CpuAssignment | CpuRefusal:
+    return assign(empty_books(kind), wish)

@@ -1,0 +1,68 @@
+"""What hosts could do if they had no slots: the measure of what is worth wishing for.
+
+Decides how few NUMA nodes a slot would need on the empty host. Hosts that are alike share the
+answers, which are kept.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+from finegrain.cpu_policy import EffectivePolicy
+from finegrain.cpuset import CpuSet
+from resource_manager.engine.cpus.books import CpuBooks
+from resource_manager.engine.cpus.hints import fewest_nodes, quantities
+from resource_manager.engine.cpus.layout import CpuLayout
+from resource_manager.engine.cpus.pinning import cpus_for
+from resource_manager.engine.cpus.refusals import CpuRefusal
+from resource_manager.engine.cpus.resolve import resolve
+from resource_manager.engine.cpus.wishes import Wish
+
+ANSWERS_KNOWN_MAX = 16_384
+"""Answers that are kept, each of one wish on one kind of host."""
+
+_HOSTS_KNOWN_MAX = 1_024
+
+
+class HostKind(NamedTuple):
+    """All that hosts differ by while they have no slots."""
+
+    layout: CpuLayout
+    policy: EffectivePolicy
+    best_effort_milli: int | None
+    unavailable: tuple[int, int, tuple[tuple[int, int], ...]]
+
+    @classmethod
+    def of(cls, books: CpuBooks) -> HostKind:
+        """The kind of a host."""
+        return cls(books.reported_layout, books.policy, books.best_effort_milli, books.unavailable)
+
+
+@lru_cache(_HOSTS_KNOWN_MAX)
+def empty_books(kind: HostKind) -> CpuBooks:
+    """Books without slots. All hosts that are alike share them, so nobody may change them."""
+    books = CpuBooks(kind.layout, kind.policy, best_effort_milli=kind.best_effort_milli)
+    offline, kubelet, kubelet_memory = kind.unavailable
+    books.set_unavailable(
+        offline=CpuSet.from_bits(offline),
+        kubelet=CpuSet.from_bits(kubelet),
+        kubelet_memory=kubelet_memory,
+    )
+    return books
+
+
+@lru_cache(ANSWERS_KNOWN_MAX)
+def fewest_nodes_when_empty(kind: HostKind, wish: Wish) -> int | None:
+    """How many NUMA nodes a slot would need; None: it could not be served on any."""
+    books = empty_books(kind)
+    resolved = resolve(wish.policy, wish.cpu_milli, kind.policy, books.layout)
+    if isinstance(resolved, CpuRefusal):
+        return None
+    own: int | None = None
+    if resolved.count:
+        cpus = cpus_for(books, resolved)
+        if isinstance(cpus, CpuRefusal):
+            return None
+        own = cpus
+    return fewest_nodes(quantities(books, dict(wish.amounts), resolved.strategy, own))

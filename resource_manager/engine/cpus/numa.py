@@ -1,0 +1,101 @@
+"""What NUMA nodes have, and how an amount is shared out over several of them.
+
+Decides which amounts lie on nodes at all (cpu, memory, and countable resources such as huge pages
+that a node is said to have) and how evenly they are split. Refuses to know who holds what, and
+which nodes are chosen.
+
+Nodes are positions in the layout. Cpus of a node without memory use that of the nearest node that
+has some; nodes without cpus (HBM, CXL) are never given to a slot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from finegrain.resources import (
+    BEST_EFFORT_CPU_MILLI,
+    CPU_MILLI,
+    EXTENDED_PREFIX,
+    MEMORY_BYTES,
+    MEMORY_PARTS,
+    Amounts,
+)
+from resource_manager.engine.cpus.layout import CpuLayout
+
+MILLI = 1000
+"""Thousandths of a cpu."""
+
+
+def aligned_amounts(booking: Amounts) -> dict[str, int]:
+    """What of a booking can lie on NUMA nodes: separate memory pools are one memory there."""
+    amounts: dict[str, int] = {}
+    for name, amount in booking.items():
+        known = MEMORY_BYTES if name in MEMORY_PARTS else name
+        if amount:
+            amounts[known] = amounts.get(known, 0) + amount
+    return amounts
+
+
+def node_capacities(
+    layout: CpuLayout, cpus: int, best_effort_milli: int, memory_taken: Mapping[int, int]
+) -> tuple[dict[str, int], ...]:
+    """Per node what slots can have of each dimension, without those that the node lacks.
+
+    Args:
+        cpus: those that count: slots in shared pools get no more than these.
+        best_effort_milli: of the whole host; lies on the nodes like the cpus do.
+        memory_taken: bytes that are not the slots', by position of the node.
+    """
+    count = max(cpus.bit_count(), 1)
+    capacities = []
+    for at, node in enumerate(layout.nodes):
+        here = (node.mask & cpus).bit_count()
+        amounts = {
+            CPU_MILLI: here * MILLI,
+            BEST_EFFORT_CPU_MILLI: best_effort_milli * here // count,
+            MEMORY_BYTES: max(node.memory_bytes - memory_taken.get(at, 0), 0),
+        }
+        amounts.update((EXTENDED_PREFIX + name, count) for name, count in node.extended)
+        capacities.append({name: amount for name, amount in amounts.items() if amount})
+    return tuple(capacities)
+
+
+def memory_positions(layout: CpuLayout, nodes: Iterable[int]) -> tuple[int, ...]:
+    """The nodes whose memory the cpus of these nodes use, ascending."""
+    return tuple(sorted({layout.nodes[at].memory_node for at in nodes}))
+
+
+def positions(mask: int) -> tuple[int, ...]:
+    """Positions of the nodes in a mask of nodes, ascending."""
+    found = []
+    while mask:
+        lowest = mask & -mask
+        found.append(lowest.bit_length() - 1)
+        mask ^= lowest
+    return tuple(found)
+
+
+def split(
+    amount: int, available: Sequence[tuple[int, int]], unit: int = 1
+) -> dict[int, int] | None:
+    """Parts of an amount, as even as can be; None if there is not enough.
+
+    The least available node comes first, and what it cannot give falls to the others.
+
+    Args:
+        available: position and available amount of each node. (The order upstream looks up the
+            nodes by their rank in this list, not by their number: a bug that is not repeated.)
+        unit: parts are multiples of it, if amount and available amounts are.
+
+    Source: `tryBestToDistributeEvenly` of Koordinator's nodenumaresource.
+    """
+    left = amount
+    parts: dict[int, int] = {}
+    order = sorted(available, key=lambda each: (each[1], each[0]))
+    for at, (node, has) in enumerate(order):
+        share = left // unit // (len(order) - at) * unit
+        part = min(share, has)
+        if part:
+            parts[node] = part
+            left -= part
+    return None if left else parts

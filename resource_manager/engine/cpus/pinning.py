@@ -1,0 +1,217 @@
+"""Which cpus a slot gets for itself, once it is known where they may lie.
+
+Decides which free cpus must be left to the shared pools, how a slot's cpus are split over NUMA
+nodes, and what of its wishes they fulfil. The choice among cpus is that of `take`. Refuses to know
+how nodes were chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from finegrain.cpu_policy import BindPolicy, ExclusivePolicy, NumaStrategy, QosClass
+from resource_manager.engine.cpus.books import CpuBooks
+from resource_manager.engine.cpus.layout import CpuLayout
+from resource_manager.engine.cpus.numa import split
+from resource_manager.engine.cpus.refusals import CpuBlocker, CpuRefusal
+from resource_manager.engine.cpus.resolve import Resolved
+from resource_manager.engine.cpus.take import (
+    CpuWish,
+    Holders,
+    Short,
+    ShortOf,
+    Taken,
+    holds,
+    reached,
+    suitable,
+    take,
+)
+
+_BLOCKERS: Final = {
+    ShortOf.CPUS: CpuBlocker.CPU_NOT_ENOUGH,
+    ShortOf.WHOLE_CORES: CpuBlocker.WHOLE_CORES_NOT_ENOUGH,
+    ShortOf.CORES: CpuBlocker.DISTINCT_CORES_NOT_ENOUGH,
+    ShortOf.UNSHARED_CORES: CpuBlocker.EXCLUSIVE_UNMET,
+    ShortOf.UNSHARED_NODES: CpuBlocker.EXCLUSIVE_UNMET,
+    ShortOf.ALIGNMENT: CpuBlocker.SMT_ALIGNMENT,
+}
+
+
+def cpus_for(books: CpuBooks, resolved: Resolved) -> int | CpuRefusal:
+    """The cpus that a slot can choose from: enough of them, and such that whatever it chooses, what
+    is required holds and nobody in a pool loses what he was promised.
+    """
+    found = suitable(books.layout, books.free, holders(books), wish_of(resolved, resolved.count))
+    if isinstance(found, Short):
+        return short(found, resolved)
+    left = _beside_promises(books, resolved, found)
+    if left.bit_count() < resolved.count:
+        return _promised(resolved, left)
+    return _beside_last_cpus(books, resolved, left)
+
+
+def pick(books: CpuBooks, resolved: Resolved, cpus: int) -> Taken | Short:
+    """As many of these cpus as the slot needs."""
+    isolated = cpus & ~books.pool_cpus  # nobody else can use them
+    return take(
+        books.layout, cpus, holders(books), wish_of(resolved, resolved.count, preferred=isolated)
+    )
+
+
+def pick_on(books: CpuBooks, resolved: Resolved, cpus: int, nodes: Sequence[int]) -> Taken | None:
+    """Likewise of several NUMA nodes, split over them as evenly as can be; None if what is required
+    cannot be had there, which counting alone does not tell where cores differ.
+    """
+    layout = books.layout
+    here = 0
+    for at in nodes:
+        here |= layout.nodes[at].mask
+    here &= cpus
+    if len(nodes) > 1 and resolved.strategy is not NumaStrategy.DISTRIBUTE_EVENLY:
+        split_up = _pick_split(books, resolved, here, nodes)
+        if split_up is not None:
+            return split_up
+    found = pick(books, resolved, here)
+    return None if isinstance(found, Short) else found
+
+
+def _pick_split(
+    books: CpuBooks, resolved: Resolved, cpus: int, nodes: Sequence[int]
+) -> Taken | None:
+    layout, all_holders = books.layout, holders(books)
+    isolated = cpus & ~books.pool_cpus
+    taken = 0
+    for at, part in (_parts(layout, resolved, cpus, nodes) or {}).items():
+        wish = wish_of(resolved, part, preferred=isolated)
+        found = take(layout, cpus & layout.nodes[at].mask, all_holders, wish)
+        if isinstance(found, Short):
+            return None
+        taken |= found.cpus
+    if taken.bit_count() != resolved.count:
+        return None
+    return Taken(taken, reached(layout, taken, all_holders, resolved.exclusive))
+
+
+def _parts(
+    layout: CpuLayout, resolved: Resolved, cpus: int, nodes: Sequence[int]
+) -> dict[int, int] | None:
+    """How many cpus each node gives: whole cores if they are wanted and there are enough."""
+    masks = [(at, layout.nodes[at].mask & cpus) for at in nodes]
+    unit = layout.per_core
+    if resolved.bind is BindPolicy.FULL_PCPUS and layout.uniform_cores:
+        whole = layout.whole(cpus)
+        counts = [(at, (mask & whole).bit_count()) for at, mask in masks]
+        if resolved.count % unit == 0 and (parts := split(resolved.count, counts, unit)):
+            return parts
+    return split(resolved.count, [(at, mask.bit_count()) for at, mask in masks])
+
+
+def holders(books: CpuBooks) -> Holders:
+    """Whom exclusive policies have to avoid."""
+    return Holders(books.claimed_cores, books.claimed_nodes)
+
+
+def wish_of(resolved: Resolved, need: int, *, preferred: int = 0) -> CpuWish:
+    """The wish for so many cpus."""
+    return CpuWish(
+        need,
+        resolved.bind,
+        resolved.bind_required,
+        resolved.exclusive,
+        resolved.exclusive_required,
+        resolved.strategy,
+        preferred,
+    )
+
+
+def notes_on(layout: CpuLayout, resolved: Resolved, taken: Taken) -> tuple[str, ...]:
+    """What was preferred and could not be had, a sentence each."""
+    notes = []
+    count = resolved.count
+    if resolved.bind_asked and not holds(layout, taken.cpus, resolved.bind):
+        if resolved.bind is BindPolicy.FULL_PCPUS:
+            single = count - layout.whole(taken.cpus).bit_count()
+            notes.append(f"FullPCPUs was preferred: {single} of {count} cpus share a core")
+        else:
+            cores = layout.first_threads(taken.cpus).bit_count()
+            notes.append(f"SpreadByPCPUs was preferred: {count} cpus lie on {cores} cores")
+    if taken.exclusive is not resolved.exclusive:
+        instead = ""
+        if taken.exclusive is not ExclusivePolicy.NONE:
+            instead = f", {taken.exclusive} was reached"
+        notes.append(f"{resolved.exclusive} was preferred: others claim it likewise{instead}")
+    return tuple(notes)
+
+
+def short(lack: Short, resolved: Resolved) -> CpuRefusal:
+    """The refusal for want of suitable cpus."""
+    wanted = ""
+    if lack.of in (ShortOf.UNSHARED_CORES, ShortOf.UNSHARED_NODES):
+        wanted = f" under {resolved.exclusive}"
+    elif lack.of in (ShortOf.WHOLE_CORES, ShortOf.CORES):
+        wanted = f" under {resolved.bind}"
+    return CpuRefusal(
+        _BLOCKERS[lack.of],
+        f"the slot needs {lack.needed} cpus of its own{wanted}, and the host has {lack.suitable}"
+        f" free {lack.of}",
+        (("asked", lack.needed), ("free", lack.suitable)),
+    )
+
+
+def _beside_promises(books: CpuBooks, resolved: Resolved, cpus: int) -> int:
+    """Those of the cpus that slots bound to the pools of single nodes can do without."""
+    for at in books.layout.cpu_nodes:
+        spare = books.pool_spare(at, resolved.qos)
+        here = cpus & books.pool_cpus & books.layout.nodes[at].mask
+        if spare < min(resolved.count, here.bit_count()):
+            cpus &= ~_given_back(books.layout, resolved, here, here.bit_count() - spare)
+    return cpus
+
+
+def _given_back(layout: CpuLayout, resolved: Resolved, cpus: int, count: int) -> int:
+    """So many of the cpus that the slot needs least: single threads first, so that cores stay
+    whole, then the highest ones; rather whole cores if it takes nothing else.
+    """
+    whole = layout.whole(cpus)
+    back = 0
+    while back.bit_count() < count and (left := cpus & ~back):
+        highest = 1 << (left & ~whole or left).bit_length() - 1
+        back |= layout.cores_touched(highest) & left if resolved.needs_whole_cores else highest
+    return back
+
+
+def _promised(resolved: Resolved, left: int) -> CpuRefusal:
+    free = left.bit_count()
+    return CpuRefusal(
+        CpuBlocker.CPU_NOT_ENOUGH,
+        f"the slot needs {resolved.count} cpus of its own, and the host has {free} free cpus that"
+        " are not promised to slots in the pools of single NUMA nodes",
+        (("asked", resolved.count), ("free", free)),
+    )
+
+
+def _beside_last_cpus(books: CpuBooks, resolved: Resolved, cpus: int) -> int | CpuRefusal:
+    """No pool that slots live in is emptied."""
+    pools = [(books.shared_count, books.shared_cpus, CpuBlocker.SHARED_POOL_EMPTY, QosClass.LS)]
+    if resolved.qos is QosClass.LSE:
+        pools.append(
+            (
+                books.best_effort_count,
+                books.best_effort_cpus,
+                CpuBlocker.BEST_EFFORT_POOL_EMPTY,
+                QosClass.BE,
+            )
+        )
+    for slots, pool, blocker, qos in pools:
+        if not slots or pool & ~cpus or resolved.count < pool.bit_count():
+            continue
+        cpus &= ~_given_back(books.layout, resolved, pool, 1)
+        if cpus.bit_count() < resolved.count:
+            return CpuRefusal(
+                blocker,
+                f"the slot needs {resolved.count} cpus of its own, which would leave no cpu to"
+                f" {slots} {qos} slots that live on {pool.bit_count()} cpus",
+                (("asked", resolved.count), ("free", cpus.bit_count()), ("slots", slots)),
+            )
+    return cpus

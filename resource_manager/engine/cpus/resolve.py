@@ -1,0 +1,205 @@
+"""What of a request's cpu policies and of a host's settings holds for this slot on this host.
+
+Decides the order of both: what the request says goes before the host's defaults; what the host
+demands is required of everybody; two different policies that are both required refuse each other;
+a policy that is only preferred gives way, with a note. Refuses to know what is free.
+
+Whether a slot has cpus of its own hangs on its QoS class alone: a host's settings never pin a slot
+that did not ask for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from finegrain.cpu_policy import (
+    BindPolicy,
+    CpuPolicy,
+    EffectivePolicy,
+    ExclusivePolicy,
+    HostBindPolicy,
+    NumaPolicy,
+    NumaStrategy,
+    QosClass,
+)
+from resource_manager.engine.cpus.layout import CpuLayout
+from resource_manager.engine.cpus.numa import MILLI
+from resource_manager.engine.cpus.refusals import CpuBlocker, CpuRefusal
+from resource_manager.engine.cpus.take import aligned
+
+_KNOWN = 16_384  # answers kept; clusters use few different policies, sizes and kinds of hosts
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """What holds for one slot on one host. No policy is Default any more."""
+
+    qos: QosClass
+    count: int  # cpus of its own; 0: it runs in a shared pool
+    bind: BindPolicy
+    bind_required: bool
+    exclusive: ExclusivePolicy
+    exclusive_required: bool
+    numa: NumaPolicy
+    numa_required: bool
+    strategy: NumaStrategy
+    bind_asked: bool = False  # by the request itself, not as a default
+    notes: tuple[str, ...] = ()  # what was preferred and gave way to the host
+
+    @property
+    def needs_whole_cores(self) -> bool:
+        """True if it gets nothing but whole cores."""
+        return self.bind_required and self.bind is BindPolicy.FULL_PCPUS
+
+    @property
+    def needs_distinct_cores(self) -> bool:
+        """True if it gets no two cpus of one core."""
+        return self.bind_required and self.bind is BindPolicy.SPREAD_BY_PCPUS
+
+
+@lru_cache(_KNOWN)
+def resolve(
+    policy: CpuPolicy, cpu_milli: int, host: EffectivePolicy, layout: CpuLayout
+) -> Resolved | CpuRefusal:
+    """What holds for a slot of `cpu_milli` thousandths of a cpu.
+
+    Source: nodenumaresource of Koordinator (`plugin.go`, `util.go`), without priority classes and
+    without pinning by host policy; strengths of NUMA policies are ours.
+    """
+    count = cpu_milli // MILLI if policy.qos.is_pinned else 0
+    bind = _bind(policy, host, layout) if count else _pool_bind(policy)
+    if isinstance(bind, CpuRefusal):
+        return bind
+    exclusive = _exclusive(policy, host, layout) if count else _pool_exclusive(policy)
+    if isinstance(exclusive, CpuRefusal):
+        return exclusive
+    numa = _numa(policy, host)
+    if isinstance(numa, CpuRefusal):
+        return numa
+    resolved = Resolved(
+        policy.qos,
+        count,
+        *bind[:2],
+        *exclusive[:2],
+        *numa[:2],
+        strategy=host.numa_strategy,
+        bind_asked=policy.bind is not BindPolicy.DEFAULT,
+        notes=(*bind[2], *exclusive[2], *numa[2]),
+    )
+    return _misaligned(resolved, policy, layout) or resolved
+
+
+_Bind = tuple[BindPolicy, bool, tuple[str, ...]]
+_Exclusive = tuple[ExclusivePolicy, bool, tuple[str, ...]]
+_Numa = tuple[NumaPolicy, bool, tuple[str, ...]]
+
+_DEMANDED = {
+    HostBindPolicy.FULL_PCPUS_ONLY: BindPolicy.FULL_PCPUS,
+    HostBindPolicy.SPREAD_BY_PCPUS: BindPolicy.SPREAD_BY_PCPUS,
+}
+
+
+def _bind(policy: CpuPolicy, host: EffectivePolicy, layout: CpuLayout) -> _Bind | CpuRefusal:
+    """Of a slot with cpus of its own: what the host demands, else the request, else the default."""
+    asked = policy.bind
+    wanted = host.default_bind if asked is BindPolicy.DEFAULT else asked
+    required = policy.bind_required and wanted is not BindPolicy.NONE
+    notes: tuple[str, ...] = ()
+    if wanted is BindPolicy.CONSTRAINED_BURST:
+        notes = (f"{wanted} was preferred: slots with cpus of their own run in no shared pool",)
+        wanted, required = BindPolicy.NONE, False
+    demanded = _DEMANDED.get(host.bind)
+    if demanded is not None and demanded is not wanted:
+        if required:
+            return CpuRefusal(
+                CpuBlocker.BIND_POLICY_CONFLICT,
+                f"the request requires {wanted}, and the host demands {host.bind}",
+            )
+        if asked not in (BindPolicy.DEFAULT, BindPolicy.NONE) and not notes:
+            notes = (f"{wanted} was preferred: the host demands {host.bind}",)
+    if demanded is not None and (layout.smt or demanded is wanted):
+        return demanded, True, notes
+    if wanted is BindPolicy.SPREAD_BY_PCPUS and not layout.smt:
+        if required:
+            return _without_threads(wanted)
+        if asked is wanted:
+            notes = (*notes, f"{wanted} was preferred: each core of the host is one cpu")
+        wanted = BindPolicy.NONE
+    return wanted, required, notes
+
+
+def _pool_bind(policy: CpuPolicy) -> _Bind:
+    """Of a slot in a shared pool."""
+    asked = policy.bind
+    if asked is BindPolicy.CONSTRAINED_BURST and policy.qos is QosClass.LS:
+        return asked, policy.bind_required, ()
+    if asked in (BindPolicy.DEFAULT, BindPolicy.NONE):
+        return BindPolicy.NONE, False, ()
+    return BindPolicy.NONE, False, (_without_own(asked, policy.qos),)
+
+
+def _exclusive(
+    policy: CpuPolicy, host: EffectivePolicy, layout: CpuLayout
+) -> _Exclusive | CpuRefusal:
+    asked = policy.exclusive
+    wanted = host.default_exclusive if asked is ExclusivePolicy.DEFAULT else asked
+    if wanted is ExclusivePolicy.DEFAULT:
+        wanted = ExclusivePolicy.NONE
+    required = policy.exclusive_required and wanted is not ExclusivePolicy.NONE
+    if wanted is not ExclusivePolicy.PCPU_LEVEL or layout.smt:
+        return wanted, required, ()
+    if required:
+        return _without_threads(wanted)
+    noted = asked is wanted
+    note = f"{wanted} was preferred: each core of the host is one cpu"
+    return ExclusivePolicy.NONE, False, (note,) if noted else ()
+
+
+def _pool_exclusive(policy: CpuPolicy) -> _Exclusive:
+    asked = policy.exclusive
+    if asked in (ExclusivePolicy.DEFAULT, ExclusivePolicy.NONE):
+        return ExclusivePolicy.NONE, False, ()
+    return ExclusivePolicy.NONE, False, (_without_own(asked, policy.qos),)
+
+
+def _numa(policy: CpuPolicy, host: EffectivePolicy) -> _Numa | CpuRefusal:
+    """The host's alignment holds for every slot there, whatever its class."""
+    asked, aligned = policy.numa, host.alignment
+    if not aligned.aligns:
+        wanted = NumaPolicy.NONE if asked is NumaPolicy.DEFAULT else asked
+        return wanted, policy.numa_required, ()
+    if asked in (NumaPolicy.DEFAULT, aligned):
+        return aligned, True, ()
+    if policy.numa_required:
+        return CpuRefusal(
+            CpuBlocker.NUMA_POLICY_MISMATCH,
+            f"the request requires NUMA policy {asked}, and the host aligns by {aligned}",
+        )
+    return aligned, True, (f"NUMA policy {asked} was preferred: the host aligns by {aligned}",)
+
+
+def _misaligned(resolved: Resolved, policy: CpuPolicy, layout: CpuLayout) -> CpuRefusal | None:
+    """Whole cores are required, and no number of them has so many threads."""
+    if not resolved.needs_whole_cores or aligned(layout, resolved.count):
+        return None
+    by_request = policy.bind_required and policy.bind is not BindPolicy.DEFAULT
+    by = "the request requires" if by_request else "the host demands"
+    way_out = f": ask for a multiple of {layout.per_core * MILLI} cpu_milli"
+    return CpuRefusal(
+        CpuBlocker.SMT_ALIGNMENT,
+        f"{by} whole cores, and {resolved.count} cpus are not the threads of any whole cores of"
+        f" the host, which have {layout.per_core}" + (way_out if layout.uniform_cores else ""),
+        (("asked", resolved.count), ("threads per core", layout.per_core)),
+    )
+
+
+def _without_threads(policy: BindPolicy | ExclusivePolicy) -> CpuRefusal:
+    return CpuRefusal(
+        CpuBlocker.SMT_NEEDED,
+        f"the request requires {policy}, and each core of the host is one cpu",
+    )
+
+
+def _without_own(policy: BindPolicy | ExclusivePolicy, qos: QosClass) -> str:
+    return f"{policy} was preferred: {qos} slots have no cpus of their own"

@@ -1,0 +1,89 @@
+"""What a host's NUMA nodes and pools lack for a slot, told with numbers.
+
+Decides the wording and the codes of refusals that come of counting. Refuses to count.
+"""
+
+from __future__ import annotations
+
+from finegrain.cpu_policy import NumaPolicy, QosClass
+from finegrain.resources import BEST_EFFORT_CPU_MILLI, CPU_MILLI, MEMORY_BYTES
+from resource_manager.engine.cpus.books import CpuBooks
+from resource_manager.engine.cpus.hints import Quantities
+from resource_manager.engine.cpus.refusals import CpuBlocker, CpuRefusal
+from resource_manager.engine.cpus.resolve import Resolved
+from resource_manager.engine.cpus.wishes import Wish
+
+
+def unaligned(policy: NumaPolicy, asked: Quantities, smallest: int | None) -> CpuRefusal:
+    """On no nodes that the policy admits there is enough of everything."""
+    layout = asked.layout
+    free = "; ".join(
+        f"{layout.nodes[at].id}: "
+        + ", ".join(f"{asked.of(name, (at,))[0][1]} {name}" for name in asked.need)
+        for at in asked.nodes
+    )
+    on = "one NUMA node"
+    if policy is not NumaPolicy.SINGLE_NUMA_NODE and smallest != 1:
+        on = f"{smallest} NUMA nodes, which the empty host needs"
+        if smallest is None:
+            on = "any NUMA nodes, even were the host empty"
+    needs = ", ".join(f"{amount} {name}" for name, amount in asked.need.items())
+    return CpuRefusal(
+        CpuBlocker.NUMA_UNALIGNED,
+        f"{policy} does not put {needs} on {on}; free by node: {free}",
+        tuple((f"asked {name}", amount) for name, amount in asked.need.items()),
+    )
+
+
+def not_enough(asked: Quantities, lacking: str) -> CpuRefusal:
+    """All nodes together have too little of a dimension."""
+    blocker = {
+        CPU_MILLI: CpuBlocker.NUMA_NOT_ENOUGH_CPU,
+        BEST_EFFORT_CPU_MILLI: CpuBlocker.NUMA_NOT_ENOUGH_CPU,
+        MEMORY_BYTES: CpuBlocker.NUMA_NOT_ENOUGH_MEMORY,
+    }.get(lacking, CpuBlocker.NUMA_NOT_ENOUGH_RESOURCE)
+    by_node = {asked.layout.nodes[at].id: has for at, has in asked.of(lacking, asked.nodes)}
+    told = ", ".join(f"{node}: {has}" for node, has in by_node.items())
+    free = sum(by_node.values())
+    return CpuRefusal(
+        blocker,
+        f"the slot needs {asked.need[lacking]} {lacking}, and the NUMA nodes have {free} left;"
+        f" by node: {told}",
+        (
+            ("asked", asked.need[lacking]),
+            ("free", free),
+            *((f"node {node}", has) for node, has in by_node.items()),
+        ),
+    )
+
+
+def unsuited(books: CpuBooks, wish: Wish, limit_milli: int) -> CpuRefusal:
+    """No node's shared pool is for a slot that may use so much."""
+    sizes = {
+        books.layout.nodes[at].id: (books.shared_cpus & books.layout.nodes[at].mask).bit_count()
+        for at in books.layout.cpu_nodes
+    }
+    told = ", ".join(f"{node}: {size}" for node, size in sizes.items())
+    return CpuRefusal(
+        CpuBlocker.BURST_POOL_TOO_SMALL,
+        f"no NUMA node's shared pool suits a cpu limit of {limit_milli} thousandths and has"
+        f" {wish.cpu_milli} left to promise; cpus in them by node: {told}",
+        (("asked", limit_milli), *((f"node {node}", size) for node, size in sizes.items())),
+    )
+
+
+def poolless(books: CpuBooks, resolved: Resolved) -> CpuRefusal | None:
+    """The pool of its class is empty."""
+    if resolved.qos is QosClass.BE:
+        if books.best_effort_cpus:
+            return None
+        return CpuRefusal(
+            CpuBlocker.BEST_EFFORT_POOL_EMPTY,
+            "LSE slots have all cpus of the host, and the best-effort pool is empty",
+        )
+    if books.shared_cpus:
+        return None
+    return CpuRefusal(
+        CpuBlocker.SHARED_POOL_EMPTY,
+        "slots with cpus of their own have all cpus of the host, and the shared pool is empty",
+    )

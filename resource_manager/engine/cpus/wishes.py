@@ -1,0 +1,32 @@
+"""What one slot needs of a host's cpus and NUMA nodes.
+
+Decides nothing; the value alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from finegrain.cpu_policy import CpuPolicy
+from finegrain.resources import BEST_EFFORT_CPU_MILLI, CPU_MILLI, Amounts
+from resource_manager.engine.cpus.numa import aligned_amounts
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What one slot needs of a host's cpus and NUMA nodes."""
+
+    policy: CpuPolicy
+    amounts: tuple[tuple[str, int], ...]  # what it books, sorted; memory parts are one memory
+    cpu_limit_milli: int = 0  # 0: no more than it books
+
+    @classmethod
+    def of(cls, policy: CpuPolicy, booking: Amounts, cpu_limit_milli: int = 0) -> Wish:
+        """The wish of a slot that books so much on a host (see `finegrain.resources.booking`)."""
+        return cls(policy, tuple(sorted(aligned_amounts(booking).items())), cpu_limit_milli)
+
+    @property
+    def cpu_milli(self) -> int:
+        """Cpu that it books, of whichever capacity."""
+        name = BEST_EFFORT_CPU_MILLI if self.policy.best_effort else CPU_MILLI
+        return dict(self.amounts).get(name, 0)
