@@ -16,6 +16,14 @@ asyncio first; `finegrain_client.blocking` has the same names for programs witho
 The guide is docs/job-masters.md.
 """
 
+from finegrain.cpu_policy import (
+    BindPolicy,
+    ExclusivePolicy,
+    HostBindPolicy,
+    NumaPolicy,
+    NumaStrategy,
+    QosClass,
+)
 from finegrain.errors import (
     AlreadyExists,
     ConfigurationError,
@@ -87,6 +95,7 @@ from finegrain_client.types import (
     TaskStatus,
 )
 from finegrain_client.types_advice import ThreadAdvice
+from finegrain_client.types_cpus import CpuWish, SlotCpus, SlotNodeShare, SlotPool
 from finegrain_client.types_explain import (
     Counterfactual,
     Dimension,
@@ -104,6 +113,7 @@ from finegrain_client.types_fairness import (
     ReservedExecutor,
 )
 from finegrain_client.types_groups import Groups, GroupStatus
+from finegrain_client.types_host_policy import HostLayer, HostPolicy
 from finegrain_client.types_providers import (
     ExecutorShape,
     ProvidedExecutor,
@@ -122,13 +132,16 @@ __all__ = [
     "BatchOutcome",
     "BatchSpec",
     "BatchState",
+    "BindPolicy",
     "ChoiceStep",
     "Cluster",
     "ClusterEvent",
     "ClusterInfo",
     "ConfigurationError",
     "Counterfactual",
+    "CpuWish",
     "Dimension",
+    "ExclusivePolicy",
     "ExecutorShape",
     "ExecutorState",
     "ExecutorStatus",
@@ -147,6 +160,9 @@ __all__ = [
     "GroupLimit",
     "GroupStatus",
     "Groups",
+    "HostBindPolicy",
+    "HostLayer",
+    "HostPolicy",
     "InvalidArgument",
     "Isolation",
     "ItemOutcome",
@@ -156,12 +172,15 @@ __all__ = [
     "JobEvents",
     "JobStatus",
     "NotFound",
+    "NumaPolicy",
+    "NumaStrategy",
     "OutOfRange",
     "OutputChunk",
     "PermissionDenied",
     "ProvidedExecutor",
     "ProvidedExecutorState",
     "Providers",
+    "QosClass",
     "Reason",
     "Rejection",
     "Request",
@@ -178,7 +197,10 @@ __all__ = [
     "ResourceExhausted",
     "ResourceProfile",
     "Slot",
+    "SlotCpus",
     "SlotLost",
+    "SlotNodeShare",
+    "SlotPool",
     "SlotResize",
     "SlotSpec",
     "SlotState",

@@ -25,6 +25,7 @@ from finegrain_client import (
     reading_advice,
     reading_explain,
     reading_groups,
+    reading_host_policy,
     reading_providers,
     reading_topology,
     types,
@@ -36,6 +37,7 @@ from finegrain_client.retry import BUDGET_DEFAULT_S, RetryPolicy
 from finegrain_client.types_advice import ThreadAdvice
 from finegrain_client.types_explain import Explanation
 from finegrain_client.types_groups import Groups
+from finegrain_client.types_host_policy import HostPolicy
 from finegrain_client.types_providers import Providers
 from finegrain_client.types_topology import TopologyReport
 
@@ -191,6 +193,19 @@ class Cluster(Levers):
             lambda cluster, timeout_s: cluster.GetTopology(message, timeout=timeout_s)
         )
         return reading_topology.topology_report(answer)
+
+    async def host_policy(self, executor_id: str | None) -> HostPolicy:
+        """Settings of an executor's host: what is set at runtime, what holds, and by whom; None:
+        those for the cluster, which hold where no host says anything else.
+
+        Raises:
+            NotFound: EXECUTOR_UNKNOWN.
+        """
+        message = pb.GetHostPolicyRequest(executor_id=executor_id or "")
+        answer = await self._connection.call_cluster(
+            lambda cluster, timeout_s: cluster.GetHostPolicy(message, timeout=timeout_s)
+        )
+        return reading_host_policy.host_policy(executor_id or "", answer)
 
     async def slots(self, *, executor_id: str = "", job_id: str = "") -> list[types.SlotStatus]:
         """Slots that exist, in order of executor and allocation id."""

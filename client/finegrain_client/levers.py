@@ -7,8 +7,15 @@ how anything is shown.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
+from finegrain.cpu_policy import (
+    BindPolicy,
+    ExclusivePolicy,
+    HostBindPolicy,
+    NumaPolicy,
+    NumaStrategy,
+)
 from finegrain.errors import (
     FailedPrecondition,
     FinegrainError,
@@ -18,7 +25,7 @@ from finegrain.errors import (
 )
 from finegrain.resources import AMOUNT_MAX, ResourceProfile
 from finegrain.v1 import cluster_pb2 as pb
-from finegrain_client import reading, reading_groups, types
+from finegrain_client import reading, reading_groups, reading_host_policy, types
 from finegrain_client.connection import Connection
 from finegrain_client.errors import ResizeRefused, SlotLost, StillResizing
 from finegrain_client.resizing import (
@@ -33,6 +40,7 @@ from finegrain_client.resizing import (
 )
 from finegrain_client.specs import id_batches
 from finegrain_client.types_groups import GroupStatus
+from finegrain_client.types_host_policy import HostPolicy
 
 LOOK_EVERY_S = 20.0
 """A slot that is to change is looked at this often if no event tells of it."""
@@ -161,6 +169,58 @@ class Levers:
         await self._connection.call_cluster(
             lambda cluster, timeout_s: cluster.DeleteGroup(message, timeout=timeout_s)
         )
+
+    async def set_host_policy(
+        self,
+        executor_id: str | None,
+        *,
+        bind: HostBindPolicy | str | None = None,
+        numa_strategy: NumaStrategy | str | None = None,
+        alignment: NumaPolicy | str | None = None,
+        reserved_cpus: str | None = None,
+        reserved_strict: bool | None = None,
+        default_bind: BindPolicy | str | None = None,
+        default_exclusive: ExclusivePolicy | str | None = None,
+        clear: Collection[str] = (),
+    ) -> HostPolicy:
+        """Changes settings of an executor's host, or (None) those for the cluster. What is not
+        named stays as it is. They hold from the next decision on, for new slots, over restarts and
+        whatever the executor's own configuration says.
+
+        Args:
+            bind: what slots with cpus of their own must keep to: "FullPCPUsOnly", "SpreadByPCPUs"
+                or "None".
+            numa_strategy: NUMA node to take first: "MostAllocated", "LeastAllocated" or
+                "DistributeEvenly".
+            alignment: how every slot there lies on NUMA nodes: "None", "BestEffort", "Restricted"
+                or "SingleNUMANode".
+            reserved_cpus: cpus that no slot has to itself, as a list ("0-1"; empty: none), besides
+                those that the host keeps back by its configuration.
+            reserved_strict: whether slots of the shared pools are kept off them, too.
+            default_bind: "FullPCPUs", "SpreadByPCPUs" or "None", of requests that do not say.
+            default_exclusive: "PCPULevel", "NUMANodeLevel" or "None", likewise.
+            clear: names of these arguments that are no longer to be set here.
+
+        Raises:
+            InvalidArgument: one of these is not acceptable.
+            NotFound: EXECUTOR_UNKNOWN.
+        """
+        words = {
+            "bind": bind,
+            "numa_strategy": numa_strategy,
+            "alignment": alignment,
+            "default_bind": default_bind,
+            "default_exclusive": default_exclusive,
+        }
+        message = pb.SetHostPolicyRequest(
+            executor_id=executor_id or "",
+            policy=reading_host_policy.policy_message(words, reserved_cpus, reserved_strict),
+            clear=clear,
+        )
+        answer = await self._connection.call_cluster(
+            lambda cluster, timeout_s: cluster.SetHostPolicy(message, timeout=timeout_s)
+        )
+        return reading_host_policy.changed_policy(executor_id or "", answer)
 
     async def resize(
         self,

@@ -20,6 +20,7 @@ from finegrain.errors import FailedPrecondition, Reason
 from finegrain.resources import EXTENDED_PREFIX, ResourceProfile, extended_items
 from finegrain.v1 import cluster_pb2, resource_manager_pb2, resources_pb2, slots_pb2
 from finegrain_client import types
+from finegrain_client.reading_cpus import cpu_wish, slot_cpus
 
 StateT = TypeVar("StateT", bound=StrEnum)
 
@@ -125,6 +126,7 @@ def slot(message: slots_pb2.SlotStatus) -> types.SlotStatus:
         allocated_time=moment(message, "allocated_time"),
         resize_number=message.resize_number,
         resizes=tuple(resize(each) for each in message.resizes) if message.resizes else (),
+        assignment=slot_cpus(message.assignment) if message.HasField("assignment") else None,
     )
 
 
@@ -137,6 +139,7 @@ def resize(message: slots_pb2.SlotResize) -> types.SlotResize:
         cpu_limit_milli=message.cpu_limit_milli,
         state=state(types.ResizeState, slots_pb2.SlotResizeState, message.state),
         message=message.message,
+        assignment=slot_cpus(message.assignment) if message.HasField("assignment") else None,
     )
 
 
@@ -174,6 +177,7 @@ def request(message: resource_manager_pb2.RequestStatus) -> types.RequestStatus:
         gang=gang(message.gang) if message.HasField("gang") else None,
         count=max(1, message.count),
         range_id=message.range_id,
+        cpu_policy=cpu_wish(asked.cpu_policy),
     )
 
 

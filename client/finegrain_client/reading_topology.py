@@ -19,7 +19,7 @@ def topology_report(message: cluster_pb2.GetTopologyResponse) -> types.TopologyR
         cpus=_cpus(message.topology),
         announced=_announced(message.host_cpus) if message.HasField("host_cpus") else None,
         now=_now(message.cpu_state) if message.HasField("cpu_state") else None,
-        settings=_settings(message.policy),
+        settings=settings(message.policy),
         zones=tuple(
             types.Zone(
                 each.numa_node_id,
@@ -102,7 +102,8 @@ def _kubelet(message: cpus_pb2.KubeletReport) -> types.Kubelet:
     )
 
 
-def _settings(message: cpus_pb2.EffectiveHostPolicy) -> types.HostSettings:
+def settings(message: cpus_pb2.EffectiveHostPolicy) -> types.HostSettings:
+    """What holds on a host, and by whom."""
     policy = host_policy_from_proto(message.policy, "policy")
     return types.HostSettings(
         bind=str(policy.bind or ""),

@@ -28,6 +28,7 @@ from finegrain_client.reusing import reuse
 from finegrain_client.slot_size import SlotSize
 from finegrain_client.task import OutputMode, Task, TaskOptions, start_task
 from finegrain_client.types import Isolation, SlotStatus
+from finegrain_client.types_cpus import SlotCpus
 
 if TYPE_CHECKING:
     from finegrain.v1.task_executor_pb2_grpc import TaskExecutorServiceAsyncStub
@@ -111,6 +112,11 @@ class Slot:
     def cpus(self) -> str:
         """The cpus it may run on, as a cpu list; empty: the executor's shared pool."""
         return self.status.cpus
+
+    @property
+    def assignment(self) -> SlotCpus | None:
+        """Its class, own cpus, NUMA nodes and pools; None: an LS slot in the whole shared pool."""
+        return self.status.assignment
 
     @property
     def isolation(self) -> Isolation | None:

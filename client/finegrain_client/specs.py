@@ -8,11 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 
+from finegrain.cpu_policy import BindPolicy, ExclusivePolicy, NumaPolicy, QosClass
+from finegrain.cpu_words import DEFAULT, policy_text, read_policy, read_word
 from finegrain.errors import InvalidArgument
 from finegrain.ids import check_id, new_id
 from finegrain.resources import AMOUNT_MAX, MIB
-from finegrain.v1 import slots_pb2
+from finegrain.rpc.wire_cpu_words import BIND, EXCLUSIVE, NUMA, QOS
+from finegrain.v1 import cpus_pb2, slots_pb2
 
 CPU_MILLI_DEFAULT = 1000
 MEMORY_BYTES_DEFAULT = 256 * MIB
@@ -49,6 +53,16 @@ class SlotSpec:
         target_address: where executors also offer the slot directly (`Job.serve_offers`).
         allow_pending: wait for an executor that may come, where none could ever host this.
         restart_on_loss: go back into the line at the old place if the slot is lost.
+        qos: how exclusive its cpus are: "LSE" (its own), "LSR" (its own, but for best-effort
+            slots), "LS" (shared), "BE" (shared, best effort). LSE and LSR need `cpu_milli` in
+            multiples of 1000.
+        cpu_bind: which cpus: "FullPCPUs", "SpreadByPCPUs", "ConstrainedBurst" or "None"; empty: as
+            its host is configured. With ":required" a host that cannot do so is no host for it;
+            else it is preferred.
+        cpu_exclusive: what not to share with others that say the same: "PCPULevel" (cores),
+            "NUMANodeLevel" or "None"; likewise.
+        numa: how it lies on NUMA nodes: "SingleNUMANode" or "Restricted" (both required unless
+            ":preferred" stands behind them), "BestEffort" or "None"; empty: as its host says.
         count: how many slots like this.
         allocation_id: identity of the request, only with count 1; made up where absent.
     """
@@ -65,6 +79,10 @@ class SlotSpec:
     target_address: str = ""
     allow_pending: bool = False
     restart_on_loss: bool = False
+    qos: QosClass | str = QosClass.LS
+    cpu_bind: BindPolicy | str = ""
+    cpu_exclusive: ExclusivePolicy | str = ""
+    numa: NumaPolicy | str = ""
     count: int = 1
     allocation_id: str = ""
 
@@ -73,6 +91,9 @@ class SlotSpec:
             _check_amount(name, getattr(self, name))
         for name, amount in self.extended.items():
             _check_amount(f"extended[{name!r}]", amount)
+        object.__setattr__(self, "qos", read_word("qos", _text("qos", self.qos), QosClass))
+        for name, kind in _POLICIES.items():
+            object.__setattr__(self, name, _policy(name, getattr(self, name), kind))
         if type(self.count) is not int or not 1 <= self.count <= RANGE_MAX:
             raise InvalidArgument("count", self.count, f"an integer from 1 to {RANGE_MAX}")
         if self.allocation_id:
@@ -92,6 +113,7 @@ class SlotSpec:
 
     def messages(self) -> Iterator[slots_pb2.SlotRequest]:
         """One protocol message per slot, each with an id of its own."""
+        policy = self._cpu_policy()
         for _ in range(self.count):
             message = slots_pb2.SlotRequest(
                 allocation_id=self.allocation_id or new_id(),
@@ -104,7 +126,28 @@ class SlotSpec:
             )
             if not self.is_unknown:
                 self._fill(message)
+            if policy is not None:
+                message.cpu_policy.CopyFrom(policy)
             yield message
+
+    def _cpu_policy(self) -> cpus_pb2.CpuPolicy | None:
+        """What it says about its cpus; None: nothing."""
+        bind, bind_required = read_policy("cpu_bind", self.cpu_bind or DEFAULT, BindPolicy)
+        exclusive, exclusive_required = read_policy(
+            "cpu_exclusive", self.cpu_exclusive or DEFAULT, ExclusivePolicy
+        )
+        numa, numa_required = read_policy("numa", self.numa or DEFAULT, NumaPolicy)
+        shared = self.qos == QosClass.LS
+        message = cpus_pb2.CpuPolicy(
+            qos=cpus_pb2.QOS_CLASS_UNSPECIFIED if shared else QOS.number(QosClass(self.qos)),
+            bind=BIND.number(bind),
+            bind_strength=_STRENGTHS[bind_required],
+            exclusive=EXCLUSIVE.number(exclusive),
+            exclusive_strength=_STRENGTHS[exclusive_required],
+            numa=NUMA.number(numa),
+            numa_strength=_STRENGTHS[numa_required],
+        )
+        return message if message.ByteSize() else None
 
     def _fill(self, message: slots_pb2.SlotRequest) -> None:
         profile = message.profile
@@ -120,6 +163,30 @@ class SlotSpec:
             heap = 0 if said else MEMORY_BYTES_DEFAULT
         profile.task_heap_memory_bytes = heap
         profile.extended.update({name: amount for name, amount in self.extended.items() if amount})
+
+
+_POLICIES: dict[str, type[StrEnum]] = {
+    "cpu_bind": BindPolicy,
+    "cpu_exclusive": ExclusivePolicy,
+    "numa": NumaPolicy,
+}
+_STRENGTHS = {
+    None: cpus_pb2.STRENGTH_UNSPECIFIED,
+    False: cpus_pb2.STRENGTH_PREFERRED,
+    True: cpus_pb2.STRENGTH_REQUIRED,
+}
+
+
+def _policy(name: str, said: object, kind: type[StrEnum]) -> str:
+    """The policy as it is written; empty: nothing is said."""
+    text = policy_text(*read_policy(name, _text(name, said) or DEFAULT, kind))
+    return "" if text == DEFAULT else text
+
+
+def _text(name: str, said: object) -> str:
+    if not isinstance(said, str):
+        raise InvalidArgument(name, said, "a word as text")
+    return said
 
 
 def _check_amount(name: str, value: object) -> None:

@@ -16,6 +16,7 @@ from typing import Any, Literal
 from finegrain.resources import ResourceProfile
 from finegrain_client.errors import TaskFailed
 from finegrain_client.jsonable import Value
+from finegrain_client.types_cpus import NO_WISH, CpuWish, SlotCpus
 
 StreamName = Literal["stdout", "stderr"]
 
@@ -106,6 +107,7 @@ class SlotResize(Value):
     cpu_limit_milli: int
     state: ResizeState
     message: str = ""  # why it waits
+    assignment: SlotCpus | None = None  # as of a slot, once it is decided
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +133,7 @@ class SlotStatus(Value):
     allocated_time: datetime | None
     resize_number: int = 0  # of the last change of size that was asked for
     resizes: tuple[SlotResize, ...] = ()
+    assignment: SlotCpus | None = None  # None: an LS slot in the whole shared pool
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +172,7 @@ class RequestStatus(Value):
     gang: Gang | None = None
     count: int = 1
     range_id: str = ""
+    cpu_policy: CpuWish = NO_WISH
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from finegrain.rpc.status import item_error, status_of
 from finegrain.v1 import (
     cluster_pb2,
     cluster_pb2_grpc,
+    cpus_pb2,
     resource_manager_pb2,
     resource_manager_pb2_grpc,
     resources_pb2,
@@ -414,6 +415,23 @@ class Scripted(_Servicer):
     async def DeleteGroup(self, request: Any, context: Any) -> Any:
         await self._begin("DeleteGroup", request, context)
         return cluster_pb2.DeleteGroupResponse()
+
+    async def GetHostPolicy(self, request: Any, context: Any) -> Any:
+        await self._begin("GetHostPolicy", request, context)
+        answer = cluster_pb2.GetHostPolicyResponse(number=4, followed_number=3)
+        answer.set.numa_strategy = cpus_pb2.NUMA_STRATEGY_MOST_ALLOCATED
+        answer.set.reserved_cpus = "0"
+        answer.effective.policy.CopyFrom(answer.set)
+        answer.effective.policy.bind = cpus_pb2.HOST_BIND_POLICY_FULL_PCPUS_ONLY
+        answer.effective.strictly_reserved_cpus = "0"
+        answer.effective.origins.update({"numa_strategy": "operator", "bind": "kubelet"})
+        return answer
+
+    async def SetHostPolicy(self, request: Any, context: Any) -> Any:
+        await self._begin("SetHostPolicy", request, context)
+        answer = cluster_pb2.SetHostPolicyResponse(set=request.policy, number=5)
+        answer.effective.policy.CopyFrom(request.policy)
+        return answer
 
     async def ListProviders(self, request: Any, context: Any) -> Any:
         await self._begin("ListProviders", request, context)

@@ -108,6 +108,9 @@ def test_gangs_and_sizes(served: Served, cluster: fg.blocking.Cluster) -> None:
     assert cluster.groups().groups[0].name == "medium"
     assert cluster.set_group("medium", weight=4.0).weight == 4.0
     cluster.delete_group("nightly")
+    assert slots[0].assignment is None
+    assert cluster.host_policy(None).number == 4
+    assert cluster.set_host_policy("host-a", bind="SpreadByPCPUs").set.bind == "SpreadByPCPUs"
     assert cluster.advise("job-1", quantile=0.9).threads_recommended == 530
 
 

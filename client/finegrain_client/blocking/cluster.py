@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
+from finegrain.cpu_policy import (
+    BindPolicy,
+    ExclusivePolicy,
+    HostBindPolicy,
+    NumaPolicy,
+    NumaStrategy,
+)
 from finegrain.options import TlsOptions
 from finegrain_client import cluster as aio_cluster
 from finegrain_client import types
@@ -17,6 +24,7 @@ from finegrain_client.retry import BUDGET_DEFAULT_S
 from finegrain_client.types_advice import ThreadAdvice
 from finegrain_client.types_explain import Explanation
 from finegrain_client.types_groups import Groups, GroupStatus
+from finegrain_client.types_host_policy import HostPolicy
 from finegrain_client.types_providers import Providers
 from finegrain_client.types_topology import TopologyReport
 
@@ -181,6 +189,35 @@ class Cluster:
         self, allocation_ids: Sequence[str], *, grace_s: float | None = None
     ) -> list[types.ItemOutcome]:
         return self.loop.run(self.inner.release(allocation_ids, grace_s=grace_s))
+
+    def host_policy(self, executor_id: str | None) -> HostPolicy:
+        return self.loop.run(self.inner.host_policy(executor_id))
+
+    def set_host_policy(
+        self,
+        executor_id: str | None,
+        *,
+        bind: HostBindPolicy | str | None = None,
+        numa_strategy: NumaStrategy | str | None = None,
+        alignment: NumaPolicy | str | None = None,
+        reserved_cpus: str | None = None,
+        reserved_strict: bool | None = None,
+        default_bind: BindPolicy | str | None = None,
+        default_exclusive: ExclusivePolicy | str | None = None,
+        clear: Collection[str] = (),
+    ) -> HostPolicy:
+        work = self.inner.set_host_policy(
+            executor_id,
+            bind=bind,
+            numa_strategy=numa_strategy,
+            alignment=alignment,
+            reserved_cpus=reserved_cpus,
+            reserved_strict=reserved_strict,
+            default_bind=default_bind,
+            default_exclusive=default_exclusive,
+            clear=clear,
+        )
+        return self.loop.run(work)
 
     def resize(
         self,

@@ -18,6 +18,7 @@ from finegrain_client import task as aio_task
 from finegrain_client import types
 from finegrain_client.blocking.loop import PrivateLoop, in_threads
 from finegrain_client.errors import Rejection
+from finegrain_client.types_cpus import SlotCpus
 from finegrain_client.types_explain import Explanation
 
 
@@ -143,6 +144,10 @@ class Slot:
     @property
     def cpus(self) -> str:
         return self.inner.cpus
+
+    @property
+    def assignment(self) -> SlotCpus | None:
+        return self.inner.assignment
 
     @property
     def isolation(self) -> types.Isolation | None:
