@@ -36,7 +36,7 @@ class Merged:
     """What became of the hints."""
 
     admitted: bool
-    mask: int | None = None  # None: no nodes in particular
+    mask: int | None = None  # None: no nodes in particular, or not admitted
     preferred: bool = False  # as every resource would like it
     unserved: tuple[str, ...] = ()  # resources for which no mask will do
 
@@ -97,7 +97,9 @@ def merge(
     if best is None:
         return Merged(policy is NumaPolicy.BEST_EFFORT)
     mask, preferred = best
-    return Merged(preferred or policy is NumaPolicy.BEST_EFFORT, mask, preferred)
+    if not preferred and policy is not NumaPolicy.BEST_EFFORT:
+        return Merged(admitted=False)
+    return Merged(True, mask, preferred)
 
 
 def _best(
@@ -113,7 +115,7 @@ def _best(
         if len(choices) < len(resources):
             continue
         liked = [each.preferred_score for each in choices if each.preferred_score is not None]
-        preferred = len(liked) == len(choices)
+        preferred = len(liked) == len(choices) and _is_preferred(resources, mask)
         score = sum(liked) if preferred else sum(choice.score for choice in choices)
         if mask is None:
             key = (not preferred, _WIDEST, 0, 0, 0)
@@ -122,6 +124,14 @@ def _best(
         if best is None or key < best[0]:
             best = key, mask, preferred
     return None if best is None else best[1:]
+
+
+def _is_preferred(resources: list[_Resource], mask: int | None) -> bool:
+    """Whether any resource prefers just this mask, not only any nodes."""
+    if mask is None:
+        return True
+    said = (resource.masks.get(mask) for resource in resources)
+    return any(choice is not None and choice.preferred_score is not None for choice in said)
 
 
 _WIDEST = 1 << 30  # more nodes than there are
