@@ -27,6 +27,7 @@ from task_executor.helper.child import (
     default_signals,
     spare_from_oom,
 )
+from task_executor.helper.kubelet import KubeletFiles
 from task_executor.helper.launch import EXIT_CONFIG, EXIT_IN_USE, HelperConfig, digest
 from task_executor.helper.loop import Job, Loop
 from task_executor.helper.paths import boot_id, read_json, write_json
@@ -60,6 +61,7 @@ class Helper:
         self.loop = Loop(_reap)
         self.tasks = Tasks(self.loop, config, self.driver, self.tell)
         self.slots = Slots(state, self.driver, self.tasks.shims_of)
+        self.kubelets = KubeletFiles(config["kubelet_dir"], config["kubelet_config"])
         listener = listen(Path(config["socket_path"]), config["front_uid"], config["front_gid"])
         uids = {0, os.geteuid(), config["front_uid"]}
         self.server = FrameServer(self.loop, listener, uids, HELPER_VERBS, self.handle)
@@ -151,6 +153,9 @@ class Helper:
         running = [self.tasks.known[t] for t in tasks if not self.tasks.known[t].exit]
         of_tasks = [{"task_id": t.id} | self.driver.counters(t.record["group"]) for t in running]
         return {"slots": of_slots, "tasks": of_tasks, "after": after}
+
+    def kubelet(self, args: dict[str, Any]) -> dict[str, Any]:
+        return self.kubelets.look(args["seen"])
 
     def _page(self, after: str) -> tuple[list[str], list[str], str]:
         """Slots and tasks with names above `after`; and where the next page begins, '' at the

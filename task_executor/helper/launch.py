@@ -37,7 +37,9 @@ class HelperConfig:
     range; 0 only with `allow_root_tasks`; without root everything runs as the helper's own user.
     `cgroup_parent`: the delegated group ("/finegrain.slice/...") if it is not our own. `front_pid`:
     on v2 moved to a leaf together with the helper. `holder_pid`: who holds the scope that was made
-    for the slots. `detached`: goes on in a fork, away from who starts it.
+    for the slots. `detached`: goes on in a fork, away from who starts it. `kubelet_dir`,
+    `kubelet_config`: where a kubelet of this host keeps its state (None: there is none), and its
+    configuration (None: where it says).
     """
 
     state_dir: str
@@ -57,6 +59,8 @@ class HelperConfig:
     scratch_root: str | None = None
     holder_pid: int | None = None
     detached: bool = True
+    kubelet_dir: str | None = None
+    kubelet_config: str | None = None
 
 
 class HelperNotStarted(RuntimeError):

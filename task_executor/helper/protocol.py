@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-PROTOCOL_VERSION = 2  # 2: cpus of many slots at once, best-effort slots
+PROTOCOL_VERSION = 2  # 2: cpus of many slots at once, best-effort slots, huge pages, kubelets
 FRAME_BYTES_MAX = 1 << 20
 _MESSAGE_CHARACTERS_MAX = 500
 COMMAND_BYTES_MAX = 128 << 10  # argv and environment together
@@ -20,6 +20,7 @@ CPU_NUMBER_MAX = 8191
 MEMORY_UNIT_BYTES = 65536  # one unit is at least one page everywhere, so the kernel never rounds
 ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _ENV_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_PAGE_SIZE = re.compile(r"[1-9]\d{0,3}[KMG]B")
 _CPU_RANGE = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?")
 
 Check = Callable[[str, Any], Any]
@@ -113,6 +114,13 @@ def cpu_list(field: str, value: Any) -> str:
     return value
 
 
+def page_bytes(field: str, value: Any) -> dict[str, int]:
+    """Bytes of huge pages, by page size as the kernel names it (2MB, 1GB)."""
+    if type(value) is not dict or not all(map(_PAGE_SIZE.fullmatch, value)):
+        raise _bad(field, value, "an object of bytes by page size, such as 2MB")
+    return {size: integer(0, 1 << 60)(f"{field}.{size}", held) for size, held in value.items()}
+
+
 def expand(cpus: str) -> frozenset[int]:
     """The numbers of a kernel list that has passed `cpu_list`."""
     ends = [part.partition("-") for part in cpus.split(",") if part]
@@ -171,6 +179,7 @@ _LIMITS = (
         "memory_bytes": Field(integer(MEMORY_UNIT_BYTES, 1 << 60, MEMORY_UNIT_BYTES)),
         "pids_max": Field(integer(1, 1 << 22), None),
         "best_effort": Field(flag, False),
+        "hugepages": Field(page_bytes, {}),
     }
 )
 _PAGE = {"after": Field(text, "")}
@@ -205,6 +214,7 @@ HELPER_VERBS: Mapping[str, Fields] = {
     "inspect": _PAGE,
     "usage": _PAGE,
     "forget_task": _TASK,
+    "kubelet": {"seen": Field(text, "")},
     "stop": {},
 }
 _USER = Field(integer(0, (1 << 32) - 2))
@@ -226,6 +236,8 @@ CONFIG: Fields = {
     "task_uid_max": Field(_USER.check, 0),
     "allow_root_tasks": Field(flag, False),
     "scratch_root": Field(absolute, None),
+    "kubelet_dir": Field(absolute, None),
+    "kubelet_config": Field(absolute, None),
 }
 SHIM_VERBS: Mapping[str, Fields] = {"signal": SIGNAL, "kill": _GRACE, "input": _INPUT}
 

@@ -27,6 +27,7 @@ from task_executor.host.helper_messages import (
     HelperInfo,
     HelperState,
     IsolationReport,
+    KubeletFiles,
     Reconnected,
     SlotLimits,
     SlotPlace,
@@ -211,6 +212,21 @@ class HelperClient:
     async def usage(self) -> Usage:
         slots, tasks, _ = await self._pages("usage")
         return Usage([SlotUsage(**slot) for slot in slots], [TaskUsage(**task) for task in tasks])
+
+    async def kubelet(self, seen: str = "") -> KubeletFiles | None:
+        """What a kubelet on this host has written down; None if that is as it was when it had the
+        mark `seen`.
+        """
+        answer = await self._call("kubelet", {"seen": seen})
+        if "found" not in answer:
+            return None
+        return KubeletFiles(
+            mark=answer["mark"],
+            found=answer["found"],
+            command=tuple(answer["command"]),
+            texts=dict(answer["texts"]),
+            failures=dict(answer["failures"]),
+        )
 
     async def forget_task(self, task_id: str) -> None:
         """Remove the ended task's directory and scratch. An unknown task is forgotten."""

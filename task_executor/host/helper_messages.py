@@ -19,7 +19,8 @@ class SlotLimits:
     `cpu_limit_milli` is the hard cap: None caps at `cpu_milli`, -1 sets no cap (pinned slots).
     `memory_bytes` is a multiple of 64 KiB. `cpus` and `mems` are kernel lists ("0-3,8"); "" leaves
     them unrestricted. `pids_max` None sets no limit. `best_effort`: cpu time only when nobody else
-    wants it.
+    wants it. `hugepages` are bytes by page size, named as in the kernel ("2MB", "1GB"); of sizes
+    that are not named the slot gets none.
     """
 
     allocation_id: str
@@ -31,6 +32,7 @@ class SlotLimits:
     mems: str = ""
     pids_max: int | None = None
     best_effort: bool = False
+    hugepages: Mapping[str, int] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True)
@@ -78,8 +80,8 @@ class IsolationReport:
     """What is really enforced, per dimension; `reason` and `fix` say why something is not, and the
     way out.
 
-    `cpu` quota|none, `cpuset` cgroup|affinity|none, `memory` hard|none, `pids` hard|none, `kill`
-    cgroup.kill|freezer|process tree, `driver` v1|v2|none.
+    `cpu` quota|none, `cpuset` cgroup|affinity|none, `memory` hard|none, `pids` hard|none,
+    `hugepages` hard|none, `kill` cgroup.kill|freezer|process tree, `driver` v1|v2|none.
     """
 
     driver: str
@@ -90,6 +92,7 @@ class IsolationReport:
     kill: str
     reason: str = ""
     fix: str = ""
+    hugepages: str = "none"
 
     @property
     def complete(self) -> bool:
@@ -214,6 +217,21 @@ class TaskUsage:
 class Usage:
     slots: list[SlotUsage]
     tasks: list[TaskUsage]
+
+
+@dataclass(frozen=True)
+class KubeletFiles:
+    """What the files of a kubelet on this host hold, by name: "cpu_manager_state",
+    "memory_manager_state", "config", and "config/NAME" of drop-in files in their order.
+
+    `failures`: why one that is there could not be read. `found` False: there is no kubelet.
+    """
+
+    mark: str  # changes whenever anything else does
+    found: bool
+    command: tuple[str, ...]  # its arguments
+    texts: Mapping[str, str]
+    failures: Mapping[str, str]
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from task_executor.host.helper_messages import (
     HelperInfo,
     HelperState,
     IsolationReport,
+    KubeletFiles,
     SlotLimits,
     SlotPlace,
     TaskSpec,
@@ -52,6 +53,8 @@ class Helper(Protocol):
     async def inspect(self) -> HelperState: ...
 
     async def usage(self) -> Usage: ...
+
+    async def kubelet(self, seen: str = "") -> KubeletFiles | None: ...
 
     async def forget_task(self, task_id: str) -> None: ...
 

@@ -126,7 +126,13 @@ def helper_config(
         task_uid=users.default.uid,
         task_gid=users.default.gid,
         allow_root_tasks=options.allow_root_tasks,
+        kubelet_dir=_text(options.kubelet_dir),
+        kubelet_config=_text(options.kubelet_config),
     )
+
+
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path.absolute())
 
 
 def _socket_path(options: TaskExecutorOptions, state_dir: Path) -> Path:

@@ -27,6 +27,19 @@ _CPU_LIST = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
 PERIOD_US = 100_000
 _RECLAIM_S = 5.0
 _LOOK_S = 0.02
+_PAGE_SIZES = (
+    "64KB",
+    "512KB",
+    "1MB",
+    "2MB",
+    "16MB",
+    "32MB",
+    "256MB",
+    "512MB",
+    "1GB",
+    "2GB",
+    "16GB",
+)
 _LOOKS_AT_THREADS = 5
 LEAF = "finegrain-daemon"  # on v2 what runs in a group that we split moves there
 
@@ -135,6 +148,7 @@ class Driver:
         found = {name: word if name in names else "none" for name, word in words.items()}
         if found["cpuset"] == "none":
             found["cpuset"] = "affinity"
+        found["hugepages"] = "hard" if "hugetlb" in names else "none"
         return found | {"kill": kill, "driver": self.name, "reason": self.reason, "fix": self.fix}
 
     def enforced(self) -> tuple[list[str], str]:
@@ -203,6 +217,13 @@ class Driver:
 
         Raises Fault CARVE_FAILED for one that did not stick.
         """
+
+    def limit_hugepages(self, directory: str, file: str, limits: dict[str, Any]) -> None:
+        """Of every size that this kernel has: what the slot was not given, it cannot have."""
+        given = limits.get("hugepages") or {}
+        for size in _PAGE_SIZES:
+            if self.kernel.exists(path := f"{directory}/hugetlb.{size}.{file}"):
+                self.put(path, str(given.get(size, 0)))
 
     def bind(self, group: Group, cpus: str, mems: str) -> None:
         """The part of `apply` that says where a slot runs; one write moves all that runs in it."""

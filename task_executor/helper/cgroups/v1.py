@@ -13,7 +13,7 @@ from task_executor.helper.cgroups.base import PERIOD_US, CgroupDriver, Counted, 
 from task_executor.helper.loop import Job
 from task_executor.helper.protocol import Fault, expand
 
-CONTROLLERS = ("cpu", "cpuacct", "cpuset", "memory", "freezer", "pids")
+CONTROLLERS = ("cpu", "cpuacct", "cpuset", "memory", "freezer", "pids", "hugetlb")
 _FREEZE_STEPS = 100  # of 5 ms; a process in uninterruptible sleep may never freeze
 
 
@@ -55,6 +55,8 @@ class V1(CgroupDriver):
         self.bind(group, limits["cpus"], limits["mems"])
         if pids := group.get("pids"):
             self.put(f"{pids}/pids.max", str(limits["pids_max"] or "max"))
+        if hugetlb := group.get("hugetlb"):
+            self.limit_hugepages(hugetlb, "limit_in_bytes", limits)
         if memory := group.get("memory"):
             files = [f"{memory}/memory.limit_in_bytes", f"{memory}/memory.memsw.limit_in_bytes"]
             if limits["memory_bytes"] > int(self.kernel.read(files[0])):

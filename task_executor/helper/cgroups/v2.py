@@ -12,7 +12,7 @@ from task_executor.helper.cgroups.base import PERIOD_US, CgroupDriver, Counted, 
 from task_executor.helper.loop import Job
 from task_executor.helper.protocol import Fault, expand
 
-CONTROLLERS = ("cpu", "cpuset", "memory", "pids")
+CONTROLLERS = ("cpu", "cpuset", "memory", "pids", "hugetlb")
 
 
 class V2(CgroupDriver):
@@ -60,6 +60,8 @@ class V2(CgroupDriver):
         self.bind(group, limits["cpus"], limits["mems"])
         if "pids" in has:
             self.put(f"{path}/pids.max", str(limits["pids_max"] or "max"))
+        if "hugetlb" in has:
+            self.limit_hugepages(path, "max", limits)
         if "memory" in has:
             if self.kernel.exists(f"{path}/memory.swap.max"):
                 self.put(f"{path}/memory.swap.max", "0")

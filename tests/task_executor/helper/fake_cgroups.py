@@ -201,6 +201,7 @@ class FakeV2(FakeKernel):
             "cpuset": {"cpuset.cpus": "", "cpuset.mems": ""} | effective,
             "memory": memory,
             "pids": {"pids.max": "max"},
+            "hugetlb": {"hugetlb.2MB.max": "max", "hugetlb.1GB.max": "max"},
         }[controller]
         for name, content in files.items():
             self.files.setdefault(f"{path}/{name}", content)
@@ -282,6 +283,7 @@ class FakeV1(FakeKernel):
             },
             "freezer": {"freezer.state": "THAWED"},
             "pids": {"pids.max": "max"},
+            "hugetlb": {f"hugetlb.{size}.limit_in_bytes": str(1 << 62) for size in ("2MB", "1GB")},
         }
         for controller in path.split("/")[4].split(","):
             for name, content in known.get(controller, {}).items():

@@ -15,6 +15,7 @@ from task_executor.host.helper_messages import (
     HelperInfo,
     HelperState,
     IsolationReport,
+    KubeletFiles,
     SlotLimits,
     SlotState,
     SlotUsage,
@@ -48,6 +49,9 @@ class FakeHelper:
     input_pipe_bytes: int = 1 << 20
     stopped: bool = False
     boot_id: str = "boot"
+    kubelet_files: KubeletFiles = field(
+        default_factory=lambda: KubeletFiles("none", False, (), {}, {})
+    )
     _events: asyncio.Queue[HelperEvent] = field(default_factory=asyncio.Queue)
 
     def __post_init__(self) -> None:
@@ -164,6 +168,9 @@ class FakeHelper:
 
     async def usage(self) -> Usage:
         return Usage([SlotUsage(*key, 1000, 2000, 500_000, 1, 0) for key in self.slots], [])
+
+    async def kubelet(self, seen: str = "") -> KubeletFiles | None:
+        return None if self.kubelet_files.mark == seen else self.kubelet_files
 
     async def forget_task(self, task_id: str) -> None:
         self.calls.append(f"forget {task_id}")

@@ -1,0 +1,142 @@
+"""What a kubelet on the same host has written down, read with the rights that it takes.
+
+Decides which files those are, and that the reader of them is never held up. Refuses to know what
+they mean: they are handed on as they are. Nobody tells us a path while we run: a directory and a
+file come from our own configuration, or from the command line of a kubelet that runs as us, in our
+own view of the file system.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from pathlib import Path
+from typing import Any
+
+from task_executor.helper.paths import start_ticks
+
+DIRECTORY = "/var/lib/kubelet"
+STATES = ("cpu_manager_state", "memory_manager_state")
+_FILE_BYTES_MAX = 160 << 10  # five of them fit into a frame, as JSON; usual ones have a few KiB
+_DROP_INS_MAX = 8
+_SEARCH_S = 30.0
+
+
+class TooMuch(OSError):
+    """No kubelet writes so much."""
+
+
+class KubeletFiles:
+    """`directory` None: there is no kubelet. `config` None: where the kubelet has it."""
+
+    def __init__(self, directory: str | None, config: str | None, proc: str = "/proc") -> None:
+        self._directory, self._config, self._proc = directory, config, proc
+        self._process: tuple[int, int | None] = (0, None)  # of the kubelet: pid and start
+        self._command: list[str] = []
+        self._search_at = 0.0
+
+    def look(self, seen: str) -> dict[str, Any]:
+        """`mark` changes whenever anything else does. `seen` is the one that the caller has: then
+        nothing else is said. Else `found`, the kubelet's `command`, and what could be read and not:
+        texts and reasons by name (those of STATES, "config", and "config/NAME" in their order).
+        """
+        directory = self._directory
+        if directory is None or not Path(directory).is_dir():
+            return {"mark": "none"} | ({} if seen == "none" else _answer(False, [], [], []))
+        self._find_kubelet()
+        flags = _flags(self._command)
+        if directory == DIRECTORY:
+            directory = flags.get("root-dir", directory)
+        places = [(name, f"{directory}/{name}") for name in STATES]
+        config = self._config or flags.get("config", f"{directory}/config.yaml")
+        places += [("config", config), *_drop_ins(flags.get("config-dir", ""))]
+        mark = repr([self._process, *(_identity(path) for _, path in places)])
+        if mark == seen:
+            return {"mark": mark}
+        texts, failures = [], []
+        for name, path in places:
+            try:
+                texts.append([name, _read(path)])
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                failures.append([name, f"{path}: {error.strerror or error}"])
+        return {"mark": mark} | _answer(True, self._command, texts, failures)
+
+    def _find_kubelet(self) -> None:
+        """Looked for only now and then, and while the one that we know has gone."""
+        pid, started = self._process
+        if (pid and start_ticks(pid) == started) or time.monotonic() < self._search_at:
+            return
+        self._search_at = time.monotonic() + _SEARCH_S
+        self._process, self._command = (0, None), []
+        for entry in os.scandir(self._proc):
+            if entry.name.isdecimal() and (command := self._kubelet_command(entry.path)):
+                self._process = (int(entry.name), start_ticks(int(entry.name)))
+                self._command = command
+                return
+
+    def _kubelet_command(self, process: str) -> list[str]:
+        """Its arguments; none of another program, another user, or of one in a container, whose
+        paths are not ours.
+        """
+        try:
+            if Path(f"{process}/comm").read_text().strip() != "kubelet":
+                return []
+            here = Path(f"{self._proc}/self/ns/mnt").readlink()
+            if (
+                Path(process).stat().st_uid != os.geteuid()
+                or Path(f"{process}/ns/mnt").readlink() != here
+            ):
+                return []
+            text = Path(f"{process}/cmdline").read_bytes().decode(errors="replace")
+        except OSError:
+            return []
+        return text.rstrip("\0").split("\0")[1:256] or ["--"]
+
+
+def _answer(
+    found: bool, command: list[str], texts: list[Any], failures: list[Any]
+) -> dict[str, Any]:
+    return {"found": found, "command": command, "texts": texts, "failures": failures}
+
+
+def _flags(command: list[str]) -> dict[str, str]:
+    """Absolute paths that it was told, by name of the flag."""
+    found = {}
+    for at, word in enumerate(command):
+        name, equals, value = word.lstrip("-").partition("=")
+        value = value if equals else "".join(command[at + 1 : at + 2])
+        if word.startswith("-") and value.startswith("/"):
+            found[name.replace("_", "-")] = value
+    return found
+
+
+def _drop_ins(directory: str) -> list[tuple[str, str]]:
+    try:
+        names = sorted(entry.name for entry in os.scandir(directory or "/-"))
+    except OSError:
+        return []
+    names = [name for name in names if name.endswith(".conf")][:_DROP_INS_MAX]
+    return [(f"config/{name}", f"{directory}/{name}") for name in names]
+
+
+def _identity(path: str) -> Any:
+    try:
+        found = Path(path).stat()
+    except OSError as error:
+        return error.errno
+    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def _read(path: str) -> str:
+    """What is no ordinary file is not read: a pipe would hold us up for ever."""
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(fd, "rb") as file:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise TooMuch(None, "no ordinary file")
+        content = file.read(_FILE_BYTES_MAX + 1)
+    if len(content) > _FILE_BYTES_MAX:
+        raise TooMuch(None, f"larger than {_FILE_BYTES_MAX} bytes")
+    return content.decode(errors="replace")
