@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -92,6 +93,10 @@ def program_called(name: str, *arguments: str, folder: Path) -> Iterator[int]:
         [str(program), "-c", "read x", "kubelet", *arguments], stdin=subprocess.PIPE
     )
     try:
+        # It has its name a little later than Popen returns.
+        command = Path(f"/proc/{process.pid}/cmdline")
+        while not command.read_bytes().endswith(b"\0".join(map(str.encode, arguments)) + b"\0"):
+            time.sleep(0.001)
         yield process.pid
     finally:
         process.communicate(b"\n")
