@@ -62,7 +62,10 @@ def grow(
         added = _rest_of_held_cores(layout, held, free, more)
     elif wish.bind is BindPolicy.SPREAD_BY_PCPUS:
         apart = free & ~layout.cores_touched(held)
-        if wish.bind_required or apart.bit_count() >= more:
+        cores = layout.first_threads(apart).bit_count()
+        if wish.bind_required and cores < more:
+            return Short(ShortOf.CORES, more, cores)
+        if cores >= more:
             free = apart
     wish_more = replace(wish, need=more - added.bit_count())
     others = _near(layout, held | added, free & ~added, holders, wish_more)

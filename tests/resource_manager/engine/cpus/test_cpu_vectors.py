@@ -30,7 +30,7 @@ def layout_of(vectors: dict[str, Any], case: dict[str, Any]) -> CpuLayout:
     return layout_of_rows([tuple(row) for row in vectors["topologies"][case["topology"]]["cpus"]])
 
 
-def cases(*groups: list[dict[str, Any]]) -> Any:
+def cases(*groups: list[dict[str, Any]]) -> pytest.MarkDecorator:
     rows = [pytest.param(case, id=case["id"]) for group in groups for case in group]
     return pytest.mark.parametrize("case", rows)
 
