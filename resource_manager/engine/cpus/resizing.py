@@ -1,0 +1,269 @@
+"""The cpus and NUMA nodes of a slot that changes its size.
+
+Decides that a slot stays where it is: it keeps its cpus as far as it does not give some back, stays
+in the shared pools that it is bound to, and takes what it grows by from the NUMA nodes that it is
+bound to. A slot that is bound to none is bound to none afterwards, whatever the host demands of new
+ones by then. Refuses to know amounts that lie on no node, and when a change is tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from finegrain.cpu_assignment import CpuAssignment, NodeShare
+from finegrain.cpu_policy import (
+    BindPolicy,
+    ExclusivePolicy,
+    HostBindPolicy,
+    NumaPolicy,
+)
+from finegrain.cpuset import CpuSet
+from finegrain.resources import BEST_EFFORT_CPU_MILLI, CPU_MILLI, MEMORY_BYTES
+from resource_manager.engine.cpus.assign import Wish
+from resource_manager.engine.cpus.books import CpuBooks, SlotKey
+from resource_manager.engine.cpus.layout import CpuLayout
+from resource_manager.engine.cpus.numa import MILLI, memory_positions, positions, split
+from resource_manager.engine.cpus.pinning import cpus_for, holders, notes_on, short, wish_of
+from resource_manager.engine.cpus.refusals import CpuBlocker, CpuRefusal
+from resource_manager.engine.cpus.resize_cpus import grow, shrink
+from resource_manager.engine.cpus.resolve import Resolved, resolve
+from resource_manager.engine.cpus.take import Short, Taken
+
+_CPU = (CPU_MILLI, BEST_EFFORT_CPU_MILLI)
+
+
+def resized(
+    books: CpuBooks, key: SlotKey, held: CpuAssignment, wish: Wish
+) -> CpuAssignment | CpuRefusal:
+    """What a slot of the books has when it has the size of the wish. Changes nothing.
+
+    Args:
+        books: of its host.
+        key: the slot, which holds this assignment there.
+        held: what it has now.
+        wish: the whole of what it is to have.
+    """
+    case = _Case(books, key, held, wish)
+    if held.cpus:
+        return case.pinned()
+    return case.pooled() if held.numa else held
+
+
+def fits_alone(books: CpuBooks, key: SlotKey, held: CpuAssignment, wish: Wish) -> CpuRefusal | None:
+    """Why a slot could not have the size of the wish even if it were the only one; None: it
+    could.
+    """
+    alone = books.empty()
+    alone.add(key, held)
+    found = resized(alone, key, held, wish)
+    return found if isinstance(found, CpuRefusal) else None
+
+
+def together(before: CpuAssignment, after: CpuAssignment) -> CpuAssignment:
+    """What is booked until it is known which of both a slot has: in each part the larger one."""
+    apart = (NodeShare(share.node, share.amounts) for share in (*before.numa, *after.numa))
+    most: dict[int, dict[str, int]] = {}
+    for node, amounts in apart:
+        here = most.setdefault(node, {})
+        for name, amount in amounts:
+            here[name] = max(amount, here.get(name, 0))
+    claims = before if before.exclusive is not ExclusivePolicy.NONE else after
+    return replace(
+        after,
+        cpus=before.cpus | after.cpus,
+        exclusive=claims.exclusive,
+        numa=_shares(most),
+        memory_nodes=before.memory_nodes | after.memory_nodes,
+    )
+
+
+class _Case:
+    """One slot and the size that it is to have."""
+
+    def __init__(self, books: CpuBooks, key: SlotKey, held: CpuAssignment, wish: Wish) -> None:
+        self._books = books
+        self._key = key
+        self._held = held
+        self._wish = wish
+
+    def pinned(self) -> CpuAssignment | CpuRefusal:
+        """With cpus of its own."""
+        resolved = self._resolved()
+        if isinstance(resolved, CpuRefusal):
+            return resolved
+        held = self._held
+        taken = self._cpus(resolved)
+        if isinstance(taken, CpuRefusal):
+            return taken
+        shares = self._shares_of_nodes(taken.cpus)
+        if isinstance(shares, CpuRefusal):
+            return shares
+        cpus, notes = CpuSet.from_bits(taken.cpus), held.notes
+        if cpus != held.cpus:
+            notes = (*resolved.notes, *notes_on(self._books.layout, resolved, taken))
+            if resolved.numa.aligns and not held.numa:
+                notes = (*notes, f"NUMA policy {resolved.numa}: the slot stays where it was placed")
+        return replace(held, cpus=cpus, exclusive=taken.exclusive, numa=shares, notes=notes)
+
+    def pooled(self) -> CpuAssignment | CpuRefusal:
+        """In the shared pools of NUMA nodes."""
+        shares = self._shares_of_nodes(0)
+        if isinstance(shares, CpuRefusal):
+            return shares
+        held = self._held
+        if held.bind is BindPolicy.CONSTRAINED_BURST and (refusal := self._pool_too_small()):
+            if self._wish.policy.bind_required:
+                return refusal
+            note = f"{held.bind} was preferred: {refusal.text}"
+            return replace(held, numa=shares, notes=tuple(dict.fromkeys((*held.notes, note))))
+        return replace(held, numa=shares)
+
+    def _resolved(self) -> Resolved | CpuRefusal:
+        """What holds for the slot: what held when it was placed, where the host's settings have
+        come to contradict that since.
+        """
+        books, held, wish = self._books, self._held, self._wish
+        host, layout = books.policy, books.layout
+        found = resolve(wish.policy, wish.cpu_milli, host, layout)
+        if isinstance(found, Resolved) and found.bind is held.bind:
+            return found
+        if isinstance(found, CpuRefusal) and found.blocker not in _OF_NEW_SLOTS:
+            return found
+        lenient = replace(host, bind=HostBindPolicy.NONE, alignment=NumaPolicy.NONE)
+        found = resolve(wish.policy, wish.cpu_milli, lenient, layout)
+        if isinstance(found, CpuRefusal):
+            return found
+        return replace(found, bind=held.bind, bind_required=found.bind_required)
+
+    def _cpus(self, resolved: Resolved) -> Taken | CpuRefusal:
+        books, held, count = self._books, self._held.cpus.bits, resolved.count
+        more = count - held.bit_count()
+        scratch = books.scratch()
+        if more > 0:
+            # Its own claims are in nobody's way but others'.
+            unclaimed = replace(self._held, exclusive=ExclusivePolicy.NONE)
+            scratch.replace(self._key, unclaimed)
+            free = cpus_for(scratch, replace(resolved, count=more))
+            if isinstance(free, CpuRefusal):
+                return free
+            bound = bool(self._held.numa)
+            whole = wish_of(resolved, count)
+            found = grow(books.layout, held, free, holders(scratch), whole, same_nodes=bound)
+        else:
+            scratch.remove(self._key)
+            held = _without_lost(books.layout, held, -more)
+            found = shrink(books.layout, held, holders(scratch), wish_of(resolved, count))
+        return short(found, resolved) if isinstance(found, Short) else found
+
+    def _shares_of_nodes(self, cpus: int) -> tuple[NodeShare, ...] | CpuRefusal:
+        """What it takes of each NUMA node that it is bound to. Every amount stays where it lies;
+        what comes or goes is spread as evenly as can be.
+        """
+        held, books = self._held, self._books
+        if not held.numa:
+            return ()
+        position = books.layout.position_of_node
+        parts = {position[s.node]: dict(s.amounts) for s in held.numa if s.node in position}
+        needs = dict.fromkeys((name for each in parts.values() for name in each), 0)
+        needs.update((name, need) for name, need in self._wish.amounts if self._is_bound(name))
+        for name, need in needs.items():
+            found: dict[int, int] | CpuRefusal
+            if cpus and name in _CPU:
+                found = _cpus_by_node(books.layout, cpus)
+            else:
+                found = self._spread(name, need, parts)
+            if isinstance(found, CpuRefusal):
+                return found
+            for at in parts.keys() | found.keys():
+                here = parts.setdefault(at, {})
+                here.pop(name, None)
+                if found.get(at):
+                    here[name] = found[at]
+        return _shares({books.layout.nodes[at].id: amounts for at, amounts in parts.items()})
+
+    def _is_bound(self, name: str) -> bool:
+        """True if an amount of the slot lies on its nodes. A slot of which only cpu does is bound
+        to a pool, and to no memory.
+        """
+        names = {each for share in self._held.numa for each, _ in share.amounts}
+        if name in names or name in _CPU:
+            return name in names
+        return not names <= set(_CPU) and self._books.reports(name)
+
+    def _spread(
+        self, name: str, need: int, parts: dict[int, dict[str, int]]
+    ) -> dict[int, int] | CpuRefusal:
+        has = {at: amounts.get(name, 0) for at, amounts in parts.items() if amounts.get(name, 0)}
+        more = need - sum(has.values())
+        if more <= 0:
+            return split(need, list(has.items())) or {}
+        nodes: Iterable[int] = parts
+        if name == MEMORY_BYTES:
+            bound = positions(sum(1 << at for at in parts))
+            nodes = memory_positions(self._books.layout, bound)
+        free = [(at, self._books.available(at, name)) for at in sorted(nodes)]
+        added = split(more, free)
+        if added is None:
+            return self._too_little(name, more, free)
+        return {at: has.get(at, 0) + added.get(at, 0) for at in has.keys() | added.keys()}
+
+    def _too_little(self, name: str, more: int, free: list[tuple[int, int]]) -> CpuRefusal:
+        layout = self._books.layout
+        told = ", ".join(f"{layout.nodes[at].id}: {amount}" for at, amount in free)
+        blocker = CpuBlocker.NUMA_NOT_ENOUGH_RESOURCE
+        if name in _CPU:
+            blocker = CpuBlocker.NUMA_NOT_ENOUGH_CPU
+        elif name == MEMORY_BYTES:
+            blocker = CpuBlocker.NUMA_NOT_ENOUGH_MEMORY
+        return CpuRefusal(
+            blocker,
+            f"the slot grows by {more} {name} on the NUMA nodes that it is bound to; free by node:"
+            f" {told}",
+            (("asked", more), *((f"node {layout.nodes[at].id}", amount) for at, amount in free)),
+        )
+
+    def _pool_too_small(self) -> CpuRefusal | None:
+        books, wish = self._books, self._wish
+        limit = max(wish.cpu_limit_milli, wish.cpu_milli)
+        position = books.layout.position_of_node
+        nodes = [position[share.node] for share in self._held.numa if share.node in position]
+        size = sum((books.shared_cpus & books.layout.nodes[at].mask).bit_count() for at in nodes)
+        if size * MILLI >= limit:
+            return None
+        return CpuRefusal(
+            CpuBlocker.BURST_POOL_TOO_SMALL,
+            f"the shared pool that the slot is bound to has {size} cpus, and its cpu limit is to be"
+            f" {limit} thousandths",
+            (("asked", limit), ("cpus", size)),
+        )
+
+
+_OF_NEW_SLOTS = (CpuBlocker.BIND_POLICY_CONFLICT, CpuBlocker.NUMA_POLICY_MISMATCH)
+"""Refusals by what a host demands, which does not hold for slots that were there before."""
+
+
+def _without_lost(layout: CpuLayout, held: int, surplus: int) -> int:
+    """Cpus that do not run any more are the first that are given back."""
+    lost = held & ~layout.cpus
+    for _ in range(min(surplus, lost.bit_count())):
+        held &= ~(lost & -lost)
+        lost &= lost - 1
+    return held
+
+
+def _cpus_by_node(layout: CpuLayout, cpus: int) -> dict[int, int]:
+    return {
+        at: here * MILLI
+        for at, node in enumerate(layout.nodes)
+        if (here := (node.mask & cpus).bit_count())
+    }
+
+
+def _shares(parts: dict[int, dict[str, int]]) -> tuple[NodeShare, ...]:
+    """By id of the node, without nodes of which nothing is taken."""
+    return tuple(
+        NodeShare(node, tuple(sorted(amounts.items())))
+        for node, amounts in sorted(parts.items())
+        if amounts
+    )
