@@ -106,17 +106,18 @@ class Case:
     def _aligned_by(self, policy: NumaPolicy) -> CpuAssignment | CpuRefusal:
         resolved = self._resolved
         if resolved.bind is not BindPolicy.CONSTRAINED_BURST:
-            return self._on_nodes(policy, self._asked(None), ())
+            return self._on_nodes(policy, self.asked(), ())
         suited = self._burst_nodes()
         found: CpuAssignment | CpuRefusal = unsuited(self._books, self._wish, self._burst_limit())
         if suited:
-            found = self._on_nodes(NumaPolicy.SINGLE_NUMA_NODE, self._asked(suited), ())
+            found = self._on_nodes(NumaPolicy.SINGLE_NUMA_NODE, self.asked(suited), ())
         if not isinstance(found, CpuRefusal) or resolved.bind_required:
             return found
         note = f"{resolved.bind} was preferred: {found.text}"
-        return self._on_nodes(policy, self._asked(None), (note,))
+        return self._on_nodes(policy, self.asked(), (note,))
 
-    def _asked(self, nodes: Sequence[int] | None) -> Quantities:
+    def asked(self, nodes: Sequence[int] | None = None) -> Quantities:
+        """What the slot needs of NUMA nodes and what they have; of these nodes, or of all."""
         amounts = dict(self._wish.amounts)
         return quantities(self._books, amounts, self._resolved.strategy, self._own, nodes)
 
@@ -127,24 +128,28 @@ class Case:
         first size of which one will do: no larger mask could be preferred to it.
         """
         lacking = asked.lacking(asked.nodes)
-        if lacking is None:
-            smallest = self._fewest_nodes()
-            for size, masks in masks_by_size(asked.layout, asked.nodes):
-                if not _admits(policy, size, smallest):
-                    continue
+        if lacking is not None:
+            return not_enough(asked, lacking)
+        smallest = fewest_nodes_when_empty(HostKind.of(self._books), self._wish)
+        found = None
+        for size, masks in masks_by_size(asked.layout, asked.nodes):
+            if _admits(policy, size, smallest):
                 found = self._on_one_of(policy, asked, masks, smallest or size, notes)
-                if found is not None:
-                    return found
-            if policy is NumaPolicy.BEST_EFFORT:
-                found = self._assigned(asked, asked.nodes, notes)
-                if found is not None:
-                    return found
+            if found is not None:
+                break
+        if found is None and policy is NumaPolicy.BEST_EFFORT:
+            found = self.assigned_on(asked, asked.nodes, notes)
+        if found is None:
             return unaligned(policy, asked, smallest)
-        return not_enough(asked, lacking)
+        return self._noted(found, smallest)
 
-    def _fewest_nodes(self) -> int | None:
-        """How many nodes the slot would need if the host were empty."""
-        return fewest_nodes_when_empty(HostKind.of(self._books), self._wish)
+    def _noted(self, found: CpuAssignment, smallest: int | None) -> CpuAssignment:
+        """Says so if a slot that is to be aligned if possible lies on more nodes than need be."""
+        count = len(found.nodes)
+        if self._resolved.numa is not NumaPolicy.BEST_EFFORT or not smallest or count <= smallest:
+            return found
+        note = f"BestEffort alignment: on {count} NUMA nodes, where the empty host needs {smallest}"
+        return replace(found, notes=(*found.notes, note))
 
     def _on_one_of(
         self,
@@ -160,7 +165,7 @@ class Case:
             best = merge(policy, [provider], remoteness=lambda mask: remoteness(asked.layout, mask))
             if not best.admitted or best.mask is None:
                 return None
-            found = self._assigned(asked, positions(best.mask), notes)
+            found = self.assigned_on(asked, positions(best.mask), notes)
             if found is not None:
                 return found
             provider = {
@@ -168,10 +173,10 @@ class Case:
                 for name, its in provider.items()
             }
 
-    def _assigned(
+    def assigned_on(
         self, asked: Quantities, nodes: Sequence[int], notes: tuple[str, ...]
     ) -> CpuAssignment | None:
-        """On all of these nodes; None if it cannot be had."""
+        """On all of these nodes; None if there it cannot be had."""
         books, resolved = self._books, self._resolved
         parts: dict[int, dict[str, int]] = {}
         taken: Taken | None = None
@@ -199,7 +204,7 @@ class Case:
         pools = sorted({pool for at in nodes for pool in books.pools(at)})
         return CpuAssignment(
             resolved.qos,
-            bind=resolved.bind if len(nodes) == 1 else BindPolicy.NONE,
+            bind=BindPolicy.NONE if notes else resolved.bind,  # the note says that it is not that
             numa=bound,
             memory_nodes=memory,
             pools=tuple(pools),
@@ -231,7 +236,7 @@ def _admits(policy: NumaPolicy, size: int, smallest: int | None) -> bool:
         return size == 1
     if policy is NumaPolicy.RESTRICTED:
         return size == smallest
-    return size >= (smallest or 1)
+    return policy is NumaPolicy.BEST_EFFORT and size >= (smallest or 1)
 
 
 def _cpus_by_node(layout: CpuLayout, cpus: int) -> Mapping[int, int]:

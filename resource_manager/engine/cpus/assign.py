@@ -23,17 +23,23 @@ from resource_manager.engine.cpus.numa import MILLI
 from resource_manager.engine.cpus.pinning import cpus_for
 from resource_manager.engine.cpus.refusals import CpuRefusal
 from resource_manager.engine.cpus.resolve import resolve
-from resource_manager.engine.cpus.shortages import poolless
+from resource_manager.engine.cpus.shortages import poolless, without_topology
 from resource_manager.engine.cpus.wishes import Wish
 
 __all__ = ["Wish", "assign", "assign_many", "fits_empty", "score"]
 
 
-def assign(books: CpuBooks, wish: Wish) -> CpuAssignment | CpuRefusal:
+def assign(books: CpuBooks | None, wish: Wish) -> CpuAssignment | CpuRefusal:
     """The cpus and nodes of one more slot, or why there are none. Changes nothing.
 
     The same for the same holdings and wish, whatever happened before.
+
+    Args:
+        books: None: the host does not tell what its cpus are made of, so it serves what demands
+            nothing of single cpus or nodes.
     """
+    if books is None:
+        return without_topology(wish.policy)
     resolved = resolve(wish.policy, wish.cpu_milli, books.policy, books.layout)
     if isinstance(resolved, CpuRefusal):
         return resolved
@@ -74,20 +80,22 @@ def _nobody(number: int) -> SlotKey:
     return "", number
 
 
-def fits_empty(books: CpuBooks, wish: Wish) -> CpuRefusal | None:
+def fits_empty(books: CpuBooks | None, wish: Wish) -> CpuRefusal | None:
     """Why this host could not serve the wish even without slots, under the settings and
     circumstances that hold now; None: it could. Hosts that are alike share the answer.
     """
-    found = _assigned_empty(HostKind.of(books), wish)
+    found = assign(None, wish) if books is None else _assigned_empty(HostKind.of(books), wish)
     return found if isinstance(found, CpuRefusal) else None
 
 
-def score(books: CpuBooks, wish: Wish, assignment: CpuAssignment) -> int:
+def score(books: CpuBooks | None, wish: Wish, assignment: CpuAssignment) -> int:
     """How good an assignment is that `assign` gave, from 0 to `SCORE_MAX`; better hosts have more.
 
     A host that gives all that was preferred goes before one that does not; among such, by the
     host's NUMA strategy, over the nodes that the slot is bound to, or over all.
     """
+    if books is None:
+        return SCORE_MAX // 2
     layout, strategy = books.layout, books.policy.numa_strategy
     nodes = [layout.position_of_node[node] for node in assignment.nodes]
     if nodes and layout.nodes:

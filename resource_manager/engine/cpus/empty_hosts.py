@@ -6,6 +6,7 @@ answers, which are kept.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -14,7 +15,7 @@ from finegrain.cpuset import CpuSet
 from resource_manager.engine.cpus.books import CpuBooks
 from resource_manager.engine.cpus.hints import fewest_nodes, quantities
 from resource_manager.engine.cpus.layout import CpuLayout
-from resource_manager.engine.cpus.pinning import cpus_for
+from resource_manager.engine.cpus.pinning import cpus_for, pick_on
 from resource_manager.engine.cpus.refusals import CpuRefusal
 from resource_manager.engine.cpus.resolve import resolve
 from resource_manager.engine.cpus.wishes import Wish
@@ -65,4 +66,11 @@ def fewest_nodes_when_empty(kind: HostKind, wish: Wish) -> int | None:
         if isinstance(cpus, CpuRefusal):
             return None
         own = cpus
-    return fewest_nodes(quantities(books, dict(wish.amounts), resolved.strategy, own))
+
+    def works(nodes: Sequence[int]) -> bool:
+        # Where all cores are alike there are enough cpus as soon as they count enough.
+        if own is None or books.layout.uniform_cores:
+            return True
+        return pick_on(books, resolved, own, nodes) is not None
+
+    return fewest_nodes(quantities(books, dict(wish.amounts), resolved.strategy, own), works)

@@ -10,7 +10,7 @@ Masks are integers whose bit n stands for the node at position n of the layout.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations
@@ -141,13 +141,19 @@ def hints(asked: Quantities, masks: Iterable[int], preferred_size: int) -> dict[
     return found
 
 
-def fewest_nodes(asked: Quantities) -> int | None:
-    """The size of the smallest masks that are a hint for every dimension; None: there are none."""
+def fewest_nodes(asked: Quantities, works: Callable[[Sequence[int]], bool]) -> int | None:
+    """The size of the smallest masks that are a hint for every dimension; None: there are none.
+
+    Args:
+        works: whether nodes that have enough can really give it.
+    """
     for _, masks in masks_by_size(asked.layout, asked.nodes):
         for mask in masks:
             nodes = positions(mask)
-            if asked.lacking(nodes) is None and all(
-                has for dimension in asked.need for _, has in asked.of(dimension, nodes)
+            if (
+                asked.lacking(nodes) is None
+                and works(nodes)
+                and all(has for dimension in asked.need for _, has in asked.of(dimension, nodes))
             ):
                 return len(nodes)
     return None

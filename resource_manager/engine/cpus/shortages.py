@@ -5,7 +5,8 @@ Decides the wording and the codes of refusals that come of counting. Refuses to 
 
 from __future__ import annotations
 
-from finegrain.cpu_policy import NumaPolicy, QosClass
+from finegrain.cpu_assignment import CpuAssignment
+from finegrain.cpu_policy import BindPolicy, CpuPolicy, NumaPolicy, QosClass
 from finegrain.resources import BEST_EFFORT_CPU_MILLI, CPU_MILLI, MEMORY_BYTES
 from resource_manager.engine.cpus.books import CpuBooks
 from resource_manager.engine.cpus.hints import Quantities
@@ -86,4 +87,26 @@ def poolless(books: CpuBooks, resolved: Resolved) -> CpuRefusal | None:
     return CpuRefusal(
         CpuBlocker.SHARED_POOL_EMPTY,
         "slots with cpus of their own have all cpus of the host, and the shared pool is empty",
+    )
+
+
+def without_topology(policy: CpuPolicy) -> CpuAssignment | CpuRefusal:
+    """What a host can do that does not tell what its cpus are made of."""
+    demanded: list[str] = []
+    preferred: list[str] = []
+    if policy.qos.is_pinned:
+        demanded.append(f"{policy.qos} slots have cpus of their own")
+    if policy.bind is BindPolicy.CONSTRAINED_BURST:
+        (demanded if policy.bind_required else preferred).append(policy.bind)
+    if policy.numa.aligns:
+        required = policy.numa_required and policy.numa is not NumaPolicy.BEST_EFFORT
+        (demanded if required else preferred).append(f"NUMA policy {policy.numa}")
+    why = "the host does not tell its cores and NUMA nodes"
+    if demanded:
+        what = f"the request requires {demanded[0]}"
+        if policy.qos.is_pinned:
+            what = demanded[0]
+        return CpuRefusal(CpuBlocker.NO_CPU_TOPOLOGY, f"{what}, and {why}")
+    return CpuAssignment(
+        policy.qos, notes=tuple(f"{each} was preferred: {why}" for each in preferred)
     )
