@@ -6,11 +6,13 @@ to know files and processes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 from finegrain.capacity import Capacity
 from finegrain.cpuset import CpuSet
 from finegrain.errors import InvalidArgument
+from finegrain.hugepages import page_bytes
 from finegrain.resources import (
     CPU_MILLI,
     EXTENDED_PREFIX,
@@ -26,6 +28,8 @@ from finegrain.topology import HostTopology
 from task_executor.engine.default_profile import default_slot, parse_fraction
 from task_executor.engine.slot_table import HostShare
 from task_executor.host.capacity import CapacityOptions, plan_capacity
+from task_executor.host.kubelet.state import MEMORY, KubeletState
+from task_executor.host.node_offers import NodeOffer, hugepages_of, node_offers
 from task_executor.options import TaskExecutorOptions
 
 
@@ -38,6 +42,13 @@ class HostPlan:
     reserved: Amounts
     default_profile: ResourceProfile
     warnings: tuple[str, ...]
+    capacity: Capacity | None = None  # that it was made from
+    nodes: tuple[NodeOffer, ...] = ()
+
+    @property
+    def offers_hugepages(self) -> bool:
+        """True if slots can ask for huge pages here."""
+        return any(page_bytes(name.removeprefix(EXTENDED_PREFIX)) for name in self.share.total)
 
 
 def plan_host(options: TaskExecutorOptions, topology: HostTopology) -> HostPlan:
@@ -55,7 +66,8 @@ def plan_host(options: TaskExecutorOptions, topology: HostTopology) -> HostPlan:
             share_memory_bytes=options.memory_bytes,
         ),
     )
-    total = _total(options, capacity)
+    nodes = node_offers(capacity)
+    total = _total(options, capacity, nodes)
     profile, deprecation = _default_profile(options, capacity, total)
     reserved = {
         CPU_MILLI: 1000 * len(capacity.reserved_cpus),
@@ -71,7 +83,43 @@ def plan_host(options: TaskExecutorOptions, topology: HostTopology) -> HostPlan:
         reserved={name: amount for name, amount in reserved.items() if amount},
         default_profile=profile,
         warnings=(*topology.warnings, *capacity.warnings, *([deprecation] if deprecation else [])),
+        capacity=capacity,
+        nodes=nodes,
     )
+
+
+def beside_kubelet(
+    plan: HostPlan, options: TaskExecutorOptions, kubelet: KubeletState | None
+) -> HostPlan:
+    """What is left of a plan beside the memory and huge pages that a kubelet of the same host has
+    given away. What options say in numbers stays as they say it. Cpus are another matter: which of
+    them are given away changes while slots run, and is reported as it does.
+    """
+    if kubelet is None or plan.capacity is None:
+        return plan
+    nodes = node_offers(plan.capacity, kubelet)
+    total = {
+        name: amount
+        for name, amount in plan.share.total.items()
+        if not page_bytes(name.removeprefix(EXTENDED_PREFIX)) or _is_configured(options, name)
+    }
+    total |= _hugepages(options, nodes)
+    if options.memory_bytes is None and MEMORY_BYTES in total:
+        given = sum(kubelet.taken_bytes(node.id, MEMORY) for node in nodes if node.default_memory)
+        left = round_down(max(total[MEMORY_BYTES] - given, 0), MEMORY_GRAIN_BYTES)
+        total[MEMORY_BYTES] = left
+    total = {name: amount for name, amount in total.items() if amount}
+    return replace(plan, share=replace(plan.share, total=total), nodes=nodes)
+
+
+def _is_configured(options: TaskExecutorOptions, dimension: str) -> bool:
+    return dimension.removeprefix(EXTENDED_PREFIX) in dict(options.extended)
+
+
+def _hugepages(options: TaskExecutorOptions, nodes: Iterable[NodeOffer]) -> dict[str, int]:
+    """Those of all nodes; how many of a size that the configuration names it says itself."""
+    found = {EXTENDED_PREFIX + name: count for name, count in hugepages_of(nodes).items()}
+    return {name: n for name, n in found.items() if not _is_configured(options, name)}
 
 
 def _cpu_option(field: str, text: str) -> CpuSet | None:
@@ -84,8 +132,10 @@ def _not_negative(field: str, value: int) -> int:
     return value
 
 
-def _total(options: TaskExecutorOptions, capacity: Capacity) -> dict[str, int]:
-    total = {CPU_MILLI: _cpu_milli(options, capacity)}
+def _total(
+    options: TaskExecutorOptions, capacity: Capacity, nodes: Iterable[NodeOffer]
+) -> dict[str, int]:
+    total = {CPU_MILLI: _cpu_milli(options, capacity)} | _hugepages(options, nodes)
     if options.memory_pools:
         total |= _pools(options, capacity)
     else:

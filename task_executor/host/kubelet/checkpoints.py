@@ -46,13 +46,14 @@ class CpuCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class MemoryCheckpoint:
-    """`containers`: bytes by NUMA node, by (pod uid, container). `taken`: bytes that are given away
-    or kept for the system, by node and resource.
+    """`containers`: bytes by NUMA node, by (pod uid, container). `given` to containers and `kept`
+    for the system are bytes by node and resource, without zeros.
     """
 
     policy: str
     containers: Mapping[tuple[str, str], Mapping[int, int]] = field(default_factory=dict)
-    taken: Mapping[tuple[int, str], int] = field(default_factory=dict)
+    given: Mapping[tuple[int, str], int] = field(default_factory=dict)
+    kept: Mapping[tuple[int, str], int] = field(default_factory=dict)
 
 
 def parse_cpu_checkpoint(text: str) -> CpuCheckpoint:
@@ -87,16 +88,22 @@ def parse_memory_checkpoint(text: str) -> MemoryCheckpoint:
         for at, node in enumerate(sorted(nodes)):
             share, rest = divmod(_number(block.get("size"), "size"), len(nodes))
             held[node] = held.get(node, 0) + share + (at < rest)
-    taken: dict[tuple[int, str], int] = {}
+    given: dict[tuple[int, str], int] = {}
+    kept: dict[tuple[int, str], int] = {}
     for name, node in _object(fields, "machinestate").items():
         tables = _object(_lowered(_mapping(node, f"machineState of {name}")), "memorymap")
         for resource, table in tables.items():
             numbers = _lowered(_mapping(table, f"memoryMap of {name}"))
-            given = _number(numbers.get("reserved", 0), "reserved")
-            kept = _number(numbers.get("systemreserved", 0), "systemReserved")
-            if given + kept:
-                taken[_node(name), resource] = given + kept
-    return MemoryCheckpoint(_policy(fields), containers, taken)
+            place = _node(name), resource
+            given[place] = _number(numbers.get("reserved", 0), "reserved")
+            kept[place] = _number(numbers.get("systemreserved", 0), "systemReserved")
+    return MemoryCheckpoint(
+        _policy(fields), containers, _without_zeros(given), _without_zeros(kept)
+    )
+
+
+def _without_zeros(sizes: Mapping[tuple[int, str], int]) -> dict[tuple[int, str], int]:
+    return {key: size for key, size in sizes.items() if size}
 
 
 def _blocks(fields: Mapping[str, Any]) -> Iterator[tuple[tuple[str, str], dict[str, Any]]]:

@@ -145,7 +145,8 @@ def _state(known: _Known, topology: HostTopology, notes: list[str]) -> KubeletSt
         memory_manager_policy=configured.memory_manager_policy or (memory.policy if memory else ""),
         reserved_cpus=reserved,
         containers=containers,
-        taken=_taken(configured, memory),
+        given=_listed(memory.given if memory else {}),
+        kept=_listed(memory.kept) if memory and memory.kept else configured.reserved_memory,
     )
 
 
@@ -232,12 +233,5 @@ def _judge(
         notes.append(f"the kubelet has given cpus {both} away that it also reserves")
 
 
-def _taken(
-    configured: KubeletConfiguration, memory: MemoryCheckpoint | None
-) -> tuple[tuple[int, str, int], ...]:
-    """By node and resource. Without a memory manager's state what is configured to be kept."""
-    if memory and memory.taken:
-        return tuple(
-            sorted((node, resource, size) for (node, resource), size in memory.taken.items())
-        )
-    return tuple(item for item in configured.reserved_memory if item[2])
+def _listed(sizes: Mapping[tuple[int, str], int]) -> tuple[tuple[int, str, int], ...]:
+    return tuple(sorted((node, resource, size) for (node, resource), size in sizes.items()))

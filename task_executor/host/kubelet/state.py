@@ -12,6 +12,7 @@ from finegrain.cpu_policy import HostBindPolicy, HostPolicy, NumaPolicy, NumaStr
 from finegrain.cpuset import EMPTY, CpuSet, union
 
 STATIC: Final = "static"
+MEMORY: Final = "memory"
 FULL_PCPUS_ONLY: Final = "full-pcpus-only"
 ACROSS_NUMA: Final = "distribute-cpus-across-numa"
 STRICT_RESERVATION: Final = "strict-cpu-reservation"
@@ -38,8 +39,8 @@ class KubeletContainer:
 class KubeletState:
     """A kubelet's settings and what it has given away, as its files tell.
 
-    `taken` is, by node and resource ("memory", "hugepages-2Mi", ...), how many bytes its memory
-    manager keeps: for containers, and for the system.
+    `given` and `kept` are bytes by node and resource ("memory", "hugepages-2Mi", ...): what its
+    memory manager has given to containers, and what it keeps for the system.
     """
 
     cpu_manager_policy: str = ""  # "none", "static"; empty: not told
@@ -49,7 +50,8 @@ class KubeletState:
     memory_manager_policy: str = ""
     reserved_cpus: CpuSet = EMPTY
     containers: tuple[KubeletContainer, ...] = ()  # sorted by pod and container
-    taken: tuple[tuple[int, str, int], ...] = ()
+    given: tuple[tuple[int, str, int], ...] = ()  # sorted
+    kept: tuple[tuple[int, str, int], ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
@@ -77,8 +79,11 @@ class KubeletState:
         )
 
     def taken_bytes(self, node: int, resource: str) -> int:
-        """What it keeps of one resource on one NUMA node."""
-        return sum(size for at, name, size in self.taken if (at, name) == (node, resource))
+        """What of one resource on one NUMA node slots cannot have. Ordinary memory that it keeps
+        for the system is no more than what is kept for the system without it.
+        """
+        taken = self.given if resource == MEMORY else (*self.given, *self.kept)
+        return sum(size for at, name, size in taken if (at, name) == (node, resource))
 
 
 def alignment_of(word: str) -> NumaPolicy | None:

@@ -12,11 +12,12 @@ import pytest
 
 from finegrain.errors import ConfigurationError, FinegrainError, InvalidArgument, PermissionDenied
 from finegrain.resources import GIB, MIB
-from finegrain.topology import HostTopology
+from finegrain.topology import HostTopology, HugePages
 from task_executor.host.detection import detect
 from task_executor.host.helper_messages import IsolationReport
+from task_executor.host.kubelet import KubeletState
 from task_executor.options import TaskExecutorOptions
-from task_executor.service.host_plan import HostPlan, plan_host
+from task_executor.service.host_plan import HostPlan, beside_kubelet, plan_host
 from task_executor.service.isolation import isolation_of, notes_of
 from task_executor.service.prepared import prepare
 from task_executor.service.task_users import User, UserPolicy, user_policy
@@ -69,6 +70,43 @@ def test_pools_apart_make_a_default_slot_of_each_part(host: HostTopology) -> Non
     assert "memory_bytes" not in made.share.total
     assert made.default_profile.task_heap_memory_bytes == 256 * MIB
     assert made.default_profile.managed_memory_bytes == 128 * MIB
+
+
+def with_hugepages(host: HostTopology, *pages: HugePages) -> HostTopology:
+    first = dataclasses.replace(host.numa_nodes[0], hugepages=pages)
+    return dataclasses.replace(host, numa_nodes=(first, *host.numa_nodes[1:]))
+
+
+PAGES = HugePages(2 * MIB, 100)
+
+
+def test_huge_pages_are_offered_by_size_unless_the_operator_counts_them(host: HostTopology) -> None:
+    made = plan(with_hugepages(host, PAGES))
+    assert made.share.total["extended.hugepages-2Mi"] == 100
+    assert made.offers_hugepages
+    counted = plan(with_hugepages(host, PAGES), extended=(("hugepages-2Mi", 7),))
+    assert counted.share.total["extended.hugepages-2Mi"] == 7
+    assert not plan(with_hugepages(host)).offers_hugepages
+
+
+def test_what_a_kubelet_gave_away_is_not_offered(host: HostTopology) -> None:
+    node = host.numa_nodes[0].id
+    kubelet = KubeletState(given=((node, "hugepages-2Mi", 60 * MIB), (node, "memory", 64 * MIB)))
+    free = dataclasses.replace(OPTIONS, memory_bytes=None)
+    made = plan_host(free, with_hugepages(host, PAGES))
+    left = beside_kubelet(made, free, kubelet)
+    assert left.share.total["extended.hugepages-2Mi"] == 70
+    assert left.share.total["memory_bytes"] == made.share.total["memory_bytes"] - 64 * MIB
+    assert beside_kubelet(made, free, None) is made
+
+
+def test_what_options_say_in_numbers_stays_beside_a_kubelet(host: HostTopology) -> None:
+    node = host.numa_nodes[0].id
+    kubelet = KubeletState(given=((node, "hugepages-2Mi", 60 * MIB), (node, "memory", GIB)))
+    said = dataclasses.replace(OPTIONS, extended=(("hugepages-2Mi", 90),))
+    left = beside_kubelet(plan_host(said, with_hugepages(host, PAGES)), said, kubelet)
+    assert left.share.total["extended.hugepages-2Mi"] == 90
+    assert left.share.total["memory_bytes"] == GIB
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,57 @@
+"""What slots can have of each NUMA node beside its cpus: memory and huge pages.
+
+Pure. Decides what a kubelet's memory manager leaves. Refuses to know cpus: which of them are left
+changes at run time and is counted elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from finegrain.capacity import Capacity
+from finegrain.hugepages import page_bytes, resource_name
+from finegrain.resources import MEMORY_GRAIN_BYTES, round_down
+from task_executor.host.kubelet.state import MEMORY, KubeletState
+
+
+@dataclass(frozen=True, slots=True)
+class NodeOffer:
+    """What slots can have of one NUMA node."""
+
+    id: int
+    memory_bytes: int  # a multiple of 64 KiB
+    hugepages: tuple[tuple[str, int], ...]  # pages by resource name, sorted, without zeros
+    default_memory: bool  # False: memory of a kind of its own, which no slot gets unasked
+
+
+def node_offers(capacity: Capacity, kubelet: KubeletState | None = None) -> tuple[NodeOffer, ...]:
+    """By node, in the order of the capacity, without what a kubelet has given away or keeps."""
+    offers = []
+    for node in capacity.nodes:
+        pages = {resource_name(each.page_bytes): each.count for each in node.hugepages}
+        memory_bytes = node.memory_bytes
+        if kubelet is not None:
+            memory_bytes -= kubelet.taken_bytes(node.id, MEMORY)
+            pages = {
+                name: count - -(-kubelet.taken_bytes(node.id, name) // (page_bytes(name) or 1))
+                for name, count in pages.items()
+            }
+        offers.append(
+            NodeOffer(
+                id=node.id,
+                memory_bytes=round_down(max(memory_bytes, 0), MEMORY_GRAIN_BYTES),
+                hugepages=tuple(sorted((name, n) for name, n in pages.items() if n > 0)),
+                default_memory=node.default_memory,
+            )
+        )
+    return tuple(offers)
+
+
+def hugepages_of(offers: Iterable[NodeOffer]) -> dict[str, int]:
+    """Pages of all nodes together, by resource name."""
+    together: dict[str, int] = {}
+    for offer in offers:
+        for name, count in offer.hugepages:
+            together[name] = together.get(name, 0) + count
+    return together

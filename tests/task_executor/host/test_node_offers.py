@@ -1,0 +1,49 @@
+"""Memory and huge pages of each NUMA node, without what a kubelet has of them."""
+
+from __future__ import annotations
+
+from finegrain.capacity import Capacity, NodeCapacity
+from finegrain.cpuset import CpuSet
+from finegrain.resources import GIB, MIB
+from finegrain.topology import HugePages
+from task_executor.host.kubelet import KubeletState
+from task_executor.host.node_offers import hugepages_of, node_offers
+
+
+def capacity() -> Capacity:
+    nodes = (
+        NodeCapacity(
+            0, CpuSet.parse("0-3"), 16 * GIB, True, (HugePages(2 * MIB, 512), HugePages(GIB, 2))
+        ),
+        NodeCapacity(1, CpuSet.parse("4-7"), 16 * GIB, True, (HugePages(2 * MIB, 100),)),
+        NodeCapacity(2, CpuSet(), 64 * GIB, False),
+    )
+    return Capacity(CpuSet.parse("0-7"), CpuSet(), 8, 8000, 32 * GIB, nodes)
+
+
+def test_every_size_is_offered_by_its_name() -> None:
+    offers = node_offers(capacity())
+    assert [offer.hugepages for offer in offers] == [
+        (("hugepages-1Gi", 2), ("hugepages-2Mi", 512)),
+        (("hugepages-2Mi", 100),),
+        (),
+    ]
+    assert hugepages_of(offers) == {"hugepages-1Gi": 2, "hugepages-2Mi": 612}
+    assert [offer.default_memory for offer in offers] == [True, True, False]
+
+
+def test_what_a_kubelet_has_of_them_is_left_to_it() -> None:
+    kubelet = KubeletState(
+        given=(
+            (0, "hugepages-2Mi", 3 * MIB),  # half a page is a page
+            (0, "memory", GIB + 1),
+            (1, "hugepages-2Mi", 300 * MIB),  # more than there is
+        ),
+        kept=((0, "hugepages-1Gi", GIB), (1, "memory", 2 * GIB)),
+    )
+    first, second, third = node_offers(capacity(), kubelet)
+    assert first.hugepages == (("hugepages-1Gi", 1), ("hugepages-2Mi", 510))
+    assert first.memory_bytes == 15 * GIB - 64 * 1024
+    assert second.hugepages == ()
+    assert second.memory_bytes == 16 * GIB  # the system's share is in the executor's own reserve
+    assert third.memory_bytes == 64 * GIB
