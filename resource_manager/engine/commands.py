@@ -132,6 +132,7 @@ def _order(turn: Turn, slot: Slot, executor: Executor) -> SlotOrder:
             state=slot.state,
             booked=slot.booked,
             placed_with_command=slot.placed_with_command,
+            assignment=slot.assignment,
         ),
         job_secret_sha256=turn.state.jobs[slot.job_id].secret_sha256,
         target_address=turn.state.requests[slot.allocation_id].spec.target_address,

@@ -9,7 +9,8 @@ package `cpus`).
 from __future__ import annotations
 
 from finegrain.cpu_policy import BindPolicy, CpuPolicy, NumaPolicy
-from finegrain.resources import ResourceProfile
+from finegrain.resources import CPU_MILLI, ResourceProfile
+from resource_manager.engine.cpus.books import CpuBooks
 
 PIN_CPUS = "pin.cpus"
 """Cpus that one more slot could have to itself."""
@@ -41,6 +42,17 @@ def cpu_need(profile: ResourceProfile, policy: CpuPolicy) -> dict[str, int]:
     if one_node:
         need[PIN_NODE_CPUS] = cpus
     return need
+
+
+def cpu_offer(books: CpuBooks) -> dict[str, int]:
+    """What a host has of these columns."""
+    room = books.pin_room()
+    return {
+        PIN_CPUS: room.cpus,
+        PIN_CORE_CPUS: room.whole_core_cpus,
+        PIN_NODE_CPUS: room.most_on_a_node,
+        NODE_CPU_MILLI: max(books.available(at, CPU_MILLI) for at in books.layout.cpu_nodes),
+    }
 
 
 def amounts_only(need: dict[str, int]) -> dict[str, int]:

@@ -24,7 +24,7 @@ from resource_manager.engine.entities import (
     RequestSpec,
     RequestState,
 )
-from resource_manager.engine.shapes import CpuKey, ShapeKey, shape_key
+from resource_manager.engine.shapes import CpuKey, ShapeKey, is_exact, shape_key
 from resource_manager.engine.singles import Kind, Labels, Single, Singles
 
 
@@ -62,6 +62,11 @@ class Wish:
     def best_effort(self) -> bool:
         """True if they book best-effort cpu."""
         return self.cpus is not None and self.cpus[0].best_effort
+
+    @property
+    def exact(self) -> bool:
+        """True if amounts alone never say whether a host can serve one; see `shapes.is_exact`."""
+        return is_exact(self.profile, self.cpus)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from finegrain.cpu_policy import HostPolicy
 from finegrain.cpuset import CpuSet
 from finegrain.resources import (
     AMOUNT_MAX,
+    BEST_EFFORT_CPU_MILLI,
     Amounts,
     ResourceProfile,
     booking,
@@ -24,6 +25,8 @@ from finegrain.resources import (
     larger_of,
     subtract,
 )
+from resource_manager.engine.cpu_columns import cpu_offer
+from resource_manager.engine.cpu_giver import Asked, CpuGiver, cpus_booked
 from resource_manager.engine.entities import (
     NOTHING_SET,
     Executor,
@@ -46,7 +49,6 @@ from resource_manager.engine.host_notes import (
 from resource_manager.engine.queue import DEFAULT_SLOTS, SLOTS, Shape, ShapeKey, in_grains
 
 if TYPE_CHECKING:
-    from resource_manager.engine.gang_books import Wish
     from resource_manager.engine.settings import Strategy
 
 __all__ = ["Command", "Hold", "Host", "Reach", "Refusal", "ResizeHold", "SlotKey", "StateSeen"]
@@ -69,13 +71,11 @@ _KNOWN_BOOKINGS = 16_384  # kept; clusters use few different profiles
 
 
 @dataclass(slots=True, eq=False)
-class Host:
+class Host(CpuGiver):
     """An executor with everything that the RM derives about it."""
 
-    executor: Executor
     operator_policy: HostPolicy = NOTHING_SET  # what operators have set for it at runtime
     cluster_policy: HostPolicy = NOTHING_SET  # and for all
-    present: HostCpus = field(init=False)  # what holds for its cpus
     total: dict[str, int] = field(default_factory=dict)  # what can be booked, slots and all
     lost_cpus: dict[SlotKey, CpuSet] = field(default_factory=dict)  # own ones that slots lack
     separate_pools: bool = False
@@ -83,7 +83,6 @@ class Host:
     labels: dict[str, str] = field(default_factory=dict)
     default_need: dict[str, int] = field(default_factory=dict)  # the same as the index counts
     dimensions: tuple[tuple[str, int], ...] = ()  # of the total, without zeros, likewise
-    slots: dict[SlotKey, Slot] = field(default_factory=dict)
     booked: dict[str, int] = field(default_factory=dict)
     unreported: dict[str, int] = field(default_factory=dict)  # booked by slots not in `reported`
     reported: dict[SlotKey, SlotState] = field(default_factory=dict)  # of the last state taken in
@@ -139,7 +138,8 @@ class Host:
         registration = self.executor.registration
         self.separate_pools = has_separate_pools(registration.total)
         self.labels = dict(registration.labels)
-        self._adopt_cpus()
+        self._adopt_cpus(self._cpus_now())
+        self.adopt_topology()
         self.default_booking = self.booking_of(registration.default_profile)
         self.default_need = in_grains(self.default_booking)
         self.booked = {}
@@ -153,19 +153,23 @@ class Host:
         """Takes in what operators have set, and what the executor sees of its cpus; False: it
         changes nothing for slots.
         """
-        before = self.present
-        self._adopt_cpus()
-        if self.present == before:
+        before, now = self.present, self._cpus_now()
+        if now != before:
+            self._adopt_cpus(now)
+        if not self.follow_settings() and now == before:
             return False
+        self.described = None
         self.notice_shrinking()
         return True
 
-    def _adopt_cpus(self) -> None:
+    def _cpus_now(self) -> HostCpus:
         executor = self.executor
-        self.present = host_cpus(
+        return host_cpus(
             executor.registration, executor.cpu_state, self.operator_policy, self.cluster_policy
         )
-        self.total = self.present.total
+
+    def _adopt_cpus(self, now: HostCpus) -> None:
+        self.present, self.total = now, now.total
         self.dimensions = tuple(
             (name, total) for name, total in in_grains(self.total).items() if total
         )
@@ -198,7 +202,7 @@ class Host:
         """What a slot of this profile books here."""
         return shared_booking(profile, self.separate_pools, best_effort)
 
-    def booking_for(self, asked: Shape | Wish) -> dict[str, int]:
+    def booking_for(self, asked: Asked) -> dict[str, int]:
         """What a slot books here of which this is asked."""
         if asked.cpus is None:
             return self.default_booking if asked.profile is None else self.booking_of(asked.profile)
@@ -219,6 +223,8 @@ class Host:
     def drop(self, key: SlotKey) -> None:
         """Strikes a slot; its capacity is free again."""
         slot = self.slots.pop(key)
+        if self.cpus is not None:
+            self.cpus.remove(key)
         _decrease(self.booked, slot.booked)
         _decrease(self.unreported, self.unreported_of(key, slot))
         self.to_allocate.pop(key, None)
@@ -238,6 +244,8 @@ class Host:
         slot.booked = self._booking_of_slot(slot)
         _increase(self.booked, slot.booked)
         _increase(self.unreported, self.unreported_of(key, slot))
+        if self.cpus is not None:
+            self.cpus.replace(key, cpus_booked(slot))
 
     def _booking_of_slot(self, slot: Slot) -> Amounts:
         """Until the executor has said which size a slot has, the larger one counts."""
@@ -287,6 +295,8 @@ class Host:
                     left = said
             if left > 0:
                 free[name] = left
+        if self.cpus is not None and not self.cpus.best_effort_cpus:
+            free.pop(BEST_EFFORT_CPU_MILLI, None)
         return free
 
     def slots_left(self) -> int:
@@ -321,6 +331,8 @@ class Host:
         if self.eligible:
             spare, slots = in_grains(self.spare()), self.spare_slots()
             columns.update(self._with_counts(spare, slots))
+            if self.cpus is not None:
+                columns.update(cpu_offer(self.cpus))
             if strategy == "spread":
                 columns[SCORE] = self.free_share(spare, slots)
         return columns
@@ -328,6 +340,8 @@ class Host:
     def _describe(self) -> None:
         """Derives the columns that say what the host is, whatever it has free."""
         empty = self.empty()
+        if self.cpus is not None:
+            empty.update(cpu_offer(self.cpus.empty()))
         self.columns_known = {KNOWN + name: amount for name, amount in empty.items()}
         online = {ONLINE + name: amount for name, amount in empty.items()}
         self.columns_online = {**self.columns_known, **online}

@@ -7,8 +7,11 @@ done to a member of a gang may be done to all.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import repeat
 
+from finegrain.cpu_assignment import CpuAssignment
+from finegrain.cpu_policy import PLAIN
 from finegrain.errors import Reason
 from resource_manager.engine import charges
 from resource_manager.engine.entities import (
@@ -34,14 +37,22 @@ def key_of(slot: Slot) -> SlotKey:
 
 def place(turn: Turn, requests: Sequence[Request], host: Host) -> None:
     """Books slots for waiting requests of one job and one shape on a host that has room for all of
-    them, and queues the orders. The caller takes the requests out of the queue.
+    them, with the cpus and NUMA nodes that the host gives them, and queues the orders. The caller
+    takes the requests out of the queue.
+
+    Raises:
+        InvariantBroken: cpus or NUMA nodes there do not suit all of them; see `Host.suits`.
     """
-    state = turn.state
+    state, policy = turn.state, requests[0].spec.cpu_policy
     profile = requests[0].spec.profile or host.executor.registration.default_profile
-    booked = host.booking_of(profile)
+    booked = host.booking_of(profile, best_effort=policy.best_effort)
     cost = state.costs.of(booked)
+    assignments: Iterable[CpuAssignment | None] = repeat(None)
+    if host.strict or policy is not PLAIN:
+        shape = state.queue.shape_of(requests[0].spec)
+        assignments = host.assignments(shape, len(requests))
     state.hosts_in_use += not host.slots
-    for request in requests:
+    for request, assignment in zip(requests, assignments, strict=False):
         spec = request.spec
         request.generation = max(request.generation, state.generation_floor) + 1
         slot = Slot(
@@ -52,6 +63,7 @@ def place(turn: Turn, requests: Sequence[Request], host: Host) -> None:
             profile=profile,
             cpu_limit_milli=max(spec.cpu_limit_milli, profile.cpu_milli),
             pids_max=spec.pids_max,
+            assignment=assignment,
             booked=booked,
             cost=cost,
         )
@@ -63,6 +75,8 @@ def place(turn: Turn, requests: Sequence[Request], host: Host) -> None:
         state.slots[key] = slot
         state.jobs[slot.job_id].slot_keys.add(key)
         host.slots[key] = slot
+        if host.cpus is not None:
+            host.cpus.add(key, assignment)
         host.to_allocate[key] = None
         state.changes.slot(slot)  # a restart reads the request's state off its slot
     host.book(booked, len(requests))

@@ -65,6 +65,15 @@ def shape_key(spec: RequestSpec) -> ShapeKey:
     return spec.profile, spec.required_labels, cpus
 
 
+def is_exact(profile: ResourceProfile | None, cpus: CpuKey | None) -> bool:
+    """True if amounts alone never say whether a host can serve who asks for this. (Nor do they of a
+    default slot of best-effort cpu: the index counts those of the other kind.)
+    """
+    if cpus is None:
+        return False
+    return cpus[0].is_exact or (cpus[0].best_effort and profile is None)
+
+
 @dataclass(slots=True, eq=False)
 class Cursor:
     """How far a shape's search has come in its index: no host before `frontier` fits, as of
@@ -135,13 +144,8 @@ class Shape:
 
     @property
     def exact(self) -> bool:
-        """True if amounts alone never say whether a host can serve one. (Nor do they of a default
-        slot of best-effort cpu: the index counts those of the other kind.)
-        """
-        if self.cpus is None:
-            return False
-        policy = self.cpus[0]
-        return policy.is_exact or (policy.best_effort and self.profile is None)
+        """True if amounts alone never say whether a host can serve one."""
+        return self.cpus is not None and is_exact(self.profile, self.cpus)
 
     def head(self) -> int | None:
         """Arrival number of who waits longest with it; None: nobody waits."""

@@ -9,8 +9,10 @@ searched for in the index of all hosts, by whoever looks at labels itself.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 from finegrain.resources import Amounts
+from resource_manager.engine.cpu_giver import CpuKind
 from resource_manager.engine.host import SCORE, UNLIMITED, Host
 from resource_manager.engine.placement.index import CapacityIndex
 from resource_manager.engine.queue import DEFAULT_SLOTS, SLOTS, WaitingQueue
@@ -24,12 +26,21 @@ _VERSIONS_APART = 1 << 40
 """An index that was dropped and made anew must not pass for the old one with those who wait."""
 
 
+class Positions(NamedTuple):
+    """Positions in an index, in order and as a set."""
+
+    ordered: tuple[int, ...]
+    all: frozenset[int]
+
+
 class Indexes:
     """Indexes by label selector; the empty selector's holds every host and always exists.
 
     Attributes:
         main: the index of all hosts.
         selected: indexes of hosts that carry the labels of a selector.
+        strict: hosts where whoever asks for amounts alone is placed exactly as well.
+        kinds: hosts whose cpus are known, by all that decides what fits there when they are empty.
     """
 
     def __init__(self, settings: EngineSettings) -> None:
@@ -40,6 +51,12 @@ class Indexes:
         self.selected: dict[Labels, CapacityIndex] = {}
         self._labels: dict[str, dict[str, str]] = {}  # of hosts, as last taken in
         self._carriers: dict[tuple[str, str], dict[str, None]] = {}  # hosts by label and value
+        self.strict: dict[str, None] = {}
+        self.kinds: dict[CpuKind, dict[str, None]] = {}
+        self._kind_of: dict[str, CpuKind] = {}
+        self._strict_version = 0
+        # Where strict hosts are in an index, as of its version and theirs.
+        self._strict_at: dict[CapacityIndex, tuple[tuple[int, int], Positions]] = {}
 
     def of(self, labels: Labels) -> CapacityIndex:
         """The index of the hosts that carry these labels, or that of all hosts."""
@@ -75,6 +92,7 @@ class Indexes:
         for host in dirty:
             vector = host.vector(self._settings.strategy)
             relabelled = self._label(host)
+            self._sort_by_cpus(host)
             rose = self.main.put(host.host_id, vector)
             if relabelled and not rose:
                 self.main.log_growth(host.host_id)
@@ -94,7 +112,7 @@ class Indexes:
             self._wake_in_main(queue)
         if len(self.selected) >= self._settings.label_indexes_max:
             for labels in [labels for labels in self.selected if not queue.is_asked_for(labels)]:
-                del self.selected[labels]
+                self._strict_at.pop(self.selected.pop(labels), None)
         self._may_build = BUILT_AT_ONCE
 
     def lower(
@@ -152,9 +170,20 @@ class Indexes:
         """Forgets a host."""
         for label in self._labels.pop(host.host_id, {}).items():
             self._forget_carrier(label, host.host_id)
+        self._put_into_kind(host.host_id, None)
+        self._make_strict(host.host_id, strict=False)
         for index in (self.main, *self.selected.values()):
             if index.knows(host.host_id):
                 index.remove(host.host_id)
+
+    def strict_at(self, index: CapacityIndex) -> Positions:
+        """Positions of strict hosts in an index."""
+        version = index.version, self._strict_version
+        known = self._strict_at.get(index)
+        if known is None or known[0] != version:
+            found = sorted(index.position[name] for name in self.strict if index.knows(name))
+            known = self._strict_at[index] = version, Positions(tuple(found), frozenset(found))
+        return known[1]
 
     def all(self) -> dict[Labels, CapacityIndex]:
         """Every index by its selector."""
@@ -165,6 +194,31 @@ class Indexes:
         for labels in list(queue.sleeping):
             if labels not in self.selected:
                 queue.wake(labels)
+
+    def _sort_by_cpus(self, host: Host) -> None:
+        """Takes in what kind of host it is, as far as its cpus go."""
+        name = host.host_id
+        if host.strict != (name in self.strict):
+            self._make_strict(name, strict=host.strict)
+        if host.cpu_kind is not self._kind_of.get(name):
+            self._put_into_kind(name, host.cpu_kind)
+
+    def _make_strict(self, host_id: str, *, strict: bool) -> None:
+        if strict:
+            self.strict[host_id] = None
+        elif host_id in self.strict:
+            del self.strict[host_id]
+        self._strict_version += 1
+
+    def _put_into_kind(self, host_id: str, kind: CpuKind | None) -> None:
+        before = self._kind_of.pop(host_id, None)
+        if before is not None:
+            del self.kinds[before][host_id]
+            if not self.kinds[before]:
+                del self.kinds[before]
+        if kind is not None:
+            self._kind_of[host_id] = kind
+            self.kinds.setdefault(kind, {})[host_id] = None
 
     def _label(self, host: Host) -> bool:
         """Takes in what a host carries; True if that is not what it was."""

@@ -167,8 +167,11 @@ def _serve_line(turn: Turn, placing: Placing, line: Line, budget: _Budget) -> li
     placed = 0
     for host_id, share in placing.place(shape, count, elsewhere):
         some = [state.request_at(number) for number in islice(numbers, placed, placed + share)]
-        place(turn, some, state.hosts[host_id])
+        host = state.hosts[host_id]
+        place(turn, some, host)
         placed += share
+        if host.exactly(shape):
+            placing.follow([host])
     if placed:
         queue.taken(line, placed)
         line.placed(turn.now_ms, state.starving.placements)

@@ -16,6 +16,7 @@ import heapq
 from collections.abc import Collection, Iterable
 
 from resource_manager.engine.host import SCORE, Host
+from resource_manager.engine.placement.exact import ExactSearch
 from resource_manager.engine.placement.index import CapacityIndex
 from resource_manager.engine.placement.rank import (
     HOSTS_PER_CANDIDATE,
@@ -42,6 +43,8 @@ class Placing:
         self._in_use_wanted = HOSTS_PER_CANDIDATE * state.settings.pack_candidates
         self._proportions: dict[CapacityIndex, Proportions] = {}
         self._searches: dict[Shape, Search] = {}
+        self._exact: dict[Shape, ExactSearch] = {}
+        self._strict = state.indexes.strict
         self._growth: dict[CapacityIndex, Growth] = {}
         for name in list(state.refusing):
             if name not in state.hosts or not state.hosts[name].refusals:
@@ -49,26 +52,48 @@ class Placing:
 
     def has_room(self, shape: Shape) -> bool:
         """True if at least one slot of a shape can be placed."""
-        if shape not in self._searches and self._sleeps_on(shape):
+        known = shape in self._searches or shape in self._exact
+        if not known and self._sleeps_on(shape):
             return False
-        return bool(_ranked(self._search(shape), 1))
+        if not shape.exact and _ranked(self._search(shape), 1):
+            return True
+        return self._has_exact(shape) and self._exactly(shape).has_room()
 
     def has_room_for_more(self, shape: Shape) -> bool:
         """True if more than one slot of a shape can be placed, given that there is room for one."""
+        if shape.exact:
+            return self._exactly(shape).has_room_for_more()
         search = self._search(shape)
         if search.candidates and _fits_twice(search, search.candidates[0]):
             return True  # as it is with most: nobody has to be ranked
         ranked = _ranked(search, 2)
-        if len(ranked) != 1:
-            return bool(ranked)
-        return _fits_twice(search, ranked[0][1])
+        if len(ranked) == 2 or (ranked and _fits_twice(search, ranked[0][1])):
+            return True
+        if not self._strict:
+            return False
+        exactly = self._exactly(shape)
+        return exactly.has_room() if ranked else exactly.has_room_for_more()
 
     def place(self, shape: Shape, count: int, elsewhere: Collection[str] = ()) -> list[Run]:
         """Takes capacity for up to `count` slots, on hosts other than those of `elsewhere`; fewer
         come back if nothing more fits.
 
-        Books nothing: slots on hosts are the caller's to make, before it asks again.
+        Books nothing: slots on hosts are the caller's to make, before it asks again; of those whose
+        slots are placed exactly (`Host.exactly`) it lets the pass `follow` what was booked. Hosts
+        that align everybody come after the others, whom amounts do: they are for those who need it.
         """
+        runs = [] if shape.exact else self._by_count(shape, count, elsewhere)
+        left = count - sum(share for _, share in runs)
+        if left and self._has_exact(shape):
+            spread = self._state.settings.strategy == "spread"
+            runs += self._exactly(shape, elsewhere).place(left, spread=spread)
+        return runs
+
+    def asked(self) -> int:
+        """How many hosts were asked so far whether their cpus and NUMA nodes suit somebody."""
+        return sum(each.asked for each in self._exact.values())
+
+    def _by_count(self, shape: Shape, count: int, elsewhere: Collection[str]) -> list[Run]:
         search = self._search(shape, elsewhere)
         settings = self._state.settings
         if settings.strategy == "spread":
@@ -95,6 +120,8 @@ class Placing:
         """Makes the indexes exact again and remembers how far the searches came."""
         for search in self._searches.values():
             search.finish()
+        for exact in self._exact.values():
+            exact.finish()
         for proportions in self._proportions.values():
             proportions.settle()
         self._state.indexes.settle(self._state.hosts)
@@ -116,13 +143,47 @@ class Placing:
         proportions = self._proportions.get(index)
         if proportions is None:
             proportions = self._proportions[index] = Proportions(index, state.indexes.main)
-        refusing = [name for name in state.refusing if state.hosts[name].refuses(shape)]
-        barred = {index.position[name] for name in (*refusing, *elsewhere) if index.knows(name)}
-        every_host = index is state.indexes.main
-        search = Search(shape, proportions, state.hosts, barred, every_host=every_host)
+        search = Search(
+            shape,
+            proportions,
+            state.hosts,
+            self._barred(shape, index, elsewhere),
+            aside=state.indexes.strict_at(index).all if self._strict else (),
+            every_host=index is state.indexes.main,
+        )
         if not elsewhere:
             self._searches[shape] = search
         return search
+
+    def _has_exact(self, shape: Shape) -> bool:
+        """True if hosts have to be asked about a shape."""
+        return bool(self._strict) or shape.exact
+
+    def _exactly(self, shape: Shape, elsewhere: Collection[str] = ()) -> ExactSearch:
+        state = self._state
+        search = self._exact.get(shape)
+        if search is not None and search.index is state.indexes.of(shape.labels) and not elsewhere:
+            return search
+        index = state.indexes.made_for(shape.labels, state.hosts.values())
+        held = (name for name in state.reservations.on_host if name in state.hosts)
+        search = ExactSearch(
+            shape,
+            index,
+            state.hosts,
+            self._barred(shape, index, (*elsewhere, *held)),
+            among=None if shape.exact else state.indexes.strict_at(index),
+            every_host=index is state.indexes.main,
+            compared=state.settings.pack_candidates,
+        )
+        if not elsewhere:
+            self._exact[shape] = search
+        return search
+
+    def _barred(self, shape: Shape, index: CapacityIndex, names: Iterable[str]) -> set[int]:
+        """Positions of these hosts, and of those that refused the shape lately."""
+        state = self._state
+        refusing = [name for name in state.refusing if state.hosts[name].refuses(shape)]
+        return {index.position[name] for name in (*refusing, *names) if index.knows(name)}
 
     def _keep(self, search: Search, taken: list[_Taken]) -> None:
         """Notes where leaves of the search's index were lowered, and lowers the other indexes'."""

@@ -18,6 +18,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from finegrain.resources import Amounts
+from resource_manager.engine.cpu_columns import CPU_COLUMNS
 from resource_manager.engine.host import KNOWN, UNLIMITED
 from resource_manager.engine.placement.index import CapacityIndex
 from resource_manager.engine.queue import DEFAULT_SLOTS, SLOTS, in_grains
@@ -41,7 +42,7 @@ _FREE_SCALE = 16
 with which Python is quicker; larger ones do no harm.
 """
 
-_COUNTS = (KNOWN + SLOTS, KNOWN + DEFAULT_SLOTS)
+_NO_DIMENSIONS = frozenset(KNOWN + name for name in (SLOTS, DEFAULT_SLOTS, *CPU_COLUMNS))
 
 
 def candidates_compared(most: int, hosts_in_use: int) -> int:
@@ -87,7 +88,7 @@ class Proportions:
         self.weights = {
             name[len(KNOWN) :]: _AVERAGE_HOST * len(whole) // total
             for name, total in whole.sums.items()
-            if name.startswith(KNOWN) and name not in _COUNTS and total
+            if name.startswith(KNOWN) and name not in _NO_DIMENSIONS and total
         }
         self.free = _WeighedFree(
             (index.columns[name][0], weight)

@@ -13,6 +13,7 @@ from resource_manager.engine.placement.index import CapacityIndex
 from resource_manager.engine.placement.indexes import carries
 from resource_manager.engine.placement.rank import Booking, Proportions
 from resource_manager.engine.queue import Shape
+from resource_manager.engine.shapes import Cursor
 
 GROWN_CHECKED_ONE_BY_ONE = 32
 """Up to this many grown hosts are looked at directly instead of searching the tree."""
@@ -47,6 +48,9 @@ class Growth:
                 if any(index.covers(position, need) for position in positions):
                     return False
         cursor.log_length = len(index.grown)
+        strict = shape.strict_cursor
+        if strict.version == index.version and strict.frontier == len(index):
+            strict.log_length = cursor.log_length
         return True
 
     def _look(self, log_length: int) -> tuple[list[int], _Most]:
@@ -76,9 +80,10 @@ class _Most(dict[str, int]):
 class Search:
     """Candidates of one shape: hosts, by position, that had room when they were found.
 
-    `barred` are positions that must not be chosen, `every_host` says that the index is not that of
-    the shape's labels alone; `booking` is what a slot takes on any host, None
-    where hosts differ. Capacity may shrink while the search lasts, not grow. `finish` remembers how
+    `barred` are positions that must not be chosen, `aside` those that are looked at by themselves
+    (`exact.py`), `every_host` says that the index is not that of the shape's labels alone;
+    `booking` is what a slot takes on any host, None where hosts differ. Capacity may shrink while
+    the search lasts, not grow. `finish` remembers how
     far it came; a search that is only thrown away changes nothing.
     """
 
@@ -89,12 +94,14 @@ class Search:
         hosts: Mapping[str, Host],
         barred: Collection[int],
         *,
+        aside: Collection[int] = (),
         every_host: bool = False,
     ) -> None:
         self.index = proportions.index
         self.proportions = proportions
         self.candidates: list[int] = []
         self.barred = barred
+        self._aside = aside
         self._shape = shape
         self._labels = shape.labels if every_host else ()
         self._hosts = hosts
@@ -107,15 +114,14 @@ class Search:
 
     def needs(self) -> list[dict[str, int]]:
         """What a host must cover, by kind of host."""
-        pooled, separate = self._shape.pooled_need, self._shape.separate_need
-        return [pooled] if pooled == separate else [pooled, separate]
+        return needs_of(self._shape)
 
     def further(self) -> bool:
         """Adds the next hosts with room to the candidates; False: there are no more."""
         for block in self._found:
             self._passed = block[-1] + 1
             allowed = block
-            if self.barred or self._labels:
+            if self.barred or self._aside or self._labels:
                 allowed = [position for position in block if self.admits(position)]
                 if self._skipped is None and len(allowed) < len(block):
                     self._skipped = next((at for at in block if at in self.barred), None)
@@ -127,7 +133,7 @@ class Search:
 
     def admits(self, position: int) -> bool:
         """True if this host may be chosen, given that it has room."""
-        if position in self.barred:
+        if position in self.barred or position in self._aside:
             return False
         return not self._labels or carries(self._hosts[self.index.ids[position]], self._labels)
 
@@ -136,20 +142,17 @@ class Search:
         booking = self._bookings.get(position)
         if booking is None:
             host = self._hosts[self.index.ids[position]]
-            profile = self._shape.profile or host.executor.registration.default_profile
-            booking = self.proportions.booking(host.booking_of(profile))
+            booking = self.proportions.booking(host.need_of(self._shape))
             self._bookings[position] = booking
         return booking
 
     def finish(self) -> None:
         """Remembers with the shape that no host before the first candidate fits."""
-        cursor = self._shape.cursor
-        cursor.version = self.index.version
-        cursor.log_length = len(self.index.grown)
         frontier = len(self.index) if self._ended else self._passed
         if self.candidates:
             frontier = self.candidates[0]
-        cursor.frontier = frontier if self._skipped is None else min(frontier, self._skipped)
+        frontier = frontier if self._skipped is None else min(frontier, self._skipped)
+        leave_at(self.index, self._shape.cursor, frontier)
 
     def _booking_everywhere(self) -> Booking | None:
         """What a slot takes on any host; None if that differs between hosts."""
@@ -164,18 +167,36 @@ class Search:
         alike = len(kinds) == 1 or shape.pooled_need == shape.separate_need
         if not kinds or not alike:
             return None
-        return self.proportions.booking(shared_booking(shape.profile, kinds[0]))
+        return self.proportions.booking(shared_booking(shape.profile, kinds[0], shape.best_effort))
 
     def _begin(self) -> Iterator[list[int]]:
-        index, cursor = self.index, self._shape.cursor
-        needs = self.needs()
-        if cursor.version != index.version:
-            return index.covering_by_block(needs)
-        self._passed = cursor.frontier
-        grown = sorted(set(index.grown[cursor.log_length :]))
-        if not grown:
-            return index.covering_by_block(needs, cursor.frontier)
-        self._passed = min(cursor.frontier, grown[0])
-        if cursor.frontier < len(index) or len(grown) > GROWN_CHECKED_ONE_BY_ONE:
-            return index.covering_by_block(needs, self._passed)
-        return ([at] for at in grown if any(index.covers(at, need) for need in needs))
+        self._passed, found = go_on(self.index, self._shape.cursor, self.needs())
+        return found
+
+
+def needs_of(shape: Shape) -> list[dict[str, int]]:
+    """What a host must cover for one, by kind of host."""
+    pooled, separate = shape.pooled_need, shape.separate_need
+    return [pooled] if pooled == separate else [pooled, separate]
+
+
+def go_on(
+    index: CapacityIndex, cursor: Cursor, needs: list[dict[str, int]]
+) -> tuple[int, Iterator[list[int]]]:
+    """Where a search goes on that came so far, and the hosts with room from there on."""
+    if cursor.version != index.version:
+        return 0, index.covering_by_block(needs)
+    grown = sorted(set(index.grown[cursor.log_length :]))
+    if not grown:
+        return cursor.frontier, index.covering_by_block(needs, cursor.frontier)
+    passed = min(cursor.frontier, grown[0])
+    if cursor.frontier < len(index) or len(grown) > GROWN_CHECKED_ONE_BY_ONE:
+        return passed, index.covering_by_block(needs, passed)
+    return passed, ([at] for at in grown if any(index.covers(at, need) for need in needs))
+
+
+def leave_at(index: CapacityIndex, cursor: Cursor, frontier: int) -> None:
+    """Remembers that no host before this position fits."""
+    cursor.version = index.version
+    cursor.log_length = len(index.grown)
+    cursor.frontier = frontier
