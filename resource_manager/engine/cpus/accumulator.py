@@ -114,7 +114,9 @@ class Accumulator:
         """The first cpus of these cores, if they are enough; all of whole cores if that fits."""
         if _size(cores) < self._need:
             return False
-        exact = None if self._layout.uniform_cores else whole_cores_of(cores, self._need)
+        exact = None
+        if not self._layout.uniform_cores:
+            exact = whole_cores_of(_largest_first(cores), self._need)
         if exact is not None:
             self._take(exact)
         else:

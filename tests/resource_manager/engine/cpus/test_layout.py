@@ -126,18 +126,18 @@ def test_memory_of_a_node_without_any_is_that_of_the_nearest_node_that_has_some(
     layout = laid_out(
         {
             "allowed_cpus": "0-2",
-            "cores": [{"cpus": str(at), "numa_node_id": at} for at in range(3)],
+            "cores": [{"cpus": str(at), "numa_node_id": node} for at, node in enumerate((0, 1, 3))],
             "numa_nodes": [
                 {"cpus": "0", "distances": [10, 40, 20, 20]},
                 {"cpus": "1", "numa_node_id": 1, "memory_bytes": "1", "distances": [40, 10, 9, 9]},
-                {"cpus": "2", "numa_node_id": 2, "memory_bytes": "1", "distances": [20, 9, 10, 9]},
-                {"numa_node_id": 3, "memory_bytes": "1", "distances": [20, 9, 9, 10]},
+                {"numa_node_id": 2, "memory_bytes": "1", "distances": [20, 9, 10, 9]},
+                {"cpus": "2", "numa_node_id": 3, "memory_bytes": "1", "distances": [20, 9, 9, 10]},
             ],
         }
     )
-    # Node 3 is as close as node 2, but has no cpus: such memory is special.
-    assert [node.memory_node for node in layout.nodes] == [2, 1, 2, 3]
-    assert layout.cpu_nodes == (0, 1, 2)
+    # Node 2 is as close as node 3, but has no cpus: such memory is special.
+    assert [node.memory_node for node in layout.nodes] == [3, 1, 2, 3]
+    assert layout.cpu_nodes == (0, 1, 3)
 
 
 def test_kinds_of_cores_are_numbered_by_their_lowest_cpu() -> None:

@@ -43,6 +43,10 @@ class TestGrowing:
         assert grown("0-1,8", "2-7,9-15", CpuWish(4)) == "0-1,8-9"
         assert grown("0-1,8", "2-7,9-15", CpuWish(6)) == "0-2,8-10"
 
+    def test_the_core_that_gets_complete_goes_first(self) -> None:
+        wide = machine(packages=1, nodes=1, cores=2, threads=4)  # 0,2,4,6 and 1,3,5,7
+        assert grown("0,1,3,5", "2,7", CpuWish(5), layout=wide) == "0-1,3,5,7"
+
     def test_whole_cores_far_away_go_before_threads_nearby(self) -> None:
         assert grown("0,8", "1,2,5,13", CpuWish(4)) == "0,5,8,13"
         assert grown("0,8", "1,2,5", CpuWish(4)) == "0-2,8"
@@ -96,6 +100,7 @@ class TestShrinking:
         assert shrunk("0-1,8-9", CpuWish(3)) == "0-1,8"
         assert shrunk("0-1,8-9", CpuWish(1)) == "0"
         assert shrunk("0-1,8", CpuWish(2)) == "0,8"  # the split core is worth least
+        assert shrunk("0-1,9", CpuWish(2)) == "1,9"
         assert shrunk("0-1,8-9", CpuWish(0)) == ""
 
     def test_the_node_where_least_is_held_is_left(self) -> None:

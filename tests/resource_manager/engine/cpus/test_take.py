@@ -49,6 +49,13 @@ class TestPreferredBinding:
     def test_more_than_a_package_has_takes_whole_packages_first(self) -> None:
         assert given(TWO_PACKAGES, "0-15", CpuWish(10)) == "0-4,8-12"
 
+    def test_the_rest_comes_from_the_package_that_has_least_to_lose(self) -> None:
+        layout = machine(packages=3, nodes=1, cores=4, threads=2)  # 8, 6 and 4 cpus are free
+        assert given(layout, "0-6,8-9,12-18,20-21", CpuWish(10)) == "0-3,8,12-15,20"
+
+    def test_the_last_odd_thread_is_near_the_others(self) -> None:
+        assert given(TWO_PACKAGES, "0-1,4-6,8", CpuWish(3)) == "0-1,8"
+
     def test_nothing_is_given_for_nothing(self) -> None:
         assert take(TWO_PACKAGES, cpus("0-15"), NOBODY, CpuWish(0)) == Taken(0)
 
@@ -128,10 +135,27 @@ class TestExclusive:
         taken = take(TWO_PACKAGES, cpus("1-3,8-11"), Holders(node_level=1), wish)
         assert taken == Taken(cpus("1-3"), ExclusivePolicy.PCPU_LEVEL)
 
+    def test_where_no_core_is_left_either_one_is_shared(self) -> None:
+        wish = CpuWish(2, SPREAD, exclusive=ExclusivePolicy.NUMA_NODE_LEVEL)
+        taken = take(TWO_PACKAGES, cpus("1,8"), Holders(node_level=1), wish)
+        assert taken == Taken(cpus("1,8"), ExclusivePolicy.NONE)
+
+    def test_the_node_of_what_was_taken_counts_too_for_the_rest(self) -> None:
+        layout = machine(packages=1, nodes=2, cores=2, threads=2)
+        wish = CpuWish(3, FULL, exclusive=ExclusivePolicy.NUMA_NODE_LEVEL)
+        assert given(layout, "0-2,4", CpuWish(3, FULL)) == "0-1,4"
+        assert given(layout, "0-2,4", wish) == "0,2,4"
+
     def test_unless_a_node_of_its_own_is_required(self) -> None:
         level = ExclusivePolicy.NUMA_NODE_LEVEL
         assert self.exclusive(level, 9, FULL, required=True) == ShortOf.UNSHARED_NODES
         assert self.exclusive(level, 8, FULL, required=True) == ("4-7,12-15", level)
+
+    def test_even_shares_avoid_cores_of_others_where_no_node_is_left(self) -> None:
+        level = ExclusivePolicy.NUMA_NODE_LEVEL
+        wish = CpuWish(4, SPREAD, exclusive=level, strategy=EVENLY)
+        taken = take(TWO_PACKAGES, cpus("0-1,4-5,10,14"), Holders(node_level=cpus("8,12")), wish)
+        assert taken == Taken(cpus("1,5,10,14"), ExclusivePolicy.PCPU_LEVEL)
 
     def test_even_shares_avoid_others_too(self) -> None:
         layout = machine(packages=2, nodes=2, cores=4, threads=2)
@@ -157,6 +181,15 @@ class TestStrategies:
     def test_even_shares_of_spread_threads(self) -> None:
         wish = CpuWish(6, SPREAD, True, strategy=EVENLY)
         assert given(TWO_PACKAGES, "0-15", wish) == "0-2,4-6"
+
+    def test_spread_threads_are_shared_out_by_cores(self) -> None:
+        assert given(TWO_PACKAGES, "0-1,5-6,8-9", CpuWish(2, SPREAD, strategy=EVENLY)) == "0-1"
+        assert given(TWO_PACKAGES, "0,5-6,8", CpuWish(2, SPREAD, strategy=EVENLY)) == "5-6"
+
+    def test_the_freest_nodes_share(self) -> None:
+        layout = machine(packages=4, nodes=1, cores=4, threads=1)
+        wish = CpuWish(5, BindPolicy.NONE, strategy=EVENLY)
+        assert given(layout, "0-1,4-6,8-9,12-15", wish) == "4-5,12-14"
 
     def test_one_node_does_if_it_can_hold_all(self) -> None:
         wish = CpuWish(8, FULL, strategy=EVENLY)
@@ -206,6 +239,18 @@ class TestIrregularHosts:
         assert given(self.hybrid, "0-5", CpuWish(3, FULL, True)) == "0-1,4"
         assert given(self.hybrid, "0,2-5", CpuWish(3, FULL, True)) == "2-4"
         assert given(self.hybrid, "0-3,5", CpuWish(3, FULL, True)) == "0-1,5"
+
+    def test_few_wide_cores_go_before_many_narrow_ones(self) -> None:
+        layout = layout_of_rows([(0, 0, 0, 0), (1, 1, 0, 0), (2, 2, 0, 0), (3, 2, 0, 0)])
+        assert given(layout, "0-3", CpuWish(2)) == "2-3"
+        assert given(layout, "0-3", CpuWish(2, FULL, True)) == "2-3"
+
+    def test_whole_cores_of_several_packages_add_up(self) -> None:
+        layout = layout_of_rows(
+            [(0, 0, 0, 0), (1, 1, 0, 0), (2, 2, 1, 1), (3, 2, 1, 1), (4, 3, 1, 1), (5, 3, 1, 1)]
+        )
+        assert given(layout, "0-5", CpuWish(5, FULL, True)) == "0,2-5"
+        assert given(layout, "0-3,5", CpuWish(3, FULL, True)) == "0,2-3"
 
     def test_a_core_is_whole_without_its_offline_thread(self) -> None:
         assert given(self.offline, "0-4,6-7", CpuWish(1, FULL, True)) == "1"
