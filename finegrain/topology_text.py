@@ -37,7 +37,7 @@ def render_topology(topology: HostTopology, capacity: Capacity | None = None) ->
         if not node.cpus:
             lines += _node(topology, node, capacity, EMPTY)
     lines += _kinds(topology)
-    lines += _devices(topology)
+    lines += device_lines(topology)
     lines += _limits(topology)
     lines += [f"warning: {warning}" for warning in topology.warnings]
     if capacity is not None:
@@ -180,7 +180,8 @@ def _kinds(topology: HostTopology) -> list[str]:
     ]
 
 
-def _devices(topology: HostTopology) -> list[str]:
+def device_lines(topology: HostTopology) -> list[str]:
+    """GPUs with their links, other PCI functions, and why GPUs are unknown."""
     lines = []
     for gpu in topology.gpus:
         lines += _gpu(gpu)

@@ -1,108 +1,101 @@
-"""A registered executor as text: its host, and its slots in their places.
+"""A registered executor as text: its host cpu by cpu, and its slots in their places.
 
-Turns the topology that the resource manager tells back into the form that is drawn for detection;
-what the registration does not carry is simply not drawn.
+Decides the order of the picture and how slots in shared pools are listed. How cpus are drawn is
+`cpu_map.py`'s business.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
-from finegrain.cpuset import CpuSet
-from finegrain.topology import (
-    Core,
-    CpuKind,
-    Gpu,
-    GpuHealth,
-    HostTopology,
-    L3Group,
-    Limits,
-    NumaNode,
-    Package,
-)
-from finegrain.topology_text import render_topology
+from finegrain.cpuset import EMPTY, CpuSet, union
+from finegrain.topology import Gpu, GpuHealth, HostTopology
+from finegrain.topology_text import device_lines
 from finegrain_cli.columns import amounts_text, profile_text
+from finegrain_cli.cpu_map import Beginnings, Marks, drawing, legend, remarks, settings_lines
+
+if TYPE_CHECKING:
+    from finegrain_client.types import SlotStatus
+    from finegrain_client.types_topology import Pool, TopologyReport
 
 Data = Mapping[str, Any]
 
+SLOTS_LISTED_MAX = 20
+"""Slots listed of each pool; there can be thousands, and `finegrain slots` lists them all."""
 
-def executor_text(executor: Data) -> str:
-    """The whole picture of one executor, by its JSON form with topology and slots."""
+_PoolKey = tuple[str, tuple[tuple[int, int], ...]]
+"""QoS class, and which pools; none: all of the class."""
+
+
+def executor_text(executor: Data, report: TopologyReport) -> str:
+    """The whole picture of one executor, by its JSON form and the report on its cpus."""
     state = str(executor["state"]) + (", draining" if executor["draining"] else "")
-    lines = [
-        f"{executor['executor_id']} ({state}) at {executor['address']}",
-        f"total      {amounts_text(executor['total'])}",
-        f"allocated  {amounts_text(executor['allocated'])}",
-        f"available  {amounts_text(executor['available'])}",
-    ]
+    lines = [f"{executor['executor_id']} ({state}) at {executor['address']}"]
     if executor["unreachable_reason"]:
-        lines.insert(1, f"the resource manager cannot dial it: {executor['unreachable_reason']}")
-    if executor["topology"]:
-        lines += ["", render_topology(host_topology(executor["topology"]))]
-    shared = executor["shared_cpus"] or "all"
-    lines += ["", *_slots(executor["slot_list"] or (), shared)]
+        lines.append(f"the resource manager cannot dial it: {executor['unreachable_reason']}")
+    lines += [
+        f"{name:<10} {amounts_text(executor[name])}" for name in ("total", "allocated", "available")
+    ]
+    lines += settings_lines(report)
+    marks = Marks.of(report)
+    lines += ["", *drawing(report, marks)]
+    if shown := legend(report, marks):
+        lines += ["", *shown]
+    lines += ["", *_pools(report)]
+    lines += device_lines(_with_gpus(report.topology))
+    strange = [*report.topology.get("warnings", ()), *remarks(report)]
+    lines += [f"warning: {each}" for each in strange]
     return "\n".join(lines)
 
 
-def host_topology(data: Data) -> HostTopology:
-    """The host of a registration, in the model of detection."""
-    cores = [(core, CpuSet.parse(core.get("cpus", ""))) for core in data.get("cores", ())]
-    kinds = list(dict.fromkeys(core["kind"] for core, _ in cores if core.get("kind")))
-    online = CpuSet.parse(data.get("online_cpus", ""))
-    return HostTopology(
-        online=online,
-        allowed=CpuSet.parse(data.get("allowed_cpus", "")) or online,
-        isolated=CpuSet.parse(data.get("isolated_cpus", "")),
-        cores=tuple(
-            Core(
-                cpus=cpus,
-                package=int(core.get("package_index", 0)),
-                numa_node=_known(core.get("numa_node_id", 0)),
-                l3_group=_known(core.get("l3_index", 0)),
-                kind=kinds.index(core["kind"]) if core.get("kind") else None,
-            )
-            for core, cpus in cores
-        ),
-        packages=tuple(Package(cpus, None) for cpus in _joined(cores, "package_index")),
-        l3_groups=tuple(L3Group(cpus, None) for cpus in _joined(cores, "l3_index")),
-        cpu_kinds=tuple(
-            CpuKind(
-                kind, _union([cpus for core, cpus in cores if core.get("kind") == kind]), None, ""
-            )
-            for kind in kinds
-        ),
-        numa_nodes=tuple(
-            NumaNode(
-                id=int(node.get("numa_node_id", 0)),
-                cpus=CpuSet.parse(node.get("cpus", "")),
-                memory_bytes=int(node.get("memory_bytes", 0)) or None,
-            )
-            for node in data.get("numa_nodes", ())
-        ),
-        memory_total_bytes=int(data.get("memory_bytes", 0)) or None,
-        gpus=tuple(_gpu(index, device) for index, device in enumerate(data.get("devices", ()))),
-        limits=Limits(),
-        warnings=tuple(data.get("warnings", ())),
-    )
-
-
-def _slots(slots: Sequence[Data], shared: str) -> list[str]:
-    """Pinned slots at their cpus, the others in the shared pool."""
-    pools: dict[str, list[Data]] = {}
-    for slot in slots:
-        pools.setdefault(slot["cpus"] or "", []).append(slot)
-    if not pools:
-        return [f"no slots (shared pool: CPUs {shared})"]
+def _pools(report: TopologyReport) -> list[str]:
+    """Slots without cpus of their own, by the pools that they run in."""
+    members: dict[_PoolKey, list[SlotStatus]] = {("LS", ()): [], ("BE", ()): []}
+    jobs = Beginnings(each.job_id for each in report.slots)
+    for slot in report.slots:
+        if not slot.cpus:
+            members.setdefault(_key(slot), []).append(slot)
     lines = []
-    for cpus, members in sorted(pools.items()):
-        lines.append(f"CPUs {cpus}, pinned" if cpus else f"shared pool, CPUs {shared}")
+    for key, slots in sorted(members.items(), key=lambda each: (each[0][0] != "LS", each[0])):
+        qos, names = key
+        pools = [each for each in report.pools if not names or (each.package, each.node) in names]
+        nodes = ",".join(str(node) for _, node in names)
+        title = "shared pool" if qos == "LS" else "best-effort pool"
+        where = f" of NUMA node {nodes}" if names else ""
+        cpus = union(CpuSet.parse(_cpus(each, qos)) for each in pools)
+        lines.append(f"{title}{where}, cpus {cpus or 'none'}: {_count(len(slots))}")
         lines += [
-            f"  slot {each['allocation_id']} ({profile_text(each['profile'])}) "
-            f"job {each['job_id']} {each['state'] or ''}".rstrip()
-            for each in members
+            f"  slot {each.allocation_id} of job {jobs.of(each.job_id)}: "
+            + profile_text(each.profile.to_dict())
+            + ("" if each.state == "ALLOCATED" else f", {each.state or 'state unknown'}")
+            for each in slots[:SLOTS_LISTED_MAX]
         ]
+        if len(slots) > SLOTS_LISTED_MAX:
+            lines.append(f"  and {len(slots) - SLOTS_LISTED_MAX} more")
     return lines
+
+
+def _key(slot: SlotStatus) -> _PoolKey:
+    had = slot.assignment
+    if had is None:
+        return "LS", ()
+    qos = "BE" if had.qos == "BE" else "LS"
+    return qos, tuple((each.package, each.node) for each in had.pools)
+
+
+def _cpus(pool: Pool, qos: str) -> str:
+    return pool.best_effort_cpus if qos == "BE" else pool.shared_cpus
+
+
+def _count(slots: int) -> str:
+    return "1 slot" if slots == 1 else f"{slots or 'no'} slots"
+
+
+def _with_gpus(topology: Data) -> HostTopology:
+    """A host of nothing but the GPUs that it told of."""
+    gpus = tuple(_gpu(index, device) for index, device in enumerate(topology.get("devices", ())))
+    return HostTopology(online=EMPTY, allowed=EMPTY, cores=(), numa_nodes=(), gpus=gpus)
 
 
 def _gpu(index: int, device: Data) -> Gpu:
@@ -116,22 +109,6 @@ def _gpu(index: int, device: Data) -> Gpu:
         health=GpuHealth.OK if not device.get("unavailable_reason") else GpuHealth.LOST,
         numa_node=_known(device.get("numa_node_id", 0)),
     )
-
-
-def _joined(cores: Sequence[tuple[Data, CpuSet]], key: str) -> list[CpuSet]:
-    """The cpus of each index from 0 on; an index of -1 is none."""
-    count = max((int(core.get(key, 0)) for core, _ in cores), default=-1) + 1
-    return [
-        _union([cpus for core, cpus in cores if int(core.get(key, 0)) == index])
-        for index in range(count)
-    ]
-
-
-def _union(sets: Sequence[CpuSet]) -> CpuSet:
-    joined = CpuSet()
-    for each in sets:
-        joined |= each
-    return joined
 
 
 def _known(number: int) -> int | None:

@@ -32,6 +32,9 @@ FINDINGS = (
     Column("what", lambda row: row["name"]),
     Column("finding", lambda row: row["message"]),
 )
+REPORTED = ("cpus", "announced", "now", "settings", "zones", "pools", "lost_cpus")
+"""What the report on an executor's cpus adds to the executor."""
+
 STYLES = {"ok": Style.GOOD, "warn": Style.DOUBTFUL, "fail": Style.BAD}
 
 
@@ -95,13 +98,17 @@ def topo(
     token_file: TokenFileOption = "",
     config: ConfigOption = "",
 ) -> None:
-    """Draw the host of an executor, with its slots in their places."""
+    """Draw the cpus of an executor's host: NUMA nodes, cores, threads, and who has them."""
     enter_command(output, manager, token_file, config)
     from finegrain_cli.executor_map import executor_text
 
     with open_cluster() as cluster:
-        found = cluster.executor(_executor_id(cluster, executor)).to_dict()
-    print_object("Executor", found, output, executor_text(found))
+        executor_id = _executor_id(cluster, executor)
+        found = cluster.executor(executor_id).to_dict()
+        report = cluster.topology(executor_id)
+    told = report.to_dict()
+    data = found | {name: told[name] for name in REPORTED}
+    print_object("ExecutorTopology", data, output, executor_text(found, report))
 
 
 def doctor(

@@ -130,16 +130,6 @@ def test_errors_carry_code_and_exit_status(
     assert f"[{code}]" in machine.stderr
 
 
-def test_topo_draws_slots_in_their_pool(finegrain: Finegrain, cluster: FakeCluster) -> None:
-    cluster.slot_list.append(replace(SLOT, allocation_id="01eeeeee-pinned", cpus="1"))
-
-    text = finegrain("topo").stdout
-
-    assert "NUMA node 0: 4 GiB" in text
-    assert text.index("shared pool, CPUs 0-1") < text.index(SLOT.allocation_id)
-    assert text.index("CPUs 1, pinned") < text.index("01eeeeee-pinned")
-
-
 def test_topo_without_a_name_needs_a_single_executor(
     finegrain: Finegrain, cluster: FakeCluster
 ) -> None:
