@@ -156,6 +156,9 @@ class TestExclusive:
         wish = CpuWish(4, SPREAD, exclusive=level, strategy=EVENLY)
         taken = take(TWO_PACKAGES, cpus("0-1,4-5,10,14"), Holders(node_level=cpus("8,12")), wish)
         assert taken == Taken(cpus("1,5,10,14"), ExclusivePolicy.PCPU_LEVEL)
+        few = CpuWish(2, SPREAD, exclusive=level, strategy=EVENLY)
+        taken = take(TWO_PACKAGES, cpus("0-2,5-6"), Holders(node_level=cpus("8-10,12")), few)
+        assert taken == Taken(cpus("5-6"), ExclusivePolicy.PCPU_LEVEL)
 
     def test_even_shares_avoid_others_too(self) -> None:
         layout = machine(packages=2, nodes=2, cores=4, threads=2)

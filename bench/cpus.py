@@ -1,0 +1,195 @@
+"""Measures what it costs to choose the cpus and NUMA nodes of a slot on one large host.
+
+    python -m bench.cpus [--repeat 20] [--seed 1] [--by-need]
+
+Three hosts: two packages of 64 cores with two threads (256 cpus, 2 NUMA nodes); the same cpus on 8
+NUMA nodes; and 8 NUMA nodes with eight threads per core (1,024 cpus). Each empty, half full (slots
+of 4 cpus, node after node) and fragmented (every second thread at random is held). Prints CPU time
+of this process per decision, for slots of 2 to 200 cpus, those that do not fit included:
+
+- choice of cpus: `take` alone, by bind policy and NUMA strategy;
+- whole decision: `assign`, from a request and the books of the host to an assignment or a refusal,
+  by NUMA alignment policy; "shared pool" is a slot without cpus of its own;
+- first decision of a kind: the same when nothing is known yet of what the empty host could do,
+  which is kept for all hosts that are alike.
+
+A row gives the median over the needs and strategies, and the worst.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from itertools import product
+
+from finegrain.cpu_assignment import CpuAssignment
+from finegrain.cpu_policy import (
+    BindPolicy,
+    CpuPolicy,
+    EffectivePolicy,
+    ExclusivePolicy,
+    NumaPolicy,
+    NumaStrategy,
+    QosClass,
+)
+from finegrain.cpuset import CpuSet
+from finegrain.resources import CPU_MILLI, GIB, MEMORY_BYTES
+from resource_manager.engine.cpus import empty_hosts
+from resource_manager.engine.cpus.assign import Wish, assign
+from resource_manager.engine.cpus.books import CpuBooks
+from resource_manager.engine.cpus.layout import CpuLayout, layout_of_rows
+from resource_manager.engine.cpus.take import CpuWish, Holders, take
+
+NEEDS = (2, 8, 20, 50, 100, 200)
+BINDS = (BindPolicy.FULL_PCPUS, BindPolicy.SPREAD_BY_PCPUS)
+LEVELS = (ExclusivePolicy.NONE, ExclusivePolicy.PCPU_LEVEL, ExclusivePolicy.NUMA_NODE_LEVEL)
+ALIGNMENTS = (
+    NumaPolicy.NONE,
+    NumaPolicy.BEST_EFFORT,
+    NumaPolicy.RESTRICTED,
+    NumaPolicy.SINGLE_NUMA_NODE,
+)
+
+
+def host(packages: int, nodes: int, cores: int, threads: int) -> CpuLayout:
+    """A regular host: nodes per package, cores per node, threads per core."""
+    total = packages * nodes * cores
+    rows = [
+        (thread * total + core, core, core // cores, core // (cores * nodes))
+        for core in range(total)
+        for thread in range(threads)
+    ]
+    return layout_of_rows(rows, memory_bytes=256 * GIB)
+
+
+HOSTS = {
+    "256 cpus, 2 NUMA nodes": host(2, 1, 64, 2),
+    "256 cpus, 8 NUMA nodes": host(2, 4, 16, 2),
+    "1,024 cpus, 8 NUMA nodes, SMT8": host(4, 2, 16, 8),
+}
+
+
+def held_cpus(layout: CpuLayout, state: str, seed: int) -> list[CpuSet]:
+    """What slots have of the host, each."""
+    if state == "half full":
+        half = layout.cpus.bit_count() // 2
+        threads = [cpu for node in layout.nodes for cpu in CpuSet.from_bits(node.mask)]
+        return [CpuSet(threads[at : at + 4]) for at in range(0, half, 4)]
+    if state == "fragmented":
+        rng = random.Random(seed)
+        return [CpuSet.of(cpu) for cpu in CpuSet.from_bits(layout.cpus) if rng.random() < 0.5]
+    return []
+
+
+def filled(layout: CpuLayout, held: list[CpuSet], strategy: NumaStrategy) -> CpuBooks:
+    """Books of the host; every third slot wants its cores, or nodes, to itself."""
+    books = CpuBooks(layout, EffectivePolicy(numa_strategy=strategy))
+    for number, cpus in enumerate(held):
+        level = LEVELS[number % len(LEVELS)] if number < 24 else ExclusivePolicy.NONE
+        books.add(("held", number), CpuAssignment(QosClass.LSR, cpus=cpus, exclusive=level))
+    return books
+
+
+def timed(call: Callable[[], object], repeat: int) -> float:
+    """Seconds of CPU time per call."""
+    started = time.process_time()
+    for _ in range(repeat):
+        call()
+    return (time.process_time() - started) / repeat
+
+
+Sample = tuple[int, float]  # need and seconds
+
+
+def show(what: str, samples: list[Sample], by_need: bool) -> None:
+    seconds = [each for _, each in samples]
+    median, worst = statistics.median(seconds) * 1e6, max(seconds) * 1e6
+    line = f"  {what:<52}{median:>6.0f} us, worst {worst:>6.0f} us"
+    if by_need:
+        medians = (
+            statistics.median(took for need, took in samples if need == each) * 1e6
+            for each in dict.fromkeys(need for need, _ in samples)
+        )
+        line += "  by need: " + " ".join(f"{each:.0f}" for each in medians)
+    print(line)
+
+
+def choices(books: CpuBooks, bind: BindPolicy, repeat: int) -> Iterator[Sample]:
+    """`take` under one bind policy, by every exclusive policy and need."""
+    holders = Holders(books.claimed_cores, books.claimed_nodes)
+    for need, level in product(NEEDS, LEVELS):
+        strategy = books.policy.numa_strategy
+        wish = CpuWish(need, bind, exclusive=level, strategy=strategy)
+        for each in (wish, replace(wish, bind_required=True)):
+            call = partial(take, books.layout, books.free, holders, each)
+            yield need, timed(call, repeat)
+
+
+def decisions(
+    books: CpuBooks, alignment: NumaPolicy, qos: QosClass, repeat: int, *, cold: bool = False
+) -> Iterator[Sample]:
+    """`assign` under one alignment policy, by every bind and exclusive policy and need."""
+    any_policy = CpuPolicy(qos, numa=alignment, numa_required=alignment is not NumaPolicy.NONE)
+    policies = [any_policy]
+    if qos.is_pinned:
+        policies = [
+            replace(any_policy, bind=bind, exclusive=level)
+            for bind, level in product(BINDS, LEVELS)
+        ]
+    for need, policy in product(NEEDS, policies):
+        wish = Wish(policy, ((CPU_MILLI, need * 1_000), (MEMORY_BYTES, need * GIB)))
+
+        def decide(wish: Wish = wish) -> object:
+            if cold:
+                empty_hosts.fewest_nodes_when_empty.cache_clear()
+            return assign(books, wish)
+
+        decide()
+        yield need, timed(decide, repeat)
+
+
+def run(layout: CpuLayout, state: str, options: argparse.Namespace) -> None:
+    held = held_cpus(layout, state, options.seed)
+    all_books = [filled(layout, held, strategy) for strategy in NumaStrategy]
+    repeat, by_need = options.repeat, options.by_need
+    for bind in BINDS:
+        for books in all_books:
+            samples = list(choices(books, bind, repeat))
+            show(f"choice of cpus: {bind}, {books.policy.numa_strategy}", samples, by_need)
+    for qos, what in ((QosClass.LSR, ""), (QosClass.LS, ", shared pool")):
+        for alignment in ALIGNMENTS:
+            samples = [
+                each for books in all_books for each in decisions(books, alignment, qos, repeat)
+            ]
+            show(f"whole decision: {alignment}{what}", samples, by_need)
+    samples = [
+        each
+        for books in all_books
+        for alignment in ALIGNMENTS
+        for each in decisions(books, alignment, QosClass.LSR, max(repeat // 10, 1), cold=True)
+    ]
+    show("first decision of a kind", samples, by_need)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--repeat", type=int, default=20, help="calls per figure")
+    parser.add_argument("--seed", type=int, default=1, help="of what is held at random")
+    parser.add_argument("--by-need", action="store_true", help="medians for each need too")
+    options = parser.parse_args()
+    gc.disable()
+    for name, layout in HOSTS.items():
+        for state in ("empty", "half full", "fragmented"):
+            print(f"{name}, {state}:")
+            run(layout, state, options)
+            gc.collect()
+
+
+if __name__ == "__main__":
+    main()
