@@ -25,6 +25,7 @@ from resource_manager.engine.events import (
 from resource_manager.engine.group_views import job_flow
 from resource_manager.engine.provision.views import providers_view
 from resource_manager.engine.state import State
+from resource_manager.engine.topology_view import topology_view
 from resource_manager.engine.waiting_since import jobs_waiting_since
 from resource_manager.service import from_wire, to_wire
 from resource_manager.service.advice_wire import advice_wanted
@@ -36,6 +37,7 @@ from resource_manager.service.host_policy_service import HostPolicyCalls
 from resource_manager.service.paging import key_of, page_size, token_of
 from resource_manager.service.providers_wire import providers
 from resource_manager.service.runner import Runner
+from resource_manager.service.topology_wire import topology_response
 from resource_manager.service.watch import WatchHub, happens
 
 EVENTS_WAIT_MS_MAX = 30_000
@@ -102,6 +104,13 @@ class ClusterServicer(GroupCalls, HostPolicyCalls, ClusterServiceServicer):
             )
 
         return await self._read(read)
+
+    async def GetTopology(
+        self, request: cluster_pb2.GetTopologyRequest, context: Any
+    ) -> cluster_pb2.GetTopologyResponse:
+        """See the protocol."""
+        executor_id = check_id("executor_id", request.executor_id)
+        return await self._read(lambda state: topology_response(topology_view(state, executor_id)))
 
     async def ListSlots(
         self, request: cluster_pb2.ListSlotsRequest, context: Any
