@@ -14,6 +14,7 @@ from finegrain.resources import (
     ResourceProfile,
 )
 from finegrain.units import format_bytes, format_cpu, format_duration
+from finegrain_cli.cpu_text import class_text, cpus_text, nodes_text, notes_text, wish_text
 from finegrain_cli.output import Column
 
 Row = Mapping[str, Any]
@@ -141,7 +142,10 @@ SLOTS = (
     Column("limit", lambda row: format_bytes(row["memory_bytes"]), wide=True, right=True),
     Column("cpu cap", lambda row: format_cpu(row["cpu_limit_milli"]), wide=True, right=True),
     Column("pids", lambda row: str(row["pids_max"] or "default"), wide=True, right=True),
-    Column("cpus", lambda row: str(row["cpus"] or "shared"), wide=True),
+    Column("class", class_text, wide=True),
+    Column("cpus", cpus_text, wide=True),
+    Column("numa", nodes_text, wide=True),
+    Column("preferred in vain", notes_text, wide=True),
     Column("change waits because", _resize_reasons, wide=True),
     Column("isolation", _isolation, wide=True),
 )
@@ -159,6 +163,7 @@ REQUESTS = (
     Column("executor", lambda row: str((row["slot"] or {}).get("executor_id") or "-"), wide=True),
     Column("job id", _text("job_id"), wide=True),
     Column("gang", _gang, wide=True),
+    Column("cpu policy", lambda row: wish_text(row["cpu_policy"]), wide=True),
 )
 
 JOBS = (

@@ -4,6 +4,7 @@ declared once, and read in one way.
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -26,6 +27,39 @@ ResourceOption = Annotated[
 LabelOption = Annotated[
     list[str], typer.Option("--label", metavar="KEY=VALUE", help="Label the host must carry.")
 ]
+QosOption = Annotated[
+    str,
+    typer.Option(
+        "--qos",
+        metavar="LSE|LSR|LS|BE",
+        help="Cpus of its own (LSE; LSR: shared with best effort), shared (LS), best effort (BE).",
+    ),
+]
+CpuBindOption = Annotated[
+    str,
+    typer.Option(
+        "--cpu-bind",
+        metavar="POLICY[:STRENGTH]",
+        help="Whole cores (FullPCPUs), one thread of each (SpreadByPCPUs), or a NUMA node's pool "
+        "(ConstrainedBurst); with :required on no host that cannot.",
+    ),
+]
+CpuExclusiveOption = Annotated[
+    str,
+    typer.Option(
+        "--cpu-exclusive",
+        metavar="POLICY[:STRENGTH]",
+        help="Share no core (PCPULevel) or NUMA node (NUMANodeLevel) with others like it.",
+    ),
+]
+NumaOption = Annotated[
+    str,
+    typer.Option(
+        "--numa",
+        metavar="POLICY[:STRENGTH]",
+        help="SingleNUMANode or Restricted, required unless :preferred; or BestEffort.",
+    ),
+]
 EnvOption = Annotated[
     list[str],
     typer.Option("--env", "-e", metavar="KEY[=VALUE]", help="Set, or pass on, a variable."),
@@ -46,6 +80,10 @@ def slot_spec(
     resources: list[str],
     labels: list[str],
     allow_pending: bool = False,
+    qos: str = "",
+    cpu_bind: str = "",
+    cpu_exclusive: str = "",
+    numa: str = "",
 ) -> fg.SlotSpec:
     """The slot that these options ask for.
 
@@ -53,6 +91,11 @@ def slot_spec(
         InvalidArgument: one of them cannot be read.
     """
     import finegrain_client
+    from finegrain.cpu_policy import BindPolicy, ExclusivePolicy, NumaPolicy, QosClass
+    from finegrain.cpu_words import policy_text, read_policy, read_word
+
+    def policy(option: str, text: str, kind: type[StrEnum]) -> str:
+        return policy_text(*read_policy(option, text, kind)) if text else ""
 
     return finegrain_client.SlotSpec(
         cpu_milli=parse_cpu_milli("--cpu", cpu) if cpu else None,
@@ -62,6 +105,10 @@ def slot_spec(
         extended={name: _count(name, text) for name, text in _pairs("--resource", resources)},
         labels=dict(_pairs("--label", labels)),
         allow_pending=allow_pending,
+        qos=read_word("--qos", qos, QosClass) if qos else QosClass.LS,
+        cpu_bind=policy("--cpu-bind", cpu_bind, BindPolicy),
+        cpu_exclusive=policy("--cpu-exclusive", cpu_exclusive, ExclusivePolicy),
+        numa=policy("--numa", numa, NumaPolicy),
     )
 
 

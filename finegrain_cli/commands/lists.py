@@ -48,7 +48,7 @@ AllOption = Annotated[bool, typer.Option("--all", help="Ended ones, too.")]
 
 def register(app: typer.Typer) -> None:
     """Adds the commands of this module."""
-    for command in (status, executors, slots, requests, jobs, events):
+    for command in (status, slots, requests, jobs, events):
         app.command()(reporting_errors(command))
 
 

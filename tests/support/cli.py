@@ -31,12 +31,16 @@ from finegrain_client.types_fairness import (
     ReservedExecutor,
 )
 from finegrain_client.types_groups import Groups, GroupStatus
+from finegrain_client.types_host_policy import HostPolicy
 from finegrain_client.types_providers import (
     ExecutorShape,
     ProvidedExecutor,
     ProvidedExecutorState,
     Providers,
 )
+from finegrain_client.types_topology import TopologyReport
+from tests.support.cli_cpus import HOST_POLICY, PINNED, WISH
+from tests.support.cli_topology import small_report
 
 Finegrain = Callable[..., Result]
 """Runs `finegrain ARGS...` in this process."""
@@ -74,6 +78,7 @@ SLOT = types.SlotStatus(
     resize_number=2,
     resizes=(CHANGE,),
 )
+PINNED_SLOT = replace(SLOT, cpus="1", resize_number=0, resizes=(), assignment=PINNED)
 GRANTED = types.RequestStatus(
     allocation_id=SLOT.allocation_id,
     job_id=SLOT.job_id,
@@ -92,6 +97,7 @@ GRANTED = types.RequestStatus(
     target_address="",
     allow_pending=False,
     restart_on_loss=False,
+    cpu_policy=WISH,
 )
 WAITING = replace(
     GRANTED,
@@ -366,6 +372,7 @@ class FakeCluster:
         default_factory=lambda: [GRANTED, WAITING, RELEASED]
     )
     provided: Providers = NO_PROVIDERS
+    reported: TopologyReport | None = None  # of any executor; None: of a small host
     outcomes: dict[str, types.ItemOutcome] = field(default_factory=dict)
     done: list[tuple[Any, ...]] = field(default_factory=list)
 
@@ -391,6 +398,12 @@ class FakeCluster:
             if each.executor_id == executor_id:
                 return replace(each, topology=TOPOLOGY, slot_list=tuple(self.slot_list))
         raise NotFound(f"executor {executor_id} is not known", reason=Reason.EXECUTOR_UNKNOWN)
+
+    def topology(self, executor_id: str) -> TopologyReport:
+        executor = self.executor(executor_id)
+        if self.reported is not None:
+            return self.reported
+        return small_report(TOPOLOGY, executor.slot_list or ())
 
     def slots(self, *, executor_id: str = "", job_id: str = "") -> list[types.SlotStatus]:
         return [
@@ -465,6 +478,15 @@ class FakeCluster:
     def set_group(self, name: str, **fields: Any) -> GroupStatus:
         self.done.append(("set_group", name, fields))
         return replace(GROUPS.groups[1], name=name, weight=fields["weight"] or 1.0)
+
+    def host_policy(self, executor_id: str | None) -> HostPolicy:
+        if executor_id:
+            self.executor(executor_id)
+        return replace(HOST_POLICY, executor_id=executor_id or "")
+
+    def set_host_policy(self, executor_id: str | None, **fields: Any) -> HostPolicy:
+        self.done.append(("set_host_policy", executor_id, fields))
+        return replace(self.host_policy(executor_id), followed_number=None)
 
     def delete_group(self, name: str) -> None:
         self.done.append(("delete_group", name))

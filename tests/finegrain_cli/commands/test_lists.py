@@ -8,14 +8,18 @@ from pathlib import Path
 
 import pytest
 
+from finegrain.cpu_policy import QosClass
+from finegrain_client.types_cpus import CpuWish, SlotPool
 from tests.support.cli import (
     EXECUTOR,
     NOT_ENFORCED,
+    PINNED_SLOT,
     PROVIDERS,
     SLOT,
     FakeCluster,
     Finegrain,
 )
+from tests.support.cli_cpus import PINNED
 
 GOLDEN = Path(__file__).parents[2] / "data/cli"
 
@@ -77,6 +81,54 @@ def test_wide_says_what_is_enforced(finegrain: Finegrain, cluster: FakeCluster) 
 
     column = heading.index("ISOLATION")
     assert row[column:].startswith("none")
+
+
+def test_wide_says_which_cpus_a_slot_has(finegrain: Finegrain, cluster: FakeCluster) -> None:
+    aligned = replace(PINNED, qos=QosClass.LS, cpus="", pools=(SlotPool(0, 1), SlotPool(0, 0)))
+    best_effort = replace(PINNED, qos=QosClass.BE, cpus="", numa=(), notes=())
+    cluster.slot_list += [
+        PINNED_SLOT,
+        replace(SLOT, assignment=aligned),
+        replace(SLOT, assignment=best_effort),
+    ]
+
+    heading, *rows = finegrain("slots", "-o", "wide").stdout.splitlines()
+
+    def shown(name: str) -> list[str]:
+        at = heading.index(name)
+        return [row[at:].split("  ")[0] for row in rows]
+
+    assert shown("CLASS") == ["LS", "LSR", "LS", "BE"]
+    assert shown("CPUS") == ["shared", "1", "shared of node 0, 1", "best effort"]
+    assert shown("NUMA") == ["-", "0", "0", "-"]
+    assert shown("PREFERRED IN VAIN") == ["-", *PINNED.notes, *PINNED.notes, "-"]
+
+
+def test_json_says_which_cpus_a_slot_has(finegrain: Finegrain, cluster: FakeCluster) -> None:
+    cluster.slot_list[:] = [PINNED_SLOT]
+
+    (slot,) = json.loads(finegrain("slots", "-o", "json").stdout)["items"]
+
+    assert slot["assignment"] == {
+        "qos": "LSR",
+        "cpus": "1",
+        "bind": "FullPCPUs",
+        "exclusive": "PCPULevel",
+        "numa": [{"node": 0, "amounts": {"cpu_milli": 1000, "memory_bytes": 268435456}}],
+        "memory_nodes": "0",
+        "pools": [],
+        "notes": ["NUMANodeLevel was preferred and could not be had"],
+    }
+
+
+def test_wide_says_what_a_request_wants_of_cpus(finegrain: Finegrain, cluster: FakeCluster) -> None:
+    cluster.request_list.append(replace(cluster.request_list[0], cpu_policy=CpuWish()))
+
+    heading, *rows = finegrain("requests", "-o", "wide").stdout.splitlines()
+
+    at = heading.index("CPU POLICY")
+    wish = "LSR, bind FullPCPUs:preferred, numa Restricted:required"
+    assert [row[at:] for row in rows] == [wish, wish, "-"]
 
 
 def test_a_prefix_chooses(finegrain: Finegrain, cluster: FakeCluster) -> None:

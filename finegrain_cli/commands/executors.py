@@ -1,0 +1,219 @@
+"""`finegrain executors`: the list, and settings of how their hosts give cpus.
+
+Decides what `executors ID` means: the list, unless ID is the name of a command.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from finegrain.errors import InvalidArgument
+from finegrain_cli.common import (
+    ConfigOption,
+    ManagerOption,
+    OutputOption,
+    TokenFileOption,
+    enter_command,
+    reporting_errors,
+)
+from finegrain_cli.connection import open_cluster
+from finegrain_cli.cpu_text import POLICY_COLUMNS, SETTINGS, policy_rows
+from finegrain_cli.output import OutputFormat, print_object, table_lines
+
+if TYPE_CHECKING:
+    from finegrain_client.types_host_policy import HostPolicy
+
+LIST = "list"
+NONE = "none"
+
+ExecutorArgument = Annotated[str, typer.Argument(metavar="EXECUTOR|--defaults")]
+DefaultsOption = Annotated[
+    bool, typer.Option("--defaults", help="For the cluster: where no host says anything else.")
+]
+
+
+class _ListUnlessNamed(TyperGroup):
+    """`executors [ID]` is `executors list [ID]`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        named = args and (args[0] in self.commands or args[0] == "--help")
+        if not named and not ctx.resilient_parsing:
+            args = [LIST, *args]
+        return super().parse_args(ctx, args)
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands of this module."""
+    from finegrain_cli.commands.lists import executors
+
+    group = typer.Typer(cls=_ListUnlessNamed)
+    group.command(name=LIST)(reporting_errors(executors))
+    group.command(name="policy")(reporting_errors(policy))
+    group.command(name="set")(reporting_errors(set_))
+    app.add_typer(
+        group,
+        name="executors",
+        help="List executors (`executors [ID]`), and set how their hosts give cpus.",
+    )
+
+
+def policy(
+    executor: ExecutorArgument = "",
+    defaults: DefaultsOption = False,
+    output: OutputOption = OutputFormat.TABLE,
+    manager: ManagerOption = "",
+    token_file: TokenFileOption = "",
+    config: ConfigOption = "",
+) -> None:
+    """Show the settings of an executor's host: what holds, by whom, and what was set at runtime."""
+    enter_command(output, manager, token_file, config)
+    name = _subject(executor, defaults=defaults)
+    with open_cluster() as cluster:
+        found = cluster.host_policy(name)
+    _print(found, output)
+
+
+def set_(
+    executor: ExecutorArgument = "",
+    defaults: DefaultsOption = False,
+    bind_policy: Annotated[
+        str,
+        typer.Option(
+            "--bind-policy",
+            metavar="POLICY",
+            help="For slots with cpus of their own: FullPCPUsOnly, SpreadByPCPUs or None.",
+        ),
+    ] = "",
+    numa_strategy: Annotated[
+        str,
+        typer.Option(
+            "--numa-strategy",
+            metavar="STRATEGY",
+            help="NUMA node to take first: MostAllocated, LeastAllocated or DistributeEvenly.",
+        ),
+    ] = "",
+    alignment: Annotated[
+        str,
+        typer.Option(
+            "--alignment",
+            metavar="POLICY",
+            help="How slots lie on NUMA nodes: None, BestEffort, Restricted or SingleNUMANode.",
+        ),
+    ] = "",
+    reserved_cpus: Annotated[
+        str,
+        typer.Option(
+            "--reserved-cpus", metavar="LIST|none", help="Cpus that no slot has to itself."
+        ),
+    ] = "",
+    reserved_strict: Annotated[
+        bool | None,
+        typer.Option(
+            "--reserved-strict/--no-reserved-strict",
+            help="Keep the slots of the shared pools off them, too.",
+            show_default=False,
+        ),
+    ] = None,
+    default_bind: Annotated[
+        str,
+        typer.Option(
+            "--default-bind",
+            metavar="POLICY",
+            help="Of requests that do not say: FullPCPUs, SpreadByPCPUs or None.",
+        ),
+    ] = "",
+    default_exclusive: Annotated[
+        str,
+        typer.Option(
+            "--default-exclusive",
+            metavar="POLICY",
+            help="Likewise: PCPULevel, NUMANodeLevel or None.",
+        ),
+    ] = "",
+    clear: Annotated[
+        list[str],
+        typer.Option(
+            "--clear", metavar="SETTING", help="Set it here no longer, such as bind-policy."
+        ),
+    ] = [],  # noqa: B006 - typer wants the default as a list
+    output: OutputOption = OutputFormat.TABLE,
+    manager: ManagerOption = "",
+    token_file: TokenFileOption = "",
+    config: ConfigOption = "",
+) -> None:
+    """Set how an executor's host gives cpus, or what holds where no host says anything else.
+
+    It holds from the next decision on, for new slots, over restarts. Slots that exist stay as they
+    are.
+    """
+    enter_command(output, manager, token_file, config)
+    name = _subject(executor, defaults=defaults)
+    words = {
+        "bind": _word("bind-policy", bind_policy),
+        "numa_strategy": _word("numa-strategy", numa_strategy),
+        "alignment": _word("alignment", alignment),
+        "default_bind": _word("default-bind", default_bind),
+        "default_exclusive": _word("default-exclusive", default_exclusive),
+    }
+    cleared = [_setting(each) for each in clear]
+    given = {field: word for field, word in words.items() if word is not None}
+    if not (given or cleared or reserved_cpus or reserved_strict is not None):
+        expected = ", ".join(f"--{each}" for each in SETTINGS)
+        raise InvalidArgument("executors set", name or "--defaults", f"one of {expected}, --clear")
+    with open_cluster() as cluster:
+        found = cluster.set_host_policy(
+            name,
+            **given,
+            reserved_cpus=_cpus(reserved_cpus),
+            reserved_strict=reserved_strict,
+            clear=cleared,
+        )
+    _print(found, output)
+
+
+def _subject(executor: str, *, defaults: bool) -> str | None:
+    """The executor that is meant; None: the cluster."""
+    if defaults == bool(executor):
+        raise InvalidArgument("EXECUTOR", executor, "either the name of an executor, or --defaults")
+    return executor or None
+
+
+def _word(label: str, text: str) -> str | None:
+    """The word in its own spelling; None: it was not given."""
+    if not text:
+        return None
+    from finegrain.cpu_words import read_word
+    from finegrain_client.reading_host_policy import NOT_FOR_HOSTS, WORDS
+
+    return str(read_word(f"--{label}", text, WORDS[SETTINGS[label]], without=NOT_FOR_HOSTS))
+
+
+def _cpus(text: str) -> str | None:
+    if not text:
+        return None
+    from finegrain.cpuset import CpuSet
+
+    return "" if text.casefold() == NONE else str(CpuSet.parse(text, "--reserved-cpus"))
+
+
+def _setting(label: str) -> str:
+    from difflib import get_close_matches
+
+    name = SETTINGS.get(label.removeprefix("--").replace("_", "-"))
+    if name is None:
+        close = get_close_matches(label, SETTINGS, n=1, cutoff=0.4)
+        nearest = f"; did you mean {close[0]}?" if close else ""
+        raise InvalidArgument("--clear", label, f"one of {', '.join(SETTINGS)}{nearest}")
+    return name
+
+
+def _print(found: HostPolicy, output: OutputFormat) -> None:
+    data = found.to_dict()
+    lines = table_lines(POLICY_COLUMNS, policy_rows(data))
+    if found.followed_number is not None and found.executor_id:
+        behind = found.followed_number < found.number
+        lines += [f"{found.executor_id} has not heard of the latest change yet"] if behind else []
+    print_object("HostPolicy", data, output, "\n".join(lines))

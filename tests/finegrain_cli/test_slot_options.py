@@ -1,0 +1,59 @@
+"""What a command says of the slot that it needs."""
+
+from __future__ import annotations
+
+import pytest
+
+from finegrain.errors import InvalidArgument
+from finegrain_cli.slot_options import slot_spec
+from finegrain_client import SlotSpec
+from tests.support.cli import Finegrain
+
+
+def test_cpus_are_asked_for_in_the_words_of_the_field() -> None:
+    spec = slot_spec(
+        cpu="4",
+        qos="lsr",
+        cpu_bind="fullpcpus",
+        cpu_exclusive="pcpulevel:required",
+        numa="SingleNUMANode:preferred",
+        resources=[],
+        labels=[],
+    )
+    assert spec == SlotSpec(
+        cpu_milli=4000,
+        qos="LSR",
+        cpu_bind="FullPCPUs",
+        cpu_exclusive="PCPULevel:required",
+        numa="SingleNUMANode:preferred",
+    )
+
+
+def test_without_a_word_of_cpus_nothing_is_wanted_of_them() -> None:
+    assert slot_spec(cpu="1", resources=[], labels=[]) == SlotSpec(cpu_milli=1000)
+
+
+@pytest.mark.parametrize(
+    ("option", "text", "told"),
+    [
+        ("--qos", "guaranteed", "expected one of LSE, LSR, LS, BE"),
+        ("--cpu-bind", "FullPCPU", "did you mean FullPCPUs?"),
+        ("--cpu-bind", "FullPCPUs:must", "FullPCPUs:required or FullPCPUs:preferred"),
+        ("--cpu-exclusive", "cores", "expected one of Default, None, PCPULevel, NUMANodeLevel"),
+        ("--numa", "SingleNode", "did you mean SingleNUMANode?"),
+    ],
+)
+@pytest.mark.parametrize("command", ["run", "batch --threads 3"])
+def test_words_that_are_none_are_told_with_the_option(
+    finegrain: Finegrain, command: str, option: str, text: str, told: str
+) -> None:
+    result = finegrain(*command.split(), option, text, "--", "true")
+    assert result.exit_code == (125 if command == "run" else 2)
+    assert f"{option} is '{text}'" in result.stderr
+    assert told in result.stderr
+
+
+def test_the_option_is_named_where_nobody_runs_a_command() -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        slot_spec(numa="one", resources=[], labels=[])
+    assert caught.value.field == "--numa"
