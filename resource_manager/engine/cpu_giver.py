@@ -36,10 +36,12 @@ if TYPE_CHECKING:
     from resource_manager.engine.shapes import CpuKey
 
 CpuKind = tuple[object, ...]
-"""What decides whom the cpus of a host suit when it is empty: equal for hosts that are alike."""
+"""What decides whom the cpus of a host suit when it is empty; hosts that are alike share one."""
 
 ANSWERS_MAX = 16
 """Answers that one host remembers: those who are tried one after the other."""
+
+_KINDS_KNOWN = 4_096
 
 NO_TOPOLOGY = CpuRefusal(
     CpuBlocker.NO_CPU_TOPOLOGY,
@@ -142,7 +144,7 @@ class CpuGiver:
         self.strict = books.policy.alignment.aligns
         kind = (books.layout, books.policy, books.unavailable, books.best_effort_milli)
         if kind != self.cpu_kind:
-            self.cpu_kind = kind
+            self.cpu_kind = _shared(kind)
         return books.version != version
 
     # What can be had.
@@ -158,7 +160,7 @@ class CpuGiver:
         know.
         """
         if self.cpus is None:
-            return NO_TOPOLOGY if asked.exact else _in_pools(asked)
+            return NO_TOPOLOGY if _needs_topology(asked) else _in_pools(asked)
         answer = self._ask(self.cpus, asked, 1)
         if answer.given:
             return answer.given[0]
@@ -169,7 +171,7 @@ class CpuGiver:
         NUMA nodes do not suit more. Likewise.
         """
         if self.cpus is None:
-            return [] if asked.exact else [_in_pools(asked)] * count
+            return [] if _needs_topology(asked) else [_in_pools(asked)] * count
         return self._ask(self.cpus, asked, count).given[:count]
 
     def suits(self, asked: Asked, count: int = 1) -> bool:
@@ -185,7 +187,7 @@ class CpuGiver:
         if not self.exactly(asked):
             return True
         if self.cpus is None:
-            return not asked.exact
+            return not _needs_topology(asked)
         return fits_empty(self.cpus, self._wish(asked)) is None
 
     def suits_without(self, asked: Asked, gone: SlotKey) -> bool:
@@ -193,7 +195,7 @@ class CpuGiver:
         if not self.exactly(asked):
             return True
         if self.cpus is None:
-            return not asked.exact
+            return not _needs_topology(asked)
         books = self.cpus.scratch()
         books.remove(gone)
         return isinstance(assign(books, self._wish(asked)), CpuAssignment)
@@ -259,11 +261,22 @@ def _answer(books: CpuBooks, wish: CpuWish, count: int) -> Answer:
     return Answer(given, last if isinstance(last, CpuRefusal) else None)
 
 
+def _needs_topology(asked: Asked) -> bool:
+    """True if a host that does not tell what its cpus are made of cannot serve it."""
+    return asked.cpus is not None and asked.cpus[0].is_exact
+
+
 def _layout(registration: Registration) -> CpuLayout | None:
     try:
         return layout_of(registration.topology, registration.host_cpus)
     except (InvalidArgument, ValueError):  # what a host cannot tell, nobody can have of it
         return None
+
+
+@lru_cache(_KINDS_KNOWN)
+def _shared(kind: CpuKind) -> CpuKind:
+    """The same for equal ones."""
+    return kind
 
 
 def _in_pools(asked: Asked) -> CpuAssignment:

@@ -12,6 +12,7 @@ from itertools import chain
 
 from finegrain.resources import total_of
 from resource_manager.engine import size_invariants
+from resource_manager.engine.cpu_invariants import cpu_problems
 from resource_manager.engine.entities import (
     ENDED_REQUEST_STATES,
     ExecutorState,
@@ -189,6 +190,7 @@ def _host(host: Host) -> Iterator[str]:
     for slot in host.slots.values():
         yield from _order(host, slot)
     yield from size_invariants.sizes(host)
+    yield from cpu_problems(host)
     in_flight = host.in_flight
     if in_flight is not None and in_flight.number != executor.command_number:
         yield (

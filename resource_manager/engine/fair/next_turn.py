@@ -143,6 +143,7 @@ class _There:
 
     def __init__(self, host: Host, slot: Slot) -> None:
         self.host = host
+        self._gone = slot.allocation_id, slot.generation
         self.amounts: dict[str, int] = add(host.free(), slot.booked)
         self.slots = host.slots_left() + (host.slots_left() != UNLIMITED)
         if host.held is not None:
@@ -161,7 +162,9 @@ class _There:
         need = host.need_of(shape)
         if not need or not fits(need, self.amounts) or self.slots < 1:
             return False
-        return carries(host, shape.labels) and not host.refuses(shape)
+        if not carries(host, shape.labels) or host.refuses(shape):
+            return False
+        return host.suits_without(shape, self._gone)
 
 
 class _Without:

@@ -21,6 +21,8 @@ def is_held_from(host: Host, shape: Shape) -> bool:
     need = host.need_of(shape)
     if not need or host.slots_left() < 1 or not fits(need, host.free()):
         return False
+    if host.exactly(shape):  # there for nobody else, as long as anything is held
+        return host.suits(shape)
     return host.spare_slots() < 1 or not fits(need, host.spare())
 
 

@@ -302,6 +302,8 @@ def _end(turn: Turn, ended: Reservation, why: str) -> None:
         if host is not None:
             host.held = None
             state.touch(host)
+            # Whom it has to be asked about had no room there, whatever amounts were left over.
+            state.indexes.log_growth(host, state.queue)
     _tell(turn, "reservation_ended", ended, f"{ended.holder.title}: {why}")
 
 

@@ -7,11 +7,14 @@ and remembers the answer with the shape until some host's size, labels or availa
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import chain
 
 from finegrain.errors import Reason
 from finegrain.resources import Amounts, shortfall
+from resource_manager.engine.cpus.refusals import CpuRefusal
 from resource_manager.engine.entities import ExecutorState, RequestSpec
 from resource_manager.engine.events import ItemOutcome
 from resource_manager.engine.fair.others_held import held_from, is_held_from
@@ -19,7 +22,12 @@ from resource_manager.engine.host import KNOWN, ONLINE, Host, shared_booking
 from resource_manager.engine.placement.index import Need
 from resource_manager.engine.placement.indexes import carries
 from resource_manager.engine.queue import Shape
+from resource_manager.engine.singles import Labels
 from resource_manager.engine.state import State
+
+ASKED_MAX = 64
+"""Hosts that are asked at most whether their cpus and NUMA nodes suit, to tell why somebody waits.
+"""
 
 
 class Feasibility(StrEnum):
@@ -43,6 +51,7 @@ class Blocker(StrEnum):
     SLOT_LIMIT = "SLOT_LIMIT"
     REFUSED = "REFUSED"  # the host refused this shape lately
     HELD = "HELD"  # for somebody who was passed over for too long
+    TOPOLOGY = "TOPOLOGY"  # its cpus or NUMA nodes do not suit, whatever amounts there are
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +64,7 @@ class Judgement:
     total: dict[str, int]
     missing: dict[str, int]
     blockers: tuple[str, ...]
+    cpu_refusal: CpuRefusal | None = None  # why cpus or NUMA nodes do not suit; None: they do
 
     @property
     def fits(self) -> bool:
@@ -88,7 +98,11 @@ def judge(host: Host, shape: Shape) -> Judgement:
         blockers.append(Blocker.HELD)
     if shape.profile is None and not asked:
         blockers.append(Blocker.TOTAL_TOO_SMALL)
-    return Judgement(host, asked, free, total, missing, tuple(dict.fromkeys(blockers)))
+    given = host.assign(shape) if host.exactly(shape) else None
+    refusal = given if isinstance(given, CpuRefusal) else None
+    if refusal is not None:
+        blockers.append(Blocker.TOPOLOGY)
+    return Judgement(host, asked, free, total, missing, tuple(dict.fromkeys(blockers)), refusal)
 
 
 def feasibility(state: State, shape: Shape) -> Feasibility:
@@ -106,25 +120,70 @@ def _feasibility(state: State, shape: Shape) -> Feasibility:
         return Feasibility.POSSIBLE  # nobody has come yet; somebody may any moment
     if state.elastic.fits_a_shape(shape):
         return Feasibility.POSSIBLE  # such an executor can be asked for
-    if _some_host_covers(state, shape, _needs(shape, ONLINE)):
+    if _some_host_could(state, shape, shape.labels, _needs(shape, ONLINE)):
         return Feasibility.POSSIBLE
-    if _some_host_covers(state, shape, _needs(shape, KNOWN)):
+    if _some_host_could(state, shape, shape.labels, _needs(shape, KNOWN)):
         return Feasibility.OFFLINE
     if shape.labels and (
-        any(True for _ in state.indexes.main.covering(_needs(shape, KNOWN)))
+        _some_host_could(state, shape, (), _needs(shape, KNOWN))
         or state.elastic.fits_a_shape(shape, labels=False)
     ):
         return Feasibility.LABELS
     return Feasibility.NEVER
 
 
-def _some_host_covers(state: State, shape: Shape, needs: list[Need]) -> bool:
-    index = state.indexes.of(shape.labels)
-    if not shape.labels or index is not state.indexes.main:
+def _some_host_could(state: State, shape: Shape, labels: Labels, needs: list[Need]) -> bool:
+    """True if some host with these labels covers one of these needs, in columns that say what it
+    has when empty, and its cpus and NUMA nodes would suit then.
+
+    Hosts that are alike are asked once. From both ends at once: few hosts may cover, or few may
+    carry or be of a kind that suits.
+    """
+    indexes, hosts = state.indexes, state.hosts
+    if not (shape.exact or indexes.strict):
+        return _some_host_covers(state, labels, needs)
+    index, could = indexes.of(labels), _CouldSuit(shape)
+    wanted = labels if index is indexes.main else ()
+    suiting: Iterable[str] = hosts
+    if shape.policy.is_exact:
+        kinds = [names for names in indexes.kinds.values() if could(hosts[next(iter(names))])]
+        suiting = chain.from_iterable(kinds)
+    if wanted:
+        suiting = indexes.carriers(wanted)
+    for at, name in zip(index.covering(needs), suiting, strict=False):
+        for host in (hosts[index.ids[at]], hosts[name]):
+            if not (carries(host, wanted) and index.knows(host.host_id) and could(host)):
+                continue
+            if any(index.covers(index.position[host.host_id], need) for need in needs):
+                return True
+    return False
+
+
+class _CouldSuit:
+    """Whether cpus and NUMA nodes of hosts would suit one of a shape if they were empty."""
+
+    def __init__(self, shape: Shape) -> None:
+        self._shape = shape
+        self._known: dict[tuple[object, int], bool] = {}
+
+    def __call__(self, host: Host) -> bool:
+        if not host.exactly(self._shape):
+            return True
+        booked = id(host.default_booking) if self._shape.profile is None else host.separate_pools
+        kind = id(host.cpu_kind), booked
+        known = self._known.get(kind)
+        if known is None:
+            known = self._known[kind] = host.could_suit(self._shape)
+        return known
+
+
+def _some_host_covers(state: State, labels: Labels, needs: list[Need]) -> bool:
+    index = state.indexes.of(labels)
+    if not labels or index is not state.indexes.main:
         return any(True for _ in index.covering(needs))
     # From both ends at once: few hosts may cover, or few may carry.
-    for at, name in zip(index.covering(needs), state.indexes.carriers(shape.labels), strict=False):
-        if carries(state.hosts[index.ids[at]], shape.labels):
+    for at, name in zip(index.covering(needs), state.indexes.carriers(labels), strict=False):
+        if carries(state.hosts[index.ids[at]], labels):
             return True
         if any(index.covers(index.position[name], need) for need in needs):
             return True
@@ -137,7 +196,8 @@ def _sums(state: State, shape: Shape) -> Amounts:
     if not shape.labels or index is not state.indexes.main:
         return index.sums
     carriers = [index.position[name] for name in state.indexes.carriers(shape.labels)]
-    asked = shape.pooled_need.keys() | shape.separate_need.keys()
+    pooled, separate = shape.amounts
+    asked = pooled.keys() | separate.keys()
     return {
         name: sum(index.columns[name][0][at] for at in carriers)
         for name in asked & index.columns.keys()
@@ -172,17 +232,40 @@ def _waiting_reason(state: State, shape: Shape) -> Reason:
         case Feasibility.POSSIBLE:
             pass
     sums = _sums(state, shape)
-    needs: list[Need] = [shape.pooled_need, shape.separate_need]
-    if any(all(sums.get(name, 0) >= amount for name, amount in n.items()) for n in needs):
-        return Reason.WAITING_CAPACITY if has_room(state, shape) else Reason.WAITING_FRAGMENTED
-    return Reason.WAITING_CAPACITY
+    amounts = list[Need](shape.amounts)
+    if not any(all(sums.get(name, 0) >= amount for name, amount in n.items()) for n in amounts):
+        return Reason.WAITING_CAPACITY
+    if has_room(state, shape):
+        return Reason.WAITING_CAPACITY
+    if _is_exact_somewhere(state, shape) and _some_host_covers(state, shape.labels, amounts):
+        return Reason.WAITING_TOPOLOGY
+    return Reason.WAITING_FRAGMENTED
 
 
 def has_room(state: State, shape: Shape) -> bool:
     """True if some host has room for one now, whether or not it would take it; the indexes must be
-    fresh.
+    fresh. Of hosts that have to be asked only so many are: whoever waits has asked them all.
     """
-    return _some_host_covers(state, shape, [shape.pooled_need, shape.separate_need])
+    needs: list[Need] = [shape.pooled_need, shape.separate_need]
+    if not _is_exact_somewhere(state, shape):
+        return _some_host_covers(state, shape.labels, needs)
+    index = state.indexes.of(shape.labels)
+    asked = 0
+    for at in index.covering(needs):
+        host = state.hosts[index.ids[at]]
+        if index is state.indexes.main and not carries(host, shape.labels):
+            continue
+        if host.suits(shape):
+            return True
+        asked += 1
+        if asked == ASKED_MAX:
+            return False
+    return False
+
+
+def _is_exact_somewhere(state: State, shape: Shape) -> bool:
+    """True if there are hosts of which amounts do not say whether one fits."""
+    return shape.exact or bool(state.indexes.strict)
 
 
 def rejection(state: State, spec: RequestSpec) -> ItemOutcome | None:

@@ -204,7 +204,8 @@ def _room_for(host: Host, shape: Shape) -> int:
     if not need:
         return 0
     fits = [spare.get(name, 0) // amount for name, amount in need.items()]
-    return min([host.spare_slots(), *fits])
+    room = min([host.spare_slots(), *fits])
+    return len(host.assign_many(shape, room)) if host.exactly(shape) else room
 
 
 def _has_been_there(state: State, request: Request, host: Host) -> bool:
