@@ -189,6 +189,7 @@ def _some_masks(layout: CpuLayout, nodes: tuple[int, ...]) -> Iterator[tuple[int
     yield nodes
 
 
+@lru_cache(16_384)
 def remoteness(layout: CpuLayout, mask: int) -> int:
     """How far the nodes of a mask are from each other: the sum of all their distances. Masks of as
     many nodes compare by it as by the mean.

@@ -17,12 +17,13 @@ nodenumaresource, see `accumulator`), except:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from finegrain.cpu_policy import BindPolicy, ExclusivePolicy, NumaStrategy
-from resource_manager.engine.cpus.accumulator import Accumulator, whole_cores_of
+from resource_manager.engine.cpus.accumulator import Accumulator
 from resource_manager.engine.cpus.distributed import NodeShare, even_shares, take_share
 from resource_manager.engine.cpus.layout import CpuLayout
 from resource_manager.engine.cpus.packed import take_packed
@@ -73,7 +74,7 @@ class ShortOf(StrEnum):
     CORES = "cores with a free thread"
     UNSHARED_CORES = "free cpus of cores without a slot that wants its cores to itself"
     UNSHARED_NODES = "free cpus of NUMA nodes without a slot that wants its nodes to itself"
-    ALIGNMENT = "cpus of whole cores whose threads add up to the number of cpus"
+    ALIGNMENT = "cpus of whole cores, whose threads do not add up to that"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,10 +128,12 @@ def suitable(layout: CpuLayout, available: int, holders: Holders, wish: CpuWish)
     if wish.bind_required:
         short_of = ShortOf.CPUS
         if wish.bind is BindPolicy.FULL_PCPUS:
-            if not aligned(layout, need):
-                return Short(ShortOf.ALIGNMENT, need, 0)
             free = layout.whole(free)
             short_of = ShortOf.WHOLE_CORES
+            # Cores that differ may be enough and yet not add up: to know it at once saves a search.
+            enough = not layout.uniform_cores and need <= free.bit_count()
+            if not (adds_up(layout, free, need) if enough else aligned(layout, need)):
+                return Short(ShortOf.ALIGNMENT, need, free.bit_count())
         elif wish.bind is BindPolicy.SPREAD_BY_PCPUS:
             free = layout.first_threads(free)
             short_of = ShortOf.CORES
@@ -143,8 +146,19 @@ def aligned(layout: CpuLayout, need: int) -> bool:
     """Whether so many cpus are the threads of some whole cores of the host that are pinnable."""
     if layout.uniform_cores:
         return need % layout.per_core == 0
-    cores = [core for core in layout.core_masks if not core & ~layout.pinnable]
-    return whole_cores_of(cores, need) is not None
+    return adds_up(layout, layout.pinnable, need)
+
+
+def adds_up(layout: CpuLayout, cpus: int, need: int) -> bool:
+    """Whether some of the cores that lie in `cpus` altogether have so many threads together."""
+    widths = Counter(core.bit_count() for core in layout.core_masks if not core & ~cpus)
+    sums = 1  # bit n: some of the cores have n threads together
+    for width, count in widths.items():
+        step = 1  # 1, 2, 4 ... cores and the rest: enough for every number of them
+        while (left := count - step + 1) > 0:
+            sums |= sums << width * min(step, left)
+            step *= 2
+    return bool(sums >> need & 1)
 
 
 def holds(layout: CpuLayout, cpus: int, bind: BindPolicy) -> bool:
