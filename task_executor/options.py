@@ -50,7 +50,7 @@ class TaskExecutorOptions:
     default_bind_policy: str = ""  # a BindPolicy, neither Default nor ConstrainedBurst
     default_exclusive_policy: str = ""  # an ExclusivePolicy, not Default
     best_effort_percent: int = 100  # cpu that best-effort slots may book, of that of the others
-    best_effort_squeeze: str = "none"  # none, cpuset, quota
+    best_effort_squeeze: str = "none"  # none, cpuset
     best_effort_squeeze_threshold: int = 65  # percent of the host that may be busy before
     best_effort_squeeze_minimum: int = 0  # percent of the host that they keep
     kubelet_dir: Path | None = DEFAULT_KUBELET_DIR  # None: no kubelet is looked for

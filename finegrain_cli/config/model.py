@@ -324,9 +324,8 @@ class ExecutorSection(ListenSection):
     )
     best_effort_squeeze: str = Field(
         "none",
-        pattern="^(none|cpuset|quota)$",
-        description="give best-effort slots fewer cpus (cpuset) or less cpu time (quota) while "
-        "others are busy",
+        pattern="^(none|cpuset)$",
+        description="give best-effort slots fewer cpus (cpuset) while others are busy",
     )
     best_effort_squeeze_threshold: int = Field(
         65, ge=1, le=100, description="percent of the host that may be busy before that"
