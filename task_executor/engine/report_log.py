@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from task_executor.engine.cpu_books import CpuConditions
 from task_executor.engine.slot_table import SlotTable
 from task_executor.engine.slots import EndedSlot, Slot, SlotKey
 
@@ -35,6 +36,7 @@ class NumberedState:
     slots: tuple[Slot, ...] = ()
     available: Mapping[str, int] = field(default_factory=dict)
     ended: tuple[EndedSlot, ...] = ()
+    cpus: CpuConditions | None = None  # of the host; None where the state is `unchanged`
 
 
 @dataclass
@@ -56,6 +58,7 @@ class ReportLog:
             slots=slots,
             available=table.available_beside(slots),
             ended=self._tell_ended(),
+            cpus=table.cpus.conditions,
         )
 
     def next(self, table: SlotTable, *, rm_epoch: int, command_number: int) -> NumberedState:

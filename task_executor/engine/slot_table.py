@@ -13,12 +13,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from finegrain.cpuset import CpuSet
+from finegrain.cpu_assignment import CpuAssignment
+from finegrain.cpu_policy import QosClass
+from finegrain.cpuset import EMPTY, CpuSet
 from finegrain.errors import (
     AlreadyExists,
     FailedPrecondition,
     FinegrainError,
-    InvalidArgument,
     InvariantBroken,
     NotFound,
     Reason,
@@ -31,13 +32,13 @@ from finegrain.resources import (
     ResourceProfile,
     add,
     booking,
-    fits,
     has_separate_pools,
     larger_of,
-    shortfall,
     subtract,
     total_of,
 )
+from task_executor.engine.cpu_books import PLAIN, CpuBooks, HostCpus
+from task_executor.engine.slot_checks import check_amounts, check_fit
 from task_executor.engine.slots import (
     Slot,
     SlotKey,
@@ -53,8 +54,9 @@ class HostShare:
     """What this executor may carve from. `total` has the reserves already taken off."""
 
     total: Amounts
-    shared_cpus: CpuSet  # what a slot without cpus of its own may run on
+    shared_cpus: CpuSet  # what slots without cpus of their own run on while nobody has any
     slots_max: int = 0  # 0: no limit
+    host_cpus: HostCpus | None = None  # None: no more is known than the shared ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +79,14 @@ class SlotTable:
 
     share: HostShare
     version: int = 0
+    cpus: CpuBooks = field(init=False)
     _slots: dict[SlotKey, Slot] = field(default_factory=dict)
     _generations: dict[str, set[int]] = field(default_factory=dict)
     _booked: dict[str, int] = field(default_factory=dict)
     _withheld: dict[SlotKey, dict[str, int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.cpus = CpuBooks(self.share.host_cpus or HostCpus(self.share.shared_cpus))
 
     def __iter__(self) -> Iterator[Slot]:
         return iter(self._slots.values())
@@ -103,7 +109,11 @@ class SlotTable:
 
     def booking_of(self, spec: SlotSpec) -> dict[str, int]:
         """What a slot takes from the books."""
-        return booking(spec.profile, separate_pools=has_separate_pools(self.share.total))
+        return booking(
+            spec.profile,
+            separate_pools=has_separate_pools(self.share.total),
+            best_effort=spec.is_best_effort,
+        )
 
     def booked_by(self, slot: Slot) -> dict[str, int]:
         """What a slot takes now: while its size changes the larger of both, per dimension."""
@@ -127,10 +137,6 @@ class SlotTable:
         taken = total_of((*(self.booked_by(slot) for slot in slots), *self._withheld.values()))
         left = subtract(self.share.total, taken)
         return {name: amount for name, amount in left.items() if amount > 0}
-
-    def effective_cpus(self, spec: SlotSpec) -> CpuSet:
-        """The cpus that a slot may run on."""
-        return CpuSet.parse(spec.cpus) if spec.cpus else self.share.shared_cpus
 
     # -- orders ------------------------------------------------------------------------------
 
@@ -180,7 +186,7 @@ class SlotTable:
                     "known": latest.spec.generation,
                 },
             )
-        self._check_amounts(spec)
+        self._check_content(spec)
         if self.share.slots_max and len(self._slots) >= self.share.slots_max:
             raise ResourceExhausted(
                 f"this executor has {len(self._slots)} slots and its slots_max is "
@@ -188,59 +194,42 @@ class SlotTable:
                 reason=Reason.SLOT_LIMIT,
                 details={"slots": len(self._slots), "slots_max": self.share.slots_max},
             )
-        self._check_fit(f"slot {spec.allocation_id}", self.booking_of(spec))
+        what, need = f"slot {spec.allocation_id}", self.booking_of(spec)
+        check_fit(what, need, self.available(), self.share.total)
 
-    def _check_amounts(self, spec: SlotSpec) -> None:
-        if spec.profile.cpu_milli <= 0:
-            raise InvalidArgument("profile.cpu_milli", spec.profile.cpu_milli, "1 or more")
-        if spec.memory_bytes <= 0:
-            raise InvalidArgument("memory_bytes", spec.memory_bytes, "1 or more")
-        if spec.cpu_limit_milli < spec.profile.cpu_milli:
-            expected = f"0 or at least the booked cpu_milli ({spec.profile.cpu_milli})"
-            raise InvalidArgument("cpu_limit_milli", spec.cpu_limit_milli, expected)
-        if not self.effective_cpus(spec) <= self.share.shared_cpus:
-            expected = f"cpus out of this executor's {self.share.shared_cpus}"
-            raise InvalidArgument("cpus", spec.cpus, expected)
-
-    def _check_fit(self, what: str, need: Amounts) -> None:
-        free = self.available()
-        if fits(need, free):
-            return
-        details: dict[str, int] = {}
-        parts = []
-        for name in shortfall(need, free):
-            asked, available = need[name], free.get(name, 0)
-            total = self.share.total.get(name, 0)
-            parts.append(f"{name}: asked {asked}, available {available} of {total}")
-            details |= {
-                f"asked.{name}": asked,
-                f"available.{name}": available,
-                f"total.{name}": total,
-            }
-        raise ResourceExhausted(
-            f"{what} does not fit here ({'; '.join(parts)}); place it elsewhere or wait",
-            reason=Reason.INSUFFICIENT_RESOURCES,
-            details=details,
-        )
+    def _check_content(self, spec: SlotSpec) -> None:
+        check_amounts(spec)
+        self.cpus.check(spec.key, spec)
 
     def resize(
-        self, key: SlotKey, number: int, profile: ResourceProfile, cpu_limit_milli: int
+        self,
+        key: SlotKey,
+        number: int,
+        profile: ResourceProfile,
+        cpu_limit_milli: int,
+        assignment: CpuAssignment | None = None,
     ) -> Outcome:
         """Books a change of size; the outcome's slot is `becoming` it until `resized` or
-        `resize_failed`.
+        `resize_failed`. Without an assignment it keeps its cpus, nodes and pools.
 
         The same number with the same content is the same change, also when it is done. A refusal
         books nothing: ALLOCATION_UNKNOWN, SLOT_NOT_READY (it is being freed, or an earlier change
         is not settled yet), STALE_RESIZE (a later change is known), INSUFFICIENT_RESOURCES (with
-        the growth as what is asked), INVALID_ARGUMENT.
+        the growth as what is asked), CPUS_UNAVAILABLE, INVALID_ARGUMENT.
         """
         try:
-            return Outcome(key, slot=self._resize(key, number, profile, cpu_limit_milli))
+            slot = self._resize(key, number, profile, cpu_limit_milli, assignment)
+            return Outcome(key, slot=slot)
         except FinegrainError as error:
             return Outcome(key, error=error)
 
     def _resize(
-        self, key: SlotKey, number: int, profile: ResourceProfile, cpu_limit_milli: int
+        self,
+        key: SlotKey,
+        number: int,
+        profile: ResourceProfile,
+        cpu_limit_milli: int,
+        assignment: CpuAssignment | None,
     ) -> Slot:
         slot = self._slots.get(key)
         if slot is None or slot.state is SlotState.CARVING:
@@ -248,16 +237,15 @@ class SlotTable:
                 f"this executor has no slot {key.allocation_id} generation {key.generation}",
                 details={"allocation_id": key.allocation_id, "generation": key.generation},
             )
-        wanted = replace(
-            slot.spec, profile=profile, cpu_limit_milli=cpu_limit_milli, resize_number=number
-        )
+        wanted = slot.spec.of_size(number, profile, cpu_limit_milli, assignment)
         if slot.state is SlotState.ALLOCATED and wanted in (slot.spec, slot.becoming):
             return slot
         check_resizable(slot, number)
-        self._check_amounts(wanted)
+        self._check_content(wanted)
         booked, then = self.booked_by(slot), self.booking_of(wanted)
         growth = subtract(larger_of(booked, then), booked)
-        self._check_fit(f"the growth of slot {key.allocation_id}", growth)
+        what = f"the growth of slot {key.allocation_id}"
+        check_fit(what, growth, self.available(), self.share.total)
         return self._rebook(replace(slot, becoming=wanted))
 
     # -- what became of them -----------------------------------------------------------------
@@ -328,9 +316,19 @@ class SlotTable:
         self._book(slot)
         self.version += 1
 
+    # -- what changes around them ---------------------------------------------------------------
+
+    def take_in(self, **conditions: Any) -> bool:
+        """Other conditions for cpus, by the names of `CpuConditions`; False if nothing is new."""
+        changed = self.cpus.change(**conditions)
+        self.version += changed
+        return changed
+
     # -- what is here and nobody's -----------------------------------------------------------
 
-    def withhold(self, key: SlotKey, *, cpu_milli: int, memory_bytes: int) -> None:
+    def withhold(
+        self, key: SlotKey, *, cpu_milli: int, memory_bytes: int, own_cpus: CpuSet = EMPTY
+    ) -> None:
         """Remains of a slot that no book knows live on: what they hold is not for others.
 
         What else they hold (devices, countable resources, parts of memory) is not known, so all of
@@ -340,22 +338,30 @@ class SlotTable:
         self._withheld[key] = {
             name: known.get(name, amount) for name, amount in self.share.total.items()
         }
+        self.cpus.put(key, [CpuAssignment(QosClass.LSE, own_cpus)] if own_cpus else [])
         self.version += 1
 
     def hand_back(self, key: SlotKey) -> None:
         """Nothing of them is left."""
         if self._withheld.pop(key, None) is not None:
+            self.cpus.drop(key)
             self.version += 1
 
     def _book(self, slot: Slot) -> Slot:
         self._slots[slot.key] = slot
         self._generations.setdefault(slot.spec.allocation_id, set()).add(slot.spec.generation)
         self._booked = add(self._booked, self.booked_by(slot))
+        self._assign(slot)
         return slot
+
+    def _assign(self, slot: Slot) -> None:
+        has = (slot.spec, slot.becoming or slot.spec)
+        self.cpus.put(slot.key, dict.fromkeys(each.assignment or PLAIN for each in has))
 
     def _rebook(self, slot: Slot) -> Slot:
         self._booked = subtract(self._booked, self.booked_by(self._slots[slot.key]))
         self._booked = add(self._booked, self.booked_by(slot))
+        self._assign(slot)
         return self._put(slot)
 
     def _put(self, slot: Slot) -> Slot:
@@ -370,6 +376,7 @@ class SlotTable:
         if not generations:
             del self._generations[slot.spec.allocation_id]
         self._booked = subtract(self._booked, self.booked_by(slot))
+        self.cpus.drop(slot.key)
         self.version += 1
         return slot
 
@@ -390,3 +397,4 @@ class SlotTable:
             then = slot.becoming
             if then and (then.key != slot.key or then.resize_number <= slot.spec.resize_number):
                 raise InvariantBroken(f"slot {slot.key} cannot become {then}")
+        self.cpus.check_invariants()

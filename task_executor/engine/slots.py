@@ -21,7 +21,9 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from finegrain.errors import FailedPrecondition, IllegalTransition, Reason
+from finegrain.cpu_assignment import CpuAssignment
+from finegrain.cpu_policy import QosClass
+from finegrain.errors import FailedPrecondition, IllegalTransition, InvalidArgument, Reason
 from finegrain.resources import ResourceProfile
 
 
@@ -59,10 +61,11 @@ class SlotSpec:
     profile: ResourceProfile
     cpu_limit_milli: int
     pids_max: int
-    cpus: str = ""  # kernel's list form; empty: the executor's shared pool
+    cpus: str = ""  # kernel's list form: its own, or those of its pools that it is confined to
     job_secret_sha256: str = ""
     target_address: str = ""
     resize_number: int = 0  # of the last change of size; 0: as it was first ordered
+    assignment: CpuAssignment | None = None  # None: LS, in the whole shared pool
 
     @property
     def key(self) -> SlotKey:
@@ -73,6 +76,42 @@ class SlotSpec:
     def memory_bytes(self) -> int:
         """Memory limit."""
         return self.profile.booked_memory_bytes
+
+    @property
+    def is_pinned(self) -> bool:
+        """True if it has cpus of its own."""
+        return self.assignment is not None and self.assignment.qos.is_pinned
+
+    @property
+    def is_best_effort(self) -> bool:
+        """True if its cpu is booked against the best-effort capacity."""
+        return self.assignment is not None and self.assignment.qos is QosClass.BE
+
+    def of_size(
+        self,
+        number: int,
+        profile: ResourceProfile,
+        cpu_limit_milli: int,
+        assignment: CpuAssignment | None = None,
+    ) -> SlotSpec:
+        """The same slot after a change of size; assignment None: with the cpus that it has.
+
+        Raises:
+            InvalidArgument: it would be of another class.
+        """
+        known = self.assignment or CpuAssignment()
+        given = assignment or known
+        if given.qos is not known.qos:
+            expected = f"{known.qos}, as before: a change of size changes no class"
+            raise InvalidArgument("assignment.qos", str(given.qos), expected)
+        return replace(
+            self,
+            profile=profile,
+            cpu_limit_milli=cpu_limit_milli,
+            resize_number=number,
+            assignment=assignment or self.assignment,
+            cpus=str(given.cpus) if self.is_pinned else self.cpus,
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able form, the inverse of `from_dict`."""
@@ -87,12 +126,18 @@ class SlotSpec:
             "job_secret_sha256": self.job_secret_sha256,
             "target_address": self.target_address,
             "resize_number": self.resize_number,
+            "assignment": self.assignment.to_dict() if self.assignment else None,
         }
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> SlotSpec:
-        """Reads what `to_dict` wrote. KeyError or TypeError for anything else."""
+        """Reads what `to_dict` wrote, in earlier versions too.
+
+        KeyError, TypeError or ValueError for anything else.
+        """
         values = dict(data)
+        if assignment := values.pop("assignment", None):
+            values["assignment"] = CpuAssignment.from_dict(assignment)
         return cls(profile=ResourceProfile.from_dict(values.pop("profile")), **values)
 
 

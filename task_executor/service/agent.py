@@ -12,11 +12,12 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 
-from finegrain.errors import FailedPrecondition, FinegrainError, Reason
+from finegrain.errors import FailedPrecondition, FinegrainError, InvalidArgument, Reason
 from finegrain.logs import get_logger
 from finegrain.rpc.access import TokenHashes
 from finegrain.rpc.wire import duration_ms_from_proto
-from finegrain.v1 import resource_manager_pb2, slots_pb2
+from finegrain.rpc.wire_cpus import host_policy_from_proto
+from finegrain.v1 import cpus_pb2, resource_manager_pb2, slots_pb2
 from task_executor.engine.slots import SlotKey, SlotState
 from task_executor.service.keeper import SlotKeeper
 from task_executor.service.manager_link import ManagerLink
@@ -195,6 +196,7 @@ class Agent:
         self._met()
         if keeper.reports.acknowledge(report_number):
             await keeper.save()
+        await self._follow_policy(answer.host_policy, answer.host_policy_number)
 
     # -- report ------------------------------------------------------------------------------
 
@@ -224,11 +226,24 @@ class Agent:
             return _Next.REGISTER
         if keeper.reports.acknowledge(answer.acknowledged_report_number):
             await keeper.save()
+        if answer.host_policy_number:  # else it is the one that we have
+            await self._follow_policy(answer.host_policy, answer.host_policy_number)
         await self._free_unowned(answer.unowned_slots)
         if answer.send_full_report:
             keeper.reports.distrust()
             return _Next.AT_ONCE
         return _Next.WAIT
+
+    async def _follow_policy(self, message: cpus_pb2.HostPolicy, number: int) -> None:
+        """What the operator has set for this host. What makes no sense here is not followed, and
+        reports say so by the number.
+        """
+        try:
+            policy = host_policy_from_proto(message, "host_policy")
+        except InvalidArgument as error:
+            log.error("host_policy_not_followed", number=number, error=error.message)
+            return
+        await self._keeper.take_policy(policy, number)
 
     async def _free_unowned(self, slots: Iterable[resource_manager_pb2.SlotRelease]) -> None:
         wanted = []

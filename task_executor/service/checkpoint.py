@@ -26,7 +26,7 @@ from typing import Any
 from finegrain.errors import ConfigurationError, Reason
 from finegrain.ids import ID_PATTERN, new_id
 
-FORMAT_VERSION = 2  # 2: slots may be changing their size
+FORMAT_VERSION = 3  # 2: slots may be changing their size; 3: slots may have cpus of their own
 LOCK_FILE = "executor.lock"
 STATE_FILE = "state.json"
 ENDPOINT_FILE = "endpoint.json"
@@ -45,6 +45,8 @@ class SavedState:
     slots: tuple[dict[str, Any], ...] = ()
     ended: tuple[dict[str, Any], ...] = ()
     starts: int = 0  # of fronts with this identity; separates the numbers of their reports
+    policy: dict[str, Any] = field(default_factory=dict)  # what an operator has set for this host
+    policy_number: int = 0  # of that; 0: none
 
 
 @dataclass(slots=True)
@@ -275,6 +277,8 @@ def state_content(state: SavedState) -> dict[str, Any]:
         "rm_epoch": state.rm_epoch,
         "boot_id": state.boot_id,
         "starts": state.starts,
+        "policy": state.policy,
+        "policy_number": state.policy_number,
         "slots": list(state.slots),
         "ended": list(state.ended),
     }
@@ -293,6 +297,8 @@ def parse_state(content: dict[str, Any]) -> SavedState:
             rm_epoch=int(content["rm_epoch"]),
             boot_id=content["boot_id"],
             starts=int(content.get("starts", 0)),
+            policy=dict(content.get("policy", {})),
+            policy_number=int(content.get("policy_number", 0)),
             slots=tuple(content["slots"]),
             ended=tuple(content["ended"]),
         )

@@ -229,11 +229,11 @@ class CommandRunner:
         numbers: CommandNumbers,
     ) -> task_executor_pb2.TaskExecutorServiceResizeSlotResponse:
         try:
-            change = change_from_proto(request)
+            change, assignment = change_from_proto(request)
         except InvalidArgument as bad:
             error: FinegrainError | None = bad
         else:
-            error = (await change_size(self._keeper, *change)).error
+            error = (await change_size(self._keeper, *change, assignment=assignment)).error
         if error is not None and error.reason is Reason.UNREACHABLE:
             raise error  # nobody knows yet: no answer is recorded, and the same command may come
         self._keeper.fence.contained(numbers)

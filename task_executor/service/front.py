@@ -32,6 +32,7 @@ from task_executor.host.helper_messages import HelperInfo
 from task_executor.service.agent import Agent, boot_seconds
 from task_executor.service.checkpoint import ENDPOINT_FILE
 from task_executor.service.commands import CommandRunner
+from task_executor.service.cpu_messages import host_cpus_to_proto
 from task_executor.service.executor_service import ExecutorService
 from task_executor.service.host_sync import HostSync, recover
 from task_executor.service.isolation import notes_of
@@ -265,6 +266,7 @@ class Front:
             isolation=isolation_message(self._info.isolation),
             shared_cpus=str(plan.share.shared_cpus),
             provided_as=self._prepared.provided_as,
+            host_cpus=host_cpus_to_proto(self.keeper.table.cpus.host, plan.nodes),
         )
 
     async def _start_metrics(self) -> None:

@@ -14,6 +14,7 @@ from finegrain.cpuset import CpuSet
 from finegrain.errors import InvalidArgument
 from finegrain.hugepages import page_bytes
 from finegrain.resources import (
+    BEST_EFFORT_CPU_MILLI,
     CPU_MILLI,
     EXTENDED_PREFIX,
     MEMORY_BYTES,
@@ -25,12 +26,14 @@ from finegrain.resources import (
     round_down,
 )
 from finegrain.topology import HostTopology
+from task_executor.engine.cpu_books import CpuBooks
 from task_executor.engine.default_profile import default_slot, parse_fraction
 from task_executor.engine.slot_table import HostShare
 from task_executor.host.capacity import CapacityOptions, plan_capacity
 from task_executor.host.kubelet.state import MEMORY, KubeletState
 from task_executor.host.node_offers import NodeOffer, hugepages_of, node_offers
 from task_executor.options import TaskExecutorOptions
+from task_executor.service.host_cpus import host_cpus
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +76,14 @@ def plan_host(options: TaskExecutorOptions, topology: HostTopology) -> HostPlan:
         CPU_MILLI: 1000 * len(capacity.reserved_cpus),
         MEMORY_BYTES: capacity.reserved_memory_bytes,
     }
+    cpus = host_cpus(options, topology, capacity)
     return HostPlan(
         topology=topology,
         share=HostShare(
             total=total,
-            shared_cpus=capacity.cpus - capacity.isolated_cpus,
+            shared_cpus=CpuBooks(cpus).pools.shared,
             slots_max=_not_negative("slots_max", options.slots_max),
+            host_cpus=cpus,
         ),
         reserved={name: amount for name, amount in reserved.items() if amount},
         default_profile=profile,
@@ -135,7 +140,10 @@ def _not_negative(field: str, value: int) -> int:
 def _total(
     options: TaskExecutorOptions, capacity: Capacity, nodes: Iterable[NodeOffer]
 ) -> dict[str, int]:
-    total = {CPU_MILLI: _cpu_milli(options, capacity)} | _hugepages(options, nodes)
+    cpu_milli = _cpu_milli(options, capacity)
+    best_effort = cpu_milli * _not_negative("best_effort_percent", options.best_effort_percent)
+    total = {CPU_MILLI: cpu_milli, BEST_EFFORT_CPU_MILLI: best_effort // 100}
+    total |= _hugepages(options, nodes)
     if options.memory_pools:
         total |= _pools(options, capacity)
     else:

@@ -11,9 +11,10 @@ import asyncio
 from collections.abc import Iterable
 from signal import SIGKILL, SIGTERM
 
-from finegrain.errors import FinegrainError, Reason
+from finegrain.cpu_policy import HostPolicy
+from finegrain.errors import FinegrainError, InvalidArgument, Reason
 from finegrain.logs import get_logger
-from task_executor.engine.slots import EndedSlot, Slot, SlotKey, SlotState
+from task_executor.engine.slots import EndedSlot, Slot, SlotKey, SlotSpec, SlotState
 from task_executor.host.helper_messages import (
     HelperState,
     Reconnected,
@@ -45,6 +46,7 @@ async def recover(keeper: SlotKeeper, saved: SavedState) -> None:
     keeper.reports.begin_life(keeper.starts)
     for ended in saved.ended:
         keeper.reports.ended(EndedSlot(SlotKey(*ended["key"]), ended["reason"]))
+    _take_policy(keeper, saved)
     state = await keeper.helper.inspect()
     on_host = {_slot_key(each.limits) for each in state.slots}
     # With its host a slot does not break: whoever wants to be restarted need not shun the host.
@@ -55,7 +57,8 @@ async def recover(keeper: SlotKeeper, saved: SavedState) -> None:
     _adopt_tasks(keeper, state)
     await _destroy_unknown_slots(keeper, state)
     await _forget_unknown_tasks(keeper, state)
-    await settle_sizes(keeper, [each.limits for each in state.slots])
+    await keeper.places.restore()
+    await settle_sizes(keeper, [each.limits for each in state.slots], _specs(keeper))
     for slot in list(keeper.table):
         if slot.state is SlotState.FREEING:
             keeper.begin_take_down(slot.key, grace_ms=keeper.default_grace_ms)
@@ -64,6 +67,16 @@ async def recover(keeper: SlotKeeper, saved: SavedState) -> None:
     keeper.directory.damage.clear()
     await keeper.save_or_log()
     log.info("recovered", slots=len(keeper.table), tasks=len(keeper.tasks))
+
+
+def _take_policy(keeper: SlotKeeper, saved: SavedState) -> None:
+    """What an operator has set holds before an RM is heard of."""
+    try:
+        policy = HostPolicy.from_dict(saved.policy)
+    except (ValueError, TypeError, InvalidArgument) as error:
+        log.error("saved_policy_unreadable", error=str(error))
+        return
+    keeper.table.take_in(operator_policy=policy, policy_number=saved.policy_number)
 
 
 def _saved_slots(saved: SavedState) -> list[Slot]:
@@ -167,6 +180,10 @@ async def _forget_when_ended(keeper: SlotKeeper, task_id: str) -> None:
         await asyncio.sleep(0.05)
 
 
+def _specs(keeper: SlotKeeper) -> dict[SlotKey, SlotSpec]:
+    return {slot.key: slot.spec for slot in keeper.table}
+
+
 def _slot_key(limits: SlotLimits) -> SlotKey:
     return SlotKey(limits.allocation_id, limits.generation)
 
@@ -211,6 +228,7 @@ class HostSync:
     async def compare(self) -> None:
         """After missed events: tasks that ended, slots that vanished, slots that nobody knows."""
         keeper = self._keeper
+        specs_before = _specs(keeper)
         before = {slot.key for slot in keeper.table if slot.state is SlotState.ALLOCATED}
         tasks_before = [task for task in keeper.tasks if task.state is TaskState.RUNNING]
         try:
@@ -226,7 +244,8 @@ class HostSync:
                 log.error("slot_missing", allocation_id=key.allocation_id)
                 keeper.vanish(key)
         await _destroy_unknown_slots(keeper, state)
-        await settle_sizes(keeper, [each.limits for each in state.slots])
+        await keeper.places.restore()
+        await settle_sizes(keeper, [each.limits for each in state.slots], specs_before)
         await keeper.save_or_log()
 
     def _compare_tasks(self, before: Iterable[Task], records: Iterable[TaskRecord]) -> None:
@@ -253,6 +272,8 @@ class HostSync:
             try:
                 if self._is_unsettled():
                     await self.compare()
+                elif self._keeper.places.behind:
+                    await self._keeper.places.settle()
                 await self._runner.forget_overdue()
             except (FinegrainError, OSError) as error:
                 log.error("sweep_failed", error=str(error))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from task_executor.engine.slots import SlotSpec
 from task_executor.host.helper_messages import IsolationReport
 
 _MEANING = {
@@ -15,12 +16,18 @@ _MEANING = {
     "memory": "memory is booked, but a task can take more than its slot",
     "pids": "the number of processes is not capped",
 }
-_AFFINITY = "cpus are set when a task starts, but a task could change them"
+_AFFINITY = "tasks are put on their cpus, but could change them, and memory may be of any NUMA node"
+OWN_CPUS = "cpus"
+"""Instead of a quota: no more cpu time than the cpus that it has to itself can give."""
 
 
-def isolation_of(report: IsolationReport) -> dict[str, Any]:
-    """The same in the words of IsolationReport in resources.proto, with its notes."""
+def isolation_of(report: IsolationReport, slot: SlotSpec | None = None) -> dict[str, Any]:
+    """The same in the words of IsolationReport in resources.proto, with its notes: of one slot, or
+    of the whole host.
+    """
     words = {name: getattr(report, name) for name in ("cpu", "cpuset", "memory", "pids")}
+    if slot is not None and slot.is_pinned and report.cpuset == "cgroup":
+        words["cpu"] = OWN_CPUS
     return {**words, "kill": report.kill, "driver": report.driver, "notes": notes_of(report)}
 
 

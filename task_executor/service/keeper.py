@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from finegrain.cpu_policy import HostPolicy
 from finegrain.errors import FailedPrecondition, FinegrainError, Reason
 from finegrain.logs import get_logger
 from task_executor.engine.command_fence import CommandFence
@@ -24,7 +25,10 @@ from task_executor.engine.slot_table import Outcome, SlotTable
 from task_executor.engine.slots import EndedSlot, Slot, SlotKey, SlotSpec, SlotState
 from task_executor.host.helper_messages import IsolationReport, SlotLimits
 from task_executor.service.checkpoint import SavedState, Saver, StateDirectory
+from task_executor.service.failures import carve_failed
 from task_executor.service.isolation import isolation_of
+from task_executor.service.limits import limits_of, own_cpus
+from task_executor.service.places import Places
 from task_executor.service.ports import Helper
 from task_executor.service.task_book import TaskBook
 
@@ -60,6 +64,7 @@ class SlotKeeper:
         self.helper = helper
         self.directory = directory
         self.default_grace_ms = default_grace_ms
+        self.places = Places(table, helper)
         self.tasks = TaskBook()
         self.reports = ReportLog()
         self.starts = 0  # of fronts with this identity, this one included
@@ -104,6 +109,8 @@ class SlotKeeper:
             rm_epoch=max(self.fence.rm_epoch, self._epoch_to_save),
             boot_id=self.identity.boot_id,
             starts=self.starts,
+            policy=self.table.cpus.conditions.operator_policy.to_dict(),
+            policy_number=self.table.cpus.conditions.policy_number,
             slots=tuple(
                 slot.to_dict() for slot in (*self.table.visible(), *self._enforced.values())
             ),
@@ -130,6 +137,28 @@ class SlotKeeper:
             self._epoch_to_save = max(self._epoch_to_save, rm_epoch)
             await self.save()
 
+    # -- what changes around the slots -------------------------------------------------------
+
+    async def take_in(self, **conditions: Any) -> None:
+        """The host's cpus have changed, or what is known of them, by the names of `CpuConditions`:
+        slots that have to move do so.
+        """
+        if self.table.take_in(**conditions):
+            self.on_change()
+            await self.places.settle()
+
+    async def take_policy(self, policy: HostPolicy, number: int) -> None:
+        """What an operator has set for this host at runtime. Durable when this returns, or tried
+        again when it is told again.
+
+        Raises:
+            OSError: it could not be written; it holds all the same.
+        """
+        if number != self.table.cpus.conditions.policy_number:
+            log.info("host_policy", number=number, **policy.to_dict())
+            await self.take_in(operator_policy=policy, policy_number=number)
+            await self.save()
+
     # -- carving -----------------------------------------------------------------------------
 
     async def carve(self, specs: Sequence[SlotSpec]) -> list[Outcome]:
@@ -140,13 +169,15 @@ class SlotKeeper:
         """
         outcomes = [self._vetted(outcome) for outcome in self.table.allocate(specs)]
         new = list({o.key: o.slot for o in outcomes if o.must_carve and o.slot}.values())
-        isolations = await asyncio.gather(*(self._enforce(slot) for slot in new))
-        now_ms = round(time.time() * 1000)
-        failed: dict[SlotKey, FinegrainError] = {}
         enforced: list[Slot] = []
+        async with self.places.lock:
+            failed = await self._make_way(new)
+            new = [slot for slot in new if slot.key not in failed]
+            isolations = await asyncio.gather(*(self._enforce(slot) for slot in new))
+        now_ms = round(time.time() * 1000)
         for slot, isolation in zip(new, isolations, strict=True):
             if isinstance(isolation, IsolationReport):
-                known = isolation_of(isolation)
+                known = isolation_of(isolation, slot.spec)
                 moved = slot.moved(SlotState.ALLOCATED, isolation=known, allocated_time_ms=now_ms)
                 enforced.append(moved)
             else:
@@ -156,6 +187,22 @@ class SlotKeeper:
             failed |= await self._make_durable(enforced)
         self.on_change()
         return [self._settled(outcome, failed) for outcome in outcomes]
+
+    async def _make_way(self, new: Sequence[Slot]) -> dict[SlotKey, FinegrainError]:
+        """Others leave the cpus that new slots are to have to themselves; where that fails, those
+        slots are refused, and everybody stays where he is.
+        """
+        failed: dict[SlotKey, FinegrainError] = {}
+        try:
+            await self.places.follow()
+        except (FinegrainError, OSError) as error:
+            for slot in new:
+                if slot.spec.is_pinned:
+                    self.table.carve_failed(slot.key)
+                    self.on_carve(0.0, False)
+                    failed[slot.key] = carve_failed(slot.spec, error)
+            log.error("cpus_not_cleared", error=str(error), refused=len(failed))
+        return failed
 
     def _vetted(self, outcome: Outcome) -> Outcome:
         """A slot whose failed carve is still being cleaned up is not carved a second time."""
@@ -178,27 +225,16 @@ class SlotKeeper:
 
     async def _enforce(self, slot: Slot) -> IsolationReport | FinegrainError:
         async with self._carves:
-            begun = time.monotonic()
+            begun, place = time.monotonic(), self.table.cpus.place_of(slot.spec)
             try:
-                isolation = await self.helper.create_slot(self.limits_of(slot.spec))
+                isolation = await self.helper.create_slot(limits_of(slot.spec, place))
             except (FinegrainError, OSError) as error:
                 self.on_carve(time.monotonic() - begun, False)
                 log.error("carve_failed", allocation_id=slot.spec.allocation_id, error=str(error))
-                return _carve_failed(slot.spec, error)
+                return carve_failed(slot.spec, error)
             self.on_carve(time.monotonic() - begun, True)
+            self.places.told(slot.key, place)
             return isolation
-
-    def limits_of(self, spec: SlotSpec) -> SlotLimits:
-        """What the helper is to enforce for a slot."""
-        return SlotLimits(
-            allocation_id=spec.allocation_id,
-            generation=spec.generation,
-            cpu_milli=spec.profile.cpu_milli,
-            cpu_limit_milli=spec.cpu_limit_milli,
-            memory_bytes=spec.memory_bytes,
-            cpus=str(self.table.effective_cpus(spec)),
-            pids_max=spec.pids_max or None,
-        )
 
     async def _make_durable(self, slots: Sequence[Slot]) -> dict[SlotKey, FinegrainError]:
         """Slots that are enforced: reports show them only when a front that dies now would be
@@ -211,7 +247,7 @@ class SlotKeeper:
             log.error("checkpoint_not_written", error=str(error), path=str(self.directory.path))
             for slot in slots:
                 self._clean_up(slot.key)
-            return {slot.key: _carve_failed(slot.spec, error) for slot in slots}
+            return {slot.key: carve_failed(slot.spec, error) for slot in slots}
         else:
             for slot in slots:
                 self.table.carved(slot.key, slot.isolation, slot.allocated_time_ms)
@@ -230,9 +266,11 @@ class SlotKeeper:
             if self.table.get(key) is not None:
                 self.table.carve_failed(key)
             self.table.hand_back(key)
+            self.places.gone(key)
         finally:
             del self._cleaning[key]
         self.on_change()
+        await self.places.settle()
 
     async def destroy_unknown(self, slots: Iterable[SlotLimits], timeout_s: float) -> None:
         """Slots on the host that are in no book of ours: returns when they are gone, or after the
@@ -242,7 +280,10 @@ class SlotKeeper:
             key = SlotKey(limits.allocation_id, limits.generation)
             if key not in self._cleaning:
                 self.table.withhold(
-                    key, cpu_milli=limits.cpu_milli, memory_bytes=limits.memory_bytes
+                    key,
+                    cpu_milli=limits.cpu_milli,
+                    memory_bytes=limits.memory_bytes,
+                    own_cpus=own_cpus(limits),
                 )
                 self._clean_up(key)
         if self._cleaning:
@@ -304,6 +345,7 @@ class SlotKeeper:
             if slot is None or slot.state is not SlotState.FREEING:
                 return
             self.table.freed(key)
+            self.places.gone(key)
             if slot.end_reason:
                 self.reports.ended(EndedSlot(key, slot.end_reason))
             self.on_free(time.monotonic() - begun)
@@ -319,6 +361,7 @@ class SlotKeeper:
             self._grace_ms.pop(key, None)
         self.on_change()
         await self.save_or_log()
+        await self.places.settle()
 
     async def _destroy(self, key: SlotKey, *, grace_ms: int) -> None:
         """Until the helper says that nothing of it lives."""
@@ -342,6 +385,7 @@ class SlotKeeper:
     def vanish(self, key: SlotKey) -> None:
         """The host lost the slot: told as broken unless it was being freed anyway."""
         slot = self.table.vanished(key)
+        self.places.gone(key)
         if slot.state is SlotState.ALLOCATED or slot.end_reason:
             self.reports.ended(EndedSlot(key, slot.end_reason or Reason.SLOT_BROKEN.value))
         self.on_gone(key)
@@ -353,15 +397,3 @@ class SlotKeeper:
         for task in pending:
             task.cancel()
         await asyncio.gather(*pending, return_exceptions=True)
-
-
-def _carve_failed(spec: SlotSpec, error: Exception) -> FinegrainError:
-    details: dict[str, object] = {"allocation_id": spec.allocation_id, "cause": str(error)}
-    if isinstance(error, FinegrainError):
-        details |= {"cause_reason": error.reason.value, **error.details}
-    return FailedPrecondition(
-        f"slot {spec.allocation_id} could not be carved: {error}; nothing of it is left, "
-        "place it elsewhere",
-        reason=Reason.CARVE_FAILED,
-        details=details,
-    )

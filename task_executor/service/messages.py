@@ -5,7 +5,8 @@ Decides how an order, a state and a task look on the wire. Refuses to know what 
 
 from __future__ import annotations
 
-from finegrain.cpuset import CpuSet
+from finegrain.cpu_assignment import CpuAssignment
+from finegrain.cpuset import EMPTY, CpuSet
 from finegrain.errors import FinegrainError, InvalidArgument
 from finegrain.ids import check_id
 from finegrain.resources import AMOUNT_MAX, ResourceProfile
@@ -19,10 +20,12 @@ from finegrain.rpc.wire import (
     profile_to_proto,
     timestamp_ms_to_proto,
 )
+from finegrain.rpc.wire_cpus import assignment_from_proto, assignment_to_proto
 from finegrain.v1 import resources_pb2, slots_pb2, task_executor_pb2
 from task_executor.engine.report_log import NumberedState
 from task_executor.engine.slots import Slot, SlotKey, SlotSpec, SlotState
 from task_executor.host.helper_messages import ExitRecord, IsolationReport
+from task_executor.service.cpu_messages import cpu_state_to_proto
 from task_executor.service.isolation import isolation_of
 from task_executor.service.task_book import Task, TaskState
 
@@ -67,6 +70,13 @@ def spec_from_proto(
         check_dialable(message.target_address, f"{field}.target_address")
     if not 0 <= slot.pids_max <= PIDS_MAX:
         raise InvalidArgument(f"{where}.pids_max", slot.pids_max, f"0 to {PIDS_MAX}")
+    assignment = _assignment_from_proto(slot, where)
+    cpus = CpuSet.parse(slot.cpus, f"{where}.cpus")
+    if assignment is not None and assignment.qos.is_pinned:
+        if cpus not in (EMPTY, assignment.cpus):
+            expected = f"those of the assignment ({assignment.cpus}), or none"
+            raise InvalidArgument(f"{where}.cpus", slot.cpus, expected)
+        cpus = assignment.cpus
     return SlotSpec(
         allocation_id=check_id(f"{where}.allocation_id", slot.allocation_id),
         generation=check_generation(slot.generation, f"{where}.generation"),
@@ -75,17 +85,28 @@ def spec_from_proto(
         cpu_limit_milli=check_amount(f"{where}.cpu_limit_milli", slot.cpu_limit_milli)
         or profile.cpu_milli,
         pids_max=slot.pids_max or pids_max_default,
-        cpus=str(CpuSet.parse(slot.cpus, f"{where}.cpus")),
+        cpus=str(cpus),
         job_secret_sha256=message.job_secret_sha256,
         target_address=message.target_address,
         resize_number=check_amount(f"{where}.resize_number", slot.resize_number),
+        assignment=assignment,
     )
+
+
+def _assignment_from_proto(
+    message: slots_pb2.SlotStatus | task_executor_pb2.TaskExecutorServiceResizeSlotRequest,
+    where: str,
+) -> CpuAssignment | None:
+    if not message.HasField("assignment"):
+        return None
+    return assignment_from_proto(message.assignment, f"{where}.assignment".lstrip("."))
 
 
 def change_from_proto(
     message: task_executor_pb2.TaskExecutorServiceResizeSlotRequest,
-) -> tuple[SlotKey, int, ResourceProfile, int]:
-    """A slot, the number of its change of size, and the new profile and cpu cap.
+) -> tuple[tuple[SlotKey, int, ResourceProfile, int], CpuAssignment | None]:
+    """A slot, the number of its change of size, the new profile and cpu cap; and the cpus that it
+    has then, None where it keeps those that it has.
 
     Raises:
         InvalidArgument: it names the field, the value and what was expected.
@@ -97,7 +118,7 @@ def change_from_proto(
     number = check_generation(message.resize_number, "resize_number")
     profile = _profile_from_proto(message, "")
     cap = check_amount("cpu_limit_milli", message.cpu_limit_milli) or profile.cpu_milli
-    return key, number, profile, cap
+    return (key, number, profile, cap), _assignment_from_proto(message, "")
 
 
 def _profile_from_proto(
@@ -132,6 +153,8 @@ def slot_to_proto(slot: Slot) -> slots_pb2.SlotStatus:
         isolation=isolation_to_proto(slot.isolation),
         resize_number=slot.spec.resize_number,
     )
+    if slot.spec.assignment is not None:
+        message.assignment.CopyFrom(assignment_to_proto(slot.spec.assignment))
     if slot.allocated_time_ms:
         message.allocated_time.CopyFrom(timestamp_ms_to_proto(slot.allocated_time_ms))
     return message
@@ -159,6 +182,7 @@ def state_to_proto(state: NumberedState) -> slots_pb2.SlotReport:
             )
             for ended in state.ended
         ],
+        cpu_state=None if state.cpus is None else cpu_state_to_proto(state.cpus),
     )
     if len(message.slots) and message.ByteSize() > STATE_BYTES_WITH_NOTES_MAX:
         for slot in message.slots:

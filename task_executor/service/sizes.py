@@ -10,16 +10,23 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from finegrain.errors import FailedPrecondition, FinegrainError, NotFound, Reason, Unavailable
+from finegrain.cpu_assignment import CpuAssignment
+from finegrain.cpuset import EMPTY
+from finegrain.errors import FinegrainError, Unavailable
 from finegrain.logs import get_logger
 from finegrain.resources import ResourceProfile
+from task_executor.engine.cpu_books import Place
 from task_executor.engine.slot_table import Outcome
 from task_executor.engine.slots import Slot, SlotKey, SlotSpec, SlotState
 from task_executor.host.helper_messages import SlotLimits
+from task_executor.service.failures import size_kept, size_unknown, slot_gone
 from task_executor.service.keeper import SlotKeeper
+from task_executor.service.limits import limits_of
+
+_SIZES = ("cpu_milli", "cpu_limit_milli", "memory_bytes", "best_effort", "hugepages")
 
 log = get_logger(__name__)
 
@@ -30,6 +37,8 @@ async def change_size(
     number: int,
     profile: ResourceProfile,
     cpu_limit_milli: int,
+    *,
+    assignment: CpuAssignment | None = None,
 ) -> Outcome:
     """All limits of the new size are enforced and durable when the outcome has a slot; with an
     error the slot is as it was, unless that is UNREACHABLE: then it is not known yet, and the same
@@ -40,7 +49,7 @@ async def change_size(
     """
     async with keeper.sizes:
         before = keeper.table.get(key)
-        outcome = keeper.table.resize(key, number, profile, cpu_limit_milli)
+        outcome = keeper.table.resize(key, number, profile, cpu_limit_milli, assignment)
         if outcome.slot is None or outcome.slot.becoming is None:
             return outcome
         if outcome.slot is not before:  # else it is on disk, and its outcome is not known
@@ -50,19 +59,21 @@ async def change_size(
                 log.error("checkpoint_not_written", error=str(error))
                 if keeper.table.get(key) is not None:
                     keeper.table.resize_failed(key)
-                return Outcome(key, error=_failure(outcome.slot.becoming, error))
+                return Outcome(key, error=size_kept(outcome.slot.becoming, error))
         return await _enforce(keeper, key)
 
 
-async def settle_sizes(keeper: SlotKeeper, on_host: Iterable[SlotLimits]) -> None:
+async def settle_sizes(
+    keeper: SlotKeeper, on_host: Iterable[SlotLimits], before: Mapping[SlotKey, SlotSpec]
+) -> None:
     """Carries out what an earlier front, or a helper that was away, has left unsettled, and has
     the sizes in the books enforced where the host has others.
 
     Args:
         keeper: whose slots.
         on_host: limits of the slots that the helper has, as it told them a moment ago.
+        before: what the books said before it was asked.
     """
-    as_told = {slot.key: slot.spec for slot in keeper.table}
     async with keeper.sizes:
         unsettled = [
             slot.key
@@ -73,7 +84,7 @@ async def settle_sizes(keeper: SlotKeeper, on_host: Iterable[SlotLimits]) -> Non
         for limits in on_host:
             key = SlotKey(limits.allocation_id, limits.generation)
             slot = keeper.table.get(key)
-            if slot is not None and slot.spec is as_told.get(key):  # else the host has changed, too
+            if slot is not None and slot.spec is before.get(key):  # else the host has changed, too
                 await _align(keeper, slot, limits)
 
 
@@ -81,25 +92,26 @@ async def _enforce(keeper: SlotKeeper, key: SlotKey) -> Outcome:
     """What a slot is becoming, on the host and then in the books."""
     slot = keeper.table.get(key)
     wanted = slot.becoming if slot is not None else None
-    if wanted is None:
-        return Outcome(key, error=_gone(key))
+    if slot is None or wanted is None:
+        return Outcome(key, error=slot_gone(key))
     begun = time.monotonic()
-    failure: FinegrainError | None = None
-    try:
-        await keeper.helper.resize_slot(keeper.limits_of(wanted))
-    except (Unavailable, OSError) as error:
-        log.error("resize_not_settled", allocation_id=key.allocation_id, error=str(error))
-        return Outcome(key, error=_unknown(wanted, error))
-    except FinegrainError as error:
-        failure = _failure(wanted, error)
-    now = keeper.table.get(key)
-    if now is None or now.becoming != wanted:
-        return Outcome(key, error=_gone(key))
-    outcome = Outcome(key, error=failure)
-    if failure is None:
-        outcome = Outcome(key, slot=keeper.table.resized(key))
-    else:
-        keeper.table.resize_failed(key)
+    async with keeper.places.lock:
+        try:
+            place, failure = await _on_host(keeper, slot.spec, wanted)
+        except (Unavailable, OSError) as error:
+            keeper.places.unknown(key)
+            log.error("resize_not_settled", allocation_id=key.allocation_id, error=str(error))
+            return Outcome(key, error=size_unknown(wanted, error))
+        now = keeper.table.get(key)
+        if now is None or now.becoming != wanted:
+            return Outcome(key, error=slot_gone(key))
+        outcome = Outcome(key, error=failure)
+        if failure is None:
+            outcome = Outcome(key, slot=keeper.table.resized(key))
+        else:
+            keeper.table.resize_failed(key)
+        keeper.places.told(key, place)
+    await keeper.places.settle()  # what it has left is for the others
     keeper.on_resize(time.monotonic() - begun, failure)
     await keeper.save_or_log()  # until then the intent is there, and leads to the same
     keeper.on_change()
@@ -107,19 +119,48 @@ async def _enforce(keeper: SlotKeeper, key: SlotKey) -> Outcome:
     return outcome
 
 
+async def _on_host(
+    keeper: SlotKeeper, present: SlotSpec, wanted: SlotSpec
+) -> tuple[Place, FinegrainError | None]:
+    """Others leave the cpus that it grows into, then all its limits change. Where it runs then, and
+    why its limits are those of before, if they are.
+
+    Raises:
+        Unavailable, OSError: that is not known.
+    """
+    failure: FinegrainError | None = None
+    try:
+        await keeper.places.follow()
+    except Unavailable:
+        raise
+    except FinegrainError as error:
+        log.error("slots_not_moved", allocation_id=wanted.allocation_id, error=str(error))
+        # An earlier attempt may have reached the host, so the old limits are told, too.
+        failure = size_kept(wanted, error) if wanted.is_pinned else None
+    place = keeper.table.cpus.place_of(present if failure else wanted)
+    try:
+        await keeper.helper.resize_slot(limits_of(present if failure else wanted, place))
+    except Unavailable:
+        raise
+    except FinegrainError as error:
+        return keeper.table.cpus.place_of(present), failure or size_kept(wanted, error)
+    return place, failure
+
+
 async def _align(keeper: SlotKeeper, slot: Slot, limits: SlotLimits) -> None:
     """The books say who was promised what: a host that enforces another size is put right."""
     if slot.state is not SlotState.ALLOCATED or slot.becoming is not None:
         return
-    promised = keeper.limits_of(slot.spec)
-    sizes = {
-        name: getattr(promised, name) for name in ("cpu_milli", "cpu_limit_milli", "memory_bytes")
-    }
-    if replace(limits, **sizes) == limits:
+    promised = limits_of(slot.spec, Place(EMPTY))
+    if all(getattr(promised, name) == getattr(limits, name) for name in _SIZES):
         return
     log.warning("size_differs", allocation_id=slot.spec.allocation_id, enforced=repr(limits))
     try:
-        await keeper.helper.resize_slot(replace(limits, **sizes))
+        async with keeper.places.lock:
+            place = keeper.table.cpus.place_of(slot.spec)
+            right = replace(limits_of(slot.spec, place), pids_max=limits.pids_max)
+            await keeper.helper.resize_slot(right)
+            keeper.places.told(slot.key, place)
     except (FinegrainError, OSError) as error:
         log.error("size_not_put_right", allocation_id=slot.spec.allocation_id, error=str(error))
 
@@ -136,29 +177,3 @@ def _tell(wanted: SlotSpec, failure: FinegrainError | None) -> None:
         log.info("slot_resized", **what)
     else:
         log.warning("slot_not_resized", **what, reason=failure.reason.value, error=failure.message)
-
-
-def _failure(wanted: SlotSpec, error: Exception) -> FinegrainError:
-    details: dict[str, object] = {"allocation_id": wanted.allocation_id, "cause": str(error)}
-    reason = Reason.CARVE_FAILED
-    if isinstance(error, FinegrainError):
-        details |= {"cause_reason": error.reason.value, **error.details}
-        reason = error.reason if error.reason is Reason.BELOW_USE else reason
-    return FailedPrecondition(
-        f"slot {wanted.allocation_id} keeps its size: {error}", reason=reason, details=details
-    )
-
-
-def _unknown(wanted: SlotSpec, error: Exception) -> FinegrainError:
-    return Unavailable(
-        f"whether slot {wanted.allocation_id} has its new size is not known yet ({error}); "
-        "a report will tell",
-        details={"allocation_id": wanted.allocation_id, "resize_number": wanted.resize_number},
-    )
-
-
-def _gone(key: SlotKey) -> FinegrainError:
-    return NotFound(
-        f"slot {key.allocation_id} generation {key.generation} went meanwhile",
-        details={"allocation_id": key.allocation_id, "generation": key.generation},
-    )

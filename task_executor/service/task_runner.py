@@ -196,7 +196,7 @@ class TaskRunner:
                 slot=slot,
                 task_id=submission.task_id,
                 executor_id=self._keeper.identity.executor_id,
-                cpus=str(table.effective_cpus(spec)),
+                cpus=str(table.cpus.place_of(spec).cpus),
             ),
             cwd=submission.cwd or None,
             uid=user.uid,

@@ -175,8 +175,8 @@ def test_an_order_that_makes_no_sense_is_refused(bad: SlotSpec, field: str) -> N
 
 def test_a_slot_without_cpus_of_its_own_runs_on_the_shared_pool() -> None:
     books = table()
-    assert str(books.effective_cpus(spec())) == "0-3"
-    assert str(books.effective_cpus(spec(cpus="1"))) == "1"
+    assert str(books.cpus.place_of(spec()).cpus) == "0-3"
+    assert str(books.cpus.place_of(spec(cpus="1")).cpus) == "1"
 
 
 def test_pools_that_are_declared_apart_are_booked_apart() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from finegrain.errors import FailedPrecondition, FinegrainError, NotFound, Reason
@@ -17,6 +17,7 @@ from task_executor.host.helper_messages import (
     IsolationReport,
     KubeletFiles,
     SlotLimits,
+    SlotPlace,
     SlotState,
     SlotUsage,
     TaskExited,
@@ -41,10 +42,12 @@ class FakeHelper:
     calls: list[str] = field(default_factory=list)
     refuse_create: dict[str, FinegrainError] = field(default_factory=dict)
     refuse_resize: FinegrainError | None = None
+    refuse_place: FinegrainError | None = None
     refuse_start: FinegrainError | None = None
     destroy_gate: asyncio.Event = field(default_factory=asyncio.Event)
     start_gate: asyncio.Event = field(default_factory=asyncio.Event)
     resize_gate: asyncio.Event = field(default_factory=asyncio.Event)
+    place_gate: asyncio.Event = field(default_factory=asyncio.Event)
     input_bytes: bytearray = field(default_factory=bytearray)
     input_pipe_bytes: int = 1 << 20
     stopped: bool = False
@@ -58,6 +61,7 @@ class FakeHelper:
         self.destroy_gate.set()
         self.start_gate.set()
         self.resize_gate.set()
+        self.place_gate.set()
 
     # -- what a test does ----------------------------------------------------------------------
 
@@ -109,6 +113,17 @@ class FakeHelper:
             raise NotFound("no slot")
         self.slots[key] = limits
         return ENFORCED
+
+    async def place_slots(self, places: Iterable[SlotPlace]) -> None:
+        told = list(places)
+        self.calls.append("place " + " ".join(f"{p.allocation_id}:{p.cpus}" for p in told))
+        await self.place_gate.wait()
+        if self.refuse_place is not None:
+            raise self.refuse_place
+        for place in told:
+            key = place.allocation_id, place.generation
+            if key in self.slots:
+                self.slots[key] = replace(self.slots[key], cpus=place.cpus, mems=place.mems)
 
     async def destroy_slot(self, allocation_id: str, generation: int, grace_ms: int = 0) -> None:
         self.calls.append(f"destroy {allocation_id}.{generation} {grace_ms}")

@@ -404,18 +404,22 @@ async def test_tasks_started_later_are_told_the_new_size(
     }
 
 
-async def test_a_state_directory_of_the_version_before_is_read(
-    rm: ScriptedRM, executor: Executor
+@pytest.mark.parametrize("version", [1, 2])
+async def test_a_state_directory_of_a_version_before_is_read(
+    rm: ScriptedRM, executor: Executor, version: int
 ) -> None:
     await rm.allocate(allocation())
     await executor.crash()
     path = executor.folder / "state" / "state.json"
     content = content_of(executor)
+    del content["policy"], content["policy_number"]
     for slot in content["slots"]:
-        del slot["becoming"], slot["spec"]["resize_number"]
+        del slot["spec"]["assignment"]
+        if version == 1:
+            del slot["becoming"], slot["spec"]["resize_number"]
     document = json.loads(checkpoint.encode_document(content))
-    assert document["version"] == 2
-    path.write_text(json.dumps(document | {"version": 1}))
+    assert document["version"] == 3
+    path.write_text(json.dumps(document | {"version": version}))
     await again(rm, executor)
     assert [slot.allocation_id for slot in rm.registered.report.slots] == ["slot"]
     assert reason(await rm.resize(1, cpu_milli=900)) == ""

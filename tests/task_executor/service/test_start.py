@@ -45,6 +45,7 @@ def test_a_share_is_offered_as_it_is(host: HostTopology) -> None:
     made = plan(host, cpus=first, cpu_milli=700, extended=(("license-x", 2),))
     assert made.share.total == {
         "cpu_milli": 700,
+        "best_effort_cpu_milli": 700,
         "memory_bytes": GIB,
         "extended.license-x": 2,
     }

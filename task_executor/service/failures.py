@@ -1,0 +1,51 @@
+"""What is said of a slot that could not be made, or could not be changed.
+
+Decides reasons and words. Refuses to know what was tried.
+"""
+
+from __future__ import annotations
+
+from finegrain.errors import FailedPrecondition, FinegrainError, NotFound, Reason, Unavailable
+from task_executor.engine.slots import SlotKey, SlotSpec
+
+
+def carve_failed(spec: SlotSpec, error: Exception) -> FinegrainError:
+    """CARVE_FAILED, with what the host said in the details."""
+    details: dict[str, object] = {"allocation_id": spec.allocation_id, "cause": str(error)}
+    if isinstance(error, FinegrainError):
+        details |= {"cause_reason": error.reason.value, **error.details}
+    return FailedPrecondition(
+        f"slot {spec.allocation_id} could not be carved: {error}; nothing of it is left, "
+        "place it elsewhere",
+        reason=Reason.CARVE_FAILED,
+        details=details,
+    )
+
+
+def size_kept(wanted: SlotSpec, error: Exception) -> FinegrainError:
+    """BELOW_USE, or CARVE_FAILED: all its limits are as before."""
+    details: dict[str, object] = {"allocation_id": wanted.allocation_id, "cause": str(error)}
+    reason = Reason.CARVE_FAILED
+    if isinstance(error, FinegrainError):
+        details |= {"cause_reason": error.reason.value, **error.details}
+        reason = error.reason if error.reason is Reason.BELOW_USE else reason
+    return FailedPrecondition(
+        f"slot {wanted.allocation_id} keeps its size: {error}", reason=reason, details=details
+    )
+
+
+def size_unknown(wanted: SlotSpec, error: Exception) -> FinegrainError:
+    """UNREACHABLE: the host was asked and has not answered."""
+    return Unavailable(
+        f"whether slot {wanted.allocation_id} has its new size is not known yet ({error}); "
+        "a report will tell",
+        details={"allocation_id": wanted.allocation_id, "resize_number": wanted.resize_number},
+    )
+
+
+def slot_gone(key: SlotKey) -> FinegrainError:
+    """ALLOCATION_UNKNOWN, of one that was there a moment ago."""
+    return NotFound(
+        f"slot {key.allocation_id} generation {key.generation} went meanwhile",
+        details={"allocation_id": key.allocation_id, "generation": key.generation},
+    )

@@ -1,0 +1,76 @@
+"""Which cpus of a host slots can have to themselves, and which they share, from the options.
+
+Decides the executor's own layer of settings. Refuses to know what others say later: an operator at
+runtime, or a kubelet on the same host.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TypeVar
+
+from finegrain.capacity import Capacity
+from finegrain.cpu_policy import (
+    BindPolicy,
+    ExclusivePolicy,
+    HostBindPolicy,
+    HostPolicy,
+    NumaPolicy,
+    NumaStrategy,
+)
+from finegrain.cpu_pools import cores_of, places_of
+from finegrain.cpu_words import read_word
+from finegrain.cpuset import CpuSet
+from finegrain.topology import HostTopology
+from task_executor.engine.cpu_books import HostCpus
+from task_executor.options import TaskExecutorOptions
+
+Word = TypeVar("Word", bound=StrEnum)
+
+
+def host_cpus(options: TaskExecutorOptions, topology: HostTopology, capacity: Capacity) -> HostCpus:
+    """Reserved cpus are in the shared pools unless they are reserved strictly; no slot ever has one
+    to itself.
+
+    Raises:
+        InvalidArgument: a word that nobody knows; it names the option.
+    """
+    reserved = capacity.reserved_cpus
+    return HostCpus(
+        slot_cpus=capacity.cpus,
+        reserved=reserved,
+        isolated=capacity.isolated_cpus,
+        places=places_of(cores_of(topology), capacity.cpus | reserved),
+        memory_nodes=topology.allowed_nodes,
+        policy=_policy(options, reserved),
+    )
+
+
+def _policy(options: TaskExecutorOptions, reserved: CpuSet) -> HostPolicy:
+    """What is empty is not said."""
+    return HostPolicy(
+        bind=_word("bind_policy", options.bind_policy, HostBindPolicy),
+        numa_strategy=_word("numa_strategy", options.numa_strategy, NumaStrategy),
+        alignment=_word(
+            "alignment_policy", options.alignment_policy, NumaPolicy, NumaPolicy.DEFAULT
+        ),
+        reserved_cpus=reserved or None,
+        reserved_strict=options.reserved_cpus_strict if reserved else None,
+        default_bind=_word(
+            "default_bind_policy",
+            options.default_bind_policy,
+            BindPolicy,
+            BindPolicy.DEFAULT,
+            BindPolicy.CONSTRAINED_BURST,
+        ),
+        default_exclusive=_word(
+            "default_exclusive_policy",
+            options.default_exclusive_policy,
+            ExclusivePolicy,
+            ExclusivePolicy.DEFAULT,
+        ),
+    )
+
+
+def _word(field: str, text: str, kind: type[Word], *without: Word) -> Word | None:
+    return read_word(field, text, kind, without=without) if text else None

@@ -1,0 +1,38 @@
+"""What the helper is to enforce for a slot, from what was ordered and from where it runs.
+
+Decides which slots have a cap on their cpu time. Refuses to know how a limit is enforced.
+"""
+
+from __future__ import annotations
+
+from finegrain.cpuset import EMPTY, CpuSet
+from finegrain.hugepages import kernel_limits
+from task_executor.engine.cpu_books import Place
+from task_executor.engine.slots import SlotSpec
+from task_executor.host.helper_messages import SlotLimits
+
+NO_CAP = -1
+"""On cpu time, of slots with cpus of their own: nobody else runs there, and a quota on top of that
+throttles without need.
+"""
+
+
+def own_cpus(limits: SlotLimits) -> CpuSet:
+    """The cpus that a slot which no book knows has to itself."""
+    return CpuSet.parse(limits.cpus) if limits.cpu_limit_milli == NO_CAP else EMPTY
+
+
+def limits_of(spec: SlotSpec, place: Place) -> SlotLimits:
+    """The limits of a slot that runs in this place."""
+    return SlotLimits(
+        allocation_id=spec.allocation_id,
+        generation=spec.generation,
+        cpu_milli=spec.profile.cpu_milli,
+        cpu_limit_milli=NO_CAP if spec.is_pinned else spec.cpu_limit_milli,
+        memory_bytes=spec.memory_bytes,
+        cpus=str(place.cpus),
+        mems=str(place.memory_nodes),
+        pids_max=spec.pids_max or None,
+        best_effort=spec.is_best_effort,
+        hugepages=kernel_limits(spec.profile.extended),
+    )
