@@ -10,12 +10,13 @@ from dataclasses import dataclass
 
 from finegrain.errors import Reason
 from finegrain.resources import Amounts, add, fits, shortfall, subtract
+from resource_manager.engine.cpus.refusals import CpuRefusal
 from resource_manager.engine.dimensions import DimensionStatus
 from resource_manager.engine.entities import ExecutorState, Resize, Slot, SlotState
 from resource_manager.engine.fair.flows import GROUP
 from resource_manager.engine.fair.stops import growth_stop
 from resource_manager.engine.host import Host, ResizeHold
-from resource_manager.engine.resizes import growth
+from resource_manager.engine.resizes import assignment_for, growth
 from resource_manager.engine.state import State
 
 MILLION = 1_000_000
@@ -80,6 +81,9 @@ def _waiting(state: State, host: Host, slot: Slot, asked: Amounts) -> str:
             f"group {group} has {name} {stop.used} of at most {stop.maximum}, and it grows by"
             f" {stop.need}"
         )
+    found = assignment_for(state, host, slot)
+    if isinstance(found, CpuRefusal):
+        return f"{Reason.WAITING_TOPOLOGY}: {host.host_id} has the amounts, but {found.text}"
     if not fits(asked, host.spare()):
         whose = state.reservations.on_host[host.host_id].holder.title
         return f"there is room on {host.host_id}, which is held for {whose}"

@@ -4,13 +4,16 @@
 
 from __future__ import annotations
 
+from finegrain.cpu_policy import CpuPolicy, QosClass
 from finegrain.errors import FailedPrecondition, InvalidArgument, NotFound, Reason
 from finegrain.resources import shortfall
 from resource_manager.engine.entities import Request, RequestState, Resize, Slot
 from resource_manager.engine.events import ResizeRequested
 from resource_manager.engine.host import Host
+from resource_manager.engine.host_cpus import MILLI_PER_CPU
 from resource_manager.engine.jobs import active_job
-from resource_manager.engine.resizes import go_on, has_size, size_text, withdraw
+from resource_manager.engine.resizes import go_on, has_size, size_text, unsuited, withdraw
+from resource_manager.engine.state import State
 from resource_manager.engine.turn import Turn
 
 
@@ -25,12 +28,13 @@ def request_resize(turn: Turn, event: ResizeRequested) -> Slot:
     """
     state = turn.state
     request, slot = _slot_to_resize(turn, event)
-    target = _target_of(turn, event)
+    target = _target_of(turn, event, request.spec.cpu_policy)
     if _is_same_call(slot, event.resize_number, target):
         return slot
     _refuse_number(slot, event.resize_number)
     host = turn.host_of(slot)
     _refuse_too_large(host, slot, target)
+    _refuse_unsuited(state, host, slot, target)
     number = slot.resize_number + 1
     replaced = slot.wanted
     withdraw(state, host, slot)
@@ -100,11 +104,11 @@ def _slot_to_resize(turn: Turn, event: ResizeRequested) -> tuple[Request, Slot]:
     return request, slot
 
 
-def _target_of(turn: Turn, event: ResizeRequested) -> Resize:
+def _target_of(turn: Turn, event: ResizeRequested, policy: CpuPolicy) -> Resize:
     """The size that is asked for, without number and place in line.
 
     Raises:
-        InvalidArgument: it is below what a slot must have.
+        InvalidArgument: it is below what a slot must have, or none that the slot's class has.
     """
     profile, settings = event.profile, turn.state.settings
     for field, value, least in (
@@ -120,7 +124,22 @@ def _target_of(turn: Turn, event: ResizeRequested) -> Resize:
             limit,
             f"at least the profile's cpu_milli, {profile.cpu_milli}, or 0 for the same",
         )
+    _check_class(profile.cpu_milli, limit, policy.qos)
     return Resize(0, profile, max(limit, profile.cpu_milli), event.wait_for_use)
+
+
+def _check_class(cpu_milli: int, limit: int, qos: QosClass) -> None:
+    """Lets only sizes pass that slots of a class can have.
+
+    Raises:
+        InvalidArgument: it is none.
+    """
+    if qos.is_pinned and (cpu_milli % MILLI_PER_CPU or not cpu_milli):
+        expected = f"whole cpus, multiples of {MILLI_PER_CPU}, as for all {qos} slots"
+        raise InvalidArgument("profile.cpu_milli", cpu_milli, expected)
+    if limit > cpu_milli and qos is not QosClass.LS:
+        expected = f"the profile's cpu_milli, {cpu_milli}, or 0: only LS slots have a higher limit"
+        raise InvalidArgument("cpu_limit_milli", limit, expected)
 
 
 def _is_same_call(slot: Slot, number: int, target: Resize) -> bool:
@@ -153,6 +172,23 @@ def _refuse_number(slot: Slot, number: int) -> None:
         reason=Reason.STALE_RESIZE,
         details={"resize_number": last, "asked": number},
     )
+
+
+def _refuse_unsuited(state: State, host: Host, slot: Slot, target: Resize) -> None:
+    """Lets only sizes pass that the slot's cpus and NUMA nodes could have, were it alone there.
+
+    Raises:
+        FailedPrecondition: they could not.
+    """
+    refusal = unsuited(state, host, slot, target)
+    if refusal is not None:
+        raise FailedPrecondition(
+            f"slot {slot.allocation_id} could not have that size on executor {host.host_id} even if"
+            f" it were the only one: {refusal.text}; ask for another one, or release it and request"
+            " a new one",
+            reason=Reason.INFEASIBLE_NEVER,
+            details={"blocker": str(refusal.blocker), **dict(refusal.numbers)},
+        )
 
 
 def _refuse_too_large(host: Host, slot: Slot, target: Resize) -> None:

@@ -7,6 +7,10 @@ sizes is booked, in each dimension. What an executor reports is what it enforces
 the number of the change confirms it, and only then is free for others what shrank. The order is
 repeated until a state or an answer says what became of it.
 
+A slot that has cpus of its own, or is bound to NUMA nodes, keeps them: what it grows by has to be
+found beside them (`cpus/resizing.py`). Where that is, is decided with the order; until the executor
+has confirmed, both are booked.
+
 A change that is asked for replaces one that waits; behind one that is ordered it waits. One that
 the executor could not carry out goes back to its old place in line after a pause, or ends.
 
@@ -15,11 +19,18 @@ Knows one slot and its executor; which one of those in line is tried when, the q
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from finegrain.errors import Reason
+from finegrain.cpu_assignment import CpuAssignment
+from finegrain.cpu_policy import PLAIN
+from finegrain.errors import InvariantBroken, Reason
 from finegrain.resources import Amounts, ResourceProfile, fits, shortfall
 from resource_manager.engine import charges
+from resource_manager.engine.cpu_giver import NO_TOPOLOGY
+from resource_manager.engine.cpus.assign import Wish
+from resource_manager.engine.cpus.refusals import CpuRefusal
+from resource_manager.engine.cpus.resizing import fits_alone, resized
 from resource_manager.engine.entities import Request, RequestState, Resize, Slot, SlotState
 from resource_manager.engine.events import ItemOutcome
 from resource_manager.engine.host import Host, ResizeHold, SlotKey
@@ -42,8 +53,11 @@ def try_growth(turn: Turn, placing: Placing, single: Single) -> bool:
     asked = growth(host, slot)
     if asked and not (host.eligible and fits(asked, host.spare())):
         return False
-    order(turn, slot)
-    if asked:
+    found = assignment_for(state, host, slot)
+    if isinstance(found, CpuRefusal):
+        return False
+    order(turn, slot, found)
+    if asked or found is not None:
         placing.follow([host])
     return True
 
@@ -54,6 +68,41 @@ def growth(host: Host, slot: Slot) -> Amounts:
         return {}
     need = host.booking_of(slot.wanted.profile, best_effort=slot.best_effort)
     return shortfall(need, slot.booked)
+
+
+def assignment_for(state: State, host: Host, slot: Slot) -> CpuAssignment | CpuRefusal | None:
+    """The cpus and NUMA nodes that a slot has with the change that waits, or why there are none
+    now; None: it runs in the whole shared pool, and goes on to.
+    """
+    held, wanted = slot.assignment, slot.wanted
+    if held is None or wanted is None:
+        return held
+    if host.cpus is None:
+        return NO_TOPOLOGY if held.cpus or held.numa else held
+    return resized(
+        host.cpus, (slot.allocation_id, slot.generation), held, wish_of(state, host, slot, wanted)
+    )
+
+
+def unsuited(state: State, host: Host, slot: Slot, size: Resize) -> CpuRefusal | None:
+    """Why a host's cpus and NUMA nodes could not suit a slot of this size, even if it were the only
+    one there; None: they could.
+    """
+    held = slot.assignment
+    if slot.ordered is not None:
+        held = slot.ordered.assignment or held
+    if held is None or host.cpus is None:
+        return None
+    key = (slot.allocation_id, slot.generation)
+    return fits_alone(host.cpus, key, held, wish_of(state, host, slot, size))
+
+
+def wish_of(state: State, host: Host, slot: Slot, size: Resize) -> Wish:
+    """What a slot of this size needs of its host's cpus and NUMA nodes."""
+    request = state.requests.get(slot.allocation_id)
+    policy = request.spec.cpu_policy if request is not None else PLAIN
+    booked = host.booking_of(size.profile, best_effort=slot.best_effort)
+    return Wish.of(policy, booked, size.cpu_limit_milli)
 
 
 def go_on(turn: Turn, slot: Slot) -> None:
@@ -72,9 +121,11 @@ def go_on(turn: Turn, slot: Slot) -> None:
         withdraw(state, host, slot)
         state.changes.slot(slot)
         _tell(turn, slot, wanted.number)
-    elif not growth(host, slot):
+        return
+    found = assignment_for(state, host, slot)
+    if not (growth(host, slot) or isinstance(found, CpuRefusal)):
         state.queue.singles.remove(wanted.arrival_number)
-        order(turn, slot)
+        order(turn, slot, found)
     elif wanted.arrival_number not in state.queue.singles:
         state.line_up(slot)
     else:
@@ -143,6 +194,7 @@ def _adopt(turn: Turn, slot: Slot, seen: ReportedSlot) -> None:
         ordered = None
         host.to_resize.pop(key, None)
     host.resize_holds.pop(key, None)
+    slot.assignment = _assignment_seen(slot, seen)
     _set_size(state, host, slot, seen.profile, ordered)
     _, slot.cpu_limit_milli = _size(seen)
     slot.cpus = seen.cpus  # of another size it may have others
@@ -154,6 +206,16 @@ def _adopt(turn: Turn, slot: Slot, seen: ReportedSlot) -> None:
         withdraw(state, host, slot)
     _tell(turn, slot, number)
     go_on(turn, slot)
+
+
+def _assignment_seen(slot: Slot, seen: ReportedSlot) -> CpuAssignment | None:
+    """What a slot has of its host's cpus with the change that was confirmed."""
+    if seen.assignment is not None:
+        return seen.assignment
+    ordered = slot.ordered
+    if ordered is not None and ordered.number == seen.resize_number and ordered.assignment:
+        return ordered.assignment
+    return slot.assignment
 
 
 def _tell(turn: Turn, slot: Slot, number: int) -> None:
@@ -186,7 +248,7 @@ def resize_answered(
     reason = outcome.reason or Reason.RESIZE_REFUSED
     ends = _ends(outcome, ordered)
     if slot.wanted is None and not ends:
-        slot.wanted = ordered
+        slot.wanted = replace(ordered, assignment=None)  # others may be there by then
         _hold(turn, host, slot, outcome, message)
         return
     text = f"change {number} to {size_text(ordered)}: {message}"
@@ -253,10 +315,14 @@ def end_holds(turn: Turn, host: Host) -> None:
             go_on(turn, host.slots[key])
 
 
-def order(turn: Turn, slot: Slot) -> None:
-    """The change that waits is the executor's to carry out; its growth must fit there."""
+def order(turn: Turn, slot: Slot, assignment: CpuAssignment | None) -> None:
+    """The change that waits is the executor's to carry out; its growth must fit there, and the
+    slot has these cpus and NUMA nodes then (`assignment_for`).
+    """
     host = turn.host_of(slot)
-    ordered, slot.wanted = slot.wanted, None
+    if slot.wanted is None:
+        raise InvariantBroken(f"slot {slot.allocation_id} waits for no other size")
+    ordered, slot.wanted = replace(slot.wanted, assignment=assignment), None
     turn.state.starving.placements += 1
     _set_size(turn.state, host, slot, slot.profile, ordered)
     host.to_resize[slot.allocation_id, slot.generation] = None

@@ -9,7 +9,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 
+from finegrain.errors import InvariantBroken
 from finegrain.resources import Amounts, subtract, total_of
+from resource_manager.engine.cpus.refusals import CpuRefusal
 from resource_manager.engine.entities import GangPlacement, Request, Slot
 from resource_manager.engine.fair.held import Held, Place
 from resource_manager.engine.fair.holding import where_to_hold
@@ -20,8 +22,9 @@ from resource_manager.engine.gang_books import WaitingGang, Where, Wish
 from resource_manager.engine.gangs import place_together, wishes_now
 from resource_manager.engine.lines import Line
 from resource_manager.engine.moves import place
+from resource_manager.engine.placement.gang_exact import Trials, as_if_empty
 from resource_manager.engine.placement.gang_room import Share
-from resource_manager.engine.resizes import growth, order
+from resource_manager.engine.resizes import assignment_for, growth, order, unsuited
 from resource_manager.engine.singles import Kind, Single
 from resource_manager.engine.state import State
 from resource_manager.engine.turn import Turn
@@ -66,6 +69,10 @@ class Holder(ABC):
         """
 
     @abstractmethod
+    def is_suited(self, state: State, at: Place) -> bool:
+        """True if cpus and NUMA nodes of these hosts suit him now, given that amounts are there."""
+
+    @abstractmethod
     def settle(self, turn: Turn, at: Place) -> None:
         """Places him there; there is room."""
 
@@ -96,6 +103,10 @@ class RequestHolder(Holder):
     def suits(self, state: State, at: Place) -> bool:
         """See `Holder`."""
         return _suits(state, at, (self._wish(state),))
+
+    def is_suited(self, state: State, at: Place) -> bool:
+        """See `Holder`."""
+        return _are_suited(state, at)
 
     def settle(self, turn: Turn, at: Place) -> None:
         """See `Holder`."""
@@ -138,6 +149,10 @@ class GangHolder(Holder):
         """See `Holder`."""
         return _suits(state, at, wishes_now(state, state.gangs.waiting[self.gang_id]))
 
+    def is_suited(self, state: State, at: Place) -> bool:
+        """See `Holder`."""
+        return _are_suited(state, at)
+
     def settle(self, turn: Turn, at: Place) -> None:
         """See `Holder`."""
         waiting = turn.state.gangs.waiting[self.gang_id]
@@ -178,6 +193,8 @@ class GrowthHolder(Holder):
         whole = total_of((self._slot.booked, more, stays))
         if any(amount > total.get(name, 0) for name, amount in whole.items()):
             return None
+        if self._slot.wanted is not None and unsuited(state, host, self._slot, self._slot.wanted):
+            return None
         return Place({host.host_id: Held(more, 0)})
 
     def suits(self, state: State, at: Place) -> bool:
@@ -185,9 +202,17 @@ class GrowthHolder(Holder):
         host = state.hosts[self._slot.executor_id]
         return at.held == {host.host_id: Held(growth(host, self._slot), 0)}
 
-    def settle(self, turn: Turn, at: Place) -> None:  # noqa: ARG002 -- there is one place only
+    def is_suited(self, state: State, at: Place) -> bool:  # noqa: ARG002 -- there is one place only
         """See `Holder`."""
-        order(turn, self._slot)
+        host = state.hosts[self._slot.executor_id]
+        return not isinstance(assignment_for(state, host, self._slot), CpuRefusal)
+
+    def settle(self, turn: Turn, at: Place) -> None:  # noqa: ARG002 -- likewise
+        """See `Holder`."""
+        found = assignment_for(turn.state, turn.host_of(self._slot), self._slot)
+        if isinstance(found, CpuRefusal):
+            raise InvariantBroken(f"{self.title} was to be ordered, and {found.text}")
+        order(turn, self._slot, found)
         turn.state.queue.singles.remove(self.number)
 
     def need_at_most(self, state: State) -> Amounts:
@@ -219,6 +244,25 @@ def held_for(state: State, wishes: Sequence[Wish], shares: Sequence[Share]) -> d
         before = held.get(share.host_id, Held({}, 0))
         held[share.host_id] = Held(total_of((before.amounts, more)), before.slots + share.count)
     return held
+
+
+def _are_suited(state: State, at: Place) -> bool:
+    """True if on each host those that are to go there can go there now, in the order of shares."""
+    trials = Trials()
+    return all(trials.fits_all(wishes, state.hosts[name]) for name, wishes in _by_host(at).items())
+
+
+def could_suit(state: State, at: Place) -> bool:
+    """True if they could if all else on these hosts ended."""
+    trials = Trials(as_if_empty)
+    return all(trials.fits_all(wishes, state.hosts[name]) for name, wishes in _by_host(at).items())
+
+
+def _by_host(at: Place) -> dict[str, list[tuple[Wish, int]]]:
+    found: dict[str, list[tuple[Wish, int]]] = {}
+    for share in at.shares:
+        found.setdefault(share.host_id, []).append((at.wishes[share.wish], share.count))
+    return found
 
 
 def _suits(state: State, at: Place, wishes: Sequence[Wish]) -> bool:

@@ -9,7 +9,9 @@ one member after another, the largest first, each where least is missing given t
 where that finds no way (members that have to be spread, or hosts that are nearly too small), the
 search that places gangs says whether there is one at all.
 
-A slot that has outlasted a reservation counts as if it never ended.
+A slot that has outlasted a reservation counts as if it never ended. Where amounts do not say all,
+a host has to suit all its members with its cpus and NUMA nodes as well, were those slots alone
+there.
 
 Refuses to know who holds what for how long, and who is passed over: `reservations.py` knows.
 """
@@ -22,9 +24,12 @@ from collections.abc import Collection, Sequence
 from itertools import islice
 
 from finegrain.resources import Amounts, add
+from resource_manager.engine.cpu_columns import amounts_only
+from resource_manager.engine.cpus.books import CpuBooks
 from resource_manager.engine.entities import GangPlacement
 from resource_manager.engine.gang_books import Where, Wish
 from resource_manager.engine.host import ONLINE, Host
+from resource_manager.engine.placement.gang_exact import Trials
 from resource_manager.engine.placement.gang_room import Ask, Room, Share
 from resource_manager.engine.placement.gang_search import seek, sum_of, wanted
 from resource_manager.engine.placement.indexes import carries
@@ -95,6 +100,7 @@ class _Field:
         self._taken = taken
         self._most = max(1, looked_at_max)
         self._chosen: dict[str, dict[str, int]] = {}  # needs of members that were given a host
+        self._trials = Trials(self._if_others_ended)
 
     def candidates(self, ask: Ask) -> list[Candidate]:
         """The hosts that could serve one by their size, as far as is looked."""
@@ -108,7 +114,7 @@ class _Field:
             host = hosts[index.ids[at]]
             if self._may_be(host, ask):
                 # Nothing is held on it, so what the index shows is all that is free.
-                need = ask.need(host)
+                need = amounts_only(ask.need(host))
                 free = {name: columns[name][0][at] for name in need if name in columns}
                 found.append((lack(need, free), host, need))
         return _ranked(found)
@@ -117,7 +123,7 @@ class _Field:
         """What is missing for one more on this host; None: it would not fit if all else ended, by
         what the host says of itself.
         """
-        need = ask.need(host)
+        need = amounts_only(ask.need(host))
         if not need:
             return None
         chosen = self._chosen.get(host.host_id)
@@ -126,6 +132,8 @@ class _Field:
         could = _could_give(host, self.room.state.reservations.stays_booked(host))
         free = _free(host)
         if any(could.get(name, 0) < amount for name, amount in need.items()):
+            return None
+        if not self._trials.fits_all(ask.wishes, host):
             return None
         return lack(need, free)
 
@@ -136,7 +144,9 @@ class _Field:
     def choose(self, host: Host, ask: Ask) -> None:
         """One more goes to this host."""
         before = self._chosen.get(host.host_id, {})
-        self._chosen[host.host_id] = add(before, ask.need(host))
+        self._chosen[host.host_id] = add(before, amounts_only(ask.need(host)))
+        for wish, count in ask.wishes if self.room.exactly else ():
+            self._trials.take(wish, host, count)
 
     def filled(
         self,
@@ -147,6 +157,7 @@ class _Field:
     ) -> list[Share] | None:
         """Each where least is missing, the largest first; `among` are candidates by ask."""
         self._chosen = {}
+        self._trials.clear()
         counts: dict[tuple[int, str], int] = {}
         for ask in sorted(asks, key=self.room.size, reverse=True):
             heap = self.candidates(ask) if among is None else among[ask.number]
@@ -171,6 +182,16 @@ class _Field:
     def most_missing(self) -> int:
         """The most that is missing on any host that was chosen."""
         return max(lack(need, _free(self.room.host(name))) for name, need in self._chosen.items())
+
+    def _if_others_ended(self, host: Host) -> CpuBooks | None:
+        """The books of a host's cpus with those slots alone that may never end."""
+        if host.cpus is None:
+            return None
+        books = host.cpus.empty()
+        for key in self.room.state.reservations.outlasted_by:
+            if key in host.cpus.holdings:
+                books.add(key, host.cpus.holdings[key])
+        return books
 
     def _may_be(self, host: Host, ask: Ask) -> bool:
         name = host.host_id

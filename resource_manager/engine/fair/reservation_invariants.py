@@ -53,5 +53,5 @@ def _one(state: State, each: Reservation) -> Iterator[str]:
             yield f"{title} is on executor {name}, which is too small for it"
         missing, slots = kept.missing(host)
         room = room and not missing and not slots
-    if room:
+    if room and each.holder.is_suited(state, each.place):
         yield f"{title} holds what is all free, and its holder was not placed"

@@ -10,7 +10,7 @@ from __future__ import annotations
 from resource_manager.engine.entities import SlotState
 from resource_manager.engine.fair.flows import GROUP
 from resource_manager.engine.fair.held import Place, Reservation
-from resource_manager.engine.fair.holders import Holder, held_for
+from resource_manager.engine.fair.holders import Holder, could_suit, held_for
 from resource_manager.engine.fair.limits import Stop, counted, stopped_by, whole
 from resource_manager.engine.placement.indexes import carries
 from resource_manager.engine.state import State
@@ -84,6 +84,8 @@ def _unfit(state: State, each: Reservation) -> str:
             return f"executor {share.host_id} does not carry its labels any more"
     if place.shares and held_for(state, place.wishes, place.shares) != place.held:
         return "what it asks for is counted otherwise there now"
+    if not could_suit(state, place):
+        return "cpus and NUMA nodes there do not suit it any more"
     return ""
 
 
@@ -95,7 +97,7 @@ def has_room(state: State, each: Reservation) -> bool:
         if not _fits(state, name, each):
             each.lacking = name
             return False
-    return True
+    return each.holder.is_suited(state, each.place)
 
 
 def _fits(state: State, name: str, each: Reservation) -> bool:

@@ -100,7 +100,9 @@ class Matching:
             return True
         before = self._before[host_id]
         need = ask.need(host)
-        return bool(need) and all(before.get(name, 0) >= need[name] for name in need)
+        if not need or any(before.get(name, 0) < need[name] for name in need):
+            return False
+        return self._room.suits_instead(ask, host_id)
 
     def _move_on(self, start: int, at: int, free: str, came: dict[int, tuple[int, str]]) -> None:
         self._occupy(at, free, 1)

@@ -10,15 +10,17 @@ is free: what hosts could give when empty.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 
+from resource_manager.engine.cpu_columns import CPU_COLUMNS, NODE_CPU_MILLI, PIN_NODE_CPUS
 from resource_manager.engine.gang_books import Wish
 from resource_manager.engine.host import KNOWN, SCORE, Host
+from resource_manager.engine.placement.gang_exact import Trials, as_if_empty
 from resource_manager.engine.placement.index import CapacityIndex, Need
 from resource_manager.engine.placement.indexes import carries
 from resource_manager.engine.placement.rank import Proportions, candidates_compared
-from resource_manager.engine.queue import DEFAULT_SLOTS, SLOTS
+from resource_manager.engine.queue import DEFAULT_SLOTS, SLOTS, in_grains
 from resource_manager.engine.singles import Labels
 from resource_manager.engine.state import State
 
@@ -26,6 +28,9 @@ LISTED_MAX = 256
 """Hosts of one label that are gone through one by one, rather than by an index of their own."""
 
 _SCALE = 1 << 60
+
+_OF_ONE_NODE = (PIN_NODE_CPUS, NODE_CPU_MILLI)
+"""Columns that say what the NUMA node has that has most: nothing can be taken off them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +53,10 @@ class Ask:
         defaults: so many default slots instead; 0: none.
         labels: what the host must carry.
         barred: hosts that must not be chosen.
+        at_least: columns of which a host needs so much however many it takes: of the NUMA node that
+            has most.
+        wishes: what takes it, once each so many, for hosts of which amounts do not say all; none:
+            amounts are all that is meant.
     """
 
     number: int
@@ -57,9 +66,18 @@ class Ask:
     defaults: int
     labels: Labels
     barred: frozenset[str] = frozenset()
+    at_least: dict[str, int] = field(default_factory=dict)
+    wishes: tuple[tuple[Wish, int], ...] = ()
+
+    @property
+    def unsized(self) -> list[tuple[Wish, int]]:
+        """Those of the wishes that book best-effort cpu, and as much as the host says."""
+        return [each for each in self.wishes if each[0].profile is None and each[0].best_effort]
 
     def need(self, host: Host) -> dict[str, int]:
         """What it takes on a host, in columns; empty: the host cannot serve it."""
+        if self.unsized:
+            return self._with_unsized(host)
         if not self.defaults:
             return self.separate if host.separate_pools else self.pooled
         if not host.default_need:
@@ -68,11 +86,22 @@ class Ask:
         need[SLOTS] = self.defaults
         return need
 
+    def _with_unsized(self, host: Host) -> dict[str, int]:
+        need = dict(self.separate if host.separate_pools else self.pooled)
+        for name, amount in host.default_need.items() if self.defaults else ():
+            need[name] = need.get(name, 0) + amount * self.defaults
+        need[SLOTS] = need.get(SLOTS, 0) + self.defaults
+        for wish, count in self.unsized:
+            for name, amount in in_grains(host.booking_for(wish)).items():
+                need[name] = need.get(name, 0) + amount * count
+        return need
+
     def searched(self) -> list[Need]:
         """What a host must cover, by kind of host."""
         if self.defaults:
-            return [{DEFAULT_SLOTS: self.defaults}]
-        return [self.pooled] if self.pooled == self.separate else [self.pooled, self.separate]
+            return [{DEFAULT_SLOTS: self.defaults, **self.at_least}]
+        pooled, separate = {**self.pooled, **self.at_least}, {**self.separate, **self.at_least}
+        return [pooled] if pooled == separate else [pooled, separate]
 
 
 class Room:
@@ -84,6 +113,7 @@ class Room:
         compared: hosts with room that are compared for one member.
         partly: as many as possible are wanted, also if those are not all.
         any_will_do: which hosts are found does not matter, only whether there are any.
+        exactly: amounts do not say of everybody and everywhere whether there is room.
     """
 
     def __init__(self, state: State, prefix: str = "", *, may_build: bool = False) -> None:
@@ -98,6 +128,8 @@ class Room:
         self._may_build = may_build
         self._proportions: Proportions | None = None
         self._journal: list[tuple[int, str, int]] = []
+        self._trials = Trials(as_if_empty, alike=True) if prefix else Trials()
+        self.exactly = bool(state.indexes.strict)
 
     def ask(self, number: int, wish: Wish) -> Ask:
         """What the members of one wish ask for."""
@@ -107,9 +139,20 @@ class Room:
             hosts = self.state.hosts
             refusing = [n for n in self.state.refusing if n in hosts and hosts[n].refuses(shape)]
             barred = wish.elsewhere.union(refusing)
-        defaults = 0 if wish.profile else 1
-        pooled, separate = shape.pooled_need, shape.separate_need
-        return Ask(number, wish.count, pooled, separate, defaults, wish.labels, barred)
+        self.exactly = self.exactly or wish.exact
+        pooled, at_least = _apart(shape.pooled_need)
+        separate, _ = _apart(shape.separate_need)
+        return Ask(
+            number,
+            wish.count,
+            pooled,
+            separate,
+            0 if wish.profile or wish.best_effort else 1,
+            wish.labels,
+            barred,
+            at_least,
+            ((wish, 1),),
+        )
 
     def host(self, host_id: str) -> Host:
         """The books of a host."""
@@ -129,7 +172,22 @@ class Room:
             fit = column[0][at] // amount
             if fit < most:  # noqa: PLR1730 -- as in `placing.py`
                 most = fit
+        if self.exactly and most > 0 and ask.wishes:
+            return self._exact_fit(ask, host_id, most)
         return max(0, most)
+
+    def _exact_fit(self, ask: Ask, host_id: str, most: int) -> int:
+        host = self.state.hosts[host_id]
+        if len(ask.wishes) == 1 and ask.wishes[0][1] == 1:
+            return self._trials.fit(ask.wishes[0][0], host, most)
+        return int(self._trials.fits_all(ask.wishes, host))
+
+    def suits_instead(self, ask: Ask, host_id: str) -> bool:
+        """True if a host's cpus and NUMA nodes suit one if nothing were taken."""
+        host = self.state.hosts[host_id]
+        return not self.exactly or all(
+            self._trials.suits_instead(wish, host) for wish, _ in ask.wishes
+        )
 
     def take(self, ask: Ask, host_id: str, count: int) -> None:
         """Takes room for so many, which must be there."""
@@ -142,6 +200,8 @@ class Room:
             self._lower(at, self._prefix + DEFAULT_SLOTS, ask.defaults * count)
         if self._proportions is not None:
             self._proportions.free.pop(at, None)
+        for wish, each in ask.wishes if self.exactly else ():
+            self._trials.take(wish, host, each * count)
         self.shares.append(Share(ask.number, host_id, count))
 
     def columns_of(self, host_id: str) -> dict[str, int]:
@@ -165,6 +225,7 @@ class Room:
         for at, name, before in reversed(self._journal):
             self.main.write(at, name, before)
         self._journal.clear()
+        self._trials.clear()
         self.shares = []
 
     def hosts(self, ask: Ask) -> Iterator[str]:
@@ -204,7 +265,7 @@ class Room:
                 amount * _SCALE // max(1, sums.get(KNOWN + name, 0))
                 for need in ask.searched()
                 for name, amount in need.items()
-                if name not in (SLOTS, DEFAULT_SLOTS)
+                if name not in (SLOTS, DEFAULT_SLOTS, *CPU_COLUMNS)
             ),
             default=0,
         )
@@ -255,3 +316,11 @@ class Room:
 
     def _prefixed(self, need: Need) -> Need:
         return {self._prefix + name: amount for name, amount in need.items()}
+
+
+def _apart(need: dict[str, int]) -> tuple[dict[str, int], dict[str, int]]:
+    """What can be counted off a host for each member, and what is needed of one NUMA node."""
+    at_least = {name: need[name] for name in _OF_ONE_NODE if name in need}
+    if not at_least:
+        return need, at_least
+    return {name: amount for name, amount in need.items() if name not in at_least}, at_least

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
+from finegrain.resources import larger_of
 from resource_manager.engine.entities import GangPlacement
 from resource_manager.engine.gang_books import GangKind, InVain, WaitingGang, Where, Wish
 from resource_manager.engine.placement.gang_matching import Hosts, Matching
@@ -140,7 +141,7 @@ def together(room: Room, asks: list[Ask], hosts: Hosts) -> int:
     if len(asks) == 1:
         return _fill(room, asks[0], hosts(asks[0]))
     first = asks[0]
-    if all((a.pooled, a.separate) == (first.pooled, first.separate) for a in asks):
+    if all(_takes_the_same(each, first) for each in asks):
         return _match(room, asks, hosts)
     largest_first = sorted(asks, key=room.size, reverse=True)
     compared = room.compared
@@ -151,6 +152,13 @@ def together(room: Room, asks: list[Ask], hosts: Hosts) -> int:
         placed = sum(_fill(room, ask, hosts(ask)) for ask in largest_first)
         room.compared = compared
     return placed
+
+
+def _takes_the_same(one: Ask, other: Ask) -> bool:
+    """True if both may change places on any host."""
+    if (one.pooled, one.separate) != (other.pooled, other.separate):
+        return False
+    return [wish.cpus for wish, _ in one.wishes] == [wish.cpus for wish, _ in other.wishes]
 
 
 def _within_a_value(room: Room, asks: list[Ask], label: str, among: Iterable[str] | None) -> int:
@@ -241,11 +249,16 @@ def sum_of(asks: Sequence[Ask]) -> Ask | None:
                 whole[name] = whole.get(name, 0) + amount * ask.count
     defaults = sum(ask.defaults * ask.count for ask in asks)
     barred = frozenset[str]().union(*(ask.barred for ask in asks))
-    return Ask(0, 1, pooled, separate, defaults, tuple(sorted(labels.items())), barred)
+    at_least: dict[str, int] = {}
+    for ask in asks:
+        at_least = larger_of(at_least, ask.at_least)
+    wishes = tuple((wish, each * ask.count) for ask in asks for wish, each in ask.wishes)
+    carried = tuple(sorted(labels.items()))
+    return Ask(0, 1, pooled, separate, defaults, carried, barred, at_least, wishes)
 
 
 def least_of(asks: Sequence[Ask]) -> Ask:
-    """The smallest in every dimension: where it does not fit, none of them does."""
+    """The smallest in every dimension, by amounts: where it does not fit, none of them does."""
     labels = set(asks[0].labels).intersection(*(ask.labels for ask in asks))
     barred = frozenset(asks[0].barred).intersection(*(ask.barred for ask in asks))
     return Ask(
