@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Final, NamedTuple
 
-from finegrain.cpuset import CpuSet
+from finegrain.cpuset import EMPTY, CpuSet
 from finegrain.topology import HostTopology
 
 CPUS_MIN: Final = 2
@@ -114,7 +114,12 @@ def _take_pairs(groups: list[list[CpuPlace]], count: int, taken: list[int]) -> i
 
 
 def squeeze(
-    count: int, places: Sequence[CpuPlace], *, pool: CpuSet, held_by_lsr: CpuSet
+    count: int,
+    places: Sequence[CpuPlace],
+    *,
+    pool: CpuSet,
+    held_by_lsr: CpuSet,
+    first: CpuSet = EMPTY,
 ) -> list[int]:
     """The cpus that best-effort work is confined to, in the order in which they are taken.
 
@@ -123,17 +128,20 @@ def squeeze(
         places: where cpus lie.
         pool: the best-effort pool.
         held_by_lsr: cpus that LSR slots have; those outside of the pool do not matter.
+        first: cpus of the pool that are taken before all others: no slot ever has them to itself.
 
     Empty only if the pool is: whoever calls then leaves everything as it is.
     """
-    lent = [place for place in places if place.cpu in pool and place.cpu in held_by_lsr]
-    others = [place for place in places if place.cpu in pool and place.cpu not in held_by_lsr]
-    candidates = len(lent) + len(others)
-    if not candidates:
-        return []
-    count = min(count, candidates)
-    from_lent = count * len(lent) // candidates
-    return pick(from_lent, lent) + pick(count - from_lent, others)
+    set_aside = [place for place in places if place.cpu in pool & first]
+    taken = pick(min(count, len(set_aside)), set_aside)
+    left = [place for place in places if place.cpu in pool - first]
+    lent = [place for place in left if place.cpu in held_by_lsr]
+    others = [place for place in left if place.cpu not in held_by_lsr]
+    if left:
+        count = min(count - len(taken), len(left))
+        from_lent = count * len(lent) // len(left)
+        taken += pick(from_lent, lent) + pick(count - from_lent, others)
+    return taken
 
 
 def confined(cpus: CpuSet, squeezed: CpuSet) -> CpuSet:

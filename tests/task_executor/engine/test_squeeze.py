@@ -119,6 +119,16 @@ def test_one_cpu_is_enough_where_there_is_no_other() -> None:
     assert squeeze(2, places, pool=CpuSet.of(3), held_by_lsr=EMPTY) == [3]
 
 
+def test_what_is_set_aside_for_a_kubelet_goes_first() -> None:
+    places = [CpuPlace(cpu, cpu % 4, 0, 0) for cpu in range(8)]
+    pool, lent, kept = CpuSet.parse("0-7"), CpuSet.parse("2,6"), CpuSet.parse("1,5")
+    given = {"pool": pool, "held_by_lsr": lent, "first": kept}
+    assert squeeze(1, places, **given) == [1]
+    assert squeeze(2, places, **given) == [1, 5]
+    assert squeeze(5, places, **given) == [1, 5, 2, 0, 4]  # one of three is an LSR slot's
+    assert CpuSet(squeeze(99, places, **given)) == pool
+
+
 def test_a_slot_bound_to_a_node_without_picked_cpus_keeps_two_of_its_own() -> None:
     node = CpuSet.parse("8-15")
     assert confined(node, CpuSet.parse("0-3")) == CpuSet.of(8, 9)
