@@ -43,7 +43,7 @@ from finegrain.resources import CPU_MILLI, GIB, MEMORY_BYTES
 from resource_manager.engine.cpus import empty_hosts
 from resource_manager.engine.cpus.assign import Wish, assign
 from resource_manager.engine.cpus.books import CpuBooks
-from resource_manager.engine.cpus.layout import CpuLayout, layout_of_rows
+from resource_manager.engine.cpus.layout import CpuLayout, Node, layout_of_rows
 from resource_manager.engine.cpus.take import CpuWish, Holders, take
 
 NEEDS = (2, 8, 20, 50, 100, 200)
@@ -65,7 +65,18 @@ def host(packages: int, nodes: int, cores: int, threads: int) -> CpuLayout:
         for core in range(total)
         for thread in range(threads)
     ]
-    return layout_of_rows(rows, memory_bytes=256 * GIB)
+    layout = layout_of_rows(rows, memory_bytes=256 * GIB)
+    far = [
+        replace(node, distances=tuple(_distance(node, other) for other in layout.nodes))
+        for node in layout.nodes
+    ]
+    return CpuLayout(layout.cores, tuple(far), layout.packages, layout.pinnable)
+
+
+def _distance(one: Node, other: Node) -> int:
+    if one is other:
+        return 10
+    return 12 if one.packages == other.packages else 32
 
 
 HOSTS = {

@@ -162,7 +162,9 @@ def adds_up(layout: CpuLayout, cpus: int, need: int) -> bool:
 
 
 def holds(layout: CpuLayout, cpus: int, bind: BindPolicy) -> bool:
-    """Whether a set of cpus is what the bind policy promises where it is required."""
+    """Whether a set of cpus is what the bind policy promises where it is required, as far as they
+    run."""
+    cpus &= layout.cpus
     if bind is BindPolicy.FULL_PCPUS:
         return layout.whole(cpus) == cpus
     if bind is BindPolicy.SPREAD_BY_PCPUS:

@@ -89,6 +89,11 @@ class TestGrowing:
     def test_what_is_held_already_is_enough(self) -> None:
         assert grown("0,8", "1-7", CpuWish(2)) == "0,8"
 
+    def test_a_cpu_that_runs_no_more_is_in_nobodys_way(self) -> None:
+        layout = HOST.without(cpus("8"))
+        assert grown("0,8", "1-7,9-15", CpuWish(4, FULL, True), layout=layout) == "0-1,8-9"
+        assert grown("0,8", "1-7,9-15", CpuWish(4, SPREAD, True), layout=layout) == "0,2-3,8"
+
     def test_growing_to_less_is_a_mistake(self) -> None:
         with pytest.raises(ValueError, match="cannot grow to 1"):
             grown("0,8", "1-7", CpuWish(1))
