@@ -126,6 +126,8 @@ class Part:
                 "",
                 asked.allow_pending,
                 asked.restart_on_loss,
+                "",
+                asked.cpu_policy,
             ),
             job_id=self.row.job_id,
             arrival_number=self.arrival_of(index),
