@@ -62,11 +62,13 @@ def grow(
         added = _rest_of_held_cores(layout, held, free, more)
     elif wish.bind is BindPolicy.SPREAD_BY_PCPUS:
         apart = free & ~layout.cores_touched(held)
-        cores = layout.first_threads(apart).bit_count()
-        if wish.bind_required and cores < more:
-            return Short(ShortOf.CORES, more, cores)
-        if cores >= more:
+        cores = layout.first_threads(apart)
+        if cores.bit_count() >= more:
             free = apart
+        elif wish.bind_required:
+            return Short(ShortOf.CORES, more, cores.bit_count())
+        else:
+            added = cores
     wish_more = replace(wish, need=more - added.bit_count())
     others = _near(layout, held | added, free & ~added, holders, wish_more)
     if isinstance(others, Short):

@@ -62,6 +62,9 @@ class TestGrowing:
         assert grown("0-1", "2-15", CpuWish(4, SPREAD)) == "0-3"
         assert grown("0-1", "8-9", CpuWish(4, SPREAD)) == "0-1,8-9"
 
+    def test_cores_that_the_slot_is_not_on_go_before_any_that_it_is_on(self) -> None:
+        assert grown("0-1", "7-9", CpuWish(4, SPREAD)) == "0-1,7-8"
+
     def test_required_spread_never_doubles_up(self) -> None:
         assert grown("0-1", "8-9", CpuWish(3, SPREAD, True)) == ShortOf.CORES
         assert grown("0-1", "8-9,11", CpuWish(3, SPREAD, True)) == "0-1,11"
