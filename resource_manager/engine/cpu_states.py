@@ -47,7 +47,10 @@ def take_in_settings(turn: Turn, host: Host) -> None:
 
 def take_in_cpu_state(turn: Turn, host: Host, seen: CpuState | None) -> None:
     """What a full state of the executor says of its cpus; None: nothing out of the ordinary."""
-    host.executor.cpu_state = seen or NO_CPU_STATE
+    seen = seen or NO_CPU_STATE
+    if seen == host.executor.cpu_state and not host.lost_cpus:
+        return  # as with most states
+    host.executor.cpu_state = seen
     _settle(turn, host)
     _name_lost(turn, host)
 

@@ -166,7 +166,10 @@ def _adopt(turn: Turn, host: Host | None, registration: Registration) -> Host:
         state.indexes.log_growth(host, state.queue)
     host.start_conversation()
     booked = [(slot, slot.booked) for slot in host.slots.values()]
+    kind = host.cpu_kind
     host.adopt_registration()
+    if host.cpu_kind is not kind:
+        state.indexes.log_growth(host, state.queue)  # other cpus may suit others
     state.touch_cluster(host)
     charges.rebooked(state, booked)
     state.timers.arm(Timer.SILENCE, host.host_id, turn.now_ms + state.settings.lost_timeout_ms)

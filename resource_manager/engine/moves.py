@@ -179,6 +179,9 @@ def vanish(turn: Turn, slot: Slot) -> None:
     host.drop(key)
     state.hosts_in_use -= not host.slots
     state.no_longer_behind(slot)
+    if slot.assignment is not None and (slot.assignment.cpus or slot.assignment.numa):
+        # Its cpus and nodes may be all that somebody waits for, whatever amounts have grown.
+        state.indexes.log_growth(host, state.queue)
     del state.slots[key]
     if slot.job_id in state.jobs:
         state.jobs[slot.job_id].slot_keys.discard(key)

@@ -14,7 +14,8 @@ at most), plus lines that are parked or stand in line again, and shapes looked a
 
 What waits one by one (`singles.py`) is tried when it is its job's turn and nothing of that job came
 before it; and counted like a shape if it is tried in vain, a gang like as many as it has different
-members.
+members. So do hosts that had to be asked whether their cpus and NUMA nodes suit a shape, if none
+did.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ def _look(turn: Turn, placing: Placing, budget: _Budget) -> None:
         else:
             queue.sleep(shape)
             tried_in_vain(turn, shape)
-            budget.looks -= 1
+            budget.looks -= min(budget.looks, 1 + placing.asked(shape))
 
 
 def _serve(turn: Turn, placing: Placing, budget: _Budget) -> list[Request]:

@@ -82,6 +82,8 @@ class Placing:
         slots are placed exactly (`Host.exactly`) it lets the pass `follow` what was booked. Hosts
         that align everybody come after the others, whom amounts do: they are for those who need it.
         """
+        if shape.cpus is None and not self._strict:
+            return self._by_count(shape, count, elsewhere)  # as with most
         runs = [] if shape.exact else self._by_count(shape, count, elsewhere)
         left = count - sum(share for _, share in runs)
         if left and self._has_exact(shape):
@@ -89,9 +91,10 @@ class Placing:
             runs += self._exactly(shape, elsewhere).place(left, spread=spread)
         return runs
 
-    def asked(self) -> int:
-        """How many hosts were asked so far whether their cpus and NUMA nodes suit somebody."""
-        return sum(each.asked for each in self._exact.values())
+    def asked(self, shape: Shape) -> int:
+        """How many hosts were asked in this pass whether their cpus and NUMA nodes suit a shape."""
+        search = self._exact.get(shape)
+        return search.asked if search is not None else 0
 
     def _by_count(self, shape: Shape, count: int, elsewhere: Collection[str]) -> list[Run]:
         search = self._search(shape, elsewhere)
