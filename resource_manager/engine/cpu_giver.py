@@ -41,6 +41,9 @@ CpuKind = tuple[object, ...]
 ANSWERS_MAX = 16
 """Answers that one host remembers: those who are tried one after the other."""
 
+NOT_ANNOUNCED = "{}"
+"""What an executor announces of its cpus that is older than slots with cpus of their own."""
+
 _KINDS_KNOWN = 4_096
 
 NO_TOPOLOGY = CpuRefusal(
@@ -267,6 +270,8 @@ def _needs_topology(asked: Asked) -> bool:
 
 
 def _layout(registration: Registration) -> CpuLayout | None:
+    if registration.host_cpus == NOT_ANNOUNCED:  # it would not know what to do with an assignment
+        return None
     try:
         return layout_of(registration.topology, registration.host_cpus)
     except (InvalidArgument, ValueError):  # what a host cannot tell, nobody can have of it
