@@ -134,7 +134,7 @@ class Placing:
         index = state.indexes.made_for(shape.labels, state.hosts.values())
         growth = self._growth.get(index)
         if growth is None:
-            growth = self._growth[index] = Growth(index)
+            growth = self._growth[index] = Growth(index, strict=bool(self._strict))
         return growth.passes_by(shape)
 
     def _search(self, shape: Shape, elsewhere: Collection[str] = ()) -> Search:

@@ -25,8 +25,10 @@ class Growth:
     search costs ten times as much.
     """
 
-    def __init__(self, index: CapacityIndex) -> None:
+    def __init__(self, index: CapacityIndex, *, strict: bool = False) -> None:
+        """`strict`: there are hosts that align everybody, which have a search of their own."""
         self._index = index
+        self._strict = strict
         self._since: dict[int, tuple[list[int], _Most]] = {}  # by length of the log
 
     def passes_by(self, shape: Shape) -> bool:
@@ -35,6 +37,10 @@ class Growth:
         """
         index, cursor = self._index, shape.cursor
         if cursor.version != index.version or cursor.frontier < len(index):
+            return False
+        strict = shape.strict_cursor
+        through = _is_through(strict, index) and strict.log_length >= cursor.log_length
+        if self._strict and not shape.exact and not through:
             return False
         positions, most = self._since.get(cursor.log_length) or self._look(cursor.log_length)
         if len(positions) > GROWN_CHECKED_ONE_BY_ONE:
@@ -48,8 +54,7 @@ class Growth:
                 if any(index.covers(position, need) for position in positions):
                     return False
         cursor.log_length = len(index.grown)
-        strict = shape.strict_cursor
-        if strict.version == index.version and strict.frontier == len(index):
+        if through:
             strict.log_length = cursor.log_length
         return True
 
@@ -58,6 +63,11 @@ class Growth:
         positions = list(set(self._index.grown[log_length:]))
         found = self._since[log_length] = positions, _Most(self._index, positions)
         return found
+
+
+def _is_through(cursor: Cursor, index: CapacityIndex) -> bool:
+    """True if a search went through all of an index as it is."""
+    return cursor.version == index.version and cursor.frontier == len(index)
 
 
 class _Most(dict[str, int]):
