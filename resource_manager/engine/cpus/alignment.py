@@ -26,7 +26,7 @@ from resource_manager.engine.cpus.hints import (
 from resource_manager.engine.cpus.layout import CpuLayout
 from resource_manager.engine.cpus.merge import merge
 from resource_manager.engine.cpus.numa import MILLI, positions, split
-from resource_manager.engine.cpus.pinning import notes_on, pick, pick_on, short
+from resource_manager.engine.cpus.pinning import notes_on, pick, pick_on, short, suiting
 from resource_manager.engine.cpus.refusals import CpuRefusal
 from resource_manager.engine.cpus.resolve import Resolved
 from resource_manager.engine.cpus.shortages import not_enough, unaligned, unsuited
@@ -118,8 +118,10 @@ class Case:
 
     def asked(self, nodes: Sequence[int] | None = None) -> Quantities:
         """What the slot needs of NUMA nodes and what they have; of these nodes, or of all."""
+        books, resolved, own = self._books, self._resolved, self._own
+        liked = None if own is None else suiting(books, resolved, own)
         amounts = dict(self._wish.amounts)
-        return quantities(self._books, amounts, self._resolved.strategy, self._own, nodes)
+        return quantities(books, amounts, resolved.strategy, own, nodes=nodes, suiting=liked)
 
     def _on_nodes(
         self, policy: NumaPolicy, asked: Quantities, notes: tuple[str, ...]

@@ -39,6 +39,7 @@ class Quantities:
     available: Mapping[str, Sequence[int]]  # by dimension, then by position
     capacity: Mapping[str, Sequence[int]]
     nodes: tuple[int, ...]  # positions of those that slots' cpus can come from
+    suiting: int | None = None  # cpus that also keep to what is only preferred; None: whichever
 
     def of(self, dimension: str, nodes: Iterable[int]) -> list[tuple[int, int]]:
         """Position and available amount of the nodes that give it where these give the cpus."""
@@ -61,7 +62,8 @@ class Quantities:
     def score(self, nodes: Sequence[int]) -> int:
         """How well the nodes suit the strategy if the slot lies on them, from 0 to `SCORE_MAX`:
         what is then free for LeastAllocated (and DistributeEvenly), what is taken for
-        MostAllocated; the mean of the dimensions.
+        MostAllocated; the mean of the dimensions. Nodes with enough cpus that keep to what is only
+        preferred go before others.
         """
         total = 0
         for dimension, need in self.need.items():
@@ -71,7 +73,14 @@ class Quantities:
                 has += capacity[at]
                 free += available[at]
             total += share_score(self.strategy, has, has - free + need)
-        return total // max(len(self.need), 1)
+        value = total // max(len(self.need), 1)
+        if self.suiting is None:
+            return value
+        return (value + SCORE_MAX * self._suits(self.suiting, nodes)) // 2
+
+    def _suits(self, suiting: int, nodes: Sequence[int]) -> bool:
+        count = sum((self.layout.nodes[at].mask & suiting).bit_count() for at in nodes)
+        return count * MILLI >= self.need.get(CPU_MILLI, 0)
 
 
 def share_score(strategy: NumaStrategy, capacity: int, taken: int) -> int:
@@ -88,7 +97,9 @@ def quantities(
     amounts: Mapping[str, int],
     strategy: NumaStrategy,
     own_cpus: int | None = None,
+    *,
     nodes: Iterable[int] | None = None,
+    suiting: int | None = None,
 ) -> Quantities:
     """What a slot needs and what there is.
 
@@ -96,6 +107,7 @@ def quantities(
         amounts: of the slot, as `aligned_amounts` returns them.
         own_cpus: the cpus that a slot with cpus of its own can choose from; None: it has none.
         nodes: look at these only.
+        suiting: which of its own cpus keep to what is only preferred; None: nothing is.
     """
     layout = books.layout
     every = range(len(layout.nodes))
@@ -111,7 +123,7 @@ def quantities(
             capacity[name] = [books.capacity(at, name) for at in every]
     if nodes is None:
         nodes = (at for at in layout.cpu_nodes if layout.nodes[at].mask & books.pinnable)
-    return Quantities(layout, strategy, need, available, capacity, tuple(nodes))
+    return Quantities(layout, strategy, need, available, capacity, tuple(nodes), suiting)
 
 
 def _milli(cpus: int) -> int:

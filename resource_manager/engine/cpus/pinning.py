@@ -51,6 +51,20 @@ def cpus_for(books: CpuBooks, resolved: Resolved) -> int | CpuRefusal:
     return _beside_last_cpus(books, resolved, left)
 
 
+def suiting(books: CpuBooks, resolved: Resolved, cpus: int) -> int:
+    """Those of the cpus that also keep to what is only preferred."""
+    layout = books.layout
+    if resolved.exclusive is ExclusivePolicy.PCPU_LEVEL:
+        cpus &= ~layout.cores_touched(books.claimed_cores)
+    elif resolved.exclusive is ExclusivePolicy.NUMA_NODE_LEVEL:
+        cpus &= ~layout.nodes_touched(books.claimed_nodes)
+    if resolved.bind is BindPolicy.FULL_PCPUS:
+        return layout.whole(cpus)
+    if resolved.bind is BindPolicy.SPREAD_BY_PCPUS:
+        return layout.first_threads(cpus)
+    return cpus
+
+
 def pick(books: CpuBooks, resolved: Resolved, cpus: int) -> Taken | Short:
     """As many of these cpus as the slot needs."""
     isolated = cpus & ~books.pool_cpus  # nobody else can use them
