@@ -72,8 +72,8 @@ class CpuBooks:
         Args:
             layout: of the host as it was reported, offline cpus included.
             policy: the settings that hold there; without it the built-in ones.
-            best_effort_milli: the host's best-effort capacity in thousandths of a cpu; None: as
-                much as it has cpus.
+            best_effort_milli: what the host announced for best-effort slots on all cpus of the
+                layout that slots can have, in thousandths of a cpu; None: as much as these are.
         """
         self.layout = self.reported_layout = layout
         self.policy = policy or EffectivePolicy()
@@ -96,12 +96,15 @@ class CpuBooks:
         usable = base.pinnable & ~self._offline & ~self._kubelet
         self.pinnable = usable & ~policy.reserved_cpus.bits
         self.pool_cpus = usable & ~policy.strictly_reserved_cpus.bits & ~base.isolated
-        own = self._own_best_effort
+        count, own = self.pool_cpus.bit_count(), self._own_best_effort
+        best_effort = count * MILLI
+        if own is not None:
+            best_effort = own * count // max(base.pinnable.bit_count(), 1)
         position = self.layout.position_of_node
         self._capacities = node_capacities(
             self.layout,
             self.pinnable & ~base.isolated,
-            self.pinnable.bit_count() * MILLI if own is None else own,
+            (self.pool_cpus, best_effort),
             {position[node]: taken for node, taken in self._kubelet_memory if node in position},
         )
 
@@ -246,11 +249,13 @@ class CpuBooks:
         if self.holdings[key] == assignment:
             self.holdings[key] = assignment
             return
-        place = self.holdings
+        tolerated = self._overdrawn
         self.remove(key)
-        place[key] = assignment
+        self.holdings[key] = assignment
         self._count(assignment)
         self._changed()
+        if tolerated:
+            self._overdrawn = tolerated & self.beyond()
 
     def scratch(self) -> CpuBooks:
         """A copy to try things out on."""

@@ -37,22 +37,26 @@ def aligned_amounts(booking: Amounts) -> dict[str, int]:
 
 
 def node_capacities(
-    layout: CpuLayout, cpus: int, best_effort_milli: int, memory_taken: Mapping[int, int]
+    layout: CpuLayout,
+    cpus: int,
+    best_effort: tuple[int, int],
+    memory_taken: Mapping[int, int],
 ) -> tuple[dict[str, int], ...]:
     """Per node what slots can have of each dimension, without those that the node lacks.
 
     Args:
         cpus: those that count: slots in shared pools get no more than these.
-        best_effort_milli: of the whole host; lies on the nodes like the cpus do.
+        best_effort: the cpus of the best-effort pool, and what slots can have of them all
+            together; it lies on the nodes like these cpus do.
         memory_taken: bytes that are not the slots', by position of the node.
     """
-    count = max(cpus.bit_count(), 1)
+    pool, best_effort_milli = best_effort
+    count = max(pool.bit_count(), 1)
     capacities = []
     for at, node in enumerate(layout.nodes):
-        here = (node.mask & cpus).bit_count()
         amounts = {
-            CPU_MILLI: here * MILLI,
-            BEST_EFFORT_CPU_MILLI: best_effort_milli * here // count,
+            CPU_MILLI: (node.mask & cpus).bit_count() * MILLI,
+            BEST_EFFORT_CPU_MILLI: best_effort_milli * (node.mask & pool).bit_count() // count,
             MEMORY_BYTES: max(node.memory_bytes - memory_taken.get(at, 0), 0),
         }
         amounts.update((EXTENDED_PREFIX + name, count) for name, count in node.extended)
