@@ -16,6 +16,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any
 
 from finegrain.errors import FinegrainError, InvalidArgument
@@ -82,12 +83,16 @@ async def _serve_until_signal(prepared: Prepared) -> None:
 async def _serve(prepared: Prepared, *, ready: Ready | None, stop: asyncio.Event) -> None:
     from task_executor.host.helper_client import HelperClient
     from task_executor.service.front import Front
+    from task_executor.service.host_plan import beside_kubelet
+    from task_executor.service.host_watch import KubeletWatch
 
     try:
         helper = await HelperClient.connect(prepared.helper.socket_path)
         try:
             info = await helper.hello()
-            front = Front(prepared, helper, info)
+            kubelet = KubeletWatch(helper.kubelet, prepared.plan.topology)
+            left = beside_kubelet(prepared.plan, prepared.options, await kubelet.look())
+            front = Front(replace(prepared, plan=left), helper, info, kubelet)
             try:
                 await front.start()
             except BaseException:

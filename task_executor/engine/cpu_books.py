@@ -27,6 +27,7 @@ from finegrain.cpu_pools import NODE_UNKNOWN, Pooled, Pools, pools_of
 from finegrain.cpuset import EMPTY, CpuSet, NodeSet, union
 from finegrain.errors import InvalidArgument, InvariantBroken, Reason, ResourceExhausted
 from task_executor.engine.slots import SlotKey, SlotSpec
+from task_executor.engine.squeeze import confined
 
 PLAIN: Final = CpuAssignment()
 """What a slot has that was ordered without an assignment: the whole shared pool."""
@@ -112,7 +113,7 @@ class CpuBooks:
         assignment = spec.assignment or PLAIN
         cpus = self.pools.cpus_of(assignment)
         if assignment.qos is QosClass.BE and self.conditions.squeezed is not None:
-            cpus = cpus & self.conditions.squeezed or cpus
+            cpus = confined(cpus, self.conditions.squeezed)
         if spec.cpus and not assignment.cpus:
             cpus = cpus & CpuSet.parse(spec.cpus) or cpus
         return Place(cpus, assignment.memory_nodes)

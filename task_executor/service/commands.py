@@ -62,11 +62,13 @@ class CommandRunner:
         pids_max: int,
         registered: Callable[[float], Awaitable[None]],
         offer: Callable[[Sequence[Slot]], None],
+        look: Callable[[], Awaitable[None]],
     ) -> None:
         self._keeper = keeper
         self._pids_max = pids_max
         self._registered = registered
         self._offer = offer
+        self._look = look
         self._lock = asyncio.Lock()
         self._running: set[asyncio.Task[Any]] = set()
         self._closed = False
@@ -155,7 +157,10 @@ class CommandRunner:
             self._parse(message, f"allocations[{index}]")
             for index, message in enumerate(request.allocations)
         ]
-        carved = await self._keeper.carve([each for each in parsed if isinstance(each, SlotSpec)])
+        specs = [each for each in parsed if isinstance(each, SlotSpec)]
+        if any(spec.is_pinned for spec in specs):
+            await self._look()  # what is to be a slot's own must be there, and nobody else's
+        carved = await self._keeper.carve(specs)
         outcomes = iter(carved)
         results = [
             result(
@@ -233,6 +238,8 @@ class CommandRunner:
         except InvalidArgument as bad:
             error: FinegrainError | None = bad
         else:
+            if assignment is not None and assignment.cpus:
+                await self._look()
             error = (await change_size(self._keeper, *change, assignment=assignment)).error
         if error is not None and error.reason is Reason.UNREACHABLE:
             raise error  # nobody knows yet: no answer is recorded, and the same command may come

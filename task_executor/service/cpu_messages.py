@@ -12,6 +12,7 @@ from finegrain.v1 import cpus_pb2
 from task_executor.engine.cpu_books import CpuConditions, HostCpus
 from task_executor.host.kubelet.state import KubeletState
 from task_executor.host.node_offers import NodeOffer
+from task_executor.service.kubelet_report import kubelet_report
 
 
 def host_cpus_to_proto(cpus: HostCpus, nodes: Iterable[NodeOffer]) -> cpus_pb2.HostCpus:
@@ -42,26 +43,5 @@ def cpu_state_to_proto(conditions: CpuConditions) -> cpus_pb2.CpuState:
         notes=[note[:NOTE_LENGTH_MAX] for note in conditions.notes[:NOTES_MAX]],
     )
     if isinstance(conditions.kubelet, KubeletState):
-        message.kubelet.CopyFrom(_kubelet_to_proto(conditions.kubelet))
+        message.kubelet.CopyFrom(kubelet_report(conditions.kubelet))
     return message
-
-
-def _kubelet_to_proto(kubelet: KubeletState) -> cpus_pb2.KubeletReport:
-    return cpus_pb2.KubeletReport(
-        cpu_manager_policy=kubelet.cpu_manager_policy,
-        cpu_manager_options=dict(kubelet.cpu_manager_options),
-        topology_manager_policy=kubelet.topology_manager_policy,
-        topology_manager_scope=kubelet.topology_manager_scope,
-        memory_manager_policy=kubelet.memory_manager_policy,
-        reserved_cpus=str(kubelet.reserved_cpus),
-        policy=host_policy_to_proto(kubelet.policy),
-        containers=[
-            cpus_pb2.KubeletContainer(
-                pod_uid=each.pod_uid,
-                container=each.container,
-                cpus=str(each.cpus),
-                memory_bytes=dict(each.memory_bytes),
-            )
-            for each in kubelet.containers
-        ],
-    )

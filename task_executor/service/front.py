@@ -17,6 +17,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from finegrain import systemd
+from finegrain.cpuset import union
 from finegrain.errors import ConfigurationError, FinegrainError, Reason
 from finegrain.logs import get_logger
 from finegrain.metrics_http import MetricsServer
@@ -28,6 +29,7 @@ from finegrain.rpc.wire import amounts_to_proto, profile_to_proto, topology_to_p
 from finegrain.v1 import resource_manager_pb2, slots_pb2, task_executor_pb2_grpc
 from task_executor.engine.slot_table import SlotTable
 from task_executor.engine.slots import SlotState
+from task_executor.engine.squeeze import places_of_host
 from task_executor.host.helper_messages import HelperInfo
 from task_executor.service.agent import Agent, boot_seconds
 from task_executor.service.checkpoint import ENDPOINT_FILE
@@ -35,7 +37,8 @@ from task_executor.service.commands import CommandRunner
 from task_executor.service.cpu_messages import host_cpus_to_proto
 from task_executor.service.executor_service import ExecutorService
 from task_executor.service.host_sync import HostSync, recover
-from task_executor.service.isolation import notes_of
+from task_executor.service.host_watch import HostWatch, KubeletWatch
+from task_executor.service.isolation import NO_HUGETLB, notes_of
 from task_executor.service.keeper import Identity, SlotKeeper
 from task_executor.service.manager_link import ManagerLink
 from task_executor.service.messages import isolation_message
@@ -43,11 +46,13 @@ from task_executor.service.metrics import ExecutorMetrics
 from task_executor.service.offers import Offers
 from task_executor.service.ports import Helper
 from task_executor.service.prepared import Prepared
+from task_executor.service.squeezer import Squeezer, SqueezeRule
 from task_executor.service.task_runner import TaskRunner
 from task_executor.service.usage import Meter
 
 PROTOCOL_VERSION = "1.0"
 LAG_PROBE_S = 0.5
+SQUEEZE_CPUSET = "cpuset"
 LAST_REPORT_S = 3.0
 STOP_MARGIN_S = 10.0
 
@@ -65,7 +70,13 @@ def software_version() -> str:
 class Front:
     """The parts of one executor. `start`, then `run` until something ends it, then `stop`."""
 
-    def __init__(self, prepared: Prepared, helper: Helper, info: HelperInfo) -> None:
+    def __init__(
+        self,
+        prepared: Prepared,
+        helper: Helper,
+        info: HelperInfo,
+        kubelet: KubeletWatch | None = None,
+    ) -> None:
         options, plan = prepared.options, prepared.plan
         self._prepared = prepared
         self._options = options
@@ -88,7 +99,23 @@ class Front:
         self.keeper.on_resize = self.metrics.resize_ended
         self.meter = Meter(self.keeper)
         self.runner = TaskRunner(self.keeper, options, prepared.users, prepared.task_root)
-        self.sync = HostSync(self.keeper, self.runner)
+        table = self.keeper.table
+        unheld = plan.offers_hugepages and info.isolation.hugepages == "none"
+        self.watch = HostWatch(
+            kubelet or KubeletWatch(helper.kubelet, plan.topology),
+            union(cpus for _, cpus in table.cpus.host.pooled),
+            take_in=self.keeper.take_in,
+            slots=lambda: table,
+            notes=(NO_HUGETLB,) if unheld else (),
+        )
+        self.squeezer = Squeezer(
+            table,
+            places_of_host(plan.topology),
+            SqueezeRule(options.best_effort_squeeze_threshold, options.best_effort_squeeze_minimum),
+            usage=helper.usage,
+            take_in=self.keeper.take_in,
+        )
+        self.sync = HostSync(self.keeper, self.runner, self.watch.look)
         self.offers = Offers(self.keeper, timeout_ms=options.offer_timeout_ms)
         self.agent = Agent(
             self.keeper,
@@ -108,6 +135,7 @@ class Front:
             pids_max=options.pids_max,
             registered=self.agent.wait_registered,
             offer=self.offers.offer,
+            look=self.watch.look,
         )
         self._server = GuardedServer(
             options.listen, TASK_EXECUTOR_ACCESS, self.tokens, observe=self.metrics.call_ended
@@ -127,6 +155,7 @@ class Front:
             ConfigurationError: an address cannot be bound or is not allowed.
             HelperUnavailable: the helper went away.
         """
+        await self.watch.look()  # before anybody is told where to run
         await recover(self.keeper, self._prepared.saved)
         await self._keep_identity()
         bound = await self._server.start()
@@ -139,6 +168,8 @@ class Front:
         self._begin(self.sync.follow_events())
         self._begin(self.sync.sweep())
         self._begin(self._probe_lag())
+        if self._options.best_effort_squeeze == SQUEEZE_CPUSET:
+            self._begin(self.squeezer.run())
         self._talking = self._begin(self.agent.run())
         self._begin(self._watchdog())
         self.offers.offer(list(self.keeper.table))

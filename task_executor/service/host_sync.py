@@ -8,7 +8,7 @@ is the truth about the host; the checkpoint is the truth about who owns what.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from signal import SIGKILL, SIGTERM
 
 from finegrain.cpu_policy import HostPolicy
@@ -191,9 +191,12 @@ def _slot_key(limits: SlotLimits) -> SlotKey:
 class HostSync:
     """Keeps the books in line while the front runs."""
 
-    def __init__(self, keeper: SlotKeeper, runner: TaskRunner) -> None:
+    def __init__(
+        self, keeper: SlotKeeper, runner: TaskRunner, look: Callable[[], Awaitable[None]]
+    ) -> None:
         self._keeper = keeper
         self._runner = runner
+        self._look = look  # at the host's cpus, and at who else has some
 
     async def follow_events(self) -> None:
         """Takes in what the helper tells; never returns."""
@@ -270,6 +273,7 @@ class HostSync:
         while True:
             await asyncio.sleep(SWEEP_S)
             try:
+                await self._look()
                 if self._is_unsettled():
                     await self.compare()
                 elif self._keeper.places.behind:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from finegrain.hugepages import kernel_limits
 from task_executor.engine.slots import SlotSpec
 from task_executor.host.helper_messages import IsolationReport
 
@@ -16,6 +17,10 @@ _MEANING = {
     "memory": "memory is booked, but a task can take more than its slot",
     "pids": "the number of processes is not capped",
 }
+NO_HUGETLB = (
+    "huge pages are booked, but a task can take others than its slot's: the kernel has no hugetlb "
+    "controller here"
+)
 _AFFINITY = "tasks are put on their cpus, but could change them, and memory may be of any NUMA node"
 OWN_CPUS = "cpus"
 """Instead of a quota: no more cpu time than the cpus that it has to itself can give."""
@@ -28,7 +33,10 @@ def isolation_of(report: IsolationReport, slot: SlotSpec | None = None) -> dict[
     words = {name: getattr(report, name) for name in ("cpu", "cpuset", "memory", "pids")}
     if slot is not None and slot.is_pinned and report.cpuset == "cgroup":
         words["cpu"] = OWN_CPUS
-    return {**words, "kill": report.kill, "driver": report.driver, "notes": notes_of(report)}
+    notes = notes_of(report)
+    if slot is not None and kernel_limits(slot.profile.extended) and report.hugepages == "none":
+        notes.append(NO_HUGETLB)
+    return {**words, "kill": report.kill, "driver": report.driver, "notes": notes}
 
 
 def notes_of(report: IsolationReport) -> list[str]:

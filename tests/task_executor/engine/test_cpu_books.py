@@ -160,8 +160,8 @@ def test_best_effort_is_squeezed_and_nobody_else() -> None:
     carve(books, spec("plain"), spec("idle", CpuAssignment(BE)), pinned("own", "2-3"))
     books.take_in(squeezed=cpus("3-4"))
     assert (where(books, "plain"), where(books, "idle")) == ("0-1,4-7", "3-4")
-    books.take_in(squeezed=cpus("9"))  # nothing of its pool: it keeps that
-    assert where(books, "idle") == "0-7"
+    books.take_in(squeezed=cpus("9"))  # nothing of its pool: it keeps two of that
+    assert where(books, "idle") == "0-1"
 
 
 def test_isolated_cpus_are_pinned_and_never_shared() -> None:

@@ -16,6 +16,7 @@ import pytest
 
 from finegrain.cpuset import CpuSet
 from finegrain.options import ListenOptions
+from task_executor.engine.cpu_books import HostCpus
 from task_executor.engine.slot_table import HostShare
 from task_executor.helper.launch import HelperConfig
 from task_executor.host.detection import detect
@@ -35,7 +36,7 @@ from tests.task_executor.service.scripted_rm import (
     eventually,
 )
 
-TOTAL = {"cpu_milli": 4000, "memory_bytes": 1024 * MIB}
+TOTAL = {"cpu_milli": 4000, "memory_bytes": 1024 * MIB, "best_effort_cpu_milli": 4000}
 
 
 @pytest.fixture
@@ -53,6 +54,7 @@ class Executor:
     folder: Path
     helper: FakeHelper
     options: TaskExecutorOptions
+    host_cpus: HostCpus | None = None
     front: Front = field(init=False)
     directory: StateDirectory = field(init=False)
     running: asyncio.Task[None] = field(init=False)
@@ -66,7 +68,7 @@ class Executor:
         self.directory = StateDirectory.open(self.folder / "state")
         saved = self.directory.load(options.executor_id)
         plan = plan_host(options, detect(Path("/")))
-        share = HostShare(TOTAL, CpuSet.parse("0-3"), options.slots_max)
+        share = HostShare(TOTAL, CpuSet.parse("0-3"), options.slots_max, self.host_cpus)
         prepared = Prepared(
             options=options,
             directory=self.directory,
@@ -77,9 +79,17 @@ class Executor:
             helper=HelperConfig(str(self.folder / "helper"), "", options.executor_id, 0, 0),
         )
         self.front = Front(prepared, self.helper, await self.helper.hello())
+        self.front.watch.root = self.folder / "machine"
+        self.online()
         await self.front.start()
         self.running = asyncio.create_task(self.front.run())
         return self.front
+
+    def online(self, cpus: str = "0-3") -> None:
+        """Which cpus the host runs; slots have those of the share at most."""
+        path = self.folder / "machine/sys/devices/system/cpu/online"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(cpus)
 
     async def stop(self) -> None:
         self.running.cancel()

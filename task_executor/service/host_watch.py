@@ -1,0 +1,154 @@
+"""What changes about the host's cpus while the front runs: those that stop running, and those that
+a kubelet gives away.
+
+Decides how often somebody looks, and says what is new to whoever keeps the books of cpus; slots
+that have such cpus go on and are named. Refuses to know what follows from it for slots and pools.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from finegrain.cpu_policy import HostPolicy
+from finegrain.cpuset import EMPTY, CpuSet
+from finegrain.errors import FinegrainError
+from finegrain.logs import get_logger
+from finegrain.topology import HostTopology
+from task_executor.engine.slots import Slot
+from task_executor.host.detection import allowed_cpus
+from task_executor.host.helper_messages import KubeletFiles
+from task_executor.host.kubelet import KubeletState, KubeletTexts, read_kubelet
+from task_executor.host.kubelet.reading import KubeletReading
+
+NAMED_MAX = 8  # slots in notes; the RM names all of them
+
+Ask = Callable[[str], Awaitable[KubeletFiles | None]]
+TakeIn = Callable[..., Awaitable[None]]
+
+log = get_logger(__name__)
+
+
+class KubeletWatch:
+    """Keeps what is known of a kubelet; what cannot be read stays as it was known last.
+
+    Args:
+        ask: the helper's `kubelet`.
+    """
+
+    def __init__(self, ask: Ask, topology: HostTopology) -> None:
+        self._ask = ask
+        self._topology = topology
+        self._mark = ""
+        self._reading: KubeletReading | None = None
+        self._failure = ""
+
+    @property
+    def state(self) -> KubeletState | None:
+        """None: there is no kubelet on this host."""
+        return self._reading.state if self._reading else None
+
+    async def look(self) -> KubeletState | None:
+        """What is known now. Never raises for what the host or the helper says."""
+        try:
+            found = await self._ask(self._mark)
+        except (FinegrainError, OSError) as error:
+            if self._failure != str(error):
+                log.warning("kubelet_not_looked_at", error=str(error))
+            self._failure = str(error)
+            return self.state
+        self._failure = ""
+        if found is None:
+            return self.state
+        before, self._mark = self.state, found.mark
+        self._reading = self._read(found)
+        if self.state != before:
+            self._say()
+        return self.state
+
+    def _read(self, found: KubeletFiles) -> KubeletReading | None:
+        texts = KubeletTexts(found.texts, found.failures, found.command)
+        is_empty = texts == KubeletTexts()  # a directory that is there for another purpose
+        if not found.found or (is_empty and self._reading is None):
+            return None
+        return read_kubelet(texts, self._topology, self._reading)
+
+    def _say(self) -> None:
+        state = self.state
+        if state is None:
+            log.info("kubelet_gone")
+            return
+        log.info(
+            "kubelet",
+            cpu_manager=state.cpu_manager_policy,
+            topology_manager=state.topology_manager_policy,
+            containers=len(state.containers),
+            pinned_cpus=str(state.pinned_cpus),
+            reserved_cpus=str(state.reserved_cpus),
+        )
+        for note in state.notes:
+            log.warning("kubelet_strange", what=note)
+
+
+class HostWatch:
+    """Tells the books of cpus what they cannot know.
+
+    Args:
+        kubelet: what is known of a kubelet.
+        cpus: the executor's own cpus, reserved ones included.
+        take_in: told `offline`, `kubelet_cpus`, `kubelet_policy`, `kubelet` and `notes`, whether
+            they are news or not.
+        slots: those that there are.
+        notes: what is strange about this host from its start on.
+        root: where its files lie.
+    """
+
+    def __init__(
+        self,
+        kubelet: KubeletWatch,
+        cpus: CpuSet,
+        *,
+        take_in: TakeIn,
+        slots: Callable[[], Iterable[Slot]],
+        notes: tuple[str, ...] = (),
+        root: Path = Path("/"),
+    ) -> None:
+        self.kubelet = kubelet
+        self._cpus = cpus
+        self._take_in = take_in
+        self._slots = slots
+        self._notes = notes
+        self.root = root
+        self._offline = EMPTY
+
+    async def look(self) -> None:
+        """Looks, and tells."""
+        state = await self.kubelet.look()
+        offline = self._cpus - allowed_cpus(self.root)
+        if offline != self._offline:
+            log.warning("cpus_changed", offline=str(offline), back=str(self._offline - offline))
+            self._offline = offline
+        told: dict[str, Any] = {"offline": offline, "notes": self._strange(offline, state)}
+        told["kubelet_cpus"] = state.pinned_cpus & self._cpus if state else EMPTY
+        told["kubelet_policy"] = state.policy if state else HostPolicy()
+        told["kubelet"] = state
+        await self._take_in(**told)
+
+    def _strange(self, offline: CpuSet, state: KubeletState | None) -> tuple[str, ...]:
+        """What is strange about the kubelet, and slots that have lost cpus of their own."""
+        named = []
+        for slot in self._slots():
+            own = slot.spec.assignment.cpus if slot.spec.assignment else EMPTY
+            name = f"slot {slot.spec.allocation_id}"
+            if lost := own & offline:
+                named.append(f"{name} has cpus {lost} of its own that do not run any more")
+            for each in state.containers if state else ():
+                if lost := own & each.cpus:
+                    whose = "/".join(filter(None, (each.pod_uid, each.container)))
+                    named.append(
+                        f"{name} has cpus {lost} of its own that the kubelet has given to {whose}"
+                    )
+        if len(named) > NAMED_MAX:
+            named[NAMED_MAX - 1 :] = [f"{len(named) - NAMED_MAX + 1} more cases like these"]
+        return (*self._notes, *(state.notes if state else ()), *named)

@@ -1,0 +1,161 @@
+"""Squeezes best-effort slots onto fewer cpus while the others need the host.
+
+Decides when to measure and what is whose use. How many cpus that leaves, and which ones, is
+`task_executor.engine.squeeze`; who moves the slots there is told by whoever keeps their places.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+
+from finegrain.cpu_policy import QosClass
+from finegrain.cpuset import EMPTY, CpuSet, union
+from finegrain.errors import FinegrainError
+from finegrain.logs import get_logger
+from task_executor.engine.slot_table import SlotTable
+from task_executor.engine.slots import Slot, SlotKey
+from task_executor.engine.squeeze import CpuPlace, budget_milli, cpu_count, squeeze
+from task_executor.host.cpu_times import busy_usec
+from task_executor.host.helper_messages import Usage
+
+INTERVAL_S = 1.0
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class SqueezeRule:
+    """When to squeeze, in percent of the cpus that this executor has."""
+
+    threshold_percent: int = 65  # so much of them may be busy
+    minimum_percent: int = 0  # so much best-effort slots keep in any case
+
+
+@dataclass(frozen=True, slots=True)
+class _Counters:
+    """Microseconds of use, at one time."""
+
+    at: float
+    cpus: Mapping[int, int]
+    slots: Mapping[SlotKey, int]
+
+
+class Squeezer:
+    """Args:
+    table: the slots, and the books of who has which cpu.
+    places: where the host's cpus lie.
+    usage: the helper's; what the slots have used.
+    take_in: told `squeezed`, news or not; moves slots to where the books say then.
+    """
+
+    def __init__(
+        self,
+        table: SlotTable,
+        places: tuple[CpuPlace, ...],
+        rule: SqueezeRule,
+        *,
+        usage: Callable[[], Awaitable[Usage]],
+        take_in: Callable[..., Awaitable[None]],
+        cpu_times: Callable[[], Mapping[int, int]] = busy_usec,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._table = table
+        self._places = places
+        self._rule = rule
+        self._usage = usage
+        self._take_in = take_in
+        self._cpu_times = cpu_times
+        self._clock = clock
+        self._before: _Counters | None = None
+        self._said = ""
+
+    async def run(self) -> None:
+        """Never returns."""
+        while True:
+            await asyncio.sleep(INTERVAL_S)
+            try:
+                await self.step()
+            except (FinegrainError, OSError) as error:
+                self._complain(str(error))
+
+    async def step(self) -> None:
+        """Measures, and squeezes or lets go. Without best-effort slots nothing is measured."""
+        if not any(slot.spec.is_best_effort for slot in self._table):
+            self._before = None
+            await self._confine(None)
+            return
+        now = await self._count()
+        before, self._before = self._before, now
+        if now is None or before is None or now.at <= before.at:
+            return
+        budget = self._budget(before, now)
+        books = self._table.cpus
+        pool, squeezed = books.pools.best_effort, books.conditions.squeezed
+        previous = pool if squeezed is None else pool & squeezed
+        count = cpu_count(budget, previous=len(previous), host_cpus=len(now.cpus))
+        lent = union(self._own_cpus(slot, QosClass.LSR) for slot in self._table)
+        kept_back = books.conditions.kubelet_policy.reserved_cpus or EMPTY
+        picked = CpuSet(squeeze(count, self._places, pool=pool, held_by_lsr=lent, first=kept_back))
+        if picked:
+            await self._confine(None if picked == pool else picked)
+
+    async def _count(self) -> _Counters | None:
+        """None where the kernel does not count what slots use."""
+        usage = await self._usage()
+        slots = {
+            SlotKey(each.allocation_id, each.generation): each.cpu_usec
+            for each in usage.slots
+            if each.cpu_usec is not None
+        }
+        if len(slots) < len(usage.slots):
+            self._complain("the kernel does not count what slots use here")
+            return None
+        books = self._table.cpus
+        own = union(cpus for _, cpus in books.host.pooled) - books.conditions.offline
+        times = {cpu: usec for cpu, usec in self._cpu_times().items() if cpu in own}
+        if not times:
+            self._complain("the kernel does not count how busy cpus are")
+            return None
+        self._said = ""
+        return _Counters(self._clock(), times, slots)
+
+    def _budget(self, before: _Counters, now: _Counters) -> int:
+        """Thousandths of a cpu for best-effort slots."""
+        usec_per_milli = (now.at - before.at) * 1000
+        busy = sum(
+            max(usec - before.cpus[cpu], 0) for cpu, usec in now.cpus.items() if cpu in before.cpus
+        )
+        used = {True: 0, False: 0}  # by best-effort slots, and by others
+        for key, usec in now.slots.items():
+            slot = self._table.get(key)
+            # A slot that was not there has used all that since some moment of the interval.
+            used[slot is not None and slot.spec.is_best_effort] += max(
+                usec - before.slots.get(key, 0), 0
+            )
+        capacity_milli = 1000 * len(now.cpus)
+        budget = budget_milli(
+            capacity_milli,
+            self._rule.threshold_percent,
+            others_milli=round(used[False] / usec_per_milli),
+            system_milli=round(max(busy - used[True] - used[False], 0) / usec_per_milli),
+            reserved_milli=1000 * len(self._table.cpus.policy.reserved_cpus & CpuSet(now.cpus)),
+        )
+        return max(budget, capacity_milli * self._rule.minimum_percent // 100)
+
+    async def _confine(self, squeezed: CpuSet | None) -> None:
+        if self._table.cpus.conditions.squeezed != squeezed:
+            log.debug("best_effort_squeezed", cpus="" if squeezed is None else str(squeezed))
+            await self._take_in(squeezed=squeezed)
+
+    def _own_cpus(self, slot: Slot, qos: QosClass) -> CpuSet:
+        assignment = slot.spec.assignment
+        return assignment.cpus if assignment and assignment.qos is qos else EMPTY
+
+    def _complain(self, why: str) -> None:
+        """Once for each reason."""
+        if why != self._said:
+            self._said = why
+            log.warning("best_effort_not_squeezed", error=why)
