@@ -6,9 +6,10 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from finegrain.resources import CPU_MILLI, EXTENDED_PREFIX
+from finegrain.resources import BEST_EFFORT_CPU_MILLI, CPU_MILLI, EXTENDED_PREFIX
 from finegrain.units import format_bytes, format_cpu, format_duration
 from finegrain_cli.columns import age, profile_text
+from finegrain_cli.cpu_text import wish_text
 from finegrain_cli.output import Column, table_lines
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 def amount_text(dimension: str, amount: int) -> str:
     """An amount in the unit that people read for its dimension."""
-    if dimension == CPU_MILLI:
+    if dimension in (CPU_MILLI, BEST_EFFORT_CPU_MILLI):
         return format_cpu(amount)
     if dimension.endswith("_bytes"):
         return format_bytes(amount)
@@ -53,6 +54,8 @@ def explanation_text(found: Explanation) -> str:
         f"  {found.summary}",
         f"  asks     {profile_text(request['profile'])}",
     ]
+    if (wish := wish_text(request["cpu_policy"])) != "-":
+        lines.append(f"  cpus     {wish}")
     if found.dimensions:
         lines.append(f"  cluster  {_sums(found.dimensions)}")
     lines.append(
@@ -75,7 +78,8 @@ def explanation_text(found: Explanation) -> str:
         lines += ["", "  waits for the end of"]
         for slot in found.blocked_by:
             held = profile_text(slot.profile.to_dict())
-            lines.append(f"    {slot.allocation_id} on {slot.executor_id} ({held})")
+            own = f", cpus {slot.cpus}" if slot.cpus else ""
+            lines.append(f"    {slot.allocation_id} on {slot.executor_id} ({held}{own})")
     return "\n".join(lines)
 
 

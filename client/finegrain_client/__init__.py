@@ -98,6 +98,7 @@ from finegrain_client.types_advice import ThreadAdvice
 from finegrain_client.types_cpus import CpuWish, SlotCpus, SlotNodeShare, SlotPool
 from finegrain_client.types_explain import (
     Counterfactual,
+    CpuVerdict,
     Dimension,
     ExecutorVerdict,
     Explanation,
@@ -139,6 +140,7 @@ __all__ = [
     "ClusterInfo",
     "ConfigurationError",
     "Counterfactual",
+    "CpuVerdict",
     "CpuWish",
     "Dimension",
     "ExclusivePolicy",

@@ -23,13 +23,17 @@ def explanation(message: rm.ExplainResponse) -> types.Explanation:
                 blockers=tuple(each.blockers),
                 dimensions=tuple(_dimension(one) for one in each.dimensions),
                 message=each.message,
+                cpu=_cpu_verdict(each.cpu) if each.HasField("cpu") else None,
             )
             for each in message.executors
         ),
         dimensions=tuple(_dimension(each) for each in message.dimensions),
         would_fit_if=tuple(
             types.Counterfactual(
-                each.executor_id, tuple(_dimension(one) for one in each.at_most), each.message
+                each.executor_id,
+                tuple(_dimension(one) for one in each.at_most),
+                each.message,
+                tuple(each.relaxed),
             )
             for each in message.would_fit_if
         ),
@@ -56,6 +60,10 @@ def explanation(message: rm.ExplainResponse) -> types.Explanation:
             reading_fairness.reservation(each) for each in message.held_for_others
         ),
     )
+
+
+def _cpu_verdict(message: rm.CpuVerdict) -> types.CpuVerdict:
+    return types.CpuVerdict(message.code, dict(message.numbers), message.message)
 
 
 def _gang_explanation(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -22,6 +23,15 @@ class Dimension(Value):
 
 
 @dataclass(frozen=True, slots=True)
+class CpuVerdict(Value):
+    """Why the cpus and NUMA nodes of an executor do not suit a request."""
+
+    code: str  # stable, such as "NUMA_UNALIGNED"
+    numbers: Mapping[str, int]  # behind it, by name
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class ExecutorVerdict(Value):
     """What one executor lacks for a request."""
 
@@ -30,15 +40,19 @@ class ExecutorVerdict(Value):
     blockers: tuple[str, ...]
     dimensions: tuple[Dimension, ...]
     message: str
+    cpu: CpuVerdict | None = None  # None: its cpus and NUMA nodes would do
 
 
 @dataclass(frozen=True, slots=True)
 class Counterfactual(Value):
-    """One change of a request with which it would fit now."""
+    """One change of a request with which it would fit now: amounts that are lower, or policies
+    ("bind", "exclusive", "numa", "qos") that are not required.
+    """
 
     executor_id: str
     at_most: tuple[Dimension, ...]
     message: str
+    relaxed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

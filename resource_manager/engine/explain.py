@@ -6,27 +6,20 @@ second opinion. It says what is feasible at one moment; it reserves nothing.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from finegrain.errors import Reason
-from finegrain.resources import (
-    CPU_MILLI,
-    MEMORY_BYTES,
-    MEMORY_GRAIN_BYTES,
-    MEMORY_PARTS,
-    add,
-    fits,
-    round_down,
-    shortfall,
-    subtract,
-    total_of,
-)
+from resource_manager.engine.cpus.refusals import CpuRefusal
 from resource_manager.engine.dimensions import DimensionStatus
 from resource_manager.engine.entities import Request, RequestState, Slot, SlotState
 from resource_manager.engine.executors import known_host
 from resource_manager.engine.explain_gangs import GangExplanation, explain_gang
+from resource_manager.engine.explain_remedies import (
+    Counterfactual,
+    blocking_slots,
+    counterfactuals,
+)
 from resource_manager.engine.explain_resizes import ResizeExplanation, explain_resizes
 from resource_manager.engine.fair.explain import Step, steps
 from resource_manager.engine.fair.explain_held import ReservationView, held_for, held_for_others
@@ -34,20 +27,14 @@ from resource_manager.engine.fair.flows import GROUP
 from resource_manager.engine.fair.limits import Stop
 from resource_manager.engine.host import Host
 from resource_manager.engine.placement.feasibility import Blocker, Judgement
-from resource_manager.engine.placement.survey import MILLION, Survey
+from resource_manager.engine.placement.survey import Survey
 from resource_manager.engine.provision.views import planned_on, waits_for
 from resource_manager.engine.queries import RequestView, request_view
 from resource_manager.engine.requests import known_request
-from resource_manager.engine.settings import EngineSettings
 from resource_manager.engine.state import State
 from resource_manager.engine.waiting_reasons import pending_reason, waiting_stop
 
 EXECUTORS_DEFAULT = 20
-COUNTERFACTUALS_MAX = 5
-BLOCKING_SLOTS_MAX = 20
-
-COUNTERFACTUALS_LOOKED_AT_MAX = 100
-"""Executors, nearest first, that are tried for a smaller amount with which it would fit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,17 +46,7 @@ class ExecutorVerdict:
     blockers: tuple[str, ...]
     dimensions: tuple[DimensionStatus, ...]
     message: str
-
-
-@dataclass(frozen=True, slots=True)
-class Counterfactual:
-    """One change with which the request would fit now; `free` of each entry is the value at which
-    it fits.
-    """
-
-    executor_id: str
-    at_most: tuple[DimensionStatus, ...]
-    message: str
+    cpu: CpuRefusal | None = None  # why its cpus or NUMA nodes do not suit
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +109,7 @@ def explain(
         Reason.WAITING_EXECUTOR: waits_for(state, planned) if planned else "",
         Reason.WAITING_GROUP_LIMIT: _stopped(stop) if stop is not None else "",
         Reason.WAITING_RESERVATION: _kept(others),
+        Reason.WAITING_TOPOLOGY: _misfit(survey),
     }
     fairness = state.settings.fairness
     in_turn = fairness.order == "fair"
@@ -148,8 +126,8 @@ def explain(
             DimensionStatus(one.name, one.asked, sum(one.free), max(one.free), sum(one.total))
             for one in survey.dimensions()
         ],
-        would_fit_if=_counterfactuals(state.settings, request, survey),
-        blocked_by=_blocking_slots(survey),
+        would_fit_if=counterfactuals(state.settings, request, survey),
+        blocked_by=blocking_slots(survey),
         planned_on=planned,
         gang=explain_gang(state, request),
         steps=steps(state.flows, request.job_id, state.jobs, fairness.service) if in_turn else (),
@@ -171,6 +149,7 @@ def _verdict(one: Judgement) -> ExecutorVerdict:
             for name, asked in one.asked.items()
         ),
         message=_verdict_message(one),
+        cpu=one.cpu_refusal,
     )
 
 
@@ -182,6 +161,8 @@ def _verdict_message(one: Judgement) -> str:
         f" total {one.total.get(name, 0)})"
         for name, missing in one.missing.items()
     ]
+    if one.cpu_refusal is not None:
+        parts.append(f"{one.cpu_refusal.blocker}: {one.cpu_refusal.text}")
     executor = one.host.executor
     texts = {
         Blocker.LOST: "is lost",
@@ -197,96 +178,6 @@ def _verdict_message(one: Judgement) -> str:
     }
     parts.extend(text for blocker, text in texts.items() if blocker in one.blockers)
     return "; ".join(parts)
-
-
-def _counterfactuals(
-    settings: EngineSettings, request: Request, survey: Survey
-) -> list[Counterfactual]:
-    found: list[tuple[int, str, Counterfactual]] = []
-    if request.spec.profile is not None:
-        for _, _, host_id in heapq.nsmallest(COUNTERFACTUALS_LOOKED_AT_MAX, survey.lacking):
-            one = survey.judge(host_id)
-            lowered = _lowered(settings, one, for_others=survey.is_for_others(one.host))
-            if lowered:
-                change = max((d.asked - d.free) * MILLION // d.asked for d in lowered)
-                amounts = " and ".join(f"{d.dimension} <= {d.free}" for d in lowered)
-                text = f"fits now on {host_id} if {amounts}"
-                found.append((change, host_id, Counterfactual(host_id, lowered, text)))
-    labels = ", ".join(f"{name}={value}" for name, value in request.spec.required_labels)
-    for host_id in heapq.nsmallest(COUNTERFACTUALS_MAX, survey.unlabelled):
-        text = f"fits now on {host_id} without the labels {labels}"
-        found.append((MILLION, host_id, Counterfactual(host_id, (), text)))
-    found.sort(key=lambda item: item[:2])
-    return [counterfactual for _, _, counterfactual in found[:COUNTERFACTUALS_MAX]]
-
-
-def _lowered(
-    settings: EngineSettings, one: Judgement, *, for_others: bool
-) -> tuple[DimensionStatus, ...]:
-    """The amounts to lower and the values that fit; empty where those would be too small to
-    ask for.
-    """
-    lowered = []
-    left = dict(one.asked)
-    spare = one.host.spare() if for_others else one.free
-    if for_others and one.host.spare_slots() < 1:
-        return ()
-    for name in shortfall(one.asked, spare):
-        free = spare.get(name, 0)
-        if name.endswith("memory_bytes"):
-            free = round_down(free, MEMORY_GRAIN_BYTES)
-        left[name] = free
-        total = one.total.get(name, 0)
-        lowered.append(DimensionStatus(name, one.asked[name], free, free, total))
-    memory = sum(left.get(name, 0) for name in (MEMORY_BYTES, *MEMORY_PARTS))  # one pool or parts
-    if left.get(CPU_MILLI, 0) < settings.cpu_milli_min or memory < settings.memory_bytes_min:
-        return ()
-    return tuple(lowered)
-
-
-def _blocking_slots(survey: Survey) -> list[Slot]:
-    """Few slots whose end would let the request fit on the nearest executor that is large
-    enough.
-    """
-    if survey.promising is None:
-        return []
-    one = survey.judge(survey.promising[2])
-    if one.fits:
-        return []
-    chosen: list[Slot] = []
-    free = dict(one.free)
-    slots_left = one.host.slots_left()
-    for slot in sorted(one.host.slots.values(), key=lambda slot: _helpfulness(one, slot)):
-        if slots_left >= 1 and fits(one.asked, free):
-            break
-        chosen.append(slot)
-        slots_left += 1
-        free = add(free, slot.booked)
-    return _needed(one, chosen)[:BLOCKING_SLOTS_MAX]
-
-
-def _helpfulness(one: Judgement, slot: Slot) -> tuple[bool, int, str]:
-    """Slots that end anyhow come first, then those that give back most of what is missing."""
-    helps = sum(
-        min(slot.booked.get(name, 0), missing) * MILLION // missing
-        for name, missing in one.missing.items()
-    )
-    return slot.state is not SlotState.FREEING, -helps, slot.allocation_id
-
-
-def _needed(one: Judgement, chosen: list[Slot]) -> list[Slot]:
-    """Leaves out what is not needed after all."""
-    free = add(one.free, total_of(slot.booked for slot in chosen))
-    slots_left = one.host.slots_left() + len(chosen)
-    needed = []
-    for slot in chosen:
-        without = subtract(free, slot.booked)
-        if fits(one.asked, without) and slots_left > 1:
-            free = without
-            slots_left -= 1
-        else:
-            needed.append(slot)
-    return needed
 
 
 def _requests_ahead(state: State, request: Request) -> int:
@@ -325,6 +216,17 @@ def _stopped(stop: Stop) -> str:
 def _kept(others: list[ReservationView]) -> str:
     names = ", ".join(f"gang {r.gang_id}" if r.gang_id else r.allocation_id for r in others)
     return f"there is room, which is held for {names}, passed over for too long"
+
+
+def _misfit(survey: Survey) -> str:
+    """The hosts that have the amounts, and what one of them says."""
+    if not survey.misfits:
+        return "what is free does not suit on any executor"
+    count = len(survey.misfits)
+    some = "1 executor has the amounts" if count == 1 else f"{count} executors have the amounts"
+    one = survey.judge(min(survey.misfits))
+    text = f"{some}, but not on cpus and NUMA nodes that suit"
+    return f"{text} ({one.host.host_id}: {one.cpu_refusal.text})" if one.cpu_refusal else text
 
 
 def _waiting(reason: str, survey: Survey, ahead: int, known: dict[Reason, str]) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from finegrain.rpc.wire import amounts_to_proto, timestamp_ms_to_proto
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
+from resource_manager.engine.cpus.refusals import CpuRefusal
 from resource_manager.engine.dimensions import DimensionStatus
 from resource_manager.engine.explain import Explanation
 from resource_manager.engine.explain_gangs import GangExplanation
@@ -36,6 +37,7 @@ def explanation(found: Explanation, state: State) -> rm_pb2.ExplainResponse:
                 blockers=one.blockers,
                 dimensions=_dimensions(one.dimensions),
                 message=one.message,
+                cpu=_cpu_verdict(one.cpu) if one.cpu is not None else None,
             )
             for one in found.executors
         ],
@@ -45,6 +47,7 @@ def explanation(found: Explanation, state: State) -> rm_pb2.ExplainResponse:
                 executor_id=one.executor_id,
                 at_most=_dimensions(one.at_most),
                 message=one.message,
+                relaxed=one.relaxed,
             )
             for one in found.would_fit_if
         ],
@@ -94,6 +97,10 @@ def reservation(found: ReservationView) -> rm_pb2.Reservation:
         passed_over_since_time=timestamp_ms_to_proto(found.passed_over_since_time_ms),
         summary=found.summary,
     )
+
+
+def _cpu_verdict(found: CpuRefusal) -> rm_pb2.CpuVerdict:
+    return rm_pb2.CpuVerdict(code=found.blocker, numbers=dict(found.numbers), message=found.text)
 
 
 def _step(found: Step) -> rm_pb2.ChoiceStep:

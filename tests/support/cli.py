@@ -16,6 +16,7 @@ from finegrain_client import types
 from finegrain_client.types_advice import ThreadAdvice
 from finegrain_client.types_explain import (
     Counterfactual,
+    CpuVerdict,
     Dimension,
     ExecutorVerdict,
     Explanation,
@@ -248,9 +249,21 @@ EXPLANATION = Explanation(
     requests_ahead=0,
     executors_considered=1,
     executors_fitting=0,
-    executors=(ExecutorVerdict("host-a", False, ("cpu_milli",), (CPU,), "too small"),),
+    executors=(
+        ExecutorVerdict(
+            "host-a",
+            False,
+            ("cpu_milli", "TOPOLOGY"),
+            (CPU,),
+            "too small",
+            CpuVerdict("NUMA_UNALIGNED", {"asked cpu_milli": 64_000}, "on no one NUMA node"),
+        ),
+    ),
     dimensions=(CPU,),
-    would_fit_if=(Counterfactual("host-a", (CPU,), "cpu 1.5 or less, on host-a"),),
+    would_fit_if=(
+        Counterfactual("host-a", (CPU,), "cpu 1.5 or less, on host-a"),
+        Counterfactual("host-a", (), "numa preferred, on host-a", ("numa",)),
+    ),
     blocked_by=(SLOT,),
     snapshot_number=42,
     gang=GangExplanation(

@@ -148,6 +148,12 @@ class CpuStory:
     def cpus(self, name: str) -> str:
         return str(self.has(name).cpus)
 
+    def where(self, name: str) -> str:
+        """The host of a request; empty: it has none."""
+        request = self.state.requests.get(name)
+        slot = self.state.slot_of(request) if request is not None else None
+        return slot.executor_id if slot is not None else ""
+
     def free_cpu(self, name: str = "host-a") -> int:
         free: int = self.state.hosts[name].free().get("cpu_milli", 0)
         return free

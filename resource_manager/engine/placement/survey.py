@@ -2,7 +2,8 @@
 
 The same facts as `judge` gives for one host, reduced to what ranks and sums need, so that a
 question about ten thousand hosts costs a few microseconds for each; `judge` is then asked about the
-few that matter.
+few that matter. Where amounts do not say whether one fits, hosts that have them are asked; so many
+at most.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import NamedTuple
 
+from resource_manager.engine.cpus.refusals import CpuRefusal
 from resource_manager.engine.entities import ExecutorState
 from resource_manager.engine.fair.others_held import is_held_from
 from resource_manager.engine.host import Host
@@ -21,6 +23,16 @@ from resource_manager.engine.placement.indexes import carries
 from resource_manager.engine.queue import Shape
 
 MILLION = 1_000_000
+
+ASKED_MAX = 200
+"""Hosts that are asked at most whether their cpus and NUMA nodes suit. Of more that have the
+amounts nobody knows, and they count as if they did not: whoever waits has asked them all.
+"""
+
+MISFIT = 1
+"""Stands for the lack of a host that has all amounts, and cpus or NUMA nodes that do not suit."""
+
+SUITS = (0, 0)
 
 Glance = tuple[int, int, str]
 """Hard obstacles, largest relative lack in millionths, executor's id: the order of nearness."""
@@ -47,8 +59,10 @@ class Survey:
     refused: bool = False  # by a usable host, lately
     lacking: list[Glance] = field(default_factory=list)  # free capacity is all they lack
     unlabelled: list[str] = field(default_factory=list)  # labels are all they lack
+    misfits: list[str] = field(default_factory=list)  # suiting cpus or nodes are all they lack
     promising: Glance | None = None  # the nearest usable one that is large enough and to be had
     own: Collection[str] = ()  # hosts that are held for whoever asks
+    asked: int = 0  # hosts, whether their cpus suit
     _kinds: dict[int, list[Dimension]] = field(default_factory=dict)  # by what a slot books
 
     @classmethod
@@ -96,14 +110,18 @@ class Survey:
                 too_small = too_small or total < asked
         others = absent + (not labelled) + refused + (host.slots_left() < 1)
         others += is_held_from(host, self.shape)
-        glance = (others + too_small, lack, host_id)
+        hard = others + too_small
+        if not (hard or short):
+            hard, lack = self._misfit(host)
+            too_small = bool(hard)
+        glance = (hard, lack, host_id)
         self.glances.append(glance)
         if short:
             if not others:
                 self.lacking.append((0, lack, host_id))
-        elif not glance[0]:
+        elif not hard and not lack:
             self.fitting += 1
-        elif glance[0] == 1 and not labelled:
+        elif hard == 1 and not labelled and self._misfit(host) == SUITS:
             self.unlabelled.append(host_id)
         if usable:
             self.usable += 1
@@ -111,6 +129,20 @@ class Survey:
             to_be_had = not (too_small or refused) and not self.is_for_others(host)
             if to_be_had and (self.promising is None or glance < self.promising):
                 self.promising = glance
+
+    def _misfit(self, host: Host) -> tuple[int, int]:
+        """Obstacles and lack of a host that has the amounts, by its cpus and NUMA nodes."""
+        if not host.exactly(self.shape):
+            return SUITS
+        if self.asked == ASKED_MAX:
+            return 0, MISFIT
+        self.asked += 1
+        given = host.assign(self.shape)
+        if not isinstance(given, CpuRefusal):
+            return SUITS
+        if carries(host, self.shape.labels):
+            self.misfits.append(host.host_id)
+        return int(given.lasting), MISFIT
 
     def is_for_others(self, host: Host) -> bool:
         """True if something is held there for somebody else."""

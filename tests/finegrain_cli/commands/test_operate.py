@@ -91,6 +91,15 @@ def test_explain_names_hosts_numbers_and_the_way_out(
     assert SLOT.allocation_id in text
 
 
+def test_explain_says_what_is_asked_of_cpus_and_which_policy_would_have_to_give_way(
+    finegrain: Finegrain, cluster: FakeCluster
+) -> None:
+    lines = finegrain("explain", WAITING.allocation_id).stdout.splitlines()
+
+    assert any(line.startswith("  cpus     LSR, ") for line in lines)
+    assert "    numa preferred, on host-a" in lines
+
+
 def test_explain_tells_who_comes_first_what_stops_it_and_what_is_held(
     finegrain: Finegrain, cluster: FakeCluster
 ) -> None:

@@ -1,0 +1,290 @@
+"""Why a request waits whose amounts are free: which cpus or NUMA nodes do not suit, in numbers, and
+what would help; everything that is said to help is tried here, and does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from finegrain.cpu_policy import (
+    BindPolicy,
+    CpuPolicy,
+    ExclusivePolicy,
+    HostBindPolicy,
+    HostPolicy,
+    NumaPolicy,
+    QosClass,
+)
+from finegrain.resources import MIB, ResourceProfile
+from resource_manager.engine.cpus.refusals import CpuBlocker
+from resource_manager.engine.events import HostPolicySet, SlotsReleased
+from resource_manager.engine.explain import Explanation, explain
+from tests.support.cpu_hosts import LSE, LSR, PLAIN, CpuStory, host
+
+ONE_NODE = replace(LSR, numa=NumaPolicy.SINGLE_NUMA_NODE, numa_required=True)
+WHOLE = replace(LSR, bind=BindPolicy.FULL_PCPUS, bind_required=True)
+SPREAD = replace(LSR, bind=BindPolicy.SPREAD_BY_PCPUS, bind_required=True)
+ALIGNED = CpuPolicy(numa=NumaPolicy.SINGLE_NUMA_NODE, numa_required=True)
+
+
+def why(story: CpuStory, name: str) -> Explanation:
+    return explain(story.state, name)
+
+
+def set_policy(story: CpuStory, name: str = "host-a", **policy: Any) -> None:
+    event = HostPolicySet(story.cluster.at, name, HostPolicy(**policy))
+    story.cluster.batch(event)
+    story.settle()
+
+
+def end(story: CpuStory, *names: str) -> None:
+    event = SlotsReleased(story.cluster.at, "job", tuple((name, 0) for name in names))
+    story.cluster.batch(event)
+    story.settle()
+
+
+def both_nodes_nearly_full(story: CpuStory) -> None:
+    """Three cpus are left on each node of eight."""
+    for number in range(2):
+        story.ask(f"large-{number}", 5_000, ONE_NODE)
+
+
+def test_the_nodes_and_their_numbers_are_named() -> None:
+    story = CpuStory(host())
+    both_nodes_nearly_full(story)
+    story.ask("waits", 4_000, ONE_NODE)
+    found = why(story, "waits")
+    (verdict,) = found.executors
+    assert found.primary_reason == "WAITING_TOPOLOGY"
+    assert "1 executor has the amounts, but not on cpus and NUMA nodes that suit" in found.summary
+    assert not verdict.fits
+    assert "TOPOLOGY" in verdict.blockers
+    assert verdict.cpu is not None
+    assert verdict.cpu.blocker is CpuBlocker.NUMA_UNALIGNED
+    assert verdict.message.startswith("NUMA_UNALIGNED: SingleNUMANode does not put 4000 cpu_milli")
+    assert "0: 3000 cpu_milli" in verdict.message
+    assert "1: 3000 cpu_milli" in verdict.message
+    assert found.executors_fitting == 0
+
+
+def test_a_policy_that_is_preferred_instead_would_do() -> None:
+    story = CpuStory(host())
+    both_nodes_nearly_full(story)
+    story.ask("waits", 4_000, ONE_NODE)
+    first, second = why(story, "waits").would_fit_if
+    assert first.message == "fits now on host-a if numa were preferred instead of required"
+    assert first.relaxed == ("numa",)
+    assert second.message == "fits now on host-a if 1 cpu fewer: cpu_milli <= 3000"
+    assert [(each.dimension, each.free) for each in second.at_most] == [("cpu_milli", 3_000)]
+    story.ask("fewer", 3_000, ONE_NODE)
+    assert story.where("fewer") == "host-a"
+    end(story, "fewer")
+    story.ask("loose", 4_000, replace(ONE_NODE, numa_required=False))
+    assert story.where("loose") == "host-a"
+
+
+def test_the_end_of_few_slots_would_do() -> None:
+    story = CpuStory(host())
+    story.ask("wide", 4_000, ONE_NODE)
+    story.ask("narrow", 1_000, ONE_NODE)
+    story.ask("other", 5_000, ONE_NODE)
+    story.ask("plain", 500, PLAIN)
+    story.ask("waits", 7_000, ONE_NODE, allow_pending=True)
+    (blocking,) = why(story, "waits").blocked_by
+    assert blocking.allocation_id in ("wide", "other")
+    end(story, blocking.allocation_id)
+    assert story.where("waits") == "host-a"
+
+
+def test_only_slots_that_matter_are_named() -> None:
+    """Six cpus of node 0 are free but for two slots of one cpu; node 1 is full of them."""
+    story = CpuStory(host(threads=1))
+    for number in range(6):
+        story.ask(f"single-{number}", 1_000, ONE_NODE)
+    story.ask("waits", 4_000, ONE_NODE)
+    named = [slot.allocation_id for slot in why(story, "waits").blocked_by]
+    nodes = {story.has(name).nodes for name in named}
+    assert len(nodes) == 1
+    assert len(named) == 3
+    end(story, *named)
+    assert story.where("waits") == "host-a"
+
+
+def test_request_and_host_that_require_different_bind_policies_are_both_named() -> None:
+    story = CpuStory(host())
+    set_policy(story, bind=HostBindPolicy.FULL_PCPUS_ONLY)
+    story.ask("waits", 2_000, SPREAD, allow_pending=True)
+    found = why(story, "waits")
+    message = found.executors[0].message
+    assert message.startswith("BIND_POLICY_CONFLICT: ")
+    assert "SpreadByPCPUs" in message
+    assert "FullPCPUsOnly" in message
+    assert [each.relaxed for each in found.would_fit_if] == [("bind",)]
+    assert found.blocked_by == []  # nobody's end helps
+    assert found.primary_reason == "INFEASIBLE_NEVER"
+
+
+def test_an_odd_number_where_whole_cores_are_demanded() -> None:
+    story = CpuStory(host())
+    set_policy(story, bind=HostBindPolicy.FULL_PCPUS_ONLY)
+    story.ask("waits", 3_000, LSR, allow_pending=True)
+    found = why(story, "waits")
+    assert found.executors[0].message.startswith("SMT_ALIGNMENT: the host demands whole cores")
+    (fewer,) = found.would_fit_if
+    assert fewer.message == "fits now on host-a if 1 cpu fewer: cpu_milli <= 2000"
+
+
+def test_two_policies_that_have_to_give_way_together() -> None:
+    story = CpuStory(host(nodes=2, cores=2))  # node 0: cpus 0-1, 4-5; node 1: 2-3, 6-7
+    story.ask("a", 1_000, replace(ONE_NODE, qos=QosClass.LSE))
+    story.ask("b", 1_000, replace(ONE_NODE, qos=QosClass.LSE))
+    story.ask("waits", 4_000, replace(WHOLE, numa=ONE_NODE.numa, numa_required=True))
+    found = why(story, "waits")
+    relaxed = [each.relaxed for each in found.would_fit_if if each.relaxed]
+    assert relaxed
+    for each in relaxed:
+        policy = replace(
+            WHOLE,
+            numa=ONE_NODE.numa,
+            numa_required="numa" not in each,
+            bind_required="bind" not in each,
+        )
+        story.ask("-".join(each), 4_000, policy)
+        assert story.where("-".join(each)) == "host-a"
+        end(story, "-".join(each))
+
+
+def test_a_slot_that_wants_its_core_to_itself() -> None:
+    policy = replace(
+        LSR,
+        bind=BindPolicy.SPREAD_BY_PCPUS,
+        exclusive=ExclusivePolicy.PCPU_LEVEL,
+        exclusive_required=True,
+    )
+    story = CpuStory(host(nodes=1, cores=4))
+    story.ask("one", 3_000, policy)
+    story.ask("waits", 3_000, policy)
+    found = why(story, "waits")
+    assert found.executors[0].message.startswith("EXCLUSIVE_UNMET: ")
+    assert found.would_fit_if[0].relaxed == ("exclusive",)
+    assert found.would_fit_if[1].message == ("fits now on host-a if 1 cpu fewer: cpu_milli <= 2000")
+    assert [slot.allocation_id for slot in found.blocked_by] == ["one"]
+
+
+def test_an_aligned_slot_in_a_shared_pool_could_be_smaller() -> None:
+    story = CpuStory(host())
+    story.ask("a", 6_000, ALIGNED)
+    story.ask("b", 5_500, ALIGNED)
+    story.ask("waits", 4_000, ALIGNED)
+    found = why(story, "waits")
+    messages = [each.message for each in found.would_fit_if]
+    assert "fits now on host-a if numa were preferred instead of required" in messages
+    assert "fits now on host-a if cpu_milli <= 2500" in messages
+    assert [slot.allocation_id for slot in found.blocked_by] == ["a"]
+
+
+def test_a_burst_that_no_pool_is_large_enough_for() -> None:
+    burst = CpuPolicy(bind=BindPolicy.CONSTRAINED_BURST, bind_required=True)
+    story = CpuStory(host())
+    story.ask("pinned", 8_000, replace(LSE, numa=ONE_NODE.numa, numa_required=True))
+    story.ask("other", 2_000, replace(LSE, numa=ONE_NODE.numa, numa_required=True))
+    story.ask("waits", 1_000, burst, cpu_limit_milli=8_000)
+    found = why(story, "waits")
+    assert found.executors[0].message.startswith("BURST_POOL_TOO_SMALL: ")
+    messages = [each.message for each in found.would_fit_if]
+    assert "fits now on host-a if bind were preferred instead of required" in messages
+    assert "fits now on host-a if cpu_limit_milli <= 6000" in messages
+
+
+def test_amounts_that_are_short_are_lowered_to_what_the_cpus_allow() -> None:
+    """Five and a half cpus are free; whole cores make four of them."""
+    story = CpuStory(host(nodes=1, cores=4))
+    story.ask("plain", 2_500, PLAIN)
+    story.ask("waits", 8_000, WHOLE)
+    found = why(story, "waits")
+    assert found.primary_reason == "WAITING_CAPACITY"
+    for each in found.would_fit_if:
+        (lowered,) = each.at_most
+        story.ask("lower", lowered.free, WHOLE)
+        assert story.where("lower") == "host-a"
+        end(story, "lower")
+
+
+def test_the_host_that_is_nearest_comes_first_and_hosts_that_fit_are_counted() -> None:
+    story = CpuStory(host("host-a"), host("host-b"), host("host-c"))
+    for name in ("host-a", "host-b", "host-c"):
+        set_policy(story, name, alignment=NumaPolicy.NONE)
+    for number in range(6):
+        story.ask(f"large-{number}", 5_000, ONE_NODE)
+    story.ask("waits", 4_000, ONE_NODE)
+    found = why(story, "waits")
+    assert found.primary_reason == "WAITING_TOPOLOGY"
+    assert found.summary.startswith("3 executors have the amounts")
+    assert len(found.would_fit_if) == 5
+    assert found.executors_considered == 3
+
+
+def test_the_shared_pool_would_do_where_nothing_else_helps() -> None:
+    """The only cpu left is the last one of the pool in which slots live."""
+    story = CpuStory(host(nodes=1, cores=2, threads=1))
+    story.ask("plain", 500, PLAIN)
+    story.ask("one", 1_000, LSR)
+    story.ask("rest", 500, PLAIN)
+    story.ask("waits", 1_000, LSR, allow_pending=True)
+    found = why(story, "waits")
+    if found.primary_reason == "WAITING_TOPOLOGY":
+        assert found.would_fit_if[0].relaxed == ("qos",)
+    else:
+        assert found.primary_reason == "WAITING_CAPACITY"
+
+
+def test_a_plain_request_on_a_host_that_aligns_everybody() -> None:
+    story = CpuStory(host())
+    set_policy(story, alignment=NumaPolicy.SINGLE_NUMA_NODE)
+    story.ask("a", 6_000, PLAIN)
+    story.ask("b", 6_000, PLAIN)
+    story.ask("waits", 3_000, PLAIN)
+    found = why(story, "waits")
+    assert found.primary_reason == "WAITING_TOPOLOGY"
+    assert found.executors[0].message.startswith("NUMA_UNALIGNED: ")
+    (smaller,) = found.would_fit_if
+    assert smaller.message == "fits now on host-a if cpu_milli <= 2000"
+
+
+@pytest.mark.parametrize("policy", [ONE_NODE, WHOLE, SPREAD, ALIGNED])
+def test_whatever_is_said_to_help_does(policy: CpuPolicy) -> None:
+    story = CpuStory(host(nodes=2, cores=3))
+    number = 0
+    for number, cpus in enumerate((3, 1, 2, 1)):
+        story.ask(f"before-{number}", cpus * 1_000, policy)
+    for cpus in range(1, 7):
+        name = f"asks-{cpus}"
+        story.ask(name, cpus * 1_000, policy, allow_pending=True)
+        found = why(story, name)
+        if found.view.request.state != "PENDING":
+            end(story, name)
+            continue
+        for change in found.would_fit_if:
+            amounts = {each.dimension: each.free for each in change.at_most}
+            gives_way: dict[str, Any] = {f"{each}_required": False for each in change.relaxed}
+            loosened = replace(policy, **gives_way)
+            number += 1
+            story.ask(f"try-{number}", amounts.get("cpu_milli", cpus * 1_000), loosened)
+            assert story.where(f"try-{number}") == change.executor_id, change.message
+            end(story, f"try-{number}")
+        end(story, name)
+
+
+def test_looking_changes_nothing() -> None:
+    story = CpuStory(host())
+    both_nodes_nearly_full(story)
+    story.ask("waits", 4_000, ONE_NODE)
+    books = story.state.hosts["host-a"].cpus
+    before = (books.version, dict(books.holdings), books.problems())
+    assert why(story, "waits") == why(story, "waits")
+    assert (books.version, dict(books.holdings), books.problems()) == before
+    assert ResourceProfile(4_000, 64 * MIB) == story.state.requests["waits"].spec.profile
+    story.sound()
