@@ -1,0 +1,197 @@
+"""Random lives of clusters with hosts of several kinds: whoever waits, waits because no host that
+could take him suits him, as a look at every host by itself finds; and nobody has what is another's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import pytest
+
+from finegrain.cpu_policy import (
+    PLAIN,
+    BindPolicy,
+    CpuPolicy,
+    ExclusivePolicy,
+    HostPolicy,
+    NumaPolicy,
+    QosClass,
+)
+from finegrain.cpuset import CpuSet
+from finegrain.resources import MIB, ResourceProfile, fits
+from resource_manager.engine.entities import RequestSpec, RequestState
+from resource_manager.engine.events import (
+    DrainRequested,
+    HostPolicySet,
+    JobRegistered,
+    RequestsCancelled,
+    RequestsSubmitted,
+    SlotsReleased,
+    UndrainRequested,
+)
+from resource_manager.engine.host import Host
+from resource_manager.engine.placement.indexes import carries
+from resource_manager.engine.queue import Shape
+from tests.resource_manager.engine.model import ModelExecutor
+from tests.support.cpu_hosts import BE, LSE, LSR, CpuStory, host
+
+STEPS = 60
+
+SSD = (("disk", "ssd"),)
+
+POLICIES = [
+    PLAIN,
+    PLAIN,
+    BE,
+    LSE,
+    LSR,
+    CpuPolicy(QosClass.LSR, BindPolicy.FULL_PCPUS, bind_required=True),
+    CpuPolicy(QosClass.LSR, BindPolicy.SPREAD_BY_PCPUS, bind_required=True),
+    CpuPolicy(QosClass.LSE, exclusive=ExclusivePolicy.PCPU_LEVEL, exclusive_required=True),
+    CpuPolicy(QosClass.LSR, numa=NumaPolicy.SINGLE_NUMA_NODE, numa_required=True),
+    CpuPolicy(QosClass.LSR, numa=NumaPolicy.RESTRICTED, numa_required=True),
+    CpuPolicy(numa=NumaPolicy.SINGLE_NUMA_NODE, numa_required=True),
+    CpuPolicy(QosClass.BE, numa=NumaPolicy.SINGLE_NUMA_NODE, numa_required=True),
+    CpuPolicy(bind=BindPolicy.CONSTRAINED_BURST, bind_required=True),
+    CpuPolicy(bind=BindPolicy.FULL_PCPUS),
+]
+
+
+def serves(one: Host, shape: Shape) -> bool:
+    """Looked at without any index: as if it were the only host."""
+    need = one.need_of(shape)
+    return (
+        one.eligible
+        and carries(one, shape.labels)
+        and not one.refuses(shape)
+        and one.slots_left() > 0
+        and bool(need)
+        and fits(need, one.free())
+        and one.suits(shape)
+    )
+
+
+class Life:
+    def __init__(self, seed: int, **settings: Any) -> None:
+        self.random = Random(seed)
+        self.number = 0
+        self.story = CpuStory(
+            host("host-a", labels=SSD),
+            host("host-b", policy={"alignment": "SingleNUMANode"}, slots_max=5),
+            host("host-c", nodes=1, cores=4, threads=1, labels=SSD),
+            host("host-d", policy={"bind": "FullPCPUsOnly"}),
+            host("host-e", nodes=4, cores=2, policy={"alignment": "Restricted"}, labels=SSD),
+            ModelExecutor(
+                "host-f",
+                {"cpu_milli": 8_000, "best_effort_cpu_milli": 4_000, "memory_bytes": 8_192 * MIB},
+                ResourceProfile(1_000, 256 * MIB),
+            ),
+            **settings,
+        )
+        job = JobRegistered(self.at, "unknown", "unknown", "default", None, "s", "r2")
+        self.story.cluster.batch(job)
+        self.acts = [self.ask] * 5 + [self.release] * 4 + [self.cancel, self.set_policy, self.see]
+        self.acts += [self.drain, self.restart, self.break_]
+
+    @property
+    def at(self) -> Any:
+        return self.story.cluster.at
+
+    def step(self) -> None:
+        self.random.choice(self.acts)()
+        self.story.settle()
+        self.nobody_waits_beside_room()
+
+    def nobody_waits_beside_room(self) -> None:
+        state = self.story.state
+        while state.unfinished:
+            self.story.cluster.batch()
+        for shape in state.queue.shapes():
+            found = [name for name, each in state.hosts.items() if serves(each, shape)]
+            assert not found, f"{shape.profile} {shape.cpus} waits, beside room on {found}"
+
+    def ask(self) -> None:
+        random, policy = self.random, self.random.choice(POLICIES)
+        cpus = random.choice([1, 2, 2, 3, 4, 6, 8])
+        profile = None
+        if random.random() > 0.1 or policy.qos.is_pinned:
+            milli = 1_000 * cpus if policy.qos.is_pinned else random.choice([300, 1_000 * cpus])
+            profile = ResourceProfile(milli, random.choice([64, 512, 4_096]) * MIB)
+        limit = 0
+        if policy.bind is BindPolicy.CONSTRAINED_BURST:
+            limit = random.choice([0, 4_000, 8_000])
+        job = "unknown" if profile is None else "job"
+        specs = []
+        for _ in range(random.choice([1, 1, 2, 5])):
+            self.number += 1
+            specs.append(
+                RequestSpec(
+                    f"r{self.number}",
+                    profile,
+                    cpu_limit_milli=max(limit, profile.cpu_milli) if profile and limit else 0,
+                    required_labels=random.choice([(), (), SSD]),
+                    allow_pending=True,
+                    restart_on_loss=random.random() < 0.3,
+                    cpu_policy=policy,
+                )
+            )
+        self.story.cluster.batch(RequestsSubmitted(self.at, job, tuple(specs)))
+
+    def _some(self, state: RequestState) -> list[str]:
+        names = [name for name, each in self.story.state.requests.items() if each.state is state]
+        return self.random.sample(names, min(len(names), self.random.choice([1, 2, 5])))
+
+    def release(self) -> None:
+        for name in self._some(RequestState.GRANTED):
+            job = self.story.state.requests[name].job_id
+            self.story.cluster.batch(SlotsReleased(self.at, job, ((name, 0),)))
+
+    def cancel(self) -> None:
+        for name in self._some(RequestState.PENDING):
+            job = self.story.state.requests[name].job_id
+            self.story.cluster.batch(RequestsCancelled(self.at, job, (name,)))
+
+    def set_policy(self) -> None:
+        name = self.random.choice(["host-a", "host-b", "host-c", "host-e"])
+        alignment = self.random.choice([NumaPolicy.NONE, *list(NumaPolicy)[2:]])
+        reserved = self.random.choice([CpuSet(), CpuSet.of(0), CpuSet.of(1, 2)])
+        policy = HostPolicy(alignment=alignment, reserved_cpus=reserved)
+        self.story.cluster.batch(HostPolicySet(self.at, name, policy))
+
+    def see(self) -> None:
+        executor = self.story.cluster.executors[self.random.choice(["host-a", "host-b"])]
+        offline = self.random.choice([CpuSet(), CpuSet(), CpuSet.of(1), CpuSet.of(4, 5)])
+        executor.cpu_state = replace(executor.cpu_state, offline_cpus=offline)
+        self.story.cluster.report(executor)
+
+    def drain(self) -> None:
+        name = self.random.choice(["host-a", "host-c"])
+        draining = self.story.state.hosts[name].executor.draining
+        event = UndrainRequested(self.at, name) if draining else DrainRequested(self.at, name)
+        self.story.cluster.batch(event)
+
+    def restart(self) -> None:
+        self.story.cluster.restart_rm()
+        for executor in self.story.cluster.executors.values():
+            self.story.cluster.register(executor)
+
+    def break_(self) -> None:
+        """Some executors fail to carve the next slot."""
+        for executor in self.story.cluster.executors.values():
+            executor.broken = set()
+            if self.random.random() < 0.2:
+                executor.broken.add(f"r{self.number + 1}")
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"strategy": "spread"}, {"pack_candidates": 1, "label_indexes_max": 0}],
+    ids=str,
+)
+def test_nobody_waits_beside_room(seed: int, settings: dict[str, Any]) -> None:
+    life = Life(seed, **settings)
+    for _ in range(STEPS):
+        life.step()
