@@ -27,8 +27,8 @@ from finegrain.options import ListenOptions, LogOptions
 from task_executor.main import run
 from task_executor.options import TaskExecutorOptions
 told = json.loads(sys.argv[1])
-for name in ("state_dir", "run_dir", "cluster_token_file", "helper_socket", "helper_state_dir"):
-    if name in told:
+for name in told:
+    if name.endswith(("_dir", "_file", "_socket")):
         told[name] = Path(told[name])
 listen = ListenOptions(address=told.pop("address"), metrics_address="127.0.0.1:0")
 log = LogOptions(level="debug", format="json")
@@ -140,6 +140,9 @@ class ExecutorProcess:
                 os.kill(self.helper_pid(), signal.SIGKILL)
             time.sleep(0.01)
         for group in self.groups():
+            for state in group.rglob("freezer.state"):  # a shim may die in the middle of a kill
+                with suppress(OSError):
+                    state.write_text("THAWED")
             for procs in sorted(group.rglob("cgroup.procs"), reverse=True):
                 for pid in procs.read_text().split():
                     with suppress(ProcessLookupError):
