@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from finegrain.errors import Reason
-from resource_manager.engine.cpus.refusals import CpuRefusal
+from resource_manager.engine.cpus.refusals import CpuBlocker, CpuRefusal
 from resource_manager.engine.dimensions import DimensionStatus
 from resource_manager.engine.entities import Request, RequestState, Slot, SlotState
 from resource_manager.engine.executors import known_host
@@ -161,8 +161,9 @@ def _verdict_message(one: Judgement) -> str:
         f" total {one.total.get(name, 0)})"
         for name, missing in one.missing.items()
     ]
-    if one.cpu_refusal is not None:
-        parts.append(f"{one.cpu_refusal.blocker}: {one.cpu_refusal.text}")
+    refusal = one.cpu_refusal
+    if refusal is not None and not (one.missing and refusal.blocker is CpuBlocker.CPU_NOT_ENOUGH):
+        parts.append(f"{refusal.blocker}: {refusal.text}")
     executor = one.host.executor
     texts = {
         Blocker.LOST: "is lost",

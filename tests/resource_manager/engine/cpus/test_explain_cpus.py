@@ -213,6 +213,15 @@ def test_amounts_that_are_short_are_lowered_to_what_the_cpus_allow() -> None:
         end(story, "lower")
 
 
+def test_too_few_cpus_are_said_once() -> None:
+    story = CpuStory(host(nodes=1))
+    story.ask("one", 7_000, LSR)
+    story.ask("waits", 2_000, LSR)
+    (verdict,) = why(story, "waits").executors
+    assert verdict.message == "cpu_milli short by 1000 (asked 2000, free 1000, total 8000)"
+    assert verdict.cpu is not None
+
+
 def test_the_host_that_is_nearest_comes_first_and_hosts_that_fit_are_counted() -> None:
     story = CpuStory(host("host-a"), host("host-b"), host("host-c"))
     for name in ("host-a", "host-b", "host-c"):
