@@ -34,7 +34,8 @@ _BLOCKERS: Final = {
     ShortOf.CORES: CpuBlocker.DISTINCT_CORES_NOT_ENOUGH,
     ShortOf.UNSHARED_CORES: CpuBlocker.EXCLUSIVE_UNMET,
     ShortOf.UNSHARED_NODES: CpuBlocker.EXCLUSIVE_UNMET,
-    ShortOf.ALIGNMENT: CpuBlocker.SMT_ALIGNMENT,
+    # That whole cores could ever add up is known by then: these ones do not at present.
+    ShortOf.ALIGNMENT: CpuBlocker.WHOLE_CORES_NOT_ENOUGH,
 }
 
 
