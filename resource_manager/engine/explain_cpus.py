@@ -98,28 +98,31 @@ class EndsOfSlots:
 def _preferred(books: CpuBooks, wish: Wish) -> Iterator[Relaxation]:
     """Policies that would have to be preferred: one of them, else all."""
     policy = wish.policy
-    required = [
-        name
-        for name, is_required in (
-            ("numa", policy.numa_required),
-            ("bind", policy.bind_required),
-            ("exclusive", policy.exclusive_required),
-        )
-        if is_required
-    ]
+    required = required_policies(policy)
     helped = False
     for name in required:
-        if not _refused(books, replace(wish, policy=_loosened(policy, [name]))):
+        if not _refused(books, replace(wish, policy=loosened(policy, [name]))):
             helped = True
             yield Relaxation((name,), text=f"{name} were preferred instead of required")
     if helped or len(required) < 2:
         return
-    if not _refused(books, replace(wish, policy=_loosened(policy, required))):
+    if not _refused(books, replace(wish, policy=loosened(policy, required))):
         names = f"{', '.join(required[:-1])} and {required[-1]}"
         yield Relaxation(tuple(required), text=f"{names} were preferred instead of required")
 
 
-def _loosened(policy: CpuPolicy, names: Iterable[str]) -> CpuPolicy:
+def required_policies(policy: CpuPolicy) -> list[str]:
+    """Names of the policies that are required, those first that most often stand in the way."""
+    strengths = (
+        ("numa", policy.numa_required),
+        ("bind", policy.bind_required),
+        ("exclusive", policy.exclusive_required),
+    )
+    return [name for name, is_required in strengths if is_required]
+
+
+def loosened(policy: CpuPolicy, names: Iterable[str]) -> CpuPolicy:
+    """The same with these policies only preferred."""
     for name in names:
         match name:
             case "numa":

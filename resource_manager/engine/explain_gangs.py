@@ -11,10 +11,11 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from finegrain.resources import shortfall
 from resource_manager.engine.entities import GangPlacement, GangSpec, Request
+from resource_manager.engine.explain_cpus import loosened, required_policies
 from resource_manager.engine.fair.held import Reservation
 from resource_manager.engine.fair.stops import gang_stop
 from resource_manager.engine.gang_books import WaitingGang, Where, Wish
@@ -30,6 +31,7 @@ from resource_manager.engine.placement.gang_search import (
     together,
     wanted,
 )
+from resource_manager.engine.shapes import cpu_key
 from resource_manager.engine.state import State
 
 SPOTS_MAX = 5
@@ -241,7 +243,23 @@ def _remedies(
         anywhere = Where(GangPlacement.ANYWHERE)
         if seek(state, anywhere, wishes) is not None:
             found.append("fits now if its members may go anywhere")
-    return found
+    return found + _with_looser_policies(state, where, wishes)
+
+
+def _with_looser_policies(state: State, where: Where, wishes: Sequence[Wish]) -> list[str]:
+    """A policy that would have to be preferred by all members instead of required."""
+    required = [required_policies(wish.cpus[0]) for wish in wishes if wish.cpus is not None]
+    for name in dict.fromkeys(name for names in required for name in names):
+        if seek(state, where, [_loosened(wish, name) for wish in wishes]) is not None:
+            return [f"fits now if {name} were preferred instead of required"]
+    return []
+
+
+def _loosened(wish: Wish, name: str) -> Wish:
+    if wish.cpus is None:
+        return wish
+    policy, limit = wish.cpus
+    return replace(wish, cpus=cpu_key(loosened(policy, [name]), limit))
 
 
 def _there(where: Where, spots: Sequence[GangSpot]) -> str:
@@ -262,4 +280,8 @@ def _lack(state: State, wishes: Sequence[Wish], spots: Sequence[GangSpot]) -> li
     texts = [f"{amount} more {name}" for name, amount in missing.items()]
     slots = sum(wish.count for wish in wishes) - host.slots_left()
     texts += [f"room for {slots} more slots"] if slots > 0 else []
-    return [f"fits if {host.host_id} has {' and '.join(texts)}"] if texts else []
+    if texts:
+        return [f"fits if {host.host_id} has {' and '.join(texts)}"]
+    if any(host.exactly(wish) for wish in wishes):
+        return [f"{host.host_id} has the amounts, but not on cpus and NUMA nodes that suit all"]
+    return []

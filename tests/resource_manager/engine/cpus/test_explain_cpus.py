@@ -20,7 +20,8 @@ from finegrain.cpu_policy import (
 )
 from finegrain.resources import MIB, ResourceProfile
 from resource_manager.engine.cpus.refusals import CpuBlocker
-from resource_manager.engine.events import HostPolicySet, SlotsReleased
+from resource_manager.engine.entities import GangPlacement, GangSpec, RequestSpec
+from resource_manager.engine.events import HostPolicySet, RequestsSubmitted, SlotsReleased
 from resource_manager.engine.explain import Explanation, explain
 from tests.support.cpu_hosts import LSE, LSR, PLAIN, CpuStory, host
 
@@ -285,6 +286,25 @@ def test_whatever_is_said_to_help_does(policy: CpuPolicy) -> None:
             assert story.where(f"try-{number}") == change.executor_id, change.message
             end(story, f"try-{number}")
         end(story, name)
+
+
+def test_a_gang_whose_members_do_not_suit_one_executor_together() -> None:
+    story = CpuStory(host())
+    both_nodes_nearly_full(story)
+    specs = tuple(
+        RequestSpec(name, ResourceProfile(2_000, 64 * MIB), gang_id="gang", cpu_policy=ONE_NODE)
+        for name in ("first", "second", "third")
+    )
+    gangs = (GangSpec("gang", GangPlacement.SAME_EXECUTOR),)
+    story.cluster.batch(RequestsSubmitted(story.cluster.at, "job", specs, gangs=gangs))
+    story.settle()
+    found = why(story, "first").gang
+    assert found is not None
+    assert found.placeable == 2
+    assert found.summary == (
+        "2 of 3 members fit now on host-a, the best executor; host-a has the amounts, but not on"
+        " cpus and NUMA nodes that suit all; fits now if numa were preferred instead of required"
+    )
 
 
 def test_looking_changes_nothing() -> None:
