@@ -1,0 +1,124 @@
+"""Cpus of one's own, by real processes: tasks run where the books say, and nobody else does there.
+
+What a task may use is read back from the kernel.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import finegrain_client as fg
+from finegrain.cpuset import CpuSet
+from tests.e2e.driving import (
+    PATIENCE_S,
+    Small,
+    eventually,
+    interrupt,
+    read_until,
+    small_cluster,
+)
+
+MEMORY = 32 * fg.MIB
+TELL_AND_WAIT = ("sh", "-c", "grep Cpus_allowed_list /proc/self/status; exec sleep 1000")
+
+
+@pytest.fixture(scope="module")
+def shared(home: Path) -> Iterator[Small]:
+    """One executor with two cpus."""
+    with small_cluster(home, executors=1, cpu_milli=2000) as small:
+        yield small
+
+
+@pytest.fixture
+def cpus(small: Small) -> CpuSet:
+    """All that slots can have."""
+    with small.cli.client() as cluster:
+        (executor,) = cluster.executors()
+    return CpuSet.parse(executor.shared_cpus)
+
+
+def allowed(pid: int) -> CpuSet:
+    """The cpus that the kernel lets a process use."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name == "Cpus_allowed_list":
+            return CpuSet.parse(value)
+    raise AssertionError("the kernel does not say")
+
+
+def told_by(process: subprocess.Popen[bytes]) -> CpuSet:
+    """The cpus that a task of `TELL_AND_WAIT` sees itself."""
+    line = read_until(process, b"\n").decode().splitlines()[-1]
+    return CpuSet.parse(line.partition(":")[2])
+
+
+def test_a_pinned_slot_has_its_cpu_to_itself_while_it_lives(small: Small, cpus: CpuSet) -> None:
+    with small.cli.client() as cluster, cluster.job("beside") as job:
+        requests = job.request_slots(
+            [
+                fg.SlotSpec(cpu_milli=200, memory_bytes=MEMORY),
+                fg.SlotSpec(cpu_milli=200, memory_bytes=MEMORY, qos="BE"),
+            ]
+        )
+        tasks = [each.granted().run(["sleep", "1000"]) for each in requests]
+        shared, best_effort = (task.pid for task in tasks)
+        assert allowed(shared) == allowed(best_effort) == cpus
+
+        asks = ("--cpu", "1", "--memory", "32M", "--qos", "LSR", "--cpu-bind", "FullPCPUs")
+        pinned = small.cli.start("run", *asks, "--", *TELL_AND_WAIT)
+        own = told_by(pinned)
+        (slot,) = [each for each in small.cli.items("slots") if each["cpus"]]
+        assert own == CpuSet.parse(slot["cpus"])
+        assert len(own) == 1
+        assert slot["assignment"]["qos"] == "LSR"
+        assert allowed(shared) == cpus - own
+        assert allowed(best_effort) == cpus
+
+        interrupt(pinned)
+        pinned.communicate(timeout=PATIENCE_S)
+        eventually(lambda: allowed(shared) == cpus, "the shared pool has its cpu back")
+
+
+def test_nobody_runs_on_a_cpu_of_the_most_exclusive_class(small: Small, cpus: CpuSet) -> None:
+    with small.cli.client() as cluster, cluster.job("beside") as job:
+        shared, exclusive = job.request_slots(
+            [
+                fg.SlotSpec(cpu_milli=200, memory_bytes=MEMORY, qos="BE"),
+                fg.SlotSpec(cpu_milli=1000, memory_bytes=MEMORY, qos="LSE"),
+            ]
+        )
+        best_effort = shared.granted().run(["sleep", "1000"]).pid
+        with exclusive.granted() as slot:
+            own = CpuSet.parse(slot.cpus)
+            assert allowed(slot.run(["sleep", "1000"]).pid) == own
+            assert allowed(best_effort) == cpus - own
+        eventually(lambda: allowed(best_effort) == cpus, "best effort has its cpu back")
+
+
+def test_what_operators_reserve_is_given_to_nobody(small: Small, cpus: CpuSet) -> None:
+    (name,) = small.names
+    first = str(min(cpus))
+    with small.cli.client() as cluster, cluster.job("pinned") as job:
+        assert small.cli("executors", "set", name, "--reserved-cpus", first).code == 0
+        try:
+            found = cluster.host_policy(name)
+            assert found.effective.reserved_cpus == first
+            assert found.effective.origins["reserved_cpus"] == "operator"
+            spec = fg.SlotSpec(cpu_milli=1000, memory_bytes=MEMORY, qos="LSR")
+            (request,) = job.request_slots(spec)
+            task = request.granted().run(["sleep", "1000"])
+            assert allowed(task.pid) == cpus - CpuSet.parse(first)
+            with pytest.raises(fg.RequestRejected, match="even when empty"):
+                job.request_slots(fg.SlotSpec(cpu_milli=2000, memory_bytes=MEMORY, qos="LSE"))
+        finally:
+            cluster.set_host_policy(name, clear=["reserved_cpus"])
+
+
+def test_what_does_not_go_together_is_told(small: Small) -> None:
+    outcome = small.cli("run", "--cpu", "0.5", "--qos", "LSR", "--", "true")
+    assert outcome.code == 125
+    assert "profile.cpu_milli is 500; expected whole cpus with qos LSR" in outcome.stderr
