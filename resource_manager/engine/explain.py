@@ -223,7 +223,7 @@ def _misfit(survey: Survey) -> str:
     """The hosts that have the amounts, and what one of them says."""
     if not survey.misfits:
         return "what is free does not suit on any executor"
-    count = len(survey.misfits)
+    count = len(survey.misfits) + survey.unasked
     some = "1 executor has the amounts" if count == 1 else f"{count} executors have the amounts"
     one = survey.judge(min(survey.misfits))
     text = f"{some}, but not on cpus and NUMA nodes that suit"

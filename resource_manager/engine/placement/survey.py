@@ -62,7 +62,8 @@ class Survey:
     misfits: list[str] = field(default_factory=list)  # suiting cpus or nodes are all they lack
     promising: Glance | None = None  # the nearest usable one that is large enough and to be had
     own: Collection[str] = ()  # hosts that are held for whoever asks
-    asked: int = 0  # hosts, whether their cpus suit
+    asked: int = 0  # hosts that have the amounts, whether their cpus suit
+    unasked: int = 0  # such hosts beyond `ASKED_MAX`
     _kinds: dict[int, list[Dimension]] = field(default_factory=dict)  # by what a slot books
 
     @classmethod
@@ -135,6 +136,7 @@ class Survey:
         if not host.exactly(self.shape):
             return SUITS
         if self.asked == ASKED_MAX:
+            self.unasked += 1
             return 0, MISFIT
         self.asked += 1
         given = host.assign(self.shape)

@@ -23,6 +23,7 @@ from resource_manager.engine.cpus.refusals import CpuBlocker
 from resource_manager.engine.entities import GangPlacement, GangSpec, RequestSpec
 from resource_manager.engine.events import HostPolicySet, RequestsSubmitted, SlotsReleased
 from resource_manager.engine.explain import Explanation, explain
+from resource_manager.engine.placement import survey
 from tests.support.cpu_hosts import LSE, LSR, PLAIN, CpuStory, host
 
 ONE_NODE = replace(LSR, numa=NumaPolicy.SINGLE_NUMA_NODE, numa_required=True)
@@ -235,6 +236,20 @@ def test_the_host_that_is_nearest_comes_first_and_hosts_that_fit_are_counted() -
     assert found.summary.startswith("3 executors have the amounts")
     assert len(found.would_fit_if) == 5
     assert found.executors_considered == 3
+
+
+def test_of_very_many_hosts_so_many_are_asked_and_all_are_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(survey, "ASKED_MAX", 2)
+    story = CpuStory(*(host(f"host-{number}") for number in range(5)))
+    for number in range(10):
+        story.ask(f"large-{number}", 5_000, ONE_NODE)
+    story.ask("waits", 4_000, ONE_NODE)
+    found = why(story, "waits")
+    assert found.summary.startswith("5 executors have the amounts, but not on cpus")
+    assert found.executors_fitting == 0
+    assert {each.executor_id for each in found.would_fit_if} <= {"host-0", "host-1"}
 
 
 def test_the_shared_pool_would_do_where_nothing_else_helps() -> None:
