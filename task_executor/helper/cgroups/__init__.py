@@ -7,6 +7,8 @@ from __future__ import annotations
 import errno
 import os
 import time
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from task_executor.helper.cgroups import v1, v2
@@ -112,7 +114,17 @@ def _take_over(driver: Driver, front_pid: int | None) -> None:
             kernel.mkdir(f"{own}/{LEAF}")
             for pid in moving:
                 kernel.write(f"{own}/{LEAF}/cgroup.procs", pid)
+        _hand_down_hugetlb(own, kernel)
         driver.open_up(own)
+
+
+def _hand_down_hugetlb(own: str, kernel: Kernel) -> None:
+    """systemd hands down the controllers that it knows, which this is not, and leaves alone what
+    others hand down besides. Not ours to do but as root; without it huge pages are not limited.
+    """
+    for level in reversed(Path(own).parents):
+        with suppress(OSError):
+            kernel.write(f"{level}/cgroup.subtree_control", "+hugetlb")
 
 
 def _own_groups(root: str, parent: str | None, kernel: Kernel, of: int | str = "self") -> Group:

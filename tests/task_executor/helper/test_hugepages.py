@@ -66,6 +66,15 @@ def test_without_the_controller_it_is_said_so(kernel: FakeKernel, tmp_path: Path
     assert report["hugepages"] == "none"
 
 
+def test_where_systemd_hands_it_to_nobody_root_hands_it_down(tmp_path: Path) -> None:
+    """The kernel has it, and systemd has not switched it on below the top group."""
+    kernel = FakeV2(own="/a.scope", controllers="cpu cpuset memory pids")
+    kernel.files[f"{kernel.root}/cgroup.controllers"] += " hugetlb"
+    slots = slots_on(kernel, tmp_path)
+    assert slots.create(limits(hugepages={"2MB": 64 * MIB}))["hugepages"] == "hard"
+    assert limit(kernel, slots.driver.slot("a.1"), "2MB") == str(64 * MIB)
+
+
 @pytest.mark.parametrize(
     "wrong", [7, [], {"2M": 1}, {"../../x": 1}, {"2MB": -1}, {"2MB": "1"}, {"0MB": 1}]
 )
