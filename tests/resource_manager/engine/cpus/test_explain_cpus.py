@@ -24,7 +24,7 @@ from resource_manager.engine.entities import GangPlacement, GangSpec, RequestSpe
 from resource_manager.engine.events import HostPolicySet, RequestsSubmitted, SlotsReleased
 from resource_manager.engine.explain import Explanation, explain
 from resource_manager.engine.placement import survey
-from tests.support.cpu_hosts import LSE, LSR, PLAIN, CpuStory, host
+from tests.support.cpu_hosts import BE, LSE, LSR, PLAIN, CpuStory, host
 
 ONE_NODE = replace(LSR, numa=NumaPolicy.SINGLE_NUMA_NODE, numa_required=True)
 WHOLE = replace(LSR, bind=BindPolicy.FULL_PCPUS, bind_required=True)
@@ -253,17 +253,20 @@ def test_of_very_many_hosts_so_many_are_asked_and_all_are_counted(
 
 
 def test_the_shared_pool_would_do_where_nothing_else_helps() -> None:
-    """The only cpu left is the last one of the pool in which slots live."""
+    """The only cpu that is left is the last one on which best-effort slots live."""
     story = CpuStory(host(nodes=1, cores=2, threads=1))
-    story.ask("plain", 500, PLAIN)
-    story.ask("one", 1_000, LSR)
-    story.ask("rest", 500, PLAIN)
-    story.ask("waits", 1_000, LSR, allow_pending=True)
+    story.ask("best-effort", 500, BE)
+    story.ask("one", 1_000, LSE)
+    story.ask("waits", 1_000, LSE)
     found = why(story, "waits")
-    if found.primary_reason == "WAITING_TOPOLOGY":
-        assert found.would_fit_if[0].relaxed == ("qos",)
-    else:
-        assert found.primary_reason == "WAITING_CAPACITY"
+    assert found.primary_reason == "WAITING_TOPOLOGY"
+    assert found.executors[0].message.startswith("BEST_EFFORT_POOL_EMPTY: ")
+    (change,) = found.would_fit_if
+    assert change.relaxed == ("qos",)
+    assert change.message == "fits now on host-a if it ran in the shared pool (qos LS)"
+    (blocking,) = found.blocked_by
+    end(story, blocking.allocation_id)
+    assert story.where("waits") == "host-a"
 
 
 def test_a_plain_request_on_a_host_that_aligns_everybody() -> None:
