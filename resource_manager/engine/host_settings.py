@@ -118,6 +118,10 @@ def set_host_policy(turn: Turn, event: HostPolicySet) -> HostSetting:
     for each in state.hosts.values() if event.executor_id == CLUSTER else (host,):
         if each is not None:
             take_in_settings(turn, each)
+    if event.executor_id == CLUSTER:
+        for seen in state.elastic.seen.values():  # those to come will follow as well
+            seen.cluster_policy = wanted
+            seen.settle_cpus()
     return setting
 
 

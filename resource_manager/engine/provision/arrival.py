@@ -19,10 +19,12 @@ from resource_manager.engine.fair.stops import admitted_of, gang_stop
 from resource_manager.engine.gangs import try_gang
 from resource_manager.engine.host import Host
 from resource_manager.engine.moves import place
+from resource_manager.engine.placement.gang_exact import Trials, as_if_empty
 from resource_manager.engine.placement.indexes import carries
 from resource_manager.engine.placement.placing import Placing
 from resource_manager.engine.provision import life
 from resource_manager.engine.provision.books import PENDING, Content
+from resource_manager.engine.provision.exactness import empty_like
 from resource_manager.engine.provision.texts import amounts_text, gang_text, shape_text
 from resource_manager.engine.queue import Shape
 from resource_manager.engine.singles import Kind, Single
@@ -34,6 +36,9 @@ def registered(turn: Turn, host: Host, *, new: bool) -> None:
     """An executor has registered; `new`: it was not in the books."""
     state, elastic = turn.state, turn.state.elastic
     provision = state.provisions.get(host.host_id)
+    of_shape = provision.shape if provision is not None else host.executor.registration.provided_as
+    if of_shape in elastic.shapes:
+        elastic.seen[of_shape] = empty_like(host)
     if provision is not None:
         if provision.state in PENDING:
             elastic.arrived[host.host_id] = host.host_id
@@ -133,7 +138,10 @@ def _lacks(state: State, host: Host, content: Content) -> Iterator[str]:
             yield f"without the labels of {shape_text(shape)}"
         elif not (need := host.need_of(shape)) or shortfall(need, total):
             yield f"that is too little for {shape_text(shape)}"
+        elif not host.could_suit(shape):
+            yield f"its cpus and NUMA nodes do not suit {shape_text(shape)}"
     together: dict[str, dict[str, int]] = {}
+    trials = Trials(as_if_empty)
     for (gang_id, number), count in content.members.items():
         if (waiting := state.gangs.waiting.get(gang_id)) is None:
             continue
@@ -144,6 +152,9 @@ def _lacks(state: State, host: Host, content: Content) -> Iterator[str]:
         sums = together.setdefault(gang_id, {})
         for name, amount in need.items():
             sums[name] = sums.get(name, 0) + amount * count
+        if trials.fit(wish, host, count) < count:
+            who = gang_text(state, gang_id)
+            yield f"its cpus and NUMA nodes do not suit what was planned of {who}"
     for gang_id, sums in together.items():
         if shortfall(sums, total):
             yield f"that is too little for what was planned of {gang_text(state, gang_id)}"

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from heapq import merge
 from itertools import islice
 
+from resource_manager.engine.cpu_giver import Asked
 from resource_manager.engine.entities import GangPlacement
 from resource_manager.engine.fair.limits import Ledger
 from resource_manager.engine.fair.needs import booked_at_most
@@ -30,6 +31,7 @@ from resource_manager.engine.provision.books import (
     of_shape,
 )
 from resource_manager.engine.provision.exact import UNBOUNDED
+from resource_manager.engine.provision.exactness import amounts_of, counted, offering
 from resource_manager.engine.provision.gang_planning import GangWish
 from resource_manager.engine.provision.packing import Capacity, Counts, Wish
 from resource_manager.engine.provision.planning import Backlog, Plan, Supply, make_plan
@@ -103,16 +105,17 @@ class _Reading:
         self._stopped: dict[Shape, int] = {}  # that a maximum of a group does not admit
         self._stopped_gangs: list[str] = []
         names = {shape.name for shape in shapes} | {each.shape for each in self.pending}
-        self._capacities = [elastic.capacities[name] for name in sorted(names)]
+        self._names = sorted(names)
+        self._exact: dict[int, Asked] = {}  # kinds that amounts do not say of how many fit
         line = self._line() if shapes or self.pending else []
         gangs = self._gangs([number for number, _ in line]) if shapes or self.pending else []
         self.backlog = Backlog(
             wishes=self._wishes,
             line=_runs(line),
-            supplies=[_supply(state, shape) for shape in shapes],
-            pending={each.executor_id: elastic.capacities[each.shape] for each in self.pending},
+            supplies=[self._supply(shape) for shape in shapes],
+            pending={each.executor_id: self._capacity(each.shape) for each in self.pending},
             gangs=gangs,
-            hosts=_free_hosts(state, self._wishes, gangs),
+            hosts=_free_hosts(state, self._wishes, gangs, self._exact),
             limits=room_below_maximum(state),
             kept=self._kept(),
         )
@@ -158,7 +161,7 @@ class _Reading:
             if not self._is_served(shape):
                 self._hopeless.append(shape)
                 continue
-            kind = self._kind(Wish(*shape.amounts, shape.labels), shape)
+            kind = self._kind(Wish(*shape.amounts, shape.labels), shape, shape)
             found.append((shape, kind))
         admitted = self._admitted([shape for shape, _ in found])
         runs = [_arrivals(shape, kind, admitted.get(shape)) for shape, kind in found]
@@ -182,10 +185,24 @@ class _Reading:
                 self._stopped[line.shape] = left
         return {shape: found[shape] for shape in self._stopped}
 
-    def _kind(self, wish: Wish, owner: Shape | _Member) -> int:
+    def _kind(self, wish: Wish, owner: Shape | _Member, asked: Asked) -> int:
+        kind = len(self._wishes)
+        if asked.exact or (self._state.indexes.strict and not isinstance(owner, Shape)):
+            self._exact[kind] = asked
+            wish = counted(wish, kind)
         self._wishes.append(wish)
         self._owners.append(owner)
-        return len(self._wishes) - 1
+        return kind
+
+    def _capacity(self, name: str) -> Capacity:
+        elastic = self._state.elastic
+        return offering(elastic.capacities[name], elastic.seen.get(name), self._exact)
+
+    def _supply(self, shape: ExecutorShape) -> Supply:
+        most = UNBOUNDED
+        if shape.count_max:
+            most = max(0, shape.count_max - of_shape(self._state.provisions, shape.name))
+        return Supply(self._capacity(shape.name), shape.total, shape.cost, most)
 
     def _gangs(self, arrivals: list[int]) -> list[GangWish]:
         wished: list[GangWish] = []
@@ -209,7 +226,7 @@ class _Reading:
     def _gang(self, waiting: WaitingGang, before: int) -> GangWish:
         gang_id = waiting.gang.gang_id
         members = {
-            self._kind(wish_of(each), (gang_id, number)): each.count
+            self._kind(wish_of(each), (gang_id, number), each): each.count
             for number, each in enumerate(waiting.kind.wishes)
         }
         where = waiting.kind.where
@@ -217,7 +234,11 @@ class _Reading:
 
     def _is_served(self, shape: Shape) -> bool:
         """True if anything that was asked for, or may be, could serve one such request."""
-        return any(could_serve(capacity, shape) for capacity in self._capacities)
+        elastic = self._state.elastic
+        return any(
+            could_serve(elastic.capacities[name], shape) and elastic.suits(name, shape)
+            for name in self._names
+        )
 
     def _kept(self) -> dict[str, Counts]:
         """The last plan as numbers."""
@@ -270,14 +291,9 @@ def _runs(line: list[tuple[int, int]]) -> list[tuple[int, int]]:
     return runs
 
 
-def _supply(state: State, shape: ExecutorShape) -> Supply:
-    most = UNBOUNDED
-    if shape.count_max:
-        most = max(0, shape.count_max - of_shape(state.provisions, shape.name))
-    return Supply(state.elastic.capacities[shape.name], shape.total, shape.cost, most)
-
-
-def _free_hosts(state: State, wishes: list[Wish], gangs: list[GangWish]) -> dict[str, Capacity]:
+def _free_hosts(
+    state: State, wishes: list[Wish], gangs: list[GangWish], exact: Mapping[int, Asked]
+) -> dict[str, Capacity]:
     """What executors that are there have to spare, as far as members of gangs could use it: of
     those with room for one, as many as there are members are enough, unless they have to share a
     label.
@@ -291,15 +307,16 @@ def _free_hosts(state: State, wishes: list[Wish], gangs: list[GangWish]) -> dict
             wish = wishes[kind]
             with_room = (
                 index.ids[at]
-                for at in index.covering([wish.pooled, wish.separate])
+                for at in index.covering([amounts_of(wish.pooled), amounts_of(wish.separate)])
                 if carries(state.hosts[index.ids[at]], wish.labels)
+                and (kind not in exact or state.hosts[index.ids[at]].suits(exact[kind]))
             )
             found.update(islice(with_room, most))
     free: dict[str, Capacity] = {}
     for host_id in sorted(found):
         host = state.hosts[host_id]
         if host.eligible and (slots := host.spare_slots()):
-            free[host_id] = _free_of(host, slots)
+            free[host_id] = offering(_free_of(host, slots), host, exact)
     return free
 
 

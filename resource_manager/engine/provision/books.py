@@ -8,13 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from finegrain.resources import booking, fits, has_separate_pools
+from finegrain.resources import (
+    BEST_EFFORT_CPU_MILLI,
+    CPU_MILLI,
+    booking,
+    fits,
+    has_separate_pools,
+)
 from resource_manager.engine.entities import Provision, ProvisionState
 from resource_manager.engine.provision.exact import UNBOUNDED
 from resource_manager.engine.provision.packing import Capacity
 from resource_manager.engine.queue import SLOTS, Shape, in_grains
 from resource_manager.engine.settings import ExecutorShape, Provisioning
+
+if TYPE_CHECKING:
+    from resource_manager.engine.host import Host
 
 NUMBER = "provision_number"
 """Counter of all executors that were ever asked for."""
@@ -132,6 +142,7 @@ class Elastic:
         self.idle_marks: dict[str, tuple[int, int]] = {}  # registration and last command, when idle
         self.asked_up_to: dict[str, int] = {}  # totals of what was asked for last, then
         self.present: tuple[int, dict[str, int]] | None = None  # by version of the cluster
+        self.seen: dict[str, Host] = {}  # by shape: the last one that came, as if it were empty
 
     def ask_for(self, shape: ExecutorShape) -> bool:
         """True if one of this shape may ever be asked for."""
@@ -143,9 +154,18 @@ class Elastic:
         `labels` False: if it carried what is asked for.
         """
         return any(
-            self.ask_for(self.shapes[name]) and could_serve(capacity, shape, labels=labels)
+            self.ask_for(self.shapes[name])
+            and could_serve(capacity, shape, labels=labels)
+            and self.suits(name, shape)
             for name, capacity in self.capacities.items()
         )
+
+    def suits(self, name: str, shape: Shape) -> bool:
+        """True if cpus and NUMA nodes of executors of a shape of this name suit such a request, as
+        far as is known: by the last one that came.
+        """
+        seen = self.seen.get(name)
+        return seen is None or seen.could_suit(shape)
 
 
 def could_serve(capacity: Capacity, shape: Shape, *, labels: bool = True) -> bool:
@@ -162,10 +182,13 @@ def could_serve(capacity: Capacity, shape: Shape, *, labels: bool = True) -> boo
 
 
 def capacity_of(shape: ExecutorShape) -> Capacity:
-    """What an executor of a shape has when it is empty, in columns of the capacity index."""
+    """What an executor of a shape has when it is empty, in columns of the capacity index. Unless it
+    says otherwise it offers all its cpu to best-effort slots once more, as executors do.
+    """
     separate = has_separate_pools(shape.total)
+    total = {BEST_EFFORT_CPU_MILLI: shape.total.get(CPU_MILLI, 0), **shape.total}
     return Capacity(
-        amounts={**in_grains(shape.total), SLOTS: shape.slots_max or UNBOUNDED},
+        amounts={**in_grains(total), SLOTS: shape.slots_max or UNBOUNDED},
         default=in_grains(booking(shape.default_profile, separate_pools=separate)),
         labels=dict(shape.labels),
         separate=separate,

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 
 from finegrain.resources import total_of
+from resource_manager.engine.cpu_giver import Asked
 from resource_manager.engine.entities import GangPlacement
 from resource_manager.engine.gang_books import Where
 from resource_manager.engine.gang_books import Wish as GangMembers
 from resource_manager.engine.host import ONLINE, Host, shared_booking
 from resource_manager.engine.placement.indexes import carries
 from resource_manager.engine.provision.exact import UNBOUNDED
+from resource_manager.engine.provision.exactness import counted, empty_like, offering
 from resource_manager.engine.provision.gang_planning import GangWish
 from resource_manager.engine.provision.packing import Capacity, Wish
 from resource_manager.engine.provision.planning import Backlog, Supply, make_plan
@@ -28,11 +30,20 @@ def gang_could_be_provided(state: State, where: Where, members: Sequence[GangMem
     gang = GangWish(
         {kind: each.count for kind, each in enumerate(members)}, where.placement, where.label
     )
+    exact: dict[int, Asked] = {
+        kind: each for kind, each in enumerate(members) if each.exact or state.indexes.strict
+    }
+    wishes = [wish_of(each) for each in members]
     backlog = Backlog(
-        wishes=[wish_of(each) for each in members],
+        wishes=[counted(w, kind) if kind in exact else w for kind, w in enumerate(wishes)],
         line=[],
         supplies=[
-            Supply(elastic.capacities[n], shape.total, shape.cost, shape.count_max or UNBOUNDED)
+            Supply(
+                offering(elastic.capacities[n], elastic.seen.get(n), exact),
+                shape.total,
+                shape.cost,
+                shape.count_max or UNBOUNDED,
+            )
             for n, shape in elastic.shapes.items()
         ],
         gangs=[gang],
@@ -40,7 +51,7 @@ def gang_could_be_provided(state: State, where: Where, members: Sequence[GangMem
     )
     if make_plan(backlog).gangs:  # most often, and the hosts may be many
         return True
-    hosts = _hosts(state, gang, backlog.wishes)
+    hosts = _hosts(state, gang, wishes, exact)
     return bool(hosts) and bool(make_plan(replace(backlog, hosts=hosts)).gangs)
 
 
@@ -68,7 +79,9 @@ def _room_beside_those_there(state: State) -> dict[str, int]:
     return {name: max(0, most - there.get(name, 0)) for name, most in limits.items()}
 
 
-def _hosts(state: State, gang: GangWish, wishes: Sequence[Wish]) -> dict[str, Capacity]:
+def _hosts(
+    state: State, gang: GangWish, wishes: Sequence[Wish], exact: Mapping[int, Asked]
+) -> dict[str, Capacity]:
     """Executors that stay and could serve a member when empty: as many as there are members are
     enough, unless they have to share a label. (None where all go to one: whoever asks has looked
     at those by themselves.)
@@ -91,14 +104,15 @@ def _hosts(state: State, gang: GangWish, wishes: Sequence[Wish]) -> dict[str, Ca
             and carries(state.hosts[index.ids[at]], wish.labels)
         )
         found.update(islice(able, most))
-    return {name: _empty(state.hosts[name]) for name in sorted(found)}
+    return {name: _empty(state.hosts[name], exact) for name in sorted(found)}
 
 
-def _empty(host: Host) -> Capacity:
+def _empty(host: Host, exact: Mapping[int, Asked]) -> Capacity:
     registration = host.executor.registration
-    return Capacity(
+    capacity = Capacity(
         {**in_grains(host.total), SLOTS: registration.slots_max or UNBOUNDED},
         host.default_need,
         host.labels,
         host.separate_pools,
     )
+    return offering(capacity, empty_like(host, host.operator_policy), exact) if exact else capacity

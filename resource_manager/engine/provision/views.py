@@ -9,7 +9,9 @@ from datetime import UTC, datetime
 from itertools import islice
 
 from finegrain.resources import Amounts
+from resource_manager.engine.cpus.refusals import CpuRefusal
 from resource_manager.engine.entities import Instant, Provision, Request
+from resource_manager.engine.host import Host
 from resource_manager.engine.provision.books import PENDING, Content, could_serve, of_shape
 from resource_manager.engine.provision.texts import counted, gang_text, shape_text
 from resource_manager.engine.provision.totals import counted as counted_totals
@@ -189,7 +191,10 @@ def _why_not(state: State, wanted: Shape, room: Amounts) -> str:
         if not could_serve(elastic.capacities[name], wanted):
             continue
         backoff = elastic.backoffs[name]
-        if not elastic.ask_for(shape):
+        if not elastic.suits(name, wanted):
+            lack = f"the last one of shape {name} that came had cpus and NUMA nodes that do not"
+            reasons[f"{lack} suit it: {_lack(elastic.seen[name], wanted)}"] = None
+        elif not elastic.ask_for(shape):
             reasons[f"one of shape {name} alone would be above the maximum"] = None
         elif backoff.failures:
             reasons[f"shape {name} failed lately: {backoff.last_failure}"] = None
@@ -200,6 +205,11 @@ def _why_not(state: State, wanted: Shape, room: Amounts) -> str:
         else:
             reasons["the maximum would be exceeded"] = None
     return "; ".join(reasons) or f"no shape could serve {shape_text(wanted)}"
+
+
+def _lack(seen: Host, wanted: Shape) -> str:
+    given = seen.assign(wanted)
+    return given.text if isinstance(given, CpuRefusal) else ""
 
 
 def _time_ms(state: State, at_ms: int) -> int:
