@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from finegrain.resources import (
+    BEST_EFFORT_CPU_MILLI,
     CPU_MILLI,
     EXTENDED_PREFIX,
     MEMORY_BYTES,
@@ -85,6 +86,13 @@ def _of_total(row: Row, name: str) -> str:
     return f"{format_bytes(memory_of(row['allocated']))}/{format_bytes(memory_of(row['total']))}"
 
 
+def _best_effort(row: Row) -> str:
+    allocated, total = (
+        format_cpu(row[name].get(BEST_EFFORT_CPU_MILLI, 0)) for name in ("allocated", "total")
+    )
+    return f"{allocated}/{total}"
+
+
 def _used(row: Row) -> str:
     used = row["used"]
     return f"{format_cpu(used['cpu_milli'])}, {format_bytes(used['memory_bytes'])}"
@@ -119,6 +127,7 @@ EXECUTORS = (
     Column("cpu", lambda row: _of_total(row, CPU_MILLI), right=True),
     Column("memory", lambda row: _of_total(row, MEMORY_BYTES), right=True),
     Column("available", lambda row: amounts_text(row["available"])),
+    Column("best-effort cpu", _best_effort, wide=True, right=True),
     Column("used", _used, wide=True),
     Column("reserved", lambda row: amounts_text(row["reserved"]), wide=True),
     Column("default slot", lambda row: profile_text(row["default_slot_profile"]), wide=True),

@@ -64,9 +64,8 @@ def policy_rows(policy: Row) -> list[dict[str, str]]:
     """Settings of a host, a row for each: what holds, by whom, and what is set here."""
     effective, here = policy["effective"], policy["set"]
     strict = effective["strictly_reserved_cpus"]
-    holds = {**effective, "reserved_strict": f"cpus {strict}" if strict else "none"}
-    origins = {**effective["origins"]}
-    origins.setdefault("reserved_strict", origins.get("reserved_cpus", "built-in"))
+    holds = {**effective, "reserved_strict": f"cpus {strict}" if strict else "no"}
+    origins = {"reserved_strict": "-", **effective["origins"]}
     return [
         {
             "setting": label,

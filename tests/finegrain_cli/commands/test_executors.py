@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.support.cli import FakeCluster, Finegrain
+from tests.support.cli import EXECUTOR, FakeCluster, Finegrain
 
 GOLDEN = Path(__file__).parents[2] / "data/cli/host-policy.json"
 UNSAID: dict[str, object] = {"reserved_cpus": None, "reserved_strict": None, "clear": []}
@@ -36,11 +37,20 @@ def test_each_setting_says_who_made_it(finegrain: Finegrain, cluster: FakeCluste
         ["numa-strategy", "MostAllocated", "configuration", "-"],
         ["alignment", "Restricted", "kubelet", "-"],
         ["reserved-cpus", "0-1", "operator", "0"],
-        ["reserved-strict", "cpus", "1", "operator", "no"],
+        ["reserved-strict", "cpus", "1", "-", "no"],
         ["default-bind", "FullPCPUs", "cluster", "-"],
         ["default-exclusive", "None", "built-in", "-"],
     ]
     assert last == "host-a has not heard of the latest change yet"
+
+
+def test_wide_counts_best_effort_cpu_apart(finegrain: Finegrain, cluster: FakeCluster) -> None:
+    total, allocated = ({**EXECUTOR.total}, {**EXECUTOR.allocated})
+    total["best_effort_cpu_milli"], allocated["best_effort_cpu_milli"] = 2000, 250
+    cluster.executor_list[:] = [replace(EXECUTOR, total=total, allocated=allocated)]
+    heading, row = finegrain("executors", "-o", "wide").stdout.splitlines()
+    end = heading.index("BEST-EFFORT CPU") + len("BEST-EFFORT CPU")
+    assert row[:end].endswith(" 0.25/2")
 
 
 def test_settings_of_the_cluster(finegrain: Finegrain, cluster: FakeCluster) -> None:
