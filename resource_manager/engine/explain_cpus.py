@@ -38,7 +38,7 @@ class Relaxation:
     """
 
     relaxed: tuple[str, ...] = ()
-    at_most: tuple[tuple[str, int], ...] = ()  # by dimension
+    at_most: tuple[tuple[str, int, int], ...] = ()  # dimension, what is asked, what would fit
     text: str = ""  # what follows "it fits if"
 
 
@@ -154,12 +154,15 @@ def _less(books: CpuBooks, wish: Wish) -> Iterator[Relaxation]:
             if not _refused(books, smaller):
                 fewer = (asked - amount) // MILLI_PER_CPU
                 title = f"{fewer} cpu{'s' if fewer > 1 else ''} fewer: " if own_cpus else ""
-                yield Relaxation(at_most=((name, amount),), text=f"{title}{name} <= {amount}")
+                yield Relaxation(
+                    at_most=((name, asked, amount),), text=f"{title}{name} <= {amount}"
+                )
                 break
     if wish.policy.bind is BindPolicy.CONSTRAINED_BURST and wish.cpu_limit_milli:
         for limit in _on_one_node(books, CPU_MILLI, wish.cpu_limit_milli):
             if not _refused(books, replace(wish, cpu_limit_milli=limit)):
-                yield Relaxation(at_most=((CPU_LIMIT, limit),), text=f"{CPU_LIMIT} <= {limit}")
+                change = (CPU_LIMIT, wish.cpu_limit_milli, limit)
+                yield Relaxation(at_most=(change,), text=f"{CPU_LIMIT} <= {limit}")
 
 
 def _fewer_cpus(books: CpuBooks, asked: int) -> list[int]:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from finegrain.resources import (
+    BEST_EFFORT_CPU_MILLI,
     CPU_MILLI,
     MEMORY_BYTES,
     MEMORY_GRAIN_BYTES,
@@ -42,6 +43,12 @@ BLOCKING_SLOTS_MAX = 20
 
 LOOKED_AT_MAX = 100
 """Executors, nearest first, that are tried for a smaller amount with which it would fit."""
+
+LOWERED_ON_MAX = 20
+"""The same, where each amount has to be tried out."""
+
+LOWERED_TRIED_MAX = 4
+"""Numbers of cpus that are tried on each."""
 
 RELAXED_ON_MAX = 3
 """Executors on which other policies are tried: each takes several choices of cpus."""
@@ -74,7 +81,8 @@ def counterfactuals(
         one = survey.judge(host_id)
         found += [_relaxed(one, change) for change in relaxations(one.host, survey.shape)]
     if request.spec.profile is not None:
-        for _, _, host_id in heapq.nsmallest(LOOKED_AT_MAX, survey.lacking):
+        most = LOWERED_ON_MAX if survey.shape.exact else LOOKED_AT_MAX
+        for _, _, host_id in heapq.nsmallest(most, survey.lacking):
             one = survey.judge(host_id)
             lowered = _lowered(settings, survey, one)
             if lowered:
@@ -94,11 +102,11 @@ def _relaxed(one: Judgement, change: Relaxation) -> _Found:
     """A policy that gives way is a smaller change than an amount, unless it is the class."""
     host_id = one.host.host_id
     at_most = tuple(
-        DimensionStatus(name, one.asked.get(name, 0), amount, amount, one.total.get(name, 0))
-        for name, amount in change.at_most
+        DimensionStatus(name, asked, amount, amount, one.total.get(name, 0))
+        for name, asked, amount in change.at_most
     )
     if at_most:
-        size = max((d.asked - d.free) * MILLION // max(d.asked, 1) for d in at_most)
+        size = max((d.asked - d.free) * MILLION // d.asked for d in at_most)
     else:
         size = MILLION if "qos" in change.relaxed else len(change.relaxed)
     text = f"fits now on {host_id} if {change.text}"
@@ -112,31 +120,35 @@ def _lowered(
     ask for, or would not suit the host's cpus and NUMA nodes.
     """
     for_others = survey.is_for_others(one.host)
-    lowered = []
-    left = dict(one.asked)
     spare = one.host.spare() if for_others else one.free
     if for_others and one.host.spare_slots() < 1:
         return ()
+    left = dict(one.asked)
     for name in shortfall(one.asked, spare):
-        free = _askable(survey.shape, name, spare.get(name, 0))
-        left[name] = free
-        total = one.total.get(name, 0)
-        lowered.append(DimensionStatus(name, one.asked[name], free, free, total))
+        free = spare.get(name, 0)
+        left[name] = round_down(free, MEMORY_GRAIN_BYTES) if name.endswith("memory_bytes") else free
     memory = sum(left.get(name, 0) for name in (MEMORY_BYTES, *MEMORY_PARTS))  # one pool or parts
-    if left.get(CPU_MILLI, 0) < settings.cpu_milli_min or memory < settings.memory_bytes_min:
-        return ()
-    if not fits_smaller(one.host, survey.shape, left):
-        return ()
-    return tuple(lowered)
+    cpu = BEST_EFFORT_CPU_MILLI if survey.shape.best_effort else CPU_MILLI
+    for cpu_milli in _askable(survey.shape, left.get(cpu, 0)):
+        if cpu_milli < settings.cpu_milli_min or memory < settings.memory_bytes_min:
+            return ()
+        smaller = left | {cpu: cpu_milli}
+        if fits_smaller(one.host, survey.shape, smaller):
+            changed = (name for name in smaller if smaller[name] != one.asked.get(name))
+            return tuple(_at_most(one, name, smaller[name]) for name in changed)
+    return ()
 
 
-def _askable(shape: Shape, name: str, free: int) -> int:
-    """As much of what is free as can be asked for."""
-    if name.endswith("memory_bytes"):
-        return round_down(free, MEMORY_GRAIN_BYTES)
-    if name == CPU_MILLI and shape.policy.qos.is_pinned:
-        return round_down(free, MILLI_PER_CPU)
-    return free
+def _at_most(one: Judgement, name: str, amount: int) -> DimensionStatus:
+    return DimensionStatus(name, one.asked[name], amount, amount, one.total.get(name, 0))
+
+
+def _askable(shape: Shape, cpu_milli: int) -> list[int]:
+    """As much of it as can be asked for; of cpus of its own some numbers that are smaller."""
+    if not shape.policy.qos.is_pinned:
+        return [cpu_milli]
+    cpus = cpu_milli // MILLI_PER_CPU
+    return [count * MILLI_PER_CPU for count in range(cpus, max(cpus - LOWERED_TRIED_MAX, 0), -1)]
 
 
 def blocking_slots(survey: Survey) -> list[Slot]:

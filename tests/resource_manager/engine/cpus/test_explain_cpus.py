@@ -208,11 +208,18 @@ def test_amounts_that_are_short_are_lowered_to_what_the_cpus_allow() -> None:
     story.ask("waits", 8_000, WHOLE)
     found = why(story, "waits")
     assert found.primary_reason == "WAITING_CAPACITY"
-    for each in found.would_fit_if:
-        (lowered,) = each.at_most
-        story.ask("lower", lowered.free, WHOLE)
-        assert story.where("lower") == "host-a"
-        end(story, "lower")
+    (change,) = found.would_fit_if
+    assert change.message == "fits now on host-a if cpu_milli <= 4000"
+    story.ask("lower", 4_000, WHOLE)
+    assert story.where("lower") == "host-a"
+
+
+def test_best_effort_cpu_that_is_short_is_lowered_like_any_other() -> None:
+    story = CpuStory(host(nodes=1))
+    story.ask("one", 6_500, BE)
+    story.ask("waits", 2_000, BE)
+    (change,) = why(story, "waits").would_fit_if
+    assert change.message == "fits now on host-a if best_effort_cpu_milli <= 1500"
 
 
 def test_too_few_cpus_are_said_once() -> None:
