@@ -82,7 +82,8 @@ def policy_of(state: State, executor_id: str) -> EffectivePolicy:
     host = state.hosts.get(executor_id)
     if host is not None:
         return host.present.policy
-    return unannounced(set_for(state, executor_id), set_for(state, CLUSTER))
+    own = NOTHING_SET if executor_id == CLUSTER else set_for(state, executor_id)
+    return unannounced(own, set_for(state, CLUSTER))
 
 
 def set_host_policy(turn: Turn, event: HostPolicySet) -> HostSetting:

@@ -88,6 +88,7 @@ async def test_what_is_set_holds_is_told_and_survives(tmp_path: Path) -> None:
         assert found.set == cpus_pb2.HostPolicy(reserved_strict=True)
         cluster_wide = await rm.cluster.GetHostPolicy(pb.GetHostPolicyRequest())
         assert (cluster_wide.set, cluster_wide.number) == (cluster.policy, 2)
+        assert cluster_wide.effective.origins["default_exclusive"] == "cluster"
 
 
 async def test_what_is_refused_names_field_value_and_way_out(tmp_path: Path) -> None:
