@@ -179,6 +179,7 @@ class Slots:
 
     def _empty(self, name: str) -> Job:
         group = self.driver.slot(name)
+        self.driver.hurry(group)
         yield from self.driver.kill(group, self.shims_of(name))
         while shims := self.shims_of(
             name

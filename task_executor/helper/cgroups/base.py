@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 
 from task_executor.helper.child import apart, end_with
 from task_executor.helper.loop import Job
+from task_executor.helper.processes import descendants, threads
 from task_executor.helper.protocol import Fault, expand
 
 Group = dict[str, str]
@@ -133,6 +134,7 @@ class Driver:
     accounting: tuple[str, ...] = ()  # controllers in which a task has a group of its own
     counted: ClassVar[Counted] = {}  # name -> controller, file, key in the file
     squeeze = ("", "", "")  # controller, the file whose lowering makes room, the limit's own
+    unhindered: tuple[tuple[str, str, str], ...] = ()  # controller, file, what a usual slot has
     in_use: tuple[str, ...] = ()  # files of what the limit is held against
     looks = 1  # at those, before it is said that they are above
 
@@ -224,6 +226,14 @@ class Driver:
         for size in _PAGE_SIZES:
             if self.kernel.exists(path := f"{directory}/hugetlb.{size}.{file}"):
                 self.put(path, str(given.get(size, 0)))
+
+    def hurry(self, group: Group) -> None:
+        """Give what is to die the time to do so: to freeze and to leave takes some, the more the
+        more memory it has, and beside busy slots one of the lowest weight would wait for minutes.
+        """
+        for controller, file, value in self.unhindered:
+            with suppress(Fault, OSError, KeyError):
+                self.put(f"{group[controller]}/{file}", value)
 
     def bind(self, group: Group, cpus: str, mems: str) -> None:
         """The part of `apply` that says where a slot runs; one write moves all that runs in it."""
@@ -383,35 +393,3 @@ def _same(wrote: str, read: str) -> bool:
     if _CPU_LIST.fullmatch(wrote) and _CPU_LIST.fullmatch(read):
         return expand(wrote) == expand(read)
     return wrote.split() == read.split()
-
-
-def threads(pids: Iterable[int]) -> set[int]:
-    """Numbers of all threads of processes that have not gone meanwhile."""
-    found: set[int] = set()
-    for pid in pids:
-        with suppress(OSError):
-            found.update(int(entry.name) for entry in os.scandir(f"/proc/{pid}/task"))
-    return found
-
-
-def descendants(roots: Iterable[int]) -> set[int]:
-    """All live (not zombie) processes below roots, by parent links; roots themselves left out."""
-    children: dict[int, list[int]] = {}
-    zombies = set()
-    for entry in os.scandir("/proc"):
-        if entry.name.isdigit():
-            try:
-                state, parent = (
-                    Path(f"/proc/{entry.name}/stat").read_text().rpartition(")")[2].split()[:2]
-                )
-            except OSError:
-                continue
-            children.setdefault(int(parent), []).append(int(entry.name))
-            zombies |= {int(entry.name)} if state in "ZX" else set()
-    found: set[int] = set()
-    pending = list(roots)
-    while pending:
-        below = children.get(pending.pop(), [])
-        found.update(below)
-        pending += below
-    return found - zombies

@@ -29,6 +29,7 @@ class V1(CgroupDriver):
     }
 
     squeeze = ("memory", "memory.limit_in_bytes", "memory.limit_in_bytes")
+    unhindered = (("cpu", "cpu.shares", "1024"), ("cpu", "cpu.cfs_quota_us", "-1"))
     in_use = ("memory.usage_in_bytes", "memory.memsw.usage_in_bytes")
 
     def enforced(self) -> tuple[list[str], str]:

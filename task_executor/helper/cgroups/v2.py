@@ -27,6 +27,10 @@ class V2(CgroupDriver):
     }
 
     squeeze = ("unified", "memory.high", "memory.max")
+    unhindered = (
+        ("unified", "cpu.weight", "100"),
+        ("unified", "cpu.max", f"max {PERIOD_US}"),
+    )
     in_use = ("memory.current",)
     looks = 10  # whoever reads files is above a soft limit for a moment, again and again
 

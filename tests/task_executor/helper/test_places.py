@@ -236,6 +236,25 @@ def test_best_effort_has_the_lowest_weight(tmp_path: Path) -> None:
     assert v2.read(f"{v2.own}/finegrain/host-a/slots/a.1/cpu.weight") == "1"
 
 
+@pytest.mark.parametrize(
+    ("kernel", "usual"),
+    [(FakeV1(SEPARATE), ["1024", "-1"]), (FakeV2(kill=False), ["100", "max 100000"])],
+    ids=["v1", "v2"],
+)
+def test_what_is_to_die_gets_the_time_for_it_first(
+    kernel: FakeKernel, usual: list[str], tmp_path: Path
+) -> None:
+    slots = slots_on(kernel, tmp_path)
+    slots.create(limits(best_effort=True, cpu_milli=10))
+    start_in(slots, kernel, "t1", 1001)
+    group = slots.driver.slot("a.1")
+    files = [f"{group[controller]}/{file}" for controller, file, _ in slots.driver.unhindered]
+    seen: list[str] = []
+    kernel.on_kill = lambda _pid: seen.extend(map(kernel.read, files))
+    finish(slots.destroy("a.1"))
+    assert seen == usual
+
+
 def test_a_slot_with_cpus_of_its_own_has_no_quota_on_v1_either(tmp_path: Path) -> None:
     kernel = FakeV1(SEPARATE)
     slots_on(kernel, tmp_path).create(limits(cpu_limit_milli=-1))

@@ -12,7 +12,7 @@ import pytest
 
 from finegrain.errors import FinegrainError, Reason
 from task_executor.host.helper_client import SlotPlace
-from tests.task_executor.helper.conftest import Host, alive, eventually
+from tests.task_executor.helper.conftest import MIB, Host, alive, eventually
 
 CPUS = sorted(os.sched_getaffinity(0))
 FIRST, SECOND = str(CPUS[0]), str(CPUS[-1])
@@ -121,3 +121,20 @@ async def test_without_groups_all_threads_of_its_tasks_move(plain_host: Host) ->
     await host.client.place_slots([SlotPlace("one", 1, FIRST)])
     assert allowed(pid) == {FIRST}
     assert alive(pid)
+
+
+@pytest.mark.needs("root", "cgroup-v1")
+async def test_best_effort_beside_busy_slots_is_gone_when_it_is_destroyed(host: Host) -> None:
+    """To die takes cpu time, the more the more memory there is to give back."""
+    hold = "x = bytearray(400 << 20)\nfor i in range(0, len(x), 4096): x[i] = 1\nprint('holds')"
+    await host.slot("idle", memory_bytes=512 * MIB)
+    code = [sys.executable, "-I", "-S", "-u", "-c", hold + "\nimport time; time.sleep(600)"]
+    pid = await host.start("", "idle", allocation_id="idle", argv=code)
+    await eventually(lambda: host.output("idle") == "holds\n", "it has its memory")
+    limits = (await host.client.inspect()).slots[0].limits
+    await host.client.resize_slot(replace(limits, best_effort=True))
+    await host.slot("busy", cpu_milli=2000 * len(CPUS))
+    for number in range(len(CPUS)):
+        await host.start("while :; do :; done", f"busy-{number}", allocation_id="busy")
+    await host.client.destroy_slot("idle", 1)
+    assert not alive(pid)

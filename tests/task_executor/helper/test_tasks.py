@@ -270,7 +270,7 @@ async def test_a_kill_takes_all_that_the_task_has_become(any_host: Host) -> None
 
 def sleepers(host: Host, task_id: str) -> list[int]:
     """The `sleep` processes of a task, found from outside by descent from its shim."""
-    from task_executor.helper.cgroups.base import descendants
+    from task_executor.helper.processes import descendants
 
     shim = json.loads((host.directory(task_id) / "task.json").read_text())["shim_pid"]
     names = {pid: Path(f"/proc/{pid}/comm").read_text().strip() for pid in descendants([shim])}

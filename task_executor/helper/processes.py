@@ -1,0 +1,40 @@
+"""Which processes and threads there are, as /proc tells: where no group keeps them together."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+
+def threads(pids: Iterable[int]) -> set[int]:
+    """Numbers of all threads of processes that have not gone meanwhile."""
+    found: set[int] = set()
+    for pid in pids:
+        with suppress(OSError):
+            found.update(int(entry.name) for entry in os.scandir(f"/proc/{pid}/task"))
+    return found
+
+
+def descendants(roots: Iterable[int]) -> set[int]:
+    """All live (not zombie) processes below roots, by parent links; roots themselves left out."""
+    children: dict[int, list[int]] = {}
+    zombies = set()
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit():
+            try:
+                state, parent = (
+                    Path(f"/proc/{entry.name}/stat").read_text().rpartition(")")[2].split()[:2]
+                )
+            except OSError:
+                continue
+            children.setdefault(int(parent), []).append(int(entry.name))
+            zombies |= {int(entry.name)} if state in "ZX" else set()
+    found: set[int] = set()
+    pending = list(roots)
+    while pending:
+        below = children.get(pending.pop(), [])
+        found.update(below)
+        pending += below
+    return found - zombies
