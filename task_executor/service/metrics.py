@@ -12,12 +12,14 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from finegrain.errors import FinegrainError, Reason
 from finegrain.resources import (
+    BEST_EFFORT_CPU_MILLI,
     CPU_MILLI,
     EXTENDED_PREFIX,
     MEMORY_BYTES,
     MEMORY_PARTS,
     Amounts,
 )
+from task_executor.engine.cpu_books import CpuBooks
 from task_executor.engine.slots import SlotState
 from task_executor.service.agent import AgentState
 from task_executor.service.keeper import SlotKeeper
@@ -52,6 +54,24 @@ class ExecutorMetrics:
             "finegrain_executor_cpu_cores",
             "CPU cores: total, reserved for the system, allocated to slots, really used.",
             ("state",),
+            registry=registry,
+        )
+        self.best_effort_cpu_cores = Gauge(
+            "finegrain_executor_best_effort_cpu_cores",
+            "CPU cores that best-effort slots book: total, allocated to slots.",
+            ("state",),
+            registry=registry,
+        )
+        self.cpus = Gauge(
+            "finegrain_executor_cpus",
+            "Cpus (hardware threads) by what they are for: slots' own, the shared pool, the "
+            "best-effort pool (which may lie over others' own), reserved, a kubelet's, offline.",
+            ("use",),
+            registry=registry,
+        )
+        self.misplaced = Gauge(
+            "finegrain_executor_slots_misplaced",
+            "1 while slots could not be moved to the cpus of their pool; it is tried again.",
             registry=registry,
         )
         self.memory_bytes = Gauge(
@@ -189,6 +209,8 @@ class ExecutorMetrics:
         self._set_amounts("total", table.share.total)
         self._set_amounts("reserved", reserved)
         self._set_amounts("allocated", _at_zero(table.share.total) | table.allocated())
+        self._set_cpus(table.cpus)
+        self.misplaced.set(int(keeper.places.behind))
         if measured.counted:
             self.cpu_cores.labels("used").set(measured.cpu_milli / 1000)
             self.memory_bytes.labels("all", "used").set(measured.memory_bytes)
@@ -203,6 +225,19 @@ class ExecutorMetrics:
         self.rm_epoch.set(keeper.fence.rm_epoch)
         self.reports.set(agent.reports_sent)
 
+    def _set_cpus(self, books: CpuBooks) -> None:
+        ours = books.host.slot_cpus | books.host.reserved
+        found = {
+            "own": books.pinned,
+            "shared_pool": books.pools.shared,
+            "best_effort_pool": books.pools.best_effort,
+            "reserved": books.policy.reserved_cpus & ours,
+            "kubelet": books.conditions.kubelet_cpus & ours,
+            "offline": books.conditions.offline & ours,
+        }
+        for use, cpus in found.items():
+            self.cpus.labels(use).set(len(cpus))
+
     def _count_tasks(self, keeper: SlotKeeper) -> None:
         """Brings the counters up to the task book's own."""
         book = keeper.tasks
@@ -216,6 +251,8 @@ class ExecutorMetrics:
         for name, amount in amounts.items():
             if name == CPU_MILLI:
                 self.cpu_cores.labels(state).set(amount / 1000)
+            elif name == BEST_EFFORT_CPU_MILLI:
+                self.best_effort_cpu_cores.labels(state).set(amount / 1000)
             elif name == MEMORY_BYTES:
                 self.memory_bytes.labels("all", state).set(amount)
             elif name in MEMORY_PARTS:

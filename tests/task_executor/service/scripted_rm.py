@@ -16,8 +16,8 @@ from finegrain.rpc.channels import JOB_SECRET, open_channel
 from finegrain.rpc.status import error_from_rpc, status_of
 from finegrain.rpc.tokens import sha256_hex
 from finegrain.rpc.wire import duration_ms_to_proto
+from finegrain.v1 import cpus_pb2, slots_pb2, task_executor_pb2_grpc
 from finegrain.v1 import resource_manager_pb2 as rm
-from finegrain.v1 import slots_pb2, task_executor_pb2_grpc
 from finegrain.v1 import task_executor_pb2 as te
 
 CLUSTER_TOKEN = "cluster-token-of-the-tests"
@@ -52,6 +52,8 @@ class ScriptedRM:
     register_again: bool = False
     send_full_report: bool = False
     acknowledge: bool = True
+    policy: cpus_pb2.HostPolicy | None = None
+    policy_number: int = 0
     address: str = ""
     _server: grpc.aio.Server | None = None
 
@@ -98,6 +100,8 @@ class ScriptedRM:
             lost_timeout=duration_ms_to_proto(10_000),
             unowned_slots=unowned,
             user_token_sha256=sha256_hex(USER_TOKEN),
+            host_policy=self.policy,
+            host_policy_number=self.policy_number or request.report.cpu_state.host_policy_number,
             protocol_version="1.0",
         )
 
@@ -113,6 +117,8 @@ class ScriptedRM:
             send_full_report=full,
             unowned_slots=unowned,
             acknowledged_report_number=request.report.report_number if self.acknowledge else 0,
+            host_policy=self.policy if self.policy_number else None,
+            host_policy_number=self.policy_number,
         )
 
     # -- what it has been told ---------------------------------------------------------------

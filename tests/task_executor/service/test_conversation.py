@@ -31,7 +31,8 @@ async def test_a_registration_tells_everything(rm: ScriptedRM, executor: Executo
     told = rm.registered
     assert told.executor_id == "host-a"
     assert told.address == executor.front.address
-    assert (told.total.cpu_milli, told.total.memory_bytes) == tuple(TOTAL.values())
+    total = told.total.cpu_milli, told.total.memory_bytes, told.total.best_effort_cpu_milli
+    assert total == tuple(TOTAL.values())
     assert told.default_slot_profile.cpu_milli > 0
     assert told.topology.online_cpus
     assert told.report.report_number > 0
