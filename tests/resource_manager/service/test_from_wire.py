@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from finegrain.errors import FailedPrecondition, InvalidArgument
 from finegrain.resources import AMOUNT_MAX
+from finegrain.v1 import cpus_pb2, resources_pb2, slots_pb2
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
-from finegrain.v1 import resources_pb2, slots_pb2
 from resource_manager.engine.events import ItemOutcome
 from resource_manager.service import from_wire
 from resource_manager.service.asking import Asked, asked
@@ -28,6 +28,35 @@ profiles = st.builds(
     task_heap_memory_bytes=numbers,
     extended=st.dictionaries(texts, numbers, max_size=2),
 )
+assignments = st.builds(
+    cpus_pb2.CpuAssignment,
+    qos=st.integers(-1, 5),
+    cpus=texts,
+    exclusive=st.integers(0, 4),
+    numa=st.lists(
+        st.builds(
+            cpus_pb2.NodeShare,
+            numa_node_id=st.integers(-2, 70_000),
+            amounts=st.dictionaries(texts, numbers, max_size=2),
+        ),
+        max_size=2,
+    ),
+)
+cpu_states = st.builds(
+    cpus_pb2.CpuState,
+    offline_cpus=texts,
+    host_policy_number=numbers,
+    notes=st.lists(texts, max_size=2),
+    kubelet=st.none()
+    | st.builds(
+        cpus_pb2.KubeletReport,
+        cpu_manager_policy=texts,
+        policy=st.builds(
+            cpus_pb2.HostPolicy, alignment=st.integers(0, 6), reserved_cpus=st.none() | texts
+        ),
+        containers=st.lists(st.builds(cpus_pb2.KubeletContainer, cpus=texts), max_size=2),
+    ),
+)
 slots = st.builds(
     slots_pb2.SlotStatus,
     allocation_id=texts,
@@ -39,6 +68,7 @@ slots = st.builds(
     cpu_limit_milli=numbers,
     resize_number=numbers,
     isolation=st.builds(resources_pb2.IsolationReport, cpu=texts, notes=st.lists(texts)),
+    assignment=st.none() | assignments,
 )
 ended = st.builds(slots_pb2.EndedSlot, allocation_id=texts, generation=numbers, reason=texts)
 reports = st.builds(
@@ -50,6 +80,7 @@ reports = st.builds(
     slots=st.lists(slots, max_size=3),
     ended=st.lists(ended, max_size=2),
     available=st.builds(resources_pb2.ResourceAmounts, cpu_milli=numbers, memory_bytes=numbers),
+    cpu_state=st.none() | cpu_states,
 )
 
 
