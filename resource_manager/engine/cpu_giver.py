@@ -143,7 +143,7 @@ class CpuGiver:
         books.set_policy(self.present.policy)
         known = CpuSet.from_bits(books.reported_layout.cpus)
         offline, kubelet = seen.offline_cpus & known, seen.kubelet_cpus & known
-        books.set_unavailable(offline=offline, kubelet=kubelet)
+        books.set_unavailable(offline=offline, kubelet=kubelet, kubelet_memory=seen.kubelet_memory)
         self.strict = books.policy.alignment.aligns
         kind = (books.layout, books.policy, books.unavailable, books.best_effort_milli)
         if kind != self.cpu_kind:
@@ -187,11 +187,15 @@ class CpuGiver:
 
     def could_suit(self, asked: Asked) -> bool:
         """True if they would if the host were empty, under the settings that hold now."""
+        return self.never_suits(asked) is None
+
+    def never_suits(self, asked: Asked) -> CpuRefusal | None:
+        """Why they would not even then; None: they would."""
         if not self.exactly(asked):
-            return True
+            return None
         if self.cpus is None:
-            return not _needs_topology(asked)
-        return fits_empty(self.cpus, self._wish(asked)) is None
+            return NO_TOPOLOGY if _needs_topology(asked) else None
+        return fits_empty(self.cpus, self._wish(asked))
 
     def suits_without(self, asked: Asked, gone: SlotKey) -> bool:
         """True if they would suit one of these if a slot were gone."""

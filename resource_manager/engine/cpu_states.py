@@ -52,7 +52,7 @@ def take_in_cpu_state(turn: Turn, host: Host, seen: CpuState | None) -> None:
         return  # as with most states
     host.executor.cpu_state = seen
     _settle(turn, host)
-    _name_lost(turn, host)
+    name_lost(turn, host)
 
 
 def not_followed(state: State, host: Host) -> tuple[HostPolicy | None, int]:
@@ -74,7 +74,8 @@ def _settle(turn: Turn, host: Host) -> None:
     state.indexes.log_growth(host, state.queue)
 
 
-def _name_lost(turn: Turn, host: Host) -> None:
+def name_lost(turn: Turn, host: Host) -> None:
+    """Tells of slots that lack cpus of their own, unless it was told already."""
     before, host.lost_cpus = host.lost_cpus, lost_cpus(host)
     for key, cpus in host.lost_cpus.items():
         if before.get(key) != cpus:

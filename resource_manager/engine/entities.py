@@ -347,6 +347,7 @@ class CpuState:
 
     offline_cpus: CpuSet = EMPTY
     kubelet_cpus: CpuSet = EMPTY  # that a kubelet gave to containers of its own
+    kubelet_memory: tuple[tuple[int, int], ...] = ()  # bytes that it did, by NUMA node
     kubelet_policy: HostPolicy = NOTHING_SET
     kubelet: str = ""  # KubeletReport as compact JSON text, for people; empty: there is none
     host_policy_number: int = 0  # that it follows

@@ -12,7 +12,7 @@ from finegrain.errors import (
     Reason,
 )
 from resource_manager.engine import charges
-from resource_manager.engine.cpu_states import CLUSTER, set_for
+from resource_manager.engine.cpu_states import CLUSTER, name_lost, set_for
 from resource_manager.engine.departures import lose_executor, strike, take_all_away
 from resource_manager.engine.entities import (
     NO_CPU_STATE,
@@ -87,6 +87,7 @@ def register_executor(turn: Turn, event: ExecutorRegistered) -> RegistrationAnsw
     new, was_lost = host is None, host is not None and host.executor.lost
     host = _adopt(turn, host, registration)
     taken = take_in(turn, host, event.report, returning=was_lost)
+    name_lost(turn, host)  # it may have announced others than before
     for slot in list(host.slots.values()):
         if slot.state is SlotState.FREEING:
             host.to_free[key_of(slot)] = None

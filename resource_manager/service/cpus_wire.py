@@ -79,7 +79,7 @@ def _with_kubelet(state: CpuState, message: pb.KubeletReport, field: str) -> Cpu
     count = len(message.containers)
     if count > CONTAINERS_MAX:
         raise InvalidArgument(f"{field}.containers", count, f"at most {CONTAINERS_MAX}")
-    pinned = EMPTY
+    pinned, memory = EMPTY, dict[int, int]()
     for at, each in enumerate(message.containers):
         where = f"{field}.containers[{at}]"
         _check_short(f"{where}.pod_uid", each.pod_uid)
@@ -87,10 +87,12 @@ def _with_kubelet(state: CpuState, message: pb.KubeletReport, field: str) -> Cpu
         pinned |= cpus_from_text(each.cpus, f"{where}.cpus")
         for node, amount in each.memory_bytes.items():
             check_amount(f"{where}.memory_bytes[{node}]", amount)
+            memory[node] = memory.get(node, 0) + amount
     told = MessageToDict(message, preserving_proto_field_name=True)
     return CpuState(
         offline_cpus=state.offline_cpus,
         kubelet_cpus=pinned,
+        kubelet_memory=tuple(sorted(memory.items())),
         kubelet_policy=host_policy_from_proto(message.policy, f"{field}.policy"),
         kubelet=json.dumps(told, separators=(",", ":")),
         host_policy_number=state.host_policy_number,

@@ -89,6 +89,7 @@ def test_what_an_executor_sees_of_its_cpus() -> None:
     )
     state = cpu_state_from_proto(message, "cpu_state")
     assert (state.offline_cpus, state.kubelet_cpus) == (CpuSet.of(6), CpuSet.of(4, 5, 7))
+    assert state.kubelet_memory == ((0, GIB),)
     assert state.kubelet_policy == HostPolicy(
         HostBindPolicy.FULL_PCPUS_ONLY, reserved_cpus=CpuSet.of(0)
     )

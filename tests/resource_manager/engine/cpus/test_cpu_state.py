@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from finegrain.cpu_policy import CpuPolicy, NumaPolicy
 from finegrain.cpuset import CpuSet
+from finegrain.resources import GIB
 from resource_manager.engine.entities import NO_CPU_STATE
-from tests.support.cpu_hosts import PLAIN, CpuStory, host
+from resource_manager.engine.events import SlotsReleased
+from tests.support.cpu_hosts import NODE_MEMORY, PLAIN, CpuStory, host
 
 
 def test_cpus_that_do_not_run_are_nobodys_capacity() -> None:
@@ -62,3 +65,48 @@ def test_offline_cpus_that_slots_never_could_have_change_nothing() -> None:
     assert story.free_cpu() == 16_000
     assert story.state.cluster_version == version
     assert story.state.hosts["host-a"].present.taken == CpuSet()
+
+
+def test_memory_that_a_kubelet_gave_away_is_not_there_for_slots_bound_to_its_node() -> None:
+    one_node = CpuPolicy(numa=NumaPolicy.SINGLE_NUMA_NODE, numa_required=True)
+    story = CpuStory(host(policy={"numa_strategy": "MostAllocated"}))
+    story.see("host-a", kubelet_memory=((0, NODE_MEMORY - GIB),))
+    story.ask("large", 1_000, one_node, mib=2 * 1_024)
+    assert story.has("large").nodes == (1,)
+    story.ask("second", 1_000, one_node, mib=15 * 1_024, allow_pending=True)
+    assert story.state.requests["second"].state == "PENDING"
+    story.see("host-a")
+    story.settle()
+    assert story.has("second").nodes == (0,)
+
+
+def test_slots_whose_own_cpus_vanish_are_named_and_stay() -> None:
+    story = CpuStory(host())
+    story.ask("pinned", 2_000)
+    story.ask("plain", 1_000, PLAIN)
+    cpus = story.has("pinned").cpus
+    story.see("host-a", offline_cpus=cpus.first(1))
+    (told,) = story.told("cpus_lost")
+    assert told.startswith(f"cpus {cpus.first(1)} of the slot's own")
+    assert story.state.hosts["host-a"].lost_cpus == {("pinned", 1): cpus.first(1)}
+    assert story.state.requests["pinned"].state == "GRANTED"
+    story.see("host-a", offline_cpus=cpus.first(1))
+    assert len(story.told("cpus_lost")) == 1  # once is enough
+    story.see("host-a", kubelet_cpus=cpus)
+    assert len(story.told("cpus_lost")) == 2
+    story.see("host-a")
+    assert len(story.told("cpus_returned")) == 1
+    assert story.state.hosts["host-a"].lost_cpus == {}
+    story.cluster.executors["host-a"].host_cpus = '{"slot_cpus":"0-6"}'
+    story.cluster.register(story.cluster.executors["host-a"])
+    assert len(story.told("cpus_lost")) == 2 + bool(cpus - CpuSet.parse("0-6"))
+
+
+def test_what_a_slot_lost_is_in_nobodys_books_when_it_is_gone() -> None:
+    story = CpuStory(host())
+    story.ask("pinned", 2_000)
+    story.see("host-a", offline_cpus=story.has("pinned").cpus.first(1))
+    story.cluster.batch(SlotsReleased(story.cluster.at, "job", (("pinned", 0),)))
+    story.settle()
+    assert story.state.hosts["host-a"].lost_cpus == {}
+    assert story.free_cpu() == 15_000
