@@ -135,7 +135,7 @@ def doctor(
 
 
 def _examinations() -> Sequence[tuple[str, Examination]]:
-    from finegrain_cli.doctor import cgroups, network, places, software
+    from finegrain_cli.doctor import cgroups, kubelet, network, places, software
 
     settings = current().configuration().settings
     named = bool(current().manager or settings.client.manager)
@@ -143,6 +143,7 @@ def _examinations() -> Sequence[tuple[str, Examination]]:
         ("software", software.examine_software),
         ("cgroups", cgroups.examine_cgroups),
         ("nvml", software.examine_gpus),
+        ("kubelet", partial(kubelet.examine_kubelet, settings)),
         ("clock", software.examine_clock),
         ("directories", partial(places.examine_directories, settings)),
         ("tokens", partial(places.examine_tokens, settings)),

@@ -1,0 +1,63 @@
+"""Whether a kubelet on this host and an executor would give the same cpus away. Changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from finegrain_cli.doctor.findings import Finding, ok, warn
+
+if TYPE_CHECKING:
+    from finegrain.cpuset import CpuSet
+    from finegrain_cli.config.model import Settings
+    from task_executor.host.kubelet import KubeletState
+
+NAME = "kubelet"
+
+
+def examine_kubelet(settings: Settings, root: Path = Path("/")) -> Iterator[Finding]:
+    """What a kubelet here has written down, as far as we may read it, beside what an executor of
+    this configuration would offer.
+    """
+    from finegrain_cli.config.daemon_options import task_executor_options
+    from task_executor.helper.kubelet import KubeletFiles
+    from task_executor.host.detection import detect
+    from task_executor.host.kubelet import KubeletTexts, read_kubelet
+    from task_executor.service.host_plan import plan_host
+
+    options = task_executor_options(settings)
+    if options.kubelet_dir is None or not options.kubelet_dir.is_dir():
+        yield ok(NAME, "none on this host")
+        return
+    config = str(options.kubelet_config) if options.kubelet_config else None
+    found = KubeletFiles(str(options.kubelet_dir), config).look("")
+    texts, failures = dict(found["texts"]), dict(found["failures"])
+    for failure in failures.values():
+        yield warn(NAME, failure, "run the doctor, and the executor's helper, as root")
+    if not texts:
+        if not failures:
+            yield ok(NAME, f"none has written anything in {options.kubelet_dir}")
+        return
+    topology = detect(root)
+    state = read_kubelet(KubeletTexts(texts, {}, tuple(found["command"])), topology).state
+    for note in state.notes:
+        yield warn(NAME, note, "see the message; docs/operations.md, Beside a kubelet")
+    plan = plan_host(options, topology)
+    slot_cpus = plan.capacity.cpus if plan.capacity else plan.share.shared_cpus
+    yield _apart(state, topology.online, slot_cpus)
+
+
+def _apart(state: KubeletState, online: CpuSet, slot_cpus: CpuSet) -> Finding:
+    """Whether every cpu is given away by one of the two only."""
+    if state.cpu_manager_policy != "static":
+        return ok(NAME, "it gives no cpus away (cpu manager policy none)")
+    both = (online - state.reserved_cpus) & slot_cpus
+    if not both:
+        return ok(NAME, f"it gives away cpus {online - state.reserved_cpus}, and slots have others")
+    return warn(
+        NAME,
+        f"cpus {both} can be given away by the kubelet and to slots: a kubelet looks at nobody",
+        f"reservedSystemCPUs: {slot_cpus} in the kubelet's configuration, or "
+        f"executor.reserved_cpus = {both} in ours",
+    )
