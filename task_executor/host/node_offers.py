@@ -1,7 +1,8 @@
 """What slots can have of each NUMA node beside its cpus: memory and huge pages.
 
-Pure. Decides what a kubelet's memory manager leaves. Refuses to know cpus: which of them are left
-changes at run time and is counted elsewhere.
+Pure. Decides how many huge pages a kubelet's memory manager leaves. Refuses to know cpus and what
+memory a kubelet has given to containers: that changes at run time, is reported then, and comes out
+of the node's memory where it is counted.
 """
 
 from __future__ import annotations
@@ -11,8 +12,7 @@ from dataclasses import dataclass
 
 from finegrain.capacity import Capacity
 from finegrain.hugepages import page_bytes, resource_name
-from finegrain.resources import MEMORY_GRAIN_BYTES, round_down
-from task_executor.host.kubelet.state import MEMORY, KubeletState
+from task_executor.host.kubelet.state import KubeletState
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +26,13 @@ class NodeOffer:
 
 
 def node_offers(capacity: Capacity, kubelet: KubeletState | None = None) -> tuple[NodeOffer, ...]:
-    """By node, in the order of the capacity, without what a kubelet has given away or keeps."""
+    """By node, in the order of the capacity; huge pages without what a kubelet has given away or
+    keeps.
+    """
     offers = []
     for node in capacity.nodes:
         pages = {resource_name(each.page_bytes): each.count for each in node.hugepages}
-        memory_bytes = node.memory_bytes
         if kubelet is not None:
-            memory_bytes -= kubelet.taken_bytes(node.id, MEMORY)
             pages = {
                 name: count - -(-kubelet.taken_bytes(node.id, name) // (page_bytes(name) or 1))
                 for name, count in pages.items()
@@ -40,7 +40,7 @@ def node_offers(capacity: Capacity, kubelet: KubeletState | None = None) -> tupl
         offers.append(
             NodeOffer(
                 id=node.id,
-                memory_bytes=round_down(max(memory_bytes, 0), MEMORY_GRAIN_BYTES),
+                memory_bytes=node.memory_bytes,
                 hugepages=tuple(sorted((name, n) for name, n in pages.items() if n > 0)),
                 default_memory=node.default_memory,
             )

@@ -203,6 +203,9 @@ def _containers(
     if cpus and pinned and cpus.policy != STATIC:
         notes.append(f"the kubelet's {CPU_STATE} gives cpus away under policy {cpus.policy}")
     held = dict(memory.containers) if memory else {}
+    for pod in [pod for pod, container in held if not container]:
+        # What a pod has as a whole, its containers have of it.
+        held = {key: sizes for key, sizes in held.items() if key[0] != pod or not key[1]}
     keys = {*pinned, *held}
     containers = tuple(
         KubeletContainer(

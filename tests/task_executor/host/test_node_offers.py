@@ -43,7 +43,13 @@ def test_what_a_kubelet_has_of_them_is_left_to_it() -> None:
     )
     first, second, third = node_offers(capacity(), kubelet)
     assert first.hugepages == (("hugepages-1Gi", 1), ("hugepages-2Mi", 510))
-    assert first.memory_bytes == 15 * GIB - 64 * 1024
-    assert second.hugepages == ()
-    assert second.memory_bytes == 16 * GIB  # the system's share is in the executor's own reserve
-    assert third.memory_bytes == 64 * GIB
+    assert second.hugepages == third.hugepages == ()
+
+
+def test_memory_that_it_gave_away_is_reported_as_it_changes_and_not_taken_off_here() -> None:
+    kubelet = KubeletState(given=((0, "memory", GIB),), kept=((1, "memory", 2 * GIB),))
+    assert [each.memory_bytes for each in node_offers(capacity(), kubelet)] == [
+        16 * GIB,
+        16 * GIB,
+        64 * GIB,
+    ]

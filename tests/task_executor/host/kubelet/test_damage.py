@@ -131,6 +131,21 @@ def test_a_damaged_memory_state_leaves_cpus_alone(host: HostTopology) -> None:
     assert "memory_manager_state is damaged" in now.state.notes[0]
 
 
+def test_memory_of_a_pod_as_a_whole_is_counted_once(host: HostTopology) -> None:
+    block = {"numaAffinity": [0], "type": "memory", "size": 1 << 30}
+    text = json.dumps(
+        {
+            "policyName": "Static",
+            "machineState": {},
+            "entries": {"p": {"c": [block]}, "q": {"c": [block]}},
+            "podEntries": {"p": {"memoryBlocks": [block]}},
+        }
+    )
+    state = read_kubelet(KubeletTexts({"memory_manager_state": text}), host).state
+    found = {(each.pod_uid, each.container): each.memory_bytes for each in state.containers}
+    assert found == {("p", ""): ((0, 1 << 30),), ("q", "c"): ((0, 1 << 30),)}
+
+
 # -- configuration -----------------------------------------------------------------------------
 
 
