@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import chain
+from itertools import chain, islice
 
 from finegrain.errors import Reason
 from finegrain.resources import Amounts, shortfall
@@ -286,6 +286,9 @@ def rejection(state: State, spec: RequestSpec) -> ItemOutcome | None:
         lack = f"no executor that could host {asked} carries the labels {labels}"
     else:
         lack = f"no executor could host {asked}, even when empty"
+        if unsuited := _large_and_unsuited(state, shape):
+            host, refusal = unsuited
+            lack += f" ({host.host_id} has that much, but {refusal.text})"
         if state.elastic.provisioning:
             lack += ", nor one that could be asked for"
     return ItemOutcome(
@@ -294,6 +297,22 @@ def rejection(state: State, spec: RequestSpec) -> ItemOutcome | None:
         f"{lack}; ask for less, or set allow_pending to wait for one that may come",
         tuple((name, str(amount)) for name, amount in amounts.items()),
     )
+
+
+def _large_and_unsuited(state: State, shape: Shape) -> tuple[Host, CpuRefusal] | None:
+    """A host that has the amounts when empty, and whose cpus or NUMA nodes do not suit then; the
+    first one, of those that tell what their cpus are made of if there is any.
+    """
+    if not _is_exact_somewhere(state, shape):
+        return None
+    amounts = [{KNOWN + name: amount for name, amount in need.items()} for need in shape.amounts]
+    index = state.indexes.main
+    covering = (state.hosts[index.ids[at]] for at in index.covering(amounts))
+    large = [host for host in islice(covering, ASKED_MAX) if carries(host, shape.labels)]
+    for host in sorted(large, key=lambda host: host.cpus is None):
+        if (refusal := host.never_suits(shape)) is not None:
+            return host, refusal
+    return None
 
 
 def _amounts_text(amounts: Amounts) -> str:

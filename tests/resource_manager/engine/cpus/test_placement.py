@@ -343,20 +343,26 @@ class TestWhatCannotBe:
         assert where(story, "later") == ["host-b"]
 
     @pytest.mark.parametrize(
-        ("cpu_milli", "policy"),
+        ("cpu_milli", "policy", "why"),
         [
-            (3_000, WHOLE_CORES),
-            (9_000, LSR_ON_ONE_NODE),
-            (9_000, ONE_NODE),
-            (10_000, CpuPolicy(QosClass.LSR, BindPolicy.SPREAD_BY_PCPUS, bind_required=True)),
+            (3_000, WHOLE_CORES, "ask for a multiple of 2000 cpu_milli"),
+            (9_000, LSR_ON_ONE_NODE, "SingleNUMANode does not put"),
+            (9_000, ONE_NODE, "SingleNUMANode does not put"),
+            (
+                10_000,
+                CpuPolicy(QosClass.LSR, BindPolicy.SPREAD_BY_PCPUS, bind_required=True),
+                "cores",
+            ),
         ],
     )
     def test_what_no_empty_host_suits_is_refused_at_once(
-        self, cpu_milli: int, policy: CpuPolicy
+        self, cpu_milli: int, policy: CpuPolicy, why: str
     ) -> None:
-        story = CpuStory(host("host-a"), host("host-b"), plain_host("host-c", 64))
+        story = CpuStory(plain_host("a-plain-one", 64), host("host-a"), host("host-b"))
         [answer] = story.ask("never", cpu_milli, policy)
         assert answer.reason == Reason.INFEASIBLE_NEVER
+        assert "host-a has that much, but" in answer.message
+        assert why in answer.message
         story.ask("waits", cpu_milli, policy, allow_pending=True)
         assert waits(story, "waits") == Reason.INFEASIBLE_NEVER
         story.cluster.register(host("host-d", cores=12))
