@@ -8,6 +8,7 @@ is the truth about the host; the checkpoint is the truth about who owns what.
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable, Iterable
 from signal import SIGKILL, SIGTERM
 
@@ -31,6 +32,7 @@ from task_executor.service.task_book import Task, TaskState
 from task_executor.service.task_runner import TaskRunner
 
 SWEEP_S = 5.0
+PLACES_ANEW = 12  # every so many sweeps
 DESTROY_S_MAX = 5.0  # waited for at a start; the rest goes on meanwhile
 
 log = get_logger(__name__)
@@ -269,15 +271,18 @@ class HostSync:
         return missed or (idle and any(slot.becoming is not None for slot in keeper.table))
 
     async def sweep(self) -> None:
-        """Forgets what is overdue, and looks again where an end was missed; never returns."""
-        while True:
+        """Forgets what is overdue, and looks again where an end was missed; says now and then anew
+        where all run, since others may write to our groups, and cgroup v1 takes a cpu that went
+        off-line for a moment out of them for good. Never returns.
+        """
+        for turn in itertools.count(1):
             await asyncio.sleep(SWEEP_S)
             try:
                 await self._look()
                 if self._is_unsettled():
                     await self.compare()
-                elif self._keeper.places.behind:
-                    await self._keeper.places.settle()
+                elif self._keeper.places.behind or turn % PLACES_ANEW == 0:
+                    await self._keeper.places.settle(anew=turn % PLACES_ANEW == 0)
                 await self._runner.forget_overdue()
             except (FinegrainError, OSError) as error:
                 log.error("sweep_failed", error=str(error))

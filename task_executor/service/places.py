@@ -61,17 +61,18 @@ class Places:
         """Nothing of the slot is left on the host."""
         self._told.pop(key, None)
 
-    async def follow(self) -> None:
-        """Moves every slot whose pools have changed. The caller holds the lock.
+    async def follow(self, *, anew: bool = False) -> None:
+        """Moves every slot whose pools have changed; `anew`: tells those of all, though they have
+        not. The caller holds the lock.
 
         Raises:
             FinegrainError, OSError: a move failed; everybody is where he was, as far as the host
                 can be told.
         """
-        if not self.behind:
+        if not self.behind and not anew:
             return
-        version = self._table.cpus.version
-        moves = {key: place for key, place in self._wanted() if self._told.get(key) != place}
+        version, told = self._table.cpus.version, {} if anew else self._told
+        moves = {key: place for key, place in self._wanted() if told.get(key) != place}
         before = {key: self._told[key] for key in moves if key in self._told}
         try:
             await self._move(moves)
@@ -84,14 +85,14 @@ class Places:
             raise
         self._told |= {key: place for key, place in moves.items() if self._table.get(key)}
         self._version = version
-        if moves:
+        if moves and not anew:
             log.info("slots_moved", slots=len(moves), **self._pools())
 
-    async def settle(self) -> None:
+    async def settle(self, *, anew: bool = False) -> None:
         """The same for whoever has no use for an error: it is tried again later (`behind`)."""
         async with self.lock:
             try:
-                await self.follow()
+                await self.follow(anew=anew)
             except (FinegrainError, OSError) as error:
                 log.error("slots_not_moved", error=str(error), **self._pools())
 
@@ -99,9 +100,8 @@ class Places:
         """After the front or the helper was away: all slots are told anew where they are to run,
         whatever records say.
         """
-        self._told.clear()
-        self._version = -1
-        await self.settle()
+        self._version = -1  # until that has worked
+        await self.settle(anew=True)
 
     def _wanted(self) -> Iterator[tuple[SlotKey, Place]]:
         """Those with cpus of their own first: what they have left is for the others."""

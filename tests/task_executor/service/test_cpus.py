@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -246,9 +247,7 @@ async def test_a_front_that_comes_back_says_anew_where_all_run(
         executor.helper.boot_id = "another"
     else:
         stale = executor.helper.slots["plain", 1]
-        executor.helper.slots["plain", 1] = SlotLimits(
-            **{name: getattr(stale, name) for name in stale.__dataclass_fields__} | {"cpus": "0-3"}
-        )
+        executor.helper.slots["plain", 1] = replace(stale, cpus="0-3")
     del executor.helper.calls[:]
     await again(rm, executor)
     if reboot:
@@ -304,6 +303,17 @@ async def test_a_move_back_that_failed_is_tried_again(
     await settled(executor)
     sweeping.cancel()
     assert on_host(executor) == {"plain": "0-3"}
+
+
+async def test_what_others_have_written_to_our_groups_is_put_right_now_and_then(
+    rm: ScriptedRM, executor: Executor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await rm.allocate(allocation("plain"), pinned("own", "2-3"))
+    executor.helper.slots["plain", 1] = replace(executor.helper.slots["plain", 1], cpus="1")
+    monkeypatch.setattr("task_executor.service.host_sync.SWEEP_S", 0.001)
+    sweeping = asyncio.create_task(executor.front.sync.sweep())
+    await eventually(lambda: on_host(executor) == {"own": "2-3", "plain": "0-1"}, "it is said anew")
+    sweeping.cancel()
 
 
 # -- what is known of the host -----------------------------------------------------------------
