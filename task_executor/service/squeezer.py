@@ -22,6 +22,7 @@ from task_executor.host.cpu_times import busy_usec
 from task_executor.host.helper_messages import Usage
 
 INTERVAL_S = 1.0
+ROOM_STEPS = 2  # with room for more, before best-effort slots get more
 
 log = get_logger(__name__)
 
@@ -71,6 +72,7 @@ class Squeezer:
         self._clock = clock
         self._before: _Counters | None = None
         self._said = ""
+        self._room = 0  # steps in a row in which there was room for more
 
     async def run(self) -> None:
         """Never returns."""
@@ -96,6 +98,9 @@ class Squeezer:
         pool, squeezed = books.pools.best_effort, books.conditions.squeezed
         previous = pool if squeezed is None else pool & squeezed
         count = cpu_count(budget, previous=len(previous), host_cpus=len(now.cpus))
+        self._room = self._room + 1 if count > len(previous) else 0
+        if 0 < self._room < ROOM_STEPS:
+            return  # a lull of one second is no reason to move everybody there and back
         lent = union(self._own_cpus(slot, QosClass.LSR) for slot in self._table)
         kept_back = books.conditions.kubelet_policy.reserved_cpus or EMPTY
         picked = CpuSet(squeeze(count, self._places, pool=pool, held_by_lsr=lent, first=kept_back))
