@@ -7,12 +7,32 @@ from __future__ import annotations
 
 from finegrain.cpu_assignment import CpuAssignment
 from finegrain.cpu_policy import BindPolicy, CpuPolicy, NumaPolicy, QosClass
-from finegrain.resources import BEST_EFFORT_CPU_MILLI, CPU_MILLI, MEMORY_BYTES
+from finegrain.resources import (
+    BEST_EFFORT_CPU_MILLI,
+    CPU_MILLI,
+    EXTENDED_PREFIX,
+    GIB,
+    MEMORY_BYTES,
+    MIB,
+)
+from finegrain.units import format_cpu
 from resource_manager.engine.cpus.books import CpuBooks
 from resource_manager.engine.cpus.hints import Quantities
+from resource_manager.engine.cpus.numa import MILLI
 from resource_manager.engine.cpus.refusals import CpuBlocker, CpuRefusal
 from resource_manager.engine.cpus.resolve import Resolved
 from resource_manager.engine.cpus.wishes import Wish
+
+
+def told(dimension: str, amount: int) -> str:
+    """An amount for people, such as "2.5 cpus" or "12Gi memory": as exact as comparing needs."""
+    if dimension in (CPU_MILLI, BEST_EFFORT_CPU_MILLI):
+        kind = "best-effort cpu" if dimension == BEST_EFFORT_CPU_MILLI else "cpu"
+        return f"{format_cpu(amount)} {kind}{'' if amount == MILLI else 's'}"
+    if dimension == MEMORY_BYTES:
+        unit, name = (GIB, "Gi") if amount % GIB == 0 else (MIB, "Mi")
+        return f"{amount // unit}{name} memory"
+    return f"{amount} {dimension.removeprefix(EXTENDED_PREFIX)}"
 
 
 def unaligned(policy: NumaPolicy, asked: Quantities, smallest: int | None) -> CpuRefusal:
@@ -20,15 +40,18 @@ def unaligned(policy: NumaPolicy, asked: Quantities, smallest: int | None) -> Cp
     layout = asked.layout
     free = "; ".join(
         f"{layout.nodes[at].id}: "
-        + ", ".join(f"{asked.of(name, (at,))[0][1]} {name}" for name in asked.need)
+        + ", ".join(f"{told(name, asked.of(name, (at,))[0][1])}" for name in asked.need)
         for at in asked.nodes
     )
     on = "one NUMA node"
-    if policy is not NumaPolicy.SINGLE_NUMA_NODE and smallest != 1:
-        on = f"{smallest} NUMA nodes, which the empty host needs"
-        if smallest is None:
-            on = "any NUMA nodes, even were the host empty"
-    needs = ", ".join(f"{amount} {name}" for name, amount in asked.need.items())
+    if smallest is None:
+        on = f"{'one' if policy is NumaPolicy.SINGLE_NUMA_NODE else 'any'} NUMA node even of the"
+        on += " empty host"
+    elif smallest > 1 and policy is NumaPolicy.SINGLE_NUMA_NODE:
+        on = f"one NUMA node, and the empty host would need {smallest}"
+    elif smallest > 1:
+        on = f"{smallest} NUMA nodes, which the empty host would need"
+    needs = ", ".join(told(name, amount) for name, amount in asked.need.items())
     return CpuRefusal(
         CpuBlocker.NUMA_UNALIGNED,
         f"{policy} does not put {needs} on {on}; free by node: {free}",
@@ -44,12 +67,12 @@ def not_enough(asked: Quantities, lacking: str) -> CpuRefusal:
         MEMORY_BYTES: CpuBlocker.NUMA_NOT_ENOUGH_MEMORY,
     }.get(lacking, CpuBlocker.NUMA_NOT_ENOUGH_RESOURCE)
     by_node = {asked.layout.nodes[at].id: has for at, has in asked.of(lacking, asked.nodes)}
-    told = ", ".join(f"{node}: {has}" for node, has in by_node.items())
+    left = ", ".join(f"{node}: {told(lacking, has)}" for node, has in by_node.items())
     free = sum(by_node.values())
     return CpuRefusal(
         blocker,
-        f"the slot needs {asked.need[lacking]} {lacking}, and the NUMA nodes have {free} left;"
-        f" by node: {told}",
+        f"the slot needs {told(lacking, asked.need[lacking])}, and the NUMA nodes have"
+        f" {told(lacking, free)} left; by node: {left}",
         (
             ("asked", asked.need[lacking]),
             ("free", free),
@@ -64,11 +87,11 @@ def unsuited(books: CpuBooks, wish: Wish, limit_milli: int) -> CpuRefusal:
         books.layout.nodes[at].id: (books.shared_cpus & books.layout.nodes[at].mask).bit_count()
         for at in books.layout.cpu_nodes
     }
-    told = ", ".join(f"{node}: {size}" for node, size in sizes.items())
+    pools = ", ".join(f"{node}: {size} cpus" for node, size in sizes.items())
     return CpuRefusal(
         CpuBlocker.BURST_POOL_TOO_SMALL,
-        f"no NUMA node's shared pool suits a cpu limit of {limit_milli} thousandths and has"
-        f" {wish.cpu_milli} left to promise; cpus in them by node: {told}",
+        f"no NUMA node's shared pool suits a cpu limit of {told(CPU_MILLI, limit_milli)} and has"
+        f" {told(CPU_MILLI, wish.cpu_milli)} left to promise; pools by node: {pools}",
         (("asked", limit_milli), *((f"node {node}", size) for node, size in sizes.items())),
     )
 

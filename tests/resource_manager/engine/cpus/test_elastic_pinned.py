@@ -104,7 +104,7 @@ def test_a_shape_whose_nodes_are_too_small_is_not_asked_for_again_and_again() ->
     assert pending_reason(story.state, story.state.requests["wide"]) == Reason.INFEASIBLE_NEVER
     (why,) = providers_view(story.state).unplanned
     assert "the last one of shape big that came had cpus and NUMA nodes that do not suit" in why
-    assert "10000 cpu_milli" in why
+    assert "put 10 cpus" in why
     (outcome,) = story.ask("another", 10_000, ONE_NODE)
     assert outcome.reason == Reason.INFEASIBLE_NEVER
     story.ask("narrow", 8_000, ONE_NODE)

@@ -66,9 +66,9 @@ def test_the_nodes_and_their_numbers_are_named() -> None:
     assert "TOPOLOGY" in verdict.blockers
     assert verdict.cpu is not None
     assert verdict.cpu.blocker is CpuBlocker.NUMA_UNALIGNED
-    assert verdict.message.startswith("NUMA_UNALIGNED: SingleNUMANode does not put 4000 cpu_milli")
-    assert "0: 3000 cpu_milli" in verdict.message
-    assert "1: 3000 cpu_milli" in verdict.message
+    assert verdict.message.startswith("NUMA_UNALIGNED: SingleNUMANode does not put 4 cpus")
+    assert "0: 3 cpus" in verdict.message
+    assert "1: 3 cpus" in verdict.message
     assert found.executors_fitting == 0
 
 
