@@ -185,11 +185,12 @@ def _misaligned(resolved: Resolved, policy: CpuPolicy, layout: CpuLayout) -> Cpu
         return None
     by_request = policy.bind_required and policy.bind is not BindPolicy.DEFAULT
     by = "the request requires" if by_request else "the host demands"
+    width = layout.per_core if layout.uniform_cores else f"up to {layout.per_core}"
     way_out = f": ask for a multiple of {layout.per_core * MILLI} cpu_milli"
     return CpuRefusal(
         CpuBlocker.SMT_ALIGNMENT,
-        f"{by} whole cores, and {resolved.count} cpus are not the threads of any whole cores of"
-        f" the host, which have {layout.per_core}" + (way_out if layout.uniform_cores else ""),
+        f"{by} whole cores, which have {width} threads each on this host, and {resolved.count} cpus"
+        f" are not the threads of any number of them{way_out if layout.uniform_cores else ''}",
         (("asked", resolved.count), ("threads per core", layout.per_core)),
     )
 

@@ -18,9 +18,10 @@ from finegrain.cpuset import CpuSet
 from finegrain.resources import BEST_EFFORT_CPU_MILLI, CPU_MILLI, GIB, MEMORY_BYTES
 from resource_manager.engine.cpus.assign import Wish, assign, assign_many, fits_empty, score
 from resource_manager.engine.cpus.books import CpuBooks
-from resource_manager.engine.cpus.layout import CpuLayout
+from resource_manager.engine.cpus.layout import CpuLayout, layout_of
 from resource_manager.engine.cpus.refusals import CpuBlocker, CpuRefusal
-from tests.support.cpu_layouts import machine
+from tests.support.cpu_layouts import RECORDED, as_reported, machine
+from tests.support.cpu_layouts import recorded as recorded_machine
 
 LSE, LSR = CpuPolicy(QosClass.LSE), CpuPolicy(QosClass.LSR)
 LS, BE = CpuPolicy(), CpuPolicy(QosClass.BE)
@@ -335,6 +336,25 @@ def test_a_bursting_slot_on_an_aligned_host_keeps_to_suitable_nodes() -> None:
     found = given_to(books, need(burst, 1, limit=7))
     assert (found.pools, str(found.memory_nodes)) == ((PoolName(1, 1),), "1")
     assert refused(books, need(burst, 1, limit=9)).blocker is CpuBlocker.BURST_POOL_TOO_SMALL
+
+
+# Machines as they are.
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_every_recorded_machine_serves_every_class(name: str) -> None:
+    layout = layout_of(as_reported(recorded_machine(name)))
+    assert layout is not None
+    for policy in (LSE, LSR, LS, BE):
+        for numa in NumaPolicy:
+            books = CpuBooks(layout)
+            wish = need(aligned(policy, numa), 1, memory=0)
+            found = given_to(books, wish)
+            assert fits_empty(books, wish) is None
+            assert len(found.cpus) == policy.qos.is_pinned
+            assert bool(found.numa) is numa.aligns
+            reported = {core.place for core in layout.cores}
+            assert set(found.pools) <= reported
 
 
 # Hosts that do not tell, several slots, and which host is best.
