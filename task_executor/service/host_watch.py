@@ -125,7 +125,9 @@ class HostWatch:
     async def look(self) -> None:
         """Looks, and tells."""
         state = await self.kubelet.look()
-        offline = self._cpus - allowed_cpus(self.root)
+        # We run on some: where none can be found, what tells of them cannot be read.
+        allowed = allowed_cpus(self.root)
+        offline = self._cpus - allowed if allowed else self._offline
         if offline != self._offline:
             log.warning("cpus_changed", offline=str(offline), back=str(self._offline - offline))
             self._offline = offline

@@ -120,6 +120,14 @@ async def test_cpus_go_offline_and_come_back(machine: Machine) -> None:
     assert machine.now.notes == ()
 
 
+async def test_where_no_cpu_can_be_seen_nothing_is_believed(machine: Machine) -> None:
+    (machine.root / "sys/devices/system/cpu/online").unlink()
+    assert not await machine.look()
+    machine.online("garbage")
+    assert not await machine.look()
+    assert machine.now.offline == EMPTY
+
+
 async def test_cpus_that_leave_our_cpuset_are_as_good_as_offline(machine: Machine) -> None:
     files = {
         "proc/mounts": "cgroup2 /sys/fs/cgroup cgroup2 rw 0 0\n",
