@@ -28,6 +28,7 @@ from resource_manager.engine.events import ItemOutcome, SlotsReuseAsked
 from resource_manager.engine.fair.limits import counted, fulfilment
 from resource_manager.engine.fair.needs import booked_at_most
 from resource_manager.engine.lines import Line
+from resource_manager.engine.shapes import shape_key
 from resource_manager.engine.state import State
 from resource_manager.storage.codecs import Row
 from resource_manager.storage.fair_rows import GROUPS, RANGES
@@ -296,7 +297,7 @@ def _is_passed_over(
     even before.
     """
     shape = line.shape
-    if (shape.profile, shape.labels) != (request.spec.profile, request.spec.required_labels):
+    if shape.key != shape_key(request.spec):
         return False
     for mine, theirs in zip(
         _steps(state, request.job_id), _steps(state, line.job_id), strict=False

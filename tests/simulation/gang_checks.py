@@ -23,6 +23,7 @@ from resource_manager.engine.entities import (
 from resource_manager.engine.fair.needs import booked_at_most
 from resource_manager.engine.gang_books import living
 from resource_manager.engine.host import Host
+from resource_manager.engine.shapes import shape_key
 from resource_manager.engine.state import State
 from tests.simulation.fair_checks import Limits
 
@@ -155,7 +156,7 @@ def room_for_gangs(state: State) -> Iterator[str]:
         if request.spec.gang_id and request.state is RequestState.PENDING:
             waiting.setdefault(request.spec.gang_id, []).append(request)
     for gang_id, members in waiting.items():
-        alike = {(r.spec.profile, r.spec.required_labels) for r in members}
+        alike = {shape_key(each.spec) for each in members}
         if members[0].job_id in state.endings or len(alike) > 1:
             continue
         needs = [booked_at_most(state, state.queue.shape_of(each.spec)) for each in members]
@@ -176,17 +177,17 @@ def _count(state: State, host: Host, members: list[Request]) -> int:
     spec = members[0].spec
     if not host.eligible or not all(host.labels.get(k) == v for k, v in spec.required_labels):
         return 0
-    profile = spec.profile or host.executor.registration.default_profile
-    if (refusal := host.refusals.get((spec.profile, spec.required_labels))) and refusal.active:
+    shape = state.queue.shape_of(spec)
+    if host.refuses(shape) or (host.held is not None and host.exactly(shape)):
         return 0
     names = {request.allocation_id for request in members}
     if any(name in names for name, _ in host.slots):
         return 0
-    need, free, count = host.booking_of(profile), host.spare(), 0
+    need, free, count = host.need_of(shape), host.spare(), 0
     while count < min(len(members), host.spare_slots()) and fits(need, free):
         free = {name: amount - need.get(name, 0) for name, amount in free.items()}
         count += 1
-    return count
+    return len(host.assign_many(shape, count)) if host.exactly(shape) else count
 
 
 def _is_enough(spec: GangSpec, counts: dict[Host, int], members: int) -> bool:

@@ -10,6 +10,7 @@ from resource_manager.engine.entities import (
     RequestState,
 )
 from resource_manager.engine.placement.feasibility import waiting_reason
+from resource_manager.engine.shapes import shape_key
 from resource_manager.engine.state import State
 from tests.simulation.checks import Checks, Violation
 from tests.simulation.executor import Executor
@@ -39,7 +40,7 @@ def check_healed(checks: Checks, state: State) -> None:
     for request in (*state.requests.values(), *waiting):
         if request.state is RequestState.ALLOCATING:
             raise Violation(f"request {request.allocation_id} is still ALLOCATING")
-        shape = (request.spec.profile, request.spec.required_labels)
+        shape = shape_key(request.spec)
         if request.spec.gang_id:
             continue  # of these every decision is looked at
         if request.state is not RequestState.PENDING or shape in looked_at:

@@ -37,6 +37,8 @@ def idle_capacity(state: State) -> Iterator[str]:
 def _has_room(host: Host, shape: Shape, free: dict[str, int], slots: int) -> bool:
     if slots < 1 or not all(host.labels.get(name) == value for name, value in shape.labels):
         return False
+    if host.exactly(shape) and (host.held is not None or not host.suits(shape)):
+        return False
     need = host.need_of(shape)
     if DEFAULT_SLOTS in need:
         need = host.default_booking

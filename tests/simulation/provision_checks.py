@@ -27,6 +27,7 @@ from resource_manager.engine.fair.needs import booked_at_most
 from resource_manager.engine.provision.passes import MINIMUM
 from resource_manager.engine.queue import Shape
 from resource_manager.engine.settings import ExecutorShape, Provisioning
+from resource_manager.engine.shapes import shape_key
 from resource_manager.engine.state import State
 from tests.simulation.cloud import Cloud
 from tests.simulation.fair_checks import Limits
@@ -207,8 +208,7 @@ def _somebody_may(state: State, wish: Shape) -> bool:
 def _is_of(state: State, slot: Slot, wish: Shape) -> bool:
     request = state.request_named(slot.allocation_id)
     assert request is not None
-    spec = request.spec
-    return (spec.profile, spec.required_labels) == (wish.profile, wish.labels)
+    return shape_key(request.spec) == wish.key
 
 
 def _may(provisioning: Provisioning, shape: ExecutorShape, state: State, have: Amounts) -> bool:
