@@ -25,7 +25,11 @@ def test_shares_of_the_configuration_hold(
 
     found = json.loads(finegrain("detect", "-o", "json").stdout)
 
-    assert found["total"] == {"cpu_milli": 250, "memory_bytes": 128 << 20}
+    assert found["total"] == {
+        "cpu_milli": 250,
+        "best_effort_cpu_milli": 250,
+        "memory_bytes": 128 << 20,
+    }
 
 
 def test_a_share_that_is_not_here_is_refused(
