@@ -63,7 +63,7 @@ class Trials:
         if not most or not host.exactly(wish):
             return most
         if host.cpus is None:
-            return 0 if wish.exact else most
+            return len(host.assign_many(wish, most))
         trial = self._trials.get(host.host_id)
         if trial is None and self._books_of is as_they_are:
             return len(host.assign_many(wish, most))
@@ -84,7 +84,7 @@ class Trials:
             return all(self.fit(wish, host, count) == count for wish, count in several)
         books = self._trials.get(host.host_id) or self._books_of(host)
         if books is None:
-            return not any(wish.exact for wish, _ in several)
+            return all(host.suits(wish, count) for wish, count in several)
         asked = [_wish(wish, host) for wish, count in several for _ in range(count)]
         return _count(books, asked) == len(asked)
 
@@ -120,7 +120,7 @@ class Trials:
             return True
         books = self._books_of(host)
         if books is None:
-            return not wish.exact
+            return host.suits(wish)
         return _count(books, [_wish(wish, host)]) == 1
 
     def _beginning(self, host: Host) -> CpuKind | str:

@@ -23,10 +23,17 @@ from finegrain.cpu_policy import (
     QosClass,
 )
 from finegrain.cpuset import CpuSet
-from finegrain.errors import FinegrainError
+from finegrain.errors import FinegrainError, Reason
 from finegrain.resources import MIB, ResourceProfile
-from resource_manager.engine.entities import GangPlacement, GangSpec, RequestSpec, RequestState
+from resource_manager.engine.entities import (
+    CpuState,
+    GangPlacement,
+    GangSpec,
+    RequestSpec,
+    RequestState,
+)
 from resource_manager.engine.events import (
+    ExecutorProbed,
     HostPolicySet,
     RequestsSubmitted,
     ResizeRequested,
@@ -34,6 +41,7 @@ from resource_manager.engine.events import (
 )
 from resource_manager.engine.explain import explain
 from resource_manager.engine.settings import Fairness
+from resource_manager.engine.waiting_reasons import pending_reason
 from tests.support.cpu_hosts import BE, CpuStory, host
 
 STEPS = 150
@@ -208,6 +216,25 @@ class Life:
         for executor in self.story.cluster.executors.values():
             self.report_of(executor)
 
+    def come_to_rest(self) -> None:
+        """Nothing is set or taken any more, all messages arrive, and slots end."""
+        settings = ("bind", "numa_strategy", "alignment", "reserved_cpus", "reserved_strict")
+        for name in ("host-a", "host-b", "host-c", ""):
+            self.act(HostPolicySet(self.at, name, HostPolicy(), settings))
+        for executor in self.story.cluster.executors.values():
+            number = executor.cpu_state.host_policy_number
+            executor.cpu_state = CpuState(host_policy_number=number)
+        for _ in range(40):
+            self.story.settle()
+            self.story.cluster.wait(3_000)
+            for executor in list(self.story.cluster.executors.values()):
+                address = executor.registration().address
+                self.act(ExecutorProbed(self.at, executor.executor_id, address))
+                self.report_of(executor)
+            for name in self.granted():
+                self.act(SlotsReleased(self.at, "job", ((name, 0),)))
+            self.nothing_is_given_twice()
+
     @property
     def at(self) -> Any:
         return self.story.cluster.at
@@ -236,3 +263,14 @@ def test_the_books_of_cpus_stay_sound(seed: int) -> None:
     for name in life.granted():
         life.act(SlotsReleased(life.at, "job", ((name, 0),)))
     life.story.settle()
+
+
+@pytest.mark.parametrize("seed", range(4, 7))
+def test_whoever_could_be_served_is_in_the_end(seed: int) -> None:
+    life = Life(seed)
+    for _ in range(STEPS):
+        life.step()
+    life.come_to_rest()
+    waiting = [each for each in life.story.state.requests.values() if each.state == "PENDING"]
+    reasons = {pending_reason(life.story.state, each) for each in waiting}
+    assert reasons <= {Reason.INFEASIBLE_NEVER}
