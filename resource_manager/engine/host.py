@@ -10,7 +10,6 @@ effect through the state that comes with it.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from finegrain.cpu_policy import HostPolicy
@@ -20,11 +19,11 @@ from finegrain.resources import (
     BEST_EFFORT_CPU_MILLI,
     Amounts,
     ResourceProfile,
-    booking,
     has_separate_pools,
     larger_of,
     subtract,
 )
+from resource_manager.engine.bookings import decrease, increase, shared_booking
 from resource_manager.engine.cpu_columns import cpu_offer
 from resource_manager.engine.cpu_giver import Asked, CpuGiver, cpus_booked
 from resource_manager.engine.entities import (
@@ -51,7 +50,17 @@ from resource_manager.engine.queue import DEFAULT_SLOTS, SLOTS, Shape, ShapeKey,
 if TYPE_CHECKING:
     from resource_manager.engine.settings import Strategy
 
-__all__ = ["Command", "Hold", "Host", "Reach", "Refusal", "ResizeHold", "SlotKey", "StateSeen"]
+__all__ = [
+    "Command",
+    "Hold",
+    "Host",
+    "Reach",
+    "Refusal",
+    "ResizeHold",
+    "SlotKey",
+    "StateSeen",
+    "shared_booking",
+]
 
 UNLIMITED = AMOUNT_MAX
 """Stands for "no limit" where a number is needed."""
@@ -66,8 +75,6 @@ SCORE = "score"
 """Index column of the spread strategy: smallest free share over all dimensions, in millionths."""
 
 SHARE_UNIT = 1_000_000
-
-_KNOWN_BOOKINGS = 16_384  # kept; clusters use few different profiles
 
 
 @dataclass(slots=True, eq=False)
@@ -145,7 +152,7 @@ class Host(CpuGiver):
         self.booked = {}
         for slot in self.slots.values():
             slot.booked = self._booking_of_slot(slot)
-            _increase(self.booked, slot.booked)
+            increase(self.booked, slot.booked)
         self.count_unreported()
         self.notice_shrinking()
 
@@ -163,10 +170,8 @@ class Host(CpuGiver):
         return True
 
     def _cpus_now(self) -> HostCpus:
-        executor = self.executor
-        return host_cpus(
-            executor.registration, executor.cpu_state, self.operator_policy, self.cluster_policy
-        )
+        one = self.executor
+        return host_cpus(one.registration, one.cpu_state, self.operator_policy, self.cluster_policy)
 
     def _adopt_cpus(self, now: HostCpus) -> None:
         self.present, self.total = now, now.total
@@ -225,8 +230,8 @@ class Host(CpuGiver):
         slot = self.slots.pop(key)
         if self.cpus is not None:
             self.cpus.remove(key)
-        _decrease(self.booked, slot.booked)
-        _decrease(self.unreported, self.unreported_of(key, slot))
+        decrease(self.booked, slot.booked)
+        decrease(self.unreported, self.unreported_of(key, slot))
         self.to_allocate.pop(key, None)
         self.to_free.pop(key, None)
         self.to_resize.pop(key, None)
@@ -238,12 +243,12 @@ class Host(CpuGiver):
         not.
         """
         key = (slot.allocation_id, slot.generation)
-        _decrease(self.booked, slot.booked)
-        _decrease(self.unreported, self.unreported_of(key, slot))
+        decrease(self.booked, slot.booked)
+        decrease(self.unreported, self.unreported_of(key, slot))
         slot.profile, slot.ordered = profile, ordered
         slot.booked = self._booking_of_slot(slot)
-        _increase(self.booked, slot.booked)
-        _increase(self.unreported, self.unreported_of(key, slot))
+        increase(self.booked, slot.booked)
+        increase(self.unreported, self.unreported_of(key, slot))
         if self.cpus is not None:
             self.cpus.replace(key, cpus_booked(slot))
 
@@ -260,7 +265,7 @@ class Host(CpuGiver):
         self.unreported = {}
         for key, slot in self.slots.items():
             if key not in self.reported or slot.ordered is not None:
-                _increase(self.unreported, self.unreported_of(key, slot))
+                increase(self.unreported, self.unreported_of(key, slot))
 
     def unreported_of(self, key: SlotKey, slot: Slot) -> Amounts:
         """What a slot books and the last state taken in does not contain: all of it, or that by
@@ -391,27 +396,3 @@ class Host(CpuGiver):
                 refusal.active = False
                 ended = True
         return ended
-
-
-@lru_cache(_KNOWN_BOOKINGS)
-def shared_booking(
-    profile: ResourceProfile, separate_pools: bool, best_effort: bool = False
-) -> dict[str, int]:
-    """What a slot books on a host with or without a pool per memory part; one dict for all slots
-    that are alike, so nobody may change it.
-    """
-    return booking(profile, separate_pools=separate_pools, best_effort=best_effort)
-
-
-def _increase(amounts: dict[str, int], more: Amounts) -> None:
-    for name, amount in more.items():
-        amounts[name] = amounts.get(name, 0) + amount
-
-
-def _decrease(amounts: dict[str, int], less: Amounts) -> None:
-    for name, amount in less.items():
-        left = amounts[name] - amount
-        if left:
-            amounts[name] = left
-        else:
-            del amounts[name]

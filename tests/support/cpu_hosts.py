@@ -10,13 +10,14 @@ from finegrain.cpu_assignment import CpuAssignment
 from finegrain.cpu_policy import PLAIN, CpuPolicy, QosClass
 from finegrain.cpuset import CpuSet
 from finegrain.resources import GIB, MIB, ResourceProfile
-from resource_manager.engine.entities import CpuState, RequestSpec, Slot
-from resource_manager.engine.events import JobRegistered, RequestsSubmitted
+from resource_manager.engine.entities import CpuState, RequestSpec, RequestState, Slot
+from resource_manager.engine.events import JobRegistered, RequestsSubmitted, SlotsReleased
 from resource_manager.engine.invariants import check_invariants
 from resource_manager.engine.settings import EngineSettings
+from resource_manager.engine.waiting_reasons import pending_reason
 from tests.resource_manager.engine.model import ModelCluster, ModelExecutor
 
-__all__ = ["BE", "LSE", "LSR", "PLAIN", "CpuStory", "host", "topology"]
+__all__ = ["BE", "LSE", "LSR", "PLAIN", "CpuStory", "host", "plain_host", "topology"]
 
 NODE_MEMORY = 16 * GIB
 
@@ -83,6 +84,12 @@ def host(
         host_cpus=json.dumps(announced),
         **more,
     )
+
+
+def plain_host(name: str, cpus: int = 16) -> ModelExecutor:
+    """One that tells nothing of its cpus."""
+    total = {"cpu_milli": 1_000 * cpus, "memory_bytes": 2 * NODE_MEMORY}
+    return ModelExecutor(name, total, ResourceProfile(1_000, 256 * MIB))
 
 
 class CpuStory:
@@ -161,3 +168,19 @@ class CpuStory:
     def told(self, kind: str) -> list[str]:
         """Messages of the cluster's history of one kind."""
         return [each.message for each in self.cluster.store.cluster_events if each.kind == kind]
+
+    def hosts_of(self, *names: str) -> list[str]:
+        """Those of these slots."""
+        return [self.slot(name).executor_id for name in names]
+
+    def waits(self, name: str) -> str:
+        """Why a request does."""
+        request = self.state.requests[name]
+        assert request.state is RequestState.PENDING
+        return pending_reason(self.state, request)
+
+    def release(self, *names: str) -> None:
+        """Gives these slots back."""
+        slots = tuple((name, 0) for name in names)
+        self.cluster.batch(SlotsReleased(self.cluster.at, "job", slots))
+        self.settle()
