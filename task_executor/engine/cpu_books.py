@@ -213,7 +213,8 @@ class CpuBooks:
                 f"cpus {wanted.cpus} cannot be slot {allocation_id}'s own: " + "; ".join(parts),
                 details | {"asked.cpus": str(wanted.cpus)},
             )
-        holders = [(each.qos, each.cpus) for many in others.values() for each in many]
+        # With what it has now: until it has changed its size both are its own.
+        holders = [(each.qos, each.cpus) for many in self._slots.values() for each in many]
         pools = self._pools_beside([*holders, (wanted.qos, wanted.cpus)])
         sharing = {each for many in others.values() for each in many if not each.cpus}
         for each in sorted(sharing, key=lambda one: (one.qos, one.pools)):

@@ -301,6 +301,16 @@ def test_while_a_slot_changes_its_size_both_its_old_and_its_new_cpus_are_its_own
     assert (where(books, "own"), where(books, "plain")) == ("3-5", "0-2,6-7")
 
 
+def test_a_slot_that_changes_its_cpus_leaves_one_to_the_others_at_any_moment() -> None:
+    """While it has both, nobody else would have any, although there are some afterwards."""
+    books = table(policy=HostPolicy(reserved_cpus=cpus("0"), reserved_strict=True))
+    carve(books, spec("plain"), pinned("big", "3-7"), pinned("own", "2"))
+    outcome = resize(books, "own", 1, "1")
+    assert outcome.error is not None
+    assert outcome.error.details["last.cpus"] == "1"
+    assert where(books, "plain") == "1"
+
+
 def test_a_slot_grows_into_no_cpu_of_another_and_keeps_its_class() -> None:
     books = table()
     carve(books, pinned("own", "2-3"), pinned("other", "4"))

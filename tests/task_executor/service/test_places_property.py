@@ -1,0 +1,231 @@
+"""Whatever is ordered and whatever fails on the way: at no moment does anybody run on cpus that are
+another's own, or on none, and in the end the host is as the books say.
+
+The host is a model that checks that after every single change. Calls to it fail at random: with
+nothing done, with everything done and the answer lost, or in the middle.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from finegrain.cpu_assignment import CpuAssignment
+from finegrain.cpu_policy import QosClass
+from finegrain.cpuset import CpuSet
+from finegrain.errors import FailedPrecondition, FinegrainError, NotFound, Reason, Unavailable
+from finegrain.resources import MIB, ResourceProfile
+from task_executor.engine.slot_table import HostShare, SlotTable
+from task_executor.engine.slots import SlotKey, SlotSpec, SlotState
+from task_executor.host.helper_messages import IsolationReport, SlotLimits, SlotPlace
+from task_executor.service.checkpoint import StateDirectory
+from task_executor.service.host_sync import recover
+from task_executor.service.keeper import Identity, SlotKeeper
+from task_executor.service.sizes import change_size
+from tests.task_executor.service.fake_helper import ENFORCED, FakeHelper
+
+CPUS = 6
+STEPS = 60
+
+
+class HostModel(FakeHelper):
+    """A host that fails, and that is looked at after every change."""
+
+    rng: random.Random
+    failing = True
+    classes: dict[str, QosClass]
+    told: set[tuple[str, int]]  # slots of which a front has heard: tasks may run in them
+
+    def _change(self, key: tuple[str, int], limits: SlotLimits) -> None:
+        self.slots[key] = limits
+        self.look()
+
+    def look(self) -> None:
+        on_host = [
+            (self.classes[key[0]], CpuSet.parse(limits.cpus))
+            for key, limits in self.slots.items()
+            if key in self.told
+        ]
+        assert all(cpus for _, cpus in on_host)
+        for at, (qos, own) in enumerate(on_host):
+            for other, (theirs, shared) in enumerate(on_host):
+                is_alone = qos is QosClass.LSE or (qos.is_pinned and theirs is not QosClass.BE)
+                assert at == other or not is_alone or own.isdisjoint(shared), self.slots
+
+    def _fault(self) -> str:
+        """ "", "before" (nothing is done), "after" (the answer is lost), "refused"."""
+        choices = ("", "", "", "", "before", "after", "refused")
+        return self.rng.choice(choices) if self.failing else ""
+
+    async def _do(
+        self, changes: Iterable[tuple[tuple[str, int], SlotLimits]], *, new: bool = False
+    ) -> None:
+        todo, fault = list(changes), self._fault()
+        await asyncio.sleep(0)
+        if fault == "refused":
+            raise FailedPrecondition("it does not stick", reason=Reason.CARVE_FAILED)
+        if fault == "before":
+            todo = todo[: self.rng.randrange(len(todo))]  # it died in the middle
+        for key, limits in todo:
+            if new or key in self.slots:  # else it has gone meanwhile
+                self._change(key, limits)
+        if fault:
+            raise Unavailable("the helper went away")
+
+    async def create_slot(self, limits: SlotLimits) -> IsolationReport:
+        key = limits.allocation_id, limits.generation
+        await self._do([(key, limits)], new=True)
+        self.told.add(key)
+        self.look()
+        return ENFORCED
+
+    async def resize_slot(self, limits: SlotLimits) -> IsolationReport:
+        key = limits.allocation_id, limits.generation
+        if key not in self.slots:
+            raise NotFound("no slot")
+        await self._do([(key, limits)])
+        return ENFORCED
+
+    async def place_slots(self, places: Iterable[SlotPlace]) -> None:
+        found = [((each.allocation_id, each.generation), each) for each in places]
+        await self._do(
+            (key, replace(self.slots[key], cpus=each.cpus, mems=each.mems))
+            for key, each in found
+            if key in self.slots
+        )
+
+    async def destroy_slot(self, allocation_id: str, generation: int, grace_ms: int = 0) -> None:
+        del grace_ms
+        await asyncio.sleep(self.rng.choice((0, 0, 0.002)))
+        if self._fault() in ("before", "refused"):
+            raise Unavailable("the helper went away")
+        self.slots.pop((allocation_id, generation), None)
+
+
+class Story:
+    """One front after the other on one host, under orders drawn by chance."""
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.host = HostModel(folder / "tasks")
+        self.host.rng, self.host.classes, self.host.told = self.rng, {}, set()
+        self.directory = StateDirectory.open(folder / "state")
+        self.names = 0
+
+    async def start(self) -> None:
+        """A front that recovers what the one before has left."""
+        total = {
+            "cpu_milli": 1000 * CPUS,
+            "best_effort_cpu_milli": 1000 * CPUS,
+            "memory_bytes": 1024 * MIB,
+        }
+        table = SlotTable(HostShare(total, CpuSet(range(CPUS))))
+        identity = Identity("host-a", "instance", "boot")
+        self.keeper = SlotKeeper(identity, table, self.host, self.directory, default_grace_ms=0)
+        await recover(self.keeper, self.directory.load("host-a"))
+
+    def _own(self) -> CpuSet:
+        return CpuSet(self.rng.sample(range(CPUS), self.rng.choice((1, 1, 2))))
+
+    def _spec(self) -> SlotSpec:
+        self.names += 1
+        qos = self.rng.choice(list(QosClass))
+        own = self._own() if qos.is_pinned else CpuSet()
+        cpu = 1000 * len(own) or 200
+        name = f"{qos}-{self.names}"
+        self.host.classes[name] = qos
+        return SlotSpec(
+            name,
+            1,
+            "job",
+            ResourceProfile(cpu, task_heap_memory_bytes=MIB),
+            cpu_limit_milli=cpu,
+            pids_max=9,
+            cpus=str(own),
+            assignment=CpuAssignment(qos, own),
+        )
+
+    async def step(self) -> None:
+        keys = [slot.key for slot in self.keeper.table if slot.state is SlotState.ALLOCATED]
+        deed = self.rng.choice(("carve", "carve", "free", "resize", "crash", "settle"))
+        if deed == "carve":
+            await self.keeper.carve([self._spec() for _ in range(self.rng.choice((1, 3)))])
+        elif deed == "free" and keys:
+            await self.keeper.free([(self.rng.choice(keys), 0)])
+        elif deed == "resize" and keys:
+            await self._resize(self.rng.choice(keys))
+        elif deed == "settle":
+            await self.keeper.places.settle()
+        elif deed == "crash" and self.rng.random() < 0.3:
+            await self.keeper.close()
+            await self._restart()
+
+    async def _restart(self) -> None:
+        while True:
+            with suppress(FinegrainError):
+                return await self.start()
+
+    async def _resize(self, key: SlotKey) -> None:
+        slot = self.keeper.table.get(key)
+        assert slot is not None
+        number = (slot.becoming or slot.spec).resize_number + 1
+        change: dict[str, Any] = {}
+        cpu = 300
+        if slot.spec.is_pinned and slot.spec.assignment is not None:
+            own = self._own()
+            cpu, change = 1000 * len(own), {"assignment": replace(slot.spec.assignment, cpus=own)}
+        profile = ResourceProfile(cpu, task_heap_memory_bytes=MIB)
+        with suppress(FinegrainError):
+            await change_size(self.keeper, key, number, profile, cpu, **change)
+
+    async def heal(self) -> None:
+        """Nothing fails any more; a front that starts puts all right."""
+        self.host.failing = False
+        await self.keeper.close()
+        await self.start()
+        async with asyncio.timeout(20):
+            while self.keeper._cleaning or self.keeper._taking_down or self.keeper.places.behind:
+                await asyncio.sleep(0.001)
+                await self.keeper.places.settle()
+
+    def check(self) -> int:
+        """The host is as the books say. How many slots there are."""
+        books = self.keeper.table
+        books.check_invariants()
+        told = {tuple(slot.key): books.cpus.place_of(slot.spec).cpus for slot in books}
+        assert {key: CpuSet.parse(each.cpus) for key, each in self.host.slots.items()} == told
+        return len(told)
+
+
+async def at_once(work: Callable[..., Any], *args: Any) -> Any:
+    """Instead of a thread, so that a seed is one course of things."""
+    return work(*args)
+
+
+@pytest.mark.parametrize("seed", range(60))
+async def test_nobody_ever_runs_on_anothers_cpus_or_on_none(
+    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("task_executor.service.keeper.RETRY_S_MIN", 0.001)
+    monkeypatch.setattr("task_executor.service.host_sync.DESTROY_S_MAX", 0.005)
+    monkeypatch.setattr("task_executor.service.checkpoint.os.fsync", lambda _fd: None)
+    monkeypatch.setattr("task_executor.service.checkpoint.asyncio.to_thread", at_once)
+    story = Story(tmp_path, seed)
+    await story.start()
+    moved = 0
+    for _ in range(STEPS):
+        await story.step()
+        story.keeper.table.check_invariants()
+        moved += len(story.host.slots)
+    assert moved > STEPS  # else nothing of interest has happened
+    await story.heal()
+    story.check()
+    await story.keeper.close()
+    story.directory.close()
