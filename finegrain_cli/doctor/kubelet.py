@@ -58,6 +58,6 @@ def _apart(state: KubeletState, online: CpuSet, slot_cpus: CpuSet) -> Finding:
     return warn(
         NAME,
         f"cpus {both} can be given away by the kubelet and to slots: a kubelet looks at nobody",
-        f"reservedSystemCPUs: {slot_cpus} in the kubelet's configuration, or "
-        f"executor.reserved_cpus = {both} in ours",
+        "divide the host: executor.cpus, and the same cpus in the kubelet's reservedSystemCPUs; or "
+        f"executor.reserved_cpus = {both}",
     )
