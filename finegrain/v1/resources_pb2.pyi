@@ -170,9 +170,11 @@ class IsolationReport(google.protobuf.message.Message):
     DRIVER_FIELD_NUMBER: builtins.int
     NOTES_FIELD_NUMBER: builtins.int
     cpu: builtins.str
-    """"quota": the kernel caps CPU time; "none": the amount is only booked."""
+    """"quota": the kernel caps CPU time; "cpus": the slot has cpus of its own instead; "none": the amount is only booked."""
     cpuset: builtins.str
-    """"cgroup": tasks cannot leave the cpus; "affinity": set at start but a task could change it; "none"."""
+    """"cgroup": tasks cannot leave their cpus and memory nodes; "affinity": tasks are put on their cpus, but could change
+    them, and memory nodes are not enforced; "none".
+    """
     memory: builtins.str
     """"hard": above its limit the slot's task is killed; "none"."""
     pids: builtins.str

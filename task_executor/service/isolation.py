@@ -5,6 +5,7 @@ Decides the sentences. Refuses to know how anything is enforced.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from finegrain.hugepages import kernel_limits
@@ -30,9 +31,9 @@ def isolation_of(report: IsolationReport, slot: SlotSpec | None = None) -> dict[
     """The same in the words of IsolationReport in resources.proto, with its notes: of one slot, or
     of the whole host.
     """
-    words = {name: getattr(report, name) for name in ("cpu", "cpuset", "memory", "pids")}
     if slot is not None and slot.is_pinned and report.cpuset == "cgroup":
-        words["cpu"] = OWN_CPUS
+        report = replace(report, cpu=OWN_CPUS)
+    words = {name: getattr(report, name) for name in ("cpu", "cpuset", "memory", "pids")}
     notes = notes_of(report)
     if slot is not None and kernel_limits(slot.profile.extended) and report.hugepages == "none":
         notes.append(NO_HUGETLB)

@@ -10,19 +10,27 @@ from typing import Any
 
 import pytest
 
+from finegrain.cpu_assignment import CpuAssignment
+from finegrain.cpu_policy import QosClass
+from finegrain.cpuset import CpuSet
 from finegrain.errors import ConfigurationError, FinegrainError, InvalidArgument, PermissionDenied
-from finegrain.resources import GIB, MIB
+from finegrain.resources import GIB, MIB, ResourceProfile
 from finegrain.topology import HostTopology, HugePages
+from finegrain.v1 import cpus_pb2
+from task_executor.engine.slots import SlotSpec
 from task_executor.host.detection import detect
 from task_executor.host.helper_messages import IsolationReport
 from task_executor.host.kubelet import KubeletState
 from task_executor.options import TaskExecutorOptions
+from task_executor.service.cpu_messages import host_cpus_to_proto
 from task_executor.service.host_plan import HostPlan, beside_kubelet, plan_host
 from task_executor.service.isolation import isolation_of, notes_of
 from task_executor.service.prepared import prepare
 from task_executor.service.task_users import User, UserPolicy, user_policy
 from tests.support.components import REPOSITORY
 from tests.task_executor.service.fake_helper import ENFORCED
+
+BE_CPU = "best_effort_cpu_milli"
 
 OPTIONS = TaskExecutorOptions(Path("state"), Path("run"), ("127.0.0.1:1",), memory_bytes=GIB)
 
@@ -210,3 +218,57 @@ def test_no_grpc_before_the_helper() -> None:
     """A process that has imported grpc must not fork; the helper is started by then."""
     code = "import sys, task_executor.main; sys.exit('grpc' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY).returncode == 0
+
+
+def test_reserved_cpus_are_shared_unless_they_are_reserved_strictly(host: HostTopology) -> None:
+    last = str(host.allowed.max())
+    rest = str(host.allowed - CpuSet.parse(last))
+    for strict, shared in ((True, rest), (False, str(host.allowed))):
+        made = plan(host, reserved_cpus=last, reserved_cpus_strict=strict)
+        cpus = made.share.host_cpus
+        assert cpus is not None
+        assert (str(cpus.slot_cpus), str(cpus.reserved)) == (rest, last)
+        assert str(made.share.shared_cpus) == shared
+        assert made.share.total["cpu_milli"] == 1000 * (len(host.allowed) - 1)
+        assert (str(cpus.policy.reserved_cpus), cpus.policy.reserved_strict) == (last, strict)
+
+
+def test_best_effort_has_a_capacity_in_percent_of_the_others(host: HostTopology) -> None:
+    first = str(host.allowed.first(1))
+    assert plan(host, cpus=first, best_effort_percent=250).share.total[BE_CPU] == 2500
+    assert BE_CPU not in plan(host, cpus=first, best_effort_percent=0).share.total
+    with pytest.raises(InvalidArgument, match="best_effort_percent"):
+        plan(host, best_effort_percent=-1)
+
+
+def test_settings_are_announced_and_a_wrong_word_names_its_option(host: HostTopology) -> None:
+    made = plan(host, bind_policy="fullpcpusonly", default_exclusive_policy="PCPULevel")
+    assert made.share.host_cpus is not None
+    message = host_cpus_to_proto(made.share.host_cpus, made.nodes)
+    assert message.policy.bind == cpus_pb2.HOST_BIND_POLICY_FULL_PCPUS_ONLY
+    assert message.policy.default_exclusive == cpus_pb2.EXCLUSIVE_POLICY_PCPU_LEVEL
+    assert message.policy.alignment == cpus_pb2.NUMA_POLICY_UNSPECIFIED
+    assert message.slot_cpus == str(host.allowed)
+    assert [zone.memory_bytes for zone in message.numa] == [n.memory_bytes for n in made.nodes]
+    with pytest.raises(InvalidArgument, match="alignment_policy") as wrong:
+        plan(host, alignment_policy="SingleNode")
+    assert "SingleNUMANode" in str(wrong.value)
+
+
+def test_what_caps_the_cpu_time_of_a_slot_is_said() -> None:
+    own = SlotSpec(
+        "a",
+        1,
+        "job",
+        ResourceProfile(1000),
+        1000,
+        10,
+        assignment=CpuAssignment(QosClass.LSE, CpuSet.of(1)),
+    )
+    plain = dataclasses.replace(own, assignment=None)
+    no_quota = dataclasses.replace(ENFORCED, cpu="none")
+    assert [isolation_of(ENFORCED, each)["cpu"] for each in (own, plain)] == ["cpus", "quota"]
+    assert isolation_of(no_quota, own)["notes"] == []
+    assert "does not cap" in isolation_of(no_quota, plain)["notes"][0]
+    by_affinity = dataclasses.replace(ENFORCED, cpuset="affinity")
+    assert isolation_of(by_affinity, own)["cpu"] == "quota"
