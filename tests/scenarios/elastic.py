@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from finegrain.resources import MIB, ResourceProfile
 from resource_manager.engine.events import (
@@ -18,9 +18,7 @@ from resource_manager.engine.provision.views import providers_view
 from resource_manager.engine.settings import ExecutorShape, Provisioning
 from tests.resource_manager.engine.model import ModelCluster, ModelExecutor
 from tests.scenarios import render
-
-if TYPE_CHECKING:
-    from tests.scenarios.language import Words
+from tests.scenarios.words import Words
 
 
 class ElasticCommands:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from finegrain.resources import MIB
 from resource_manager.engine.events import GroupDeleted, GroupSet
 from resource_manager.engine.group_views import group_views
 from tests.resource_manager.engine.model import ModelCluster
 from tests.scenarios import render
-
-if TYPE_CHECKING:
-    from tests.scenarios.language import Words
+from tests.scenarios.words import Words
 
 _DIMENSIONS = {"cpu": ("cpu_milli", 1), "mem": ("memory_bytes", MIB)}
 _LICENSES = ("extended.license", 1)

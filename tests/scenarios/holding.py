@@ -5,15 +5,12 @@ about why somebody is not next.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from resource_manager.engine.events import ItemOutcome, SlotsReuseAsked
 from resource_manager.engine.explain import explain
 from resource_manager.engine.fair.explain_held import reservation_views
 from tests.resource_manager.engine.model import ModelCluster
-
-if TYPE_CHECKING:
-    from tests.scenarios.language import Words
+from tests.scenarios.words import Words
 
 
 class HoldingCommands:

@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from finegrain.errors import FinegrainError
-from finegrain.resources import MIB, ResourceProfile
+from finegrain.resources import MIB, Amounts, ResourceProfile
 from resource_manager.engine.entities import GangPlacement, GangSpec, RequestSpec
 from resource_manager.engine.events import (
     DrainRequested,
@@ -30,44 +30,19 @@ from resource_manager.engine.queries import list_executors, list_requests, list_
 from resource_manager.engine.settings import EngineSettings, Fairness
 from tests.resource_manager.engine.model import ModelCluster, ModelExecutor, OnTheWire
 from tests.scenarios import render
+from tests.scenarios.cpus import CpuCommands, cpu_policy, machine_of
 from tests.scenarios.elastic import ElasticCommands
 from tests.scenarios.fairness import FairnessCommands
 from tests.scenarios.holding import HoldingCommands
 from tests.scenarios.ranges import RangeCommands
+from tests.scenarios.words import Words
 
 HEARTBEAT_MS = 3_000
 SETTLE_ROUNDS_MAX = 1_000
 FAIR = [each.name for each in fields(Fairness)]
 
 
-class Words:
-    """A command line, taken apart."""
-
-    def __init__(self, line: str) -> None:
-        self.name, *words = line.split()
-        self.subjects = [word for word in words if "=" not in word]
-        self.values = dict(word.split("=", 1) for word in words if "=" in word)
-
-    def flag(self, name: str) -> bool:
-        found = name in self.subjects
-        self.subjects = [word for word in self.subjects if word != name]
-        return found
-
-    def number(self, name: str, default: int = 0) -> int:
-        return int(self.values.pop(name, default))
-
-    def names(self, name: str) -> list[str]:
-        return [word for word in self.values.pop(name, "").split(",") if word]
-
-    def milliseconds(self, text: str) -> int:
-        return int(text.removesuffix("s")) * 1_000
-
-    def labels(self) -> tuple[tuple[str, str], ...]:
-        pairs = (pair.split(":", 1) for pair in self.names("labels"))
-        return tuple(sorted((name, value) for name, value in pairs))
-
-
-class Stage(ElasticCommands, FairnessCommands, HoldingCommands, RangeCommands):
+class Stage(CpuCommands, ElasticCommands, FairnessCommands, HoldingCommands, RangeCommands):
     """A cluster that obeys command lines and tells what came out."""
 
     def __init__(self) -> None:
@@ -148,9 +123,7 @@ class Stage(ElasticCommands, FairnessCommands, HoldingCommands, RangeCommands):
 
     def do_request(self, words: Words) -> Iterator[str]:
         cpu, mem = words.number("cpu"), words.number("mem")
-        licenses = words.number("licenses")
-        extended = (("license", licenses),) if licenses else ()
-        job_id = words.values.pop("job", "job")
+        job_id, extended = words.values.pop("job", "job"), words.extended()
         specs = [
             RequestSpec(
                 "",
@@ -159,6 +132,7 @@ class Stage(ElasticCommands, FairnessCommands, HoldingCommands, RangeCommands):
                 required_labels=words.labels(),
                 allow_pending=words.flag("allow_pending"),
                 restart_on_loss=words.flag("restart"),
+                cpu_policy=cpu_policy(words),
             )
         ]
         requests = tuple(replace(specs[0], allocation_id=name) for name in words.subjects)
@@ -184,6 +158,7 @@ class Stage(ElasticCommands, FairnessCommands, HoldingCommands, RangeCommands):
             allow_pending=allow_pending,
             restart_on_loss=restart,
             gang_id=gang_id,
+            cpu_policy=cpu_policy(words),
         )
         cpu, mem = words.number("cpu"), words.number("mem")
         requests = []
@@ -221,8 +196,7 @@ class Stage(ElasticCommands, FairnessCommands, HoldingCommands, RangeCommands):
         """The whole of what a slot is to have; an answer that says something new is told."""
         job_id = None if words.flag("operator") else words.values.pop("job", "job")
         wait = words.flag("wait")
-        licenses = words.number("licenses")
-        extended = (("license", licenses),) if licenses else ()
+        extended = words.extended()
         event = ResizeRequested(
             self.cluster.at,
             job_id,
@@ -244,8 +218,14 @@ class Stage(ElasticCommands, FairnessCommands, HoldingCommands, RangeCommands):
     # Executors and the network.
 
     def do_host(self, words: Words) -> Iterator[str]:
-        total = {"cpu_milli": words.number("cpu"), "memory_bytes": words.number("mem") * MIB}
-        total["extended.license"] = words.number("licenses")
+        total: Amounts = {
+            "cpu_milli": words.number("cpu"),
+            "memory_bytes": words.number("mem") * MIB,
+            "extended.license": words.number("licenses"),
+        }
+        topology = host_cpus = "{}"
+        if "machine" in words.values:
+            total, topology, host_cpus = machine_of(words)
         default = ResourceProfile(
             words.number("default_cpu", 1_000), words.number("default_mem", 256) * MIB
         )
@@ -257,6 +237,8 @@ class Stage(ElasticCommands, FairnessCommands, HoldingCommands, RangeCommands):
                 default,
                 labels=labels,
                 slots_max=slots_max,
+                topology=topology,
+                host_cpus=host_cpus,
             )
             self.cluster.executors[name] = executor
             yield from self._register(executor)

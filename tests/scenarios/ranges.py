@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from finegrain.resources import MIB, ResourceProfile
 from resource_manager.engine.entities import RangeSpec, RequestSpec
@@ -15,9 +14,8 @@ from resource_manager.engine.events import (
     SlotsReleased,
 )
 from tests.resource_manager.engine.model import ModelCluster
-
-if TYPE_CHECKING:
-    from tests.scenarios.language import Words
+from tests.scenarios.cpus import cpu_policy
+from tests.scenarios.words import Words
 
 
 class RangeCommands:
@@ -37,6 +35,7 @@ class RangeCommands:
             required_labels=words.labels(),
             allow_pending=words.flag("allow_pending"),
             restart_on_loss=words.flag("restart"),
+            cpu_policy=cpu_policy(words),
         )
         asked = RangeSpec(spec, words.number("first"), words.number("count", 1))
         job_id = words.values.pop("job", "job")

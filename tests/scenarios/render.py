@@ -22,6 +22,10 @@ from resource_manager.engine.explain import Explanation
 from resource_manager.engine.group_views import GroupView
 from resource_manager.engine.provision.views import ProvidersView
 from resource_manager.engine.queries import ExecutorView, RequestView, SlotView
+from tests.scenarios import cpus_render
+
+NOTED = ("executor_unreachable", "executor_reachable", "cpus_lost", "cpus_returned")
+"""Kinds of the cluster's history that stories tell."""
 
 
 def effect(one: Effect) -> Iterator[str]:
@@ -30,7 +34,7 @@ def effect(one: Effect) -> Iterator[str]:
             slot = order.slot
             yield (
                 f"carve {_name(slot.allocation_id, slot.generation)} on {one.executor_id}:"
-                f" {profile(slot.profile)}"
+                f" {profile(slot.profile)}{cpus_render.assignment(slot.assignment)}"
             )
     elif isinstance(one, SendFree):
         for name, generation, _ in one.slots:
@@ -38,7 +42,10 @@ def effect(one: Effect) -> Iterator[str]:
     elif isinstance(one, SendResize):
         name = _name(one.allocation_id, one.generation)
         change = one.resize
-        yield f"resize {name} on {one.executor_id} to {size(change)} (change {change.number})"
+        yield (
+            f"resize {name} on {one.executor_id} to {size(change)} (change {change.number})"
+            f"{cpus_render.assignment(change.assignment)}"
+        )
     elif isinstance(one, StartExecutor):
         yield f"start {one.executor_id}{' again' if one.again else ''}"
     elif isinstance(one, StopExecutor):
@@ -46,8 +53,9 @@ def effect(one: Effect) -> Iterator[str]:
     elif isinstance(one, ProbeExecutor):
         yield f"dial {one.executor_id}"
     elif isinstance(one, PublishClusterEvent):
-        if one.event.kind in ("executor_unreachable", "executor_reachable"):
-            yield f"note {one.event.kind} {one.event.executor_id}: {one.event.message}"
+        if one.event.kind in NOTED:
+            about = one.event.allocation_id or one.event.executor_id
+            yield f"note {one.event.kind} {about}: {one.event.message}"
     elif isinstance(one, PublishJobEvent):
         yield job_event(one.event)
 
@@ -112,7 +120,7 @@ def slot(view: SlotView) -> str:
     one = view.slot
     return (
         f"{_name(one.allocation_id, one.generation)} {one.state} on {one.executor_id}:"
-        f" {size(one)}{changes(one)}"
+        f" {size(one)}{cpus_render.assignment(one.assignment)}{changes(one)}"
     )
 
 

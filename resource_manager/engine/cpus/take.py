@@ -72,8 +72,8 @@ class ShortOf(StrEnum):
     CPUS = "cpus"
     WHOLE_CORES = "cpus of cores that are free altogether"
     CORES = "cores with a free thread"
-    UNSHARED_CORES = "free cpus of cores without a slot that wants its cores to itself"
-    UNSHARED_NODES = "free cpus of NUMA nodes without a slot that wants its nodes to itself"
+    UNSHARED_CORES = "cpus of cores without a slot that wants its cores to itself"
+    UNSHARED_NODES = "cpus of NUMA nodes without a slot that wants its nodes to itself"
     ALIGNMENT = "cpus of whole cores, whose threads do not add up to that"
 
 

@@ -286,11 +286,11 @@ def rejection(state: State, spec: RequestSpec) -> ItemOutcome | None:
         lack = f"no executor that could host {asked} carries the labels {labels}"
     else:
         lack = f"no executor could host {asked}, even when empty"
-        if unsuited := _large_and_unsuited(state, shape):
-            host, refusal = unsuited
-            lack += f" ({host.host_id} has that much, but {refusal.text})"
-        if state.elastic.provisioning:
-            lack += ", nor one that could be asked for"
+    if unsuited := _large_and_unsuited(state, shape):
+        host, refusal = unsuited
+        lack += f" ({host.host_id} has that much, but {refusal.text})"
+    if verdict is Feasibility.NEVER and state.elastic.provisioning:
+        lack += ", nor one that could be asked for"
     return ItemOutcome(
         spec.allocation_id,
         Reason.INFEASIBLE_NEVER,

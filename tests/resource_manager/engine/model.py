@@ -257,6 +257,11 @@ class ModelExecutor:
             return ""
         if vanished := assignment.cpus & self.cpu_state.offline_cpus:
             return f"cpus {vanished} do not run"
+        if taken := assignment.cpus & self.cpu_state.kubelet_cpus:
+            return f"cpus {taken} are a kubelet's"
+        reserved = self.host_policy.reserved_cpus if self.host_policy is not None else None
+        if key not in self.slots and reserved and (kept := assignment.cpus & reserved):
+            return f"cpus {kept} are reserved"
         for other, slot in self.slots.items():
             others = slot.assignment
             if other != key and others is not None and (both := assignment.cpus & others.cpus):

@@ -1,0 +1,138 @@
+"""Commands about cpus: machines, how slots want their cpus, hosts' settings, who is where."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+
+from finegrain.cpu_policy import (
+    PLAIN,
+    BindPolicy,
+    CpuPolicy,
+    ExclusivePolicy,
+    HostBindPolicy,
+    HostPolicy,
+    NumaPolicy,
+    NumaStrategy,
+    QosClass,
+)
+from finegrain.cpuset import EMPTY, CpuSet
+from finegrain.resources import MIB, Amounts
+from resource_manager.engine.events import HostPolicySet
+from resource_manager.engine.host_settings import host_policy_view
+from resource_manager.engine.topology_view import topology_view
+from tests.resource_manager.engine.model import ModelCluster, ModelExecutor
+from tests.scenarios import cpus_render
+from tests.scenarios.words import Words
+from tests.support.machines import machine
+
+CLUSTER = "cluster"
+"""Stands for all hosts where a host's name stands."""
+
+
+class CpuCommands:
+    """Part of the stage; the rest is in language.py."""
+
+    cluster: ModelCluster
+
+    def _effects(self) -> Iterator[str]:
+        raise NotImplementedError
+
+    def _report(self, executor: ModelExecutor, held: object = None) -> Iterator[str]:
+        raise NotImplementedError
+
+    def _executor(self, words: Words) -> ModelExecutor:
+        raise NotImplementedError
+
+    def do_policy(self, words: Words) -> Iterator[str]:
+        """An operator sets something for a host, or for the cluster; or asks what holds."""
+        name = words.subjects[0]
+        executor_id = "" if name == CLUSTER else name
+        cleared = tuple(words.names("clear"))
+        wanted = host_policy(words)
+        if cleared or wanted != HostPolicy():
+            event = HostPolicySet(self.cluster.at, executor_id, wanted, cleared)
+            self.cluster.batch(event)
+            yield from self._effects()
+        view = host_policy_view(self.cluster.state, executor_id)
+        yield from cpus_render.settings(name, view.effective)
+
+    def do_cpu_state(self, words: Words) -> Iterator[str]:
+        """What an executor sees of its host's cpus now; its report says so, at once or later."""
+        unsaid = words.flag("unsaid")
+        executor = self._executor(words)
+        seen = executor.cpu_state
+        if "offline" in words.values:
+            seen = replace(seen, offline_cpus=CpuSet.parse(_some(words.values.pop("offline"))))
+        if "kubelet" in words.values:
+            seen = replace(seen, kubelet_cpus=CpuSet.parse(_some(words.values.pop("kubelet"))))
+        layer = {k[8:]: words.values.pop(k) for k in list(words.values) if k.startswith("kubelet_")}
+        if layer:
+            words.values.update(layer)
+            seen = replace(seen, kubelet_policy=host_policy(words))
+        executor.cpu_state = seen
+        if not unsaid:
+            yield from self._report(executor)
+
+    def do_cpus(self, words: Words) -> Iterator[str]:
+        """Who has which cpus of a host, its pools, and what its NUMA nodes have left."""
+        yield from cpus_render.host(topology_view(self.cluster.state, words.subjects[0]))
+
+
+def cpu_policy(words: Words) -> CpuPolicy:
+    """How a slot wants its cpus; a word with ! is required."""
+
+    def word(name: str) -> tuple[str, bool]:
+        text = words.values.pop(name, "Default")
+        return text.removesuffix("!"), text.endswith("!")
+
+    bind, exclusive, numa = word("bind"), word("exclusive"), word("numa")
+    found = CpuPolicy(
+        QosClass(words.values.pop("qos", "LS")),
+        BindPolicy(bind[0]),
+        bind[1],
+        ExclusivePolicy(exclusive[0]),
+        exclusive[1],
+        NumaPolicy(numa[0]),
+        numa[1],
+    )
+    return PLAIN if found == PLAIN else found
+
+
+def host_policy(words: Words) -> HostPolicy:
+    """One layer of a host's settings."""
+    strict, shared = words.flag("strict"), words.flag("shared")
+    texts = {
+        name: words.values.pop(name, "")
+        for name in (
+            "bind", "strategy", "alignment", "reserved", "default_bind", "default_exclusive"
+        )
+    }  # fmt: skip
+    return HostPolicy(
+        HostBindPolicy(texts["bind"]) if texts["bind"] else None,
+        NumaStrategy(texts["strategy"]) if texts["strategy"] else None,
+        NumaPolicy(texts["alignment"]) if texts["alignment"] else None,
+        CpuSet.parse(_some(texts["reserved"])) if texts["reserved"] else None,
+        True if strict else False if shared else None,
+        BindPolicy(texts["default_bind"]) if texts["default_bind"] else None,
+        ExclusivePolicy(texts["default_exclusive"]) if texts["default_exclusive"] else None,
+    )
+
+
+def machine_of(words: Words) -> tuple[Amounts, str, str]:
+    """What an executor on a machine announces: totals, topology and cpus."""
+    made = machine(words.values.pop("machine"), words.number("node_mem", 16_384) * MIB)
+    huge_pages = words.number("huge")
+    isolated = CpuSet.parse(_some(words.values.pop("isolated", "none")))
+    configured = host_policy(words)
+    kept_back = configured.reserved_cpus or EMPTY
+    announced = made.announced(
+        kept_back=kept_back, isolated=isolated, policy=configured.to_dict(), huge_pages=huge_pages
+    )
+    total = made.total(kept_back=kept_back, huge_pages=huge_pages)
+    return total, json.dumps(made.topology), json.dumps(announced)
+
+
+def _some(text: str) -> str:
+    return "" if text == "none" else text

@@ -1,0 +1,109 @@
+"""What comes out of a story about cpus, one line per fact."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from finegrain.cpu_assignment import CpuAssignment, PoolName
+from finegrain.cpu_policy import BindPolicy, EffectivePolicy, ExclusivePolicy, QosClass
+from finegrain.cpuset import EMPTY, union
+from finegrain.resources import BEST_EFFORT_CPU_MILLI, CPU_MILLI, MEMORY_BYTES, MIB, Amounts
+from resource_manager.engine.entities import Slot
+from resource_manager.engine.host_cpus import announced_by
+from resource_manager.engine.topology_view import TopologyView
+
+
+def assignment(one: CpuAssignment | None) -> str:
+    """Everything that a slot has of its host's cpus; nothing for one that has all of a pool."""
+    if one is None:
+        return ""
+    parts = [str(one.qos)]
+    if one.cpus:
+        parts.append(f"cpus {one.cpus}")
+    if one.bind is not BindPolicy.NONE:
+        parts.append(str(one.bind))
+    if one.exclusive is not ExclusivePolicy.NONE:
+        parts.append(str(one.exclusive))
+    parts += [f"node {share.node} ({amounts(dict(share.amounts))})" for share in one.numa]
+    if one.memory_nodes:
+        parts.append(f"memory of {one.memory_nodes}")
+    if one.pools:
+        parts.append("in pool " + " and ".join(map(pool, one.pools)))
+    noted = "".join(f" [{note}]" for note in one.notes)
+    return f" {', '.join(parts)}{noted}"
+
+
+def amounts(some: Amounts) -> str:
+    """Those that there are."""
+    parts = [f"cpu={some[CPU_MILLI]}m"] if CPU_MILLI in some else []
+    if BEST_EFFORT_CPU_MILLI in some:
+        parts.append(f"be={some[BEST_EFFORT_CPU_MILLI]}m")
+    if MEMORY_BYTES in some:
+        parts.append(f"mem={some[MEMORY_BYTES] // MIB}Mi")
+    known = (CPU_MILLI, BEST_EFFORT_CPU_MILLI, MEMORY_BYTES)
+    parts += [f"{name}={amount}" for name, amount in sorted(some.items()) if name not in known]
+    return " ".join(parts) or "nothing"
+
+
+def pool(name: PoolName) -> str:
+    return f"{name.package}/{name.node}"
+
+
+def settings(name: str, one: EffectivePolicy) -> Iterator[str]:
+    """What holds on a host, and by whom what is not built in."""
+
+    def said(field: str, value: object) -> str:
+        origin = one.origin(field)
+        return f"{value} ({origin})" if origin != "built-in" else str(value)
+
+    text = (
+        f"{name}: bind {said('bind', one.bind)},"
+        f" strategy {said('numa_strategy', one.numa_strategy)},"
+        f" alignment {said('alignment', one.alignment)},"
+        f" by default {said('default_bind', one.default_bind)}"
+        f" and {said('default_exclusive', one.default_exclusive)}"
+    )
+    if one.shared_reserved_cpus:
+        text += f", reserved {one.shared_reserved_cpus}"
+    if one.strictly_reserved_cpus:
+        text += f", strictly {one.strictly_reserved_cpus}"
+    yield text
+
+
+def host(view: TopologyView) -> Iterator[str]:
+    """Pool by pool who has its cpus; node by node what it has left."""
+    slots = [each.slot for each in view.slots]
+    seen = view.executor.cpu_state
+    announced = announced_by(view.executor.registration)
+    yield f"{view.executor.executor_id}:"
+    everybodys = EMPTY
+    for each in view.pools.members:
+        parts = [f"LS {each.shared or 'none'}", f"BE {each.best_effort or 'none'}"]
+        parts += [f"{slot.allocation_id} in it" for slot in slots if _only_in(slot, each.name)]
+        everybodys |= each.shared | each.best_effort
+        yield f"  pool {pool(each.name)}: {', '.join(parts)}"
+    for slot in slots:
+        own = slot.assignment.cpus if slot.assignment else EMPTY
+        if own:
+            yield f"  {slot.allocation_id}: {own} {slot.assignment and slot.assignment.qos}"
+    owned = union(slot.assignment.cpus for slot in slots if slot.assignment)
+    for name, cpus in (
+        ("reserved", view.policy.reserved_cpus),
+        ("offline", seen.offline_cpus),
+        ("a kubelet's", seen.kubelet_cpus),
+        ("nobody's", announced.slot_cpus - everybodys - owned),
+    ):
+        if cpus:
+            yield f"  {name}: {cpus}"
+    for zone in view.zones:
+        yield (
+            f"  node {zone.node}: {amounts(zone.total)}; given {amounts(zone.allocated)};"
+            f" left {amounts(zone.available)}"
+        )
+    for name, _, lost in view.lost_cpus:
+        yield f"  {name} lacks {lost}"
+
+
+def _only_in(slot: Slot, name: PoolName) -> bool:
+    own = slot.assignment
+    return own is not None and own.qos in (QosClass.LS, QosClass.BE) and name in own.pools

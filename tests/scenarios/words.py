@@ -1,0 +1,35 @@
+"""One command line of a story, taken apart."""
+
+from __future__ import annotations
+
+
+class Words:
+    """A command line, taken apart."""
+
+    def __init__(self, line: str) -> None:
+        self.name, *words = line.split()
+        self.subjects = [word for word in words if "=" not in word]
+        self.values = dict(word.split("=", 1) for word in words if "=" in word)
+
+    def flag(self, name: str) -> bool:
+        found = name in self.subjects
+        self.subjects = [word for word in self.subjects if word != name]
+        return found
+
+    def number(self, name: str, default: int = 0) -> int:
+        return int(self.values.pop(name, default))
+
+    def names(self, name: str) -> list[str]:
+        return [word for word in self.values.pop(name, "").split(",") if word]
+
+    def milliseconds(self, text: str) -> int:
+        return int(text.removesuffix("s")) * 1_000
+
+    def extended(self) -> tuple[tuple[str, int], ...]:
+        """Amounts of countable resources."""
+        names = (("hugepages-2Mi", "huge"), ("license", "licenses"))
+        return tuple((name, amount) for name, word in names if (amount := self.number(word)))
+
+    def labels(self) -> tuple[tuple[str, str], ...]:
+        pairs = (pair.split(":", 1) for pair in self.names("labels"))
+        return tuple(sorted((name, value) for name, value in pairs))
