@@ -8,6 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from finegrain.cpu_policy import (
     BindPolicy,
@@ -46,6 +48,9 @@ def end(story: CpuStory, *names: str) -> None:
     event = SlotsReleased(story.cluster.at, "job", tuple((name, 0) for name in names))
     story.cluster.batch(event)
     story.settle()
+
+
+cancel = end  # a request that waits is given up in the same way
 
 
 def both_nodes_nearly_full(story: CpuStory) -> None:
@@ -289,28 +294,76 @@ def test_a_plain_request_on_a_host_that_aligns_everybody() -> None:
     assert smaller.message == "fits now on host-a if cpu_milli <= 2000"
 
 
-@pytest.mark.parametrize("policy", [ONE_NODE, WHOLE, SPREAD, ALIGNED])
-def test_whatever_is_said_to_help_does(policy: CpuPolicy) -> None:
-    story = CpuStory(host(nodes=2, cores=3))
-    number = 0
-    for number, cpus in enumerate((3, 1, 2, 1)):
-        story.ask(f"before-{number}", cpus * 1_000, policy)
-    for cpus in range(1, 7):
-        name = f"asks-{cpus}"
-        story.ask(name, cpus * 1_000, policy, allow_pending=True)
-        found = why(story, name)
-        if found.view.request.state != "PENDING":
-            end(story, name)
-            continue
-        for change in found.would_fit_if:
-            amounts = {each.dimension: each.free for each in change.at_most}
-            gives_way: dict[str, Any] = {f"{each}_required": False for each in change.relaxed}
-            loosened = replace(policy, **gives_way)
-            number += 1
-            story.ask(f"try-{number}", amounts.get("cpu_milli", cpus * 1_000), loosened)
-            assert story.where(f"try-{number}") == change.executor_id, change.message
-            end(story, f"try-{number}")
-        end(story, name)
+binds = st.sampled_from(
+    [BindPolicy.DEFAULT, BindPolicy.NONE, BindPolicy.FULL_PCPUS, BindPolicy.SPREAD_BY_PCPUS]
+)
+exclusives = st.sampled_from([ExclusivePolicy.DEFAULT, *list(ExclusivePolicy)[2:]])
+numas = st.sampled_from([NumaPolicy.DEFAULT, NumaPolicy.RESTRICTED, NumaPolicy.SINGLE_NUMA_NODE])
+
+
+@st.composite
+def policies(draw: st.DrawFn) -> CpuPolicy:
+    qos = draw(st.sampled_from(QosClass))
+    bind, exclusive, numa = draw(binds), draw(exclusives), draw(numas)
+    own = qos.is_pinned
+    required = st.booleans()
+    return CpuPolicy(
+        qos,
+        bind,
+        bind not in (BindPolicy.DEFAULT, BindPolicy.NONE) and own and draw(required),
+        exclusive,
+        exclusive is not ExclusivePolicy.DEFAULT and own and draw(required),
+        numa,
+        numa is not NumaPolicy.DEFAULT and draw(required),
+    )
+
+
+sizes = st.integers(1, 7)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.tuples(st.sampled_from([1, 2, 3]), st.sampled_from([2, 3]), st.sampled_from([1, 2])),
+    st.sampled_from([{}, {"alignment": "Restricted"}, {"bind": "FullPCPUsOnly"}]),
+    st.lists(st.tuples(policies(), sizes), max_size=8),
+    st.tuples(policies(), sizes),
+)
+def test_whatever_is_said_to_help_does(
+    machine: tuple[int, int, int],
+    policy: dict[str, str],
+    before: list[tuple[CpuPolicy, int]],
+    asked: tuple[CpuPolicy, int],
+) -> None:
+    story = CpuStory(host("host-a", *machine, policy=policy))
+    for number, (wish, cpus) in enumerate(before):
+        story.ask(f"before-{number}", cpus * 1_000, wish)
+        if story.where(f"before-{number}") == "":
+            cancel(story, f"before-{number}")
+    wanted, cpus = asked
+    story.ask("waits", cpus * 1_000, wanted, allow_pending=True)
+    found = why(story, "waits")
+    if found.view.request.state != "PENDING":
+        return
+    assert found.executors_fitting == 0
+    assert not found.executors[0].fits
+    cancel(story, "waits")
+    for number, change in enumerate(found.would_fit_if):
+        amounts = {each.dimension: each.free for each in change.at_most}
+        cpu = amounts.get("cpu_milli", amounts.get("best_effort_cpu_milli", cpus * 1_000))
+        story.ask(f"try-{number}", cpu, gives_way(wanted, change.relaxed))
+        assert story.where(f"try-{number}") == "host-a", change.message
+        end(story, f"try-{number}")
+    if found.blocked_by:
+        end(story, *(slot.allocation_id for slot in found.blocked_by))
+        story.ask("after", cpus * 1_000, wanted)
+        assert story.where("after") == "host-a"
+
+
+def gives_way(policy: CpuPolicy, names: tuple[str, ...]) -> CpuPolicy:
+    if "qos" in names:
+        return CpuPolicy(numa=policy.numa, numa_required=policy.numa_required)
+    preferred: dict[str, Any] = {f"{name}_required": False for name in names}
+    return replace(policy, **preferred)
 
 
 def test_a_gang_whose_members_do_not_suit_one_executor_together() -> None:
