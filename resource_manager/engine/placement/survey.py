@@ -64,12 +64,13 @@ class Survey:
     own: Collection[str] = ()  # hosts that are held for whoever asks
     asked: int = 0  # hosts that have the amounts, whether their cpus suit
     unasked: int = 0  # such hosts beyond `ASKED_MAX`
+    _exact: bool = False
     _kinds: dict[int, list[Dimension]] = field(default_factory=dict)  # by what a slot books
 
     @classmethod
     def of(cls, hosts: Iterable[Host], shape: Shape, own: Collection[str] = ()) -> Survey:
         """Looks at these hosts, of which some are held for whoever asks."""
-        survey = cls(shape, {host.host_id: host for host in hosts}, own=own)
+        survey = cls(shape, {host.host_id: host for host in hosts}, own=own, _exact=shape.exact)
         for host_id, host in survey.hosts.items():
             survey._look(host_id, host)
         return survey
@@ -112,7 +113,7 @@ class Survey:
         others = absent + (not labelled) + refused + (host.slots_left() < 1)
         others += is_held_from(host, self.shape)
         hard = others + too_small
-        if not (hard or short):
+        if not (hard or short) and (self._exact or host.strict):
             hard, lack = self._misfit(host)
             too_small = bool(hard)
         glance = (hard, lack, host_id)
