@@ -53,11 +53,13 @@ class Page(Generic[_Item, _Key]):
 
 @dataclass(frozen=True, slots=True)
 class ExecutorView:
-    """An executor with its sums. `available` is empty while nothing new may be placed on it;
-    `unreachable_reason` says why the RM cannot dial it, empty: it can.
+    """An executor with its sums. `total` is what can be booked there: less than it registered with
+    while cpus are reserved, offline or a kubelet's. `available` is empty while nothing new may be
+    placed on it; `unreachable_reason` says why the RM cannot dial it, empty: it can.
     """
 
     executor: Executor
+    total: dict[str, int]
     allocated: dict[str, int]
     available: dict[str, int]
     slots: int
@@ -307,6 +309,7 @@ def request_view(state: State, request: Request, count: int = 1) -> RequestView:
 def _view_of(host: Host) -> ExecutorView:
     return ExecutorView(
         executor=host.executor,
+        total=dict(host.total),
         allocated=dict(host.booked),
         available=host.free() if host.eligible else {},
         slots=len(host.slots),

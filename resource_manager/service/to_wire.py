@@ -265,7 +265,7 @@ def executor_status(
         drain_reason=executor.drain_reason,
         registration_number=executor.registration_number,
         report_number=executor.report_number,
-        total=amounts_to_proto(known.total),
+        total=amounts_to_proto(view.total),
         reserved=amounts_to_proto(known.reserved),
         allocated=amounts_to_proto(view.allocated),
         available=amounts_to_proto(view.available),

@@ -20,7 +20,9 @@ from finegrain.cpuset import CpuSet, union
 from finegrain.errors import NotFound
 from finegrain.resources import MIB
 from resource_manager.engine.events import HostPolicySet
+from resource_manager.engine.queries import executor_view
 from resource_manager.engine.topology_view import topology_view
+from resource_manager.service.to_wire import executor_status
 from resource_manager.service.topology_wire import topology_response
 from tests.support.cpu_hosts import BE, LSE, NODE_MEMORY, PLAIN, CpuStory, host
 
@@ -80,6 +82,17 @@ def test_what_is_reserved_isolated_offline_or_a_kubelets_is_taken_out() -> None:
     assert view.policy.bind is HostBindPolicy.FULL_PCPUS_ONLY
     assert view.policy.origin("bind") is PolicyOrigin.OPERATOR
     assert view.policy.origin("reserved_cpus") is PolicyOrigin.CONFIGURATION
+
+
+def test_what_is_listed_as_its_total_is_what_can_be_booked_there() -> None:
+    story = CpuStory(host())
+    reserved = HostPolicy(reserved_cpus=CpuSet.parse("0,8"))
+    story.cluster.batch(HostPolicySet(story.cluster.at, "host-a", reserved))
+    story.ask("pinned", 2_000, LSE)
+    story.see("host-a", offline_cpus="3")
+    status = executor_status(executor_view(story.state, "host-a"))
+    assert status.total.cpu_milli == 13_000
+    assert status.allocated.cpu_milli + status.available.cpu_milli == 13_000
 
 
 def test_slots_whose_cpus_are_gone_are_named() -> None:
