@@ -16,7 +16,7 @@ from resource_manager.engine.entities import ExecutorState, Resize, Slot, SlotSt
 from resource_manager.engine.fair.flows import GROUP
 from resource_manager.engine.fair.stops import growth_stop
 from resource_manager.engine.host import Host, ResizeHold
-from resource_manager.engine.resizes import assignment_for, growth
+from resource_manager.engine.resizes import assignment_for, growth, is_kept_from
 from resource_manager.engine.state import State
 
 MILLION = 1_000_000
@@ -84,7 +84,7 @@ def _waiting(state: State, host: Host, slot: Slot, asked: Amounts) -> str:
     found = assignment_for(state, host, slot)
     if isinstance(found, CpuRefusal):
         return f"{Reason.WAITING_TOPOLOGY}: {host.host_id} has the amounts, but {found.text}"
-    if not fits(asked, host.spare()):
+    if not fits(asked, host.spare()) or (asked and is_kept_from(host, slot)):
         whose = state.reservations.on_host[host.host_id].holder.title
         return f"there is room on {host.host_id}, which is held for {whose}"
     return "has not been considered yet"

@@ -53,6 +53,8 @@ def try_growth(turn: Turn, placing: Placing, single: Single) -> bool:
     asked = growth(host, slot)
     if asked and not (host.eligible and fits(asked, host.spare())):
         return False
+    if asked and is_kept_from(host, slot):
+        return False
     found = assignment_for(state, host, slot)
     if isinstance(found, CpuRefusal):
         return False
@@ -68,6 +70,14 @@ def growth(host: Host, slot: Slot) -> Amounts:
         return {}
     need = host.booking_of(slot.wanted.profile, best_effort=slot.best_effort)
     return shortfall(need, slot.booked)
+
+
+def is_kept_from(host: Host, slot: Slot) -> bool:
+    """True if a host is held for somebody, and the slot would grow by cpus or NUMA shares there:
+    which of them he needs, amounts do not say. (Whom it is held for does not ask.)
+    """
+    held = slot.assignment
+    return host.held is not None and held is not None and bool(held.cpus or held.numa)
 
 
 def assignment_for(state: State, host: Host, slot: Slot) -> CpuAssignment | CpuRefusal | None:
