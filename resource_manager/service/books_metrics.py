@@ -53,13 +53,13 @@ def _observe_host(metrics: ResourceManagerMetrics, host: Host, at: Instant) -> N
     metrics.slots.labels(name).set(len(host.slots))
     used_amounts = {CPU_MILLI: used.cpu_milli, MEMORY_BYTES: used.memory_bytes}
     for state, amounts in (
-        ("total", known.total),
+        ("total", host.total),
         ("reserved", known.reserved),
         ("allocated", host.booked),
         ("used", used_amounts),
     ):
         metrics.set_amounts(name, state, amounts)
-    for dimension, total in known.total.items():
+    for dimension, total in host.total.items():
         if dimension.startswith(EXTENDED_PREFIX):
             resource = dimension.removeprefix(EXTENDED_PREFIX)
             metrics.extended.labels(name, resource, "total").set(total)

@@ -6,6 +6,7 @@ from prometheus_client import generate_latest
 
 from resource_manager.service.books_metrics import observe_books
 from resource_manager.service.metrics import ResourceManagerMetrics
+from tests.support.cpu_hosts import CpuStory, host
 from tests.support.jobs_and_hosts import Story
 
 
@@ -37,3 +38,12 @@ def test_what_is_held_is_counted_while_it_is() -> None:
     story.end("small", "s2", "s3", "s4")
     assert story.where("big")
     assert set(held(story).values()) == {0.0}
+
+
+def test_the_total_of_an_executor_is_what_can_be_booked_there() -> None:
+    story = CpuStory(host())
+    story.see("host-a", offline_cpus="3,11")
+    metrics = ResourceManagerMetrics("0")
+    observe_books(metrics, story.state, story.cluster.at)
+    shown = generate_latest(metrics.registry).decode()
+    assert 'finegrain_cpu_cores{executor="host-a",state="total"} 14.0' in shown
