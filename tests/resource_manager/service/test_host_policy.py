@@ -8,12 +8,22 @@ from typing import Any
 import grpc
 import pytest
 
+from finegrain.cpuset import CpuSet
 from finegrain.errors import FinegrainError, Reason
 from finegrain.rpc.status import error_from_rpc
 from finegrain.v1 import cluster_pb2 as pb
 from finegrain.v1 import cpus_pb2, slots_pb2
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
-from tests.support.rm_service import RunningRm, ScriptedExecutor, running_rm
+from finegrain.v1 import task_executor_pb2 as te_pb2
+from tests.support.rm_service import (
+    RunningRm,
+    ScriptedExecutor,
+    ScriptedJob,
+    next_events,
+    profile,
+    running_rm,
+    slot_request,
+)
 
 
 class Seeing(ScriptedExecutor):
@@ -110,3 +120,38 @@ async def test_what_is_refused_names_field_value_and_way_out(tmp_path: Path) -> 
         assert (await refused(rm.cluster.GetHostPolicy(ask))).reason is Reason.EXECUTOR_UNKNOWN
         user = await refused(rm.cluster_as_user.SetHostPolicy(nobody))
         assert user.reason is Reason.CLUSTER_TOKEN_NEEDED
+
+
+class Carving(Seeing):
+    """One that gives slots the cpus that it is told to."""
+
+    async def ResizeSlot(
+        self, request: Any, context: Any
+    ) -> te_pb2.TaskExecutorServiceResizeSlotResponse:
+        slot = self.slots[request.allocation_id]
+        slot.assignment.CopyFrom(request.assignment)
+        slot.cpus = request.assignment.cpus
+        return await super().ResizeSlot(request, context)
+
+
+async def test_a_slot_with_cpus_of_its_own_keeps_them_when_it_grows(tmp_path: Path) -> None:
+    async with running_rm(tmp_path) as rm, Carving(rm) as executor:
+        job = await ScriptedJob(rm).register()
+        stream = job.watch()
+        policy = cpus_pb2.CpuPolicy(qos=cpus_pb2.QOS_CLASS_LSR)
+        await job.request(slot_request("r", cpu_milli=1_000, cpu_policy=policy))
+        (granted,) = await next_events(stream, 1)
+        assert granted.slot.assignment.qos == cpus_pb2.QOS_CLASS_LSR
+        before = CpuSet.parse(granted.slot.cpus)
+        assert len(before) == 1
+        await job.resize("r", profile=profile(3_000))
+        (resized,) = await next_events(stream, 1)
+        assert resized.reason == "RESIZED"
+        after = CpuSet.parse(resized.slot.cpus)
+        assert before < after
+        assert len(after) == 3
+        told = executor.commands[-1]
+        assert (told.resize_number, told.assignment.cpus) == (1, str(after))
+        assert await free_cpu(rm) == 1_000
+        error = await refused(job.resize("r", profile=profile(2_500)))
+        assert error.details["field"] == "profile.cpu_milli"
