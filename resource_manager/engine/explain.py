@@ -234,7 +234,8 @@ def _waiting(reason: str, survey: Survey, ahead: int, known: dict[Reason, str]) 
     texts = known | {
         Reason.NOT_YET_CONSIDERED: "has just arrived and was not considered yet",
         Reason.WAITING_FRAGMENTED: "enough is free in sum, but on no single executor",
-        Reason.WAITING_LABELS: "no executor that carries the required labels is large enough and suits",
+        Reason.WAITING_LABELS: "no executor that carries the required labels is large enough"
+        " and suits",
         Reason.INFEASIBLE_NOW_OFFLINE: "only executors that are lost, draining or"
         " unreachable could host it",
         Reason.INFEASIBLE_NEVER: "no known executor could host it, even when empty",
