@@ -95,6 +95,7 @@ class Hold:
     amounts: Amounts
     slots: int
     before: Mapping[SlotKey, Amounts]
+    barred: frozenset[str] = frozenset()  # dimensions of which others may have nothing
 
     def spare(self, free: Amounts, total: Amounts, slots: Mapping[SlotKey, Slot]) -> dict[str, int]:
         """What of the free amounts others may have; no zeros."""
@@ -107,6 +108,8 @@ class Hold:
         spare = {}
         for name, amount in free.items():
             beyond = total.get(name, 0) - self.amounts.get(name, 0) - since.get(name, 0)
+            if name in self.barred:
+                continue
             if name not in self.amounts:
                 beyond = amount
             if min(amount, beyond) > 0:

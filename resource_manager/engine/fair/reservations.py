@@ -36,7 +36,8 @@ import heapq
 from collections.abc import Collection, Iterator
 from enum import Enum, auto
 
-from finegrain.resources import add, total_of
+from finegrain.cpu_policy import QosClass
+from finegrain.resources import BEST_EFFORT_CPU_MILLI, add, total_of
 from resource_manager.engine.fair.behind import needs_help, since_served
 from resource_manager.engine.fair.held import Place, Reservation
 from resource_manager.engine.fair.holders import Holder, RequestHolder, holder_of
@@ -250,10 +251,14 @@ def _hold(turn: Turn, holder: Holder, place: Place, mark: Mark, in_vain: int) ->
             state.touch(state.hosts[name])
         return
     state.reservations.add(made)
+    # Best-effort slots run wherever LSE slots do not: one after the other could keep those off the
+    # last cpu for ever.
+    exclusive = any(wish.cpus and wish.cpus[0].qos is QosClass.LSE for wish in place.wishes)
+    barred = frozenset({BEST_EFFORT_CPU_MILLI} if exclusive else ())
     for name, held in place.held.items():
         host = state.hosts[name]
         before = {key: slot.booked for key, slot in host.slots.items()}
-        host.held = Hold(held.amounts, held.slots, before)
+        host.held = Hold(held.amounts, held.slots, before, barred)
         state.indexes.follow(host)
     _tell(turn, "reservation_made", made, _what_is_held(made))
 

@@ -8,7 +8,7 @@ from resource_manager.engine.entities import GangPlacement, GangSpec, RequestSpe
 from resource_manager.engine.events import HostPolicySet, RequestsSubmitted, ResizeRequested
 from resource_manager.engine.explain import explain
 from resource_manager.engine.settings import Fairness
-from tests.support.cpu_hosts import PLAIN, CpuStory, host
+from tests.support.cpu_hosts import BE, LSE, PLAIN, CpuStory, host
 
 ONE_NODE = CpuPolicy(QosClass.LSR, numa=NumaPolicy.SINGLE_NUMA_NODE, numa_required=True)
 LS_ONE_NODE = CpuPolicy(numa=NumaPolicy.SINGLE_NUMA_NODE, numa_required=True)
@@ -133,3 +133,19 @@ def test_no_other_slot_grows_by_cpus_of_a_host_that_is_held() -> None:
     assert story.state.requests["node"].state == "GRANTED"
     story.settle()
     assert story.slot("half-0").profile.cpu_milli == 5_000
+
+
+def test_best_effort_slots_do_not_keep_an_exclusive_one_off_its_last_cpu_for_ever() -> None:
+    story = CpuStory(host("host-a"), fairness=IMPATIENT)
+    story.ask("idle-0", 500, BE)
+    story.ask("all", 16_000, LSE)
+    assert story.waits("all") != ""
+    for at in range(1, 6):  # there is always another one before the last one ends
+        story.cluster.wait(1_000)
+        story.cluster.report(story.cluster.executors["host-a"])
+        story.ask(f"idle-{at}", 500, BE, allow_pending=True)
+        story.release(f"idle-{at - 1}")
+    assert story.state.requests["all"].state == "GRANTED"
+    assert held(story) == []
+    story.release("all")
+    assert story.state.requests["idle-5"].state == "GRANTED"
