@@ -26,8 +26,6 @@ from finegrain.errors import (
     ResourceExhausted,
 )
 from finegrain.resources import (
-    CPU_MILLI,
-    MEMORY_BYTES,
     Amounts,
     ResourceProfile,
     add,
@@ -326,17 +324,14 @@ class SlotTable:
 
     # -- what is here and nobody's -----------------------------------------------------------
 
-    def withhold(
-        self, key: SlotKey, *, cpu_milli: int, memory_bytes: int, own_cpus: CpuSet = EMPTY
-    ) -> None:
+    def withhold(self, key: SlotKey, held: Amounts, own_cpus: CpuSet = EMPTY) -> None:
         """Remains of a slot that no book knows live on: what they hold is not for others.
 
-        What else they hold (devices, countable resources, parts of memory) is not known, so all of
-        that is withheld.
+        What they hold of dimensions that are not named (devices, countable resources, parts of
+        memory) is not known, so all of those is withheld.
         """
-        known = {CPU_MILLI: cpu_milli, MEMORY_BYTES: memory_bytes}
         self._withheld[key] = {
-            name: known.get(name, amount) for name, amount in self.share.total.items()
+            name: held.get(name, amount) for name, amount in self.share.total.items()
         }
         self.cpus.put(key, [CpuAssignment(QosClass.LSE, own_cpus)] if own_cpus else [])
         self.version += 1

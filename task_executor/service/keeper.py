@@ -27,7 +27,7 @@ from task_executor.host.helper_messages import IsolationReport, SlotLimits
 from task_executor.service.checkpoint import SavedState, Saver, StateDirectory
 from task_executor.service.failures import carve_failed
 from task_executor.service.isolation import isolation_of
-from task_executor.service.limits import limits_of, own_cpus
+from task_executor.service.limits import held_by, limits_of, own_cpus
 from task_executor.service.places import Places
 from task_executor.service.ports import Helper
 from task_executor.service.task_book import TaskBook
@@ -267,10 +267,10 @@ class SlotKeeper:
                 self.table.carve_failed(key)
             self.table.hand_back(key)
             self.places.gone(key)
+            self.on_change()
+            await self.places.settle()
         finally:
             del self._cleaning[key]
-        self.on_change()
-        await self.places.settle()
 
     async def destroy_unknown(self, slots: Iterable[SlotLimits], timeout_s: float) -> None:
         """Slots on the host that are in no book of ours: returns when they are gone, or after the
@@ -279,12 +279,7 @@ class SlotKeeper:
         for limits in slots:
             key = SlotKey(limits.allocation_id, limits.generation)
             if key not in self._cleaning:
-                self.table.withhold(
-                    key,
-                    cpu_milli=limits.cpu_milli,
-                    memory_bytes=limits.memory_bytes,
-                    own_cpus=own_cpus(limits),
-                )
+                self.table.withhold(key, held_by(limits), own_cpus(limits))
                 self._clean_up(key)
         if self._cleaning:
             await asyncio.wait(self._cleaning.values(), timeout=timeout_s)
@@ -356,12 +351,12 @@ class SlotKeeper:
                 generation=key.generation,
                 reason=slot.end_reason,
             )
+            self.on_change()
+            await self.save_or_log()
+            await self.places.settle()
         finally:
             self._taking_down.pop(key, None)
             self._grace_ms.pop(key, None)
-        self.on_change()
-        await self.save_or_log()
-        await self.places.settle()
 
     async def _destroy(self, key: SlotKey, *, grace_ms: int) -> None:
         """Until the helper says that nothing of it lives."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from finegrain.cpuset import EMPTY, CpuSet
 from finegrain.hugepages import kernel_limits
+from finegrain.resources import BEST_EFFORT_CPU_MILLI, CPU_MILLI, MEMORY_BYTES
 from task_executor.engine.cpu_books import Place
 from task_executor.engine.slots import SlotSpec
 from task_executor.host.helper_messages import SlotLimits
@@ -20,6 +21,13 @@ throttles without need.
 def own_cpus(limits: SlotLimits) -> CpuSet:
     """The cpus that a slot which no book knows has to itself."""
     return CpuSet.parse(limits.cpus) if limits.cpu_limit_milli == NO_CAP else EMPTY
+
+
+def held_by(limits: SlotLimits) -> dict[str, int]:
+    """What such a slot holds, as far as its limits tell."""
+    cpu = {CPU_MILLI: 0, BEST_EFFORT_CPU_MILLI: 0}
+    cpu[BEST_EFFORT_CPU_MILLI if limits.best_effort else CPU_MILLI] = limits.cpu_milli
+    return cpu | {MEMORY_BYTES: limits.memory_bytes}
 
 
 def limits_of(spec: SlotSpec, place: Place) -> SlotLimits:

@@ -60,7 +60,7 @@ async def change_size(
                 if keeper.table.get(key) is not None:
                     keeper.table.resize_failed(key)
                 return Outcome(key, error=size_kept(outcome.slot.becoming, error))
-        return await _enforce(keeper, key)
+        return await _enforce(keeper, key, again=outcome.slot is before)
 
 
 async def settle_sizes(
@@ -80,7 +80,7 @@ async def settle_sizes(
             for slot in keeper.table
             if slot.becoming is not None and slot.state is SlotState.ALLOCATED
         ]
-        await asyncio.gather(*(_enforce(keeper, key) for key in unsettled))
+        await asyncio.gather(*(_enforce(keeper, key, again=True) for key in unsettled))
         for limits in on_host:
             key = SlotKey(limits.allocation_id, limits.generation)
             slot = keeper.table.get(key)
@@ -88,7 +88,7 @@ async def settle_sizes(
                 await _align(keeper, slot, limits)
 
 
-async def _enforce(keeper: SlotKeeper, key: SlotKey) -> Outcome:
+async def _enforce(keeper: SlotKeeper, key: SlotKey, *, again: bool) -> Outcome:
     """What a slot is becoming, on the host and then in the books."""
     slot = keeper.table.get(key)
     wanted = slot.becoming if slot is not None else None
@@ -97,7 +97,7 @@ async def _enforce(keeper: SlotKeeper, key: SlotKey) -> Outcome:
     begun = time.monotonic()
     async with keeper.places.lock:
         try:
-            place, failure = await _on_host(keeper, slot.spec, wanted)
+            place, failure = await _on_host(keeper, slot.spec, wanted, again=again)
         except (Unavailable, OSError) as error:
             keeper.places.unknown(key)
             log.error("resize_not_settled", allocation_id=key.allocation_id, error=str(error))
@@ -120,13 +120,17 @@ async def _enforce(keeper: SlotKeeper, key: SlotKey) -> Outcome:
 
 
 async def _on_host(
-    keeper: SlotKeeper, present: SlotSpec, wanted: SlotSpec
+    keeper: SlotKeeper, present: SlotSpec, wanted: SlotSpec, *, again: bool
 ) -> tuple[Place, FinegrainError | None]:
     """Others leave the cpus that it grows into, then all its limits change. Where it runs then, and
     why its limits are those of before, if they are.
 
+    Args:
+        again: an earlier attempt may have reached the host. A refusal says only that nothing has
+            changed since, so the limits of before are told, too.
+
     Raises:
-        Unavailable, OSError: that is not known.
+        Unavailable, OSError: it is not known which limits hold.
     """
     failure: FinegrainError | None = None
     try:
@@ -135,15 +139,23 @@ async def _on_host(
         raise
     except FinegrainError as error:
         log.error("slots_not_moved", allocation_id=wanted.allocation_id, error=str(error))
-        # An earlier attempt may have reached the host, so the old limits are told, too.
         failure = size_kept(wanted, error) if wanted.is_pinned else None
-    place = keeper.table.cpus.place_of(present if failure else wanted)
-    try:
-        await keeper.helper.resize_slot(limits_of(present if failure else wanted, place))
-    except Unavailable:
-        raise
-    except FinegrainError as error:
-        return keeper.table.cpus.place_of(present), failure or size_kept(wanted, error)
+    if failure is None:
+        place = keeper.table.cpus.place_of(wanted)
+        try:
+            await keeper.helper.resize_slot(limits_of(wanted, place))
+        except Unavailable:
+            raise
+        except FinegrainError as error:
+            failure = size_kept(wanted, error)
+        else:
+            return place, None
+    place = keeper.table.cpus.place_of(present)
+    if again:
+        try:
+            await keeper.helper.resize_slot(limits_of(present, place))
+        except FinegrainError as error:
+            raise Unavailable(f"{failure.message}; nor the size of before: {error}") from None
     return place, failure
 
 

@@ -266,8 +266,9 @@ def test_a_slot_for_which_no_cpu_is_left_is_refused() -> None:
 def test_remains_of_a_slot_that_no_book_knows_keep_their_cpus() -> None:
     books = table()
     carve(books, spec("plain"))
-    books.withhold(SlotKey("x", 1), cpu_milli=2000, memory_bytes=MIB, own_cpus=cpus("2-3"))
+    books.withhold(SlotKey("x", 1), {"cpu_milli": 2000, "best_effort_cpu_milli": 0}, cpus("2-3"))
     assert where(books, "plain") == "0-1,4-7"
+    assert books.available()["best_effort_cpu_milli"] == 7000
     books.hand_back(SlotKey("x", 1))
     assert where(books, "plain") == "0-7"
 

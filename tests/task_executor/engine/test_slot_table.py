@@ -189,7 +189,7 @@ def test_pools_that_are_declared_apart_are_booked_apart() -> None:
 def test_what_remains_of_unknown_slots_is_withheld_and_all_of_what_is_not_known_of_them() -> None:
     books = table({"cpu_milli": 4_000, "memory_bytes": 1024 * MIB, "extended.license": 2})
     before = books.version
-    books.withhold(SlotKey("old", 1), cpu_milli=1_000, memory_bytes=256 * MIB)
+    books.withhold(SlotKey("old", 1), {"cpu_milli": 1_000, "memory_bytes": 256 * MIB})
     left = {"cpu_milli": 3_000, "memory_bytes": 768 * MIB}
     assert books.available() == books.available_beside(()) == left
     assert books.version > before

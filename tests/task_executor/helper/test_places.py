@@ -6,14 +6,22 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from task_executor.helper.cgroups import choose_driver
-from task_executor.helper.protocol import HELPER_VERBS, Fault, check_request
+from task_executor.helper.protocol import (
+    FRAME_BYTES_MAX,
+    HELPER_VERBS,
+    Fault,
+    check_request,
+    encode,
+)
 from task_executor.helper.slots import Slots
+from task_executor.host.helper_client import SlotPlace, _batches
 from tests.task_executor.helper.fake_cgroups import FakeKernel, FakeV1, FakeV2
 from tests.task_executor.helper.test_cgroup_drivers import (
     MIB,
@@ -223,6 +231,17 @@ def test_a_full_disk_keeps_all_where_they_are(
     assert failed.value.reason == "DISK_FULL"
     assert in_kernel(slots) == dict.fromkeys(NAMES, "0-3")
     assert slots.limits["a.1"] == limits(cpus="0-3")
+
+
+def test_the_front_says_it_in_frames_that_are_not_too_large() -> None:
+    told = [
+        asdict(SlotPlace("x" * 100 + str(number), 1, "0,2,4,6,8,10,12,14"))
+        for number in range(10_000)
+    ]
+    batches = list(_batches(told))
+    assert [each for batch in batches for each in batch] == told
+    frames = [encode({"id": 1, "verb": "place_slots", "args": {"slots": b}}) for b in batches]
+    assert len(frames) == -(-sum(map(len, frames)) // (FRAME_BYTES_MAX // 2))
 
 
 def test_best_effort_has_the_lowest_weight(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from finegrain.errors import FailedPrecondition, FinegrainError, NotFound, Reason
+from finegrain.errors import FailedPrecondition, FinegrainError, NotFound, Reason, Unavailable
 from task_executor.host.helper_messages import (
     ExitRecord,
     HelperEvent,
@@ -107,7 +107,8 @@ class FakeHelper:
         key = limits.allocation_id, limits.generation
         self.calls.append(f"resize {limits.allocation_id}.{limits.generation}")
         await self.resize_gate.wait()
-        if self.refuse_resize is not None:
+        same = limits == self.slots.get(key) and not isinstance(self.refuse_resize, Unavailable)
+        if self.refuse_resize is not None and not same:
             raise self.refuse_resize
         if key not in self.slots:
             raise NotFound("no slot")

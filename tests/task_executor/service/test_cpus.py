@@ -21,7 +21,7 @@ from finegrain.rpc.wire_cpus import assignment_to_proto, host_policy_to_proto
 from finegrain.v1 import cpus_pb2
 from finegrain.v1 import task_executor_pb2 as te
 from task_executor.engine.cpu_books import HostCpus
-from task_executor.host.helper_messages import Reconnected, SlotLimits
+from task_executor.host.helper_messages import IsolationReport, Reconnected, SlotLimits
 from task_executor.service import checkpoint
 from tests.task_executor.service.conftest import Executor, executor_at
 from tests.task_executor.service.scripted_rm import (
@@ -217,6 +217,29 @@ async def test_a_growth_for_which_nobody_can_make_room_is_refused(
     assert on_host(executor) == {"plain": "0-1,3", "slot": "2"}
     assert (await rm.resize(2, cpu_milli=2000, assignment=wanted)).result.error.reason == ""
     assert on_host(executor) == {"plain": "0-1", "slot": "2-3"}
+
+
+async def test_a_change_that_was_done_unheard_and_refused_when_it_was_said_again_is_undone(
+    rm: ScriptedRM, executor: Executor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The refusal says only that nothing has changed since; the host has the new cpus by then."""
+    await rm.allocate(allocation("plain"), pinned("slot", "2"))
+    enforce, answers = executor.helper.resize_slot, [Unavailable("it went away"), STUCK]
+
+    async def resize_slot(limits: SlotLimits) -> IsolationReport:
+        if limits.cpus == "2-3" and answers:
+            error = answers.pop(0)
+            if error is not STUCK:
+                await enforce(limits)
+            raise error
+        return await enforce(limits)
+
+    monkeypatch.setattr(executor.helper, "resize_slot", resize_slot)
+    wanted = assignment_to_proto(CpuAssignment(QosClass.LSR, cpus("2-3")))
+    answer = await rm.resize(1, cpu_milli=2000, assignment=wanted)  # the channel says it again
+    assert not answers
+    assert answer.result.error.reason == "CARVE_FAILED"
+    assert on_host(executor) == {"plain": "0-1,3", "slot": "2"}
 
 
 async def test_while_nobody_knows_its_size_both_are_its_own(
