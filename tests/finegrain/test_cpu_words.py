@@ -28,7 +28,7 @@ def test_case_does_not_matter(text: str) -> None:
     ],
 )
 def test_a_word_that_nobody_knows(kind: type[StrEnum], text: str, told: str) -> None:
-    with pytest.raises(InvalidArgument, match="^--x is ") as caught:
+    with pytest.raises(InvalidArgument, match=r"^--x is ") as caught:
         read_word("--x", text, kind)
     assert told in caught.value.message
 
