@@ -37,7 +37,7 @@ class TaskExecutorOptions:
     log: LogOptions = field(default_factory=LogOptions)
     labels: tuple[tuple[str, str], ...] = ()
     reserved_cpus: str = ""  # cpu list kept for the system
-    reserved_cpus_strict: bool = True  # False: slots without cpus of their own may run there
+    reserved_cpus_strict: bool = False  # True: nor do slots without cpus of their own run there
     reserved_memory_bytes: int | None = None  # None: 5 %, at least 256 MiB, at most 4 GiB
     cpus: str = ""  # share: exactly these cpus, no second reserve
     cpu_milli: int | None = None  # share: book no more cpu time than this
