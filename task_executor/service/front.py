@@ -280,6 +280,7 @@ class Front:
         self, report: slots_pb2.SlotReport
     ) -> resource_manager_pb2.RegisterExecutorRequest:
         plan, identity = self._prepared.plan, self.keeper.identity
+        cpus = host_cpus_to_proto(self.keeper.table.cpus.host, plan.nodes)
         return resource_manager_pb2.RegisterExecutorRequest(
             executor_id=identity.executor_id,
             instance_id=identity.instance_id,
@@ -297,7 +298,7 @@ class Front:
             isolation=isolation_message(self._info.isolation),
             shared_cpus=str(plan.share.shared_cpus),
             provided_as=self._prepared.provided_as,
-            host_cpus=host_cpus_to_proto(self.keeper.table.cpus.host, plan.nodes),
+            host_cpus=None if plan.time_shared else cpus,
         )
 
     async def _start_metrics(self) -> None:

@@ -47,6 +47,7 @@ class HostPlan:
     warnings: tuple[str, ...]
     capacity: Capacity | None = None  # that it was made from
     nodes: tuple[NodeOffer, ...] = ()
+    time_shared: bool = False  # others may use its cpus as well: no slot can have one to itself
 
     @property
     def offers_hugepages(self) -> bool:
@@ -77,6 +78,14 @@ def plan_host(options: TaskExecutorOptions, topology: HostTopology) -> HostPlan:
         MEMORY_BYTES: capacity.reserved_memory_bytes,
     }
     cpus = host_cpus(options, topology, capacity)
+    time_shared = total[CPU_MILLI] < capacity.cpu_milli_total
+    warnings = [deprecation] if deprecation else []
+    if time_shared:
+        warnings.append(
+            f"{total[CPU_MILLI]} cpu_milli is a share of the time of cpus {capacity.cpus}, which "
+            "others may use as well, so no slot gets a cpu or NUMA node of its own here; give the "
+            "executor cpus instead"
+        )
     return HostPlan(
         topology=topology,
         share=HostShare(
@@ -87,9 +96,10 @@ def plan_host(options: TaskExecutorOptions, topology: HostTopology) -> HostPlan:
         ),
         reserved={name: amount for name, amount in reserved.items() if amount},
         default_profile=profile,
-        warnings=(*topology.warnings, *capacity.warnings, *([deprecation] if deprecation else [])),
+        warnings=(*topology.warnings, *capacity.warnings, *warnings),
         capacity=capacity,
         nodes=nodes,
+        time_shared=time_shared,
     )
 
 

@@ -405,6 +405,15 @@ async def test_what_an_executor_announces_of_its_cpus(rm: ScriptedRM, executor: 
     assert [zone.numa_node_id for zone in announced.numa] == [node.id for node in nodes]
 
 
+async def test_cpus_of_which_others_have_a_share_are_not_announced(
+    rm: ScriptedRM, tmp_path: Path
+) -> None:
+    async with executor_at(tmp_path, rm.address) as made:
+        await made.start(cpu_milli=100)
+        await eventually(lambda: rm.reports, "it reports")
+        assert not rm.registered.HasField("host_cpus")
+
+
 @pytest.fixture
 async def two_nodes(rm: ScriptedRM, tmp_path: Path) -> AsyncIterator[Executor]:
     """An executor that takes its four cpus for those of two NUMA nodes."""

@@ -233,6 +233,15 @@ def test_reserved_cpus_are_shared_unless_they_are_reserved_strictly(host: HostTo
         assert (str(cpus.policy.reserved_cpus), cpus.policy.reserved_strict) == (last, strict)
 
 
+def test_an_executor_with_a_share_of_cpu_time_gives_nobody_a_cpu(host: HostTopology) -> None:
+    first = str(host.allowed.first(1))
+    part, whole = plan(host, cpus=first, cpu_milli=700), plan(host, cpus=first, cpu_milli=1000)
+    assert part.time_shared
+    assert "give the executor cpus instead" in part.warnings[-1]
+    assert not whole.time_shared
+    assert not any("share of the time" in warning for warning in whole.warnings)
+
+
 def test_best_effort_has_a_capacity_in_percent_of_the_others(host: HostTopology) -> None:
     first = str(host.allowed.first(1))
     assert plan(host, cpus=first, best_effort_percent=250).share.total[BE_CPU] == 2500
