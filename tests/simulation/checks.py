@@ -26,6 +26,7 @@ from resource_manager.engine.invariants import check_invariants, check_touched
 from resource_manager.engine.state import State
 from resource_manager.storage.rows import EXECUTORS
 from task_executor.engine.slots import SlotKey, SlotState
+from tests.simulation.cpu_checks import CpuChecks, exclusive
 from tests.simulation.fair_checks import FairChecks
 from tests.simulation.gang_checks import GangChecks, room_for_gangs
 from tests.simulation.idle_checks import idle_capacity
@@ -62,6 +63,7 @@ class Checks:
         self.provisions = ProvisionChecks()
         self.tallies = TallyChecks()
         self.fair = FairChecks()
+        self.cpus = CpuChecks()
         self.masters: dict[str, JobMaster] = {}
         self.database: Database
         self.did: Counter[str] = Counter()
@@ -143,6 +145,7 @@ class Checks:
         if not idle:
             self.require(self.gangs.decided(state, effects, changes))
             self.require(self.provisions.decided(state, changes))
+            self.require(self.cpus.decided(state, changes))
             if not many:
                 self.require(self.fair.decided(state, effects))
         if self.database.leads(manager.holder, manager.epoch):
@@ -304,6 +307,8 @@ class Checks:
         if any(amount > max(total.get(n, 0), before.get(n, 0)) for n, amount in real.items()):
             raise Violation(f"{executor.name} really has {real} of {dict(total)} in use")
         self.require(enforced_beyond_books(executor))
+        if executor.machine is not None:
+            self.require(exclusive(executor))
         outlived = self._outlived.get(executor.name, set())
         for key in executor.on_host:
             if key not in outlived and self._placed.setdefault(key, executor.name) != executor.name:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
+from finegrain.cpu_policy import HostPolicy
+from finegrain.cpuset import EMPTY
 from finegrain.errors import FinegrainError, InvalidArgument, Reason
 from resource_manager.engine.entities import Registration
 from resource_manager.engine.events import (
@@ -59,6 +61,7 @@ class Executor(CommandedHost):
         self.registered = False
         self._waiting = self._changed = False
         self._contact_ms = self.loop.now_ms
+        self._look_at_cpus()
         self.checks.contact(self)
         self.log(f"{self.name} starts with {[f'{k[0]}/{k[1]}' for k in self.on_host]}")
         return self._settle(self.loop.now_ms)
@@ -72,6 +75,8 @@ class Executor(CommandedHost):
         self.reports.begin_life(self.starts)
         self.fence = CommandFence()
         self.fence.raise_epoch(saved.rm_epoch)
+        policy = HostPolicy.from_dict(saved.policy)
+        self.table.take_in(operator_policy=policy, policy_number=saved.policy_number)
         for ended in saved.ended:
             self.reports.ended(EndedSlot(SlotKey(*ended["key"]), ended["reason"]))
         self._taking_down.clear()
@@ -116,6 +121,7 @@ class Executor(CommandedHost):
             self.checkpoint = self._writing  # in place already, and nobody was told
         if reboot:
             self.on_host.clear()
+            self.offline = EMPTY
             self.boots += 1
             self.helper_lives += 1
         self.loop.after(self.rng.choice((20, 300, 2_000, 7_000)), self.start)
@@ -130,7 +136,9 @@ class Executor(CommandedHost):
         """An operator may have given this host another share meanwhile."""
         if self.life > 1 and self.rng.random() < self.troubles.resized:
             total = dict(self.share.total)
-            total["cpu_milli"] = self.rng.choice((1_000, 4_000, 8_000))
+            cpu_milli = self.rng.choice((1_000, 4_000, 8_000))
+            if self.machine is None:  # else its cpus say how much there is
+                total["cpu_milli"] = cpu_milli
             self.share = replace(self.share, total=total, slots_max=self.rng.choice((0, 2)))
             self.labels = (("zone", self.rng.choice("abc")),)
             self.log(f"{self.name} is given {total}, at most {self.share.slots_max} slots")
@@ -174,6 +182,7 @@ class Executor(CommandedHost):
 
     def _registration(self) -> Registration:
         """What it says of itself in this life."""
+        topology, host_cpus = self.machine.texts() if self.machine is not None else ("{}", "{}")
         return Registration(
             executor_id=self.executor_id,
             instance_id=self.instance_id,
@@ -185,6 +194,8 @@ class Executor(CommandedHost):
             slots_max=self.share.slots_max,
             boot_id=f"boot-{self.boots}",
             provided_as=self.provided_as,
+            topology=topology,
+            host_cpus=host_cpus,
         )
 
     def _serve_registration(
@@ -239,6 +250,7 @@ class Executor(CommandedHost):
         self.log(f"{self.name} has registration {answer.registration_number} of epoch {rm_epoch}")
         if self.reports.acknowledge(report_number):
             self._save()
+        self._follow(answer.host_policy, answer.host_policy_number)
         self._free_unowned(answer.unowned)
         return self._turn()
 
@@ -260,6 +272,8 @@ class Executor(CommandedHost):
             return self._turn()
         if self.reports.acknowledge(answer.acknowledged_report_number):
             self._save()
+        if answer.host_policy_number:  # else it is the one that it has
+            self._follow(answer.host_policy, answer.host_policy_number)
         self._free_unowned(answer.unowned)
         if answer.send_full_report:
             self.reports.distrust()

@@ -11,6 +11,11 @@ from typing import TYPE_CHECKING
 
 from resource_manager.engine.entities import ExecutorState
 from resource_manager.engine.events import DrainRequested, ForgetRequested, UndrainRequested
+from tests.simulation.cpu_faults import (
+    cpus_go_offline,
+    kubelet_takes_cpus,
+    operator_sets_policies,
+)
 from tests.simulation.elastic_faults import (
     executor_comes_by_hand,
     operator_resizes,
@@ -217,6 +222,9 @@ FAULTS: dict[str, tuple[int, Fault]] = {
     "operator resizes": (3, operator_resizes),
     "provided executor ends": (2, provided_executor_ends),
     "executor comes by hand": (2, executor_comes_by_hand),
+    "operator sets policies": (4, operator_sets_policies),
+    "cpus go offline": (4, cpus_go_offline),
+    "kubelet takes cpus": (3, kubelet_takes_cpus),
     "job ends": (2, job_ends),
     "job master dies": (2, job_master_dies),
 }
@@ -224,3 +232,6 @@ FAULTS: dict[str, tuple[int, Fault]] = {
 
 OF_PROVIDERS = frozenset({"provided executor ends", "executor comes by hand"})
 """Kinds that happen only where executors are provided."""
+
+OF_CPUS = frozenset({"operator sets policies", "cpus go offline", "kubelet takes cpus"})
+"""Kinds that happen only where hosts tell of their cpus."""

@@ -35,6 +35,7 @@ def check_healed(checks: Checks, state: State) -> None:
         if not _is_double(checks, state, executor):
             _agree(state, executor)
             checks.require(sizes_agree(state, executor, told))
+            checks.require(checks.cpus.healed(state, executor))
     looked_at, limits = set(), Limits(state)
     waiting = [part.member(part.waiting.first) for part in state.ranges.parts() if part.waiting]
     for request in (*state.requests.values(), *waiting):
@@ -98,6 +99,9 @@ def _must_wait(checks: Checks, state: State, request: Request) -> None:
         host = state.hosts.get(executor.executor_id)
         if host is None or not host.eligible or _is_double(checks, state, executor):
             continue
+        shape = state.queue.shape_of(spec)
+        if host.exactly(shape) and (host.held is not None or not host.suits(shape)):
+            continue
         profile = spec.profile or executor.default_profile
         separate = has_separate_pools(executor.share.total)
         free, slots = executor.table.available(), (executor.share.slots_max or 1 << 30)
@@ -106,7 +110,14 @@ def _must_wait(checks: Checks, state: State, request: Request) -> None:
             free = host.held.spare(free, executor.share.total, host.slots)
             left = host.held.spare_slots(left, slots, host.slots)
         if (
-            fits(booking(profile, separate_pools=separate), free)
+            fits(
+                booking(
+                    profile,
+                    separate_pools=separate,
+                    best_effort=spec.cpu_policy.best_effort,
+                ),
+                free,
+            )
             and set(spec.required_labels) <= set(executor.labels)
             and left > 0
         ):

@@ -7,6 +7,7 @@ starts again remembers its name and its secret only.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,7 @@ from resource_manager.engine.events import (
     SlotsReleased,
 )
 from task_executor.engine.slots import SlotKey
+from tests.simulation.cpu_machines import with_cpus
 from tests.simulation.follower import Follower, names_of
 from tests.simulation.group_operator import NAMES
 from tests.simulation.manager import Manager
@@ -68,6 +70,7 @@ RESIZE_REFUSALS = frozenset(
 GANGS = "gangs"
 RESIZES = "resizes"
 RANGES = "ranges"
+CPUS = "cpus"  # slots that care for their cpus, on hosts that tell of them
 FAIR_SHARES = "fair shares"  # several groups, with limits; and slots that are handed on
 
 RANGE_COUNTS = (1, 2, 3, 5, 8, 20)
@@ -101,6 +104,7 @@ class JobMaster(Follower):
         self.troubles, self.batch_max = troubles, batch_max
         self.wishes, chance = wishes
         self.wish_rng, self.range_rng = chance(f"{name}/wishes"), chance(f"{name}/ranges")
+        self.cpu_rng = chance(f"{name}/cpus")
         fair_rng = chance(f"{name}/fair shares")
         self.group = fair_rng.choice(NAMES) if FAIR_SHARES in self.wishes else "default"
         self.reuses = Reuses(self, fair_rng)
@@ -218,7 +222,7 @@ class JobMaster(Follower):
     def _spec(self) -> RequestSpec:
         rng = self.rng
         self.made += 1
-        return RequestSpec(
+        spec = RequestSpec(
             f"{self.name}-{self.made}",
             None if self.unknown else rng.choices(PROFILES, WEIGHTS)[0],
             required_labels=(("zone", rng.choice("ab")),) if rng.random() < 0.25 else (),
@@ -226,6 +230,10 @@ class JobMaster(Follower):
             allow_pending=rng.random() < 0.7,
             restart_on_loss=rng.random() < 0.5,
         )
+        return self._with_cpus(spec)
+
+    def _with_cpus(self, spec: RequestSpec) -> RequestSpec:
+        return with_cpus(self.cpu_rng, spec) if CPUS in self.wishes else spec
 
     def _release(self, held: list[tuple[str, int]]) -> None:
         slots = [
@@ -284,19 +292,23 @@ class JobMaster(Follower):
         profiles = rng.choices(PROFILES, GANG_WEIGHTS, k=rng.choice(GANG_SIZES))
         if rng.random() < 0.6:
             profiles = profiles[:1] * len(profiles)
-        members = []
+        members: list[RequestSpec] = []
+        alike = len(set(profiles)) == 1
         for profile in profiles:
             self.made += 1
-            members.append(
-                RequestSpec(
-                    f"{self.name}-{self.made}",
-                    None if self.unknown else profile,
-                    required_labels=labels,
-                    allow_pending=pending,
-                    restart_on_loss=restart,
-                    gang_id=gang.gang_id,
-                )
+            spec = RequestSpec(
+                f"{self.name}-{self.made}",
+                None if self.unknown else profile,
+                required_labels=labels,
+                allow_pending=pending,
+                restart_on_loss=restart,
+                gang_id=gang.gang_id,
             )
+            if alike and members:
+                spec = replace(members[0], allocation_id=spec.allocation_id)
+            else:
+                spec = self._with_cpus(spec)
+            members.append(spec)
         self._in_gangs += [spec.allocation_id for spec in members]
         self.checks.gangs.asked(self.name, gang, [spec.allocation_id for spec in members])
         self._request(tuple(members), (gang,))
@@ -356,6 +368,7 @@ class JobMaster(Follower):
                 allow_pending=rng.random() < 0.7,
                 restart_on_loss=rng.random() < 0.6,
             )
+            spec = self._with_cpus(spec)
             self._ranges.append((spec, count))
         self._request((), ranges=(RangeSpec(spec, first, count),))
 

@@ -159,6 +159,8 @@ def waits_in_vain(state: State, spec: RequestSpec) -> Iterator[str]:
     have = _totals(state, provisioning)
     if any(each.state is not ProvisionState.REGISTERED for each in state.provisions.values()):
         return
+    if spec.cpu_policy.is_exact:
+        return  # what the cpus of one more would be is known of those that came before, if at all
     for shape in provisioning.shapes:
         profile = spec.profile or shape.default_profile
         need = booking(profile, separate_pools=has_separate_pools(shape.total))
@@ -184,11 +186,14 @@ def served_first(state: State, planned: Planned) -> Iterator[str]:
             continue
         shape = next(s for s in state.settings.provisioning.shapes if s.name == provision.shape)
         registration = host.executor.registration
-        if registration.total != shape.total or set(registration.labels) != set(shape.labels):
+        total = {n: amount for n, amount in registration.total.items() if n in shape.total}
+        if total != shape.total or set(registration.labels) != set(shape.labels):
             continue
         if registration.slots_max != shape.slots_max or not host.eligible:
             continue
         for wish, count in content:
+            if host.exactly(wish):
+                continue  # planned by its amounts: what its cpus are it told only now
             there = sum(_is_of(state, slot, wish) for slot in host.slots.values())
             if there < count and _somebody_may(state, wish):
                 yield (

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from finegrain.cpu_policy import QosClass
 from finegrain.errors import Reason
 from finegrain.resources import ResourceProfile, fits, larger_of, total_of
 from resource_manager.engine.effects import Changes
@@ -129,6 +130,8 @@ class ResizeChecks:
             for slot in host.slots.values():
                 if not _waits_for_room(state, host, slot):
                     continue
+                if host.strict or slot.assignment is not None:
+                    continue  # amounts do not say whether its cpus or NUMA nodes may grow
                 more = _growth(host, slot)
                 if fits(more, host.spare()) and not limits.stop(slot.job_id, [more]):
                     yield f"slot {slot.allocation_id} waits to grow, but {host.host_id} has room"
@@ -142,10 +145,11 @@ def _booked(host: Host) -> Iterator[str]:
 
 
 def _larger(host: Host, slot: Slot) -> dict[str, int]:
-    now = host.booking_of(slot.profile)
+    best_effort = slot.assignment is not None and slot.assignment.qos is QosClass.BE
+    now = host.booking_of(slot.profile, best_effort=best_effort)
     if slot.ordered is None:
         return now
-    then = host.booking_of(slot.ordered.profile)
+    then = host.booking_of(slot.ordered.profile, best_effort=best_effort)
     return {name: max(now.get(name, 0), then.get(name, 0)) for name in now.keys() | then.keys()}
 
 

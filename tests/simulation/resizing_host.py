@@ -39,7 +39,9 @@ class ResizingHost(SlotHost):
 
     def _begin_change(self, key: SlotKey, resize: Resize, then: Resized) -> None:
         before = self.table.get(key)
-        outcome = self.table.resize(key, resize.number, resize.profile, resize.cpu_limit_milli)
+        outcome = self.table.resize(
+            key, resize.number, resize.profile, resize.cpu_limit_milli, resize.assignment
+        )
         self.checks.host(self)
 
         def done(error: FinegrainError | None) -> None:

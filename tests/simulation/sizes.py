@@ -24,4 +24,8 @@ def resized(rng: Random, slot: Mapping[str, object]) -> tuple[ResourceProfile, i
     if rng.random() < 0.1:
         extended = () if extended else (("license", 1),)
     wanted = replace(profile, cpu_milli=cpu, task_heap_memory_bytes=memory, extended=extended)
-    return wanted, 2 * cpu if rng.random() < 0.2 else 0
+    limited = rng.random() < 0.2
+    assignment = cast("Mapping[str, Any]", slot.get("assignment") or {})
+    if assignment.get("cpus"):  # whole ones, and no others
+        return replace(wanted, cpu_milli=max(1_000, cpu // 1_000 * 1_000)), 0
+    return wanted, 2 * cpu if limited and assignment.get("qos") != "BE" else 0

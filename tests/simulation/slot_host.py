@@ -12,7 +12,8 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from finegrain.cpuset import CpuSet
+from finegrain.cpu_policy import HostPolicy
+from finegrain.cpuset import EMPTY, CpuSet
 from finegrain.errors import Reason
 from finegrain.resources import GIB, MIB, Amounts, ResourceProfile
 from task_executor.engine.command_fence import CommandFence
@@ -27,6 +28,7 @@ from task_executor.service.checkpoint import (
     parse_state,
     state_content,
 )
+from tests.simulation.cpu_machines import HostMachine, some_kubelet
 from tests.simulation.network import Loop, Network, Node
 
 if TYPE_CHECKING:
@@ -59,6 +61,7 @@ class HostPlan:
     slots_max: int
     orphan_ms: int | None
     executor_id: str = ""  # empty: the host's name
+    machine: HostMachine | None = None  # None: nothing is told of its cpus
 
 
 def some_host(rng: Random) -> HostPlan:
@@ -99,7 +102,12 @@ class SlotHost(Node):
         self.executor_id = plan.executor_id or name
         self.rng, self.network, self.managers, self.checks = rng, network, managers, checks
         self.log, self.troubles = log, troubles
+        self.machine = plan.machine
         self.share = HostShare(plan.total, CpuSet.parse("0-63"), plan.slots_max)
+        if self.machine is not None:
+            cpus = self.machine.host_cpus()
+            self.share = HostShare(plan.total, cpus.slot_cpus, plan.slots_max, cpus)
+        self.offline = self.kubelets = EMPTY  # of its cpus
         self.default_profile, self.labels = plan.default_profile, plan.labels
         self.orphan_ms = plan.orphan_ms
         self.on_host: dict[SlotKey, SlotSpec] = {}
@@ -152,6 +160,8 @@ class SlotHost(Node):
             rm_epoch=max(self.fence.rm_epoch, self._epoch_to_save),
             boot_id=f"boot-{self.boots}",
             starts=self.starts,
+            policy=self.table.cpus.conditions.operator_policy.to_dict(),
+            policy_number=self.table.cpus.conditions.policy_number,
             slots=tuple(
                 slot.to_dict() for slot in (*self.table.visible(), *self._enforced.values())
             ),
@@ -197,6 +207,35 @@ class SlotHost(Node):
     def tear_checkpoint(self) -> None:
         """The disk has kept a part of the document only."""
         self.checkpoint = self.checkpoint[: self.rng.randint(1, max(1, len(self.checkpoint) - 1))]
+
+    # -- its cpus ------------------------------------------------------------------------------
+
+    def see_cpus(self, offline: CpuSet | None = None, kubelets: CpuSet | None = None) -> None:
+        """Cpus stop running or run again; a kubelet gives some away or takes them back."""
+        self.offline = self.offline if offline is None else offline
+        self.kubelets = self.kubelets if kubelets is None else kubelets
+        if self.up:
+            self._look_at_cpus()
+
+    def _look_at_cpus(self) -> None:
+        if self.machine is None:
+            return
+        kubelet = some_kubelet(self.kubelets)
+        changed = self.table.take_in(
+            offline=self.offline,
+            kubelet_cpus=kubelet.pinned_cpus,
+            kubelet_policy=kubelet.policy,
+            kubelet=kubelet,
+        )
+        if changed:
+            self._change()
+
+    def _follow(self, policy: HostPolicy | None, number: int) -> None:
+        """What an operator has set at runtime."""
+        if number != self.table.cpus.conditions.policy_number:
+            self.table.take_in(operator_policy=policy or HostPolicy(), policy_number=number)
+            self._change()
+            self._save()
 
     # -- the helper --------------------------------------------------------------------------
 

@@ -15,14 +15,15 @@ from pathlib import Path
 import pytest
 
 from tests.simulation import faults
-from tests.simulation.faults import FAULTS
+from tests.simulation.faults import FAULTS, OF_CPUS
 from tests.simulation.job_master import GANGS
 from tests.simulation.planted import requests_are_durable_only_when_placed
 from tests.simulation.shrink import shrink
-from tests.simulation.world import ALL_WISHES, WISHES, Failed, Plan, Result, World
+from tests.simulation.world import ALL_WISHES, WISHES, WITH_CPUS, Failed, Plan, Result, World
 
 SEEDS = range(24)
 RANGE_SEEDS = range(100, 102)
+CPU_SEEDS = (1, 11)
 PARTS = 4
 ROOT = Path(__file__).parents[2]
 
@@ -42,9 +43,20 @@ def test_ranges_hold_through_the_same() -> None:
         World(Plan(seed, wishes=ALL_WISHES)).run()
 
 
+def test_slots_with_cpus_of_their_own_hold_through_the_same() -> None:
+    pinned = 0
+    for seed in CPU_SEEDS:
+        world = World(Plan(seed, wishes=WITH_CPUS))
+        world.run()
+        pinned += world.checks.cpus.pinned
+    assert pinned >= 30
+
+
 def test_every_kind_of_fault_is_planned_for_some_seed() -> None:
     planned = {kind for seed in SEEDS for kind in World(Plan(seed)).planned_kinds()}
-    assert planned == FAULTS.keys()
+    assert planned == FAULTS.keys() - OF_CPUS
+    with_cpus = [World(Plan(seed, wishes=WITH_CPUS)) for seed in SEEDS]
+    assert {kind for world in with_cpus for kind in world.planned_kinds()} >= OF_CPUS
 
 
 def test_the_same_seed_is_the_same_life() -> None:

@@ -9,21 +9,31 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
+from finegrain.cpu_policy import HostPolicy
+from finegrain.cpuset import EMPTY
+from finegrain.resources import (
+    BEST_EFFORT_CPU_MILLI,
+    CPU_MILLI,
+    MANAGED_MEMORY_BYTES,
+    TASK_HEAP_MEMORY_BYTES,
+)
 from resource_manager.engine.entities import JobState
-from resource_manager.engine.events import JobEndRequested, UndrainRequested
+from resource_manager.engine.events import HostPolicySet, JobEndRequested, UndrainRequested
+from resource_manager.engine.host_settings import OF_ONE_HOST
 from resource_manager.engine.settings import Provisioning
 from tests.simulation.checks import MANY_HOSTS, Checks
 from tests.simulation.cloud import STORMY, Cloud, CloudTroubles, some_shapes
+from tests.simulation.cpu_machines import some_machine
 from tests.simulation.database import LEASE_MS, Database
 from tests.simulation.executor import Executor
-from tests.simulation.faults import FAULTS, OF_PROVIDERS
+from tests.simulation.faults import FAULTS, OF_CPUS, OF_PROVIDERS
 from tests.simulation.follower import WATCH_MS
 from tests.simulation.group_operator import GroupOperator
 from tests.simulation.healed import check_empty, check_healed
-from tests.simulation.job_master import FAIR_SHARES, GANGS, RANGES, RESIZES, JobMaster
+from tests.simulation.job_master import CPUS, FAIR_SHARES, GANGS, RANGES, RESIZES, JobMaster
 from tests.simulation.manager import Manager
 from tests.simulation.network import Loop, Network, Weather
 from tests.simulation.slot_host import HostPlan, Troubles, some_host
@@ -40,9 +50,13 @@ STORY_LINES = 30
 PROVIDERS = "providers"
 WISHES = frozenset({GANGS, RESIZES, PROVIDERS})
 ALL_WISHES = WISHES | {RANGES, FAIR_SHARES}
+WITH_CPUS = ALL_WISHES | {CPUS}
 
 LEAST = {"grants": 6, "ends": 6, "faults": 8, "batches": 300}
 """A run that did less has shown nothing."""
+
+LEAST_WITH_CPUS = {"grants": 2, "ends": 2}
+"""The same, where some of what is asked for suits few hosts."""
 
 
 @dataclass(frozen=True)
@@ -163,10 +177,19 @@ class World:
 
     def _add_host(self, name: str) -> None:
         plan = some_host(self.chance(name))
+        machine = some_machine(self.chance(f"{name}/cpus")) if CPUS in self.plan.wishes else None
+        if machine is not None:
+            total = {**plan.total, **machine.total}
+            for part in (TASK_HEAP_MEMORY_BYTES, MANAGED_MEMORY_BYTES):
+                total.pop(part, None)
+            plan = replace(plan, total=total, machine=machine)
         self.add_executor(name, plan)
 
     def add_executor(self, name: str, plan: HostPlan, shape: str = "") -> Executor:
         """A new one; it begins when it is told."""
+        if CPUS in self.plan.wishes:  # every executor of today says what it has for best effort
+            cpu_milli = plan.total[CPU_MILLI]
+            plan = replace(plan, total={BEST_EFFORT_CPU_MILLI: cpu_milli, **plan.total})
         executor = Executor(
             name, self.loop, self.chance(f"{name}/executor"), self.network, list(self.managers),
             self.checks, self.log, plan, self.troubles,
@@ -249,6 +272,7 @@ class World:
             self.cloud.heal()
         for executor in self.checks.executors.values():
             executor.full_until_ms = 0
+            executor.see_cpus(EMPTY, EMPTY)
             executor.dies_saving, executor.dies_resizing = False, ""
         for master in self.checks.masters.values():
             master.leaving = True  # asks for nothing more
@@ -257,6 +281,10 @@ class World:
         self.loop.run_until(begun_ms + COME_BACK_MS)  # whoever is down comes back
         for name in [e.executor_id for e in self.checks.executors.values() if not e.provided_as]:
             self._leader().submit(lambda at, name=name: UndrainRequested(at, name))  # type: ignore[misc]
+            if name in self._leader().state.host_settings:
+                self._leader().submit(
+                    lambda at, name=name: HostPolicySet(at, name, HostPolicy(), OF_ONE_HOST)  # type: ignore[misc]
+                )
         self.loop.run_until(begun_ms + HEAL_MS)
         self._let_orders_end()
         check_healed(self.checks, self._leader().state)
@@ -314,9 +342,10 @@ class World:
 
     def _require_work(self) -> None:
         did = {**self.checks.did, "faults": self.faults.total()}
+        wanted = LEAST | (LEAST_WITH_CPUS if CPUS in self.plan.wishes else {})
         self.checks.require(
             f"only {did.get(name, 0)} {name}, expected {least}"
-            for name, least in LEAST.items()
+            for name, least in wanted.items()
             if did.get(name, 0) < least
         )
 
@@ -362,6 +391,8 @@ class World:
         """When, what, and a number."""
         plan, rng = self.plan, self.chance("faults")
         kinds = [kind for kind in FAULTS if self.cloud is not None or kind not in OF_PROVIDERS]
+        if CPUS not in plan.wishes:
+            kinds = [kind for kind in kinds if kind not in OF_CPUS]
         weights = [FAULTS[kind][0] for kind in kinds]
         at_ms = number = 0
         while (at_ms := at_ms + rng.randint(100, 1_600) * self.calm) < plan.stormy_ms - 1_000:

@@ -1,0 +1,85 @@
+"""Nobody has a cpu that is another's, here or there; who has to share a pool finds one.
+
+Reckoned from what slots were given, apart from the books of cpus on either side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from finegrain.cpuset import EMPTY
+from resource_manager.engine.effects import Changes
+from resource_manager.engine.state import State
+
+if TYPE_CHECKING:
+    from tests.simulation.executor import Executor
+    from tests.simulation.slot_host import SlotHost
+
+Key = tuple[str, int]
+
+
+@dataclass
+class CpuChecks:
+    """What is known of slots with cpus of their own."""
+
+    pinned: int = 0  # slots that were given some
+    _seen: set[Key] = field(default_factory=set)
+
+    def decided(self, state: State, changes: Changes) -> Iterator[str]:
+        """After a batch: new slots got nothing that cannot be had, and nobody anything twice."""
+        for slot in changes.slots:
+            key = slot.allocation_id, slot.generation
+            host = state.hosts.get(slot.executor_id)
+            if key in self._seen or slot.assignment is None or host is None:
+                continue
+            self._seen.add(key)
+            self.pinned += bool(slot.assignment.cpus)
+            if taken := slot.assignment.cpus & host.present.taken:
+                yield f"slot {key} was given cpus {taken} of {host.host_id}, which nobody may have"
+        for host in state.hosts.values():
+            held = EMPTY
+            for key, slot in host.slots.items():
+                mine = slot.assignment.cpus if slot.assignment else EMPTY
+                if slot.ordered is not None and slot.ordered.assignment is not None:
+                    mine |= slot.ordered.assignment.cpus
+                if both := held & mine:
+                    yield f"cpus {both} of {host.host_id} are slot {key}'s and another's"
+                held |= mine
+
+    def healed(self, state: State, executor: Executor) -> Iterator[str]:
+        """In the end both sides say the same."""
+        host = state.hosts[executor.executor_id]
+        for key, slot in host.slots.items():
+            there = executor.on_host[key].assignment  # type: ignore[index]
+            if slot.assignment != there:
+                yield f"slot {key} has {there} on {executor.name}, the books say {slot.assignment}"
+        if executor.machine is None:
+            return
+        setting = state.host_settings.get(executor.executor_id)
+        follows = executor.table.cpus.conditions
+        if setting is not None and (follows.policy_number, follows.operator_policy) != (
+            setting.number,
+            setting.policy,
+        ):
+            yield f"{executor.name} follows {follows.operator_policy}, set is {setting}"
+        if host.lost_cpus:
+            yield f"{executor.name} lacks {host.lost_cpus}, and all its cpus run"
+
+
+def exclusive(executor: SlotHost) -> Iterator[str]:
+    """What is enforced on a host: no cpu is two slots' own, and every slot has a cpu to run on."""
+    held = EMPTY
+    for key, spec in executor.on_host.items():
+        mine = spec.assignment.cpus if spec.assignment else EMPTY
+        if both := held & mine:
+            yield f"cpus {both} of {executor.name} are {key}'s and another's in the kernel"
+        held |= mine
+    books = executor.table.cpus
+    seen = books.conditions
+    if seen.offline or seen.kubelet_cpus or books.policy.strictly_reserved_cpus:
+        return  # whoever has lost all of them stays where he is
+    for slot in executor.table:
+        if not books.place_of(slot.spec).cpus:
+            yield f"slot {slot.key} has no cpu left to run on at {executor.name}"

@@ -1,0 +1,141 @@
+"""Hosts whose cpus are known thread by thread, and requests that care for them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from random import Random
+
+from finegrain.cpu_assignment import PoolName
+from finegrain.cpu_policy import (
+    BindPolicy,
+    CpuPolicy,
+    ExclusivePolicy,
+    HostBindPolicy,
+    HostPolicy,
+    NumaPolicy,
+    NumaStrategy,
+    QosClass,
+)
+from finegrain.cpu_pools import places_of
+from finegrain.cpuset import EMPTY, CpuSet
+from finegrain.resources import MIB, ResourceProfile
+from resource_manager.engine.entities import RequestSpec
+from task_executor.engine.cpu_books import HostCpus
+from task_executor.host.kubelet import KubeletContainer, KubeletState
+from tests.support.machines import Machine, machine
+
+WORDS = ("1s1n2c2t", "1s1n4c1t", "1s1n4c2t", "1s2n2c2t", "2s1n2c2t", "2s1n4c1t", "2s2n1c2t")
+NODE_MEMORY_MIB = (512, 1_024, 2_048)
+WITHOUT_MACHINE = 0.15
+
+CPUS_AND_MIB = ((1_000, 256), (2_000, 256), (2_000, 700), (3_000, 64), (4_000, 128))
+"""What slots ask for that have cpus of their own."""
+
+
+@dataclass(frozen=True)
+class HostMachine:
+    """What an operator set about a host's cpus."""
+
+    machine: Machine
+    policy: HostPolicy
+
+    @property
+    def kept_back(self) -> CpuSet:
+        """Reserved by its configuration."""
+        return self.policy.reserved_cpus or EMPTY
+
+    @property
+    def total(self) -> dict[str, int]:
+        """What can be booked there."""
+        return dict(self.machine.total(kept_back=self.kept_back))
+
+    def texts(self) -> tuple[str, str]:
+        """Topology and cpus as they are announced."""
+        told = self.machine.announced(kept_back=self.kept_back, policy=self.policy.to_dict())
+        return json.dumps(self.machine.topology), json.dumps(told)
+
+    def host_cpus(self) -> HostCpus:
+        """What the executor knows of them."""
+        cores = [
+            (PoolName(core["package_index"], core["numa_node_id"]), CpuSet.parse(core["cpus"]))
+            for core in self.machine.topology["cores"]
+        ]
+        return HostCpus(
+            slot_cpus=self.machine.cpus - self.kept_back,
+            reserved=self.kept_back,
+            places=places_of(cores, self.machine.cpus),
+            memory_nodes=CpuSet(self.machine.node_memory),
+            policy=self.policy,
+        )
+
+
+def some_machine(rng: Random) -> HostMachine | None:
+    """Of any of these shapes; some hosts do not tell."""
+    if rng.random() < WITHOUT_MACHINE:
+        return None
+    made = machine(rng.choice(WORDS), rng.choice(NODE_MEMORY_MIB) * MIB)
+    policy = some_policy(rng, EMPTY) if rng.random() < 0.3 else HostPolicy()
+    if rng.random() < 0.15:
+        policy = replace(policy, reserved_cpus=CpuSet([0]), reserved_strict=rng.random() < 0.5)
+    return HostMachine(made, policy)
+
+
+def some_policy(rng: Random, reservable: CpuSet) -> HostPolicy:
+    """A setting or two."""
+    reserved = CpuSet(rng.sample(list(reservable), 1)) if reservable else None
+    one = rng.choice(
+        (
+            HostPolicy(bind=rng.choice(tuple(HostBindPolicy))),
+            HostPolicy(numa_strategy=rng.choice(tuple(NumaStrategy))),
+            HostPolicy(alignment=rng.choice([p for p in NumaPolicy if p != NumaPolicy.DEFAULT])),
+            HostPolicy(default_exclusive=ExclusivePolicy.PCPU_LEVEL),
+            HostPolicy(reserved_cpus=reserved, reserved_strict=rng.choice((None, True))),
+        )
+    )
+    if rng.random() < 0.3:
+        one = replace(one, numa_strategy=rng.choice(tuple(NumaStrategy)))
+    return one
+
+
+def some_kubelet(cpus: CpuSet) -> KubeletState:
+    """One that gave these to a container, if there are any."""
+    containers = (KubeletContainer("pod", "container", cpus),) if cpus else ()
+    return KubeletState(cpu_manager_policy="static", containers=containers)
+
+
+def with_cpus(rng: Random, spec: RequestSpec) -> RequestSpec:
+    """The same request, but it may care for cpus."""
+    what = rng.random()
+    if spec.profile is None:
+        policy = CpuPolicy(QosClass.BE) if what < 0.2 else spec.cpu_policy
+        return replace(spec, cpu_policy=policy)
+    if what < 0.3:
+        return spec
+    numa, required = _numa(rng)
+    if what < 0.75:
+        cpu, mib = rng.choice(CPUS_AND_MIB)
+        policy = CpuPolicy(
+            rng.choice((QosClass.LSE, QosClass.LSR, QosClass.LSR)),
+            rng.choice((BindPolicy.DEFAULT, BindPolicy.FULL_PCPUS, BindPolicy.SPREAD_BY_PCPUS)),
+            rng.random() < 0.3,
+            rng.choice((*(ExclusivePolicy.DEFAULT,) * 3, *ExclusivePolicy)),
+            rng.random() < 0.3,
+            numa,
+            required,
+        )
+        return replace(spec, profile=ResourceProfile(cpu, mib * MIB), cpu_policy=policy)
+    if what < 0.88:
+        return replace(spec, cpu_policy=CpuPolicy(QosClass.BE, numa=numa, numa_required=required))
+    if what < 0.95:
+        return replace(spec, cpu_policy=CpuPolicy(numa=numa, numa_required=required))
+    return replace(
+        spec,
+        cpu_limit_milli=spec.profile.cpu_milli + 1_500,
+        cpu_policy=CpuPolicy(bind=BindPolicy.CONSTRAINED_BURST, bind_required=rng.random() < 0.5),
+    )
+
+
+def _numa(rng: Random) -> tuple[NumaPolicy, bool]:
+    policy = rng.choice((*(NumaPolicy.DEFAULT,) * 5, *NumaPolicy))
+    return policy, policy.aligns and rng.random() < 0.5

@@ -1,0 +1,70 @@
+"""More bugs on purpose: in who has which cpus, on either side, and through restarts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from finegrain.cpu_assignment import CpuAssignment
+from resource_manager.engine import cpu_giver, cpu_invariants, host, reports, restoring
+from resource_manager.engine.cpus.books import CpuBooks
+from resource_manager.engine.entities import Slot
+from resource_manager.engine.state import State
+from task_executor.engine.slots import SlotSpec
+
+Patch = pytest.MonkeyPatch
+
+
+def cpus_are_given_that_do_not_run(patch: Patch) -> None:
+    """What executors see of their cpus changes amounts, and not what is given."""
+    patch.setattr(CpuBooks, "set_unavailable", lambda _books, **_unavailable: None)
+
+
+def cpus_of_a_slot_that_shrinks_are_given_before_it_has_shrunk(patch: Patch) -> None:
+    """What is ordered is taken for done."""
+
+    def booked(slot: Slot) -> CpuAssignment | None:
+        ordered = slot.ordered.assignment if slot.ordered is not None else None
+        return ordered or slot.assignment
+
+    for module in (cpu_giver, cpu_invariants, host):
+        patch.setattr(module, "cpus_booked", booked)
+
+
+def cpus_of_slots_are_forgotten_at_a_start(patch: Patch) -> None:
+    """A new manager takes all slots for plain ones."""
+    real = restoring._restore_slot
+
+    def restore_slot(state: State, slot: Slot) -> None:
+        slot.assignment = None
+        real(state, slot)
+
+    patch.setattr(restoring, "_restore_slot", restore_slot)
+
+
+def executor_forgets_cpus_of_slots_when_it_starts(patch: Patch) -> None:
+    """A new front takes all slots for plain ones."""
+    real = SlotSpec.from_dict.__func__  # type: ignore[attr-defined]
+
+    def from_dict(kind: type[SlotSpec], data: dict[str, Any]) -> SlotSpec:
+        spec: SlotSpec = real(kind, data)
+        return replace(spec, assignment=None)
+
+    patch.setattr(SlotSpec, "from_dict", classmethod(from_dict))
+
+
+def settings_of_operators_are_not_told(patch: Patch) -> None:
+    """An executor that was there before goes on as it was."""
+    patch.setattr(reports, "not_followed", lambda _state, _host: (None, 0))
+
+
+CPUS_MISHANDLED: tuple[Callable[[Patch], None], ...] = (
+    cpus_are_given_that_do_not_run,
+    cpus_of_a_slot_that_shrinks_are_given_before_it_has_shrunk,
+    cpus_of_slots_are_forgotten_at_a_start,
+    executor_forgets_cpus_of_slots_when_it_starts,
+    settings_of_operators_are_not_told,
+)
