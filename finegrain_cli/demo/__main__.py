@@ -6,6 +6,7 @@ import asyncio
 import os
 import sys
 from collections import Counter
+from itertools import cycle
 from pathlib import Path
 
 import finegrain_client as fg
@@ -26,12 +27,19 @@ PACKAGES = ("finegrain", "finegrain_cli", "finegrain_client", "resource_manager"
 def main() -> int:
     """Runs the demo; 0 if everything was as it should be."""
     story = Story()
-    share_milli = min(1000, 1000 * len(os.sched_getaffinity(0)) // len(EXECUTORS))
+    cpus = sorted(os.sched_getaffinity(0))
+    share_milli = min(1000, 1000 * len(cpus) // len(EXECUTORS))
+    own_cpus = len(cpus) >= len(EXECUTORS)  # else they share the time of one
     shares = [
-        ExecutorShare(executor_id=name, cpu_milli=share_milli, memory_bytes=MEMORY_BYTES)
-        for name in EXECUTORS
+        ExecutorShare(
+            executor_id=name,
+            cpus=str(cpu) if own_cpus else "",
+            cpu_milli=None if own_cpus else share_milli,
+            memory_bytes=MEMORY_BYTES,
+        )
+        for name, cpu in zip(EXECUTORS, cycle(cpus), strict=False)
     ]
-    plan = Plan(_sources(), share_milli, *EXECUTORS)
+    plan = Plan(_sources(), share_milli, *EXECUTORS, own_cpus=own_cpus)
     story.tell("starting one resource manager and two task executors on this host")
     cluster = LocalCluster(shares=shares)
     with cluster:

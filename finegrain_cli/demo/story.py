@@ -2,7 +2,7 @@
 
 Map tasks run in slots of many sizes, reduce tasks read the maps' output from their standard input.
 On the way one request has to wait and says why, one executor is drained, and one task eats more
-memory than its slot has.
+memory than its slot has; and one task has a cpu to itself.
 """
 
 from __future__ import annotations
@@ -16,14 +16,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import finegrain_client as fg
+from finegrain.cpuset import CpuSet
 from finegrain_cli.demo import wordcount
 from finegrain_cli.demo.report import Story
+from finegrain_cli.executor_map import executor_text
 from finegrain_cli.explanation import explanation_text
 
 MAPS = 16
 REDUCES = 3
 GRANT_TIMEOUT_S = 20.0
 SCRIPT = wordcount.__file__
+SEEN = "import os; print(*sorted(os.sched_getaffinity(0)), sep=',')"
 HOG = "held = []\nwhile True: held.append(bytearray(1 << 20))"
 
 
@@ -35,6 +38,7 @@ class Plan:
     share_milli: int
     steady_executor: str
     drained_executor: str
+    own_cpus: bool = False  # each executor has cpus of its own, that it can give to single slots
 
     @property
     def map_specs(self) -> list[fg.SlotSpec]:
@@ -72,6 +76,7 @@ async def count_words(cluster: fg.Cluster, plan: Plan, story: Story) -> Counter[
         await slot.release()
         words = await _reduce(job, plan, lines, story)
         await _eat_too_much(job, plan, story)
+        await _cpu_of_its_own(cluster, job, plan, story)
     await cluster.undrain(plan.drained_executor)
     story.tell(f"undrained {plan.drained_executor}")
     return words
@@ -168,6 +173,31 @@ async def _eat_too_much(job: fg.Job, plan: Plan, story: Story) -> None:
     result = story.ran("memory hog", slot, await task.wait())
     story.tell("a task ate more memory than its slot has: it " + result.how)
     story.expect(result.oom_killed, "the memory limit did not hold")
+    await slot.release()
+
+
+async def _cpu_of_its_own(cluster: fg.Cluster, job: fg.Job, plan: Plan, story: Story) -> None:
+    """A pinned slot: nobody else's tasks run on its cpu, but for best-effort ones."""
+    if not plan.own_cpus:
+        story.tell("this host has too few cpus to give one away: left out the pinned slot")
+        return
+    (request,) = await job.request_slots(
+        fg.SlotSpec(cpu_milli=1000, memory_bytes=64 * fg.MIB, qos="LSR", cpu_bind="FullPCPUs")
+    )
+    slot = await request.granted(GRANT_TIMEOUT_S)
+    task = await slot.run([sys.executable, "-c", SEEN])
+    result = story.ran("pinned", slot, (await task.wait()).check())
+    seen = CpuSet.parse(result.stdout.decode())
+    story.tell(f"a slot has cpu {slot.cpus} to itself (LSR); its task sees cpu {seen}")
+    if slot.isolation is None or slot.isolation.cpuset == "none":
+        story.tell("  on this host that is booked, and not enforced")
+    else:
+        story.expect(seen == CpuSet.parse(slot.cpus), "a pinned task may run on other cpus")
+    executor = await cluster.executor(slot.executor_id)
+    story.tell("finegrain topo draws:")
+    drawn = executor_text(executor.to_dict(), await cluster.topology(slot.executor_id))
+    for line in drawn.splitlines():
+        story.tell("  " + line)
     await slot.release()
 
 

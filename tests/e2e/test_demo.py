@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 import sys
 import time
@@ -60,6 +62,18 @@ def test_it_shows_what_the_cluster_can_do(demo: tuple[Outcome, float]) -> None:
     ]
     assert sum(line.startswith("map ") and line.endswith(" ok") for line in report) == 16
     assert sum(line.startswith("reduce ") and line.endswith(" ok") for line in report) == 3
+
+
+def test_it_shows_a_slot_with_a_cpu_of_its_own(demo: tuple[Outcome, float]) -> None:
+    text = demo[0].stderr
+    if len(os.sched_getaffinity(0)) < 2:
+        assert "left out the pinned slot" in text
+        return
+    told = re.search(r"a slot has cpu (\d+) to itself \(LSR\); its task sees cpu ([\d,-]+)", text)
+    assert told is not None
+    if "not enforced" not in text:
+        assert told[1] == told[2]
+    assert "NUMA node" in text[told.end() :]
 
 
 @pytest.mark.needs("cgroup-v1")
