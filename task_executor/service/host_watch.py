@@ -142,6 +142,8 @@ class HostWatch:
         named = []
         for slot in self._slots():
             own = slot.spec.assignment.cpus if slot.spec.assignment else EMPTY
+            if not own:
+                continue
             name = f"slot {slot.spec.allocation_id}"
             if lost := own & offline:
                 named.append(f"{name} has cpus {lost} of its own that do not run any more")

@@ -28,6 +28,8 @@ _FLAGS: Final = {
     "topology-manager-policy": "topologyManagerPolicy",
     "topology-manager-scope": "topologyManagerScope",
 }
+_NO_YAML: Final = (ValueError, LookupError, AttributeError, TypeError, ArithmeticError, RecursionError)
+"""What its constructors raise, besides errors of its own, for a value that is not of its tag."""
 _MAPS: Final = frozenset({"cpuManagerPolicyOptions", "kubeReserved", "systemReserved"})
 
 
@@ -100,9 +102,14 @@ def _parsed(text: str) -> Any:
     except ImportError:
         raise ValueError("it is YAML; install finegrain[task-executor]") from None
     try:
-        return yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        # No kubelet's file has aliases, and a few of them make gigabytes of some hundred bytes.
+        if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text, yaml.SafeLoader)):
+            raise ValueError("it has aliases (*name)")
+        content = yaml.safe_load(text)
+        str(content)  # what cannot be shown (a number of thousands of digits) is no setting
+    except (yaml.YAMLError, *_NO_YAML) as error:
         raise ValueError(f"it is no YAML: {' '.join(str(error).split())[:120]}") from None
+    return content
 
 
 def _merged(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

@@ -149,6 +149,15 @@ def test_memory_of_a_pod_as_a_whole_is_counted_once(host: HostTopology) -> None:
 # -- configuration -----------------------------------------------------------------------------
 
 
+def bomb(level: str) -> str:
+    """A few lines that stand for more than any memory holds."""
+    lines = ["a0: &a0 {k: v}"]
+    for at in range(1, 30):
+        many = ", ".join([f"*a{at - 1}"] * 10)
+        lines.append(f"a{at}: &a{at} {level.format(many)}")
+    return "\n".join([*lines, "cpuManagerPolicy: *a29"])
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -163,6 +172,12 @@ def test_memory_of_a_pod_as_a_whole_is_counted_once(host: HostTopology) -> None:
         ("reservedMemory: [{numaNode: x}]", "not as it should be"),
         ("reservedMemory: 7", "not as it should be"),
         ("[" * 10_000, "cannot be read"),
+        ("a: !!bool x", "it is no YAML"),
+        ("a: !!timestamp x", "it is no YAML"),
+        ("a: !!int ''", "it is no YAML"),
+        pytest.param(f"cpuManagerPolicy: 0x{'f' * 9_000}", "it is no YAML", id="a huge number"),
+        pytest.param(bomb("[{}]"), "it has aliases", id="a billion words"),
+        pytest.param(bomb("{{<<: [{}]}}"), "it has aliases", id="a billion keys"),
     ],
 )
 def test_strange_configuration_leaves_a_note(text: str, said: str) -> None:
