@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,7 +79,7 @@ class SlotKeeper:
         self._saver = Saver(directory, self._snapshot)
         self._taking_down: dict[SlotKey, asyncio.Task[None]] = {}
         self._grace_ms: dict[SlotKey, int] = {}  # of those
-        self._hurrying: set[asyncio.Task[None]] = set()
+        self._aside: set[asyncio.Task[None]] = set()  # what else goes on in the background
         self._cleaning: dict[SlotKey, asyncio.Task[None]] = {}
         self._enforced: dict[SlotKey, Slot] = {}  # on their way into the checkpoint, and told then
         self._carves = asyncio.Semaphore(CARVES_AT_ONCE_MAX)
@@ -148,15 +148,17 @@ class SlotKeeper:
             await self.places.settle()
 
     async def take_policy(self, policy: HostPolicy, number: int) -> None:
-        """What an operator has set for this host at runtime. Durable when this returns, or tried
-        again when it is told again.
+        """What an operator has set for this host at runtime. Durable when this returns; slots that
+        have to move do so afterwards, since who tells it has to go on talking to the RM.
 
         Raises:
             OSError: it could not be written; it holds all the same.
         """
         if number != self.table.cpus.conditions.policy_number:
             log.info("host_policy", number=number, **policy.to_dict())
-            await self.take_in(operator_policy=policy, policy_number=number)
+            self.table.take_in(operator_policy=policy, policy_number=number)
+            self.on_change()
+            self._do_aside(self.places.settle())
             await self.save()
 
     # -- carving -----------------------------------------------------------------------------
@@ -315,9 +317,12 @@ class SlotKeeper:
             self._taking_down[key] = asyncio.create_task(self._take_down(key, grace_ms))
         elif grace_ms < self._grace_ms[key]:
             self._grace_ms[key] = grace_ms
-            hurry = asyncio.create_task(self._hurry(key, grace_ms))
-            self._hurrying.add(hurry)
-            hurry.add_done_callback(self._hurrying.discard)
+            self._do_aside(self._hurry(key, grace_ms))
+
+    def _do_aside(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._aside.add(task)
+        task.add_done_callback(self._aside.discard)
 
     async def _hurry(self, key: SlotKey, grace_ms: int) -> None:
         """The slot goes as soon as nothing lives in it, so its tasks are ended sooner."""
@@ -388,7 +393,7 @@ class SlotKeeper:
 
     async def close(self) -> None:
         """Ends the background work; slots stay as they are."""
-        pending = [*self._taking_down.values(), *self._cleaning.values(), *self._hurrying]
+        pending = [*self._taking_down.values(), *self._cleaning.values(), *self._aside]
         for task in pending:
             task.cancel()
         await asyncio.gather(*pending, return_exceptions=True)

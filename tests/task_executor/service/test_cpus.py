@@ -362,6 +362,22 @@ async def test_an_operators_reserve_is_followed_kept_and_told_by_its_number(
     assert reasons(await rm.allocate(pinned("own", "3"))) == [""]
 
 
+async def test_slots_that_move_slowly_for_an_operators_word_hold_up_no_heartbeat(
+    rm: ScriptedRM, executor: Executor
+) -> None:
+    """An executor that is silent for long is lost, with all its slots."""
+    await rm.allocate(allocation("plain"))
+    executor.helper.place_gate.clear()
+    strict = HostPolicy(reserved_cpus=cpus("3"), reserved_strict=True)
+    rm.policy, rm.policy_number = host_policy_to_proto(strict), 5
+    await eventually(lambda: number_told(rm) == 5, "it is told")
+    before = len(rm.reports)
+    await eventually(lambda: len(rm.reports) > before + 3, "it goes on reporting")
+    assert on_host(executor) == {"plain": "0-3"}
+    executor.helper.place_gate.set()
+    await eventually(lambda: on_host(executor) == {"plain": "0-2"}, "it is followed")
+
+
 def number_told(rm: ScriptedRM) -> int:
     return rm.full_reports()[-1].cpu_state.host_policy_number
 
