@@ -321,9 +321,9 @@ class Job:
 
     async def _leave(self) -> None:
         ended = self._story.error is not None
-        self._story.over(JobEnded(f"job {self.job_id} was left"), expected=True)
-        if self.detached:
+        if self.detached:  # its slots live on: tasks can be taken back until we know them no more
             await self._context.background.settle(ENDING_BUDGET_S)
+        self._story.over(JobEnded(f"job {self.job_id} was left"), expected=True)
         await self._context.background.stop()
         if self._offers is not None:
             await self._offers.stop()

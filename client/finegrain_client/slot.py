@@ -145,6 +145,7 @@ class Slot:
         output: OutputMode = "capture",
         output_limit_bytes: int = 0,
         task_id: str = "",
+        take_back: bool = True,
     ) -> Task:
         """Starts a command in the slot; returns when the executor has accepted it.
 
@@ -159,6 +160,8 @@ class Slot:
                 a function (plain or async): called with every `OutputChunk`.
             output_limit_bytes: kept on the executor's disk per stream; 0: its default.
             task_id: identity; made up where empty.
+            take_back: whether cancelling this call cancels the task as well; False: it runs on, if
+                it was taken in, for whoever submits it again under its `task_id`.
 
         Raises:
             TaskNotStarted: the command cannot be executed; `reason` says why.
@@ -175,7 +178,9 @@ class Slot:
             output=output,
             output_limit_bytes=output_limit_bytes,
         )
-        return await start_task(self, self._context, task_id or new_id(), options)
+        return await start_task(
+            self, self._context, task_id or new_id(), options, take_back=take_back
+        )
 
     async def release(self, grace_s: float | None = None) -> None:
         """Gives the slot back; releasing it twice, or when it is lost, is fine.

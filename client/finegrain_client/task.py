@@ -267,10 +267,13 @@ class Task:
             self._done.set_result(self._capture.complete(self.status.result))
 
 
-async def start_task(slot: Slot, context: JobContext, task_id: str, options: TaskOptions) -> Task:
+async def start_task(
+    slot: Slot, context: JobContext, task_id: str, options: TaskOptions, *, take_back: bool = True
+) -> Task:
     """Submits a task; repeated under the same id it stays one task.
 
-    If this is cancelled, or nobody knows whether the task was taken in, the task is cancelled.
+    If nobody knows whether the task was taken in, or this is cancelled and `take_back`, the task is
+    cancelled.
     """
     message = te.SubmitTaskRequest(
         task_id=task_id,
@@ -285,7 +288,8 @@ async def start_task(slot: Slot, context: JobContext, task_id: str, options: Tas
             )
         )
     except (asyncio.CancelledError, FinegrainError) as error:
-        if not isinstance(error, REFUSALS) and not slot.has_ended:
+        wanted = isinstance(error, asyncio.CancelledError) and not take_back
+        if not wanted and not isinstance(error, REFUSALS) and not slot.has_ended:
             context.background.start(
                 _forget(slot, context, task_id), f"{CLEANING_UP} task {task_id}"
             )

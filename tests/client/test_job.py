@@ -217,6 +217,20 @@ async def test_a_detached_job_outlives_its_context_and_can_be_opened_again(
     assert len(servant.calls["EndJob"]) == 1
 
 
+async def test_leaving_a_detached_job_takes_a_submission_back_that_was_cancelled(
+    servant: Scripted, cluster: fg.Cluster
+) -> None:
+    servant.blocked["SubmitTask"] = asyncio.Event()
+    async with cluster.job("service", detached=True) as job:
+        (request,) = await job.request_slots(fg.SlotSpec())
+        slot = await request.granted(timeout_s=10)
+        running = asyncio.create_task(slot.run(["true"], task_id="task-1"))
+        await eventually(lambda: servant.live["SubmitTask"] == 1)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+    assert [each.task_id for each in servant.calls["CancelTask"]] == ["task-1"]
+
+
 async def test_a_job_is_open_again_once_its_whole_snapshot_was_heard(
     servant: Scripted, cluster: fg.Cluster
 ) -> None:

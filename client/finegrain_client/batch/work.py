@@ -88,6 +88,7 @@ class Attempt:
                 output=self.output.take,
                 output_limit_bytes=self.spec.output_limit_bytes,
                 task_id=task_id_of(self.batch_id, self.thread, self.number),
+                take_back=False,  # who leaves leaves it, answered or not, to the next runner
             )
             on_start()
             if self.cancelled:

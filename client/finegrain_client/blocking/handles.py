@@ -173,6 +173,7 @@ class Slot:
         output: Literal["capture", "stream"] | Callable[[types.OutputChunk], None] = "capture",
         output_limit_bytes: int = 0,
         task_id: str = "",
+        take_back: bool = True,
     ) -> Task:
         plain = stdin is None or isinstance(stdin, bytes | str)
         source = stdin if plain else in_threads(cast("Iterable[bytes]", stdin))
@@ -186,6 +187,7 @@ class Slot:
             output=output,
             output_limit_bytes=output_limit_bytes,
             task_id=task_id,
+            take_back=take_back,
         )
         return Task(self.loop, self.loop.run(started))
 

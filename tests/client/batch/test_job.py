@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,30 @@ async def test_the_last_threads_are_taken_up_where_nobody_waits_any_more(
     (await running).check()
     assert len(endless.tasks) == 3
     assert len(endless.calls["RequestResource"]) == 1
+    assert [each.attempts for each in batch.results()] == [1, 1, 1]
+
+
+async def test_a_task_whose_submission_nobody_has_answered_yet_is_left_to_the_next_runner_too(
+    cluster: fg.Cluster, endless: Scripted, tmp_path: Path
+) -> None:
+    answers = endless.blocked["SubmitTask"] = asyncio.Event()
+    batch = fg.BatchJob(cluster, SPEC, state_file=tmp_path / "state")
+    running = asyncio.create_task(batch.run())
+    await eventually(lambda: len(endless.calls["SubmitTask"]) == 3)
+    await batch.leave()
+    await running
+    assert not endless.calls["CancelTask"]
+    endless.snapshot = [
+        endless.snapshot_of(each, GRANTED, range_id=each.rpartition(".")[0])
+        for each in endless.sized
+    ]
+    answers.set()
+    running = asyncio.create_task(fg.BatchJob(cluster, state_file=batch.state_file).run())
+    await eventually(lambda: len(endless.tasks) == 3)
+    await endless.end_program("work")
+    (await running).check()
+    submitted = Counter(each.task_id for each in endless.calls["SubmitTask"])
+    assert list(submitted.values()) == [2, 2, 2]
     assert [each.attempts for each in batch.results()] == [1, 1, 1]
 
 
