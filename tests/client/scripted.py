@@ -90,6 +90,7 @@ class Scripted(_Servicer):
         self.chunk_bytes = 4
         self.programs: dict[str, Program] = {}
         self.tasks: dict[str, te.SubmitTaskRequest] = {}
+        self.cancelled: set[str] = set()  # tasks
         self.signals: list[int] = []
         self.blocked: dict[str, asyncio.Event] = {}  # methods that wait
         self.changed = asyncio.Condition()
@@ -463,7 +464,8 @@ class Scripted(_Servicer):
         await self._begin("CancelTask", request, context)
         if request.task_id not in self.tasks:
             await _abort(context, NotFound("no such task", reason=Reason.TASK_UNKNOWN))
-        await self.end_program(self._name(request.task_id), cancelled=True)
+        self.cancelled.add(request.task_id)  # this one alone, as an executor does
+        await self.wake()
         return te.CancelTaskResponse()
 
     async def SignalTask(self, request: Any, context: Any) -> Any:
@@ -498,7 +500,7 @@ class Scripted(_Servicer):
             yield te.WatchTaskResponse(task=self._status(request.task_id))
             if self._name(request.task_id) == request.task_id:
                 async with self.changed:
-                    await self.changed.wait_for(lambda: program.ends)
+                    await self.changed.wait_for(lambda: self._is_over(request.task_id))
             ends = {1: request.stdout_offset, 2: request.stderr_offset}
             while not request.no_output:
                 chunks = [
@@ -517,7 +519,9 @@ class Scripted(_Servicer):
                     ends[chunk.stream] += len(chunk.data)
                     yield te.WatchTaskResponse(output=chunk)
             async with self.changed:
-                await self.changed.wait_for(lambda: program.ends or self.interrupt_watches)
+                await self.changed.wait_for(
+                    lambda: self._is_over(request.task_id) or self.interrupt_watches
+                )
             if self.interrupt_watches:
                 await context.abort(grpc.StatusCode.UNAVAILABLE, "interrupted")
             yield te.WatchTaskResponse(task=self._status(request.task_id))
@@ -528,6 +532,9 @@ class Scripted(_Servicer):
         name: str = self.tasks[task_id].spec.argv[0]
         return task_id if name in self.run_for_real else name
 
+    def _is_over(self, task_id: str) -> bool:
+        return task_id in self.cancelled or self.programs[self._name(task_id)].ends
+
     def _status(self, task_id: str) -> te.TaskStatus:
         submitted, program = self.tasks[task_id], self.programs[self._name(task_id)]
         status = te.TaskStatus(
@@ -536,10 +543,10 @@ class Scripted(_Servicer):
         if program.error_reason:
             status.state = te.TASK_STATE_FAILED
             status.error.reason = program.error_reason
-        elif program.ends:
+        elif self._is_over(task_id):
             status.state = te.TASK_STATE_EXITED
             status.exit.exit_code = program.exit_code
-            status.exit.cancelled = program.cancelled
+            status.exit.cancelled = program.cancelled or task_id in self.cancelled
             status.exit.cpu_time_us = 1_500_000
             status.exit.stdout_bytes = len(program.stdout)
             status.exit.stderr_bytes = len(program.stderr)
