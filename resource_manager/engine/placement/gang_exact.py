@@ -17,7 +17,7 @@ from itertools import repeat
 from finegrain.cpu_assignment import CpuAssignment
 from finegrain.cpu_policy import PLAIN
 from finegrain.errors import InvariantBroken
-from resource_manager.engine.cpu_giver import CpuKind
+from resource_manager.engine.cpu_giver import Asked, CpuKind
 from resource_manager.engine.cpus.assign import Wish as CpuWish
 from resource_manager.engine.cpus.assign import assign, assign_many
 from resource_manager.engine.cpus.books import CpuBooks
@@ -58,7 +58,7 @@ class Trials:
         self._trials.clear()
         self._given = 0
 
-    def fit(self, wish: Wish, host: Host, most: int) -> int:
+    def fit(self, wish: Asked, host: Host, most: int) -> int:
         """How many members a host's cpus and NUMA nodes suit, so many at most."""
         if not most or not host.exactly(wish):
             return most
@@ -88,7 +88,7 @@ class Trials:
         asked = [_wish(wish, host) for wish, count in several for _ in range(count)]
         return _count(books, asked) == len(asked)
 
-    def take(self, wish: Wish, host: Host, count: int) -> None:
+    def take(self, wish: Asked, host: Host, count: int) -> None:
         """Gives so many members what they get there.
 
         Raises:
@@ -128,7 +128,7 @@ class Trials:
         return host.host_id if kind is None else kind
 
 
-def _wish(wish: Wish, host: Host) -> CpuWish:
+def _wish(wish: Asked, host: Host) -> CpuWish:
     policy, limit_milli = wish.cpus or (PLAIN, 0)
     return CpuWish.of(policy, host.booking_for(wish), limit_milli)
 

@@ -31,7 +31,7 @@ from resource_manager.engine.provision.books import (
     of_shape,
 )
 from resource_manager.engine.provision.exact import UNBOUNDED
-from resource_manager.engine.provision.exactness import amounts_of, counted, offering
+from resource_manager.engine.provision.exactness import amounts_of, counted, offering, together
 from resource_manager.engine.provision.gang_planning import GangWish
 from resource_manager.engine.provision.packing import Capacity, Counts, Wish
 from resource_manager.engine.provision.planning import Backlog, Plan, Supply, make_plan
@@ -109,6 +109,7 @@ class _Reading:
         self._exact: dict[int, Asked] = {}  # kinds that amounts do not say of how many fit
         line = self._line() if shapes or self.pending else []
         gangs = self._gangs([number for number, _ in line]) if shapes or self.pending else []
+        self._together = together(gangs)
         self.backlog = Backlog(
             wishes=self._wishes,
             line=_runs(line),
@@ -196,7 +197,8 @@ class _Reading:
 
     def _capacity(self, name: str) -> Capacity:
         elastic = self._state.elastic
-        return offering(elastic.capacities[name], elastic.seen.get(name), self._exact)
+        seen = elastic.seen.get(name)
+        return offering(elastic.capacities[name], seen, self._exact, self._together)
 
     def _supply(self, shape: ExecutorShape) -> Supply:
         most = UNBOUNDED
@@ -316,7 +318,8 @@ def _free_hosts(
     for host_id in sorted(found):
         host = state.hosts[host_id]
         if host.eligible and (slots := host.spare_slots()):
-            free[host_id] = offering(_free_of(host, slots), host, exact)
+            counted_together = [gang.members for gang in gangs]
+            free[host_id] = offering(_free_of(host, slots), host, exact, counted_together)
     return free
 
 

@@ -5,21 +5,26 @@ the last one of its shape tells that came; as far as that is known, no more are 
 it could serve, and a shape is not asked for in vain again and again. Executors that are there are
 asked. For a plan this is one more dimension for each kind of wish: of each kind so many fit.
 
-Kinds of different members are not counted against each other: what does not fit together after all
-is planned anew when the executor is there.
+Kinds are not counted against each other on executors that have not come: what does not fit together
+after all is planned anew when they are there. On those that are, and wherever a gang wants to be on
+one executor, its members are counted as they fit beside each other: nothing else would ever tell
+that they do not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from finegrain.resources import Amounts
-from resource_manager.engine.entities import NOTHING_SET, Executor
+from resource_manager.engine.entities import NOTHING_SET, Executor, GangPlacement
 from resource_manager.engine.host import Host
+from resource_manager.engine.placement.gang_exact import Trials
 from resource_manager.engine.provision.exact import UNBOUNDED
+from resource_manager.engine.provision.gang_planning import GangWish
 from resource_manager.engine.provision.packing import Capacity, Wish
+from resource_manager.engine.queue import in_grains
 
 if TYPE_CHECKING:
     from finegrain.cpu_policy import HostPolicy
@@ -52,14 +57,32 @@ def amounts_of(need: Amounts) -> dict[str, int]:
     return {name: amount for name, amount in need.items() if not name.startswith(EXACT)}
 
 
-def offering(capacity: Capacity, host: Host | None, kinds: Mapping[int, Asked]) -> Capacity:
+def offering(
+    capacity: Capacity,
+    host: Host | None,
+    kinds: Mapping[int, Asked],
+    together: Iterable[Mapping[int, int]] = (),
+) -> Capacity:
     """A capacity with so many of each kind as the host's cpus and NUMA nodes suit now; None: nobody
-    knows.
+    knows. `together`: kinds that are counted beside each other, with how many there are of each; no
+    kind is in two of them.
     """
     if not kinds:
         return capacity
-    offered = {EXACT + str(kind): _fit(host, asked) for kind, asked in kinds.items()}
-    return replace(capacity, amounts={**capacity.amounts, **offered})
+    offered = {kind: _fit(host, asked) for kind, asked in kinds.items()}
+    for counts in together:
+        several = {kind: count for kind, count in counts.items() if kind in kinds}
+        if host is not None and len(several) > 1:
+            offered.update(_fit_together(host, several, kinds, capacity.amounts))
+    named = {EXACT + str(kind): count for kind, count in offered.items()}
+    return replace(capacity, amounts={**capacity.amounts, **named})
+
+
+def together(gangs: Iterable[GangWish]) -> list[Mapping[int, int]]:
+    """The members of gangs that have to be on one executor: they are counted beside each other
+    wherever that is to be.
+    """
+    return [each.members for each in gangs if each.placement is GangPlacement.SAME_EXECUTOR]
 
 
 def _fit(host: Host | None, asked: Asked) -> int:
@@ -67,3 +90,21 @@ def _fit(host: Host | None, asked: Asked) -> int:
         return UNBOUNDED
     found = len(host.assign_many(asked, TRIED_MAX))
     return found if found < TRIED_MAX else UNBOUNDED
+
+
+def _fit_together(
+    host: Host, counts: Mapping[int, int], kinds: Mapping[int, Asked], amounts: Amounts
+) -> dict[int, int]:
+    """How many of each there is room for, each kind taking what those before it leave."""
+    trials, left = Trials(), dict(amounts)
+    found: dict[int, int] = {}
+    for kind, count in counts.items():
+        need = in_grains(host.booking_for(kinds[kind]))
+        room = min((left.get(name, 0) // each for name, each in need.items()), default=count)
+        most = min(count, room, TRIED_MAX)
+        fit = trials.fit(kinds[kind], host, most)
+        trials.take(kinds[kind], host, fit)
+        for name, each in need.items():
+            left[name] = left.get(name, 0) - each * fit
+        found[kind] = fit if fit < TRIED_MAX else UNBOUNDED
+    return found

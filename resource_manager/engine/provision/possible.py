@@ -14,7 +14,7 @@ from resource_manager.engine.gang_books import Wish as GangMembers
 from resource_manager.engine.host import ONLINE, Host, shared_booking
 from resource_manager.engine.placement.indexes import carries
 from resource_manager.engine.provision.exact import UNBOUNDED
-from resource_manager.engine.provision.exactness import counted, empty_like, offering
+from resource_manager.engine.provision.exactness import counted, empty_like, offering, together
 from resource_manager.engine.provision.gang_planning import GangWish
 from resource_manager.engine.provision.packing import Capacity, Wish
 from resource_manager.engine.provision.planning import Backlog, Supply, make_plan
@@ -39,7 +39,7 @@ def gang_could_be_provided(state: State, where: Where, members: Sequence[GangMem
         line=[],
         supplies=[
             Supply(
-                offering(elastic.capacities[n], elastic.seen.get(n), exact),
+                offering(elastic.capacities[n], elastic.seen.get(n), exact, together([gang])),
                 shape.total,
                 shape.cost,
                 shape.count_max or UNBOUNDED,
@@ -104,10 +104,10 @@ def _hosts(
             and carries(state.hosts[index.ids[at]], wish.labels)
         )
         found.update(islice(able, most))
-    return {name: _empty(state.hosts[name], exact) for name in sorted(found)}
+    return {name: _empty(state.hosts[name], exact, gang) for name in sorted(found)}
 
 
-def _empty(host: Host, exact: Mapping[int, Asked]) -> Capacity:
+def _empty(host: Host, exact: Mapping[int, Asked], gang: GangWish) -> Capacity:
     registration = host.executor.registration
     capacity = Capacity(
         {**in_grains(host.total), SLOTS: registration.slots_max or UNBOUNDED},
@@ -115,4 +115,6 @@ def _empty(host: Host, exact: Mapping[int, Asked]) -> Capacity:
         host.labels,
         host.separate_pools,
     )
-    return offering(capacity, empty_like(host, host.operator_policy), exact) if exact else capacity
+    if not exact:
+        return capacity
+    return offering(capacity, empty_like(host, host.operator_policy), exact, [gang.members])

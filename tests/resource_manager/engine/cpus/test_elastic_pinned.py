@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from finegrain.cpu_policy import CpuPolicy, HostPolicy, NumaPolicy, QosClass
+from finegrain.cpu_policy import CpuPolicy, ExclusivePolicy, HostPolicy, NumaPolicy, QosClass
 from finegrain.errors import Reason
 from finegrain.resources import MIB, ResourceProfile
 from resource_manager.engine.entities import GangPlacement, GangSpec, RequestSpec, RequestState
@@ -20,6 +20,9 @@ from resource_manager.engine.waiting_reasons import pending_reason
 from tests.support.cpu_hosts import BE, LSE, LSR, CpuStory, host
 
 ONE_NODE = CpuPolicy(QosClass.LSR, numa=NumaPolicy.SINGLE_NUMA_NODE, numa_required=True)
+NODE_EACH = CpuPolicy(
+    QosClass.LSR, exclusive=ExclusivePolicy.NUMA_NODE_LEVEL, exclusive_required=True
+)
 
 
 class ElasticStory(CpuStory):
@@ -56,14 +59,20 @@ class ElasticStory(CpuStory):
     def is_granted(self, name: str) -> bool:
         return bool(self.state.requests[name].state is RequestState.GRANTED)
 
-    def gang(self, name: str, *members: int, policy: CpuPolicy = ONE_NODE) -> Any:
+    def gang(
+        self,
+        name: str,
+        *members: int,
+        policy: CpuPolicy = ONE_NODE,
+        placement: GangPlacement = GangPlacement.ANYWHERE,
+    ) -> Any:
         specs = tuple(
             RequestSpec(
                 f"{name}-{at}", ResourceProfile(cpu, 64 * MIB), gang_id=name, cpu_policy=policy
             )
             for at, cpu in enumerate(members)
         )
-        gangs = (GangSpec(name, GangPlacement.ANYWHERE),)
+        gangs = (GangSpec(name, placement),)
         answer = self.cluster.batch(RequestsSubmitted(self.cluster.at, "job", specs, gangs=gangs))
         self.settle()
         return answer
@@ -154,6 +163,32 @@ def test_a_gang_whose_members_no_node_of_theirs_could_have_is_impossible() -> No
     assert story.is_granted("g-1")
     (outcome, _) = story.gang("h", 9_000, 1_000)
     assert outcome.reason == Reason.INFEASIBLE_NEVER
+
+
+def test_members_that_differ_do_not_count_on_a_host_that_suits_them_one_kind_at_a_time() -> None:
+    story = ElasticStory()
+    story.ask("first", 1_000, BE)
+    story.wait_long()
+    assert story.come() == 1
+    story.gang("g", 2_000, 2_000, 4_000, policy=NODE_EACH)  # a node each, and it has two
+    story.wait_long()
+    assert story.come() == 1
+    assert all(story.is_granted(f"g-{at}") for at in range(3))
+
+
+def test_executors_are_not_asked_for_that_members_do_not_suit_together() -> None:
+    story = ElasticStory(idle_timeout_ms=2_000)
+    story.ask("first", 1_000, BE)
+    story.wait_long()
+    assert story.come() == 1
+    members = (2_000, 2_000, 4_000)
+    on_one = GangPlacement.SAME_EXECUTOR
+    answer = story.gang("g", *members, policy=NODE_EACH, placement=on_one)
+    assert {outcome.reason for outcome in answer} == {Reason.INFEASIBLE_NEVER}
+    story.wait_long()
+    assert story.asked_for() == []
+    story.gang("h", 2_000, 4_000, policy=NODE_EACH, placement=on_one)
+    assert story.is_granted("h-0")
 
 
 def test_best_effort_slots_are_planned_on_the_cpus_of_executors_once_more() -> None:
