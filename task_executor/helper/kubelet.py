@@ -133,10 +133,13 @@ def _identity(path: str) -> Any:
 def _read(path: str) -> str:
     """What is no ordinary file is not read: a pipe would hold us up for ever."""
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with open(fd, "rb") as file:
+    try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise TooMuch(None, "no ordinary file")
-        content = file.read(_FILE_BYTES_MAX + 1)
+        with open(fd, "rb", closefd=False) as file:
+            content = file.read(_FILE_BYTES_MAX + 1)
+    finally:
+        os.close(fd)
     if len(content) > _FILE_BYTES_MAX:
         raise TooMuch(None, f"larger than {_FILE_BYTES_MAX} bytes")
     return content.decode(errors="replace")

@@ -15,7 +15,7 @@ from typing import Any
 from task_executor.helper.cgroups.base import Driver
 from task_executor.helper.loop import Job, within
 from task_executor.helper.paths import boot_id, read_json, write_json
-from task_executor.helper.protocol import Fault, as_fault
+from task_executor.helper.protocol import Fault, as_fault, expand
 
 _DESTROY_S = 30.0
 
@@ -43,6 +43,7 @@ class Slots:
                 unfinished += [self.resize(record["to"])] if record.get("to") else []
             else:
                 path.unlink()
+        self._give_back_cpus()
         return unfinished
 
     def strangers(self) -> list[str]:
@@ -67,10 +68,12 @@ class Slots:
             return self.driver.report()
         group = self.driver.slot(name)
         try:
+            self._clear_own_cpus(limits)
             self.driver.make(group)
             self.driver.apply(group, limits)
             self._write(name, limits)
             self.limits[name] = limits
+            self._give_back_cpus()
         except (Fault, OSError) as error:
             for _wait in range(3):  # nobody is in it, so removal needs no waiting
                 next(self.driver.remove(group), None)
@@ -78,6 +81,15 @@ class Slots:
                 raise
             raise Fault("CARVE_FAILED", f"{error}", file=str(error.filename)) from None
         return self.driver.report()
+
+    def _clear_own_cpus(self, *coming: dict[str, Any]) -> None:
+        """Shims, which work for others, keep off cpus that a slot has to itself, or is to have."""
+        own = (each for each in (*self.limits.values(), *coming) if each["cpu_limit_milli"] == -1)
+        self.driver.bind_shims({cpu for each in own for cpu in expand(each["cpus"])})
+
+    def _give_back_cpus(self) -> None:
+        with suppress(Fault, OSError):  # whoever is carved or moved next does it
+            self._clear_own_cpus()
 
     def _write(self, name: str, limits: dict[str, Any], to: dict[str, Any] | None = None) -> None:
         content = {"boot_id": boot_id(), "limits": limits, "to": to}
@@ -97,6 +109,7 @@ class Slots:
             for wanted in (limits, old, limits):  # on, or back; on if tasks have grown into it
                 try:
                     yield from self.driver.make_room(self.driver.slot(name), wanted["memory_bytes"])
+                    self._clear_own_cpus(wanted)
                     self.driver.apply(self.driver.slot(name), wanted)
                     self._bind_tasks(name, wanted["cpus"])
                 except (Fault, OSError) as error:
@@ -108,6 +121,7 @@ class Slots:
                 break
         finally:
             self.resizing.discard(name)
+            self._give_back_cpus()
         if self.limits[name] != limits:
             raise failure
         return self.driver.report()
@@ -121,7 +135,9 @@ class Slots:
             yield 0.02
         self.resizing.update(names)
         try:
-            for name, each in zip(names, slots, strict=True):
+            items = list(zip(names, slots, strict=True))
+            self._clear_own_cpus(*(self.limits[n] | each for n, each in items if n in self.limits))
+            for name, each in items:
                 if known := self.limits.get(name):
                     before.append(known)
                     self._place(name, known | {"cpus": each["cpus"], "mems": each["mems"]})
@@ -134,6 +150,7 @@ class Slots:
             raise as_fault(error, "CARVE_FAILED") from None
         finally:
             self.resizing.difference_update(names)
+            self._give_back_cpus()
         return None
 
     def _place(self, name: str, limits: dict[str, Any]) -> None:
@@ -165,6 +182,7 @@ class Slots:
             yield from within(_DESTROY_S, self._empty(name), lambda: self._not_empty(name))
             (self.directory / f"{name}.json").unlink(missing_ok=True)
             self.limits.pop(name, None)
+            self._give_back_cpus()
         finally:
             self.destroying.discard(name)
         return None

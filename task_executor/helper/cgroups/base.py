@@ -28,19 +28,7 @@ _CPU_LIST = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
 PERIOD_US = 100_000
 _RECLAIM_S = 5.0
 _LOOK_S = 0.02
-_PAGE_SIZES = (
-    "64KB",
-    "512KB",
-    "1MB",
-    "2MB",
-    "16MB",
-    "32MB",
-    "256MB",
-    "512MB",
-    "1GB",
-    "2GB",
-    "16GB",
-)
+_PAGE_SIZES = ("64KB", "512KB", *(f"{n}MB" for n in (1, 2, 16, 32, 256, 512)), "1GB", "2GB", "16GB")
 _LOOKS_AT_THREADS = 5
 LEAF = "finegrain-daemon"  # on v2 what runs in a group that we split moves there
 
@@ -238,6 +226,11 @@ class Driver:
     def bind(self, group: Group, cpus: str, mems: str) -> None:
         """The part of `apply` that says where a slot runs; one write moves all that runs in it."""
 
+    def bind_shims(self, own: set[int]) -> None:
+        """Shims run on what is not in `own`, or on all cpus if nothing else is left. Without groups
+        they run where their slot does.
+        """
+
     def bind_tasks(self, group: Group, shims: Iterable[int], cpus: str) -> None:
         """Where no group binds them: the affinity of all threads of a slot, shims first. What they
         fork inherits it, so after a few looks there is nothing new without it, not of a fork bomb.
@@ -368,6 +361,17 @@ class Driver:
 
 class CgroupDriver(Driver):
     """What needs files: membership."""
+
+    cpuset = ("", "")  # controller, and the file that says which cpus a group has
+
+    def bind_shims(self, own: set[int]) -> None:
+        controller, here = self.cpuset
+        path = f"{(base := self.base.get(controller, ''))}/shims/cpuset.cpus"
+        if base and self.kernel.exists(path):
+            whole = expand(self.kernel.read(f"{base}/{here}"))
+            wanted = (whole - own) or whole
+            if expand(self.kernel.read(path)) != wanted:
+                self.put(path, ",".join(map(str, sorted(wanted))))
 
     def pids(self, group: Group, shims: Iterable[int]) -> set[int]:  # noqa: ARG002
         found: set[int] = set()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any, ClassVar
 
 from task_executor.helper.cgroups.base import PERIOD_US, CgroupDriver, Counted, Group, quota_us
@@ -14,6 +15,7 @@ from task_executor.helper.loop import Job
 from task_executor.helper.protocol import Fault, expand
 
 CONTROLLERS = ("cpu", "cpuacct", "cpuset", "memory", "freezer", "pids", "hugetlb")
+_LOOKS_AT_STRAYS = 5
 _FREEZE_STEPS = 100  # of 5 ms; a process in uninterruptible sleep may never freeze
 
 
@@ -28,6 +30,7 @@ class V1(CgroupDriver):
         "oom_kills": ("memory", "memory.oom_control", "oom_kill"),
     }
 
+    cpuset = ("cpuset", "cpuset.cpus")
     squeeze = ("memory", "memory.limit_in_bytes", "memory.limit_in_bytes")
     unhindered = (("cpu", "cpu.shares", "1024"), ("cpu", "cpu.cfs_quota_us", "-1"))
     in_use = ("memory.usage_in_bytes", "memory.memsw.usage_in_bytes")
@@ -73,6 +76,7 @@ class V1(CgroupDriver):
         if cpuset := group.get("cpuset"):
             self._bind(cpuset, "cpuset.cpus", cpus)
             self._bind(cpuset, "cpuset.mems", mems)
+            self._bring_back(group, cpuset)
 
     def _bind(self, path: str, file: str, wanted: str) -> None:
         """v1 takes a cpu that goes off-line out of every group for good. So our own levels get back
@@ -87,6 +91,20 @@ class V1(CgroupDriver):
         here = expand(wanted) & expand(whole)
         cut = "" if here == expand(wanted) else ",".join(map(str, sorted(here)))
         self.put(f"{path}/{file}", cut or wanted or whole)
+
+    def _bring_back(self, group: Group, cpuset: str) -> None:
+        """A group that loses its last cpu loses what runs in it, too: the kernel moves that to the
+        level above, where everybody's cpus are, and never back.
+        """
+        above = cpuset.rpartition("/")[0]
+        for _look in range(_LOOKS_AT_STRAYS):  # what they fork meanwhile is one, too
+            strays = self.kernel.read(f"{above}/cgroup.procs").split()
+            ours = self.pids(group, ()) if strays else ()
+            for pid in filter(lambda stray: int(stray) in ours, strays):
+                with suppress(ProcessLookupError):
+                    self.kernel.write(f"{cpuset}/cgroup.procs", pid)
+            if not ours:
+                return
 
     def kill(self, group: Group, _shims: Iterable[int] = ()) -> Job:
         """Freeze, kill what is frozen, thaw; until empty and no zombie is charged any more."""

@@ -26,6 +26,7 @@ class V2(CgroupDriver):
         "oom_kills": ("unified", "memory.events", "oom_kill"),
     }
 
+    cpuset = ("unified", "cpuset.cpus.effective")
     squeeze = ("unified", "memory.high", "memory.max")
     unhindered = (
         ("unified", "cpu.weight", "100"),

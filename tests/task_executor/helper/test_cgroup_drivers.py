@@ -134,6 +134,37 @@ def test_on_v1_a_cpu_that_went_off_line_and_came_back_costs_no_slot(tmp_path: Pa
         slots.create(limits(allocation_id="d", cpus="7"))
 
 
+def test_on_v1_tasks_whose_slot_lost_its_last_cpu_are_brought_back(tmp_path: Path) -> None:
+    """The kernel moves them to the group above all slots, where they run on anybody's cpus."""
+    kernel = FakeV1(SEPARATE)
+    slots = slots_on(kernel, tmp_path)
+    slots.create(limits(cpus="3", cpu_limit_milli=-1))
+    slots.create(limits(allocation_id="b", cpus="0-2"))
+    start_in(slots, kernel, "t", 7)
+    place = "/sys/fs/cgroup/cpuset/box/finegrain/host-a"
+    of_slot, above = f"{place}/slots/a.1", f"{place}/slots"
+    assert kernel.members[of_slot] == {7}
+    for level in (place, above, f"{place}/shims"):
+        kernel.files[f"{level}/cpuset.cpus"] = "0-2"
+    kernel.files[f"{of_slot}/cpuset.cpus"] = ""
+    kernel.members[of_slot], kernel.members[above] = set(), {7}
+    finish(slots.place([{"allocation_id": "b", "generation": 1, "cpus": "0-1", "mems": ""}]))
+    assert kernel.members[above] == {7}  # it is no task of that one
+    finish(slots.place([{"allocation_id": "a", "generation": 1, "cpus": "2", "mems": ""}]))
+    assert kernel.members[of_slot] == {7}
+    assert not kernel.members[above]
+
+
+def test_on_v1_shims_get_back_their_cpus_as_slots_do(tmp_path: Path) -> None:
+    """Each cpu may be off-line once: a group without cpus would admit no shim any more."""
+    kernel = FakeV1(SEPARATE)
+    slots = slots_on(kernel, tmp_path)
+    shims = "/sys/fs/cgroup/cpuset/box/finegrain/host-a/shims/cpuset.cpus"
+    kernel.files[shims] = "1"
+    slots.create(limits(cpus="0-3"))
+    assert expand(kernel.read(shims)) == expand("0-3")
+
+
 def test_a_pinned_slot_has_no_quota(tmp_path: Path) -> None:
     kernel = FakeV2()
     slots_on(kernel, tmp_path).create(limits(cpu_limit_milli=-1))

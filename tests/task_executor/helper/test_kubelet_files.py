@@ -74,7 +74,9 @@ def test_what_cannot_be_read_is_told_and_holds_nobody_up(folder: Path) -> None:
     (folder / "memory_manager_state").mkdir()
     with (folder / "cpu_manager_state").open("w") as file:
         file.truncate(1 << 20)
+    descriptors = len(list(Path("/proc/self/fd").iterdir()))
     failures = dict(KubeletFiles(str(folder), None).look("")["failures"])
+    assert len(list(Path("/proc/self/fd").iterdir())) == descriptors
     assert "no ordinary file" in failures["config"]
     assert (
         "directory" in failures["memory_manager_state"].lower()
