@@ -149,12 +149,14 @@ class SlotKeeper:
 
     async def take_policy(self, policy: HostPolicy, number: int) -> None:
         """What an operator has set for this host at runtime. Durable when this returns; slots that
-        have to move do so afterwards, since who tells it has to go on talking to the RM.
+        have to move do so afterwards, since who tells it has to go on talking to the RM. Books that
+        were restored give a number out again: the same one does not mean the same settings.
 
         Raises:
             OSError: it could not be written; it holds all the same.
         """
-        if number != self.table.cpus.conditions.policy_number:
+        known = self.table.cpus.conditions
+        if (number, policy) != (known.policy_number, known.operator_policy):
             log.info("host_policy", number=number, **policy.to_dict())
             self.table.take_in(operator_policy=policy, policy_number=number)
             self.on_change()

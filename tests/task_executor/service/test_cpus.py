@@ -362,6 +362,19 @@ async def test_an_operators_reserve_is_followed_kept_and_told_by_its_number(
     assert reasons(await rm.allocate(pinned("own", "3"))) == [""]
 
 
+async def test_settings_of_restored_books_are_followed_under_a_number_that_was_given_out_before(
+    rm: ScriptedRM, executor: Executor
+) -> None:
+    await rm.allocate(allocation("plain"))
+    strict = HostPolicy(reserved_cpus=cpus("3"), reserved_strict=True)
+    rm.policy, rm.policy_number = host_policy_to_proto(strict), 5
+    await eventually(lambda: number_told(rm) == 5, "it is followed")
+    await executor.crash()
+    rm.policy = host_policy_to_proto(replace(strict, reserved_cpus=cpus("2")))
+    await again(rm, executor)
+    await eventually(lambda: on_host(executor) == {"plain": "0-1,3"}, "the other one is, too")
+
+
 async def test_slots_that_move_slowly_for_an_operators_word_hold_up_no_heartbeat(
     rm: ScriptedRM, executor: Executor
 ) -> None:
