@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 
 from finegrain.cpu_assignment import CpuAssignment, NodeShare
 from finegrain.cpu_policy import BindPolicy, NumaPolicy
@@ -24,13 +25,13 @@ from resource_manager.engine.cpus.hints import (
     remoteness,
 )
 from resource_manager.engine.cpus.layout import CpuLayout
-from resource_manager.engine.cpus.merge import merge
+from resource_manager.engine.cpus.merge import merge_ranked
 from resource_manager.engine.cpus.numa import MILLI, positions, split
 from resource_manager.engine.cpus.pinning import notes_on, pick, pick_on, short, suiting
 from resource_manager.engine.cpus.refusals import CpuRefusal
 from resource_manager.engine.cpus.resolve import Resolved
 from resource_manager.engine.cpus.shortages import not_enough, unaligned, unsuited
-from resource_manager.engine.cpus.take import Short, Taken
+from resource_manager.engine.cpus.take import Short, Taken, sums_to, total_widths, whole_widths
 from resource_manager.engine.cpus.wishes import Wish
 
 
@@ -163,17 +164,31 @@ class Case:
     ) -> CpuAssignment | None:
         """On the best mask of one size."""
         provider = hints(asked, masks, preferred_size)
-        while True:
-            best = merge(policy, [provider], remoteness=lambda mask: remoteness(asked.layout, mask))
+        for best in merge_ranked(
+            policy, [provider], remoteness=lambda mask: remoteness(asked.layout, mask)
+        ):
             if not best.admitted or best.mask is None:
                 return None
-            found = self.assigned_on(asked, positions(best.mask), notes)
+            nodes = positions(best.mask)
+            found = self.assigned_on(asked, nodes, notes) if self._can_add_up(nodes) else None
             if found is not None:
                 return found
-            provider = {
-                name: [hint for hint in its if hint.mask != best.mask]
-                for name, its in provider.items()
-            }
+        return None
+
+    def _can_add_up(self, nodes: Sequence[int]) -> bool:
+        """False if whole cores are required and none on these nodes have so many threads together:
+        quickly told, where choosing among cpus in vain is not.
+        """
+        resolved = self._resolved
+        if self._own is None or not resolved.needs_whole_cores or self._books.layout.uniform_cores:
+            return True
+        return sums_to(total_widths(self._whole_cores[at] for at in nodes), resolved.count)
+
+    @cached_property
+    def _whole_cores(self) -> list[Mapping[int, int]]:
+        """Of the cpus that it can choose from, per node."""
+        layout, own = self._books.layout, self._own or 0
+        return [whole_widths(cores, own) for cores in layout.cores_of_node]
 
     def assigned_on(
         self, asked: Quantities, nodes: Sequence[int], notes: tuple[str, ...]

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import NamedTuple, TypeAlias
 
 from finegrain.cpu_policy import NumaPolicy
@@ -79,8 +80,21 @@ def merge(
         remoteness: how far the nodes of a mask are from each other, such as the sum of their
             distances; compared between masks of as many nodes.
     """
+    return merge_ranked(policy, providers, remoteness=remoteness)[0]
+
+
+def merge_ranked(
+    policy: NumaPolicy,
+    providers: Iterable[Provider | None],
+    *,
+    remoteness: Callable[[int], int] = lambda _: 0,
+) -> Sequence[Merged]:
+    """What `merge` says first, and what it would say if the masks before were no hints: never
+    empty, and all but the first are admitted. For whoever finds out only then that a mask will not
+    do.
+    """
     if not policy.aligns:
-        return Merged(admitted=True)
+        return (Merged(admitted=True),)
     given = [
         (name, hints)
         for provider in providers
@@ -90,25 +104,20 @@ def merge(
     ]
     unserved = tuple(sorted({name for name, hints in given if not hints}))
     if unserved:
-        return Merged(policy is NumaPolicy.BEST_EFFORT, unserved=unserved)
+        return (Merged(policy is NumaPolicy.BEST_EFFORT, unserved=unserved),)
     if policy is NumaPolicy.SINGLE_NUMA_NODE:
         given = [(name, [hint for hint in hints if _is_single(hint)]) for name, hints in given]
-    best = _best([_resource(hints) for _, hints in given], remoteness)
-    if best is None:
-        return Merged(policy is NumaPolicy.BEST_EFFORT)
-    mask, preferred = best
-    if not preferred and policy is not NumaPolicy.BEST_EFFORT:
-        return Merged(admitted=False)
-    return Merged(True, mask, preferred)
+    ranked = _ranked([_resource(hints) for _, hints in given], remoteness)
+    if policy is not NumaPolicy.BEST_EFFORT:
+        ranked = [each for each in ranked if each.preferred]
+    return ranked or (Merged(policy is NumaPolicy.BEST_EFFORT),)
 
 
-def _best(
-    resources: list[_Resource], remoteness: Callable[[int], int]
-) -> tuple[int | None, bool] | None:
-    """The first mask in the order above that every resource names, and whether all prefer it. No
-    nodes in particular is the widest mask; None: there is no such mask.
+def _ranked(resources: list[_Resource], remoteness: Callable[[int], int]) -> list[Merged]:
+    """The masks that every resource names, in the order above, and whether all prefer them. No
+    nodes in particular is the widest mask.
     """
-    best: tuple[tuple[bool, int, int, int, int], int | None, bool] | None = None
+    found: list[tuple[tuple[bool, int, int, int, int], Merged]] = []
     for mask in _candidates(resources):
         said = [resource.says_of(mask) for resource in resources]
         choices = [choice for choice in said if choice is not None]
@@ -121,9 +130,8 @@ def _best(
             key = (not preferred, _WIDEST, 0, 0, 0)
         else:
             key = (not preferred, mask.bit_count(), remoteness(mask), -score, mask)
-        if best is None or key < best[0]:
-            best = key, mask, preferred
-    return None if best is None else best[1:]
+        found.append((key, Merged(True, mask, preferred)))
+    return [each for _, each in sorted(found, key=itemgetter(0))]
 
 
 def _is_preferred(resources: list[_Resource], mask: int | None) -> bool:

@@ -18,7 +18,7 @@ nodenumaresource, see `accumulator`), except:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -151,7 +151,24 @@ def aligned(layout: CpuLayout, need: int) -> bool:
 
 def adds_up(layout: CpuLayout, cpus: int, need: int) -> bool:
     """Whether some of the cores that lie in `cpus` altogether have so many threads together."""
-    widths = Counter(core.bit_count() for core in layout.core_masks if not core & ~cpus)
+    return sums_to(whole_widths(layout.core_masks, cpus), need)
+
+
+def whole_widths(cores: Iterable[int], cpus: int) -> Counter[int]:
+    """Of the cores that lie in `cpus` altogether: how many have how many threads."""
+    return Counter(core.bit_count() for core in cores if not core & ~cpus)
+
+
+def total_widths(parts: Iterable[Mapping[int, int]]) -> Counter[int]:
+    """Of several groups of cores together."""
+    total: Counter[int] = Counter()
+    for part in parts:
+        total.update(part)
+    return total
+
+
+def sums_to(widths: Mapping[int, int], need: int) -> bool:
+    """Whether some of so many cores of such widths have `need` threads together."""
     sums = 1  # bit n: some of the cores have n threads together
     for width, count in widths.items():
         step = 1  # 1, 2, 4 ... cores and the rest: enough for every number of them

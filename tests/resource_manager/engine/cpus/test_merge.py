@@ -10,7 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from finegrain.cpu_policy import NumaPolicy
-from resource_manager.engine.cpus.merge import Hint, Merged, Provider, merge
+from resource_manager.engine.cpus.merge import (
+    Hint,
+    Merged,
+    Provider,
+    merge,
+    merge_ranked,
+)
 
 VECTORS = Path(__file__).parents[3] / "data" / "vectors"
 
@@ -214,6 +220,17 @@ def test_it_is_what_looking_at_every_combination_finds(
     told: list[Provider | None] = [{str(at): hints} for at, hints in enumerate(lists)]
     found = merge(its, told, remoteness=_remoteness)
     assert (found.admitted, found.mask, found.preferred) == _by_every_combination(its, lists)
+
+
+@given(st.lists(hint_lists, min_size=1, max_size=3), st.sampled_from([BEST_EFFORT, RESTRICTED]))
+def test_the_next_mask_is_what_would_come_first_without_those_before(
+    lists: list[list[Hint]], policy: NumaPolicy
+) -> None:
+    its = {f"r{at}": [each for each in hints if each.mask] for at, hints in enumerate(lists)}
+    for found in merge_ranked(policy, [its], remoteness=_remoteness):
+        assert found == merge(policy, [its], remoteness=_remoteness)
+        its = {name: [h for h in hints if h.mask != found.mask] for name, hints in its.items()}
+    assert merge(policy, [its], remoteness=_remoteness).mask is None
 
 
 def _remoteness(bits: int) -> int:
