@@ -164,10 +164,13 @@ def _pool_exclusive(policy: CpuPolicy) -> _Exclusive:
 
 
 def _numa(policy: CpuPolicy, host: EffectivePolicy) -> _Numa | CpuRefusal:
-    """The host's alignment holds for every slot there, whatever its class."""
+    """The host's alignment holds for every slot there, whatever its class. BestEffort demands
+    nothing of anybody, so it gives way to what a request requires.
+    """
     asked, aligned = policy.numa, host.alignment
-    if not aligned.aligns:
-        wanted = NumaPolicy.NONE if asked is NumaPolicy.DEFAULT else asked
+    demanded = aligned.aligns and aligned is not NumaPolicy.BEST_EFFORT
+    if not aligned.aligns or (policy.numa_required and not demanded):
+        wanted = aligned if asked is NumaPolicy.DEFAULT else asked
         return wanted, policy.numa_required, ()
     if asked in (NumaPolicy.DEFAULT, aligned):
         return aligned, True, ()

@@ -143,7 +143,16 @@ def test_the_hosts_alignment_goes_before_a_preference_and_not_before_a_must(
         found = settled(CpuPolicy(numa=asked), host)
         assert found.numa is aligned
         assert asked in found.notes[0]
+        if aligned is NumaPolicy.BEST_EFFORT:
+            continue
         refusal = refused(CpuPolicy(numa=asked, numa_required=True), host)
         assert refusal.blocker is CpuBlocker.NUMA_POLICY_MISMATCH
         assert asked in refusal.text
         assert aligned in refusal.text
+
+
+@pytest.mark.parametrize("asked", [each for each in NumaPolicy if each is not NumaPolicy.DEFAULT])
+def test_a_host_that_aligns_if_possible_demands_nothing(asked: NumaPolicy) -> None:
+    host = EffectivePolicy(alignment=NumaPolicy.BEST_EFFORT)
+    found = settled(CpuPolicy(numa=asked, numa_required=True), host)
+    assert (found.numa, found.numa_required, found.notes) == (asked, True, ())
