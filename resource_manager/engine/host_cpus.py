@@ -33,6 +33,7 @@ class Announced:
 
     slot_cpus: CpuSet = EMPTY  # that its total counts
     reserved_cpus: CpuSet = EMPTY  # kept back by its configuration, beside those
+    isolated_cpus: CpuSet = EMPTY  # in no shared pool, so that nobody can book by them
     policy: HostPolicy = NOTHING_SET
 
 
@@ -63,10 +64,12 @@ def host_cpus(
     policy = _settled(operator, announced.policy, state.kubelet_policy, cluster)
     gone = (state.offline_cpus | state.kubelet_cpus) & announced.slot_cpus
     taken = gone | (policy.reserved_cpus & announced.slot_cpus)
-    best_effort_lacks = gone | (policy.strictly_reserved_cpus & announced.slot_cpus)
+    in_no_pool = policy.strictly_reserved_cpus | announced.isolated_cpus
+    best_effort_lacks = gone | (in_no_pool & announced.slot_cpus)
+    uncounted = taken | (announced.isolated_cpus & announced.slot_cpus)
     total = dict(registration.total)
-    if taken:
-        total = _total(total, announced.slot_cpus, taken, best_effort_lacks)
+    if uncounted:
+        total = _total(total, announced.slot_cpus, uncounted, best_effort_lacks)
     return HostCpus(policy, gone, taken, total)
 
 
@@ -75,7 +78,7 @@ def announced_by(registration: Registration) -> Announced:
     told = _announced(registration.host_cpus)
     if told.slot_cpus or not registration.shared_cpus:
         return told
-    return Announced(CpuSet.parse(registration.shared_cpus), told.reserved_cpus, told.policy)
+    return Announced(CpuSet.parse(registration.shared_cpus), told.reserved_cpus, policy=told.policy)
 
 
 def unannounced(operator: HostPolicy, cluster: HostPolicy) -> EffectivePolicy:
@@ -89,6 +92,7 @@ def _announced(text: str) -> Announced:
     return Announced(
         CpuSet.parse(told.get("slot_cpus", ""), "slot_cpus"),
         CpuSet.parse(told.get("reserved_cpus", ""), "reserved_cpus"),
+        CpuSet.parse(told.get("isolated_cpus", ""), "isolated_cpus"),
         HostPolicy.from_dict(told.get("policy", {})),
     )
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from finegrain.cpu_policy import CpuPolicy, NumaPolicy
+import json
+
+from finegrain.cpu_policy import CpuPolicy, NumaPolicy, QosClass
 from finegrain.cpuset import CpuSet
 from finegrain.resources import GIB
 from resource_manager.engine.entities import NO_CPU_STATE
@@ -21,6 +23,17 @@ def test_cpus_that_do_not_run_are_nobodys_capacity() -> None:
     assert story.state.requests["waits"].state == "GRANTED"
     story.see("host-a")
     assert story.free_cpu() == 1_000
+
+
+def test_isolated_cpus_let_nobody_book_more_than_the_pool_has() -> None:
+    executor = host()
+    executor.host_cpus = json.dumps(json.loads(executor.host_cpus) | {"isolated_cpus": "6-7"})
+    story = CpuStory(executor)
+    assert story.state.hosts["host-a"].total["best_effort_cpu_milli"] == 14_000
+    story.ask("pinned", 2_000, CpuPolicy(QosClass.LSR))
+    assert story.cpus("pinned") == "6-7"  # nobody else can use them
+    assert story.free_cpu() == 12_000
+    story.sound()
 
 
 def test_slots_that_are_there_stay_when_capacity_goes() -> None:
