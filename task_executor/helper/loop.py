@@ -102,7 +102,8 @@ class Loop:
             for key, events in self._selector.select(wait):
                 if self._selector.get_map().get(key.fd) is key:  # not forgotten in this round
                     self._guard(lambda key=key, events=events: key.data(events))  # type: ignore[misc]
-            while self._timers and self._timers[0][0] <= time.monotonic():
+            due = time.monotonic()  # what a job asks for now comes after whoever else is ready
+            while self._timers and self._timers[0][0] <= due:
                 self._guard(heapq.heappop(self._timers)[2])
 
     @staticmethod
