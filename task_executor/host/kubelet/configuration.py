@@ -28,7 +28,14 @@ _FLAGS: Final = {
     "topology-manager-policy": "topologyManagerPolicy",
     "topology-manager-scope": "topologyManagerScope",
 }
-_NO_YAML: Final = (ValueError, LookupError, AttributeError, TypeError, ArithmeticError, RecursionError)
+_NO_YAML: Final = (
+    ValueError,
+    LookupError,
+    AttributeError,
+    TypeError,
+    ArithmeticError,
+    RecursionError,
+)
 """What its constructors raise, besides errors of its own, for a value that is not of its tag."""
 _MAPS: Final = frozenset({"cpuManagerPolicyOptions", "kubeReserved", "systemReserved"})
 
