@@ -6,6 +6,7 @@ Decides where to look. Refuses to know finegrain's rules.
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 from finegrain.cpuset import CpuSet, union
@@ -14,6 +15,7 @@ from tests.systemd_host.machine import limit
 CPUS = Path("/sys/devices/system/cpu")
 NODES = Path("/sys/devices/system/node")
 PAGE = 4096
+READS_MAX = 20
 
 
 def online() -> CpuSet:
@@ -62,12 +64,17 @@ def are_distinct_cores(cpus: CpuSet) -> bool:
 
 
 def confined_to(pid: int) -> CpuSet:
-    """The cpus that its group has, and with that the process. AssertionError: they differ."""
-    group = CpuSet.parse(limit(pid, "cpuset.cpus.effective", "cpuset/cpuset.effective_cpus"))
-    status = CpuSet.parse(_status(pid, "Cpus_allowed_list"))
-    scheduled = CpuSet(os.sched_getaffinity(pid))
-    assert group == status == scheduled, f"{group} by group, {status}, {scheduled} by process"
-    return group
+    """The cpus that its group has, and with that the process. AssertionError: they differ, and not
+    only while it is being moved.
+    """
+    for _ in range(READS_MAX):
+        group = CpuSet.parse(limit(pid, "cpuset.cpus.effective", "cpuset/cpuset.effective_cpus"))
+        status = CpuSet.parse(_status(pid, "Cpus_allowed_list"))
+        scheduled = CpuSet(os.sched_getaffinity(pid))
+        if group == status == scheduled:
+            return group
+        time.sleep(0.1)
+    raise AssertionError(f"{group} by group, {status} and {scheduled} by process")
 
 
 def memory_nodes_of(pid: int) -> CpuSet:
