@@ -226,6 +226,13 @@ class WaitingQueue:
         self.roomy.pop(shape, None)
         self.sleeping.setdefault(shape.labels, {})[shape] = None
 
+    def look_on(self, shape: Shape) -> None:
+        """Nobody knows yet whether there is room for a shape, which is nowhere: the round goes on
+        with it.
+        """
+        if shape not in self.open:
+            self._put_into_round(shape)
+
     def wake(self, labels: Labels) -> None:
         """A host that carries these labels grew."""
         if shapes := self.sleeping.pop(labels, None):

@@ -76,13 +76,14 @@ def is_exact(profile: ResourceProfile | None, cpus: CpuKey | None) -> bool:
 
 @dataclass(slots=True, eq=False)
 class Cursor:
-    """How far a shape's search has come in its index: no host before `frontier` fits, as of
-    `log_length`.
+    """How far a shape's search has come in its index: no host before `frontier` fits, but perhaps
+    those at the positions `again`, as of `log_length`.
     """
 
     version: int = -1
     log_length: int = 0
     frontier: int = 0
+    again: frozenset[int] = frozenset()
 
 
 @dataclass(slots=True, eq=False)

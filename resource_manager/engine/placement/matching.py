@@ -15,7 +15,8 @@ at most), plus lines that are parked or stand in line again, and shapes looked a
 What waits one by one (`singles.py`) is tried when it is its job's turn and nothing of that job came
 before it; and counted like a shape if it is tried in vain, a gang like as many as it has different
 members. So do hosts that had to be asked whether their cpus and NUMA nodes suit a shape, if none
-did.
+did. Where that are too many for one decision (`exact.py`), the shape is looked at again in the next
+one.
 """
 
 from __future__ import annotations
@@ -77,34 +78,48 @@ def place_waiting(turn: Turn) -> None:
         return
     placing = Placing(state)
     set_aside: list[Request] = []
+    unknown: dict[Shape, None] = {}  # whether there is room
     most = state.settings.shapes_tried_max
     budget = _Budget(looks=most, tries=most, moves=MOVES_MAX - eased)
     queue.singles.order()
     goes_on = queue.in_round or queue.begin_round()
     while goes_on:
-        _look(turn, placing, budget)
+        _look(turn, placing, budget, unknown)
         if budget.moves:
-            set_aside += _serve(turn, placing, budget)
+            set_aside += _serve(turn, placing, budget, unknown)
         queue.turns.end_halts()
         goes_on = queue.begin_round()
     placing.finish()
+    for shape in unknown:
+        queue.look_on(shape)
     for request in set_aside:  # which is no work left over: nothing has changed for them yet
         queue.take_back(request)
 
 
-def _look(turn: Turn, placing: Placing, budget: _Budget) -> None:
+def _look(turn: Turn, placing: Placing, budget: _Budget, unknown: dict[Shape, None]) -> None:
     """Finds out for which shapes there is room."""
     queue = turn.state.queue
     while budget.looks and budget.moves and (shape := queue.look()) is not None:
         if placing.has_room(shape):
             budget.moves -= max(1, queue.has_room(shape, budget.moves))
         else:
-            queue.sleep(shape)
-            tried_in_vain(turn, shape)
+            _found_none(turn, placing, shape, unknown)
             budget.looks -= min(budget.looks, 1 + placing.asked(shape))
 
 
-def _serve(turn: Turn, placing: Placing, budget: _Budget) -> list[Request]:
+def _found_none(turn: Turn, placing: Placing, shape: Shape, unknown: dict[Shape, None]) -> None:
+    """Nothing was found for a shape: there is no room, or not all hosts were asked."""
+    if placing.stopped(shape):
+        turn.state.queue.roomy.pop(shape, None)
+        unknown[shape] = None
+    else:
+        turn.state.queue.sleep(shape)
+        tried_in_vain(turn, shape)
+
+
+def _serve(
+    turn: Turn, placing: Placing, budget: _Budget, unknown: dict[Shape, None]
+) -> list[Request]:
     """Serves those for whom there is room, as long as there is; answers with whoever has to be set
     aside meanwhile.
     """
@@ -123,7 +138,7 @@ def _serve(turn: Turn, placing: Placing, budget: _Budget) -> list[Request]:
             queue.park(line)
             budget.moves -= 1
         else:
-            set_aside += _serve_line(turn, placing, line, budget)
+            set_aside += _serve_line(turn, placing, line, budget, unknown)
     return set_aside
 
 
@@ -150,7 +165,9 @@ def _attempt(turn: Turn, placing: Placing, single: Single) -> bool:
     return False
 
 
-def _serve_line(turn: Turn, placing: Placing, line: Line, budget: _Budget) -> list[Request]:
+def _serve_line(
+    turn: Turn, placing: Placing, line: Line, budget: _Budget, unknown: dict[Shape, None]
+) -> list[Request]:
     """Places the next requests of a line as far as there is room; answers with whoever has to be
     set aside.
     """
@@ -180,14 +197,18 @@ def _serve_line(turn: Turn, placing: Placing, line: Line, budget: _Budget) -> li
         request = state.request_at(numbers[0])
         queue.set_aside(line, numbers[0])
         return [request]
+    if not placed:
+        budget.tries -= 1
     if placed < count or not more:
-        _look_again(turn, placing, shape, budget)
+        _look_again(turn, placing, shape, budget, unknown)
     if placed and (shape in queue.roomy or not shape.waiting):
         state.starving.over(shape)  # there is enough for all who ask for this
     return []
 
 
-def _look_again(turn: Turn, placing: Placing, shape: Shape, budget: _Budget) -> None:
+def _look_again(
+    turn: Turn, placing: Placing, shape: Shape, budget: _Budget, unknown: dict[Shape, None]
+) -> None:
     """Room has become scarce for a shape. Finds out for it, and for others if they are few, whether
     there is any left: to find that out when they have their turns would take longer.
     """
@@ -195,8 +216,7 @@ def _look_again(turn: Turn, placing: Placing, shape: Shape, budget: _Budget) -> 
     few = len(queue.roomy) <= LOOKED_AT_AGAIN_MAX
     for each in list(queue.roomy) if few else [shape]:
         if each in queue.roomy and not placing.has_room(each):
-            queue.sleep(each)
-            tried_in_vain(turn, each)
+            _found_none(turn, placing, each, unknown)
             budget.tries -= min(1, budget.tries)
 
 

@@ -16,7 +16,7 @@ import heapq
 from collections.abc import Collection, Iterable
 
 from resource_manager.engine.host import SCORE, Host
-from resource_manager.engine.placement.exact import ExactSearch
+from resource_manager.engine.placement.exact import Asks, ExactSearch
 from resource_manager.engine.placement.index import CapacityIndex
 from resource_manager.engine.placement.rank import (
     HOSTS_PER_CANDIDATE,
@@ -44,6 +44,7 @@ class Placing:
         self._proportions: dict[CapacityIndex, Proportions] = {}
         self._searches: dict[Shape, Search] = {}
         self._exact: dict[Shape, ExactSearch] = {}
+        self._asks = Asks(state.settings.hosts_asked_max)
         self._strict = state.indexes.strict
         self._growth: dict[CapacityIndex, Growth] = {}
         for name in list(state.refusing):
@@ -88,13 +89,23 @@ class Placing:
         left = count - sum(share for _, share in runs)
         if left and self._has_exact(shape):
             spread = self._state.settings.strategy == "spread"
-            runs += self._exactly(shape, elsewhere).place(left, spread=spread)
+            search = self._exactly(shape)
+            known = search.index.position
+            besides = {known[name] for name in elsewhere if search.index.knows(name)}
+            runs += search.place(left, spread=spread, besides=besides)
         return runs
 
     def asked(self, shape: Shape) -> int:
         """How many hosts were asked in this pass whether their cpus and NUMA nodes suit a shape."""
         search = self._exact.get(shape)
         return search.asked if search is not None else 0
+
+    def stopped(self, shape: Shape) -> bool:
+        """True if too many hosts answered in this pass that they cannot serve a shape, or others,
+        and there are more: nobody knows yet whether there is room.
+        """
+        search = self._exact.get(shape)
+        return search is not None and search.stopped
 
     def _by_count(self, shape: Shape, count: int, elsewhere: Collection[str]) -> list[Run]:
         search = self._search(shape, elsewhere)
@@ -162,24 +173,23 @@ class Placing:
         """True if hosts have to be asked about a shape."""
         return bool(self._strict) or shape.exact
 
-    def _exactly(self, shape: Shape, elsewhere: Collection[str] = ()) -> ExactSearch:
+    def _exactly(self, shape: Shape) -> ExactSearch:
         state = self._state
         search = self._exact.get(shape)
-        if search is not None and search.index is state.indexes.of(shape.labels) and not elsewhere:
+        if search is not None and search.index is state.indexes.of(shape.labels):
             return search
         index = state.indexes.made_for(shape.labels, state.hosts.values())
-        held = (name for name in state.reservations.on_host if name in state.hosts)
-        search = ExactSearch(
+        held = [name for name in state.reservations.on_host if name in state.hosts]
+        search = self._exact[shape] = ExactSearch(
             shape,
             index,
             state.hosts,
-            self._barred(shape, index, (*elsewhere, *held)),
+            self._barred(shape, index, held),
             among=None if shape.exact else state.indexes.strict_at(index),
             every_host=index is state.indexes.main,
             compared=state.settings.pack_candidates,
+            asks=self._asks,
         )
-        if not elsewhere:
-            self._exact[shape] = search
         return search
 
     def _barred(self, shape: Shape, index: CapacityIndex, names: Iterable[str]) -> set[int]:

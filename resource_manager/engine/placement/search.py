@@ -36,7 +36,7 @@ class Growth:
         remembered with it then; False says nothing.
         """
         index, cursor = self._index, shape.cursor
-        if cursor.version != index.version or cursor.frontier < len(index):
+        if not _is_through(cursor, index):
             return False
         strict = shape.strict_cursor
         through = _is_through(strict, index) and strict.log_length >= cursor.log_length
@@ -67,7 +67,8 @@ class Growth:
 
 def _is_through(cursor: Cursor, index: CapacityIndex) -> bool:
     """True if a search went through all of an index as it is."""
-    return cursor.version == index.version and cursor.frontier == len(index)
+    through = cursor.version == index.version and cursor.frontier >= len(index)
+    return through and not cursor.again
 
 
 class _Most(dict[str, int]):

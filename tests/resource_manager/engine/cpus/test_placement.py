@@ -4,6 +4,8 @@ engine on hosts of two packages with a NUMA node of four cores with two threads 
 
 from __future__ import annotations
 
+import pytest
+
 from finegrain.cpu_assignment import NodeShare, PoolName
 from finegrain.cpu_policy import (
     BindPolicy,
@@ -163,7 +165,7 @@ def test_what_a_host_refuses_goes_elsewhere_and_comes_back_when_it_changes() -> 
     assert story.state.hosts["host-a"].cpus.pinned == 0
     story.ask("another", 4_000)  # the same wish: the host is not asked for it so soon
     assert story.hosts_of("another") == ["host-b"]
-    story.ask("other", 2_000)
+    story.ask("other", 12_000)  # more than host-b has left
     assert story.hosts_of("other") == ["host-a"]
 
 
@@ -200,6 +202,34 @@ def test_who_compares_one_host_takes_the_first() -> None:
     story.ask("whole", 2_000, CpuPolicy(QosClass.LSR, BindPolicy.FULL_PCPUS))
     assert story.hosts_of("whole") == ["host-a"]
     assert "FullPCPUs was preferred" in story.has("whole").notes[0]
+
+
+@pytest.mark.parametrize("strategy", ["LeastAllocated", "MostAllocated"])
+def test_pack_leaves_whole_hosts_whole_however_they_choose_among_nodes(strategy: str) -> None:
+    names = [f"host-{n:02d}" for n in range(20)]
+    story = CpuStory(*(host(name, policy={"numa_strategy": strategy}) for name in names))
+    for n in range(20):
+        story.ask(f"large-{n}", 9_000)
+    for n in range(5):
+        story.release(f"large-{n}")
+    story.ask("small", 4_000, CpuPolicy(QosClass.LSR, numa=NumaPolicy.BEST_EFFORT))
+    assert story.hosts_of("small") == ["host-05"]  # the first one that is in use
+    for n in range(5):
+        story.ask(f"whole-{n}", 16_000)
+        assert story.hosts_of(f"whole-{n}")[0]
+
+
+def test_what_is_preferred_goes_before_a_full_host() -> None:
+    story = CpuStory(host("host-a"), host("host-b"))
+    story.ask(
+        "one-of-each-core",
+        8_000,
+        CpuPolicy(QosClass.LSR, BindPolicy.SPREAD_BY_PCPUS, bind_required=True),
+    )
+    whole = CpuPolicy(QosClass.LSR, BindPolicy.FULL_PCPUS)
+    story.ask("whole", 2_000, whole)
+    assert story.hosts_of("one-of-each-core", "whole") == ["host-a", "host-b"]
+    assert story.has("whole").notes == ()
 
 
 def test_spread_gives_one_to_each_host() -> None:

@@ -140,3 +140,53 @@ def test_a_host_that_did_not_suit_is_asked_again_when_it_grew_and_no_sooner(
     story.release(key[0])
     assert story.hosts_of("apart", "also-apart") == ["host-3"] * 2
     assert set(asked) == {"host-3"}
+
+
+class TestMoreHostsThanOneDecisionAsks:
+    """Twelve hosts with free cpus, of which one decision asks three."""
+
+    def story(self, *others: Any) -> CpuStory:
+        names = [f"host-{n:02d}" for n in range(12)]
+        story = CpuStory(*map(host, names), *others, hosts_asked_max=3)
+        for n in range(12):
+            story.ask(f"one-of-each-core-{n}", 8_000, APART)
+        return story
+
+    def test_the_next_decisions_go_on_where_it_stopped(self) -> None:
+        story = self.story()
+        story.ask("apart", 1_000, APART)
+        [shape] = story.state.queue.shapes()
+        passed = [shape.cursor.frontier]
+        while story.state.unfinished:
+            story.cluster.batch()
+            passed.append(shape.cursor.frontier)
+        assert passed == [3, 6, 9, 12, 12]
+        assert story.waits("apart") == Reason.WAITING_TOPOLOGY
+
+    def test_whoever_fits_the_last_of_them_gets_there(self) -> None:
+        story = self.story(host("z-last"))
+        story.ask("apart", 1_000, APART)
+        assert story.state.requests["apart"].state == "PENDING"
+        while story.state.unfinished:
+            story.cluster.batch()
+        story.settle()
+        assert story.hosts_of("apart") == ["z-last"]
+
+    def test_others_are_served_meanwhile(self) -> None:
+        story = self.story()
+        story.ask("apart", 1_000, APART)
+        assert story.state.unfinished
+        story.ask("plain", 1_000, PLAIN)
+        assert story.hosts_of("plain") == ["host-00"]
+        assert story.state.unfinished
+
+    def test_hosts_that_grow_meanwhile_do_not_begin_it_anew(self) -> None:
+        story = self.story()
+        story.ask("plain", 1_000, PLAIN)
+        story.ask("apart", 1_000, APART)
+        for _ in range(10):  # every time something grows on the first host
+            story.release("plain")
+            story.ask("plain", 1_000, PLAIN)
+        assert not story.state.unfinished
+        [shape] = story.state.queue.shapes()
+        assert shape.cursor.frontier == 12

@@ -202,8 +202,10 @@ class Life:
         {"strategy": "spread"},
         {"pack_candidates": 1, "label_indexes_max": 0},
         {"fairness": Fairness(starvation_timeout_ms=1_000, reserved_part_max=1.0)},
+        {"hosts_asked_max": 1},
+        {"hosts_asked_max": 1, "strategy": "spread"},
     ],
-    ids=["pack", "spread", "first fit", "held"],
+    ids=["pack", "spread", "first fit", "held", "step by step", "step by step, spread"],
 )
 def test_nobody_waits_beside_room(seed: int, settings: dict[str, Any]) -> None:
     life = Life(seed, **settings)

@@ -17,10 +17,14 @@ IMPATIENT = Fairness(starvation_timeout_ms=1_000, starvation_placements=1)
 
 def story_of(*names: str) -> CpuStory:
     """Hosts of two nodes with eight cpus, each of which holds two slots of half a node each."""
-    hosts = [host(name, policy={"numa_strategy": "LeastAllocated"}) for name in names]
+    hosts = [
+        host(name, policy={"numa_strategy": "LeastAllocated"}, labels=(("name", name),))
+        for name in names
+    ]
     story = CpuStory(*hosts, fairness=IMPATIENT)
     for at in range(2 * len(names)):
-        story.ask(f"half-{at}", 4_000, ONE_NODE)
+        here = (("name", names[at // 2]),)
+        story.ask(f"half-{at}", 4_000, ONE_NODE, required_labels=here)
     return story
 
 
