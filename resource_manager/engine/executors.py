@@ -138,7 +138,7 @@ def _refuse_overtaken(host: Host, registration: Registration, report_number: int
 
 
 def _adopt(turn: Turn, host: Host | None, registration: Registration) -> Host:
-    state = turn.state
+    state, new = turn.state, host is None
     if host is None:
         number = state.forgotten_registration_number + 1
         executor = Executor(registration, number, first_seen_time_ms=turn.at.time_ms)
@@ -168,7 +168,8 @@ def _adopt(turn: Turn, host: Host | None, registration: Registration) -> Host:
     host.start_conversation()
     booked = [(slot, slot.booked) for slot in host.slots.values()]
     kind = host.cpu_kind
-    host.adopt_registration()
+    if not new:  # else it has
+        host.adopt_registration()
     if host.cpu_kind is not kind:
         state.indexes.log_growth(host, state.queue)  # other cpus may suit others
     state.touch_cluster(host)
