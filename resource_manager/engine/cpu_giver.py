@@ -48,7 +48,7 @@ _KINDS_KNOWN = 4_096
 
 NO_TOPOLOGY = CpuRefusal(
     CpuBlocker.NO_CPU_TOPOLOGY,
-    "the host does not tell what its cpus are made of, so that none can be set apart",
+    "the host does not tell its cores and NUMA nodes",
 )
 
 
@@ -152,6 +152,11 @@ class CpuGiver:
 
     # What can be had.
 
+    @property
+    def lacks_best_effort_pool(self) -> bool:
+        """True if best-effort slots would have no cpu to run on, whatever is left to book."""
+        return self.cpus is not None and not self.cpus.best_effort_cpus
+
     def exactly(self, asked: Asked) -> bool:
         """True if amounts do not say whether one of these fits here; ask `suits` then."""
         return self.strict or asked.exact
@@ -163,7 +168,7 @@ class CpuGiver:
         know.
         """
         if self.cpus is None:
-            return NO_TOPOLOGY if _needs_topology(asked) else _in_pools(asked)
+            return assign(None, self._wish(asked))
         answer = self._ask(self.cpus, asked, 1)
         if answer.given:
             return answer.given[0]
@@ -174,7 +179,8 @@ class CpuGiver:
         NUMA nodes do not suit more. Likewise.
         """
         if self.cpus is None:
-            return [] if _needs_topology(asked) else [_in_pools(asked)] * count
+            found = assign(None, self._wish(asked))
+            return [] if isinstance(found, CpuRefusal) else [found] * count
         return self._ask(self.cpus, asked, count).given[:count]
 
     def suits(self, asked: Asked, count: int = 1) -> bool:
@@ -193,18 +199,15 @@ class CpuGiver:
         """Why they would not even then; None: they would."""
         if not self.exactly(asked):
             return None
-        if self.cpus is None:
-            return NO_TOPOLOGY if _needs_topology(asked) else None
         return fits_empty(self.cpus, self._wish(asked))
 
     def suits_without(self, asked: Asked, gone: SlotKey) -> bool:
         """True if they would suit one of these if a slot were gone."""
         if not self.exactly(asked):
             return True
-        if self.cpus is None:
-            return not _needs_topology(asked)
-        books = self.cpus.scratch()
-        books.remove(gone)
+        books = self.cpus.scratch() if self.cpus is not None else None
+        if books is not None:
+            books.remove(gone)
         return isinstance(assign(books, self._wish(asked)), CpuAssignment)
 
     def score(self, asked: Asked) -> int:
@@ -266,11 +269,6 @@ def _answer(books: CpuBooks, wish: CpuWish, count: int) -> Answer:
     given = [each for each in found if isinstance(each, CpuAssignment)]
     last = found[-1] if found else None
     return Answer(given, last if isinstance(last, CpuRefusal) else None)
-
-
-def _needs_topology(asked: Asked) -> bool:
-    """True if a host that does not tell what its cpus are made of cannot serve it."""
-    return asked.cpus is not None and asked.cpus[0].is_exact
 
 
 def _layout(registration: Registration) -> CpuLayout | None:

@@ -77,7 +77,8 @@ class EndsOfSlots:
     def __init__(self, host: Host, shape: Shape) -> None:
         policy, limit = shape.cpus or (PLAIN, 0)
         self._wish = Wish.of(policy, host.booking_for(shape), limit)
-        self._books = host.cpus if host.cpus is not None and host.exactly(shape) else None
+        poolless = shape.best_effort and host.lacks_best_effort_pool
+        self._books = host.cpus if poolless or host.exactly(shape) else None
         self.tries_left = ENDS_TRIED_MAX
 
     def fits_without(self, ended: Iterable[Slot]) -> bool:

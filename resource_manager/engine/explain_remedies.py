@@ -182,8 +182,15 @@ def _helpfulness(one: Judgement, slot: Slot) -> tuple[bool, int, int, int, str]:
 def _fits_without(one: Judgement, ended: Sequence[Slot], ends: EndsOfSlots) -> bool:
     if one.host.slots_left() + len(ended) < 1:
         return False
-    free = add(one.free, total_of(slot.booked for slot in ended))
+    free = add(_left_to_book(one), total_of(slot.booked for slot in ended))
     return fits(one.asked, free) and ends.fits_without(ended)
+
+
+def _left_to_book(one: Judgement) -> dict[str, int]:
+    """What is free; of best-effort cpu also what nobody can have while its pool is empty, for that
+    is tried with the slots that would end.
+    """
+    return one.host.free(even_without_pool=True) if one.host.lacks_best_effort_pool else one.free
 
 
 def _enough(one: Judgement, slots: Sequence[Slot], ends: EndsOfSlots) -> Sequence[Slot]:
@@ -202,7 +209,7 @@ def _enough(one: Judgement, slots: Sequence[Slot], ends: EndsOfSlots) -> Sequenc
 
 def _needed(one: Judgement, chosen: Sequence[Slot], ends: EndsOfSlots) -> list[Slot]:
     """Leaves out what is not needed after all."""
-    free = add(one.free, total_of(slot.booked for slot in chosen))
+    free = add(_left_to_book(one), total_of(slot.booked for slot in chosen))
     slots_left = one.host.slots_left() + len(chosen)
     needed = dict.fromkeys(range(len(chosen)))
     for at, slot in enumerate(chosen):

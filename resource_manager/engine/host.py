@@ -287,8 +287,9 @@ class Host(CpuGiver):
             return False  # the answer will say what became of it
         return slot.placed_with_command <= self.contained_command
 
-    def free(self) -> dict[str, int]:
-        """What new slots could have, were the host eligible; no dimension below zero, no zeros."""
+    def free(self, *, even_without_pool: bool = False) -> dict[str, int]:
+        """What new slots could have, were the host eligible; no dimension below zero, no zeros;
+        best-effort cpu while its pool is empty only `even_without_pool`."""
         booked, unreported = self.booked, self.unreported
         available = self.executor.reported_available
         free = {}
@@ -300,7 +301,7 @@ class Host(CpuGiver):
                     left = said
             if left > 0:
                 free[name] = left
-        if self.cpus is not None and not self.cpus.best_effort_cpus:
+        if not even_without_pool and self.lacks_best_effort_pool:
             free.pop(BEST_EFFORT_CPU_MILLI, None)
         return free
 

@@ -168,8 +168,8 @@ def short(lack: Short, resolved: Resolved) -> CpuRefusal:
         wanted = f" under {resolved.bind}"
     return CpuRefusal(
         _BLOCKERS[lack.of],
-        f"the slot needs {lack.needed} cpus of its own{wanted}, and the host has {lack.suitable}"
-        f" free {lack.of}",
+        f"the slot needs {_cpus(lack.needed)} of its own{wanted}, and the host has {lack.suitable}"
+        f" {'' if lack.of is ShortOf.CORES else 'free '}{lack.of}",
         (("asked", lack.needed), ("free", lack.suitable)),
     )
 
@@ -200,8 +200,8 @@ def _promised(resolved: Resolved, left: int) -> CpuRefusal:
     free = left.bit_count()
     return CpuRefusal(
         CpuBlocker.CPU_NOT_ENOUGH,
-        f"the slot needs {resolved.count} cpus of its own, and the host has {free} free cpus that"
-        " are not promised to slots in the pools of single NUMA nodes",
+        f"the slot needs {_cpus(resolved.count)} of its own, and of the host's free ones {free} are"
+        " not promised to slots in the pools of single NUMA nodes",
         (("asked", resolved.count), ("free", free)),
     )
 
@@ -225,8 +225,12 @@ def _beside_last_cpus(books: CpuBooks, resolved: Resolved, cpus: int) -> int | C
         if cpus.bit_count() < resolved.count:
             return CpuRefusal(
                 blocker,
-                f"the slot needs {resolved.count} cpus of its own, which would leave no cpu to"
-                f" {slots} {qos} slots that live on {pool.bit_count()} cpus",
+                f"the slot needs {_cpus(resolved.count)} of its own, which would leave no cpu to"
+                f" the {qos} slots ({slots}) that live on {_cpus(pool.bit_count())}",
                 (("asked", resolved.count), ("free", cpus.bit_count()), ("slots", slots)),
             )
     return cpus
+
+
+def _cpus(count: int) -> str:
+    return f"{count} cpu{'' if count == 1 else 's'}"

@@ -28,6 +28,7 @@ from resource_manager.engine.cpus.pinning import cpus_for, holders, notes_on, sh
 from resource_manager.engine.cpus.refusals import CpuBlocker, CpuRefusal
 from resource_manager.engine.cpus.resize_cpus import grow, shrink
 from resource_manager.engine.cpus.resolve import Resolved, resolve
+from resource_manager.engine.cpus.shortages import told
 from resource_manager.engine.cpus.take import Short, Taken
 
 _CPU = (CPU_MILLI, BEST_EFFORT_CPU_MILLI)
@@ -210,7 +211,7 @@ class _Case:
 
     def _too_little(self, name: str, more: int, free: list[tuple[int, int]]) -> CpuRefusal:
         layout = self._books.layout
-        told = ", ".join(f"{layout.nodes[at].id}: {amount}" for at, amount in free)
+        left = ", ".join(f"{layout.nodes[at].id}: {told(name, amount)}" for at, amount in free)
         blocker = CpuBlocker.NUMA_NOT_ENOUGH_RESOURCE
         if name in _CPU:
             blocker = CpuBlocker.NUMA_NOT_ENOUGH_CPU
@@ -218,8 +219,8 @@ class _Case:
             blocker = CpuBlocker.NUMA_NOT_ENOUGH_MEMORY
         return CpuRefusal(
             blocker,
-            f"the slot grows by {more} {name} on the NUMA nodes that it is bound to; free by node:"
-            f" {told}",
+            f"the slot grows by {told(name, more)} on the NUMA nodes that it is bound to; free by"
+            f" node: {left}",
             (("asked", more), *((f"node {layout.nodes[at].id}", amount) for at, amount in free)),
         )
 
@@ -233,8 +234,8 @@ class _Case:
             return None
         return CpuRefusal(
             CpuBlocker.BURST_POOL_TOO_SMALL,
-            f"the shared pool that the slot is bound to has {size} cpus, and its cpu limit is to be"
-            f" {limit} thousandths",
+            f"the shared pool that the slot is bound to has {told(CPU_MILLI, size * MILLI)}, and"
+            f" its cpu limit is to be {told(CPU_MILLI, limit)}",
             (("asked", limit), ("cpus", size)),
         )
 

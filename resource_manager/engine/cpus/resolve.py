@@ -139,6 +139,11 @@ def _pool_bind(policy: CpuPolicy) -> _Bind:
     return BindPolicy.NONE, False, (_without_own(asked, policy.qos),)
 
 
+def ignored_in_pools(policy: CpuPolicy) -> tuple[str, ...]:
+    """What a slot in a shared pool prefers about single cpus, of which it has none: notes on it."""
+    return (*_pool_bind(policy)[2], *_pool_exclusive(policy)[2])
+
+
 def _exclusive(
     policy: CpuPolicy, host: EffectivePolicy, layout: CpuLayout
 ) -> _Exclusive | CpuRefusal:

@@ -20,7 +20,7 @@ from resource_manager.engine.cpus.books import CpuBooks
 from resource_manager.engine.cpus.hints import Quantities
 from resource_manager.engine.cpus.numa import MILLI
 from resource_manager.engine.cpus.refusals import CpuBlocker, CpuRefusal
-from resource_manager.engine.cpus.resolve import Resolved
+from resource_manager.engine.cpus.resolve import Resolved, ignored_in_pools
 from resource_manager.engine.cpus.wishes import Wish
 
 
@@ -103,13 +103,13 @@ def poolless(books: CpuBooks, resolved: Resolved) -> CpuRefusal | None:
             return None
         return CpuRefusal(
             CpuBlocker.BEST_EFFORT_POOL_EMPTY,
-            "LSE slots have all cpus of the host, and the best-effort pool is empty",
+            "LSE slots have every cpu of the best-effort pool",
         )
     if books.shared_cpus:
         return None
     return CpuRefusal(
         CpuBlocker.SHARED_POOL_EMPTY,
-        "slots with cpus of their own have all cpus of the host, and the shared pool is empty",
+        "slots with cpus of their own have every cpu of the shared pool",
     )
 
 
@@ -130,6 +130,5 @@ def without_topology(policy: CpuPolicy) -> CpuAssignment | CpuRefusal:
         if policy.qos.is_pinned:
             what = demanded[0]
         return CpuRefusal(CpuBlocker.NO_CPU_TOPOLOGY, f"{what}, and {why}")
-    return CpuAssignment(
-        policy.qos, notes=tuple(f"{each} was preferred: {why}" for each in preferred)
-    )
+    notes = (f"{each} was preferred: {why}" for each in preferred)
+    return CpuAssignment(policy.qos, notes=(*ignored_in_pools(policy), *notes))

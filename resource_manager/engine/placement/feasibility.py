@@ -98,7 +98,8 @@ def judge(host: Host, shape: Shape) -> Judgement:
         blockers.append(Blocker.HELD)
     if shape.profile is None and not asked:
         blockers.append(Blocker.TOTAL_TOO_SMALL)
-    given = host.assign(shape) if host.exactly(shape) else None
+    poolless = shape.best_effort and host.lacks_best_effort_pool
+    given = host.assign(shape) if poolless or host.exactly(shape) else None
     refusal = given if isinstance(given, CpuRefusal) else None
     if refusal is not None:
         blockers.append(Blocker.TOPOLOGY)
@@ -145,7 +146,7 @@ def _some_host_could(state: State, shape: Shape, labels: Labels, needs: list[Nee
     index, could = indexes.of(labels), _CouldSuit(shape)
     wanted = labels if index is indexes.main else ()
     suiting: Iterable[str] = hosts
-    if shape.policy.is_exact:
+    if shape.policy.is_exact and shape.profile is not None:  # default slots differ within a kind
         kinds = [names for names in indexes.kinds.values() if could(hosts[next(iter(names))])]
         suiting = chain.from_iterable(kinds)
     if wanted:

@@ -33,6 +33,10 @@ class Positions(NamedTuple):
     all: frozenset[int]
 
 
+UNTOLD: CpuKind = ("untold",)
+"""The kind of hosts that do not tell what their cpus are made of."""
+
+
 class Indexes:
     """Indexes by label selector; the empty selector's holds every host and always exists.
 
@@ -40,7 +44,8 @@ class Indexes:
         main: the index of all hosts.
         selected: indexes of hosts that carry the labels of a selector.
         strict: hosts where whoever asks for amounts alone is placed exactly as well.
-        kinds: hosts whose cpus are known, by all that decides what fits there when they are empty.
+        kinds: hosts by all that decides what their cpus suit when they are empty; those that do not
+            tell what their cpus are made of are of one kind (`UNTOLD`).
     """
 
     def __init__(self, settings: EngineSettings) -> None:
@@ -200,8 +205,9 @@ class Indexes:
         name = host.host_id
         if host.strict != (name in self.strict):
             self._make_strict(name, strict=host.strict)
-        if host.cpu_kind is not self._kind_of.get(name):
-            self._put_into_kind(name, host.cpu_kind)
+        kind = UNTOLD if host.cpu_kind is None else host.cpu_kind
+        if kind is not self._kind_of.get(name):
+            self._put_into_kind(name, kind)
 
     def _make_strict(self, host_id: str, *, strict: bool) -> None:
         if strict:

@@ -281,6 +281,31 @@ def test_the_shared_pool_would_do_where_nothing_else_helps() -> None:
     assert story.where("waits") == "host-a"
 
 
+def test_a_best_effort_slot_is_told_who_has_its_pool() -> None:
+    story = CpuStory(host(nodes=1, cores=2, threads=1))
+    story.ask("all", 2_000, LSE)
+    story.ask("waits", 500, BE)
+    found = why(story, "waits")
+    (verdict,) = found.executors
+    assert verdict.message == (
+        "best_effort_cpu_milli short by 500 (asked 500, free 0, total 2000);"
+        " BEST_EFFORT_POOL_EMPTY: LSE slots have every cpu of the best-effort pool"
+    )
+    assert [slot.allocation_id for slot in found.blocked_by] == ["all"]
+    end(story, "all")
+    assert story.where("waits") == "host-a"
+
+
+def test_a_best_effort_slot_that_others_of_its_class_are_in_the_way_of_as_well() -> None:
+    story = CpuStory(host(nodes=1, cores=2, threads=1))
+    story.ask("other", 1_800, BE)
+    story.ask("one", 1_000, LSE)
+    story.ask("waits", 500, BE)
+    found = why(story, "waits")
+    assert [slot.allocation_id for slot in found.blocked_by] == ["other"]
+    assert "POOL_EMPTY" not in found.executors[0].message
+
+
 def test_a_plain_request_on_a_host_that_aligns_everybody() -> None:
     story = CpuStory(host())
     set_policy(story, alignment=NumaPolicy.SINGLE_NUMA_NODE)
