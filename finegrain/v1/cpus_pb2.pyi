@@ -130,9 +130,9 @@ class _NumaPolicyEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enu
     NUMA_POLICY_BEST_EFFORT: _NumaPolicy.ValueType  # 2
     """Aligned if possible, else anywhere."""
     NUMA_POLICY_RESTRICTED: _NumaPolicy.ValueType  # 3
-    """On as few nodes as the host, were it empty, would need; else not on this host."""
+    """On as few nodes as the host, were it empty, would need; else, if required, not on this host."""
     NUMA_POLICY_SINGLE_NUMA_NODE: _NumaPolicy.ValueType  # 4
-    """On one node; else not on this host."""
+    """On one node; else, if that is required, not on this host."""
 
 class NumaPolicy(_NumaPolicy, metaclass=_NumaPolicyEnumTypeWrapper):
     """How a slot's resources are to lie on NUMA nodes."""
@@ -144,9 +144,9 @@ NUMA_POLICY_NONE: NumaPolicy.ValueType  # 1
 NUMA_POLICY_BEST_EFFORT: NumaPolicy.ValueType  # 2
 """Aligned if possible, else anywhere."""
 NUMA_POLICY_RESTRICTED: NumaPolicy.ValueType  # 3
-"""On as few nodes as the host, were it empty, would need; else not on this host."""
+"""On as few nodes as the host, were it empty, would need; else, if required, not on this host."""
 NUMA_POLICY_SINGLE_NUMA_NODE: NumaPolicy.ValueType  # 4
-"""On one node; else not on this host."""
+"""On one node; else, if that is required, not on this host."""
 global___NumaPolicy = NumaPolicy
 
 class _NumaStrategy:
@@ -233,7 +233,7 @@ global___Strength = Strength
 class CpuPolicy(google.protobuf.message.Message):
     """What a request says about its cpus.
 
-    LSE and LSR need `cpu_milli` in whole cores (multiples of 1000) and no `cpu_limit_milli` above it. They have no CPU
+    LSE and LSR need `cpu_milli` in whole cpus (multiples of 1000) and no `cpu_limit_milli` above it. They have no CPU
     quota: nobody else runs there. Of LS and BE slots nothing about single cpus can be required.
     """
 
