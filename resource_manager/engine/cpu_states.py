@@ -70,6 +70,9 @@ def _settle(turn: Turn, host: Host) -> None:
     if not host.settle_cpus():
         return
     state.touch_cluster(host)
+    for refusal in host.refusals.values():
+        if refusal.state_seen is not None:
+            refusal.active = False  # it was about other cpus
     # Other cpus may suit those who wait although no amount has grown.
     state.indexes.log_growth(host, state.queue)
 

@@ -123,3 +123,15 @@ def test_what_a_slot_lost_is_in_nobodys_books_when_it_is_gone() -> None:
     story.settle()
     assert story.state.hosts["host-a"].lost_cpus == {}
     assert story.free_cpu() == 15_000
+
+
+def test_what_a_host_refused_is_asked_for_again_when_its_cpus_are_others() -> None:
+    story = CpuStory(host())
+    story.cluster.executors["host-a"].broken.add("pinned")
+    story.ask("pinned", 4_000, allow_pending=True)
+    assert story.state.requests["pinned"].state == "PENDING"
+    story.cluster.executors["host-a"].broken.clear()
+    story.see("host-a", offline_cpus="0")  # which it did not say when it refused
+    story.settle()
+    assert story.state.requests["pinned"].state == "GRANTED"
+    assert 0 not in story.has("pinned").cpus
