@@ -104,7 +104,8 @@ class Helper:
         return self.slots.destroy(slot_name(args), args["grace_ms"] / 1000)
 
     def start_task(self, args: dict[str, Any]) -> Job:
-        return self.tasks.start(args, self.slots.limits[self.slots.need(args)])
+        self.slots.need(args)
+        return self.tasks.start(args, lambda: self.slots.limits[self.slots.need(args)])
 
     def signal_task(self, args: dict[str, Any]) -> Job:
         return self.tasks.ask(args.pop("task_id"), "signal", args)

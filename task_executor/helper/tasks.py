@@ -148,8 +148,10 @@ class Tasks:
             self.tell({"event": "task_oom", "task_id": task.id})
         self.tell({"event": "task_exited", "task_id": task.id, "record": task.exit})
 
-    def start(self, args: dict[str, Any], limits: dict[str, Any]) -> Job:
-        """The same task again is the same task; an id with other content is a conflict."""
+    def start(self, args: dict[str, Any], limits: Callable[[], dict[str, Any]]) -> Job:
+        """The same task again is the same task; an id with other content is a conflict. `limits`
+        are asked for last: while we wait the slot may move, or go.
+        """
         task_id = args["task_id"]
         digest = hashlib.sha256(json.dumps(args, sort_keys=True).encode()).hexdigest()
         while task_id in self.unclear:
@@ -173,7 +175,7 @@ class Tasks:
         spec |= {"slot": self.driver.slot(slot), "boot_id": boot_id()}
         spec["group"] = self.driver.task(spec["slot"], task_id)
         binds = self.driver.report()["cpuset"] == "affinity"
-        with bound_to(limits["cpus"] if binds else ""):
+        with bound_to(limits()["cpus"] if binds else ""):
             task, reader = self._fork_shim(spec)
         try:
             return (yield from self._started(task, reader))
