@@ -153,7 +153,7 @@ class _Case:
             found = grow(books.layout, held, free, holders(scratch), whole, same_nodes=bound)
         else:
             scratch.remove(self._key)
-            held = _without_lost(books.layout, held, -more)
+            held = _without_lost(books, held, -more)
             found = shrink(books.layout, held, holders(scratch), wish_of(resolved, count))
         return short(found, resolved) if isinstance(found, Short) else found
 
@@ -244,12 +244,19 @@ _OF_NEW_SLOTS = (CpuBlocker.BIND_POLICY_CONFLICT, CpuBlocker.NUMA_POLICY_MISMATC
 """Refusals by what a host demands, which does not hold for slots that were there before."""
 
 
-def _without_lost(layout: CpuLayout, held: int, surplus: int) -> int:
-    """Cpus that do not run any more are the first that are given back."""
-    lost = held & ~layout.cpus
-    for _ in range(min(surplus, lost.bit_count())):
-        held &= ~(lost & -lost)
-        lost &= lost - 1
+def _without_lost(books: CpuBooks, held: int, surplus: int) -> int:
+    """Cpus that do not run any more are the first that are given back, then those that have become
+    a kubelet's or reserved since, then the rest of their cores.
+    """
+    there = books.layout.cpus
+    lost = held & ~books.pinnable
+    cores = sum(core for core in books.reported_layout.core_masks if core & lost)
+    for part in (lost & ~there, lost & there, cores & held & ~lost):
+        left = part
+        while left and surplus:
+            held &= ~(left & -left)
+            left &= left - 1
+            surplus -= 1
     return held
 
 

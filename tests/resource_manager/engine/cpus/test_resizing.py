@@ -185,13 +185,31 @@ def test_whole_cores_that_are_required_stay_whole() -> None:
     assert len(changed(host, held, wish(policy, 2)).cpus) == 2
 
 
-def test_cpus_that_vanished_are_the_first_to_be_given_back() -> None:
+@pytest.mark.parametrize("what", ["offline", "kubelet", "reserved"])
+def test_cpus_that_are_not_for_slots_any_more_are_the_first_to_be_given_back(what: str) -> None:
     host = books()
     held = given(host, wish(LSR, 4))
-    gone = CpuSet.of(held.cpus.min())
-    host.set_unavailable(offline=gone)
-    shrunk = changed(host, held, wish(LSR, 3))
-    assert shrunk.cpus == held.cpus - gone
+    first = held.cpus.min()
+    gone = CpuSet.of(first, first + 8)  # a whole core
+    if what == "reserved":
+        host.set_policy(replace(host.policy, shared_reserved_cpus=gone))
+    elif what == "kubelet":
+        host.set_unavailable(kubelet=gone)
+    else:
+        host.set_unavailable(offline=gone)
+    assert first not in changed(host, held, wish(LSR, 3)).cpus
+    assert resized(host, KEY, held, wish(LSR, 2)) == replace(held, cpus=held.cpus - gone)
+
+
+def test_what_is_not_there_goes_before_what_others_have_and_the_rest_of_its_core_next() -> None:
+    policy = CpuPolicy(QosClass.LSE, BindPolicy.FULL_PCPUS, bind_required=True)
+    host = books()
+    held = given(host, wish(policy, 6))
+    first = held.cpus.min()
+    host.set_unavailable(offline=CpuSet.of(first + 1), kubelet=CpuSet.of(first))
+    shrunk = resized(host, KEY, held, wish(policy, 2))
+    assert isinstance(shrunk, CpuAssignment)
+    assert shrunk.cpus == CpuSet.of(first + 2, first + 10)
 
 
 def test_a_burst_above_its_pool_is_refused_if_the_pool_is_a_must_and_noted_if_not() -> None:
