@@ -54,7 +54,8 @@ HINTS: dict[Reason, str] = {
         "this needs the cluster token: --token-file STATE_DIR/cluster.token"
     ),
     Reason.INFEASIBLE_NEVER: (
-        "ask for less, or see `finegrain executors -o wide` for what the hosts have, and "
+        "ask for less, and require no cpu or NUMA policy that could be preferred; "
+        "see `finegrain executors -o wide` for what the hosts have, and "
         "`finegrain providers` for which could be asked for"
     ),
     Reason.STORE_IN_USE: "stop whoever holds it first",
