@@ -284,7 +284,8 @@ class ExecutorSection(ListenSection):
     )
     reserved_cpus: str = Field("", description="cpus kept for the system, for example 0,32")
     reserved_cpus_strict: bool = Field(
-        False, description="keep all slots off reserved_cpus; else only those with cpus of their own"
+        False,
+        description="keep all slots off reserved_cpus; else only those with cpus of their own",
     )
     reserved_memory: Size | None = Field(
         None, description="memory kept for the system; default 5 %, 256 MiB to 4 GiB"

@@ -191,6 +191,8 @@ def served_first(state: State, planned: Planned) -> Iterator[str]:
             continue
         if registration.slots_max != shape.slots_max or not host.eligible:
             continue
+        if any(wish.best_effort and wish.profile is None for wish, _ in content):
+            continue  # default slots are planned by the cpu of those that are not best-effort
         for wish, count in content:
             if host.exactly(wish):
                 continue  # planned by its amounts: what its cpus are it told only now

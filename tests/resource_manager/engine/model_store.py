@@ -34,26 +34,7 @@ class ModelStore:
         self.cluster_events: list[Any] = []
 
     def apply(self, changes: Changes) -> None:
-        for executor_id in changes.deleted_executors:
-            self.executors.pop(executor_id, None)
-        for gang_id in changes.deleted_gangs:
-            self.gangs.pop(gang_id, None)
-        for executor_id in changes.deleted_provisions:
-            self.provisions.pop(executor_id, None)
-        for part in changes.deleted_ranges:
-            self.ranges.pop(part, None)
-        for group in changes.deleted_groups:
-            self.groups.pop(group, None)
-        for flow_id in changes.deleted_tallies:
-            self.tallies.pop(flow_id, None)
-        for executor_id in changes.deleted_host_settings:
-            self.host_settings.pop(executor_id, None)
-        for allocation_id in changes.deleted_requests:
-            self.requests.pop(allocation_id, None)
-        for key in changes.deleted_slots:
-            self.slots.pop(key, None)
-        for job_id in changes.deleted_jobs:
-            self._delete_job(job_id)
+        self._delete(changes)
         self.jobs.update({row.job_id: copy.copy(row) for row in changes.jobs})
         self.requests.update({row.allocation_id: copy.copy(row) for row in changes.requests})
         self.slots.update(
@@ -78,6 +59,28 @@ class ModelStore:
         self.host_settings.update(settings)
         self.counters.update(changes.counters)
         self._log(changes)
+
+    def _delete(self, changes: Changes) -> None:
+        for executor_id in changes.deleted_executors:
+            self.executors.pop(executor_id, None)
+        for gang_id in changes.deleted_gangs:
+            self.gangs.pop(gang_id, None)
+        for executor_id in changes.deleted_provisions:
+            self.provisions.pop(executor_id, None)
+        for part in changes.deleted_ranges:
+            self.ranges.pop(part, None)
+        for group in changes.deleted_groups:
+            self.groups.pop(group, None)
+        for flow_id in changes.deleted_tallies:
+            self.tallies.pop(flow_id, None)
+        for executor_id in changes.deleted_host_settings:
+            self.host_settings.pop(executor_id, None)
+        for allocation_id in changes.deleted_requests:
+            self.requests.pop(allocation_id, None)
+        for key in changes.deleted_slots:
+            self.slots.pop(key, None)
+        for job_id in changes.deleted_jobs:
+            self._delete_job(job_id)
 
     def _delete_job(self, job_id: str) -> None:
         self.jobs.pop(job_id, None)
