@@ -136,7 +136,7 @@ async def test_killed_at_any_step_the_pools_are_right_in_the_end(
 ) -> None:
     rng = random.Random(victims)
     pids = await spinners(rm, real, process)
-    for generation in range(1, 4):
+    for generation in range(1, 3):
         wanted = pinned()
         wanted.slot.generation = generation
         order = asyncio.create_task(rm.allocate(wanted))
