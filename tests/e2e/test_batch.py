@@ -105,14 +105,14 @@ def test_a_runner_in_the_background_that_was_killed_is_replaced(
 
 
 def test_ctrl_c_stops_it_and_gives_everything_back(cli: Cli, folder: Path, small: Small) -> None:
-    process = cli.start("batch", "--threads", "90", *SMALL, "--name", "big", "--", "sleep", "0.1")
+    process = cli.start("batch", "--threads", "900", *SMALL, "--name", "big", "--", "sleep", "0.1")
     eventually(lambda: done(folder) >= 1, "one is done")
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
 
     assert process.returncode == 130
     assert b"go on with finegrain batch --attach big-" in err
-    assert b"threads  90: " in out
+    assert b"threads  900: " in out
     assert only(folder).progress.state is BatchState.CANCELLED
     small.cli.settle()
 

@@ -278,7 +278,8 @@ async def test_who_shares_a_batch_with_a_bug_may_try_again() -> None:
         store.gate.set()
         told = await asyncio.gather(first, *rest, return_exceptions=True)
         assert [type(each) for each in told] == [str, StoreError, IllegalTransition, StoreError]
-        assert [[each.job_id for each in changes.jobs] for changes in store.commits] == [["job-0"]]
+        made = [each.job_id for changes in store.commits for each in changes.jobs]
+        assert made == ["job-0"]
         assert await register(runner, "job-1") == "job-1"
         assert heard.reloads == [2]
 
