@@ -26,7 +26,8 @@ def main() -> int:
     """0: every story holds; 1: one does not; 2: not on this host."""
     parser = argparse.ArgumentParser(prog="tests.numa_host", description=__doc__)
     parser.add_argument("--i-may-break-this-host", action="store_true")
-    parser.add_argument("stories", nargs="*", help="names; default: all")
+    known = [story.__name__ for story in STORIES]
+    parser.add_argument("stories", nargs="*", choices=[[], *known], help="default: all")
     told = parser.parse_args()
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr] # it is a text file
     if not told.i_may_break_this_host:

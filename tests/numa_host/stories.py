@@ -252,7 +252,9 @@ def reserves_are_set_at_runtime(host: Host) -> None:
 
 
 def best_effort_makes_room(host: Host) -> None:
-    """While others are busy, best-effort tasks run on fewer cpus; afterwards on all again."""
+    """While others are busy, best-effort tasks run on fewer cpus; afterwards on as many as the
+    threshold (65 % of the host) allows, less what little others still use.
+    """
     everything = kernel.online()
     busy = len(everything) - 1
     host.executor.kill()
@@ -272,7 +274,8 @@ def best_effort_makes_room(host: Host) -> None:
             assert len(squeezed) >= 2, squeezed
             print(f"   {busy} cpus busy: best effort on {squeezed}")
             eventually(lambda: _squeezed(host) != EMPTY, "the map shows it")
-        eventually(lambda: kernel.confined_to(task.pid) == everything, "it has all cpus again")
+        enough = len(everything) // 2
+        eventually(lambda: len(kernel.confined_to(task.pid)) >= enough, "it has more again")
     host.executor.kill()
     host.executor.start()
     eventually(lambda: _is_active(host), "the executor has registered again")
@@ -282,6 +285,12 @@ def _squeezed(host: Host) -> CpuSet:
     with host.cluster() as cluster:
         now = cluster.topology(host.name).now
     return CpuSet.parse(now.squeezed_cpus) if now is not None else EMPTY
+
+
+def _offered(host: Host, name: str) -> int:
+    """How many there are of a countable resource, as the executor has last registered."""
+    with host.cluster() as cluster:
+        return cluster.executor(host.name).total.get(f"extended.{name}", 0)
 
 
 def huge_pages_are_limited(host: Host) -> None:
@@ -294,12 +303,9 @@ def huge_pages_are_limited(host: Host) -> None:
     try:
         host.executor.kill()
         host.executor.start()
-        eventually(lambda: _is_active(host), "the executor has registered again")
-        with host.cluster() as cluster:
-            total = cluster.executor(host.name).total
-        print(f"   {int(pool.read_text())} pages are there, {dict(total)} is offered")
-        name = "extended.hugepages-2Mi"
-        assert total.get(name) == int(pool.read_text()), total
+        there = int(pool.read_text())
+        eventually(lambda: _offered(host, "hugepages-2Mi") == there, f"{there} pages are offered")
+        print(f"   {there} pages are there, and offered")
         wish = fg.SlotSpec(
             cpu_milli=300,
             memory_bytes=MEMORY,
