@@ -17,7 +17,7 @@ from itertools import repeat
 from finegrain.cpu_assignment import CpuAssignment
 from finegrain.cpu_policy import PLAIN
 from finegrain.errors import InvariantBroken
-from resource_manager.engine.cpu_giver import Asked, CpuKind
+from resource_manager.engine.cpu_giver import Asked
 from resource_manager.engine.cpus.assign import Wish as CpuWish
 from resource_manager.engine.cpus.assign import assign, assign_many
 from resource_manager.engine.cpus.books import CpuBooks
@@ -27,6 +27,9 @@ from resource_manager.engine.host import Host
 BooksOf = Callable[[Host], CpuBooks | None]
 """The books that a search begins with on a host; None: it does not tell what its cpus are."""
 
+
+_Known = dict[tuple[object, CpuWish], tuple[int, int]]
+"""How many were asked for, and how many fit, by whose books and what was asked."""
 
 _NOBODY = "\0"
 """Stands for the id of a slot that is only tried out."""
@@ -50,12 +53,14 @@ class Trials:
         self._books_of = books_of
         self._alike = alike
         self._trials: dict[str, CpuBooks] = {}
-        self._known: dict[tuple[object, CpuWish], tuple[int, int]] = {}  # asked for, and fit
+        self._known: _Known = {}  # of books to begin with
+        self._tried: _Known = {}  # of those of which something was given away
         self._given = 0  # assignments tried out: their keys
 
     def clear(self) -> None:
         """Nothing is given away any more."""
         self._trials.clear()
+        self._tried.clear()  # versions count anew
         self._given = 0
 
     def fit(self, wish: Asked, host: Host, most: int) -> int:
@@ -68,13 +73,14 @@ class Trials:
         if trial is None and self._books_of is as_they_are:
             return len(host.assign_many(wish, most))
         asked = _wish(wish, host)
-        # A trial that is changed is another one: `version` tells.
-        whose = (host.host_id, trial.version) if trial is not None else self._beginning(host)
-        known = self._known.get((whose, asked))
+        answers, whose = self._known, self._beginning(host)
+        if trial is not None:  # one that is changed is another one: `version` tells
+            answers, whose = self._tried, (host.host_id, trial.version)
+        known = answers.get((whose, asked))
         if known is None or (known[0] < most and known[0] == known[1]):
             books = trial or self._books_of(host)
             found = _count(books, repeat(asked, most)) if books is not None else 0
-            known = self._known[whose, asked] = most, found
+            known = answers[whose, asked] = most, found
         return min(most, known[1])
 
     def fits_all(self, wishes: Iterable[tuple[Wish, int]], host: Host) -> bool:
@@ -123,7 +129,7 @@ class Trials:
             return host.suits(wish)
         return _count(books, [_wish(wish, host)]) == 1
 
-    def _beginning(self, host: Host) -> CpuKind | str:
+    def _beginning(self, host: Host) -> object:
         kind = host.cpu_kind if self._alike else None
         return host.host_id if kind is None else kind
 

@@ -20,6 +20,8 @@ from finegrain.errors import Reason
 from finegrain.resources import MIB, ResourceProfile
 from resource_manager.engine.entities import GangPlacement, GangSpec, RequestSpec, RequestState
 from resource_manager.engine.events import HostPolicySet, RequestsSubmitted, SlotsReleased
+from resource_manager.engine.gang_books import Wish
+from resource_manager.engine.placement.gang_exact import Trials
 from resource_manager.engine.placement.gang_feasibility import member_reason
 from tests.support.cpu_hosts import BE, LSE, LSR, PLAIN, CpuStory, host
 
@@ -190,3 +192,19 @@ def test_a_gang_that_is_broken_up_leaves_no_cpus_behind() -> None:
     gang(story, "g", specs, GangPlacement.SPREAD)
     assert not placed(story, "g")
     assert [each.cpus.pinned for each in story.state.hosts.values()] == [0, 0]
+
+
+def test_a_search_that_begins_anew_has_forgotten_what_it_found_on_the_way() -> None:
+    """Both times something was given away once, but not the same."""
+    story = CpuStory(host(nodes=1, cores=4))
+    there = story.state.hosts["host-a"]
+
+    def wish(cpus: int) -> Wish:
+        return Wish(ResourceProfile(cpus * 1000, 64 * MIB), (), 1, cpus=(LSE, 0))
+
+    trials = Trials()
+    trials.take(wish(1), there, 1)
+    assert trials.fit(wish(4), there, 1) == 1
+    trials.clear()
+    trials.take(wish(6), there, 1)
+    assert trials.fit(wish(4), there, 1) == 0
