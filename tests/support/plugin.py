@@ -4,6 +4,7 @@
   CI=true everything that is left out, for whatever reason, is a failure.
 - `alone`: measures time or limits of real processes; no other test runs meanwhile; runs last.
 - `slow`: takes seconds; runs after the fast ones, as does everything in tests/e2e.
+- `full`: starts real processes or is a long property; only `./dev test --all` runs it.
 """
 
 from __future__ import annotations
@@ -30,6 +31,11 @@ def in_ci() -> bool:
     return os.environ.get("CI") == "true"
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--all`: also the tests marked `full`, and every property with all of its examples."""
+    parser.addoption("--all", action="store_true", dest="all_tests", help="also run `full` tests")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Declare the markers, and let Ctrl-C be tested even where a shell ignores it for us."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started in the background of a script
@@ -38,6 +44,7 @@ def pytest_configure(config: pytest.Config) -> None:
         "needs(*components): names of tests/support/components.py the test cannot do without",
         "alone: no other test may run at the same time",
         "slow: takes seconds rather than milliseconds",
+        "full: only ./dev test --all (pytest --all) runs it",
     ):
         config.addinivalue_line("markers", line)
 
@@ -52,8 +59,12 @@ def _rank(item: pytest.Item) -> int:
     return 1 if item.get_closest_marker("slow") or "e2e" in item.path.parts else 0
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Fast tests first."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave the `full` tests to `--all`; fast tests first."""
+    if not config.getoption("all_tests"):
+        full = [item for item in items if item.get_closest_marker("full")]
+        items[:] = [item for item in items if not item.get_closest_marker("full")]
+        config.hook.pytest_deselected(items=full)
     items.sort(key=_rank)
 
 
