@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from finegrain.intervals import IntervalSet
+from tests.support.properties import examples
 
 NUMBERS = st.integers(0, 80)
 
@@ -94,11 +95,11 @@ def numbers_of(runs: object) -> list[int]:
 
 
 TestAgainstAPlainSet = AgainstAPlainSet.TestCase
-TestAgainstAPlainSet.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+TestAgainstAPlainSet.settings = settings(max_examples=examples(60), stateful_step_count=25)
 
 
 @given(st.lists(st.integers(0, 2000), max_size=400, unique=True), st.data())
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20))
 def test_many_runs_taken_from_the_front_leave_the_rest_as_it_was(
     numbers: list[int], data: st.DataObject
 ) -> None:

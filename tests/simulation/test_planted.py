@@ -16,7 +16,10 @@ from tests.simulation.planted_faults import FAULTS_MISHANDLED
 from tests.simulation.test_simulation import SEEDS
 from tests.simulation.world import ALL_WISHES, WISHES, WITH_CPUS, Failed, Plan, World
 
-PLANTED = RULES + FAULTS_MISHANDLED + ELASTIC + FAIR + CPUS_MISHANDLED
+KINDS = (RULES, FAULTS_MISHANDLED, ELASTIC, FAIR, CPUS_MISHANDLED)
+PLANTED = [plant for kind in KINDS for plant in kind]
+QUICK = {plant for kind in KINDS for plant in kind[-2:]}
+"""The newest two of each kind; the others need `--all`."""
 
 FINDINGS = ("Violation", "IllegalTransition", "InvariantBroken", "KeyError")
 """By a check, or by the engine, which then drops its books."""
@@ -86,7 +89,17 @@ def seed_that_finds(plant: Callable[[pytest.MonkeyPatch], None]) -> tuple[int, s
     return -1, ""
 
 
-@pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__.replace("_", " "))
+@pytest.mark.parametrize(
+    "plant",
+    [
+        pytest.param(
+            plant,
+            id=plant.__name__.replace("_", " "),
+            marks=() if plant in QUICK else pytest.mark.full,
+        )
+        for plant in PLANTED
+    ],
+)
 def test_a_planted_bug_is_found(
     plant: Callable[[pytest.MonkeyPatch], None],
     monkeypatch: pytest.MonkeyPatch,

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 import finegrain_client as fg
 from tests.client.batch.world import World, inhabit, live, output_of
+from tests.support.properties import examples
 
 ALWAYS = 1_000
 
@@ -49,7 +50,7 @@ async def disturb(world: World, trouble: int) -> None:
             world.end_one()
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80))
 @given(
     threads=st.integers(1, 12),
     slots=st.integers(1, 5),

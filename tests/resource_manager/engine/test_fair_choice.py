@@ -31,6 +31,7 @@ from resource_manager.engine.invariants import check_invariants
 from resource_manager.engine.settings import DAY_MS, EngineSettings, Fairness
 from resource_manager.engine.waiting_reasons import pending_by_reason
 from tests.resource_manager.engine.model import ModelCluster, ModelExecutor
+from tests.support.properties import examples
 
 PROFILES = [
     ResourceProfile(cpu, memory * MIB) for cpu, memory in ((500, 64), (1_000, 64), (1_500, 256))
@@ -145,7 +146,7 @@ class Life:
         ]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25))
 @given(Steps, st.sampled_from([0, 30_000]), st.sampled_from([None, 20_000]))
 def test_nobody_waits_beside_capacity_and_the_books_are_sound(
     steps: list[tuple[str, int, int]], lookahead_ms: int, half_life_ms: int | None

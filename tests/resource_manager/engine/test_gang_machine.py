@@ -30,6 +30,7 @@ from tests.resource_manager.engine.test_machine import (
     PROFILES,
     BooksStaySound,
 )
+from tests.support.properties import examples
 
 placements = st.sampled_from(list(GangPlacement))
 timeouts = st.sampled_from([None, None, 2_000, 20_000])
@@ -207,6 +208,6 @@ class GangsStayWholeSpread(GangsStayWhole):
 
 
 TestGangs = GangsStayWhole.TestCase
-TestGangs.settings = settings(MACHINE, max_examples=60)
+TestGangs.settings = settings(MACHINE, max_examples=examples(60))
 TestGangsSpread = GangsStayWholeSpread.TestCase
-TestGangsSpread.settings = settings(MACHINE, max_examples=30)
+TestGangsSpread.settings = settings(MACHINE, max_examples=examples(30))

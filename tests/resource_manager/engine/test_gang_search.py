@@ -18,6 +18,7 @@ from resource_manager.engine.placement.gang_search import seek
 from resource_manager.engine.settings import EngineSettings
 from tests.resource_manager.engine.model import ModelCluster, ModelExecutor
 from tests.resource_manager.engine.test_placing import POOL_PER_PART, cluster_of
+from tests.support.properties import examples
 
 ANYWHERE, SAME_EXECUTOR, SAME_LABEL, SPREAD = GangPlacement
 
@@ -164,7 +165,7 @@ def check_sound(cluster: ModelCluster, asked: list[Wish], found: Any, placement:
 
 @pytest.mark.parametrize("strategy", ["pack", "spread"])
 @pytest.mark.parametrize("placement", [SAME_EXECUTOR, SPREAD])
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=examples(150))
 @given(described=hosts, wished=wishes, may_build=st.booleans())
 def test_one_host_and_hosts_apart_are_found_whenever_they_exist(
     placement: GangPlacement, strategy: str, described: Any, wished: Any, may_build: bool
@@ -181,7 +182,7 @@ def test_one_host_and_hosts_apart_are_found_whenever_they_exist(
 
 @pytest.mark.parametrize("strategy", ["pack", "spread"])
 @pytest.mark.parametrize("placement", [ANYWHERE, SAME_LABEL])
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=examples(150))
 @given(
     described=hosts,
     wished=wishes,
@@ -211,7 +212,7 @@ def test_equal_members_are_placed_whenever_they_fit(
 
 
 @pytest.mark.parametrize("placement", [ANYWHERE, SAME_LABEL])
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=examples(150))
 @given(described=hosts, wished=wishes)
 def test_unequal_members_are_placed_soundly_or_not_at_all(
     placement: GangPlacement, described: Any, wished: Any
@@ -293,7 +294,7 @@ def crossed(draw: st.DrawFn) -> tuple[list[Any], list[Wish]]:
 
 
 @pytest.mark.parametrize("strategy", ["pack", "spread"])
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=examples(300))
 @given(case=crossed())
 def test_a_host_each_is_found_whenever_there_is_one(strategy: str, case: Any) -> None:
     described, asked = case

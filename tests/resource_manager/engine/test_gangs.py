@@ -36,6 +36,7 @@ from resource_manager.engine.settings import DAY_MS, EngineSettings
 from resource_manager.engine.step import step
 from tests.resource_manager.engine.model import ModelCluster, ModelExecutor
 from tests.resource_manager.engine.test_gang_search import SMALL, Everything, cluster_with, hosts
+from tests.support.properties import examples
 
 TINY = ResourceProfile(100, 16 * MIB)
 GANG = GangSpec("g")
@@ -371,7 +372,7 @@ def test_few_places_are_told_of_a_gang_of_many_different_members(
 
 
 @pytest.mark.parametrize("placement", list(GangPlacement))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=examples(60))
 @given(described=hosts, count=st.integers(1, 6))
 def test_as_many_are_called_placeable_as_could_be_placed(
     placement: GangPlacement, described: Any, count: int

@@ -29,6 +29,7 @@ from resource_manager.engine.invariants import check_invariants
 from resource_manager.engine.placement import matching
 from resource_manager.engine.settings import EngineSettings, Fairness
 from tests.resource_manager.engine.model import ModelCluster, ModelExecutor
+from tests.support.properties import examples
 
 PARENTS = {"team": "", "left": "team", "right": "team", "default": ""}
 SMALL, LARGE = ResourceProfile(1_000, 64 * MIB), ResourceProfile(3_000, 256 * MIB)
@@ -234,7 +235,7 @@ class Limited(RuleBasedStateMachine):
 
 
 TestLimited = Limited.TestCase
-TestLimited.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+TestLimited.settings = settings(max_examples=examples(40), stateful_step_count=25)
 
 
 class LimitedInSmallSteps(Limited):
@@ -252,7 +253,7 @@ class LimitedInSmallSteps(Limited):
 
 
 TestLimitedInSmallSteps = LimitedInSmallSteps.TestCase
-TestLimitedInSmallSteps.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
+TestLimitedInSmallSteps.settings = settings(max_examples=examples(25), stateful_step_count=25)
 
 
 def test_whom_default_slots_stop_is_served_when_the_largest_of_them_is_no_more() -> None:
@@ -278,7 +279,7 @@ def test_whom_default_slots_stop_is_served_when_the_largest_of_them_is_no_more()
     weights=st.lists(st.sampled_from([0.01, 1.0, 4.0, 100.0]), min_size=5, max_size=5),
     running=st.integers(0, 20),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40))
 def test_minima_are_served_first(minima: list[int], weights: list[float], running: int) -> None:
     """Whatever weighs how much: once all that is given back has been given out again, each group
     that waits has its minimum.

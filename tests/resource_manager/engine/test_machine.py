@@ -48,6 +48,7 @@ from resource_manager.engine.resizes import growth
 from resource_manager.engine.settings import Fairness
 from resource_manager.engine.state import EngineSettings, State
 from tests.resource_manager.engine.model import ModelCluster, ModelExecutor
+from tests.support.properties import examples
 
 JOBS = ("specified-job", "unknown-job")
 HOSTS = ("host-a", "host-b", "host-c")
@@ -540,12 +541,12 @@ def durable(state: State) -> dict[str, Any]:
 
 
 MACHINE = settings(
-    max_examples=150, stateful_step_count=50, suppress_health_check=list(HealthCheck)
+    max_examples=examples(150), stateful_step_count=50, suppress_health_check=list(HealthCheck)
 )
 
 TestPack = BooksStaySound.TestCase
 TestPack.settings = MACHINE
 TestSpread = BooksStaySoundSpread.TestCase
-TestSpread.settings = settings(MACHINE, max_examples=50)
+TestSpread.settings = settings(MACHINE, max_examples=examples(50))
 TestSmallRounds = BooksStaySoundInSmallRounds.TestCase
-TestSmallRounds.settings = settings(MACHINE, max_examples=50)
+TestSmallRounds.settings = settings(MACHINE, max_examples=examples(50))

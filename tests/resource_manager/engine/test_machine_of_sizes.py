@@ -14,6 +14,7 @@ from finegrain.resources import MIB, ResourceProfile
 from resource_manager.engine.entities import SlotState
 from resource_manager.engine.events import SlotsReleased
 from tests.resource_manager.engine.test_machine import HOSTS, JOBS, PROFILES, SIZES, BooksStaySound
+from tests.support.properties import examples
 
 FIRST_SLOTS = 5
 
@@ -78,10 +79,10 @@ class SlotsChangeTheirSizesInSmallRounds(SlotsChangeTheirSizes):
 
 
 MACHINE = settings(
-    max_examples=100, stateful_step_count=50, suppress_health_check=list(HealthCheck)
+    max_examples=examples(100), stateful_step_count=50, suppress_health_check=list(HealthCheck)
 )
 
 TestSizes = SlotsChangeTheirSizes.TestCase
 TestSizes.settings = MACHINE
 TestSizesInSmallRounds = SlotsChangeTheirSizesInSmallRounds.TestCase
-TestSizesInSmallRounds.settings = settings(MACHINE, max_examples=50)
+TestSizesInSmallRounds.settings = settings(MACHINE, max_examples=examples(50))

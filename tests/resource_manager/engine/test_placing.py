@@ -17,6 +17,7 @@ from resource_manager.engine.placement.rank import Proportions
 from resource_manager.engine.queue import Shape
 from resource_manager.engine.settings import EngineSettings
 from tests.resource_manager.engine.model import ModelCluster, ModelExecutor
+from tests.support.properties import examples
 
 ONE_POOL = {"cpu_milli": 4_000, "memory_bytes": 4_096 * MIB}
 POOL_PER_PART = {
@@ -111,7 +112,7 @@ def book(cluster: ModelCluster, shape: Shape, runs: list[tuple[str, int]]) -> No
             )
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=examples(30))
 @given(hosts, wishes)
 def test_first_fit_by_count_is_first_fit_slot_by_slot(described: Any, wished: Any) -> None:
     cluster = cluster_of(described, pack_candidates=1)
@@ -125,7 +126,7 @@ def test_first_fit_by_count_is_first_fit_slot_by_slot(described: Any, wished: An
 
 @pytest.mark.parametrize("own_index", [0, 64], ids=["labels-looked-at", "labels-sorted-out"])
 @pytest.mark.parametrize("strategy", ["pack", "spread"])
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=examples(30))
 @given(described=hosts, wished=wishes)
 def test_nothing_is_promised_twice_and_nothing_that_fits_is_left(
     strategy: Any, own_index: int, described: Any, wished: Any
@@ -144,7 +145,7 @@ def test_nothing_is_promised_twice_and_nothing_that_fits_is_left(
 
 
 @pytest.mark.parametrize("chosen", [{"pack_candidates": 1}, {}, {"strategy": "spread"}])
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=examples(30))
 @given(described=hosts, wished=wishes)
 def test_after_a_pass_the_indexes_say_what_the_hosts_have(
     chosen: Any, described: Any, wished: Any
@@ -161,7 +162,7 @@ def test_after_a_pass_the_indexes_say_what_the_hosts_have(
             assert index.vector(name) == {column: value for column, value in there.items() if value}
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=examples(30))
 @given(hosts, wishes)
 def test_what_hosts_have_left_is_known_to_the_ranking_all_through_a_pass(
     described: Any, wished: Any
@@ -181,7 +182,7 @@ def test_what_hosts_have_left_is_known_to_the_ranking_all_through_a_pass(
 
 
 @pytest.mark.parametrize("strategy", ["pack", "spread"])
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=examples(30))
 @given(described=hosts, wished=wishes)
 def test_the_same_books_give_the_same_answer_whoever_has_an_index_of_its_own(
     strategy: Any, described: Any, wished: Any

@@ -35,6 +35,7 @@ from resource_manager.engine.state import EngineSettings, State
 from resource_manager.engine.walks import members_of, stretches_of
 from tests.resource_manager.engine.model import ModelCluster, ModelExecutor
 from tests.resource_manager.engine.test_machine import JOBS, MACHINE, PROFILES, BooksStaySound
+from tests.support.properties import examples
 
 JOB = "job"
 RANGES = ("r", "r.1", "s")
@@ -388,8 +389,8 @@ class RangesAmongTheRest(BooksStaySound):
                 assert slot.state == "FREEING"
 
 
-TWICE = settings(MACHINE, max_examples=60, stateful_step_count=40)
-AMONG = settings(MACHINE, max_examples=60, stateful_step_count=40)
+TWICE = settings(MACHINE, max_examples=examples(60), stateful_step_count=40)
+AMONG = settings(MACHINE, max_examples=examples(60), stateful_step_count=40)
 
 TestAsManyPlainRequests = AsManyPlainRequests.TestCase
 TestAsManyPlainRequests.settings = TWICE

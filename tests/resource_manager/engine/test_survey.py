@@ -21,6 +21,7 @@ from tests.resource_manager.engine.test_placing import (
     hosts,
     profiles,
 )
+from tests.support.properties import examples
 
 moods = st.sampled_from(["", "", "", "draining", "unreachable", "lost", "full", "busy"])
 
@@ -31,7 +32,7 @@ def distance(one: Judgement) -> tuple[int, int, str]:
     return hard, max(lacks, default=0), one.host.host_id
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=examples(50))
 @given(
     hosts,
     st.lists(moods, min_size=40, max_size=40),

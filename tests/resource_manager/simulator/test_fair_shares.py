@@ -24,6 +24,7 @@ from tests.support.mixes import (
     mixes,
     run_mix,
 )
+from tests.support.properties import examples
 
 CONVERGED_S = COMES_MAX_S + 180
 STARVATION_TIMEOUT_MS = 60_000
@@ -31,7 +32,7 @@ LOOK_MS = 1_000
 """Whoever starves is looked at again after so long."""
 
 
-@settings(max_examples=20, derandomize=True)
+@settings(max_examples=examples(20), derandomize=True)
 @given(mixes())
 def test_every_flow_gets_its_share_and_nothing_is_idle(mix: Mix) -> None:
     cluster, idle = run_mix(mix)
@@ -74,7 +75,7 @@ def test_the_measure_sees_who_gets_nothing_at_all() -> None:
     assert not idle.findings
 
 
-@settings(max_examples=15, derandomize=True)
+@settings(max_examples=examples(15), derandomize=True)
 @given(
     flood_ms=st.lists(st.integers(5_000, 40_000), min_size=1, max_size=4),
     flood_group=st.sampled_from(["default", "low", "critical"]),

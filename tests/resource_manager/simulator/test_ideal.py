@@ -15,6 +15,7 @@ from resource_manager.simulator.ideal import (
     IdealTree,
     fluid_schedule,
 )
+from tests.support.properties import examples
 
 SEED_TREE = IdealTree(
     [
@@ -180,7 +181,7 @@ def _usable(flows: list[IdealFlow], demands: Mapping[str, float], flow: str) -> 
     return sum(min(each.maximum, _usable(flows, demands, each.id)) for each in below)
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(trees(), amounts)
 def test_work_conserving_within_limits_and_summing_up(
     tree: tuple[list[IdealFlow], dict[str, float]], capacity: float
@@ -199,7 +200,7 @@ def test_work_conserving_within_limits_and_summing_up(
         assert shares.get(each.id, 0.0) <= each.maximum * (1 + 1e-9)
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(trees(), amounts)
 def test_who_wants_more_has_no_less_per_weight_than_a_sibling(
     tree: tuple[list[IdealFlow], dict[str, float]], capacity: float
@@ -217,7 +218,7 @@ def test_who_wants_more_has_no_less_per_weight_than_a_sibling(
                 assert mine / flow.weight >= other / sibling.weight - 1e-6
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(trees(), amounts, amounts, st.randoms(use_true_random=False))
 def test_monotone_in_capacity_and_independent_of_the_order(
     tree: tuple[list[IdealFlow], dict[str, float]], capacity: float, more: float, random: object
@@ -232,7 +233,7 @@ def test_monotone_in_capacity_and_independent_of_the_order(
     assert IdealTree(flows).shares(turned, capacity) == pytest.approx(shares)
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(trees(), amounts, st.data())
 def test_whoever_wants_more_takes_from_siblings_and_gives_them_nothing(
     tree: tuple[list[IdealFlow], dict[str, float]], capacity: float, data: st.DataObject
@@ -248,7 +249,7 @@ def test_whoever_wants_more_takes_from_siblings_and_gives_them_nothing(
             assert more.get(leaf, 0.0) <= shares.get(leaf, 0.0) + 1e-6
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(trees(), amounts, st.data())
 def test_the_schedule_does_all_work_and_wastes_nothing(
     tree: tuple[list[IdealFlow], dict[str, float]], capacity: float, data: st.DataObject

@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from finegrain.errors import FailedPrecondition, Reason
 from task_executor.engine.command_fence import CommandFence, CommandNumbers
+from tests.support.properties import examples
 
 
 def numbers(
@@ -151,4 +152,4 @@ class Fence(RuleBasedStateMachine):
 
 
 TestFence = Fence.TestCase
-TestFence.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestFence.settings = settings(max_examples=examples(60), stateful_step_count=40)

@@ -17,6 +17,7 @@ from finegrain.resources import MIB, ResourceProfile
 from task_executor.engine.cpu_books import HostCpus, Place
 from task_executor.engine.slot_table import HostShare, Outcome, SlotTable
 from task_executor.engine.slots import Slot, SlotKey, SlotSpec, SlotState
+from tests.support.properties import examples
 
 TWO_NODES = ((PoolName(0, 0), CpuSet.parse("0-3")), (PoolName(1, 1), CpuSet.parse("4-7")))
 LSE, LSR, LS, BE = QosClass.LSE, QosClass.LSR, QosClass.LS, QosClass.BE
@@ -429,4 +430,4 @@ class Orders(RuleBasedStateMachine):
 
 
 TestOrders = Orders.TestCase
-TestOrders.settings = settings(max_examples=30, stateful_step_count=25, deadline=None)
+TestOrders.settings = settings(max_examples=examples(30), stateful_step_count=25)

@@ -23,6 +23,7 @@ from finegrain.errors import (
 from finegrain.resources import MIB, ResourceProfile
 from task_executor.engine.slot_table import HostShare, Outcome, SlotTable
 from task_executor.engine.slots import Slot, SlotKey, SlotSpec, SlotState
+from tests.support.properties import examples
 
 TOTAL = {"cpu_milli": 4000, "memory_bytes": 1024 * MIB, "extended.license-x": 2}
 
@@ -340,4 +341,4 @@ class Books(RuleBasedStateMachine):
 
 
 TestBooks = Books.TestCase
-TestBooks.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestBooks.settings = settings(max_examples=examples(60), stateful_step_count=40)

@@ -27,6 +27,7 @@ from resource_manager.engine.cpus.layout import CpuLayout, layout_of_rows
 from resource_manager.engine.cpus.refusals import CpuBlocker, CpuRefusal
 from resource_manager.engine.cpus.take import holds
 from tests.support.cpu_layouts import machine
+from tests.support.properties import examples
 
 MEMORY = 8 * GIB
 
@@ -111,7 +112,7 @@ def lived(books: CpuBooks, history: list[Wish | int]) -> list[tuple[Wish, CpuAss
     return list(there.values())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(layouts, hosts, histories)
 def test_nothing_is_promised_twice(
     layout: CpuLayout, policy: EffectivePolicy, history: list[Wish | int]
@@ -142,7 +143,7 @@ def test_nothing_is_promised_twice(
         assert books.best_effort_cpus
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(layouts, hosts, histories, wishes())
 def test_what_is_required_holds(
     layout: CpuLayout, policy: EffectivePolicy, history: list[Wish | int], wish: Wish
@@ -195,7 +196,7 @@ def _exclusive_holds(books: CpuBooks, asked: CpuPolicy, host: EffectivePolicy, c
         assert not books.layout.nodes_touched(cpus) & books.claimed_nodes
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(layouts, st.sampled_from(NumaStrategy), histories, wishes())
 def test_what_is_only_preferred_refuses_nobody(
     layout: CpuLayout, strategy: NumaStrategy, history: list[Wish | int], wish: Wish
@@ -218,7 +219,7 @@ def test_what_is_only_preferred_refuses_nobody(
     assert books.free.bit_count() - kept < wish.cpu_milli // 1000
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(layouts, hosts, histories, st.lists(wishes(), max_size=4))
 def test_the_same_holdings_give_the_same(
     layout: CpuLayout, policy: EffectivePolicy, history: list[Wish | int], later: list[Wish]
@@ -240,7 +241,7 @@ def test_the_same_holdings_give_the_same(
         assert each.problems() == []
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(layouts, hosts, histories, wishes())
 def test_what_fits_now_would_fit_the_empty_host(
     layout: CpuLayout, policy: EffectivePolicy, history: list[Wish | int], wish: Wish

@@ -22,10 +22,11 @@ from resource_manager.engine.cpus.take import (
     take,
 )
 from tests.support.cpu_layouts import machine
+from tests.support.properties import examples
 
 FULL, SPREAD = BindPolicy.FULL_PCPUS, BindPolicy.SPREAD_BY_PCPUS
 EVENLY = NumaStrategy.DISTRIBUTE_EVENLY
-EXAMPLES = 100
+EXAMPLES = examples(100)
 
 
 @st.composite
@@ -108,7 +109,7 @@ def unsuitable(layout: CpuLayout, free: int, holders: Holders, wish: CpuWish) ->
     return wish.need > free.bit_count()
 
 
-@settings(deadline=None, max_examples=EXAMPLES)
+@settings(max_examples=EXAMPLES)
 @given(situations())
 def test_a_wish_is_met_exactly_unless_what_is_required_rules_it_out(
     situation: tuple[CpuLayout, int, Holders, CpuWish],
@@ -125,7 +126,7 @@ def test_a_wish_is_met_exactly_unless_what_is_required_rules_it_out(
         assert not wish.exclusive_required or taken.exclusive is wish.exclusive
 
 
-@settings(deadline=None, max_examples=EXAMPLES)
+@settings(max_examples=EXAMPLES)
 @given(situations(), st.integers(0, 2**96))
 def test_what_fits_fits_with_more_free_cpus_too(
     situation: tuple[CpuLayout, int, Holders, CpuWish], more: int
@@ -137,7 +138,7 @@ def test_what_fits_fits_with_more_free_cpus_too(
         assert isinstance(take(layout, wider, holders, wish), Taken)
 
 
-@settings(deadline=None, max_examples=EXAMPLES)
+@settings(max_examples=EXAMPLES)
 @given(situations())
 def test_a_preference_never_refuses(
     situation: tuple[CpuLayout, int, Holders, CpuWish],
@@ -147,7 +148,7 @@ def test_a_preference_never_refuses(
     assert isinstance(take(layout, free, holders, soft), Taken)
 
 
-@settings(deadline=None, max_examples=EXAMPLES)
+@settings(max_examples=EXAMPLES)
 @given(*(st.integers(1, 3) for _ in range(3)), st.sampled_from([1, 2, 4, 8]), st.data())
 def test_an_empty_regular_host_is_shared_evenly_by_as_few_nodes_as_can_hold_it(
     packages: int, nodes: int, cores: int, threads: int, data: st.DataObject
@@ -161,7 +162,7 @@ def test_an_empty_regular_host_is_shared_evenly_by_as_few_nodes_as_can_hold_it(
     assert len(counts) == -(-need // layout.per_node)
 
 
-@settings(deadline=None, max_examples=EXAMPLES)
+@settings(max_examples=EXAMPLES)
 @given(situations(), st.sampled_from([1, 2, 4]))
 def test_even_shares_differ_by_at_most_one_group(
     situation: tuple[CpuLayout, int, Holders, CpuWish], group: int
@@ -177,7 +178,7 @@ def test_even_shares_differ_by_at_most_one_group(
             assert count <= (share.node & free).bit_count()
 
 
-@settings(deadline=None, max_examples=EXAMPLES)
+@settings(max_examples=EXAMPLES)
 @given(situations(), st.data())
 def test_a_slot_that_grows_keeps_its_cpus_and_what_is_required(
     situation: tuple[CpuLayout, int, Holders, CpuWish], data: st.DataObject
@@ -207,7 +208,7 @@ def test_a_slot_that_grows_keeps_its_cpus_and_what_is_required(
             assert isinstance(take(layout, left, holders, replace(wish, need=more)), Short)
 
 
-@settings(deadline=None, max_examples=EXAMPLES)
+@settings(max_examples=EXAMPLES)
 @given(situations(), st.data())
 def test_a_slot_that_shrinks_keeps_some_of_its_cpus_and_what_is_required(
     situation: tuple[CpuLayout, int, Holders, CpuWish], data: st.DataObject

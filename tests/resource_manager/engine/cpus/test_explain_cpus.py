@@ -27,6 +27,7 @@ from resource_manager.engine.events import HostPolicySet, RequestsSubmitted, Slo
 from resource_manager.engine.explain import Explanation, explain
 from resource_manager.engine.placement import survey
 from tests.support.cpu_hosts import BE, LSE, LSR, PLAIN, CpuStory, host
+from tests.support.properties import examples
 
 ONE_NODE = replace(LSR, numa=NumaPolicy.SINGLE_NUMA_NODE, numa_required=True)
 WHOLE = replace(LSR, bind=BindPolicy.FULL_PCPUS, bind_required=True)
@@ -346,7 +347,7 @@ def policies(draw: st.DrawFn) -> CpuPolicy:
 sizes = st.integers(1, 7)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40))
 @given(
     st.tuples(st.sampled_from([1, 2, 3]), st.sampled_from([2, 3]), st.sampled_from([1, 2])),
     st.sampled_from([{}, {"alignment": "Restricted"}, {"bind": "FullPCPUsOnly"}]),

@@ -14,6 +14,7 @@ from resource_manager.engine.fair import checkpoints
 from resource_manager.engine.fair.checkpoints import Checkpoints, Running, restore_tallies
 from resource_manager.engine.fair.flows import Flow, FlowTree
 from resource_manager.engine.settings import Fairness
+from tests.support.properties import examples
 
 START_MS = 1_700_000_000_000
 BOOKED = {"cpu_milli": 1_000}
@@ -272,6 +273,6 @@ class DecayingLives(Lives):
 
 
 TestLives = Lives.TestCase
-TestLives.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+TestLives.settings = settings(max_examples=examples(40), stateful_step_count=25)
 TestDecayingLives = DecayingLives.TestCase
 TestDecayingLives.settings = TestLives.settings

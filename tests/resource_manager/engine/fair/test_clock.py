@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from resource_manager.engine.fair.clock import Clock
 from resource_manager.engine.fair.flows import FlowTree
 from resource_manager.engine.settings import Fairness
+from tests.support.properties import examples
 
 
 def decayed(runs: list[tuple[int, float]], half_life_s: float) -> float:
@@ -21,7 +22,7 @@ def decayed(runs: list[tuple[int, float]], half_life_s: float) -> float:
     return received
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200))
 @given(
     st.lists(st.tuples(st.integers(0, 5_000_000), st.integers(0, 50)), min_size=1, max_size=20),
     st.sampled_from([1_000, 60_000, 900_000]),

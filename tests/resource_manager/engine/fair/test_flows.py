@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from resource_manager.engine.fair.choice import first_job, run_length, turn_of
 from resource_manager.engine.fair.flows import Flow, FlowTree
 from resource_manager.engine.settings import Fairness
+from tests.support.properties import examples
 
 SLOTS = Fairness(service="slots", half_life_ms=None)
 BARE = Fairness(service="slots", half_life_ms=None, lookahead_ms=0)
@@ -195,7 +196,7 @@ Steps = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150))
 @given(Steps, st.sampled_from([None, 1_000, 30_000]), st.sampled_from([0, 30_000]))
 def test_the_tree_agrees_with_a_look_at_everybody(
     steps: list[tuple[str, int, int]], half_life_ms: int | None, lookahead_ms: int

@@ -14,6 +14,7 @@ from resource_manager.engine.events import RequestsSubmitted, SlotsReuseAsked
 from resource_manager.engine.settings import Fairness
 from tests.resource_manager.engine.test_gang_machine import GangsStayWhole
 from tests.resource_manager.engine.test_machine import JOBS, MACHINE, PROFILES
+from tests.support.properties import examples
 
 
 class NothingIsHeldForNobody(GangsStayWhole):
@@ -85,6 +86,6 @@ class NothingIsHeldForNobodySpread(NothingIsHeldForNobody):
 
 
 TestReservations = NothingIsHeldForNobody.TestCase
-TestReservations.settings = settings(MACHINE, max_examples=30)
+TestReservations.settings = settings(MACHINE, max_examples=examples(30))
 TestReservationsSpread = NothingIsHeldForNobodySpread.TestCase
-TestReservationsSpread.settings = settings(MACHINE, max_examples=15)
+TestReservationsSpread.settings = settings(MACHINE, max_examples=examples(15))

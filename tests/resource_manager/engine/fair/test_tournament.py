@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from resource_manager.engine.fair.tournament import Entry, Tournament
+from tests.support.properties import examples
 
 LEVELS = st.floats(-1e6, 1e6, allow_nan=False).map(lambda x: round(x, 3))
 SLOPES = st.floats(0, 1e3, allow_nan=False).map(lambda x: round(x, 3))
@@ -34,7 +35,7 @@ def same(found: Entry | None, expected: Entry, tau: float) -> bool:
     return found is expected or apart <= 1e-12 * size
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300))
 @given(Moves)
 def test_whoever_is_least_wins_at_every_moment(
     moves: list[tuple[str, float, float | None]],

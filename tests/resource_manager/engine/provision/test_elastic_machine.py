@@ -30,6 +30,7 @@ from resource_manager.engine.settings import ExecutorShape, Provisioning
 from tests.resource_manager.engine.model import ModelExecutor
 from tests.resource_manager.engine.test_gang_machine import GangsStayWhole
 from tests.resource_manager.engine.test_machine import HOSTS, JOBS, MACHINE
+from tests.support.properties import examples
 
 DEFAULT = ResourceProfile(1000, 256 * MIB)
 PROVISIONING = Provisioning(
@@ -229,4 +230,4 @@ class NothingStrays(GangsStayWhole):
 
 
 TestElastic = NothingStrays.TestCase
-TestElastic.settings = settings(MACHINE, max_examples=40)
+TestElastic.settings = settings(MACHINE, max_examples=examples(40))

@@ -10,6 +10,7 @@ from resource_manager.engine.provision.gang_planning import GangWish
 from resource_manager.engine.provision.packing import Capacity, Counts, Wish
 from resource_manager.engine.provision.planning import Backlog, Plan, Supply, make_plan
 from resource_manager.engine.queue import SLOTS
+from tests.support.properties import examples
 
 ROOMS = st.lists(st.tuples(st.integers(1, 8), st.sampled_from("ab")), max_size=4)
 GANGS = st.lists(
@@ -71,7 +72,7 @@ def places(backlog: Backlog, plan: Plan) -> list[tuple[Capacity, Counts]]:
     ),
     limit=st.one_of(st.none(), st.integers(0, 20)),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200))
 def test_a_gang_is_planned_whole_where_it_belongs_or_nowhere(
     gangs: list[tuple[list[tuple[int, int]], GangPlacement]],
     singles: list[int],
@@ -130,7 +131,7 @@ def test_a_gang_is_planned_whole_where_it_belongs_or_nowhere(
     hosts=[(4, "a"), (6, "b")],
     shapes=[(4, "a", 1)],
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150))
 def test_what_was_asked_for_a_gang_is_enough_the_next_time(
     gangs: list[tuple[list[tuple[int, int]], GangPlacement]],
     hosts: list[tuple[int, str]],

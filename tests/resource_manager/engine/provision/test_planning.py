@@ -13,6 +13,7 @@ from resource_manager.engine.provision.gang_planning import GangWish
 from resource_manager.engine.provision.packing import Capacity, Counts, Space, Wish
 from resource_manager.engine.provision.planning import Backlog, Plan, Supply, make_plan
 from resource_manager.engine.queue import DEFAULT_SLOTS, SLOTS
+from tests.support.properties import examples
 
 
 def wish(cpu: int, mem: int = 0, **labels: str) -> Wish:
@@ -310,7 +311,7 @@ def cheapest(sizes: list[tuple[int, int]], shapes: list[tuple[int, int, int]]) -
     st.lists(SIZES, min_size=1, max_size=6),
     st.lists(SHAPES.flatmap(st.sampled_from), min_size=1, max_size=4),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150))
 def test_few_requests_are_served_at_the_least_cost(
     sizes: list[tuple[int, int]], shapes: list[tuple[int, int, int]]
 ) -> None:
@@ -330,7 +331,7 @@ def test_few_requests_are_served_at_the_least_cost(
         max_size=4,
     ),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200))
 def test_equal_requests_are_served_at_the_least_cost(
     count: int, size: int, shapes: list[tuple[int, int, int]]
 ) -> None:
@@ -364,7 +365,7 @@ def test_equal_requests_are_served_at_the_least_cost(
     limit=st.one_of(st.none(), st.integers(0, 40)),
     most=st.sampled_from([0, 1, 3, 1 << 53]),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150))
 def test_a_plan_promises_nothing_that_is_not_there(
     sizes: list[tuple[int, int]],
     shapes: list[tuple[int, int, int]],
@@ -409,7 +410,7 @@ def test_a_plan_promises_nothing_that_is_not_there(
 @given(
     st.lists(SIZES, min_size=1, max_size=30), st.lists(SHAPES.flatmap(st.sampled_from), min_size=1)
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100))
 def test_what_was_asked_for_is_enough_the_next_time(
     sizes: list[tuple[int, int]], shapes: list[tuple[int, int, int]]
 ) -> None:
