@@ -56,6 +56,7 @@ def told_by(process: subprocess.Popen[bytes]) -> CpuSet:
     return CpuSet.parse(line.partition(":")[2])
 
 
+@pytest.mark.quick
 def test_a_pinned_slot_has_its_cpu_to_itself_while_it_lives(small: Small, cpus: CpuSet) -> None:
     with small.cli.client() as cluster, cluster.job("beside") as job:
         requests = job.request_slots(
@@ -83,6 +84,7 @@ def test_a_pinned_slot_has_its_cpu_to_itself_while_it_lives(small: Small, cpus: 
         eventually(lambda: allowed(shared) == cpus, "the shared pool has its cpu back")
 
 
+@pytest.mark.quick
 def test_nobody_runs_on_a_cpu_of_the_most_exclusive_class(small: Small, cpus: CpuSet) -> None:
     with small.cli.client() as cluster, cluster.job("beside") as job:
         shared, exclusive = job.request_slots(

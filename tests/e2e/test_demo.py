@@ -38,6 +38,7 @@ def demo(home: Path) -> tuple[Outcome, float]:
     return _run(home, sys.executable, "-m", "finegrain_cli.demo"), time.monotonic() - started
 
 
+@pytest.mark.quick
 def test_it_ends_well_with_books_at_zero(demo: tuple[Outcome, float]) -> None:
     outcome, took_s = demo
     assert outcome.code == 0, outcome.text + outcome.stderr
@@ -45,6 +46,7 @@ def test_it_ends_well_with_books_at_zero(demo: tuple[Outcome, float]) -> None:
     assert took_s < 30
 
 
+@pytest.mark.quick
 def test_it_shows_what_the_cluster_can_do(demo: tuple[Outcome, float]) -> None:
     text = demo[0].stderr + demo[0].text
     for words in ("carved 16 slots of 16 sizes", "WAITING_CAPACITY", "smallest changes", "drained"):
@@ -64,6 +66,7 @@ def test_it_shows_what_the_cluster_can_do(demo: tuple[Outcome, float]) -> None:
     assert sum(line.startswith("reduce ") and line.endswith(" ok") for line in report) == 3
 
 
+@pytest.mark.quick
 def test_it_shows_a_slot_with_a_cpu_of_its_own(demo: tuple[Outcome, float]) -> None:
     text = demo[0].stderr
     if len(os.sched_getaffinity(0)) < 2:
@@ -77,6 +80,7 @@ def test_it_shows_a_slot_with_a_cpu_of_its_own(demo: tuple[Outcome, float]) -> N
 
 
 @pytest.mark.needs("cgroup-v1")
+@pytest.mark.quick
 def test_it_shows_a_memory_limit_that_holds(demo: tuple[Outcome, float]) -> None:
     assert "used up the slot's memory" in demo[0].stderr
 

@@ -25,6 +25,7 @@ from tests.e2e.driving import (
 )
 
 
+@pytest.mark.quick
 def test_output_and_exit_code_pass_through(small: Small) -> None:
     outcome = small.cli.run("--", "sh", "-c", "echo out; echo err >&2; exit 7")
     assert outcome == Outcome(7, b"out\n", "err\n")
@@ -124,12 +125,14 @@ def test_how_a_signal_shows(small: Small) -> None:
     assert small.cli.run("--", "sh", "-c", "kill -9 $$").code == 128 + signal.SIGKILL
 
 
+@pytest.mark.quick
 def test_memory_that_runs_out_is_told(small: Small) -> None:
     outcome = small.cli.run("--", *python(f"b = bytearray({200 * MIB})"))
     assert outcome.code == 137
     assert "used up the slot's memory" in outcome.stderr
 
 
+@pytest.mark.quick
 def test_a_timeout_ends_the_command(small: Small) -> None:
     mark = unique("9999")
     outcome = small.cli.run("--timeout", "300ms", "--", "sh", "-c", f"sleep 1000; echo {mark}")

@@ -18,7 +18,7 @@ import pytest
 
 from finegrain_cli.leftovers import find_leftovers
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.full]
 
 PATIENCE_S = 60.0
 COMMAND = (sys.executable, "-m", "finegrain_cli")

@@ -1,5 +1,7 @@
-"""The tables in docs/ name tests that exist, and at least one for every clause."""
+"""The tables in docs/ name tests that exist, and at least one for every clause in the quick run."""
 
+import ast
+import functools
 import re
 from collections.abc import Iterable
 
@@ -38,3 +40,37 @@ def test_the_tests_that_are_named_exist(page: str) -> None:
     for file, name in (each for row in _rows(page).values() for each in row):
         code = (REPOSITORY / file).read_text(encoding="utf-8")
         assert re.search(rf"def {name}\(", code), f"{file}::{name}"
+
+
+@functools.cache
+def _of_the_full_run(file: str) -> set[str]:
+    """The names of those tests of a file that only `./dev test --all` runs."""
+    module = ast.parse((REPOSITORY / file).read_text(encoding="utf-8"))
+    marks = [
+        ast.unparse(node.value)
+        for node in module.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark"
+    ]
+    all_full = file.startswith("tests/e2e/") or any("mark.full" in mark for mark in marks)
+    return {
+        node.name
+        for node in ast.walk(module)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and _is_full([ast.unparse(mark) for mark in node.decorator_list], otherwise=all_full)
+    }
+
+
+def _is_full(decorators: list[str], *, otherwise: bool) -> bool:
+    if "pytest.mark.quick" in decorators:
+        return False
+    return otherwise or "pytest.mark.full" in decorators
+
+
+@pytest.mark.parametrize("page", TABLES)
+def test_every_clause_has_a_test_in_the_quick_run(page: str) -> None:
+    only_in_full = {
+        clause
+        for clause, tests in _rows(page).items()
+        if tests and all(name in _of_the_full_run(file) for file, name in tests)
+    }
+    assert only_in_full == set()

@@ -13,6 +13,8 @@ import pytest
 
 from tests.support.components import REPOSITORY
 
+pytestmark = pytest.mark.full
+
 PACKAGES = {"finegrain", "finegrain_client", "finegrain_cli", "resource_manager", "task_executor"}
 
 

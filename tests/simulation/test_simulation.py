@@ -28,7 +28,9 @@ PARTS = 4
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize(
+    "part", [0, *(pytest.param(n, marks=pytest.mark.full) for n in range(1, PARTS))]
+)
 def test_everything_holds_through_faults_and_heals(part: int) -> None:
     results = [World(Plan(seed)).run() for seed in SEEDS[part::PARTS]]
     struck = sum((result.faults for result in results), Counter[str]())

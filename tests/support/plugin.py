@@ -3,8 +3,9 @@
 - `needs(*components)`: without a component the test is left out and listed with the remedy; with
   CI=true everything that is left out, for whatever reason, is a failure.
 - `alone`: measures time or limits of real processes; no other test runs meanwhile; runs last.
-- `slow`: takes seconds; runs after the fast ones, as does everything in tests/e2e.
-- `full`: starts real processes or is a long property; only `./dev test --all` runs it.
+- `slow`: takes seconds; begins before the others, so that no worker is left with it at the end.
+- `full`: starts real processes or is a long property; only `./dev test --all` runs it.  Everything
+  in tests/e2e is, except what is marked `quick`.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ def pytest_configure(config: pytest.Config) -> None:
         "alone: no other test may run at the same time",
         "slow: takes seconds rather than milliseconds",
         "full: only ./dev test --all (pytest --all) runs it",
+        "quick: runs without --all although it lies in tests/e2e",
     ):
         config.addinivalue_line("markers", line)
 
@@ -53,18 +55,23 @@ def _needed(item: pytest.Item) -> list[str]:
     return [str(name) for mark in item.iter_markers("needs") for name in mark.args]
 
 
+def _is_full(item: pytest.Item) -> bool:
+    if item.get_closest_marker("full"):
+        return True
+    return "e2e" in item.path.parts and item.get_closest_marker("quick") is None
+
+
 def _rank(item: pytest.Item) -> int:
     if item.get_closest_marker("alone"):
         return 2
-    return 1 if item.get_closest_marker("slow") or "e2e" in item.path.parts else 0
+    return 0 if item.get_closest_marker("slow") or _is_full(item) else 1
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave the `full` tests to `--all`; fast tests first."""
+    """Leave the `full` tests to `--all`; long tests first, those that run alone last."""
     if not config.getoption("all_tests"):
-        full = [item for item in items if item.get_closest_marker("full")]
-        items[:] = [item for item in items if not item.get_closest_marker("full")]
-        config.hook.pytest_deselected(items=full)
+        config.hook.pytest_deselected(items=[item for item in items if _is_full(item)])
+        items[:] = [item for item in items if not _is_full(item)]
     items.sort(key=_rank)
 
 

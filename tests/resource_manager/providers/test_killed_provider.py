@@ -26,6 +26,8 @@ import asyncio, json, sys
 from pathlib import Path
 from tests.support.providers import configuration, halves, make_provider, surroundings
 
+pytestmark = pytest.mark.full
+
 folder, wishes = Path(sys.argv[1]), json.loads(sys.argv[2])
 
 async def life():

@@ -37,6 +37,8 @@ from tests.support.providers import (
 )
 from tests.support.rm_service import eventually
 
+pytestmark = pytest.mark.full
+
 KIND = "process"
 
 

@@ -29,6 +29,8 @@ from finegrain.options import ListenOptions, TlsOptions
 from resource_manager.main import run
 from resource_manager.options import ResourceManagerOptions
 
+pytestmark = pytest.mark.full
+
 given = json.loads(sys.argv[1])
 tls = given.pop("tls", None)
 listen = ListenOptions(

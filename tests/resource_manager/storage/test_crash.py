@@ -16,6 +16,8 @@ from resource_manager.storage.sqlite_file import wal_of
 from resource_manager.storage.store import open_store
 from tests.support.books import job
 
+pytestmark = pytest.mark.full
+
 REPOSITORY = Path(__file__).resolve().parents[3]
 COMMITTER = Path(__file__).with_name("committer.py")
 

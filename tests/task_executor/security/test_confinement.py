@@ -19,7 +19,7 @@ from finegrain.errors import FinegrainError, Reason
 from tests.task_executor.helper.conftest import PATIENCE_S, alive, eventually
 from tests.task_executor.security.conftest import DAEMON_SECRET, HostOfNobody
 
-pytestmark = [pytest.mark.needs("nobody-user"), pytest.mark.slow]
+pytestmark = [pytest.mark.needs("nobody-user"), pytest.mark.slow, pytest.mark.full]
 
 STATUS = (
     "CapInh",

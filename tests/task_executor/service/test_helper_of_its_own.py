@@ -29,6 +29,8 @@ import json, sys
 from pathlib import Path
 from task_executor.helper_main import run
 from task_executor.options import TaskExecutorOptions
+
+pytestmark = pytest.mark.full
 told = json.loads(sys.argv[1])
 for name in ("state_dir", "run_dir", "helper_state_dir", "helper_socket"):
     told[name] = Path(told[name])

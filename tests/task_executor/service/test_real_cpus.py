@@ -33,6 +33,7 @@ from tests.task_executor.service.test_real_sizes import kill
 pytestmark = [
     pytest.mark.needs("root", "cgroup-v1"),
     pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one cpu cannot be divided"),
+    pytest.mark.full,
 ]
 
 ALL = CpuSet(os.sched_getaffinity(0))

@@ -21,7 +21,7 @@ from tests.task_executor.service.scripted_rm import (
     free,
 )
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.full]
 
 TICKER = "i=0; while [ $i -lt 60 ]; do i=$((i+1)); echo $i; sleep 0.05; done; exit 7"
 TICKS = b"".join(b"%d\n" % i for i in range(1, 61))

@@ -27,7 +27,7 @@ from tests.task_executor.service.scripted_rm import (
     eventually,
 )
 
-pytestmark = [pytest.mark.slow, pytest.mark.needs("root", "cgroup-v1")]
+pytestmark = [pytest.mark.slow, pytest.mark.needs("root", "cgroup-v1"), pytest.mark.full]
 
 # Ticks for ever, holds 20 MiB, and keeps reading a file, so that page cache has to be dropped.
 BUSY = """
