@@ -15,9 +15,13 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from resource_manager.providers.process_executor import executor_paths, read_claim
 from resource_manager.providers.process_sweep import stop_everything
 from tests.support.providers import configuration, halves, processes_naming, surroundings
+
+pytestmark = pytest.mark.full
 
 LIVES = 6
 SHARES = 3
@@ -25,8 +29,6 @@ LIFE = """
 import asyncio, json, sys
 from pathlib import Path
 from tests.support.providers import configuration, halves, make_provider, surroundings
-
-pytestmark = pytest.mark.full
 
 folder, wishes = Path(sys.argv[1]), json.loads(sys.argv[2])
 
