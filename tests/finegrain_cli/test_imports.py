@@ -55,3 +55,21 @@ app(["executor", "serve", "--executor-id", "x", "--state-dir", "/nonexistent"])
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
 
     assert done.stdout.split() == ["False", "x"], done.stderr
+
+
+def test_the_client_is_loaded_without_what_few_need() -> None:
+    code = """
+import sys
+import finegrain_client
+late = ("finegrain_client.batch", "finegrain_client.blocking")
+print([name for name in late if name in sys.modules])
+finegrain_client.blocking.connect
+assert "finegrain_client.batch" not in sys.modules
+finegrain_client.BatchJob, finegrain_client.blocking.BatchJob
+print([name for name in late if name in sys.modules], "BatchJob" in dir(finegrain_client))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    before, after = done.stdout.splitlines()
+    assert before == "[]"
+    assert after == "['finegrain_client.batch', 'finegrain_client.blocking'] True"

@@ -10,11 +10,15 @@ A private event loop runs in a thread of its own. Functions given as `output` ar
 thread: they may not block, nor call anything of this package.
 """
 
-from finegrain_client.blocking.batch import BatchJob
+from typing import TYPE_CHECKING, Any
+
 from finegrain_client.blocking.cluster import Cluster, connect
 from finegrain_client.blocking.handles import AsGranted, Lost, Request, Slot, Task, as_granted
 from finegrain_client.blocking.job import Job
 from finegrain_client.blocking.ranges import RequestRange
+
+if TYPE_CHECKING:
+    from finegrain_client.blocking.batch import BatchJob
 
 __all__ = [
     "AsGranted",
@@ -29,3 +33,12 @@ __all__ = [
     "as_granted",
     "connect",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Imports the batch runner when it is first used; see `finegrain_client.__getattr__`."""
+    if name == "BatchJob":
+        from finegrain_client.blocking.batch import BatchJob
+
+        return BatchJob
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
