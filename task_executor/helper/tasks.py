@@ -128,7 +128,8 @@ class Tasks:
             why = "its shim was killed; the task was killed with it"
             pid = task.record.get("pid")
             if pid and start_ticks(pid) == task.record["start_time_ticks"]:
-                os.killpg(pid, signal.SIGKILL)  # without cgroups nothing else leads to it
+                # Without cgroups nothing else leads to its process group, which may have ended.
+                self.driver.signal(-pid, signal.SIGKILL)
             yield from self.driver.kill(task.record["group"])
             yield from self.driver.remove(task.record["group"])
         error = Fault("TERMINATED", why).as_dict()

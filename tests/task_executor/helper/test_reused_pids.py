@@ -1,0 +1,133 @@
+"""A helper that finds a task without its shim kills that task, and never another's processes.
+
+Pids are used again: the number in a task's record may belong to anybody by the time it is read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from task_executor.helper.cgroups.base import Driver, Kernel
+from task_executor.helper.loop import Loop
+from task_executor.helper.paths import boot_id, start_ticks
+from task_executor.helper.tasks import Tasks
+
+Process = subprocess.Popen[bytes]
+
+
+@pytest.fixture
+def loop() -> Iterator[Loop]:
+    before = signal.getsignal(signal.SIGCHLD)
+    yield Loop(lambda: None)
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, before)
+
+
+@pytest.fixture
+def started() -> Iterator[Callable[[], Process]]:
+    """Starts a process that leads a process group of its own, as tasks do."""
+    processes: list[Process] = []
+
+    def start() -> Process:
+        processes.append(subprocess.Popen(["sleep", "600"], start_new_session=True))
+        return processes[-1]
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def gone(started: Callable[[], Process]) -> tuple[int, int]:
+    """Pid and start time of a process that has ended."""
+    process = started()
+    ticks = start_ticks(process.pid)
+    process.kill()
+    process.wait()
+    assert ticks is not None
+    return process.pid, ticks
+
+
+class Helper:
+    """The part of a helper that adopts tasks, in this process and without cgroups."""
+
+    def __init__(self, loop: Loop, folder: Path) -> None:
+        self.told: list[dict[str, Any]] = []
+        config = {"state_dir": str(folder), "front_gid": os.getgid()}
+        self.tasks = Tasks(loop, config, Driver(Kernel(), {}), self.told.append)
+
+    def adopts(self, task: tuple[int, int | None], shim: tuple[int, int | None]) -> dict[str, Any]:
+        """Adopts one task of this boot; returns its exit record."""
+        record = {"allocation_id": "slot", "generation": 1, "boot_id": boot_id(), "group": {}}
+        record |= {"pid": task[0], "start_time_ticks": task[1]}
+        record |= {"shim_pid": shim[0], "shim_start_ticks": shim[1]}
+        folder = self.tasks.directory / "task"
+        folder.mkdir()
+        (folder / "task.json").write_text(json.dumps(record))
+        self.tasks.adopt()
+        (event,) = self.told
+        assert (event["event"], event["task_id"]) == ("task_exited", "task")
+        stored: dict[str, Any] = json.loads((folder / "exit.json").read_text())
+        assert event["record"] == stored
+        return stored
+
+
+def identity(process: Process) -> tuple[int, int]:
+    ticks = start_ticks(process.pid)
+    assert ticks is not None
+    return process.pid, ticks
+
+
+def test_a_task_without_its_shim_is_killed(
+    loop: Loop, tmp_path: Path, started: Callable[[], Process], gone: tuple[int, int]
+) -> None:
+    task = started()
+    record = Helper(loop, tmp_path).adopts(identity(task), shim=gone)
+    assert record["error"]["reason"] == "TERMINATED"
+    assert task.wait(30) == -signal.SIGKILL
+
+
+def test_a_process_that_has_the_pid_of_a_task_by_now_is_left_alone(
+    loop: Loop, tmp_path: Path, started: Callable[[], Process], gone: tuple[int, int]
+) -> None:
+    pid, ticks = identity(stranger := started())
+    Helper(loop, tmp_path).adopts((pid, ticks - 1), shim=gone)
+    os.killpg(pid, signal.SIGTERM)  # had a SIGKILL been sent, it would have come before this
+    assert stranger.wait(30) == -signal.SIGTERM
+
+
+def test_a_process_that_has_the_pid_of_a_shim_by_now_is_not_taken_for_it(
+    loop: Loop, tmp_path: Path, started: Callable[[], Process]
+) -> None:
+    task, (pid, ticks) = started(), identity(stranger := started())
+    Helper(loop, tmp_path).adopts(identity(task), shim=(pid, ticks - 1))
+    assert task.wait(30) == -signal.SIGKILL
+    assert stranger.poll() is None
+
+
+def test_a_task_that_ends_while_it_is_to_be_killed_is_reported_all_the_same(
+    loop: Loop,
+    tmp_path: Path,
+    started: Callable[[], Process],
+    gone: tuple[int, int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Between the look at its start time and the kill its number may cease to exist."""
+    task = started()
+
+    def too_late(_pid: int, _signum: int) -> None:
+        raise ProcessLookupError
+
+    monkeypatch.setattr(os, "killpg", too_late)
+    monkeypatch.setattr(os, "kill", too_late)
+    record = Helper(loop, tmp_path).adopts(identity(task), shim=gone)
+    assert record["error"]["reason"] == "TERMINATED"
