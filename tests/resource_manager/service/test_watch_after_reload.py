@@ -40,3 +40,30 @@ async def test_one_stream_that_breaks_meanwhile_leaves_the_others_their_news(
                 while reader.living:
                     reader.take(await anext(second))
     assert reader.sequence == 1
+
+
+async def test_a_stream_reads_on_past_what_slower_ones_had_not_read_when_the_books_were_dropped(
+    tmp_path: Path,
+) -> None:
+    """The events that are kept in memory end before those that were stored and never published."""
+    async with serving(tmp_path) as (service, hub):
+        await service.submit("r0", "r1", "r2")
+        quick, slow = hub.watch("job", 0), hub.watch("job", 0)
+        readers = Reader(), Reader()
+        async with aclosing(quick), aclosing(slow), asyncio.timeout(PATIENCE_S):
+            for stream, reader in ((quick, readers[0]), (slow, readers[1])):
+                reader.take(await anext(stream))
+            await service.cancel("r0")
+            while readers[0].sequence < 1:
+                readers[0].take(await anext(quick))
+            service.deaf = True
+            await service.cancel("r1")
+            service.deaf = False
+            hub.resync()
+            while readers[0].sequence < 2:
+                readers[0].take(await anext(quick))
+            await service.cancel("r2")
+            for stream, reader in ((quick, readers[0]), (slow, readers[1])):
+                while reader.living:
+                    reader.take(await anext(stream))
+    assert [reader.sequence for reader in readers] == [3, 3]
