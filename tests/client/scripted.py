@@ -84,6 +84,7 @@ class Scripted(_Servicer):
         self.cluster_events: list[tuple[str, str]] = []  # kind and message of one more
         self.snapshot: list[resource_manager_pb2.RequestStatus] = []
         self.ended: list[resource_manager_pb2.RequestStatus] = []
+        self.withheld: set[int] = set()  # events that no WatchJob sends
         self.break_watch_after: deque[int] = deque()  # events until a WatchJob breaks
         self.break_snapshot_after: deque[int] = deque()  # parts until the snapshot of one breaks
         self.break_output_after: deque[int] = deque()  # chunks until a WatchTask breaks
@@ -296,7 +297,8 @@ class Scripted(_Servicer):
                     if left == 0:
                         await context.abort(grpc.StatusCode.UNAVAILABLE, "scripted break")
                     left -= 1
-                    yield rm.WatchJobResponse(events=[self.events[at - 1]])
+                    if at not in self.withheld:
+                        yield rm.WatchJobResponse(events=[self.events[at - 1]])
                     at += 1
                 async with self.changed:
                     if self.failures["WatchJob"]:

@@ -79,6 +79,31 @@ async def test_a_lost_beginning_is_replaced_by_a_snapshot(
         assert (await anext(events)).sequence == 2
 
 
+async def test_a_missing_event_is_noticed_and_made_good_by_a_snapshot(
+    servant: Scripted, cluster: fg.Cluster
+) -> None:
+    servant.auto_grant = False
+    async with cluster.job("gap") as job:
+        events = job.events()
+        missed, seen = await job.request_slots(fg.SlotSpec(count=2))
+        servant.withheld.add(2)
+        await servant.tell(seen.allocation_id, PENDING, reason="WAITING_CAPACITY")
+        await servant.tell(missed.allocation_id, GRANTED)
+        servant.snapshot = [
+            servant.snapshot_of(missed.allocation_id, GRANTED),
+            servant.snapshot_of(seen.allocation_id, GRANTED),
+        ]
+        await servant.tell(seen.allocation_id, GRANTED)
+        assert (await missed.granted(timeout_s=10)).generation == 1
+        assert (await seen.granted(timeout_s=10)).generation == 1
+        asked = [each.from_sequence for each in servant.calls["WatchJob"]]
+        assert asked == [1, 0]
+        await servant.tell(seen.allocation_id, RELEASED)
+        heard = [await anext(events) for _ in range(4)]
+    assert [each.from_snapshot for each in heard] == [False, True, True, False]
+    assert (heard[0].sequence, heard[3].sequence) == (1, 4)
+
+
 async def test_a_snapshot_that_an_overloaded_server_does_not_explain_is_taken_in_later(
     servant: Scripted, cluster: fg.Cluster
 ) -> None:
