@@ -7,6 +7,7 @@ import functools
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -27,9 +28,10 @@ from resource_manager.engine.effects import (
     PublishClusterEvent,
     SendFree,
     Snapshot,
+    StepResult,
 )
 from resource_manager.engine.entities import Instant
-from resource_manager.engine.events import Decide, JobRegistered
+from resource_manager.engine.events import Decide, JobRegistered, Ticked
 from resource_manager.engine.settings import EngineSettings
 from resource_manager.service.books import Books, BooksSuspect
 from resource_manager.service.executor_link import ExecutorLinks, LinkOptions
@@ -327,6 +329,23 @@ async def test_signs_of_life_that_waited_count_before_anybody_is_called_lost() -
         store.gate.set()
         await asyncio.gather(first, second)
         assert seen[:3] == ["JobRegistered", "Ticked", "Decide"]
+
+
+async def test_time_that_passes_is_noticed_though_nobody_calls() -> None:
+    """Lapsed leases, ended pauses and lost executors have no caller that would wake the writer."""
+    store, ticked = MemoryStore(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def noting(_state: Any, event: Any) -> Any:
+        if isinstance(event, Ticked):
+            loop.call_soon_threadsafe(ticked.set)
+        return StepResult()
+
+    limits = replace(QUIET, tick_interval_s=0.01)
+    async with started(store, limits, step=noting), asyncio.timeout(30):
+        for _ in range(3):
+            await ticked.wait()
+            ticked.clear()
 
 
 async def test_before_the_start_and_after_the_stop_callers_are_sent_away() -> None:
