@@ -87,6 +87,18 @@ async def test_a_new_size_is_enforced_durable_and_told(rm: ScriptedRM, executor:
     await eventually(lambda: told(rm) == [(200, 64, 200, 2)], "reports tell it, too")
 
 
+@pytest.mark.parametrize("milli", [15, 1234])
+async def test_odd_amounts_of_cpu_reach_the_host_as_they_are(
+    rm: ScriptedRM, executor: Executor, milli: int
+) -> None:
+    await rm.allocate(allocation(cpu_milli=milli))
+    assert on_host(executor)[::2] == (milli, milli)
+    await rm.resize(1, cpu_milli=500, cpu_limit_milli=milli + 1000)
+    assert on_host(executor)[::2] == (500, milli + 1000)
+    await rm.resize(2, cpu_milli=milli)
+    assert on_host(executor)[::2] == (milli, milli)
+
+
 async def test_intent_and_both_sizes_hold_until_the_host_has_said(
     rm: ScriptedRM, executor: Executor
 ) -> None:
