@@ -11,6 +11,7 @@ import pytest
 
 from finegrain.errors import ConfigurationError
 from finegrain.rpc.tokens import Tokens, ensure_token_files, read_token, same_secret, sha256_hex
+from tests.support.disk_calls import DiskCalls
 
 
 def mode_of(path: Path) -> int:
@@ -24,6 +25,15 @@ def test_both_are_made_at_the_first_start_and_kept(tmp_path: Path) -> None:
     assert mode_of(tmp_path / "cluster.token") == 0o600
     assert mode_of(tmp_path / "user.token") == 0o640
     assert sorted(each.name for each in tmp_path.iterdir()) == ["cluster.token", "user.token"]
+
+
+def test_a_token_that_somebody_may_use_survives_a_power_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = DiskCalls(monkeypatch)
+    ensure_token_files(tmp_path)
+    disk.check_durable(tmp_path / "cluster.token")
+    disk.check_durable(tmp_path / "user.token")
 
 
 def test_several_that_start_at_once_agree(tmp_path: Path) -> None:

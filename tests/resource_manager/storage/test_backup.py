@@ -18,6 +18,8 @@ from resource_manager.storage import schema
 from resource_manager.storage.lost_history import SEQUENCE_STEP
 from resource_manager.storage.store import Store, open_store
 from tests.support.books import books_of, everything, job, same_books
+from tests.support.disk_calls import DiskCalls, Synced
+from tests.support.stores import inside
 
 
 @pytest.fixture
@@ -105,6 +107,23 @@ def test_the_epoch_of_the_replaced_database_counts_too(
     leading.lead("first", above_epoch=199)
     leading.close()
     assert schema.restore(sqlite_url, copy, above_epoch=0).rm_epoch == 201
+
+
+def test_databases_survive_a_power_cut_once_they_have_their_names(
+    sqlite_url: str, copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = DiskCalls(monkeypatch)
+    with open_store(sqlite_url) as store:
+        disk.check_durable(database := inside(store).location.path)
+        store.lead("first")
+        schema.backup(sqlite_url, copy)
+    disk.check_durable(copy)
+    disk.calls.clear()
+    kept = schema.restore(sqlite_url, copy, above_epoch=0).kept
+    assert kept is not None
+    disk.check_durable(database)
+    set_aside, replaced = disk.at_naming(kept), disk.at_naming(database)
+    assert Synced(database.parent, None) in disk.calls[set_aside:replaced]
 
 
 def test_a_damaged_database_can_be_replaced(

@@ -1,4 +1,4 @@
-"""A slot gets the cpu time that was ordered, to the thousandth of a core, however odd the amount."""
+"""A slot gets the cpu time that was ordered to the thousandth of a core, however odd it is."""
 
 from __future__ import annotations
 

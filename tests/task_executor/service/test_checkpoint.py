@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from finegrain.errors import ConfigurationError, Reason
 from task_executor.service import checkpoint
 from task_executor.service.checkpoint import SavedState, Saver, StateDirectory
+from tests.support.disk_calls import DiskCalls
 
 STATE = SavedState("host-a", "instance", 7, "boot", ({"spec": {}},), ({"key": ["a", 1]},))
 
@@ -104,6 +106,18 @@ def test_a_write_that_fails_leaves_the_old_document(
             directory.save(SavedState("host-a", "other"))
     assert directory.load("host-a") == STATE
     assert [p.name for p in directory.path.iterdir() if p.name.startswith(".")] == []
+
+
+def test_what_was_saved_survives_a_power_cut(
+    directory: StateDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = DiskCalls(monkeypatch)
+    for number in (1, 2):  # the first makes a name, the second replaces what has it
+        disk.calls.clear()
+        directory.save(replace(STATE, rm_epoch=number))
+        disk.check_durable(directory.path / "state.json")
+        directory.save_task("t1", {"task_id": "t1", "attempt": number})
+        disk.check_durable(directory.path / "tasks" / "t1.json")
 
 
 def test_tasks_are_kept_one_by_one(directory: StateDirectory) -> None:

@@ -1,0 +1,26 @@
+"""The output of a thread of work is on disk before its result is recorded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from finegrain_client.batch.output import Output, publish_all
+from finegrain_client.types import OutputChunk
+from tests.support.disk_calls import DiskCalls
+
+
+def test_what_was_published_survives_a_power_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = DiskCalls(monkeypatch)
+    outputs = [Output(tmp_path, thread, attempt=2) for thread in range(3)]
+    for thread, output in enumerate(outputs):
+        output.take(OutputChunk("stdout", 0, b"line of "))
+        output.take(OutputChunk("stdout", 8, str(thread).encode()))
+    publish_all(tmp_path, outputs)
+    for thread in range(3):
+        path = tmp_path / f"{thread}.stdout"
+        assert path.read_text() == f"line of {thread}"
+        disk.check_durable(path)
