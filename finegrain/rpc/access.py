@@ -7,7 +7,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from enum import Enum
 
-from finegrain.errors import PermissionDenied, Reason, Unauthenticated
+from finegrain.errors import PermissionDenied, Reason, Unauthenticated, Unavailable
 from finegrain.rpc.channels import AUTHORIZATION, JOB_SECRET
 from finegrain.rpc.tokens import same_secret, sha256_hex
 
@@ -134,8 +134,9 @@ class Caller:
 class TokenHashes:
     """SHA-256 in hex of the tokens that a server accepts.
 
-    `user_sha256` None or empty: no user token is accepted. It may be changed while the server runs
-    (an executor learns it when it registers).
+    `user_sha256` empty: no user token is accepted; None: it is not known yet, so calls with what
+    may be the user token get UNAVAILABLE. It may be changed while the server runs (an executor
+    learns it when it registers).
     """
 
     cluster_sha256: str
@@ -164,6 +165,7 @@ def identify(
     Raises:
         Unauthenticated: no token or a wrong one.
         PermissionDenied: the user token where the cluster token is needed.
+        Unavailable: it may be the user token, which this server does not know yet.
     """
     secret = metadata.get(JOB_SECRET)
     if need is Access.NONE:
@@ -177,6 +179,14 @@ def identify(
     shown = sha256_hex(token)
     if same_secret(shown, hashes.cluster_sha256):
         return Caller(token_kind="cluster", job_secret=secret, peer=peer)
+    if hashes.user_sha256 is None and need is Access.USER:
+        # UNAUTHENTICATED would be final: a client would give up a task that runs on.
+        raise Unavailable(
+            "this executor cannot check the user token before it has registered with the resource "
+            "manager; try again, and if that does not help, check that the resource manager runs "
+            "and that the executor reaches it (manager_not_reached in its log says why not)",
+            reason=Reason.NOT_REGISTERED,
+        )
     if not hashes.user_sha256 or not same_secret(shown, hashes.user_sha256):
         raise Unauthenticated(
             "the token is not one of this cluster; read it anew from the resource manager's "

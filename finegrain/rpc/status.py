@@ -78,6 +78,7 @@ _CLASS_BY_REASON: dict[Reason, type[FinegrainError]] = {
     Reason.JOB_SECRET_WRONG: errors.PermissionDenied,
     Reason.OVER_LIMIT: errors.ResourceExhausted,
     Reason.OUT_OF_RANGE: errors.OutOfRange,
+    Reason.NOT_REGISTERED: errors.Unavailable,
     Reason.NOT_LEADER: errors.Unavailable,
     Reason.UNREACHABLE: errors.Unavailable,
     Reason.STORE_UNAVAILABLE: errors.StoreError,

@@ -1534,7 +1534,9 @@ class RegisterExecutorResponse(google.protobuf.message.Message):
     registration_number: builtins.int
     """Number of this registration, rising by one per executor. Commands and reports carry it."""
     user_token_sha256: builtins.str
-    """SHA-256 of the token that job masters show, in hex, so that the executor can check it. Empty: none."""
+    """SHA-256 of the token that job masters show, in hex, so that the executor can check it. Empty: none. The executor
+    keeps it on disk until the next registration, so that it can check tokens after a restart while the RM is away.
+    """
     protocol_version: builtins.str
     """Version of this protocol that the RM speaks."""
     host_policy_number: builtins.int

@@ -35,7 +35,8 @@ class TaskExecutorServiceStub(object):
     "STALE_REGISTRATION". Cluster token only.
 
     Job masters run tasks in slots that they own: they show the user token and, as metadata
-    `finegrain-job-secret`, the secret of the job that owns the slot.
+    `finegrain-job-secret`, the secret of the job that owns the slot. An executor that does not know the user token yet
+    (it restarted without its hash and has not registered since) answers UNAVAILABLE, reason "NOT_REGISTERED".
 
     To write an executor in another language: register (ResourceManagerService.RegisterExecutor), serve this
     service, check every AllocateSlots item against your own table, number your states, report.
@@ -104,7 +105,8 @@ class TaskExecutorServiceServicer(object):
     "STALE_REGISTRATION". Cluster token only.
 
     Job masters run tasks in slots that they own: they show the user token and, as metadata
-    `finegrain-job-secret`, the secret of the job that owns the slot.
+    `finegrain-job-secret`, the secret of the job that owns the slot. An executor that does not know the user token yet
+    (it restarted without its hash and has not registered since) answers UNAVAILABLE, reason "NOT_REGISTERED".
 
     To write an executor in another language: register (ResourceManagerService.RegisterExecutor), serve this
     service, check every AllocateSlots item against your own table, number your states, report.
@@ -245,7 +247,8 @@ class TaskExecutorService(object):
     "STALE_REGISTRATION". Cluster token only.
 
     Job masters run tasks in slots that they own: they show the user token and, as metadata
-    `finegrain-job-secret`, the secret of the job that owns the slot.
+    `finegrain-job-secret`, the secret of the job that owns the slot. An executor that does not know the user token yet
+    (it restarted without its hash and has not registered since) answers UNAVAILABLE, reason "NOT_REGISTERED".
 
     To write an executor in another language: register (ResourceManagerService.RegisterExecutor), serve this
     service, check every AllocateSlots item against your own table, number your states, report.

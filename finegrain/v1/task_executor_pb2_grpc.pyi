@@ -27,7 +27,8 @@ class TaskExecutorServiceStub:
     "STALE_REGISTRATION". Cluster token only.
 
     Job masters run tasks in slots that they own: they show the user token and, as metadata
-    `finegrain-job-secret`, the secret of the job that owns the slot.
+    `finegrain-job-secret`, the secret of the job that owns the slot. An executor that does not know the user token yet
+    (it restarted without its hash and has not registered since) answers UNAVAILABLE, reason "NOT_REGISTERED".
 
     To write an executor in another language: register (ResourceManagerService.RegisterExecutor), serve this
     service, check every AllocateSlots item against your own table, number your states, report.
@@ -108,7 +109,8 @@ class TaskExecutorServiceAsyncStub:
     "STALE_REGISTRATION". Cluster token only.
 
     Job masters run tasks in slots that they own: they show the user token and, as metadata
-    `finegrain-job-secret`, the secret of the job that owns the slot.
+    `finegrain-job-secret`, the secret of the job that owns the slot. An executor that does not know the user token yet
+    (it restarted without its hash and has not registered since) answers UNAVAILABLE, reason "NOT_REGISTERED".
 
     To write an executor in another language: register (ResourceManagerService.RegisterExecutor), serve this
     service, check every AllocateSlots item against your own table, number your states, report.
@@ -188,7 +190,8 @@ class TaskExecutorServiceServicer(metaclass=abc.ABCMeta):
     "STALE_REGISTRATION". Cluster token only.
 
     Job masters run tasks in slots that they own: they show the user token and, as metadata
-    `finegrain-job-secret`, the secret of the job that owns the slot.
+    `finegrain-job-secret`, the secret of the job that owns the slot. An executor that does not know the user token yet
+    (it restarted without its hash and has not registered since) answers UNAVAILABLE, reason "NOT_REGISTERED".
 
     To write an executor in another language: register (ResourceManagerService.RegisterExecutor), serve this
     service, check every AllocateSlots item against your own table, number your states, report.

@@ -185,6 +185,11 @@ class Agent:
         await keeper.keep_epoch(answer.rm_epoch)
         keeper.fence.register(answer.rm_epoch, answer.registration_number)
         self._tokens.user_sha256 = answer.user_token_sha256
+        if keeper.user_token_sha256 != answer.user_token_sha256:
+            # For a front that restarts while the RM is away. A full disk must not keep this one
+            # from registering; the next write of the checkpoint has it.
+            keeper.user_token_sha256 = answer.user_token_sha256
+            await keeper.save_or_log()
         self.state.report_interval_ms = duration_ms_from_proto(
             answer.report_interval, "report_interval"
         )

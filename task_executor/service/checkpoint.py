@@ -4,7 +4,7 @@ Decides how the state directory is laid out, locked and written, so that after a
 finds the old or the new state, whole. Refuses to know what the state means.
 
     executor.lock     held by the one front that uses this directory
-    state.json        identity, epoch, slots: one document, replaced whole
+    state.json        identity, epoch, slots, hash of the user token: one document, replaced whole
     tasks/ID.json     one per task, written when it is accepted, removed when it is forgotten
     endpoint.json     where the running front can be reached; for people and tools
     helper/           the helper's own; nothing of ours
@@ -47,6 +47,7 @@ class SavedState:
     starts: int = 0  # of fronts with this identity; separates the numbers of their reports
     policy: dict[str, Any] = field(default_factory=dict)  # what an operator has set for this host
     policy_number: int = 0  # of that; 0: none
+    user_token_sha256: str = ""  # by the last registration; empty: not known
 
 
 @dataclass(slots=True)
@@ -279,6 +280,7 @@ def state_content(state: SavedState) -> dict[str, Any]:
         "starts": state.starts,
         "policy": state.policy,
         "policy_number": state.policy_number,
+        "user_token_sha256": state.user_token_sha256,
         "slots": list(state.slots),
         "ended": list(state.ended),
     }
@@ -299,6 +301,7 @@ def parse_state(content: dict[str, Any]) -> SavedState:
             starts=int(content.get("starts", 0)),
             policy=dict(content.get("policy", {})),
             policy_number=int(content.get("policy_number", 0)),
+            user_token_sha256=str(content.get("user_token_sha256", "")),
             slots=tuple(content["slots"]),
             ended=tuple(content["ended"]),
         )

@@ -84,7 +84,10 @@ class Front:
         self._info = info
         self.address = ""
         self.metrics_address = ""
-        self.tokens = TokenHashes(cluster_sha256=sha256_hex(prepared.cluster_token))
+        self.tokens = TokenHashes(
+            cluster_sha256=sha256_hex(prepared.cluster_token),
+            user_sha256=prepared.saved.user_token_sha256 or None,  # until it registers
+        )
         identity = Identity(prepared.saved.executor_id, prepared.saved.instance_id, info.boot_id)
         self.keeper = SlotKeeper(
             identity,

@@ -45,6 +45,7 @@ async def recover(keeper: SlotKeeper, saved: SavedState) -> None:
     """
     keeper.fence.raise_epoch(saved.rm_epoch)
     keeper.starts = saved.starts + 1
+    keeper.user_token_sha256 = saved.user_token_sha256
     keeper.reports.begin_life(keeper.starts)
     for ended in saved.ended:
         keeper.reports.ended(EndedSlot(SlotKey(*ended["key"]), ended["reason"]))

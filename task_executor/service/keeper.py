@@ -68,6 +68,7 @@ class SlotKeeper:
         self.tasks = TaskBook()
         self.reports = ReportLog()
         self.starts = 0  # of fronts with this identity, this one included
+        self.user_token_sha256 = ""  # by the last registration; empty: not known
         self.fence: CommandFence[Any] = CommandFence()
         self.on_change: Callable[[], None] = lambda: None  # wakes the report loop
         self.on_gone: Callable[[SlotKey], None] = lambda _key: None  # the slot's tasks may go
@@ -111,6 +112,7 @@ class SlotKeeper:
             starts=self.starts,
             policy=self.table.cpus.conditions.operator_policy.to_dict(),
             policy_number=self.table.cpus.conditions.policy_number,
+            user_token_sha256=self.user_token_sha256,
             slots=tuple(
                 slot.to_dict() for slot in (*self.table.visible(), *self._enforced.values())
             ),

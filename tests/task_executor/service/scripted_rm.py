@@ -54,6 +54,7 @@ class ScriptedRM:
     acknowledge: bool = True
     policy: cpus_pb2.HostPolicy | None = None
     policy_number: int = 0
+    user_token: str = USER_TOKEN
     address: str = ""
     _server: grpc.aio.Server | None = None
 
@@ -99,7 +100,7 @@ class ScriptedRM:
             report_interval=duration_ms_to_proto(self.report_interval_ms),
             lost_timeout=duration_ms_to_proto(10_000),
             unowned_slots=unowned,
-            user_token_sha256=sha256_hex(USER_TOKEN),
+            user_token_sha256=sha256_hex(self.user_token),
             host_policy=self.policy,
             host_policy_number=self.policy_number or request.report.cpu_state.host_policy_number,
             protocol_version="1.0",

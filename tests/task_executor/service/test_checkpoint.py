@@ -5,17 +5,34 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import stat
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from finegrain.errors import ConfigurationError, Reason
+from finegrain.rpc.tokens import sha256_hex
 from task_executor.service import checkpoint
-from task_executor.service.checkpoint import SavedState, Saver, StateDirectory
+from task_executor.service.checkpoint import (
+    SavedState,
+    Saver,
+    StateDirectory,
+    state_content,
+    write_document,
+)
 from tests.support.disk_calls import DiskCalls
 
-STATE = SavedState("host-a", "instance", 7, "boot", ({"spec": {}},), ({"key": ["a", 1]},))
+HASH = sha256_hex("a-user-token-of-this-cluster")
+STATE = SavedState(
+    "host-a",
+    "instance",
+    7,
+    "boot",
+    ({"spec": {}},),
+    ({"key": ["a", 1]},),
+    user_token_sha256=HASH,
+)
 
 
 @pytest.fixture
@@ -33,6 +50,21 @@ def test_what_was_saved_is_read_again(directory: StateDirectory) -> None:
     directory.save(STATE)
     assert directory.load("host-a") == directory.load("") == STATE
     assert not directory.damage
+
+
+def test_a_document_from_before_the_hash_of_the_user_token_is_read(
+    directory: StateDirectory,
+) -> None:
+    content = state_content(STATE)
+    del content["user_token_sha256"]
+    write_document(directory.path / "state.json", content)
+    assert directory.load("host-a") == replace(STATE, user_token_sha256="")
+    assert not directory.damage
+
+
+def test_nobody_else_reads_the_document(directory: StateDirectory) -> None:
+    directory.save(STATE)
+    assert stat.S_IMODE((directory.path / "state.json").stat().st_mode) == 0o600
 
 
 def test_a_directory_belongs_to_one_executor(directory: StateDirectory) -> None:
