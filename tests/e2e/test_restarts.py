@@ -8,6 +8,7 @@ import re
 import shlex
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,10 @@ from tests.e2e.driving import (
     Daemons,
     eventually,
     finish,
+    free_address,
     helper_pid,
     json_lines,
+    read_until,
     slot_groups,
     unique,
 )
@@ -218,6 +221,39 @@ async def test_a_killed_executor_loses_neither_task_nor_output_nor_exit_status(
         assert (await (await slot.run(["echo", "same slot"])).wait(60)).check().ok
         (listed,) = await cluster.slots()
         assert (listed.generation, listed.state) == (1, "ALLOCATED")
+
+
+@pytest.mark.full
+def test_a_run_goes_on_when_its_executor_comes_back_before_the_resource_manager(
+    on_sqlite: Daemons,
+) -> None:
+    """The front checks the user token, the job's secret and the slot by what it has on disk."""
+    name = unique("e2e-alone")
+    executor = on_sqlite.executor(name, "--listen", free_address())
+    rm = on_sqlite.manager
+    rm.start()
+    rm.endpoint()
+    executor.start()
+    on_sqlite.await_executors(name)
+    user = replace(on_sqlite.cli, token_file=rm.state_dir / "user.token")
+    signal_file = on_sqlite.folder / "go"
+    waits = 'echo before; until [ -e "$1" ]; do sleep 0.05; done; echo after; exit 7'
+    small = ("--cpu", "0.1", "--memory", "32M")
+    run = user.start("run", *small, "--", "sh", "-c", waits, "sh", str(signal_file))
+    assert read_until(run, b"before\n") == b"before\n"
+    rm.kill()
+    executor.kill()
+    log_end = len(executor.log)
+    executor.start()
+    executor.endpoint()
+    signal_file.touch()
+    assert read_until(run, b"after\n") == b"after\n"
+    assert '"event": "registered"' not in executor.log[log_end:]
+    rm.start()
+    rm.endpoint()
+    outcome = finish(run)
+    assert (outcome.code, outcome.stdout) == (7, b"")
+    on_sqlite.cli.settle()
 
 
 async def test_a_task_that_ended_meanwhile(on_sqlite: Daemons) -> None:
