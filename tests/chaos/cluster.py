@@ -47,7 +47,8 @@ class Cluster:
         (self.folder / "logs").mkdir()
         (self.folder / "journals").mkdir()
         ensure_token_files(self.folder)
-        self.token_file = self.folder / "cluster.token"
+        self.token_file = self.folder / "cluster.token"  # of operators: the run itself
+        self.user_token_file = self.folder / "user.token"  # of job masters
         self.mark = uuid.uuid4().hex[:6]  # names of executors are known to the kernel
         self.network = Network() if shape.network else None
         self.postgresql = PostgresqlServer() if shape.database == "postgresql" else None
@@ -122,7 +123,7 @@ class Cluster:
             name=name,
             seed=self._random.getrandbits(32),
             addresses=self.addresses,
-            token_file=str(self.token_file),
+            token_file=str(self.user_token_file),
             journal=str(self.folder / "journals" / f"{name}.jsonl"),
             hold_file=str(self.hold_file),
             stop_file=str(self.stop_file),
