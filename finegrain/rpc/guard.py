@@ -45,8 +45,41 @@ class ServerLife:
     tokens: TokenHashes
     observe: Observer
     gate: Gate = lambda: None
-    streams: set[asyncio.Task[Any]] = field(default_factory=set)  # handlers of open streams
+    streams: set[OpenStream] = field(default_factory=set)
     stopping: bool = False
+
+    def end_streams(self) -> None:
+        """Ends every open stream with UNAVAILABLE; `stopping` is set already."""
+        for stream in list(self.streams):
+            stream.end()
+
+
+class OpenStream:
+    """A stream whose handler runs; keeps itself in a set of such as a context manager.
+
+    Between two messages of ours the task runs gRPC's code, which sends the last one. A cancellation
+    that arrives there never reaches our code: gRPC ends the task, sends no status, and the call
+    stays open until its client or the end of the grace period cancels it. So `sending` says when
+    not to cancel; the handler then looks at `ServerLife.stopping` when it goes on.
+    """
+
+    def __init__(self, streams: set[OpenStream]) -> None:
+        self._streams = streams
+        self._task: asyncio.Task[Any] | None = None
+        self.sending = False
+
+    def __enter__(self) -> OpenStream:
+        self._task = asyncio.current_task()
+        self._streams.add(self)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._streams.discard(self)
+
+    def end(self) -> None:
+        """Interrupts the handler, unless gRPC is sending a message for it."""
+        if self._task is not None and not self.sending:
+            self._task.cancel()
 
 
 class _Malformed:
@@ -84,9 +117,10 @@ class GuardedMethod:
 
     async def stream_unary(self, requests: AsyncIterator[Any], context: Any) -> Any:
         started = time.perf_counter()
-        with _Listed(self._life.streams):
+        with OpenStream(self._life.streams):
             try:
                 self._admit(context)
+                self._refuse_when_stopping()
                 answer = await self._handler.stream_unary(self._checked(requests), context)
             except BaseException as error:
                 await self._fail(error, context, started)
@@ -111,16 +145,20 @@ class GuardedMethod:
 
     async def _stream(self, context: Any, begin: Callable[[], Any]) -> AsyncIterator[Any]:
         started = time.perf_counter()
-        with _Listed(self._life.streams):
+        with OpenStream(self._life.streams) as stream:
             messages: Any = None
             try:
                 self._admit(context)
+                self._refuse_when_stopping()
                 messages = begin()
                 if asyncio.iscoroutine(messages):  # writes with context.write instead of yielding
                     await messages
                 else:
                     async for message in messages:
+                        stream.sending = True
                         yield message
+                        stream.sending = False
+                        self._refuse_when_stopping()
             except GeneratorExit:
                 self._done("CANCELLED", started)
                 raise
@@ -141,6 +179,10 @@ class GuardedMethod:
         enter_call(identify(metadata, self._need, self._life.tokens, context.peer()))
         if self._gated and (refusal := self._life.gate()) is not None:
             raise refusal
+
+    def _refuse_when_stopping(self) -> None:
+        if self._life.stopping:
+            raise _stopping()
 
     def _check(self, request: Any) -> None:
         if isinstance(request, _Malformed):
@@ -169,7 +211,7 @@ class GuardedMethod:
             if not self._life.stopping or context.cancelled():
                 self._done("CANCELLED", started)
                 return
-            error = Unavailable("the server is stopping; try again")
+            error = _stopping()
         elif isinstance(error, TimeoutError):
             error = Unavailable(f"{self._method} took longer than {UNARY_TIME_MAX_S:g} s")
         elif isinstance(error, NotImplementedError):
@@ -199,21 +241,8 @@ class GuardedMethod:
         self._life.observe(self._method, code, time.perf_counter() - started)
 
 
-class _Listed:
-    """Keeps the present task in a set while its stream lives."""
-
-    def __init__(self, tasks: set[asyncio.Task[Any]]) -> None:
-        self._tasks = tasks
-        self._task: asyncio.Task[Any] | None = None
-
-    def __enter__(self) -> None:
-        self._task = asyncio.current_task()
-        if self._task is not None:
-            self._tasks.add(self._task)
-
-    def __exit__(self, *exc: object) -> None:
-        if self._task is not None:
-            self._tasks.discard(self._task)
+def _stopping() -> Unavailable:
+    return Unavailable("the server is stopping; try again")
 
 
 async def _abort(context: Any, code: grpc.StatusCode, message: str, trailing: Metadata) -> None:

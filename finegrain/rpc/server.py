@@ -151,11 +151,13 @@ class GuardedServer:
             await self._health.set("", status.SERVING if serving else status.NOT_SERVING)
 
     async def stop(self, grace_s: float = 1.0) -> None:
-        """Ends streams at once, gives unary calls `grace_s` to finish, then ends them, too."""
+        """Ends streams at once, gives unary calls `grace_s` to finish, then ends them, too.
+
+        A stream whose client does not take the message that is being sent to it has `grace_s`, too.
+        """
         self._life.stopping = True
         await self.set_serving(False)
-        for task in list(self._life.streams):
-            task.cancel()
+        self._life.end_streams()
         await self._server.stop(grace_s)
 
     async def wait(self) -> None:

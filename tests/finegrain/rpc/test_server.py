@@ -39,6 +39,7 @@ else:
     Base = resource_manager_pb2_grpc.ResourceManagerServiceServicer
 
 CLUSTER, USER = "c" * 32, "u" * 32
+GRACE_S = 30.0  # longer than any of these streams may take to end
 
 
 class Servicer(Base):
@@ -48,6 +49,9 @@ class Servicer(Base):
         self.failure: BaseException | None = None
         self.calls = 0
         self.callers: list[Any] = []
+        self.first = rm_pb2.WatchJobResponse()  # of every stream
+        self.sending = asyncio.Event()  # the first message of a stream is handed to gRPC
+        self.sent = asyncio.Event()  # gRPC has sent it, and the handler waits
 
     async def RegisterJob(self, request: Any, context: Any) -> rm_pb2.RegisterJobResponse:
         self.calls += 1
@@ -66,7 +70,9 @@ class Servicer(Base):
     async def WatchJob(self, request: Any, context: Any) -> AsyncIterator[rm_pb2.WatchJobResponse]:
         if self.failure is not None:
             raise self.failure
-        yield rm_pb2.WatchJobResponse()
+        self.sending.set()
+        yield self.first
+        self.sent.set()
         await asyncio.Event().wait()
 
 
@@ -229,18 +235,47 @@ async def test_thousands_of_callers_at_once_are_all_served() -> None:
     assert {answer.rm_epoch for answer in answers} == {7}
 
 
+def says_that_it_stops(error: errors.FinegrainError) -> bool:
+    """Only the server says this; what the end of the grace period cancels gets no reason."""
+    return isinstance(error, errors.Unavailable) and "stopping; try again" in error.message
+
+
 async def test_stopping_ends_streams_at_once_and_says_that_one_may_retry() -> None:
-    async with (
-        served(Servicer()) as (server, address),
-        open_channel(address, token=USER) as channel,
-    ):
+    servicer = Servicer()
+    async with served(servicer) as (server, address), open_channel(address, token=USER) as channel:
         stream = rm_stub(channel).WatchJob(rm_pb2.WatchJobRequest())
         await stream.read()
-        async with asyncio.timeout(5):
-            await server.stop(30)
-        error = await refusal(stream.read())
-    assert isinstance(error, errors.Unavailable)
+        await servicer.sent.wait()
+        stopping = asyncio.create_task(server.stop(GRACE_S))
+        assert says_that_it_stops(await refusal(stream.read()))
+        await stopping
     assert server.live_streams == 0
+
+
+async def test_stopping_ends_a_stream_whose_message_is_being_sent() -> None:
+    """A cancellation that arrives while gRPC sends would leave the call open without a status."""
+    servicer = Servicer()
+    servicer.first.events.add(reason="x" * 3_000_000)  # more than is sent before anybody reads
+    async with served(servicer) as (server, address), open_channel(address, token=USER) as channel:
+        stream = rm_stub(channel).WatchJob(rm_pb2.WatchJobRequest())
+        await servicer.sending.wait()
+        stopping = asyncio.create_task(server.stop(GRACE_S))
+        while not server._life.stopping:  # noqa: ASYNC110  the server has no event for tests
+            await asyncio.sleep(0)
+        assert await stream.read() == servicer.first
+        assert says_that_it_stops(await refusal(stream.read()))
+        await stopping
+    assert not servicer.sent.is_set()
+    assert server.live_streams == 0
+
+
+async def test_a_stream_that_comes_while_the_server_stops_is_refused() -> None:
+    servicer = Servicer()
+    async with served(servicer) as (server, address), open_channel(address, token=USER) as channel:
+        server._life.stopping = True  # a call that came before the connection was closed to calls
+        error = await refusal(rm_stub(channel).WatchJob(rm_pb2.WatchJobRequest()).read())
+    assert says_that_it_stops(error)
+    assert not servicer.sending.is_set()
 
 
 async def test_the_same_port_twice_names_address_and_way_out() -> None:
