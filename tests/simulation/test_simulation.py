@@ -61,6 +61,7 @@ def test_every_kind_of_fault_is_planned_for_some_seed() -> None:
     assert {kind for world in with_cpus for kind in world.planned_kinds()} >= OF_CPUS
 
 
+@pytest.mark.full
 def test_the_same_seed_is_the_same_life() -> None:
     program = (
         "from tests.simulation.world import Plan, World; print(World(Plan(1, stormy_ms=6000,"
@@ -88,6 +89,7 @@ def _short(seed: int, **changes: object) -> Result:
     return World(replace(plan, **changes)).run()  # type: ignore[arg-type]
 
 
+@pytest.mark.full
 def test_wall_clocks_that_jump_change_nothing_but_timestamps(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -116,6 +118,7 @@ def test_wall_clocks_that_jump_change_nothing_but_timestamps(
     assert jumped.trace == right.trace
 
 
+@pytest.mark.full
 def test_an_operator_ends_what_a_restore_has_brought_back_and_nobody_serves() -> None:
     """A job without a lease ends after the backup was made: its master will not do that again."""
     plan = Plan(1, hosts=3, stormy_ms=12_000, bad_weather=False, demands_work=False)

@@ -519,6 +519,7 @@ async def test_nothing_happens_for_a_caller_without_a_token(
     assert not jobs.jobs
 
 
+@pytest.mark.full
 async def test_a_batch_of_the_largest_size_is_served(rm: RunningRm) -> None:
     job = await ScriptedJob(rm).register()
     results = await job.request(*(slot_request(f"slot-{n}") for n in range(10_000)))

@@ -84,6 +84,7 @@ class Flood:
                 requests = too_large(FLOOD_ITEMS)
 
 
+@pytest.mark.full
 async def test_another_jobs_slots_come_and_go_during_a_flood(tmp_path: Path) -> None:
     async with (
         running_rm(tmp_path, job_calls_max=3, job_requests_max=20_000) as rm,

@@ -22,14 +22,14 @@ from finegrain.v1 import cluster_pb2
 from finegrain.v1.cluster_pb2_grpc import ClusterServiceStub
 from tests.support.rm_service import PATIENCE_S, refusal
 
+pytestmark = pytest.mark.full
+
 DAEMON = """
 import json, sys
 from pathlib import Path
 from finegrain.options import ListenOptions, TlsOptions
 from resource_manager.main import run
 from resource_manager.options import ResourceManagerOptions
-
-pytestmark = pytest.mark.full
 
 given = json.loads(sys.argv[1])
 tls = given.pop("tls", None)

@@ -169,6 +169,7 @@ def test_3_10_48_6_6_then_48_12_then_60(results: dict[str, FigureResult]) -> Non
     assert result.utilisation > 0.95
 
 
+@pytest.mark.full
 def test_3_10_in_the_bare_measure_shares_swing_but_are_right_on_average() -> None:
     """Without looking ahead whoever has received least takes all that is free at a moment."""
     result = run_figure(figure_3_10(30_000, SEED_MEASURE))

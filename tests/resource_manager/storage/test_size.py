@@ -7,6 +7,8 @@ import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from bench.filled_books import Size, fill, machine
 from finegrain.resources import KIB
 from resource_manager.engine.entities import Instant
@@ -45,6 +47,7 @@ def _allocated(make: Callable[[], State]) -> int:
     return weighed
 
 
+@pytest.mark.full
 def test_executors_and_waiting_requests_stay_within_their_bounds(tmp_path: Path) -> None:
     assert len(machine().cores) == 32  # of two threads each: 64 cpus
     one = weight(tmp_path / "one", Size(executors=1))

@@ -356,6 +356,7 @@ async def test_a_task_of_nobody_has_no_privilege_and_cannot_get_any(config: Help
         await host.client.close()
 
 
+@pytest.mark.full
 async def test_more_slots_and_tasks_than_fit_into_one_answer(
     plain_host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:

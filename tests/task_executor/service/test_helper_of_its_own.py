@@ -24,13 +24,13 @@ from tests.support.components import REPOSITORY
 from tests.task_executor.service.executor_process import ExecutorProcess
 from tests.task_executor.service.scripted_rm import JobMaster, ScriptedRM, allocation, eventually
 
+pytestmark = pytest.mark.full
+
 _PROGRAM = """
 import json, sys
 from pathlib import Path
 from task_executor.helper_main import run
 from task_executor.options import TaskExecutorOptions
-
-pytestmark = pytest.mark.full
 told = json.loads(sys.argv[1])
 for name in ("state_dir", "run_dir", "helper_state_dir", "helper_socket"):
     told[name] = Path(told[name])

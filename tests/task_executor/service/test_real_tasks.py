@@ -159,6 +159,7 @@ async def test_a_command_that_cannot_run_says_why(
     assert (await real.submit(*argv, **spec)).state == te.TASK_STATE_FAILED
 
 
+@pytest.mark.full
 async def test_a_hundred_tasks_in_ten_slots(rm: ScriptedRM, real: JobMaster) -> None:
     await rm.allocate(*(allocation(f"slot-{i}", cpu_milli=100) for i in range(10)))
     for i in range(100):
