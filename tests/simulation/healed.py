@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from finegrain.resources import booking, fits, has_separate_pools
+from finegrain.cpuset import EMPTY
+from finegrain.resources import BEST_EFFORT_CPU_MILLI, booking, fits, has_separate_pools
 from resource_manager.engine.entities import (
     ENDED_REQUEST_STATES,
     ExecutorState,
@@ -86,11 +87,24 @@ def _agree(state: State, executor: Executor) -> None:
     table = {tuple(slot.key): str(slot.state) for slot in executor.table}
     if books != table or set(executor.on_host) != {slot.key for slot in executor.table}:
         raise Violation(f"{executor.name} has {table}, the books say {books}")
-    free = {k: v for k, v in executor.table.available().items() if v > 0}
+    free = _free(executor)
     if host.free() != free:
         raise Violation(f"{executor.name} has {free} left, the books say {host.free()}")
     if host.in_flight or host.to_allocate or host.to_free:
         raise Violation(f"{executor.name} is still waiting for commands")
+
+
+def _free(executor: Executor) -> dict[str, int]:
+    """Returns what new slots can have there, without zeros.
+
+    Best-effort cpu that is not booked is not free while LSE slots hold all cpus that slots can
+    have: the resource manager does not count on those that the host's configuration reserves.
+    """
+    free = {name: amount for name, amount in executor.table.available().items() if amount > 0}
+    reserved = executor.machine.kept_back if executor.machine else EMPTY
+    if not executor.table.cpus.pools.best_effort - reserved:
+        free.pop(BEST_EFFORT_CPU_MILLI, None)
+    return free
 
 
 def _must_wait(checks: Checks, state: State, request: Request) -> None:
@@ -104,7 +118,7 @@ def _must_wait(checks: Checks, state: State, request: Request) -> None:
             continue
         profile = spec.profile or executor.default_profile
         separate = has_separate_pools(executor.share.total)
-        free, slots = executor.table.available(), (executor.share.slots_max or 1 << 30)
+        free, slots = _free(executor), (executor.share.slots_max or 1 << 30)
         left = slots - len(executor.table)
         if host.held is not None:
             free = host.held.spare(free, executor.share.total, host.slots)

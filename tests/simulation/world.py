@@ -41,7 +41,7 @@ from tests.simulation.some_settings import some_settings
 
 STORMY_MS = 25_000
 COME_BACK_MS = 9_000
-HEAL_MS = 24_000
+HEAL_MS = 20_000  # and the time after which a silent executor is lost
 EMPTY_MS = 22_000
 ORDERS_END_MS = 3_000
 ATTEMPTS_MAX = 12  # of a fault that finds nobody to strike
@@ -125,7 +125,9 @@ class World:
         provided = provided and self.chance("provided").random() < 0.5
         provisioning = some_shapes(self.chance("shapes")) if provided else Provisioning()
         fair_shares = FAIR_SHARES in plan.wishes
-        settings = some_settings(plan.is_large, self.rng, self.chance, provisioning, fair_shares)
+        self.settings = some_settings(
+            plan.is_large, self.rng, self.chance, provisioning, fair_shares
+        )
         self.calm = rng.choice((1, 2))
         drawn_hosts, drawn_jobs = rng.choice((3, 3, 3, 4, 4, 5, 5, 8, 8, 20)), rng.randint(4, 10)
         managers = rng.choice((1, 2, 2))
@@ -136,7 +138,7 @@ class World:
         self.checks.database = self.database
         self.managers = [
             Manager(
-                name, self.loop, self.chance(name), self.network, self.database, settings,
+                name, self.loop, self.chance(name), self.network, self.database, self.settings,
                 self.checks, self.log,
             )
             for name in ("rm-a", "rm-b")[:managers]
@@ -285,7 +287,8 @@ class World:
                 self._leader().submit(
                     lambda at, name=name: HostPolicySet(at, name, HostPolicy(), OF_ONE_HOST)  # type: ignore[misc]
                 )
-        self.loop.run_until(begun_ms + HEAL_MS)
+        # A host with another identity is taken in only when the one before it is lost.
+        self.loop.run_until(begun_ms + HEAL_MS + self.settings.lost_timeout_ms)
         self._let_orders_end()
         check_healed(self.checks, self._leader().state)
 

@@ -1,0 +1,137 @@
+"""What the checks of a healed cluster take for right and for wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from finegrain.cpu_policy import CpuPolicy, HostPolicy, QosClass
+from finegrain.cpuset import CpuSet
+from finegrain.resources import BEST_EFFORT_CPU_MILLI, MIB, ResourceProfile
+from resource_manager.engine.cpu_giver import CpuGiver
+from resource_manager.engine.entities import RequestSpec, RequestState
+from resource_manager.engine.settings import EngineSettings
+from resource_manager.engine.state import State
+from tests.simulation.checks import Checks
+from tests.simulation.cpu_machines import HostMachine
+from tests.simulation.faults import FAULTS
+from tests.simulation.healed import check_healed
+from tests.simulation.job_master import CPUS
+from tests.simulation.process_faults import state_directory_is_lost
+from tests.simulation.some_settings import some_settings
+from tests.simulation.world import Failed, Plan, World
+from tests.support.machines import machine
+
+HOST_CPUS = 4
+STORMY_MS = 12_000
+
+
+def quiet_plan(hosts: int, wishes: frozenset[str] = frozenset()) -> Plan:
+    """Returns a plan in which nothing fails."""
+    return Plan(
+        1, hosts=hosts, jobs=1, stormy_ms=STORMY_MS, bad_weather=False, without=frozenset(FAULTS),
+        demands_work=False, wishes=wishes,
+    )  # fmt: skip
+
+
+def when(live: World, condition: Callable[[], bool], then: Callable[[], None]) -> None:
+    """Calls `then` as soon as the condition holds."""
+    if condition():
+        then()
+    else:
+        live.loop.after(1, lambda: when(live, condition, then))
+
+
+def request(name: str, qos: QosClass, cpu_milli: int) -> RequestSpec:
+    """Returns a request for a slot of this class."""
+    profile = ResourceProfile(cpu_milli, 16 * MIB)
+    return RequestSpec(name, profile, cpu_policy=CpuPolicy(qos), allow_pending=True)
+
+
+def crowded_world(monkeypatch: pytest.MonkeyPatch, lse_cpus: int, policy: HostPolicy) -> World:
+    """Returns a world of one host: an LSE slot takes so many cpus, then a best-effort slot is
+    requested.
+    """
+    host = HostMachine(machine("1s1n4c1t"), policy)
+    monkeypatch.setattr("tests.simulation.world.some_machine", lambda _rng: host)
+    crowded = World(quiet_plan(1, frozenset({CPUS})))
+
+    def ask() -> None:
+        (master,) = crowded.checks.masters.values()
+        master.leaving = True  # requests nothing by itself
+        lse = request("job-01-lse", QosClass.LSE, lse_cpus * 1_000)
+        best_effort = request("job-01-be", QosClass.BE, 100)
+        master._request((lse,))
+
+        def granted() -> bool:
+            told = master.told_of(lse.allocation_id)
+            return told is not None and told.state is RequestState.GRANTED
+
+        when(crowded, granted, lambda: master._request((best_effort,)))
+
+    def registered() -> bool:
+        return any(each.registered for each in crowded.checks.masters.values())
+
+    when(crowded, registered, ask)
+    return crowded
+
+
+def offered_when_healed(monkeypatch: pytest.MonkeyPatch, crowded: World) -> tuple[int, str]:
+    """Runs the world; returns the best-effort cpu that the resource manager offers at the check of
+    what has healed, and the state of the best-effort request then.
+    """
+    seen: list[tuple[int, str]] = []
+
+    def look(checks: Checks, state: State) -> None:
+        check_healed(checks, state)
+        (host,) = state.hosts.values()
+        request = state.request_named("job-01-be")
+        assert request is not None
+        seen.append((host.free().get(BEST_EFFORT_CPU_MILLI, 0), request.state))
+
+    monkeypatch.setattr("tests.simulation.world.check_healed", look)
+    crowded.run()
+    return seen[0]
+
+
+@pytest.mark.parametrize("reserved", ["", "0"])
+def test_a_best_effort_slot_waits_while_an_lse_slot_has_all_cpus(
+    reserved: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether or not the configuration reserves a cpu that slots cannot have."""
+    kept_back = CpuSet.parse(reserved)
+    policy = HostPolicy(reserved_cpus=kept_back or None)
+    crowded = crowded_world(monkeypatch, HOST_CPUS - len(kept_back), policy)
+    assert offered_when_healed(monkeypatch, crowded) == (0, RequestState.PENDING)
+
+
+def test_a_best_effort_slot_that_waits_beside_a_free_cpu_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A planted bug: the resource manager takes every best-effort pool for empty."""
+    monkeypatch.setattr(CpuGiver, "lacks_best_effort_pool", True)
+    with pytest.raises(Failed, match=r"host-00 has .*best_effort_cpu_milli.*, the books say"):
+        crowded_world(monkeypatch, HOST_CPUS - 1, HostPolicy()).run()
+
+
+def test_an_executor_installed_anew_is_taken_in_however_long_the_one_before_it_stays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Clusters of very many hosts wait longer for a silent executor than small ones."""
+
+    def patient(*drawn: Any) -> EngineSettings:
+        return replace(some_settings(*drawn), lost_timeout_ms=25_000)
+
+    monkeypatch.setattr("tests.simulation.world.some_settings", patient)
+    small = World(quiet_plan(1))
+
+    def strike() -> None:
+        assert state_directory_is_lost(small, small.rng)
+
+    small.loop.after(STORMY_MS, strike)
+    small.run()
+    registered = [line for line in small.story if "host-00 has registration" in line]
+    assert len(registered) == 2
