@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from itertools import combinations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -169,13 +170,32 @@ def test_even_shares_differ_by_at_most_one_group(
 ) -> None:
     layout, free, _holders, wish = situation
     shares = even_shares(layout, free, wish.need, group)
-    if shares is not None:
+    if shares is None:
+        assert not has_even_shares(layout, free, wish.need, group)
+    else:
         counts = [share.even + share.more for share in shares]
         assert sum(counts) == wish.need
         assert max(counts) - min(counts) <= group
         for share, count in zip(shares, counts, strict=True):
             assert count % group == 0
             assert count <= (share.node & free).bit_count()
+
+
+def has_even_shares(layout: CpuLayout, free: int, need: int, group: int) -> bool:
+    """Whether any nodes could give so many groups of free cpus, each as many as the others or one
+    more: tried out for every number of nodes that an empty regular host would need, or more.
+    """
+    groups, left = divmod(need, group)
+    if left or not groups:
+        return False
+    has = [(free & node.mask).bit_count() // group for node in layout.nodes]
+    fewest = -(-groups // max(layout.per_node // group, 1))
+    return any(
+        all(count >= share for count, share in zip(sorted(nodes), shares, strict=True))
+        for size in range(fewest, min(groups, len(has)) + 1)
+        for nodes in combinations(has, size)
+        for shares in [sorted(groups // size + (at < groups % size) for at in range(size))]
+    )
 
 
 @settings(max_examples=EXAMPLES)
