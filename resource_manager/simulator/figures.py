@@ -120,8 +120,8 @@ def run_figure(set_up: SetUp) -> FigureResult:
     )
 
 
-def run_set_up(set_up: SetUp) -> Cluster:
-    """A simulated cluster in which all of the figure has happened.
+def run_set_up(set_up: SetUp, until_ms: int | None = None) -> Cluster:
+    """A simulated cluster in which all of the figure has happened, or all up to a moment.
 
     Every thread of capacity is a host with one core: so the host's name is the thread's.
     """
@@ -139,7 +139,7 @@ def run_set_up(set_up: SetUp) -> Cluster:
             at_ms=job.at_ms,
             labels=(("capacity", job.only_on),) if job.only_on else (),
         )
-    cluster.run()
+    cluster.run(until_ms)
     return cluster
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,30 @@ def test_a_coarse_figure_and_its_fine_counterpart_are_compared(finegrain: Finegr
     assert shown.stdout.startswith("Figure 3-1: Coarse-grained submission: two jobs\n C1 |1111")
     lines = [" ".join(line.split()) for line in shown.stdout.splitlines()]
     assert "| 3-1, 3-4 | Job 1 | 10 / 100 | 906 s | 671 s | -26% |" in lines
+
+
+@pytest.mark.parametrize(("coarse", "fine"), [("3-1", "3-4"), ("3-2", "3-5"), ("3-3", "3-6")])
+def test_each_difficulty_is_drawn_beside_its_solution_with_completion_times(
+    finegrain: Finegrain, tmp_path: Path, coarse: str, fine: str
+) -> None:
+    """What is coarse takes longer, and the pictures show who ran where until then."""
+    options = ["--figure", coarse, "--figure", fine]
+    numbers = json.loads(finegrain("simulate", "figures", *options, "-o", "json").stdout)
+    before_s, after_s = (
+        {job["job"]: job["took_s"] for job in figure["jobs"]} for figure in numbers["items"]
+    )
+    shown = finegrain("simulate", "figures", *options, "--out", str(tmp_path)).stdout
+
+    assert before_s["Job 1"] > after_s["Job 1"]
+    for job in before_s:
+        row = next(line for line in shown.splitlines() if f"| {coarse}, {fine} | {job} " in line)
+        seconds = [float(cell) for cell in re.findall(r"([0-9.]+) s ", row)]
+        assert seconds == pytest.approx([before_s[job], after_s[job]], abs=0.5)
+    for name in (coarse, fine):
+        picture = (tmp_path / f"figure-{name}.txt").read_text(encoding="utf-8")
+        assert re.search(r"^ *C1 +\|1+", picture, re.MULTILINE)
+        assert picture.strip() in shown
+        assert (tmp_path / f"figure-{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_programs_get_numbers(finegrain: Finegrain) -> None:

@@ -18,7 +18,7 @@ from resource_manager.simulator.figure_setups import (
     all_set_ups,
     figure_3_10,
 )
-from resource_manager.simulator.figures import FigureResult, run_figure
+from resource_manager.simulator.figures import FigureResult, run_figure, run_set_up
 from resource_manager.simulator.share_error import TOLERANCE
 from tests.support.components import REPOSITORY
 
@@ -132,11 +132,15 @@ def test_3_8_a_thread_that_still_runs_counts_for_what_it_ran_so_far(
 
 
 def test_3_9_808_of_a_group_of_weight_4_count_202(results: dict[str, FigureResult]) -> None:
+    """In the log, and for the engine, which chooses by it."""
     choice = results["3-9"].choice
     assert choice is not None
     assert choice.groups == pytest.approx({"medium": 202, "default": 201.5})
     assert choice.jobs == pytest.approx({"MED1": 808, "DEFAULT1": 100, "DEFAULT2": 101.5})
     assert choice.served == "DEFAULT1"
+    flows = run_set_up(SET_UPS["3-9"], SET_UPS["3-9"].looked_at_ms).state.flows
+    counted = {name: flows.tally(flows.groups[name]).key for name in choice.groups}
+    assert counted == pytest.approx(choice.groups)
 
 
 def test_3_9_two_seconds_later_it_is_the_other_groups_turn() -> None:

@@ -59,6 +59,18 @@ def test_the_great_majority_is_what_is_asked_for_not_all() -> None:
     assert usual.at_quantile_ms == pytest.approx(624_000, rel=0.05)
 
 
+@pytest.mark.parametrize(("longer", "recommended"), [(5, 100), (6, 400)])
+def test_95_of_100_are_to_keep_to_two_minutes(longer: int, recommended: int) -> None:
+    """Some of 100 threads take eight minutes, the others two at most: if those are more than five,
+    four times as many threads are needed, and the command says so unasked.
+    """
+    advice = advise(observed(*[100] * (100 - longer), *[480] * longer))
+
+    assert advice.threads_recommended == pytest.approx(recommended, rel=0.05)
+    assert advice.share_within_target == pytest.approx(1 - longer / 100)
+    assert (advice.target_ms, advice.quantile) == (120_000, 0.95)
+
+
 def test_enough_is_enough() -> None:
     advice = advise(observed(*[30] * 500))
 
