@@ -88,6 +88,7 @@ def _ask(
         _hand_on(turn, request, waiting)
         following.work_of(job_id)[for_id] = allocation_id
         return ItemOutcome(allocation_id)
+    _end_thread(turn, request)
     give_up(turn, request, alone=True, reason=reason, message=message, grace_ms=event.grace_ms)
     following.gave_back(job_id)
     return ItemOutcome(allocation_id, reason, message)
@@ -151,6 +152,17 @@ def _has_its_size(turn: Turn, slot: Slot, request: Request) -> bool:
     profile = request.spec.profile or default
     limit_milli = max(request.spec.cpu_limit_milli, profile.cpu_milli)
     return (slot.profile, slot.cpu_limit_milli) == (profile, limit_milli)
+
+
+def _end_thread(turn: Turn, request: Request) -> None:
+    """Counts the thread of a slot that is given back because it may not be reused.
+
+    Its job master asked because the thread is done. `give_up` cannot tell: to it, a reason means
+    that the slot is taken away.
+    """
+    slot = turn.state.slot_of(request)
+    if slot is not None and request.state is RequestState.GRANTED:
+        threads.end(turn.state.jobs[request.job_id], slot, turn.now_ms)
 
 
 def _hand_on(turn: Turn, request: Request, waiting: Request) -> None:

@@ -7,7 +7,12 @@ import pytest
 from finegrain.resources import GIB, MIB, ResourceProfile
 from resource_manager.engine.advising import advise_threads
 from resource_manager.engine.entities import Instant, RequestSpec, Tally
-from resource_manager.engine.events import JobEndRequested, JobRegistered, RequestsSubmitted
+from resource_manager.engine.events import (
+    JobEndRequested,
+    JobRegistered,
+    RequestsSubmitted,
+    SlotsReuseAsked,
+)
 from resource_manager.engine.events import SlotsReleased as Released
 from resource_manager.engine.fair import threads
 from resource_manager.engine.fair.durations import Durations
@@ -109,6 +114,21 @@ def test_a_slot_that_is_handed_on_counts_once_for_every_thread() -> None:
 
     assert job.durations is not None
     assert (job.durations.count, job.durations.total_ms, job.durations.handed_on) == (3, 8_000, 2)
+
+
+def test_a_thread_is_counted_although_its_slot_may_not_be_reused() -> None:
+    cluster = cluster_with(*(f"fills-{number}" for number in range(16)), "waits")
+    cluster.wait(60_000)
+    cluster.batch(JobRegistered(cluster.at, "other", "other", "default", None, "s", "r"))
+    cluster.batch(RequestsSubmitted(cluster.at, "other", (RequestSpec("theirs", SMALL),)))
+    reuse = SlotsReuseAsked(cluster.at, "job", (("fills-0", 1, "waits"), ("fills-1", 1, "nobody")))
+    refused = cluster.batch(reuse)
+    cluster.settle()
+
+    assert [each.reason for each in refused] == ["FAIR_SHARE", "NOT_REUSABLE"]
+    assert (durations(cluster).count, durations(cluster).longest_ms) == (2, 60_000)
+    assert cluster.batch(reuse) == refused
+    assert durations(cluster).count == 2
 
 
 def test_a_restart_knows_what_finished_and_since_when_the_rest_runs() -> None:
