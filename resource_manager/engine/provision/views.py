@@ -63,9 +63,13 @@ class ProvidersView:
 def providers_view(state: State) -> ProvidersView:
     """Everything about executors that are asked for."""
     settings = state.settings.provisioning
+    planned = _still_planned(state)
     return ProvidersView(
         shapes=[_shape_view(state, shape) for shape in settings.shapes],
-        executors=[provided_view(state, each) for each in state.provisions.values()],
+        executors=[
+            _provided_view(state, each, planned.get(each.executor_id, Content()))
+            for each in state.provisions.values()
+        ],
         minimum=settings.total_min,
         maximum=settings.total_max,
         present=counted_totals(state) if settings or state.provisions else {},
@@ -74,9 +78,29 @@ def providers_view(state: State) -> ProvidersView:
     )
 
 
-def provided_view(state: State, provision: Provision) -> ProvidedView:
-    """One executor that was asked for."""
-    content = state.elastic.plan.on.get(provision.executor_id, Content())
+def _still_planned(state: State) -> dict[str, Content]:
+    """Returns what the last plan puts on each executor, without requests that no longer wait.
+
+    The plan is up to a second old, and covers the requests of a shape that wait longest. So those
+    that still wait fill the executors in the order of the plan.
+    """
+    left: dict[Shape, int] = {}
+    still: dict[str, Content] = {}
+    for name, content in state.elastic.plan.on.items():
+        found = still[name] = Content()
+        for shape, count in content.shapes.items():
+            waiting = left.get(shape, shape.waiting)
+            left[shape] = max(0, waiting - count)
+            if waiting:
+                found.shapes[shape] = min(count, waiting)
+        found.members.update(
+            (key, count) for key, count in content.members.items() if key[0] in state.gangs.waiting
+        )
+    return still
+
+
+def _provided_view(state: State, provision: Provision, content: Content) -> ProvidedView:
+    """Describes one executor that was asked for; `content` is what is planned on it."""
     planned = counted(content.shapes)
     planned += [
         f"{count} of {gang_text(state, gang_id)}" for gang_id, count in content.gangs.items()

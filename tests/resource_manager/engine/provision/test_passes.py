@@ -228,6 +228,28 @@ def test_everybody_is_told_which_executor_it_is_planned_on() -> None:
     assert planned() == {"small-1-3", ""}
 
 
+def test_a_cancelled_request_is_shown_as_planned_no_more() -> None:
+    cluster = cluster_with(SMALL)
+    names = [f"r{number}" for number in range(6)]
+    ask(cluster, *names)
+    gang = GangSpec("gang")
+    members = tuple(RequestSpec(name, ONE, gang_id="gang") for name in ("g0", "g1"))
+    cluster.batch(RequestsSubmitted(cluster.at, "job", members, gangs=(gang,)))
+    cluster.wait(1_000)
+
+    def planned() -> list[tuple[int, tuple[str, ...]]]:
+        seen = providers_view(cluster.state).executors
+        return [(each.planned_requests, each.planned) for each in seen]
+
+    assert sum(count for count, _ in planned()) == 8
+    cluster.batch(RequestsCancelled(cluster.at, "job", (*names[:5], "g0")))
+    (first, text), *others = planned()
+    assert (first, text) == (1, ("1 request of 1 cpu, 256Mi",))
+    assert others == [(0, ())] * len(others)
+    cluster.batch(RequestsCancelled(cluster.at, "job", (names[5],)))
+    assert sum(count for count, _ in planned()) == 0
+
+
 @pytest.mark.parametrize("trouble", ["cannot be reached", "refused 4 times"])
 def test_executors_that_come_and_are_of_no_use_are_asked_for_ever_more_rarely(trouble: str) -> None:
     cluster = cluster_with(SMALL)
