@@ -45,6 +45,7 @@ def resource_manager_options(settings: Settings) -> ResourceManagerOptions:
         job_requests_max=rm.job_requests_max,
         job_shapes_max=rm.job_shapes_max,
         requests_max=rm.requests_max,
+        infeasible_after_ms=rm.infeasible_after,
         job_calls_max=rm.job_calls_max,
         job_streams_max=rm.job_streams_max,
         job_events_max=rm.job_events_max,

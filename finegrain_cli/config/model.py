@@ -196,6 +196,12 @@ class RmSection(ListenSection):
         10_000, ge=1, description="different profiles and labels that one job waits with"
     )
     requests_max: int = Field(2_000_000, ge=1, description="live requests of all jobs")
+    infeasible_after: Duration = Field(
+        30_000,
+        ge=0,
+        description="a waiting request that no executor could host is rejected after this time "
+        "without a change of executors; 0: at once",
+    )
     job_calls_max: int = Field(64, ge=1, description="calls of one job that wait for an answer")
     job_streams_max: int = Field(32, ge=1, description="open watch streams of one job")
     job_events_max: int = Field(100_000, ge=100, description="events kept per job")

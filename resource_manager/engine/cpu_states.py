@@ -70,6 +70,7 @@ def _settle(turn: Turn, host: Host) -> None:
     if not host.settle_cpus():
         return
     state.touch_cluster(host)
+    state.rejection_clock.restart(turn.now_ms)
     for refusal in host.refusals.values():
         if refusal.state_seen is not None:
             refusal.active = False  # it was about other cpus

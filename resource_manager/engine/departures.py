@@ -17,6 +17,8 @@ from resource_manager.engine.turn import Turn
 def lose_executor(turn: Turn, host: Host, message: str) -> None:
     """An executor is lost, and so are its slots, as far as anybody knows."""
     executor, state = host.executor, turn.state
+    if executor.state is ExecutorState.UNCONFIRMED:
+        state.rejection_clock.restart(turn.now_ms)  # which does not run while one is unconfirmed
     executor.state = ExecutorState.LOST
     executor.lost = True
     turn.cluster_event("executor_lost", executor_id=host.host_id, message=message)
@@ -37,6 +39,7 @@ def strike(turn: Turn, host: Host) -> None:
     state.outbox.pop(host.host_id, None)
     state.indexes.remove(host)
     state.cluster_version += 1
+    state.rejection_clock.restart(turn.now_ms)
     state.costs.count(host.host_id, {})
     state.changes.delete_executor(host.host_id)
     turn.cluster_event("executor_forgotten", executor_id=host.host_id)

@@ -173,6 +173,7 @@ def _adopt(turn: Turn, host: Host | None, registration: Registration) -> Host:
     if host.cpu_kind is not kind:
         state.indexes.log_growth(host, state.queue)  # other cpus may suit others
     state.touch_cluster(host)
+    state.rejection_clock.restart(turn.now_ms)
     charges.rebooked(state, booked)
     state.timers.arm(Timer.SILENCE, host.host_id, turn.now_ms + state.settings.lost_timeout_ms)
     return host

@@ -30,6 +30,7 @@ from resource_manager.engine.placement.feasibility import Blocker, Judgement
 from resource_manager.engine.placement.survey import Survey
 from resource_manager.engine.provision.views import planned_on, waits_for
 from resource_manager.engine.queries import RequestView, request_view
+from resource_manager.engine.rejecting import rejection_notice
 from resource_manager.engine.requests import known_request
 from resource_manager.engine.state import State
 from resource_manager.engine.waiting_reasons import pending_reason, waiting_stop
@@ -111,12 +112,13 @@ def explain(
         Reason.WAITING_RESERVATION: _kept(others),
         Reason.WAITING_TOPOLOGY: _misfit(survey),
     }
+    notice = rejection_notice(state, request)
     fairness = state.settings.fairness
     in_turn = fairness.order == "fair"
     return Explanation(
         view=view,
         primary_reason=reason,
-        summary=_waiting(reason, survey, ahead, known),
+        summary="; ".join(filter(None, (_waiting(reason, survey, ahead, known), notice))),
         snapshot_number=state.snapshot_number,
         requests_ahead=ahead,
         executors_considered=len(survey.hosts),

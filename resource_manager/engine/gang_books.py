@@ -98,6 +98,7 @@ class WaitingGang:
     kind: GangKind
     members: list[Request]
     tried: bool = False
+    may_reject: bool = False  # False: all members allow to wait for an executor that may come
     # How it fared when executors that still hold older slots were left out.
     in_vain: tuple[tuple[Wish, ...], InVain] | None = None
     # Why members wait, by what they ask for, as of a state of the books.
@@ -136,7 +137,8 @@ class GangBooks:
         self.moves += 1
         kind = self._kind_of(gang.spec, members)
         kind.users += 1
-        self.waiting[gang.gang_id] = WaitingGang(gang, kind, members, tried)
+        may_reject = not all(each.spec.allow_pending for each in members)
+        self.waiting[gang.gang_id] = WaitingGang(gang, kind, members, tried, may_reject)
         self.by_job[gang.job_id] += len(kind.wishes)
         labels = set(members[0].spec.required_labels)
         labels.intersection_update(*(each.spec.required_labels for each in members))

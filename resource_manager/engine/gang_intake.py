@@ -27,7 +27,7 @@ from resource_manager.engine.soundness import taken, unsound
 from resource_manager.engine.state import State
 from resource_manager.engine.turn import Turn
 
-_Verdicts = dict[tuple[Where, tuple[Wish, ...]], Feasibility]
+Verdicts = dict[tuple[Where, tuple[Wish, ...]], Feasibility]
 """What was found out about the gangs of a call: many may be alike, and each costs a search."""
 
 
@@ -56,7 +56,7 @@ def refused_members(
             raise InvalidArgument(
                 "gangs", gang_id, "gangs that requests of the same call belong to"
             )
-    verdicts: _Verdicts = {}
+    verdicts: Verdicts = {}
     for gang in gangs:
         some = members.pop(gang.gang_id)
         problems = _refused(state, job, gang, list(some.values()), shared, verdicts=verdicts)
@@ -66,6 +66,24 @@ def refused_members(
             message = f"gang_id is {gang_id}; expected a gang that the same call declares"
             refused[name] = _invalid(name, "gang_id", gang_id, message)
     return refused
+
+
+def infeasible_members(
+    state: State, gang: GangSpec, members: list[RequestSpec], verdicts: Verdicts
+) -> list[ItemOutcome]:
+    """Why a gang whose members wait cannot be placed, now or ever; none: it may wait.
+
+    Says the same as of a gang that comes now.
+
+    Returns:
+        An outcome for each member, those that are to blame first; or none.
+    """
+    problems = [each for spec in members if (each := rejection(state, spec)) is not None]
+    if problems:
+        return problems + _others(gang, members, problems)
+    if all(spec.allow_pending for spec in members):
+        return []
+    return _impossible(state, gang, members, verdicts)
 
 
 def join(turn: Turn, request: Request, gangs: Iterable[GangSpec]) -> None:
@@ -98,7 +116,7 @@ def _refused(
     members: list[RequestSpec],
     shared: set[str],
     *,
-    verdicts: _Verdicts,
+    verdicts: Verdicts,
 ) -> list[ItemOutcome]:
     known = state.gangs.by_id.get(gang.gang_id)
     if known is not None:
@@ -173,7 +191,7 @@ def _others(
 
 
 def _impossible(
-    state: State, gang: GangSpec, members: list[RequestSpec], verdicts: _Verdicts
+    state: State, gang: GangSpec, members: list[RequestSpec], verdicts: Verdicts
 ) -> list[ItemOutcome]:
     key = Where.of(gang), wishes_for(members)
     if key not in verdicts:

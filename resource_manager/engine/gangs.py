@@ -15,7 +15,7 @@ is accepted, `gang_intake.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
 from finegrain.errors import Reason
@@ -29,7 +29,6 @@ from resource_manager.engine.shapes import ShapeKey, shape_key
 from resource_manager.engine.singles import Single
 from resource_manager.engine.state import State
 from resource_manager.engine.timers import Timer
-from resource_manager.engine.transitions import RequestInput
 from resource_manager.engine.turn import Turn
 
 
@@ -195,20 +194,24 @@ def gang_rang(turn: Turn, gang_id: str) -> int:
     if turn.now_ms < (gang.waiting_until_ms or 0):
         state.timers.arm(Timer.GANG, gang_id, gang.waiting_until_ms or 0)
         return 0
-    _leave(state, gang)
-    gang.waiting_until_ms = None
     message = f"gang {gang_id} could not be placed as a whole within {gang.spec.timeout_ms} ms"
-    for member in waiting.members:
-        reason = Reason.GANG_TIMEOUT
-        moves.end_request(turn, member, RequestInput.REJECT, reason=reason, message=message)
-        turn.cluster_event(
-            "request_rejected",
-            job_id=member.job_id,
-            allocation_id=member.allocation_id,
-            reason=reason,
-            message=message,
-        )
+    why = (Reason.GANG_TIMEOUT, message)
+    reject_gang(turn, waiting, {member.allocation_id: why for member in waiting.members})
     return len(waiting.members)
+
+
+def reject_gang(turn: Turn, waiting: WaitingGang, outcomes: Mapping[str, tuple[str, str]]) -> None:
+    """Ends a gang that may not wait any longer.
+
+    Args:
+        outcomes: reason and message by allocation id, for every member; the job master is told in
+            this order.
+    """
+    state = turn.state
+    _leave(state, waiting.gang)
+    waiting.gang.waiting_until_ms = None
+    for allocation_id, (reason, message) in outcomes.items():
+        moves.reject(turn, state.requests[allocation_id], reason, message)
 
 
 def _leave(state: State, gang: Gang) -> None:
@@ -260,3 +263,4 @@ def _break_up(turn: Turn, gang: Gang, culprit: Request, reason: str, message: st
             gang.waiting_until_ms = turn.now_ms + gang.spec.timeout_ms
     if gang.job_id not in state.endings:
         state.queue_gang(gang)
+        state.rejection_clock.gang_requeued(gang.gang_id, turn.now_ms)

@@ -107,6 +107,7 @@ def set_host_policy(turn: Turn, event: HostPolicySet) -> HostSetting:
     number = state.host_setting_number = state.host_setting_number + 1
     setting = HostSetting(event.executor_id, wanted, number, turn.at.time_ms)
     state.changes.counter(HOST_SETTING_NUMBER, number)
+    state.rejection_clock.restart(turn.now_ms)
     if host is None and event.executor_id != CLUSTER and wanted == NOTHING_SET:
         del state.host_settings[event.executor_id]
         state.changes.delete_host_setting(event.executor_id)

@@ -30,6 +30,8 @@ class Line:
         stopped_by: the group whose maximum it was parked for; empty: it was not.
         served_ms: when something of it was placed last; None: nothing was.
         served_placements: of everybody, until then.
+        may_reject: whether some of its requests may be rejected while they wait; False: all of them
+            allow to wait for an executor that may come.
     """
 
     shape: Shape
@@ -40,6 +42,7 @@ class Line:
     stopped_by: str = ""
     served_ms: int | None = None
     served_placements: int = 0
+    may_reject: bool = False
 
     def placed(self, now_ms: int, placements: int) -> None:
         """Something of it was placed; `placements` of everybody until now."""

@@ -203,6 +203,9 @@ def requeue(turn: Turn, request: Request, slot: Slot, reason: str, message: str)
     state.story.move_request(request, RequestInput.REQUEUE)
     if request.job_id not in state.endings and not request.spec.gang_id:
         state.queue.add(request)
+        if not request.spec.allow_pending:
+            shape = state.queue.shape_of(request.spec)
+            state.rejection_clock.requeued(shape, turn.now_ms)
     keep_move(state, request)
     if was_granted:
         turn.job_event(request, reason=reason, message=message, slot=slot)
@@ -244,6 +247,18 @@ def end_request(
     request.end_time_ms = turn.at.time_ms
     keep_end(state, request)
     turn.job_event(request, reason=reason, message=message, slot=slot)
+
+
+def reject(turn: Turn, request: Request, reason: str, message: str) -> None:
+    """Ends a request that may not wait any longer."""
+    end_request(turn, request, RequestInput.REJECT, reason=reason, message=message)
+    turn.cluster_event(
+        "request_rejected",
+        job_id=request.job_id,
+        allocation_id=request.allocation_id,
+        reason=reason,
+        message=message,
+    )
 
 
 def give_up(

@@ -271,6 +271,7 @@ class WaitingQueue:
         key = shape_key(spec)
         shape = self._known.waited_with.get(key) or self._begin(key)
         line = shape.lines.get(job_id) or self._begin_line(shape, job_id)
+        line.may_reject |= not spec.allow_pending
         added = line.numbers.add_run(number, number + count)
         shape.waiting += added
         self._waiting += added

@@ -86,18 +86,31 @@ def take_out_part(state: State, part: Part) -> None:
             state.queue.remove(request)
 
 
-def _end_waiting(turn: Turn, part: Part, start: int, end: int, why: Why) -> None:
-    """Cancels members who follow one another and were never placed: one entry in either log."""
+def reject_waiting(turn: Turn, part: Part, start: int, end: int, why: Why) -> None:
+    """Rejects members who follow one another and were never placed: one entry in either log."""
+    _end_waiting(turn, part, start, end, why, how=RequestInput.REJECT)
+
+
+def _end_waiting(
+    turn: Turn,
+    part: Part,
+    start: int,
+    end: int,
+    why: Why,
+    *,
+    how: RequestInput = RequestInput.CANCEL,
+) -> None:
+    """Ends members who follow one another and were never placed: one entry in either log."""
     state, count = turn.state, end - start
     first = part.member(start)
     leave_line(state, part, start, end)
-    state.story.move_request(first, RequestInput.CANCEL)
+    state.story.move_request(first, how)
     first.reason, first.message = why.reason, why.message
     keep_end_of_many(state, part, first, count)
     turn.job_event(first, reason=why.reason, message=why.message, count=count)
     more = f"{count} members of range {part.spec.range_id}" if count > 1 else ""
     turn.cluster_event(
-        "request_cancelled",
+        "request_cancelled" if how is RequestInput.CANCEL else "request_rejected",
         job_id=first.job_id,
         allocation_id=first.allocation_id,
         reason=why.reason,

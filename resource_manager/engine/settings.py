@@ -98,6 +98,7 @@ class EngineSettings:
     job_requests_max: int = 1_000_000  # live requests of one job
     job_shapes_max: int = 10_000  # different ones that a job waits with at once; each takes turns
     requests_max: int = 2_000_000  # of all jobs together: each takes about a KiB of memory
+    infeasible_after_ms: int = 30 * SECOND_MS  # no executor could host it for so long: rejected
 
     # Jobs.
     jobs_max: int = 100_000  # live jobs

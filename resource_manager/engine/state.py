@@ -41,6 +41,7 @@ from resource_manager.engine.placement.indexes import Indexes
 from resource_manager.engine.provision.books import Elastic
 from resource_manager.engine.queue import WaitingQueue
 from resource_manager.engine.ranges import Part, RangeBooks
+from resource_manager.engine.rejection_clock import RejectionClock
 from resource_manager.engine.restoring import fill
 from resource_manager.engine.settings import EngineSettings, Strategy
 from resource_manager.engine.singles import Kind, Single
@@ -90,6 +91,7 @@ class State:
         self.queue = WaitingQueue(self.flows, fair=fairness.order == "fair")
         self.indexes = Indexes(settings)
         self.timers = Timers()
+        self.rejection_clock = RejectionClock(self.timers, settings.infeasible_after_ms)
         self.story = Story()
         self.changes = ChangeTracker()
         self.cluster_version = 0  # rises when what the hosts could give when empty changes

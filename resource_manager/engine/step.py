@@ -92,6 +92,7 @@ from resource_manager.engine.provision.passes import provide
 from resource_manager.engine.range_intake import tell_who_waits
 from resource_manager.engine.reachability import executor_probed, probe_rang
 from resource_manager.engine.refusals import refusal_rang
+from resource_manager.engine.rejecting import infeasible_rang
 from resource_manager.engine.reports import slots_reported
 from resource_manager.engine.requests import cancel_requests, release_slots, submit_requests
 from resource_manager.engine.resize_wishes import request_resize
@@ -230,6 +231,8 @@ def _tick(turn: Turn, event: Ticked) -> None:  # noqa: C901, PLR0912 -- one case
                 turn.state.timers.arm(timer, entity_id, turn.now_ms)  # with the next tick
             case Timer.GANG:
                 timed_out += gang_rang(turn, entity_id)
+            case Timer.INFEASIBLE:
+                infeasible_rang(turn)
             case Timer.RESIZE:
                 resize_rang(turn, entity_id)
             case Timer.PLAN | Timer.STARVING:

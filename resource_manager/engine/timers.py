@@ -22,6 +22,7 @@ class Timer(StrEnum):
     COMMAND = "COMMAND"  # a command may be sent again
     PROBE = "PROBE"  # an executor that could not be dialled may be tried again
     REFUSAL = "REFUSAL"  # an executor may be asked again for what it refused
+    INFEASIBLE = "INFEASIBLE"  # requests that no executor could host may have to be rejected
     GANG = "GANG"  # a gang may have waited for too long
     RESIZE = "RESIZE"  # a slot may be asked again whether it can shrink
     PLAN = "PLAN"  # executors may have to be asked for

@@ -46,6 +46,8 @@ def settings_of(
             options.lost_timeout_ms,
             f"at least twice report_interval_ms ({options.report_interval_ms})",
         )
+    if options.infeasible_after_ms < 0:
+        raise InvalidArgument("infeasible_after_ms", options.infeasible_after_ms, "0 or more")
     return EngineSettings(
         report_interval_ms=options.report_interval_ms,
         lost_timeout_ms=options.lost_timeout_ms,
@@ -55,6 +57,7 @@ def settings_of(
         job_requests_max=options.job_requests_max,
         job_shapes_max=options.job_shapes_max,
         requests_max=options.requests_max,
+        infeasible_after_ms=options.infeasible_after_ms,
         lease_default_ms=options.lease_default_ms,
         job_events_max=options.job_events_max,
         cluster_events_max=options.cluster_events_max,

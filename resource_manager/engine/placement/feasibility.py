@@ -39,6 +39,10 @@ class Feasibility(StrEnum):
     NEVER = "NEVER"  # no executor could
 
 
+INFEASIBLE = frozenset({Feasibility.LABELS, Feasibility.NEVER})
+"""Verdicts with which a request is rejected, unless it allows to wait."""
+
+
 class Blocker(StrEnum):
     """What can stand between a shape and a host, besides INSUFFICIENT_<DIMENSION>."""
 
@@ -274,11 +278,12 @@ def rejection(state: State, spec: RequestSpec) -> ItemOutcome | None:
 
     A request that no known executor could ever serve, nor one that can be asked for, is refused at
     once, unless it asked to wait for one that may come. While no executor is known at all, and
-    none can be asked for, nothing can be said, and everything waits.
+    none can be asked for, nothing can be said, and everything waits; `rejecting.py` looks at it
+    later.
     """
     shape = state.queue.shape_of(spec)
     verdict = feasibility(state, shape)
-    if spec.allow_pending or verdict in (Feasibility.POSSIBLE, Feasibility.OFFLINE):
+    if spec.allow_pending or verdict not in INFEASIBLE:
         return None
     amounts = shared_booking(spec.profile, False, shape.best_effort) if spec.profile else {}
     asked = _amounts_text(amounts) if amounts else "a default slot"

@@ -141,8 +141,13 @@ def waits_for(state: State, executor_id: str) -> str:
     text += f" {_clock(provision.ask_time_ms)} and has not registered yet"
     if provision.deadline_at_ms is None:
         return text
-    at = _clock(_time_ms(state, provision.deadline_at_ms))
+    at = clock_at(state, provision.deadline_at_ms)
     return f"{text}; if it has not by {at}, it is given up and planned anew"
+
+
+def clock_at(state: State, at_ms: int) -> str:
+    """Writes a monotonic moment as a time of day, for people."""
+    return _clock(_time_ms(state, at_ms))
 
 
 def _clock(time_ms: int) -> str:

@@ -140,6 +140,7 @@ memory_min = "8M"
 job_requests_max = 10
 job_shapes_max = 5
 requests_max = 20
+infeasible_after = "9s"
 job_calls_max = 3
 job_streams_max = 4
 job_events_max = 1000
