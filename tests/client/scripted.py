@@ -110,13 +110,14 @@ class Scripted(_Servicer):
         generation: int = 1,
         reason: str = "",
         count: int = 0,
+        message: str = "",
     ) -> None:
         """One more event of the job."""
         event = rm.JobEvent(
             sequence=len(self.events) + 1, allocation_id=allocation_id, state=state, reason=reason
         )
         event.count = count
-        event.message = "it uses more" if reason == "RESIZE_REFUSED" else ""
+        event.message = "it uses more" if reason == "RESIZE_REFUSED" else message
         if state == GRANTED:
             event.slot.CopyFrom(self.slot(allocation_id, generation))
         self.events.append(event)

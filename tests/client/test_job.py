@@ -6,9 +6,11 @@ import pytest
 
 import finegrain_client as fg
 from finegrain.errors import FailedPrecondition, Reason
+from finegrain.v1 import slots_pb2
 from finegrain_client import job as job_module
 from tests.client.scripted import GRANTED, JOB_ENDED, LOST, PENDING, Scripted, eventually
 
+REJECTED = slots_pb2.REQUEST_STATE_REJECTED
 NAMED_LIMIT = fg.FailedPrecondition("no host is that large", reason=Reason.INFEASIBLE_NEVER)
 
 
@@ -88,6 +90,27 @@ async def test_rejected_requests_are_returned_on_demand(servant: Scripted, job: 
     with pytest.raises(fg.RequestRejected):
         await big.granted()
     assert (await small.granted(timeout_s=10)).generation == 1
+
+
+async def test_a_request_that_is_rejected_while_it_waits_fails_like_one_that_is_refused_at_once(
+    servant: Scripted, job: fg.Job
+) -> None:
+    servant.rejections["big"] = NAMED_LIMIT
+    (at_once,) = await job.request_slots(fg.SlotSpec(labels={"name": "big"}), raise_on_reject=False)
+    servant.auto_grant = False
+    (later,) = await job.request_slots(fg.SlotSpec())
+    waiting = asyncio.create_task(later.granted(timeout_s=10))
+    reason = str(NAMED_LIMIT.reason)
+    await servant.tell(later.allocation_id, REJECTED, reason=reason, message=NAMED_LIMIT.message)
+
+    with pytest.raises(fg.RequestRejected) as first:
+        await at_once.granted()
+    with pytest.raises(fg.RequestRejected) as second:
+        await waiting
+    assert first.value.message.replace(at_once.allocation_id, later.allocation_id) == (
+        second.value.message
+    )
+    assert first.value.reason is second.value.reason is Reason.INFEASIBLE_NEVER
 
 
 async def test_waiting_in_vain_keeps_the_request(servant: Scripted, job: fg.Job) -> None:
