@@ -37,6 +37,7 @@ def some_settings(
         probe_max_ms=2_000,
         refusal_backoff_min_ms=rng.choice((100, 1_000)),
         refusal_backoff_max_ms=5_000,
+        infeasible_after_ms=chance("infeasible").choice((500, 3_000, 30_000)),
         ended_retention_ms=rng.choice((3_000, 86_400_000)),
         label_indexes_max=256 if large else rng.choice((1, 256)),
         job_events_max=rng.choice((20, 100_000)),
