@@ -16,12 +16,14 @@ import signal
 import tempfile
 from collections import Counter
 from collections.abc import Generator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.components import COMPONENTS, reason_missing
+from tests.support.run_guard import guard_run
 
 LEFT_OUT = "left_out"
 LOCK = pytest.StashKey[Path]()
@@ -37,8 +39,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", dest="all_tests", help="also run `full` tests")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Declare the markers, and let Ctrl-C be tested even where a shell ignores it for us."""
+    if not hasattr(config, "workerinput"):  # a parallel worker is guarded with its controller
+        _guard(config)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started in the background of a script
         signal.signal(signal.SIGINT, signal.default_int_handler)
     for line in (
@@ -49,6 +54,13 @@ def pytest_configure(config: pytest.Config) -> None:
         "quick: runs without --all although it lies in tests/e2e",
     ):
         config.addinivalue_line("markers", line)
+
+
+def _guard(config: pytest.Config) -> None:
+    """Guard the run, with standard output and errors of the guard as the user has them."""
+    capture = config.pluginmanager.getplugin("capturemanager")
+    with capture.global_and_fixture_disabled() if capture else nullcontext():
+        guard_run()
 
 
 def _needed(item: pytest.Item) -> list[str]:

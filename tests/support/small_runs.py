@@ -1,0 +1,46 @@
+"""Test runs of a few lines, each in a process of its own, with the plugin of this repository."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.support.components import REPOSITORY
+from tests.support.patience import PATIENCE_S
+
+_CONFTEST = 'pytest_plugins = ["tests.support.plugin"]\n'
+_SETTINGS = "[pytest]\naddopts = --import-mode=importlib --strict-markers -p no:cacheprovider\n"
+
+
+@contextmanager
+def small_run(
+    folder: Path, code: str, *args: str, ci: bool = False, **popen: Any
+) -> Iterator[subprocess.Popen[str]]:
+    """Starts pytest on one file with this code; its output and errors are one pipe."""
+    (folder / "conftest.py").write_text(_CONFTEST)
+    (folder / "pytest.ini").write_text(_SETTINGS)
+    (folder / "test_small.py").write_text(code)
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    environment = os.environ | {"PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'client'}"}
+    environment |= {"CI": "true" if ci else "", "PYTEST_ADDOPTS": ""}
+    for name in [each for each in environment if each.startswith("PYTEST_XDIST")]:
+        del environment[name]  # this run is nobody's worker
+    command = [sys.executable, "-m", "pytest", "-q", *args, "test_small.py"]
+    options = {"cwd": folder, "env": environment, "text": True, **pipes, **popen}
+    with subprocess.Popen(command, **options) as run:
+        try:
+            yield run
+        finally:
+            run.kill()  # nothing happens to one that has ended
+
+
+def run_to_its_end(folder: Path, code: str, *args: str, ci: bool = False) -> tuple[int, str]:
+    """Exit code of the run, and what it said."""
+    with small_run(folder, code, *args, ci=ci) as run:
+        said, _ = run.communicate(timeout=PATIENCE_S)
+        return run.returncode, said
