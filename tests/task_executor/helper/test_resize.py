@@ -6,9 +6,6 @@ import asyncio
 import json
 import random
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +14,7 @@ import pytest
 from finegrain.errors import FinegrainError, Reason
 from task_executor.helper.paths import read_json
 from task_executor.host.helper_client import HelperClient, SlotLimits
+from tests.support.cpu_quota import SMALL_QUOTAS_MILLI, assert_quota_holds
 from tests.task_executor.helper.conftest import MIB, Host, alive, eventually
 
 pytestmark = [pytest.mark.needs("root", "cgroup-v1")]
@@ -164,38 +162,13 @@ async def test_page_cache_makes_room(host: Host, place: Path) -> None:
     assert (await host.client.usage()).slots[0].oom_kills == 0
 
 
-@contextmanager
-def preferred(slot: Path) -> Iterator[None]:
-    """Whoever else wants the cpu of this machine waits, so that the quota alone holds a slot."""
-    above = [slot.parents[1], slot.parents[2]]  # of the executor, of all executors of this host
-    before = [(path / "cpu.shares").read_text() for path in above]
-    try:
-        for path in above:
-            (path / "cpu.shares").write_text("262144")
-        yield
-    finally:
-        for path, shares in zip(above, before, strict=True):
-            (path / "cpu.shares").write_text(shares)
-
-
-@pytest.mark.alone
 async def test_a_spinners_rate_follows_its_quota(host: Host) -> None:
-    limits = await host.slot(cpu_milli=200)
+    low, high = SMALL_QUOTAS_MILLI
+    limits = await host.slot(cpu_milli=low)
     pid = await host.start("while :; do :; done")
-    usage = group_of(host, "cpuacct") / "cpuacct.usage"
-    with preferred(group_of(host, "cpu")):
-        for cpu_milli in (200, 500, 200):
-            await host.client.resize_slot(replace(limits, cpu_milli=cpu_milli))
-            rates = []
-            for _window in range(5):  # one must show the whole quota
-                before_ns, began = int(usage.read_text()), time.monotonic()
-                await asyncio.sleep(2.2)
-                used_s = (int(usage.read_text()) - before_ns) / 1e9
-                rates.append(used_s / (time.monotonic() - began))
-                if rates[-1] == pytest.approx(cpu_milli / 1000, rel=0.15):
-                    break
-            assert rates[-1] == pytest.approx(cpu_milli / 1000, rel=0.15), (cpu_milli, rates)
-            assert max(rates) <= cpu_milli / 1000 * 1.15  # never more, in no window
+    for cpu_milli in (low, high, low):
+        await host.client.resize_slot(replace(limits, cpu_milli=cpu_milli))
+        await assert_quota_holds(group_of(host, "cpu"), cpu_milli)
     assert alive(pid)
 
 
