@@ -45,6 +45,7 @@ class ExecutorProcess:
     manager: str
     options: dict[str, Any] = field(default_factory=dict)  # None: not given
     environment: dict[str, str] = field(default_factory=dict)
+    cwd: Path = REPOSITORY  # whose code runs, unless the environment says otherwise
     process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -76,7 +77,7 @@ class ExecutorProcess:
         with (self.folder / "log").open("ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", _PROGRAM, json.dumps(told)],
-                cwd=REPOSITORY,
+                cwd=self.cwd,
                 env=os.environ | {"TMPDIR": str(self.folder)} | self.environment,  # scratch: ours
                 stdout=log,
                 stderr=log,

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,8 @@ class HelperUnit:
 
     folder: Path
     executor_id: str
+    environment: dict[str, str] = field(default_factory=dict)
+    cwd: Path = REPOSITORY  # whose code runs, unless the environment says otherwise
     process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -69,8 +71,10 @@ class HelperUnit:
             listener.settimeout(30)
             self.process = subprocess.Popen(
                 [sys.executable, "-c", _PROGRAM, json.dumps(told)],
-                cwd=REPOSITORY,
-                env=os.environ | {"NOTIFY_SOCKET": str(path), "TMPDIR": str(self.folder)},
+                cwd=self.cwd,
+                env=os.environ
+                | {"NOTIFY_SOCKET": str(path), "TMPDIR": str(self.folder)}
+                | self.environment,
             )
             return listener.recv(100).decode()
 
