@@ -1,0 +1,76 @@
+"""Makes the evidence of a version once more: `python -m tests.previous.make COMMIT [FOLDER]`.
+
+Takes the commit's files with `git archive`, puts this folder's generators beside them, and runs
+these with that version's own code and test helpers. Needs root, cgroup v1 and PostgreSQL.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+from pathlib import Path
+
+from tests.support.components import REPOSITORY
+
+GENERATORS = ("fill", "keep_state", "tour")
+
+
+def main(commit: str, folder: Path) -> None:
+    """Replaces the evidence in the folder."""
+    with tempfile.TemporaryDirectory(prefix="fg-") as place:
+        source, wheel, made = (Path(place, name) for name in ("source", "wheel", "made"))
+        for each in (source, wheel, made):
+            each.mkdir()
+        archive = Path(place, "archive.tar")
+        _run(REPOSITORY, "git", "archive", "--output", str(archive), commit)
+        with tarfile.open(archive) as packed:
+            packed.extractall(source, filter="data")
+        project = source / "pyproject.toml"
+        text, count = re.subn(r'(?m)^(version = "[\d.]+)"', rf'\1+{commit}"', project.read_text())
+        assert count == 1, "no version in pyproject.toml"
+        project.write_text(text)
+        _run(source, sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(wheel))
+        pack(next(wheel.glob("*.whl")), wheel / "unpacked", made / "code.tar.xz")
+        ours = source / "tests/previous"
+        shutil.copytree(Path(__file__).parent, ours, dirs_exist_ok=True)
+        for name in GENERATORS:
+            module = f"tests.previous.{name}"
+            _run(source, sys.executable, "-m", module, str(made), code=wheel / "unpacked")
+        for each in made.iterdir():
+            kept = folder / each.name
+            shutil.rmtree(kept, ignore_errors=True)
+            kept.unlink(missing_ok=True)
+            shutil.move(each, kept)
+
+
+def pack(wheel: Path, unpacked: Path, target: Path) -> None:
+    """Writes what is in a wheel, without type stubs, to an archive that is the same each time."""
+    with zipfile.ZipFile(wheel) as zipped:
+        zipped.extractall(unpacked)
+
+    def plain(info: tarfile.TarInfo) -> tarfile.TarInfo | None:
+        if info.name.endswith((".pyi", "/RECORD")):
+            return None
+        info.mtime = info.uid = info.gid = 0
+        info.uname = info.gname = ""
+        return info
+
+    with tarfile.open(target, "w:xz", preset=9) as packed:
+        for each in sorted(unpacked.iterdir()):
+            packed.add(each, each.name, filter=plain)
+
+
+def _run(cwd: Path, *command: str, code: Path | None = None) -> None:
+    # `-m` finds packages in the current directory first: there it is the same version's source.
+    path = {"PYTHONPATH": f"{code}"} if code else {}
+    subprocess.run(command, cwd=cwd, env=os.environ | path, check=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(*sys.argv[2:] or [str(REPOSITORY / "tests/data/previous")]))

@@ -1,0 +1,111 @@
+"""Rows of a store as JSON, and what of an older version's rows a newer one has lost.
+
+The JSON names rows and fields as the entities of the version that wrote it did. A field that was
+renamed since is listed in `RENAMED`, so that the evidence stays as it was written.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from typing import Any
+
+from finegrain.cpuset import CpuSet
+from finegrain.intervals import IntervalSet
+from resource_manager.engine.effects import Snapshot
+
+RENAMED: dict[str, str] = {}
+"""The present name of each field that has another one in the evidence."""
+
+NOT_STORED = {
+    "Gang": {"members", "waiting_until_ms"},
+    "Job": {
+        "lease_until_ms", "acknowledged_sequence", "arrivals", "live_requests", "slot_keys",
+        "durations",
+    },
+    "Slot": {
+        "booked", "cost", "placed_with_command", "grace_ms", "thread_since_ms", "works_for",
+    },
+    "Provision": {"deadline_at_ms", "idle_since_ms", "stop_failures"},
+    "Executor": {
+        "state", "report_number", "report_at_ms", "report_time_ms", "reported_available",
+        "cpu_state", "used", "command_number", "drain_deadline_at_ms",
+    },
+}  # fmt: skip
+"""Fields of entities that live in memory only."""
+
+KEYS = {
+    "jobs": ("job_id",),
+    "requests": ("spec.allocation_id",),
+    "slots": ("allocation_id", "generation"),
+    "executors": ("registration.executor_id",),
+    "gangs": ("spec.gang_id",),
+    "provisions": ("executor_id",),
+    "ranges": ("spec.request.allocation_id", "spec.first_index"),
+    "groups": ("name",),
+    "tallies": ("flow_id",),
+    "host_settings": ("executor_id",),
+}
+"""What tells rows of one kind apart, by the names in the evidence."""
+
+
+def as_json(value: Any) -> Any:
+    """The value in terms of JSON: entities by their fields, sets as texts, tuples as lists."""
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, CpuSet):
+        return str(value)
+    if isinstance(value, IntervalSet):
+        return [list(run) for run in value.runs()]
+    if is_dataclass(value):
+        left_out = NOT_STORED.get(type(value).__name__, set())
+        names = [each.name for each in fields(value) if each.name not in left_out]
+        return {name: as_json(getattr(value, name)) for name in names}
+    if isinstance(value, dict):
+        return {_key(name): as_json(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [as_json(each) for each in value]
+    if isinstance(value, set | frozenset):
+        return sorted(as_json(each) for each in value)
+    return value
+
+
+def _key(name: Any) -> str:
+    return "/".join(map(str, name)) if isinstance(name, tuple) else str(name)
+
+
+def rows_of(snapshot: Snapshot) -> dict[str, Any]:
+    """All rows of a snapshot as JSON, in an order of their own, without the epoch."""
+    found: dict[str, Any] = {}
+    for kind, keys in KEYS.items():
+        rows = [as_json(row) for row in getattr(snapshot, RENAMED.get(kind, kind))]
+        found[kind] = sorted(rows, key=lambda row, keys=keys: _key_of(row, keys))  # type: ignore[misc]
+    found["counters"] = as_json(getattr(snapshot, RENAMED.get("counters", "counters")))
+    return found
+
+
+def _key_of(row: Any, keys: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(str(_field(row, path)) for path in keys)
+
+
+def _field(row: Any, path: str) -> Any:
+    for name in path.split("."):
+        row = row[RENAMED.get(name, name)]
+    return row
+
+
+def lost(old: Any, new: Any, path: str = "") -> list[str]:
+    """What of `old` is not in `new`, or has another value there. New fields of rows are no loss."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        found = []
+        for name, value in old.items():
+            now = RENAMED.get(name, name)
+            if now in new:
+                found += lost(value, new[now], f"{path}.{name}")
+            else:
+                found.append(f"{path}.{name} is missing")
+        return found
+    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        pairs = zip(old, new, strict=True)
+        return [each for n, (a, b) in enumerate(pairs) for each in lost(a, b, f"{path}[{n}]")]
+    return [] if old == new and type(old) is type(new) else [f"{path} was {old!r}, is {new!r}"]

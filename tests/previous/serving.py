@@ -1,0 +1,71 @@
+"""A resource manager in this process that serves a database of the evidence, at the moment at which
+the evidence was taken."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import finegrain_client as fg
+from finegrain_client.jsonable import jsonable
+from resource_manager import parts
+from resource_manager.service import books
+from tests.resource_manager.engine.model import START_TIME_MS
+from tests.support.rm_service import RunningRm, running_rm
+
+TAKEN_TIME_MS = START_TIME_MS + 60_000
+"""After the last event of the evidence, and before anything in it comes due."""
+
+ALL_STATES = ("PENDING", "ALLOCATING", "GRANTED", "RELEASED", "CANCELLED", "REJECTED", "LOST")
+CHANGES_BY_ITSELF = {
+    "service", "share_now", "share_entitled", "tally", "reason", "oldest_wait_time",
+}  # fmt: skip
+"""Fields that follow from the time since the start, or say how this version judges."""
+
+
+@contextmanager
+def at_the_time_of_the_evidence() -> Iterator[None]:
+    """The wall clock of a resource manager in this process stands still."""
+    real = books.now
+
+    def then() -> Any:
+        return dataclasses.replace(real(), time_ms=TAKEN_TIME_MS)
+
+    with patch.object(books, "now", then), patch.object(parts, "now", then):
+        yield
+
+
+@asynccontextmanager
+async def serving(url: str) -> AsyncIterator[RunningRm]:
+    """A resource manager on this database. No executor of it is ever lost."""
+    with tempfile.TemporaryDirectory(prefix="fg-") as folder, at_the_time_of_the_evidence():
+        async with running_rm(Path(folder), database_url=url, lost_timeout_ms=3_600_000) as manager:
+            yield manager
+
+
+async def listed(manager: RunningRm) -> dict[str, Any]:
+    """What a client reads from a resource manager, as the command line prints it, without what
+    changes by itself."""
+    async with fg.connect(manager.address, token=manager.cluster_token) as cluster:
+        found = {
+            "requests": await cluster.requests(states=ALL_STATES),
+            "slots": await cluster.slots(),
+            "jobs": await cluster.jobs(include_ended=True),
+            "executors": await cluster.executors(),
+            "groups": (await cluster.groups()).groups,
+            "host-policy": await cluster.host_policy("host-n"),
+            "default-policy": await cluster.host_policy(None),
+        }
+    return {name: stable(jsonable(each)) for name, each in found.items()}
+
+
+def stable(value: Any) -> Any:
+    """The document without fields that change by themselves."""
+    if isinstance(value, dict):
+        return {k: stable(v) for k, v in value.items() if k not in CHANGES_BY_ITSELF}
+    return [stable(each) for each in value] if isinstance(value, list) else value
