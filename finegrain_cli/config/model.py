@@ -327,7 +327,10 @@ class ExecutorSection(ListenSection):
         "default: the cluster's",
     )
     best_effort_percent: int = Field(
-        100, ge=0, le=1000, description="cpu for best-effort slots, in percent of that for others"
+        100,
+        ge=0,
+        le=1000,
+        description="cpu for best-effort slots, in percent of what their cpus can give",
     )
     best_effort_squeeze: str = Field(
         "none",

@@ -17,7 +17,7 @@ from functools import lru_cache
 from typing import Any
 
 from finegrain.cpu_policy import EffectivePolicy, HostPolicy, PolicyOrigin, settle
-from finegrain.cpuset import EMPTY, CpuSet
+from finegrain.cpuset import EMPTY, CpuSet, union
 from finegrain.resources import BEST_EFFORT_CPU_MILLI, CPU_MILLI, Amounts
 from resource_manager.engine.entities import NOTHING_SET, CpuState, Registration
 
@@ -35,6 +35,13 @@ class Announced:
     reserved_cpus: CpuSet = EMPTY  # kept back by its configuration, beside those
     isolated_cpus: CpuSet = EMPTY  # in no shared pool, so that nobody can book by them
     policy: HostPolicy = NOTHING_SET
+
+    @property
+    def best_effort_cpus(self) -> CpuSet:
+        """The cpus that the announced best-effort total is for."""
+        if self.policy.reserved_strict:
+            return self.slot_cpus
+        return self.slot_cpus | (self.reserved_cpus & (self.policy.reserved_cpus or EMPTY))
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +71,19 @@ def host_cpus(
     policy = _settled(operator, announced.policy, state.kubelet_policy, cluster)
     gone = (state.offline_cpus | state.kubelet_cpus) & announced.slot_cpus
     taken = gone | (policy.reserved_cpus & announced.slot_cpus)
-    in_no_pool = policy.strictly_reserved_cpus | announced.isolated_cpus
-    best_effort_lacks = gone | (in_no_pool & announced.slot_cpus)
     uncounted = taken | (announced.isolated_cpus & announced.slot_cpus)
+    in_no_pool = union(
+        (
+            policy.strictly_reserved_cpus,
+            announced.isolated_cpus,
+            state.offline_cpus,
+            state.kubelet_cpus,
+        )
+    )
     total = dict(registration.total)
     if uncounted:
-        total = _total(total, announced.slot_cpus, uncounted, best_effort_lacks)
-    return HostCpus(policy, gone, taken, total)
+        total = _total(total, announced.slot_cpus, uncounted)
+    return HostCpus(policy, gone, taken, _with_best_effort(total, announced, in_no_pool))
 
 
 def announced_by(registration: Registration) -> Announced:
@@ -111,19 +124,30 @@ def _settled(
     )
 
 
-def _total(
-    announced: Amounts, cpus: CpuSet, taken: CpuSet, best_effort_lacks: CpuSet
-) -> dict[str, int]:
-    """What is left of what was announced.
+def _total(announced: Amounts, cpus: CpuSet, taken: CpuSet) -> dict[str, int]:
+    """Returns what is left of what was announced.
 
     Where that is less than the cpus could give (a quota, or a share that was configured), what is
-    taken comes out of the difference first. Best-effort cpu shrinks in proportion: how much of it
-    is offered per cpu, the executor's configuration says.
+    taken comes out of the difference first.
     """
     total = dict(announced)
     spare = max(0, MILLI_PER_CPU * len(cpus) - total.get(CPU_MILLI, 0))
     lost = max(0, MILLI_PER_CPU * len(taken) - spare)
     total[CPU_MILLI] = max(0, total.get(CPU_MILLI, 0) - lost)
-    best_effort = total.get(BEST_EFFORT_CPU_MILLI, 0)
-    total[BEST_EFFORT_CPU_MILLI] = best_effort * (len(cpus) - len(best_effort_lacks)) // len(cpus)
+    return {name: amount for name, amount in total.items() if amount}
+
+
+def _with_best_effort(
+    total: dict[str, int], announced: Announced, in_no_pool: CpuSet
+) -> dict[str, int]:
+    """Returns the total with the best-effort cpu that the pool can still run.
+
+    It shrinks in proportion to the pool: how much of it is offered per cpu, the executor's
+    configuration says. Cpus that are reserved and shared stay in the pool, whoever reserved them.
+    """
+    offered = announced.best_effort_cpus
+    lacks = offered & in_no_pool
+    if lacks and BEST_EFFORT_CPU_MILLI in total:
+        left = total[BEST_EFFORT_CPU_MILLI] * len(offered - lacks) // len(offered)
+        total = total | {BEST_EFFORT_CPU_MILLI: left}
     return {name: amount for name, amount in total.items() if amount}

@@ -71,7 +71,7 @@ def plan_host(options: TaskExecutorOptions, topology: HostTopology) -> HostPlan:
         ),
     )
     nodes = node_offers(capacity)
-    total = _total(options, capacity, nodes)
+    total = _total(options, topology, capacity, nodes)
     profile, deprecation = _default_profile(options, capacity, total)
     reserved = {
         CPU_MILLI: 1000 * len(capacity.reserved_cpus),
@@ -148,11 +148,15 @@ def _not_negative(field: str, value: int) -> int:
 
 
 def _total(
-    options: TaskExecutorOptions, capacity: Capacity, nodes: Iterable[NodeOffer]
+    options: TaskExecutorOptions,
+    topology: HostTopology,
+    capacity: Capacity,
+    nodes: Iterable[NodeOffer],
 ) -> dict[str, int]:
     cpu_milli = _cpu_milli(options, capacity)
-    best_effort = cpu_milli * _not_negative("best_effort_percent", options.best_effort_percent)
-    total = {CPU_MILLI: cpu_milli, BEST_EFFORT_CPU_MILLI: best_effort // 100}
+    percent = _not_negative("best_effort_percent", options.best_effort_percent)
+    best_effort = _best_effort_milli(options, topology, capacity) * percent // 100
+    total = {CPU_MILLI: cpu_milli, BEST_EFFORT_CPU_MILLI: best_effort}
     total |= _hugepages(options, nodes)
     if options.memory_pools:
         total |= _pools(options, capacity)
@@ -172,6 +176,23 @@ def _cpu_milli(options: TaskExecutorOptions, capacity: Capacity) -> int:
             "cpu_milli", wanted, f"1 to {capacity.cpu_milli_total}, what the cpus here can give"
         )
     return wanted
+
+
+def _best_effort_milli(
+    options: TaskExecutorOptions, topology: HostTopology, capacity: Capacity
+) -> int:
+    """Returns the cpu time that the best-effort pool can give.
+
+    Reserved cpus are part of that pool unless they are reserved strictly. So the same reserve gives
+    the same total whether the configuration or an operator at runtime reserves the cpus.
+    """
+    if options.cpu_milli is not None:  # a share of the cpus' time, whichever cpus those are
+        return options.cpu_milli
+    pool = capacity.cpus
+    if not options.reserved_cpus_strict:
+        pool |= capacity.reserved_cpus
+    quota, milli = topology.limits.cpu_quota_milli, 1000 * len(pool)
+    return milli if quota is None else min(milli, quota)
 
 
 def _pools(options: TaskExecutorOptions, capacity: Capacity) -> dict[str, int]:

@@ -130,7 +130,8 @@ def machine_of(words: Words) -> tuple[Amounts, str, str]:
     announced = made.announced(
         kept_back=kept_back, isolated=isolated, policy=configured.to_dict(), huge_pages=huge_pages
     )
-    total = made.total(kept_back=kept_back, huge_pages=huge_pages)
+    strict = configured.reserved_strict is True
+    total = made.total(kept_back=kept_back, strict=strict, huge_pages=huge_pages)
     return total, json.dumps(made.topology), json.dumps(announced)
 
 

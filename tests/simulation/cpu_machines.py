@@ -48,7 +48,8 @@ class HostMachine:
     @property
     def total(self) -> dict[str, int]:
         """What can be booked there."""
-        return dict(self.machine.total(kept_back=self.kept_back))
+        strict = self.policy.reserved_strict is True
+        return dict(self.machine.total(kept_back=self.kept_back, strict=strict))
 
     def texts(self) -> tuple[str, str]:
         """Topology and cpus as they are announced."""

@@ -70,12 +70,16 @@ class Machine:
             told["policy"] = policy
         return told
 
-    def total(self, *, kept_back: CpuSet = EMPTY, huge_pages: int = 0) -> dict[str, int]:
-        """What can be booked there."""
-        milli = 1_000 * len(self.cpus - kept_back)
+    def total(
+        self, *, kept_back: CpuSet = EMPTY, strict: bool = False, huge_pages: int = 0
+    ) -> dict[str, int]:
+        """What can be booked there; best-effort slots also run on what is kept back, if it is not
+        strictly.
+        """
+        slot_cpus = self.cpus - kept_back
         total = {
-            CPU_MILLI: milli,
-            BEST_EFFORT_CPU_MILLI: milli,
+            CPU_MILLI: 1_000 * len(slot_cpus),
+            BEST_EFFORT_CPU_MILLI: 1_000 * len(slot_cpus if strict else self.cpus),
             MEMORY_BYTES: sum(self.node_memory.values()) or NODE_MEMORY,
         }
         if huge_pages:

@@ -72,8 +72,9 @@ class CpuBooks:
         Args:
             layout: of the host as it was reported, offline cpus included.
             policy: the settings that hold there; without it the built-in ones.
-            best_effort_milli: what the host announced for best-effort slots on all cpus of the
-                layout that slots can have, in thousandths of a cpu; None: as much as these are.
+            best_effort_milli: what the host announced for best-effort slots on all cpus that its
+                configuration leaves to them (`pinnable` and `kept_back` ones), in thousandths of a
+                cpu; None: as much as these are.
         """
         self.layout = self.reported_layout = layout
         self.policy = policy or EffectivePolicy()
@@ -93,13 +94,14 @@ class CpuBooks:
         base = self.reported_layout
         self.layout = base.without(self._offline)
         policy = self.policy
-        usable = base.pinnable & ~self._offline & ~self._kubelet
-        self.pinnable = usable & ~policy.reserved_cpus.bits
-        self.pool_cpus = usable & ~policy.strictly_reserved_cpus.bits & ~base.isolated
+        gone = self._offline | self._kubelet
+        self.pinnable = base.pinnable & ~gone & ~policy.reserved_cpus.bits
+        offered = base.pinnable | base.kept_back
+        self.pool_cpus = offered & ~gone & ~policy.strictly_reserved_cpus.bits & ~base.isolated
         count, own = self.pool_cpus.bit_count(), self._own_best_effort
         best_effort = count * MILLI
         if own is not None:
-            best_effort = own * count // max(base.pinnable.bit_count(), 1)
+            best_effort = own * count // max(offered.bit_count(), 1)
         position = self.layout.position_of_node
         self._capacities = node_capacities(
             self.layout,
@@ -146,7 +148,7 @@ class CpuBooks:
 
     @property
     def shared_cpus(self) -> int:
-        """The shared pool, as far as it is made of cpus that the host's total counts."""
+        """The shared pool, cpus that are reserved and shared included."""
         return self.pool_cpus & ~self.pinned
 
     @property

@@ -17,7 +17,7 @@ from itertools import combinations
 from typing import Final
 
 from finegrain.cpu_policy import NumaStrategy
-from finegrain.resources import CPU_MILLI, MEMORY_BYTES
+from finegrain.resources import BEST_EFFORT_CPU_MILLI, CPU_MILLI, MEMORY_BYTES
 from resource_manager.engine.cpus.books import CpuBooks
 from resource_manager.engine.cpus.layout import CpuLayout
 from resource_manager.engine.cpus.merge import Hint
@@ -122,7 +122,9 @@ def quantities(
             available[name] = [books.available(at, name) for at in every]
             capacity[name] = [books.capacity(at, name) for at in every]
     if nodes is None:
-        nodes = (at for at in layout.cpu_nodes if layout.nodes[at].mask & books.pinnable)
+        # Best-effort slots also run where every cpu is reserved, as long as it is shared.
+        usable = books.pool_cpus if BEST_EFFORT_CPU_MILLI in amounts else books.pinnable
+        nodes = (at for at in layout.cpu_nodes if layout.nodes[at].mask & usable)
     return Quantities(layout, strategy, need, available, capacity, tuple(nodes), suiting)
 
 

@@ -26,7 +26,6 @@ LAYOUTS_KNOWN_MAX: Final = 1_024  # kinds of hosts that are remembered; a cluste
 Row = tuple[int, int, int, int] | tuple[int, int, int, int, int]
 """cpu, core, NUMA node, package and, if known, group that shares a last-level cache."""
 
-
 _ONLY: Final = PoolName(0, 0)
 
 
@@ -68,7 +67,8 @@ class CpuLayout:
     """The cpus of one host. Equal only to itself (`layout_of` returns one for equal hosts).
 
     `cores` are in order of their numbers, nodes in order of their ids. `pinnable` are the cpus that
-    slots may have to themselves; those that are `isolated` are in no shared pool.
+    slots may have to themselves; those that are `isolated` are in no shared pool. Cpus that are
+    `kept_back` are in the shared pools only: the executor's configuration reserves them.
     """
 
     cores: tuple[Core, ...]
@@ -76,6 +76,7 @@ class CpuLayout:
     packages: tuple[Package, ...]
     pinnable: int
     isolated: int = 0
+    kept_back: int = 0
 
     @cached_property
     def cpus(self) -> int:
@@ -240,7 +241,7 @@ def layout_of(topology: str, host_cpus: str = "{}") -> CpuLayout | None:
     if not parts or not pinnable:
         return None
     nodes = _nodes(told.get("numa_nodes", ()), offered)
-    return _assembled(parts, nodes, pinnable, _bits(offered, "isolated_cpus"))
+    return _assembled(parts, nodes, pinnable, _bits(offered, "isolated_cpus"), _kept_back(offered))
 
 
 def layout_of_rows(rows: Iterable[Row], memory_bytes: int = 0) -> CpuLayout:
@@ -271,14 +272,14 @@ def _without(layout: CpuLayout, gone: int) -> CpuLayout:
         for core in layout.cores
         if core.mask & ~gone
     ]
-    return _assembled(parts, list(layout.nodes), layout.pinnable & ~gone, layout.isolated & ~gone)
+    return _assembled(parts, layout.nodes, layout.pinnable, layout.isolated, layout.kept_back)
 
 
 _Part = tuple[int, int, int, str, int]  # mask, label of package, id of node, kind, cache
 
 
 def _assembled(
-    parts: Sequence[_Part], nodes: Sequence[Node], pinnable: int, isolated: int = 0
+    parts: Sequence[_Part], nodes: Sequence[Node], pinnable: int, isolated: int = 0, kept: int = 0
 ) -> CpuLayout:
     """Puts cores, in their order, into the given nodes; adds nodes that only cores name."""
     nodes = _with_unnamed_nodes(parts, nodes)
@@ -299,6 +300,7 @@ def _assembled(
         )
         for mask, label, node, kind, cache in parts
     )
+    every = _union(core.mask for core in cores)
     return CpuLayout(
         cores=cores,
         nodes=tuple(
@@ -320,8 +322,9 @@ def _assembled(
             )
             for at in range(len(labels))
         ),
-        pinnable=pinnable & _union(core.mask for core in cores),
-        isolated=isolated & _union(core.mask for core in cores),
+        pinnable=pinnable & every,
+        isolated=isolated & every,
+        kept_back=kept & every,
     )
 
 
@@ -379,6 +382,11 @@ def _nodes(told: Iterable[Mapping[str, Any]], offered: Mapping[str, Any]) -> lis
             )
         )
     return sorted(nodes, key=lambda node: node.id)
+
+
+def _kept_back(offered: Mapping[str, Any]) -> int:
+    policy = {} if offered.get("policy", {}).get("reserved_strict") else offered.get("policy", {})
+    return _bits(offered, "reserved_cpus") & _bits(policy, "reserved_cpus")
 
 
 def _bits(data: Mapping[str, Any], name: str) -> int:

@@ -15,8 +15,9 @@ from finegrain.cpu_policy import QosClass
 from finegrain.cpuset import CpuSet
 from finegrain.errors import ConfigurationError, FinegrainError, InvalidArgument, PermissionDenied
 from finegrain.resources import GIB, MIB, ResourceProfile
-from finegrain.topology import HostTopology, HugePages
+from finegrain.topology import Core, HostTopology, HugePages, Limits, NumaNode
 from finegrain.v1 import cpus_pb2
+from task_executor.engine.cpu_books import CpuBooks
 from task_executor.engine.slots import SlotSpec
 from task_executor.host.detection import detect
 from task_executor.host.helper_messages import IsolationReport
@@ -248,6 +249,32 @@ def test_best_effort_has_a_capacity_in_percent_of_the_others(host: HostTopology)
     assert BE_CPU not in plan(host, cpus=first, best_effort_percent=0).share.total
     with pytest.raises(InvalidArgument, match="best_effort_percent"):
         plan(host, best_effort_percent=-1)
+
+
+FOUR_CPUS = HostTopology(
+    online=CpuSet.parse("0-3"),
+    allowed=CpuSet.parse("0-3"),
+    cores=tuple(Core(CpuSet.of(cpu), package=0, numa_node=cpu // 2) for cpu in range(4)),
+    numa_nodes=(NumaNode(0, CpuSet.of(0, 1), GIB), NumaNode(1, CpuSet.of(2, 3), GIB)),
+)
+
+
+def test_best_effort_may_book_what_its_pool_can_give() -> None:
+    for reserved, strict, pool in [("", False, "0-3"), ("0-1", False, "0-3"), ("0-1", True, "2-3")]:
+        made = plan(FOUR_CPUS, reserved_cpus=reserved, reserved_cpus_strict=strict)
+        assert made.share.host_cpus is not None
+        assert str(CpuBooks(made.share.host_cpus).pools.best_effort) == pool
+        assert made.share.total[BE_CPU] == 1000 * len(CpuSet.parse(pool))
+    halved = plan(FOUR_CPUS, reserved_cpus="0-1", best_effort_percent=50)
+    assert halved.share.total[BE_CPU] == 2000
+    of_its_time = plan(FOUR_CPUS, reserved_cpus="0-1", cpu_milli=500)
+    assert of_its_time.share.total[BE_CPU] == 500
+
+
+def test_a_quota_of_cpu_time_holds_for_best_effort_too() -> None:
+    limited = dataclasses.replace(FOUR_CPUS, limits=Limits(cpu_quota_milli=3000))
+    total = plan(limited, reserved_cpus="0-1").share.total
+    assert (total["cpu_milli"], total[BE_CPU]) == (2000, 3000)
 
 
 def test_settings_are_announced_and_a_wrong_word_names_its_option(host: HostTopology) -> None:

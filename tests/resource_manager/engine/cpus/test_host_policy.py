@@ -3,6 +3,8 @@ finds, and what executors are told."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -20,7 +22,11 @@ from finegrain.cpuset import CpuSet
 from finegrain.errors import FinegrainError, InvalidArgument, NotFound, Reason
 from resource_manager.engine.entities import HostSetting
 from resource_manager.engine.events import ForgetRequested, HostPolicySet
-from tests.support.cpu_hosts import PLAIN, CpuStory, host
+from resource_manager.engine.topology_view import topology_view
+from tests.support.cpu_hosts import BE, PLAIN, CpuStory, host
+
+ALIGNED = {"alignment": "SingleNUMANode"}
+NODE_0 = "0-3,8-11"
 
 
 def set_policy(story: CpuStory, name: str = "host-a", *clear: str, **fields: Any) -> HostSetting:
@@ -100,6 +106,70 @@ def test_reserved_cpus_are_nobodys_capacity_and_come_back_when_they_are_reserved
     set_policy(story, "host-a", "reserved_cpus", "reserved_strict")
     assert story.free_cpu() == 0
     assert not story.state.hosts["host-a"].shrunk
+
+
+def reserved_by_configuration(strict: bool) -> CpuStory:
+    executor = host(policy=ALIGNED | {"reserved_cpus": NODE_0, "reserved_strict": strict})
+    announced = json.loads(executor.host_cpus)
+    announced |= {"slot_cpus": "4-7,12-15", "reserved_cpus": NODE_0}
+    executor.host_cpus = json.dumps(announced)
+    best_effort = 8_000 if strict else 16_000
+    executor.total = {**executor.total, "cpu_milli": 8_000, "best_effort_cpu_milli": best_effort}
+    return CpuStory(executor)
+
+
+def reserved_at_runtime(strict: bool) -> CpuStory:
+    story = CpuStory(host(policy=ALIGNED))
+    set_policy(story, reserved_cpus=cpus(NODE_0), reserved_strict=strict)
+    return story
+
+
+@pytest.mark.parametrize("strict", [False, True], ids=["shared", "strictly"])
+@pytest.mark.parametrize("reserved", [reserved_by_configuration, reserved_at_runtime])
+def test_a_reserve_by_configuration_or_at_runtime_leaves_the_same_best_effort_cpu(
+    reserved: Callable[[bool], CpuStory], strict: bool
+) -> None:
+    story = reserved(strict)
+    on_the_host = story.state.hosts["host-a"]
+    best_effort = 8_000 if strict else 16_000
+    assert on_the_host.total["best_effort_cpu_milli"] == best_effort
+    assert on_the_host.total["cpu_milli"] == 8_000
+    assert on_the_host.cpus is not None
+    drawn = topology_view(story.state, "host-a")
+    assert CpuSet.from_bits(on_the_host.cpus.best_effort_cpus) == drawn.pools.best_effort
+    assert CpuSet.from_bits(on_the_host.cpus.shared_cpus) == drawn.pools.shared
+    zones = [zone.total.get("best_effort_cpu_milli", 0) for zone in drawn.zones]
+    assert zones == [best_effort - 8_000, 8_000]
+
+
+@pytest.mark.parametrize("reserved", [reserved_by_configuration, reserved_at_runtime])
+def test_best_effort_slots_are_bound_to_a_node_whose_cpus_are_all_reserved_and_shared(
+    reserved: Callable[[bool], CpuStory],
+) -> None:
+    story = reserved(False)
+    for name in ("a", "b"):
+        story.ask(name, 8_000, BE)
+    assert sorted(story.has(name).nodes for name in ("a", "b")) == [(0,), (1,)]
+    story.ask("plain", 8_000, PLAIN)
+    assert story.has("plain").nodes == (1,)  # of the other node's cpus it can book none
+    story.ask("more", 1_000, BE, allow_pending=True)
+    assert story.state.requests["more"].state == "PENDING"
+
+
+def test_strictly_reserved_cpus_are_no_node_for_best_effort_slots() -> None:
+    story = reserved_at_runtime(True)
+    story.ask("a", 4_000, BE)
+    story.ask("b", 4_000, BE)
+    assert story.has("a").nodes == story.has("b").nodes == (1,)
+
+
+def test_cpus_that_an_operator_reserves_strictly_leave_the_best_effort_pool() -> None:
+    story = reserved_by_configuration(False)
+    set_policy(story, reserved_cpus=cpus("0-1"), reserved_strict=True)
+    assert story.state.hosts["host-a"].total["best_effort_cpu_milli"] == 14_000
+    story.see("host-a", offline_cpus="2")
+    assert story.state.hosts["host-a"].total["best_effort_cpu_milli"] == 13_000
+    assert story.state.hosts["host-a"].total["cpu_milli"] == 8_000
 
 
 def test_who_waits_looks_again_when_cpus_are_given_free() -> None:
