@@ -70,7 +70,7 @@ def read_layout(reader: TreeReader, online: CpuSet) -> Layout:
         clusters=_distinct(_maps(reader, online, "cluster_cpus")),
         books=_distinct(_maps(reader, online, "book_cpus", "book_siblings")),
         drawers=_distinct(_maps(reader, online, "drawer_cpus", "drawer_siblings")),
-        l3_groups=_l3_groups(reader, online),
+        l3_groups=_l3_groups(reader, online, cores),
     )
 
 
@@ -139,7 +139,8 @@ def _dies(reader: TreeReader, online: CpuSet) -> tuple[Die, ...]:
     return tuple(dies)
 
 
-def _l3_groups(reader: TreeReader, online: CpuSet) -> tuple[L3Group, ...]:
+def _l3_groups(reader: TreeReader, online: CpuSet, cores: Iterable[CpuSet]) -> tuple[L3Group, ...]:
+    core_of = {cpu: core for core in cores for cpu in core}
     groups: dict[CpuSet, L3Group] = {}
     taken = EMPTY
     for cpu in online:
@@ -147,8 +148,9 @@ def _l3_groups(reader: TreeReader, online: CpuSet) -> tuple[L3Group, ...]:
             shared = reader.cpu_mask(f"{path}/shared_cpu_map")
             if not shared:
                 shared = reader.cpu_list(f"{path}/shared_cpu_list")
-            # A zero map (ia64) means that the cache belongs to this CPU alone.
-            cpus = ((shared or EMPTY) & online) | CpuSet.of(cpu)
+            # A zero map (ia64) means that the cache is private: to the core, whose threads share
+            # all of its caches.
+            cpus = (shared & online if shared else core_of[cpu]) | CpuSet.of(cpu)
             if cpus in groups:
                 continue
             if not cpus.isdisjoint(taken):

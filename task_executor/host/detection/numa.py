@@ -77,12 +77,22 @@ def grown(
     used, while /proc/meminfo shows all of it from the start.  It shows too when there is more
     memory free than the nodes have at all.  On hosts of several nodes that alone is proof: there
     the difference may as well be a node that was taken offline.  A single node simply has all.
+
+    Where `possible` names nodes that are not there, the difference may be theirs, free or not: it
+    is never offered on the others.
     """
     sizes = [node.memory_bytes for node in nodes if node.memory_bytes is not None]
     machine, nodes_total = meminfo.get("MemTotal"), sum(sizes)
     if machine is None or len(sizes) != len(nodes) or nodes_total * 8 >= machine * 7:
         return nodes, False
     possible = reader.cpu_list(f"{NODE}/possible")
+    offline = (possible or EMPTY) - NodeSet(reader.numbered(NODE, "node"))
+    if offline:
+        reader.warn(
+            f"NUMA nodes show {nodes_total >> 20} MiB of {machine >> 20} MiB, and nodes {offline} "
+            "are offline: only what the nodes show is taken"
+        )
+        return nodes, False
     alone = len(nodes) == 1 and possible is not None and len(possible) == 1
     if not alone and meminfo.get("MemFree", 0) <= nodes_total:
         return nodes, False

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from finegrain.topology import HostTopology
+from task_executor.host.capacity import plan_capacity
 from task_executor.host.detection import allowed_cpus, detect
 
 Machine = Callable[[Mapping[str, str]], Path]
@@ -219,6 +220,42 @@ def test_memory_of_several_nodes_that_grows_with_use(
     host = look(files | {"proc/meminfo": meminfo})
     assert host.node_memory_grows is grows
     assert any("grows with use" in warning for warning in host.warnings) is grows
+
+
+@pytest.mark.parametrize(
+    ("of_nodes", "possible"),
+    [
+        pytest.param([node("0-3", 250_000)], "0-1", id="one of two"),
+        pytest.param([node("0-1", 150_000), node("2-3", 100_000)], "0-2", id="two of three"),
+    ],
+)
+def test_memory_of_a_node_that_is_offline_is_not_offered_on_another(
+    of_nodes: list[dict[str, str]], possible: str, look: Look
+) -> None:
+    """The machine's total still counts it, and so does what is free."""
+    meminfo = "MemTotal: 1000000 kB\nMemFree: 900000 kB\n"
+    files = machine_of_nodes(*of_nodes)
+    host = look(files | {f"{NODE}/possible": possible, "proc/meminfo": meminfo})
+    assert not host.node_memory_grows
+    assert sum(each.memory_bytes or 0 for each in host.numa_nodes) == 250_000 * 1024
+    assert plan_capacity(host).memory_bytes_total <= 250_000 * 1024
+    assert any("offline" in warning for warning in host.warnings)
+
+
+def test_a_cache_without_a_map_belongs_to_all_threads_of_its_core(look: Look) -> None:
+    files = {f"{CPU}/online": "0-3"}
+    for cpu in range(4):
+        cache = f"{CPU}/cpu{cpu}/cache/index3"
+        files |= {
+            f"{CPU}/cpu{cpu}/topology/thread_siblings_list": "0,2" if cpu % 2 == 0 else "1,3",
+            f"{cache}/level": "3",
+            f"{cache}/type": "Unified",
+            f"{cache}/shared_cpu_map": "00000000,00000000",
+            f"{cache}/size": "12288K",
+        }
+    host = look(files)
+    assert [str(group.cpus) for group in host.l3_groups] == ["0,2", "1,3"]
+    assert not any("cache" in warning for warning in host.warnings)
 
 
 def test_what_is_allowed_now_is_read_anew(machine: Machine) -> None:
