@@ -182,7 +182,7 @@ class RmSection(ListenSection):
     strategy: str = Field(
         "pack",
         pattern="^(pack|spread)$",
-        description="fill hosts one by one (pack), or evenly (spread)",
+        description="fill the first hosts by name that have room (pack), or hosts evenly (spread)",
     )
     report_interval: Duration = Field(3_000, ge=50, description="how often executors report")
     lost_timeout: Duration = Field(

@@ -84,8 +84,9 @@ class EngineSettings:
     report_interval_ms: int = 3 * SECOND_MS
     lost_timeout_ms: int = 15 * SECOND_MS
 
-    # Placement. "pack" takes the first hosts with room and among them the one that
-    # the request suits best; "spread" takes the least loaded one.
+    # Placement. "pack" takes the first hosts by name with room and among them the one that the
+    # request suits best: one while fewer than 8 hosts are in use (first fit), one more for every 8.
+    # "spread" takes the least loaded one.
     strategy: Strategy = "pack"
     pack_candidates: int = 8  # hosts with room that "pack" compares at most; 1 is first fit
     label_indexes_max: int = 64  # label selectors whose hosts are kept sorted out
