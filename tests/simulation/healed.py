@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from finegrain.cpuset import EMPTY
 from finegrain.resources import BEST_EFFORT_CPU_MILLI, booking, fits, has_separate_pools
 from resource_manager.engine.entities import (
     ENDED_REQUEST_STATES,
@@ -97,12 +96,10 @@ def _agree(state: State, executor: Executor) -> None:
 def _free(executor: Executor) -> dict[str, int]:
     """Returns what new slots can have there, without zeros.
 
-    Best-effort cpu that is not booked is not free while LSE slots hold all cpus that slots can
-    have: the resource manager does not count on those that the host's configuration reserves.
+    Best-effort cpu that is not booked is not free while LSE slots hold every cpu of its pool.
     """
     free = {name: amount for name, amount in executor.table.available().items() if amount > 0}
-    reserved = executor.machine.kept_back if executor.machine else EMPTY
-    if not executor.table.cpus.pools.best_effort - reserved:
+    if not executor.table.cpus.pools.best_effort:
         free.pop(BEST_EFFORT_CPU_MILLI, None)
     return free
 

@@ -97,15 +97,21 @@ def offered_when_healed(monkeypatch: pytest.MonkeyPatch, crowded: World) -> tupl
     return seen[0]
 
 
-@pytest.mark.parametrize("reserved", ["", "0"])
 def test_a_best_effort_slot_waits_while_an_lse_slot_has_all_cpus(
-    reserved: str, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Whether or not the configuration reserves a cpu that slots cannot have."""
-    kept_back = CpuSet.parse(reserved)
-    policy = HostPolicy(reserved_cpus=kept_back or None)
-    crowded = crowded_world(monkeypatch, HOST_CPUS - len(kept_back), policy)
+    crowded = crowded_world(monkeypatch, HOST_CPUS, HostPolicy())
     assert offered_when_healed(monkeypatch, crowded) == (0, RequestState.PENDING)
+
+
+def test_a_best_effort_slot_runs_on_a_reserved_cpu_while_an_lse_slot_has_all_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    policy = HostPolicy(reserved_cpus=CpuSet.parse("0"))
+    crowded = crowded_world(monkeypatch, HOST_CPUS - 1, policy)
+    offered_milli, state = offered_when_healed(monkeypatch, crowded)
+    assert state is not RequestState.PENDING
+    assert offered_milli == HOST_CPUS * 1_000 - 100
 
 
 def test_a_best_effort_slot_that_waits_beside_a_free_cpu_is_found(
