@@ -82,6 +82,11 @@ def _cgroup_v1() -> str | None:
     return None
 
 
+def _two_cpus() -> str | None:
+    count = len(os.sched_getaffinity(0))
+    return None if count > 1 else "one cpu cannot be divided"
+
+
 def _network_namespace() -> str | None:
     try:
         command = ["unshare", "-n", "ip", "link", "set", "lo", "up"]
@@ -127,13 +132,14 @@ COMPONENTS: dict[str, Component] = {
     "openssl": Component(_program("openssl"), "apt-get install openssl"),
     "cc": Component(_program("cc"), "apt-get install gcc"),
     "root": Component(_root, "run ./dev test as root"),
-    "nobody-user": Component(_nobody_user, "run ./dev test as root where a user nobody exists"),
+    "nobody-user": Component(_nobody_user, "useradd --system nobody, and run ./dev test as root"),
     "systemd-analyze": Component(_program("systemd-analyze"), INSTALL_TOOLS),
-    "cgroup-v1": Component(_cgroup_v1, "run as root on a host with writable cgroup v1"),
+    "cgroup-v1": Component(_cgroup_v1, "run ./dev test as root where `mount -t cgroup` lists some"),
     "network-namespace": Component(
-        _network_namespace, "run as root, with util-linux and iproute2 (apt-get install iproute2)"
+        _network_namespace, "apt-get install util-linux iproute2, and run ./dev test as root"
     ),
-    "package-index": Component(_package_index, "let pip reach a package index"),
+    "two-cpus": Component(_two_cpus, "run ./dev test where `nproc` says 2 or more"),
+    "package-index": Component(_package_index, "pip config set global.index-url URL"),
 }
 
 

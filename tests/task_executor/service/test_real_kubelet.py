@@ -25,8 +25,7 @@ from tests.task_executor.service.scripted_rm import (
 )
 
 pytestmark = [
-    pytest.mark.needs("root", "cgroup-v1"),
-    pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one cpu cannot be divided"),
+    pytest.mark.needs("root", "cgroup-v1", "two-cpus"),
 ]
 
 ALL = CpuSet(os.sched_getaffinity(0))
