@@ -5,6 +5,7 @@ They live in a network namespace of their own, with an address that others could
 
 from __future__ import annotations
 
+import os
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.driving import FINEGRAIN, Cli, Outcome, eventually, unique
+from tests.support.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.needs("root", "openssl", "network-namespace"), pytest.mark.slow]
 
@@ -118,33 +120,41 @@ class Network:
             env=self.cli.environment(),
             cwd=self.folder,
             capture_output=True,
-            timeout=90,
+            timeout=PATIENCE_S,
             check=False,
         )
         return Outcome(done.returncode, done.stdout, done.stderr.decode())
 
     def run(self, config: Path, *command: str) -> Outcome:
-        small = ("--cpu", "0.1", "--memory", "32M", "--wait-timeout", "20s")
+        small = ("--cpu", "0.1", "--memory", "32M", "--wait-timeout", f"{PATIENCE_S:.0f}s")
         return self.call("run", "--config", str(config), *small, "--", *command)
 
     def log(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text()
 
 
+def _ended(process: subprocess.Popen[bytes]) -> int:
+    process.terminate()  # nothing happens to one that has ended
+    return process.wait(PATIENCE_S)
+
+
 @contextmanager
 def network(folder: Path) -> Iterator[Network]:
-    script = f"ip link set lo up && ip addr add {HOST}/32 dev lo && echo up && exec sleep 1000"
-    with subprocess.Popen(["unshare", "-n", "sh", "-c", script], stdout=subprocess.PIPE) as holder:
+    script = f"ip link set lo up && ip addr add {HOST}/32 dev lo && echo up && exec cat"
+    holding = ["unshare", "-n", "sh", "-c", script]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(holding, stdin=pipe, stdout=pipe) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"up\n"
-        made = Network(folder, ("nsenter", "-t", str(holder.pid), "-n"))
-        try:
-            yield made
-        finally:
-            for process in reversed(made.daemons):
-                process.terminate()
-                assert process.wait(60) == 0, (folder / "executor.log").read_text()[-2000:]
-            holder.kill()
+        # The open file keeps the namespace, and names it, whatever becomes of any process in it.
+        with open(f"/proc/{holder.pid}/ns/net", "rb") as namespace:
+            here = f"/proc/{os.getpid()}/fd/{namespace.fileno()}"
+            made = Network(folder, ("nsenter", f"--net={here}"))
+            try:
+                yield made
+            finally:
+                codes = [_ended(process) for process in reversed(made.daemons)]
+            assert not any(codes), (codes, (folder / "executor.log").read_text()[-2000:])
 
 
 @pytest.fixture(scope="module")
@@ -223,7 +233,7 @@ def test_an_executor_of_another_authority_is_not_let_in(secured: Network) -> Non
     listed = secured.call("executors", "--config", str(client), "-o", "json")
     assert share["executor_id"] not in listed.text
     process.terminate()
-    assert process.wait(60) == 0
+    assert process.wait(PATIENCE_S) == 0
 
 
 def test_executors_are_checked_against_an_authority_of_their_own() -> None:
@@ -253,7 +263,7 @@ def test_executors_are_checked_against_an_authority_of_their_own() -> None:
         assert "rm.executor_tls_ca" in made.log("rm")
 
         manager.terminate()
-        assert manager.wait(60) == 0
+        assert manager.wait(PATIENCE_S) == 0
         told = made.config("rm", rm=rm | {"executor_tls_ca": ca})
         made.start("rm", "serve", "--config", str(told))
         done = made.run(client, "echo", "42")
