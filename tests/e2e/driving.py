@@ -22,9 +22,9 @@ import finegrain_client as fg
 from finegrain_cli.local_cluster import ExecutorShare, LocalCluster
 from tests.support.components import REPOSITORY
 from tests.support.control_groups import groups_called
+from tests.support.patience import PATIENCE_S
 
 T = TypeVar("T")
-PATIENCE_S = 60.0
 FINEGRAIN = (sys.executable, "-m", "finegrain_cli")
 
 
@@ -65,6 +65,7 @@ class Cli:
     extra: Mapping[str, str] = field(default_factory=dict)
     popen: Mapping[str, Any] = field(default_factory=dict)
     python: str = sys.executable
+    module: str = "finegrain_cli"
 
     def environment(self) -> dict[str, str]:
         kept = {
@@ -85,7 +86,7 @@ class Cli:
         """The command, running; by default with pipes for its output and nothing to read."""
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         options = {"cwd": self.home, "env": self.environment(), **pipes, **self.popen, **popen}
-        return subprocess.Popen([self.python, "-m", "finegrain_cli", *args], **options)
+        return subprocess.Popen([self.python, "-m", self.module, *args], **options)
 
     def __call__(
         self, *args: str, stdin: bytes = b"", patience_s: float = PATIENCE_S, **popen: Any
@@ -258,19 +259,29 @@ class Daemon:
         return self.process is not None and self.process.poll() is None
 
 
+SOON_LOST = ("--lost-timeout", "5s")
+"""For a resource manager whose test kills an executor and waits for its loss."""
+
+
 class Daemons:
-    """A resource manager and executors as an operator runs them, at addresses that stay."""
+    """A resource manager and executors as an operator runs them, at addresses that stay.
+
+    An executor may be silent for longer than a busy machine starves it, unless a test starts the
+    resource manager with `SOON_LOST`.
+    """
 
     def __init__(self, home: Path, database: str = "") -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="fg-e2e-"))  # short: sockets lie in it
         self.address = free_address()
         self._bare = Cli(home)
         where = ("--listen", self.address, "--metrics-listen", "none")
-        quick = ("--report-interval", "500ms", "--lost-timeout", "3s")
+        quick = ("--report-interval", "500ms", "--lost-timeout", "60s")
         store = ("--database", database) if database else ()
         self.manager = Daemon(self._bare, self.folder / "rm", "rm", "serve", *where, *quick, *store)
         self.token_file = self.folder / "rm" / "cluster.token"
         self.cli = replace(self._bare, manager=self.address, token_file=self.token_file)
+        self.patient_cli = replace(self.cli, module="tests.support.patient_cli")
+        """For commands that go on while the resource manager starts again."""
         self.executors: list[Daemon] = []
 
     def executor(self, name: str, *more: str) -> Daemon:

@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.driving import PATIENCE_S, Cli, processes_that_name
+from tests.e2e.driving import Cli, processes_that_name
 from tests.support.control_groups import groups_called
+from tests.support.patience import PATIENCE_S
 
 
 @dataclass

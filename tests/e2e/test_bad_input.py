@@ -19,6 +19,7 @@ import pytest
 import finegrain_client as fg
 from finegrain.ids import new_id
 from tests.e2e.driving import Daemon, Daemons, Small, free_address, unique
+from tests.support.patience import PATIENCE_S
 from tests.support.postgresql import PASSWORD_USER, PostgresqlServer
 
 TOO_MUCH = "99999999999999999999"
@@ -93,7 +94,7 @@ async def test_an_id_used_again_with_other_content(small: Small) -> None:
         cluster.job("other") as other,
     ):
         (first,) = await job.request_slots(fg.SlotSpec(cpu_milli=100, allocation_id=chosen))
-        slot = await first.granted(30)
+        slot = await first.granted(PATIENCE_S)
         for who, spec in (
             (job, fg.SlotSpec(cpu_milli=200, allocation_id=chosen)),
             (other, fg.SlotSpec(cpu_milli=100, allocation_id=chosen)),
@@ -103,7 +104,7 @@ async def test_an_id_used_again_with_other_content(small: Small) -> None:
             assert refused.value.reason == fg.Reason.ALREADY_EXISTS
         (booked,) = await cluster.slots()
         assert (booked.allocation_id, booked.profile.cpu_milli) == (chosen, 100)
-        assert (await (await slot.run(["echo", "mine"])).wait(60)).check().ok
+        assert (await (await slot.run(["echo", "mine"])).wait(PATIENCE_S)).check().ok
 
 
 async def test_a_batch_larger_than_a_call_is_cut_and_all_of_it_counts(small: Small) -> None:
@@ -116,19 +117,19 @@ async def test_a_batch_larger_than_a_call_is_cut_and_all_of_it_counts(small: Sma
 async def test_a_command_line_larger_than_a_message(small: Small) -> None:
     async with small.connect() as cluster, cluster.job("long") as job:
         (request,) = await job.request_slots(fg.SlotSpec(cpu_milli=100))
-        slot = await request.granted(30)
+        slot = await request.granted(PATIENCE_S)
         with pytest.raises(fg.FinegrainError) as refused:
             await slot.run(["echo", "x" * (1 << 20)])
         assert refused.value.reason == fg.Reason.MESSAGE_TOO_LARGE
         assert "262144" in refused.value.message
-        assert (await (await slot.run(["echo", "on"])).wait(60)).check().stdout == b"on\n"
+        assert (await (await slot.run(["echo", "on"])).wait(PATIENCE_S)).check().stdout == b"on\n"
 
 
 @pytest.mark.parametrize("word", ["a\0b", "\ud800"], ids=["NUL", "a lone surrogate"])
 async def test_a_command_that_no_kernel_takes(small: Small, word: str) -> None:
     async with small.connect() as cluster, cluster.job("odd") as job:
         (request,) = await job.request_slots(fg.SlotSpec(cpu_milli=100))
-        slot = await request.granted(30)
+        slot = await request.granted(PATIENCE_S)
         with pytest.raises((fg.FinegrainError, ValueError)):
             await slot.run(["echo", word])
 
@@ -356,7 +357,7 @@ async def test_a_full_disk_refuses_and_loses_nothing(small_disk: Path, daemons: 
         job = cluster.job("on a full disk", detached=True)
         async with job:
             (kept,) = await job.request_slots(fg.SlotSpec(cpu_milli=100))
-            await kept.granted(30)
+            await kept.granted(PATIENCE_S)
             fill_up(filler)
             with pytest.raises(fg.FinegrainError) as told:
                 await job.request_slots(

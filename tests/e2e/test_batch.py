@@ -14,6 +14,7 @@ import pytest
 from finegrain.errors import ConfigurationError
 from finegrain_client.batch import BatchLook, BatchState, look, state_files
 from tests.e2e.driving import Cli, Outcome, Small, eventually
+from tests.support.patience import PATIENCE_S
 
 pytestmark = pytest.mark.slow
 
@@ -108,7 +109,7 @@ def test_ctrl_c_stops_it_and_gives_everything_back(cli: Cli, folder: Path, small
     process = cli.start("batch", "--threads", "900", *SMALL, "--name", "big", "--", "sleep", "0.1")
     eventually(lambda: done(folder) >= 1, "one is done")
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=PATIENCE_S)
 
     assert process.returncode == 130
     assert b"go on with finegrain batch --attach big-" in err
@@ -120,7 +121,7 @@ def test_ctrl_c_stops_it_and_gives_everything_back(cli: Cli, folder: Path, small
     again = cli.start("batch", "--attach", "big", "--quiet")
     eventually(lambda: done(folder) > before, "it goes on")
     assert cli("batch", "--stop", "big").code == 0
-    assert again.wait(60) == 130
+    assert again.wait(PATIENCE_S) == 130
     again.communicate()
 
 

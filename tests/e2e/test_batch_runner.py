@@ -16,6 +16,7 @@ import finegrain_client as fg
 from tests.e2e.batches import Batch
 from tests.e2e.driving import Daemons, Small, unique
 from tests.support.components import REPOSITORY
+from tests.support.patience import PATIENCE_S
 
 pytestmark = pytest.mark.slow
 
@@ -32,7 +33,7 @@ def test_a_runner_that_is_killed_again_and_again_finds_everything(
         batch.await_done(threads)
         runner.kill()
         runner.wait()
-    assert batch.start().wait(60) == 0
+    assert batch.start().wait(PATIENCE_S) == 0
     assert set(batch.check().values()) == {1}
 
 
@@ -57,7 +58,7 @@ def test_managers_and_executors_are_killed_under_a_batch(daemons: Daemons, tmp_p
     batch.await_done(18)
     assert max(Counter(map(int, batch.notes.read_text().split())).values()) == 1
     executors[1].kill()
-    assert runner.wait(60) == 0
+    assert runner.wait(PATIENCE_S) == 0
     assert sum(batch.check().values()) <= 40 + 5  # as many as an executor runs at one time
     results = list(fg.batch.read_thread_results(batch.state_file))
     assert {each.executor_id for each in results} == set(names)

@@ -13,14 +13,8 @@ import pytest
 
 import finegrain_client as fg
 from finegrain.cpuset import CpuSet
-from tests.e2e.driving import (
-    PATIENCE_S,
-    Small,
-    eventually,
-    interrupt,
-    read_until,
-    small_cluster,
-)
+from tests.e2e.driving import Small, eventually, interrupt, read_until, small_cluster
+from tests.support.patience import PATIENCE_S
 
 MEMORY = 32 * fg.MIB
 TELL_AND_WAIT = ("sh", "-c", "grep Cpus_allowed_list /proc/self/status; exec sleep 1000")

@@ -14,15 +14,17 @@ import pytest
 import finegrain_client as fg
 from finegrain.errors import FinegrainError, Reason, StoreError, Unavailable
 from tests.e2e.driving import Daemons, unique
+from tests.support.patience import PATIENCE_S
 from tests.support.postgresql import PostgresqlServer
 from tests.support.postgresql_proxy import Loss, PostgresqlProxy, postgresql_proxy
 
 pytestmark = [pytest.mark.slow, pytest.mark.needs("postgresql")]
 
-AWAY_S = 3.5  # more than the executors' lost timeout here
+LOST_TIMEOUT = ("--lost-timeout", "6s")
+AWAY_S = 7  # more than that
 SMALL = fg.SlotSpec(cpu_milli=50, memory_bytes=16 * fg.MIB)
-TICKER = "i=0; while [ $i -lt 40 ]; do i=$((i+1)); echo $i; sleep 0.2; done; exit 7"
-TICKS = b"".join(b"%d\n" % number for number in range(1, 41))
+TICKER = "i=0; while [ $i -lt 80 ]; do i=$((i+1)); echo $i; sleep 0.2; done; exit 7"
+TICKS = b"".join(b"%d\n" % number for number in range(1, 81))
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +47,7 @@ async def started(daemons: Daemons) -> None:
 
     def start() -> None:
         name = unique("e2e-db")
-        daemons.manager.start()
+        daemons.manager.start(*LOST_TIMEOUT)
         daemons.manager.endpoint()
         daemons.executor(name).start()
         daemons.await_executors(name)
@@ -81,10 +83,10 @@ async def test_while_the_database_is_away_nothing_is_acknowledged_and_then_all_g
 ) -> None:
     manager, executor = daemons.manager, daemons.executors[0]
     patience = fg.connect(daemons.address, token_file=daemons.token_file, budget_s=120)
-    async with patience as cluster, cluster.job("patient", lease_s=5) as job:
+    async with patience as cluster, cluster.job("patient", lease_s=60) as job:
         events = job.events()
         (before,) = await job.request_slots(SMALL)
-        slot = await before.granted(30)
+        slot = await before.granted(PATIENCE_S)
         task = await slot.run(["sh", "-c", TICKER])
         epochs = [(await cluster.info()).rm_epoch]
         for at_once in (False, True):  # shut down, and as a crash does
@@ -98,9 +100,9 @@ async def test_while_the_database_is_away_nothing_is_acknowledged_and_then_all_g
             assert not patient.done()
             server.start_again()  # not in a thread: it would end with it
             (meanwhile,) = await patient
-            await (await meanwhile.granted(60)).release()
+            await (await meanwhile.granted(PATIENCE_S)).release()
             epochs.append((await cluster.info()).rm_epoch)
-        result = await task.wait(60)
+        result = await task.wait(PATIENCE_S)
         assert (result.stdout, result.exit_code) == (TICKS, 7)
         await slot.release()
         assert epochs == sorted(set(epochs))
@@ -150,7 +152,7 @@ async def test_connections_that_are_cut_again_and_again_cost_nothing_but_time(
             await asyncio.to_thread(server.execute, cut)
             acknowledged += await asking
             for request in acknowledged[-3:]:
-                await (await request.granted(60)).release()
+                await (await request.granted(PATIENCE_S)).release()
         assert daemons.manager.runs()
         found = await cluster.requests(job_id=job.job_id, states=[fg.RequestState.RELEASED])
         ids = {each.allocation_id for each in found}
@@ -170,7 +172,7 @@ async def test_a_commit_whose_outcome_nobody_knows_is_settled_by_the_repetition(
                 proxy.losses = [Loss.NOTHING] * spared + [loss]
                 wanted += await job.request_slots([SMALL] * 2)
                 for request in wanted[-2:]:
-                    await request.granted(60)
+                    await request.granted(PATIENCE_S)
         assert proxy.lost == [Loss.BEFORE] * 2 + [Loss.AFTER] * 2
         assert behind_proxy.manager.runs()
         found = {each.allocation_id: each.state for each in await cluster.requests()}

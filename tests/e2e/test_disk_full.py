@@ -17,6 +17,7 @@ import pytest
 import finegrain_client as fg
 from finegrain.errors import FinegrainError, Reason, StoreError
 from tests.e2e.driving import Daemon, Daemons, eventually, helper_pid, unique
+from tests.support.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.needs("root")]
 
@@ -116,9 +117,9 @@ async def hasty_error(daemons: Daemons) -> FinegrainError:
 async def test_a_resource_manager_without_room_acknowledges_nothing_and_says_why(
     disk_of_manager: SmallDisk, daemons: Daemons, cluster: fg.Cluster
 ) -> None:
-    async with cluster.job("patient", lease_s=5) as job:
+    async with cluster.job("patient", lease_s=60) as job:
         kept = await job.request_slots([SMALL] * 5)
-        slot = await kept[0].granted(30)
+        slot = await kept[0].granted(PATIENCE_S)
         task = await slot.run(["sh", "-c", TICKER])
         disk_of_manager.fill()
 
@@ -127,7 +128,7 @@ async def test_a_resource_manager_without_room_acknowledges_nothing_and_says_why
         assert {(type(each), each.reason) for each in told} == {(StoreError, Reason.DISK_FULL)}
         assert f"free space on the disk that holds {disk_of_manager.folder}" in told[-1].message
         assert not patient.done()
-        result = await task.wait(60)
+        result = await task.wait(PATIENCE_S)
         assert (result.stdout, result.exit_code) == (TICKS, 7)
         assert daemons.manager.runs()
 
@@ -185,7 +186,7 @@ async def test_an_executor_without_room_says_so_keeps_its_tasks_and_recovers(
     hasty = fg.connect(daemons.address, token_file=daemons.token_file, budget_s=1)
     async with cluster, hasty, hasty.job("patient") as job:
         (first,) = await job.request_slots(SMALL)
-        slot = await first.granted(30)
+        slot = await first.granted(PATIENCE_S)
         task = await slot.run(["sh", "-c", "read go; echo lost; exit 5"], stdin="pipe")
         disk_of_executor.fill()
 
@@ -196,12 +197,12 @@ async def test_an_executor_without_room_says_so_keeps_its_tasks_and_recovers(
         with pytest.raises(FinegrainError, match="No space left"):
             await slot.run(["true"])
         await task.write_input(b"go\n")
-        result = await task.wait(60)
+        result = await task.wait(PATIENCE_S)
         assert result.exit_code == 5
 
         disk_of_executor.make_room()
-        other = await second.granted(60)
-        assert (await (await other.run(["true"])).wait(60)).exit_code == 0
+        other = await second.granted(PATIENCE_S)
+        assert (await (await other.run(["true"])).wait(PATIENCE_S)).exit_code == 0
         assert executor.runs()
 
 
@@ -211,21 +212,21 @@ async def test_an_executor_killed_on_a_full_disk_takes_its_tasks_back(
     (executor,) = daemons.executors
     async with cluster.job("patient") as job:
         (request,) = await job.request_slots(SMALL)
-        slot = await request.granted(30)
+        slot = await request.granted(PATIENCE_S)
         task = await slot.run(["sh", "-c", "sleep 3; exit 5"])
         disk_of_executor.fill()
         helper = helper_pid(executor)
         executor.kill()
         os.kill(helper, signal.SIGKILL)
         executor.start()
-        result = await task.wait(60)
+        result = await task.wait(PATIENCE_S)
         assert result.exit_code == 5
         await slot.release()
         assert executor.runs()
         assert "checkpoint_not_written" in executor.log
         disk_of_executor.make_room()
         (again,) = await job.request_slots(SMALL)
-        await again.granted(60)
+        await again.granted(PATIENCE_S)
         executor.kill()
         executor.start()  # its address stands in the file system again
         await asyncio.to_thread(executor.endpoint)

@@ -26,6 +26,7 @@ from tests.e2e.driving import (
     unique,
 )
 from tests.e2e.scaling import groups, kill, scaled_up
+from tests.support.patience import PATIENCE_S
 
 BURST = 200
 SMALL = fg.SlotSpec(cpu_milli=50, memory_bytes=16 * fg.MIB, count=BURST)
@@ -59,8 +60,8 @@ async def test_a_burst_on_an_empty_cluster(home: Path) -> None:
 
 
 async def _run(request: fg.Request) -> int:
-    slot = await request.granted(120)
-    result = await (await slot.run(["true"])).wait(120)
+    slot = await request.granted(PATIENCE_S)
+    result = await (await slot.run(["true"])).wait(PATIENCE_S)
     await slot.release()
     return result.exit_code
 
@@ -73,7 +74,7 @@ async def _told_while_waiting(local: LocalCluster) -> fg.Explanation:
         while not (told := await request.explain()).planned_on:
             assert not request.is_settled, "granted, and never told what it waited for"
             await asyncio.sleep(0.02)
-        await request.granted(60)
+        await request.granted(PATIENCE_S)
         return told
 
 
@@ -204,7 +205,9 @@ def test_a_resource_manager_that_comes_back_takes_them_up(daemons: Daemons, mome
     flags = ("--providers-file", str(file))
     daemons.manager.start(*flags)
     daemons.manager.endpoint()
-    task = daemons.cli.start(*TASK, "sh", "-c", "echo up; sleep 1; echo down")
+    go_on = daemons.folder / "go-on"
+    wait = f"while [ ! -e {go_on} ]; do sleep 0.1; done"
+    task = daemons.patient_cli.start(*TASK, "sh", "-c", f"echo up; {wait}; echo down")
 
     def provided() -> list[str]:
         found = daemons.cli.json("providers")["executors"]
@@ -219,6 +222,7 @@ def test_a_resource_manager_that_comes_back_takes_them_up(daemons: Daemons, mome
     daemons.manager.start(*flags)
     daemons.manager.endpoint()
     assert provided() == [executor_id]
+    go_on.touch()
     outcome = finish(task)
     assert outcome.code == 0, outcome.stderr
     assert outcome.stdout.endswith(b"down\n")

@@ -18,6 +18,7 @@ from tests.e2e.driving import (
     read_until,
     unique,
 )
+from tests.support.patience import PATIENCE_S
 
 WHO = 'echo "$FINEGRAIN_GANG_INDEX of $FINEGRAIN_GANG_SIZE in $FINEGRAIN_GANG_ID"'
 
@@ -123,7 +124,7 @@ def test_a_gang_that_could_never_be_placed_is_refused(small: Small) -> None:
 def test_a_gang_that_waits_for_too_long_is_given_up(small: Small) -> None:
     with small.cli.client() as cluster, cluster.job("neighbour") as job:
         (neighbour,) = job.request_slots(fg.SlotSpec(cpu_milli=500, memory_bytes=64 * fg.MIB))
-        neighbour.granted(30)
+        neighbour.granted(PATIENCE_S)
         flags = ("--cpu", "0.5", "--memory", "32M", "--gang", "4", "--gang-timeout", "2s")
         outcome = small.cli("run", *flags, "--", "true")
         ended = small.cli.items("requests", "--all")
@@ -136,7 +137,7 @@ def test_a_gang_that_waits_for_too_long_is_given_up(small: Small) -> None:
 def test_a_gang_waits_as_a_whole_until_there_is_room(small: Small) -> None:
     with small.cli.client() as cluster, cluster.job("neighbour") as job:
         (neighbour,) = job.request_slots(fg.SlotSpec(cpu_milli=500, memory_bytes=64 * fg.MIB))
-        slot = neighbour.granted(30)
+        slot = neighbour.granted(PATIENCE_S)
         flags = ("run", "--cpu", "0.5", "--memory", "32M", "--gang", "4")
         process = small.cli.start(*flags, "--", "echo", "here")
 
@@ -179,7 +180,7 @@ def test_a_gang_waits_on_over_a_crash_of_the_resource_manager(daemons: Daemons) 
     daemons.await_executors(name)
     with daemons.cli.client() as cluster, cluster.job("neighbour") as job:
         (neighbour,) = job.request_slots(fg.SlotSpec(cpu_milli=500, memory_bytes=64 * fg.MIB))
-        slot = neighbour.granted(30)
+        slot = neighbour.granted(PATIENCE_S)
         flags = ("run", "--cpu", "0.5", "--memory", "32M", "--gang", "2")
         process = daemons.cli.start(*flags, "--", "echo", "here")
         assert "waiting for a slot" in read_error(process)

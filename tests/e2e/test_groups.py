@@ -10,6 +10,7 @@ import pytest
 
 import finegrain_client as fg
 from tests.e2e.driving import Daemons, eventually, unique
+from tests.support.patience import PATIENCE_S
 
 pytestmark = pytest.mark.slow
 
@@ -48,8 +49,8 @@ def test_a_maximum_holds_over_a_crash_and_is_raised_at_run_time(daemons: Daemons
             cluster.job("refused", group="nobody").__enter__()
         with cluster.job("capped", group="nightly") as job:
             first, second, third, fourth = job.request_slots(SMALL)
-            first.granted(30)
-            second.granted(30)
+            first.granted(PATIENCE_S)
+            second.granted(PATIENCE_S)
 
             def two_wait() -> bool:
                 found = groups(daemons)["nightly"]
@@ -72,8 +73,8 @@ def test_a_maximum_holds_over_a_crash_and_is_raised_at_run_time(daemons: Daemons
             refused = daemons.cli("groups", "delete", "nightly", "--yes")
             assert (refused.code, "GROUP_IN_USE" in refused.stderr) == (4, True)
             cluster.set_group("nightly", maximum={"cpu_milli": None})
-            third.granted(30)
-            fourth.granted(30)
+            third.granted(PATIENCE_S)
+            fourth.granted(PATIENCE_S)
             (listed,) = cluster.jobs()
             assert (listed.group, listed.share_now) == ("nightly", 1.0)
             assert listed.service > 0

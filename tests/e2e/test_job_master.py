@@ -12,6 +12,7 @@ import pytest
 
 import finegrain_client as fg
 from tests.e2e.driving import (
+    SOON_LOST,
     Daemons,
     Small,
     eventually,
@@ -20,6 +21,7 @@ from tests.e2e.driving import (
     slot_groups,
     unique,
 )
+from tests.support.patience import PATIENCE_S
 
 MASTER = """
 import asyncio, json, sys
@@ -63,7 +65,7 @@ async def test_many_slots_of_many_sizes_in_one_batch(small: Small) -> None:
     ]
     async with small.connect() as cluster, cluster.job("batch") as job:
         requests = await job.request_slots(specs)
-        slots = [await each.granted(30) for each in requests]
+        slots = [await each.granted(PATIENCE_S) for each in requests]
         assert [slot.profile.cpu_milli for slot in slots] == [spec.cpu_milli for spec in specs]
         assert [slot.memory_bytes for slot in slots] == [spec.memory_bytes for spec in specs]
         listed = await cluster.slots(job_id=job.job_id)
@@ -72,7 +74,7 @@ async def test_many_slots_of_many_sizes_in_one_batch(small: Small) -> None:
         for executor in await cluster.executors():
             assert executor.slots == where[executor.executor_id]
         tasks = [await slot.run(["sh", "-c", "echo $FINEGRAIN_ALLOCATION_ID"]) for slot in slots]
-        said = [(await task.wait(60)).check().stdout.decode().strip() for task in tasks]
+        said = [(await task.wait(PATIENCE_S)).check().stdout.decode().strip() for task in tasks]
         assert said == [slot.allocation_id for slot in slots]
         assert all(outcome.ok for outcome in await job.release(slots))
 
@@ -80,7 +82,7 @@ async def test_many_slots_of_many_sizes_in_one_batch(small: Small) -> None:
 async def test_what_fits_of_a_batch_is_granted_and_the_rest_waits_its_turn(small: Small) -> None:
     async with small.connect() as cluster, cluster.job("partly") as job:
         requests = await job.request_slots(fg.SlotSpec(cpu_milli=800, count=4))
-        first = [await each.granted(30) for each in requests[:2]]
+        first = [await each.granted(PATIENCE_S) for each in requests[:2]]
         assert {slot.executor_id for slot in first} == set(small.names)
         with pytest.raises(fg.StillWaiting):
             await requests[2].granted(0.2)
@@ -89,7 +91,7 @@ async def test_what_fits_of_a_batch_is_granted_and_the_rest_waits_its_turn(small
         assert explanation.executors_fitting == 0
         assert explanation.requests_ahead == 1
         await first[0].release()
-        third = await requests[2].granted(30)
+        third = await requests[2].granted(PATIENCE_S)
         assert third.executor_id == first[0].executor_id
         with pytest.raises(fg.StillWaiting):
             await requests[3].granted(0.2)
@@ -98,7 +100,7 @@ async def test_what_fits_of_a_batch_is_granted_and_the_rest_waits_its_turn(small
 async def test_fragments_are_told_from_want_of_capacity(small: Small) -> None:
     async with small.connect() as cluster, cluster.job("fragments") as job:
         for each in await job.request_slots(fg.SlotSpec(cpu_milli=600, count=2)):
-            await each.granted(30)
+            await each.granted(PATIENCE_S)
         (request,) = await job.request_slots(fg.SlotSpec(cpu_milli=700))
         with pytest.raises(fg.StillWaiting):
             await request.granted(0.2)
@@ -111,7 +113,7 @@ async def test_unknown_slots_share_a_host_as_its_default_profile_says(small: Sma
         default = (await cluster.executors())[0].default_slot_profile
         per_host = 1000 // default.cpu_milli
         requests = await job.request_slots(fg.SlotSpec(count=2 * per_host + 1))
-        slots = [await each.granted(30) for each in requests[:-1]]
+        slots = [await each.granted(PATIENCE_S) for each in requests[:-1]]
         assert {slot.profile for slot in slots} == {default}
         assert Counter(slot.executor_id for slot in slots) == dict.fromkeys(small.names, per_host)
         with pytest.raises(fg.StillWaiting):
@@ -124,14 +126,14 @@ async def test_specified_and_unknown_requests_do_not_mix(small: Small) -> None:
         with pytest.raises(fg.FinegrainError) as refused:
             await job.request_slots(fg.SlotSpec())
         assert refused.value.reason == fg.Reason.MIXED_KNOWN_AND_UNKNOWN
-        await request.granted(30)
+        await request.granted(PATIENCE_S)
         assert len(await cluster.requests(job_id=job.job_id)) == 1
 
 
 async def test_labels_choose_the_host(small: Small) -> None:
     async with small.connect() as cluster, cluster.job("labels") as job:
         wish = fg.SlotSpec(cpu_milli=50, memory_bytes=8 * fg.MIB, labels={"zone": "b"}, count=4)
-        slots = [await each.granted(30) for each in await job.request_slots(wish)]
+        slots = [await each.granted(PATIENCE_S) for each in await job.request_slots(wish)]
         assert {slot.executor_id for slot in slots} == {small.names[1]}
         with pytest.raises(fg.RequestRejected) as refused:
             await job.request_slots(fg.SlotSpec(cpu_milli=50, labels={"zone": "nowhere"}))
@@ -147,9 +149,9 @@ async def test_a_slot_is_offered_by_its_executor_too(small: Small) -> None:
         address = await job.serve_offers("127.0.0.1:0")
         spec = fg.SlotSpec(cpu_milli=50, memory_bytes=16 * fg.MIB, target_address=address, count=5)
         for request in await job.request_slots(spec):
-            slot = await request.granted(30)
+            slot = await request.granted(PATIENCE_S)
             task = await slot.run(["echo", "offered"])
-            assert (await task.wait(60)).check().stdout == b"offered\n"
+            assert (await task.wait(PATIENCE_S)).check().stdout == b"offered\n"
 
 
 async def test_an_offer_that_nobody_answers_is_taken_back(daemons: Daemons) -> None:
@@ -184,7 +186,7 @@ async def test_a_detached_job_needs_no_master(small: Small) -> None:
     async with small.connect() as cluster:
         async with cluster.attach_job(job_id, secret) as job:
             assert len(job.requests) == 2
-            assert [await each.granted(30) for each in job.requests]
+            assert [await each.granted(PATIENCE_S) for each in job.requests]
         assert len(processes_that_name(mark)) >= 2
         with pytest.raises(fg.FinegrainError) as refused:
             async with cluster.attach_job(job_id, "x" * len(secret)):
@@ -197,7 +199,7 @@ async def test_a_detached_job_needs_no_master(small: Small) -> None:
 
 @pytest.mark.slow
 async def test_a_slot_whose_executor_dies_is_placed_again(daemons: Daemons) -> None:
-    daemons.manager.start()
+    daemons.manager.start(*SOON_LOST)
     daemons.manager.endpoint()
     names = [unique("e2e-first"), unique("e2e-second")]
     executors = {name: daemons.executor(name) for name in names}
@@ -209,19 +211,19 @@ async def test_a_slot_whose_executor_dies_is_placed_again(daemons: Daemons) -> N
             for restart in (True, False)
         ]
         requests = await job.request_slots(specs)
-        stubborn, given_up = [await each.granted(30) for each in requests]
+        stubborn, given_up = [await each.granted(PATIENCE_S) for each in requests]
         task = await given_up.run(["sleep", "1000"])
         executors[names[1]].start()
         daemons.await_executors(*names)
         executors[names[0]].kill()
         with pytest.raises(fg.SlotLost):
-            await task.wait(60)
+            await task.wait(PATIENCE_S)
         assert given_up.error is not None
         assert given_up.error.reason == fg.Reason.EXECUTOR_LOST
         await stubborn.lost.wait()
-        again = await requests[0].granted(60)
+        again = await requests[0].granted(PATIENCE_S)
         assert (again.executor_id, again.generation) == (names[1], 2)
-        assert (await (await again.run(["echo", "on"])).wait(60)).check().stdout == b"on\n"
+        assert (await (await again.run(["echo", "on"])).wait(PATIENCE_S)).check().stdout == b"on\n"
         executors[names[0]].start()
         daemons.await_executors(*names)
         eventually(lambda: not slot_groups(names[0]), "what nobody owns any more is freed")
@@ -245,7 +247,7 @@ async def test_countable_resources_are_counted(daemons: Daemons) -> None:
     async with daemons.connect() as cluster, cluster.job("licences") as job:
         spec = fg.SlotSpec(cpu_milli=50, memory_bytes=8 * fg.MIB, extended={"licence": 1}, count=3)
         requests = await job.request_slots(spec)
-        slots = [await each.granted(30) for each in requests[:2]]
+        slots = [await each.granted(PATIENCE_S) for each in requests[:2]]
         with pytest.raises(fg.StillWaiting):
             await requests[2].granted(0.3)
         explanation = await requests[2].explain()
@@ -253,6 +255,6 @@ async def test_countable_resources_are_counted(daemons: Daemons) -> None:
         with pytest.raises(fg.RequestRejected):
             await job.request_slots(fg.SlotSpec(cpu_milli=50, extended={"licence": 3}))
         await slots[0].release()
-        await requests[2].granted(30)
+        await requests[2].granted(PATIENCE_S)
     outcome = daemons.cli.run("--resource", "licence=2", "--", "echo", "two")
     assert (outcome.code, outcome.stdout) == (0, b"two\n")

@@ -11,6 +11,7 @@ import pytest
 import finegrain_client as fg
 from finegrain.errors import Reason
 from tests.e2e.driving import Daemons, Small, eventually, slot_groups, unique
+from tests.support.patience import PATIENCE_S
 from tests.support.rm_service import eventually as becomes
 
 pytestmark = pytest.mark.slow
@@ -52,7 +53,7 @@ async def test_growth_that_waits_outlives_the_resource_manager(daemons: Daemons)
                 fg.SlotSpec(cpu_milli=600, memory_bytes=64 * fg.MIB),
             ]
         )
-        slot, neighbour = await small.granted(30), await other.granted(30)
+        slot, neighbour = await small.granted(PATIENCE_S), await other.granted(PATIENCE_S)
         task = await slot.run(["sh", "-c", "read line; echo $line"], stdin="pipe")
         growing = asyncio.create_task(slot.resize(cpu_milli=800))
         await becomes(lambda: slot.status.resizes)
@@ -63,10 +64,10 @@ async def test_growth_that_waits_outlives_the_resource_manager(daemons: Daemons)
         daemons.manager.endpoint()
         assert not growing.done()
         await neighbour.release()
-        assert (await asyncio.wait_for(growing, 60)).profile.cpu_milli == 800
+        assert (await asyncio.wait_for(growing, PATIENCE_S)).profile.cpu_milli == 800
         assert slot.profile.task_heap_memory_bytes == 64 * fg.MIB
         await task.write_input(b"still here\n", eof=True)
-        assert (await task.wait(30)).check().stdout == b"still here\n"
+        assert (await task.wait(PATIENCE_S)).check().stdout == b"still here\n"
         told = [await anext(events) for _ in range(4)]
         assert [each.sequence for each in told] == [1, 2, 3, 4]
         assert (told[-1].reason, told[-1].allocation_id) == ("RESIZED", slot.allocation_id)
@@ -77,27 +78,27 @@ async def test_growth_that_waits_outlives_the_resource_manager(daemons: Daemons)
 async def test_memory_in_use_is_not_taken_and_given_back_is(small: Small) -> None:
     async with small.connect() as cluster, cluster.job("shrinks") as job:
         (request,) = await job.request_slots(fg.SlotSpec(cpu_milli=500, memory_bytes=192 * fg.MIB))
-        slot = await request.granted(30)
+        slot = await request.granted(PATIENCE_S)
         said: asyncio.Queue[bytes] = asyncio.Queue()
         task = await slot.run(
             ["python3", "-c", HOLDER],
             stdin="pipe",
             output=lambda chunk: said.put_nowait(chunk.data),
         )
-        assert await asyncio.wait_for(said.get(), 30) == b"holding\n"
+        assert await asyncio.wait_for(said.get(), PATIENCE_S) == b"holding\n"
         with pytest.raises(fg.ResizeRefused) as refused:
-            await slot.resize(memory_bytes=48 * fg.MIB, timeout_s=60)
+            await slot.resize(memory_bytes=48 * fg.MIB, timeout_s=PATIENCE_S)
         assert refused.value.reason is Reason.RESIZE_REFUSED
         assert slot.memory_bytes == 192 * fg.MIB
         shrinking = asyncio.create_task(
-            slot.resize(memory_bytes=48 * fg.MIB, wait_for_use=True, timeout_s=60)
+            slot.resize(memory_bytes=48 * fg.MIB, wait_for_use=True, timeout_s=PATIENCE_S)
         )
         await asyncio.sleep(0.3)
         assert not shrinking.done()
         await task.write_input(b"\n")
         assert (await shrinking).memory_bytes == 48 * fg.MIB
         await task.write_input(b"\n", eof=True)
-        (await task.wait(30)).check()
+        (await task.wait(PATIENCE_S)).check()
 
 
 async def test_two_gangs_never_hold_halves_and_one_gives_up_in_time(daemons: Daemons) -> None:
@@ -120,8 +121,10 @@ async def test_two_gangs_never_hold_halves_and_one_gives_up_in_time(daemons: Dae
             books = [each.state for each in await cluster.requests(job_id=rival.job_id)]
             assert books == ["PENDING"] * 2
             await mine[1].release()
-            slots = await asyncio.wait_for(waiting, 60)
-            results = [await (await each.run(["echo", "together"])).wait(30) for each in slots]
+            slots = await asyncio.wait_for(waiting, PATIENCE_S)
+            results = [
+                await (await each.run(["echo", "together"])).wait(PATIENCE_S) for each in slots
+            ]
             assert [each.stdout for each in results] == [b"together\n"] * 2
     eventually(
         lambda: (
@@ -136,7 +139,7 @@ async def test_a_gang_that_is_given_up_leaves_nothing(small: Small) -> None:
     async with small.connect() as cluster, cluster.job("impatient") as job:
         large = fg.SlotSpec(cpu_milli=900, memory_bytes=64 * fg.MIB, count=2)
         (blocker,) = await job.request_slots(fg.SlotSpec(cpu_milli=500, memory_bytes=64 * fg.MIB))
-        await blocker.granted(30)
+        await blocker.granted(PATIENCE_S)
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.5):
                 await job.request_gang(large)

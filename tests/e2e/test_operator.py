@@ -13,6 +13,7 @@ import pytest
 import finegrain_client as fg
 from finegrain_client.blocking import Job
 from tests.e2e.driving import (
+    SOON_LOST,
     Daemons,
     Small,
     eventually,
@@ -21,6 +22,7 @@ from tests.e2e.driving import (
     read_until,
     unique,
 )
+from tests.support.patience import PATIENCE_S
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class Nightly:
 def nightly(small: Small) -> Iterator[Nightly]:
     with small.cli.client() as cluster, cluster.job("nightly", group="medium") as job:
         (held,) = job.request_slots(fg.SlotSpec(cpu_milli=250, memory_bytes=64 * fg.MIB))
-        held.granted(30)
+        held.granted(PATIENCE_S)
         (waits,) = job.request_slots(fg.SlotSpec(cpu_milli=64_000, allow_pending=True))
         yield Nightly(job, held.allocation_id, waits.allocation_id)
 
@@ -107,7 +109,7 @@ def test_a_drained_executor_gets_nothing_new(small: Small, nightly: Nightly) -> 
     requests = nightly.job.request_slots(
         fg.SlotSpec(cpu_milli=50, memory_bytes=8 * fg.MIB, count=6)
     )
-    slots = [each.granted(30) for each in requests]
+    slots = [each.granted(PATIENCE_S) for each in requests]
     assert {slot.executor_id for slot in slots} == {second}
     assert "draining" in small.cli("executors", first).text
     assert small.cli("undrain", first).code == 0
@@ -174,7 +176,7 @@ def test_watching_slots_come_and_go(small: Small) -> None:
     try:
         with small.cli.client() as cluster, cluster.job("watched") as job:
             (request,) = job.request_slots(fg.SlotSpec(cpu_milli=100))
-            request.granted(30)
+            request.granted(PATIENCE_S)
             assert watch.stdout is not None
             row = json.loads(watch.stdout.readline())
             while row["state"] != "ALLOCATED":
@@ -196,7 +198,7 @@ def test_watching_what_happens(small: Small) -> None:
             read_until(watch, name.encode())
     finally:
         interrupt(watch)
-        watch.communicate(timeout=60)
+        watch.communicate(timeout=PATIENCE_S)
 
 
 def test_output_that_nobody_reads_is_no_failure(small: Small) -> None:
@@ -204,7 +206,7 @@ def test_output_that_nobody_reads_is_no_failure(small: Small) -> None:
     assert process.stdout is not None
     process.stdout.close()
     assert "Traceback" not in (process.stderr.read().decode() if process.stderr else "")
-    process.wait(60)
+    process.wait(PATIENCE_S)
 
 
 def test_the_shape_of_hosts(small: Small) -> None:
@@ -219,7 +221,7 @@ def test_the_shape_of_hosts(small: Small) -> None:
 
 def test_an_executor_that_was_lost_is_forgotten(daemons: Daemons) -> None:
     name = unique("e2e-gone")
-    daemons.manager.start()
+    daemons.manager.start(*SOON_LOST)
     daemons.manager.endpoint()
     executor = daemons.executor(name)
     executor.start()

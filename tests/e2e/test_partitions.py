@@ -17,6 +17,7 @@ import finegrain_client as fg
 from task_executor.service.checkpoint import read_document, write_document
 from tests.e2e.driving import Daemons, eventually, helper_pid, slot_groups, unique
 from tests.support.components import REPOSITORY
+from tests.support.patience import PATIENCE_S
 
 pytestmark = pytest.mark.slow
 
@@ -65,7 +66,7 @@ async def test_what_a_restarted_executor_cannot_explain_is_ended_and_reported(
     daemons.await_executors(name)
     async with daemons.connect() as cluster, cluster.job("orphan") as job:
         (request,) = await job.request_slots(fg.SlotSpec(cpu_milli=200))
-        slot = await request.granted(30)
+        slot = await request.granted(PATIENCE_S)
         task = await slot.run(["sleep", "1000"])
         pid = eventually(lambda: task.pid, "it runs")
         executor.kill()
@@ -74,7 +75,7 @@ async def test_what_a_restarted_executor_cannot_explain_is_ended_and_reported(
         write_document(table, (read_document(table) or {}) | {"slots": []})
         executor.start()
         with pytest.raises(fg.SlotLost):
-            await task.wait(60)
+            await task.wait(PATIENCE_S)
         eventually(lambda: not Path(f"/proc/{pid}").exists(), "its processes are ended")
         eventually(lambda: not slot_groups(name), "its groups are gone")
         assert "unknown_slot" in executor.log

@@ -14,6 +14,7 @@ import pytest
 
 import finegrain_client as fg
 from tests.e2e.driving import Small, eventually, read_until, slot_groups, small_cluster, unique
+from tests.support.patience import PATIENCE_S
 
 pytestmark = pytest.mark.needs("cgroup-v1")
 
@@ -104,7 +105,7 @@ def running(small: Small, megabytes: int = 1) -> Iterator[Running]:
         yield Running(small, process, slot_id)
     finally:
         process.terminate()
-        process.communicate(timeout=60)
+        process.communicate(timeout=PATIENCE_S)
 
 
 @contextmanager
@@ -112,7 +113,7 @@ def neighbour(small: Small, cpu_milli: int) -> Iterator[fg.blocking.Slot]:
     """Somebody else's slot."""
     with small.cli.client() as cluster, cluster.job("neighbour") as job:
         (request,) = job.request_slots(fg.SlotSpec(cpu_milli=cpu_milli, memory_bytes=32 * fg.MIB))
-        yield request.granted(30)
+        yield request.granted(PATIENCE_S)
 
 
 def test_a_slot_grows_and_shrinks_under_its_task(small: Small) -> None:
@@ -191,7 +192,7 @@ def test_it_shrinks_once_the_task_uses_less(small: Small) -> None:
         assert it.process.stdin is not None
         it.process.stdin.write(b"now\n")
         it.process.stdin.flush()
-        assert waiting.wait(60) == 0
+        assert waiting.wait(PATIENCE_S) == 0
         assert it.limit == 48 * fg.MIB
         waiting.communicate()
 

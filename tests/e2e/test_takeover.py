@@ -23,6 +23,7 @@ from tests.e2e.driving import (
     slot_groups,
     unique,
 )
+from tests.support.patience import PATIENCE_S
 from tests.support.postgresql import PostgresqlServer
 
 pytestmark = pytest.mark.slow
@@ -66,7 +67,7 @@ class Pair:
             self._bare,
             self.folder / name,
             *("rm", "serve", "--listen", address, "--metrics-listen", "none"),
-            *("--database", self.database, "--report-interval", "500ms", "--lost-timeout", "8s"),
+            *("--database", self.database, "--report-interval", "500ms", "--lost-timeout", "60s"),
             *("--cluster-token-file", str(self.tokens["cluster"])),
             *("--user-token-file", str(self.tokens["user"]), *more),
         )
@@ -165,7 +166,7 @@ async def test_when_the_leader_is_killed_everything_goes_on_with_the_other(pair:
         held, patient = await job.request_slots(
             [fg.SlotSpec(cpu_milli=600), fg.SlotSpec(cpu_milli=700)]
         )
-        slot = await held.granted(30)
+        slot = await held.granted(PATIENCE_S)
         task = await slot.run(["sh", "-c", TICKER])
         assert cluster.address == pair.addresses[0]
         before = pair.epoch()
@@ -174,13 +175,13 @@ async def test_when_the_leader_is_killed_everything_goes_on_with_the_other(pair:
         late = await job.request_slots(fg.SlotSpec(cpu_milli=100))
         assert cluster.address == pair.addresses[1]
         assert pair.epoch() == before + 1
-        result = await task.wait(60)  # it never noticed
+        result = await task.wait(PATIENCE_S)  # it never noticed
         assert (result.stdout, result.exit_code) == (TICKS, 7)
         pair.await_executor()
         (quick,) = late
-        await (await quick.granted(60)).release()
+        await (await quick.granted(PATIENCE_S)).release()
         await slot.release()
-        await (await patient.granted(60)).release()
+        await (await patient.granted(PATIENCE_S)).release()
 
         leader.start()  # as a standby this time
         leader.endpoint()
@@ -211,7 +212,7 @@ async def test_a_leader_that_stalls_is_left_and_stands_by_when_it_wakes_up(
         os.kill(pid, signal.SIGSTOP)
         (request,) = await job.request_slots(fg.SlotSpec(cpu_milli=100))
         assert cluster.address == pair.addresses[1]
-        slot = await request.granted(60)
+        slot = await request.granted(PATIENCE_S)
         os.kill(pid, signal.SIGCONT)
         said(stalled, "standing_by")
         assert "beginning_anew" in events_of(stalled)

@@ -27,8 +27,7 @@ from resource_manager.providers.process_shares import Share
 from resource_manager.providers.process_sweep import stop_everything
 from resource_manager.providers.provider import Presence, Surroundings
 from resource_manager.providers.registry import find_kind
-
-PATIENCE_S = 60.0
+from tests.support.patience import PATIENCE_S
 
 
 @pytest.fixture

@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 from finegrain_cli.leftovers import find_leftovers
+from tests.support.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.full]
 
-PATIENCE_S = 60.0
 COMMAND = (sys.executable, "-m", "finegrain_cli")
 
 
@@ -232,7 +232,11 @@ def test_a_state_directory_with_executors_to_look_after(tmp_path: Path) -> None:
 )
 def test_bad_input_is_a_usage_error(arguments: tuple[str, ...], told: str) -> None:
     done = subprocess.run(
-        [*COMMAND, "up", *arguments], capture_output=True, text=True, timeout=60, check=False
+        [*COMMAND, "up", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
     )
 
     assert done.returncode == 2

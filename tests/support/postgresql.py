@@ -19,6 +19,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from tests.support.patience import PATIENCE_S
+
 PR_SET_PDEATHSIG = 1
 START_TIMEOUT_S = 60.0
 SUPERUSER = "finegrain"
@@ -186,7 +188,7 @@ class PostgresqlServer:
         or "fast" (sessions are ended, nothing is left to recover).
         """
         self._process.send_signal(signal.SIGQUIT if at_once else signal.SIGINT)
-        self._process.wait(timeout=60)
+        self._process.wait(timeout=PATIENCE_S)
 
     def start_again(self) -> None:
         """After `shut_down`: returns once it answers."""
@@ -197,7 +199,7 @@ class PostgresqlServer:
         data."""
         self._process.send_signal(signal.SIGINT)
         try:
-            self._process.wait(timeout=20)
+            self._process.wait(timeout=PATIENCE_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

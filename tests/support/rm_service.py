@@ -38,14 +38,12 @@ from finegrain.v1.task_executor_pb2_grpc import (
 )
 from resource_manager.main import serve
 from resource_manager.options import ResourceManagerOptions
+from tests.support.patience import PATIENCE_S
 
 if TYPE_CHECKING:  # the typed base is abstract; what a script does not serve is "unimplemented"
     _Servicer = object
 else:
     _Servicer = TaskExecutorServiceServicer
-
-PATIENCE_S = 30.0
-"""A generous deadline: no test hangs for ever, and none depends on speed."""
 
 
 _LIVES = count(0, 1_000_000)

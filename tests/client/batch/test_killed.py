@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 import finegrain_client as fg
 from tests.client.batch.world import World, inhabit, live, output_of
+from tests.support.patience import PATIENCE_S
 from tests.support.properties import examples
 
 ALWAYS = 1_000
@@ -84,7 +85,7 @@ def test_every_thread_has_one_result_whenever_the_runner_is_killed(
         inhabit(world, monkeypatch)
         world_goes_on = asyncio.create_task(disturb(world, trouble))
         try:
-            async with asyncio.timeout(60):  # takes less than one; else it hangs
+            async with asyncio.timeout(PATIENCE_S):  # takes less than one; else it hangs
                 for steps in lives:
                     if await live(world, spec, folder, steps) is not None:
                         break

@@ -18,6 +18,7 @@ from finegrain_client.batch.state_file import StateFile
 from finegrain_client.batch.values import BatchState
 from tests.finegrain_cli.batch.conftest import MakeBatch, Runners, result
 from tests.support.cli import Finegrain
+from tests.support.patience import PATIENCE_S
 
 
 def test_whoever_comes_second_is_shown_how_it_gets_on(
@@ -74,7 +75,7 @@ def test_a_runner_in_the_background_knows_no_modules_of_whoever_is_here(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FINEGRAIN_MANAGER", "127.0.0.1:1")
     log = tmp_path / "log"
-    assert batch_detached._start(tmp_path / "nothing", log).wait(30) == 3
+    assert batch_detached._start(tmp_path / "nothing", log).wait(PATIENCE_S) == 3
     assert "there is no state file" in log.read_text()
 
 

@@ -18,6 +18,7 @@ import pytest
 from finegrain_cli import batch_progress
 from finegrain_cli.batch_progress import display, progress_text
 from finegrain_client.batch.values import BatchState, Estimate, Progress
+from tests.support.patience import PATIENCE_S
 
 ESTIMATE = Estimate(130.0, datetime(2026, 3, 1, tzinfo=UTC), "312 threads that are done")
 HALF = Progress(
@@ -151,5 +152,5 @@ def test_what_is_shown_goes_on_when_nobody_is_there_to_see_it(is_terminal: bool)
     assert child.stdout is not None
     assert child.stdout.readline() == "begun\n"
     os.close(theirs)
-    said, _ = child.communicate("\n", timeout=60)
+    said, _ = child.communicate("\n", timeout=PATIENCE_S)
     assert (child.returncode, said) == (0, "done\n")

@@ -17,6 +17,7 @@ from resource_manager.providers.command import CommandProvider
 from resource_manager.providers.command_run import KEPT_BYTES
 from resource_manager.providers.process_tree import Process, boot_id, this_process
 from resource_manager.providers.provider import Presence, ProviderFailed
+from tests.support.patience import PATIENCE_S
 from tests.support.providers import TOKEN, configuration, make_provider, surroundings
 from tests.support.rm_service import eventually
 
@@ -442,7 +443,7 @@ def test_a_process_that_was_waited_for_is_no_more() -> None:
     pid = os.posix_spawnp("true", ["true"], dict(os.environ))
     process = this_process(pid)
     assert process is not None
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE_S
     while not process.wait(1) and time.monotonic() < deadline:
         pass
     assert this_process(pid) is None

@@ -19,6 +19,7 @@ import pytest
 
 from resource_manager.providers.process_executor import executor_paths, read_claim
 from resource_manager.providers.process_sweep import stop_everything
+from tests.support.patience import PATIENCE_S
 from tests.support.providers import configuration, halves, processes_naming, surroundings
 
 pytestmark = pytest.mark.full
@@ -75,7 +76,7 @@ def test_a_killed_provider_leaves_no_share_to_two_and_nothing_behind(tmp_path: P
                     del wanted[json.loads(line)[0]]
             check(directory)
     finally:
-        left = stop_everything(directory, timeout_s=20)
+        left = stop_everything(directory, timeout_s=PATIENCE_S)
     assert not left
     assert not processes_naming(directory)
     assert number > SHARES

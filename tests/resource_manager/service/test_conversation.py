@@ -15,6 +15,7 @@ from finegrain.v1 import cluster_pb2, slots_pb2
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
 from resource_manager.engine.entities import ClusterEvent
 from resource_manager.service.cluster_service import ClusterServicer
+from tests.support.patience import PATIENCE_S
 from tests.support.rm_service import (
     ScriptedExecutor,
     ScriptedJob,
@@ -167,7 +168,7 @@ async def test_whoever_waits_for_events_is_woken_by_the_next_one(tmp_path: Path)
         ask.wait.seconds = 30
         waiting = asyncio.ensure_future(rm.cluster.ListEvents(ask))
         await ScriptedJob(rm).register()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             answer = await waiting
         assert [event.kind for event in answer.events] == ["job_registered"]
         assert answer.next_sequence == 2
@@ -190,7 +191,7 @@ async def test_an_event_that_comes_while_the_log_is_read_wakes_as_well(
         monkeypatch.setattr(ClusterServicer, "_events", overtaken)
         ask = cluster_pb2.ListEventsRequest(from_sequence=1)
         ask.wait.seconds = 30
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             answer = await rm.cluster.ListEvents(ask)
         assert [event.kind for event in answer.events] == ["job_registered"]
 
@@ -237,7 +238,7 @@ async def test_an_open_watch_stream_keeps_the_lease_and_silence_ends_the_job(
         await job.register(lease=Duration(seconds=1))
         stream = job.watch()
         signs = 0
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             while signs < 8:  # more than two leases long
                 signs += not (await stream.read()).HasField("snapshot")
         await job.request(slot_request("slot-1"))
@@ -261,6 +262,6 @@ async def test_a_stream_of_an_ended_job_says_everything_and_then_that_it_is_over
         await rm.rm.EndJob(rm_pb2.EndJobRequest(job_id=job.job_id), metadata=job.metadata)
         (event,) = await next_events(stream, 1)
         assert (sequences([event]), event.state) == ([1], slots_pb2.REQUEST_STATE_CANCELLED)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             error = await refusal(stream.read())
         assert error.reason is Reason.JOB_ENDED

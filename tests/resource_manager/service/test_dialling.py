@@ -26,6 +26,7 @@ from finegrain.v1.task_executor_pb2_grpc import (
     add_TaskExecutorServiceServicer_to_server,
 )
 from resource_manager.service.dialling import Obstacle, cause_of, obstacle_of, was_reached
+from tests.support.patience import PATIENCE_S
 
 if TYPE_CHECKING:  # the typed base is abstract; what it does not serve is "unimplemented"
     _Servicer = object
@@ -76,7 +77,7 @@ async def failure(address: str, options: TlsOptions | None, token: str = "token"
     async with open_channel(address, tls=options, token=token) as channel:
         stub: Any = TaskExecutorServiceStub(channel)
         try:
-            await stub.ListTasks(task_executor_pb2.ListTasksRequest(), timeout=20)
+            await stub.ListTasks(task_executor_pb2.ListTasksRequest(), timeout=PATIENCE_S)
         except grpc.RpcError as error:
             return error_from_rpc(error, address)
     raise AssertionError("it was reached")

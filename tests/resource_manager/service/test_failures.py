@@ -30,6 +30,7 @@ from resource_manager.main import EXIT_FAILED, EXIT_STEPPED_DOWN
 from resource_manager.options import ResourceManagerOptions
 from resource_manager.service import books, watch
 from resource_manager.storage.store import NotLeader, Store, StoreAway, open_store
+from tests.support.patience import PATIENCE_S
 from tests.support.rm_service import (
     ScriptedExecutor,
     ScriptedJob,
@@ -203,7 +204,7 @@ async def test_whoever_is_no_longer_the_leader_steps_down(
             )
         )
         assert error.reason in (Reason.NOT_LEADER, Reason.UNREACHABLE)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             assert await asyncio.shield(rm.task) == EXIT_STEPPED_DOWN
 
 
@@ -351,7 +352,7 @@ async def test_books_that_executors_have_overtaken_command_nothing_and_name_the_
         assert f"host-b has seen rm_epoch {1 + ahead}, these books have 1" in error.message
         late = await refusal(job.request(slot_request("slot-1")))
         assert late.reason in (Reason.NOT_LEADER, Reason.UNREACHABLE)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             assert await asyncio.shield(rm.task) == EXIT_STEPPED_DOWN
         assert not known.commands
     (told,) = [each.getMessage() for each in caplog.records if each.levelname == "ERROR"]
@@ -372,7 +373,7 @@ async def test_an_executor_that_obeys_a_newer_resource_manager_stops_this_one(
     async with running_rm(tmp_path) as rm, ScriptedExecutor(rm) as executor:
         executor.on_command = obeys_another
         await (await ScriptedJob(rm).register()).request(slot_request("slot-1"))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             assert await asyncio.shield(rm.task) == EXIT_STEPPED_DOWN
     assert "host-a has seen rm_epoch 7, these books have 1" in caplog.text
 

@@ -16,8 +16,8 @@ from finegrain.resources import MIB
 from finegrain.rpc.status import error_from_rpc
 from finegrain.v1 import cluster_pb2, slots_pb2
 from resource_manager.service.admission import JobAdmission, JobLimits, Kind
+from tests.support.patience import PATIENCE_S
 from tests.support.rm_service import (
-    PATIENCE_S,
     RunningRm,
     ScriptedExecutor,
     ScriptedJob,

@@ -23,6 +23,7 @@ from tests.resource_manager.service.test_runner import (
     register,
     started,
 )
+from tests.support.patience import PATIENCE_S
 from tests.support.rm_service import eventually
 
 
@@ -48,7 +49,7 @@ class LeasedStore(MemoryStore):
         self.renewal()
 
     def load(self) -> Any:
-        assert self.loading.wait(30)
+        assert self.loading.wait(PATIENCE_S)
         return super().load()
 
 
@@ -100,7 +101,7 @@ async def test_many_in_doubt_ask_the_database_once() -> None:
     answers = threading.Event()
 
     def slow() -> None:
-        assert answers.wait(30)
+        assert answers.wait(PATIENCE_S)
         store.sure = True
 
     async with started(store) as (runner, _):
@@ -179,7 +180,7 @@ async def test_callers_are_sent_away_while_it_stays_unsure_who_leads() -> None:
                 except Unavailable:
                     await asyncio.sleep(0.02)
 
-        assert await asyncio.wait_for(served(), 30) == "job-4"
+        assert await asyncio.wait_for(served(), PATIENCE_S) == "job-4"
 
 
 async def test_whatever_goes_wrong_renewing_goes_on() -> None:

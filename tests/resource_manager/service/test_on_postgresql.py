@@ -13,9 +13,9 @@ from resource_manager.main import EXIT_STEPPED_DOWN
 from resource_manager.storage import schema
 from resource_manager.storage.store import open_store
 from tests.support.migrations import NEXT, know_next_version
+from tests.support.patience import PATIENCE_S
 from tests.support.postgresql import PostgresqlServer
 from tests.support.rm_service import (
-    PATIENCE_S,
     ScriptedExecutor,
     ScriptedJob,
     next_events,

@@ -20,7 +20,8 @@ from finegrain.options import TlsOptions
 from finegrain.rpc.channels import open_channel
 from finegrain.v1 import cluster_pb2
 from finegrain.v1.cluster_pb2_grpc import ClusterServiceStub
-from tests.support.rm_service import PATIENCE_S, refusal
+from tests.support.patience import PATIENCE_S
+from tests.support.rm_service import refusal
 
 pytestmark = pytest.mark.full
 

@@ -16,6 +16,7 @@ from finegrain.resources import GIB
 from finegrain.v1 import cluster_pb2, slots_pb2
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
 from resource_manager.engine import range_ends
+from tests.support.patience import PATIENCE_S
 from tests.support.rm_service import (
     RunningRm,
     ScriptedExecutor,
@@ -343,7 +344,7 @@ async def test_a_range_runs_to_its_end_through_restarts_and_a_lost_table(tmp_pat
     async with running_rm(tmp_path, address=address) as rm:
         executor.rm = rm
         await eventually(executor.register_if_asked)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_S):
             await _work_off(slots, done)
         assert asked.has_ended
         assert sorted(done) == list(range(count))

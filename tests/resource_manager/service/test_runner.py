@@ -38,6 +38,7 @@ from resource_manager.service.executor_link import ExecutorLinks, LinkOptions
 from resource_manager.service.lanes import LaneLimits
 from resource_manager.service.metrics import ResourceManagerMetrics
 from resource_manager.service.runner import Runner, RunnerLimits
+from tests.support.patience import PATIENCE_S
 
 QUIET = RunnerLimits(
     tick_interval_s=3600, maintain_interval_s=3600, renew_interval_s=3600, check_interval_s=3600
@@ -73,7 +74,7 @@ class MemoryStore:
 
     def commit(self, changes: Changes) -> None:
         self.committing.set()
-        assert self.gate.wait(30)
+        assert self.gate.wait(PATIENCE_S)
         self.commits.append(changes)
 
     def renew(self) -> None: ...

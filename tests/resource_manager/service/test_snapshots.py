@@ -25,7 +25,6 @@ from resource_manager.storage.location import sqlite_url
 from resource_manager.storage.store import open_store
 
 PROFILE = ResourceProfile(1_000, 64 * MIB)
-PATIENCE_S = 30.0
 
 
 class Service:

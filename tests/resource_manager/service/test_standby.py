@@ -32,9 +32,9 @@ from resource_manager.service.runner import Runner
 from resource_manager.service.standby import Leadership
 from resource_manager.storage.store import NotLeader
 from tests.resource_manager.service.test_runner import MemoryStore
+from tests.support.patience import PATIENCE_S
 from tests.support.postgresql import PostgresqlServer
 from tests.support.rm_service import (
-    PATIENCE_S,
     RunningRm,
     ScriptedJob,
     endpoint_of,

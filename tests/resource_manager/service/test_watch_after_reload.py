@@ -11,7 +11,8 @@ import pytest
 
 from finegrain.errors import Unavailable
 from resource_manager.service.runner import Runner
-from tests.resource_manager.service.test_snapshots import PATIENCE_S, Reader, serving
+from tests.resource_manager.service.test_snapshots import Reader, serving
+from tests.support.patience import PATIENCE_S
 
 
 async def test_one_stream_that_breaks_meanwhile_leaves_the_others_their_news(

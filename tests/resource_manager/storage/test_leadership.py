@@ -25,6 +25,7 @@ from resource_manager.storage.sqlite_store import SqliteStore
 from resource_manager.storage.store import NotLeader, Store, StoreAway, open_store
 from tests.support.books import job
 from tests.support.migrations import NEXT, know_next_version
+from tests.support.patience import PATIENCE_S
 from tests.support.postgresql import PostgresqlServer
 from tests.support.stores import OpenStore, inside
 
@@ -55,7 +56,7 @@ def test_an_epoch_survives_its_leader(opened: OpenStore) -> None:
 
 def test_a_second_resource_manager_is_refused_by_name(store: Store, opened: OpenStore) -> None:
     second = opened()
-    ends = time.monotonic() + 20
+    ends = time.monotonic() + PATIENCE_S
     with keeps_renewing(store), pytest.raises(StoreError, match="in use by first") as caught:
         second.lead("second")
     assert caught.value.reason is Reason.STORE_IN_USE

@@ -29,9 +29,9 @@ from task_executor.host.helper_client import (
 )
 from task_executor.host.task_log import Stream, read_output
 from tests.support.control_groups import groups_called
+from tests.support.patience import PATIENCE_S
 
 MIB = 1 << 20
-PATIENCE_S = 30.0
 
 
 async def eventually(condition: Callable[[], Any], what: str) -> Any:

@@ -24,6 +24,7 @@ from task_executor.helper.protocol import (
     encode,
     frames,
 )
+from tests.support.patience import PATIENCE_S
 from tests.task_executor.helper.conftest import Host
 
 
@@ -41,7 +42,7 @@ def speak(host: Host, data: bytes, end: bool = False) -> list[dict[str, Any]]:
     request.
     """
     with socket.socket(socket.AF_UNIX) as peer:
-        peer.settimeout(20)
+        peer.settimeout(PATIENCE_S)
         peer.connect(host.config.socket_path)
         peer.sendall(data)
         if end:
@@ -163,7 +164,7 @@ def test_bad_arguments_are_refused_by_field(verb: Any, args: Any, field: str) ->
 
 async def test_a_refused_request_leaves_the_connection_usable(plain_host: Host) -> None:
     with socket.socket(socket.AF_UNIX) as peer:
-        peer.settimeout(20)
+        peer.settimeout(PATIENCE_S)
         peer.connect(plain_host.config.socket_path)
         peer.sendall(request("reboot", id=1) + request("hello", id=2))
         inbox, answers = bytearray(), list[dict[str, Any]]()
@@ -183,7 +184,7 @@ async def test_input_that_no_byte_can_be_is_refused(plain_host: Host) -> None:
 
 async def test_a_frame_that_comes_in_single_bytes_is_understood(plain_host: Host) -> None:
     with socket.socket(socket.AF_UNIX) as peer:
-        peer.settimeout(20)
+        peer.settimeout(PATIENCE_S)
         peer.connect(plain_host.config.socket_path)
         for byte in request():
             peer.send(bytes([byte]))
@@ -193,7 +194,7 @@ async def test_a_frame_that_comes_in_single_bytes_is_understood(plain_host: Host
 
 async def test_a_front_that_never_reads_is_dropped_and_harms_nobody(plain_host: Host) -> None:
     with socket.socket(socket.AF_UNIX) as deaf:
-        deaf.settimeout(20)
+        deaf.settimeout(PATIENCE_S)
         deaf.connect(plain_host.config.socket_path)
         flood = request("reboot") * 100_000
         with pytest.raises(ConnectionError):

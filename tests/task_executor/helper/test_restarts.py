@@ -22,13 +22,8 @@ from task_executor.host.helper_client import (
     Reconnected,
     TaskExited,
 )
-from tests.task_executor.helper.conftest import (
-    PATIENCE_S,
-    Host,
-    alive,
-    eventually,
-    leftover_groups,
-)
+from tests.support.patience import PATIENCE_S
+from tests.task_executor.helper.conftest import Host, alive, eventually, leftover_groups
 
 
 def shim_of(host: Host, task_id: str = "task") -> int:

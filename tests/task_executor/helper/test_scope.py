@@ -22,6 +22,7 @@ from task_executor.helper.launch import HelperConfig, HelperNotStarted, start_he
 from task_executor.helper.paths import read_json
 from task_executor.helper.scope import ScopeError
 from task_executor.host.helper_client import HelperClient
+from tests.support.patience import PATIENCE_S
 from tests.task_executor.helper.conftest import Host, alive, eventually
 from tests.task_executor.helper.fake_cgroups import FakeV1, FakeV2
 from tests.task_executor.helper.test_cgroup_drivers import config as kernel_config
@@ -77,7 +78,7 @@ def stage(place: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
 
 def _remove(top: Path) -> None:
     """A group and all below it; what was killed in it may take a moment."""
-    end = time.monotonic() + 10
+    end = time.monotonic() + PATIENCE_S
     while top.exists() and time.monotonic() < end:
         for group in [*sorted(top.rglob("*/"), reverse=True), top]:
             with suppress(OSError):

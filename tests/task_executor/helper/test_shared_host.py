@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -144,10 +143,8 @@ def other_place(config: HelperConfig, place: Path) -> HelperConfig:
 async def test_a_name_in_use_is_refused_with_who_has_it_and_the_way_out(
     host: Host, place: Path
 ) -> None:
-    began = time.monotonic()
     with pytest.raises(HelperNotStarted) as refused:
         start_helper(other_place(host.config, place))
-    assert time.monotonic() - began < 10
     said = str(refused.value)
     assert said.count("\n") == 0
     for word in (

@@ -26,6 +26,7 @@ from finegrain.errors import (
 from task_executor.helper.launch import HelperConfig, start_helper
 from task_executor.host.helper_client import HelperClient, SlotLimits, TaskSpec
 from task_executor.host.task_log import read_output
+from tests.support.patience import PATIENCE_S
 from tests.task_executor.helper.conftest import MIB, Host, alive, eventually
 
 
@@ -214,7 +215,7 @@ async def test_input_that_nobody_will_read_is_swallowed(any_host: Host) -> None:
     await any_host.start("exec <&-; echo closed; sleep 60", stdin=True)
     await eventually(lambda: any_host.output() == "closed\n", "stdin is closed")
     data, accepted = b"x" * 2_000_000, 0
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         while accepted < len(data):
             more = data[accepted:]
             accepted = await any_host.client.write_input("task", accepted, more, eof=True)

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from finegrain.errors import PermissionDenied
+from tests.support.patience import PATIENCE_S
 from tests.task_executor.helper.conftest import Host, alive
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -90,7 +91,7 @@ def test_an_ordinary_user_has_tasks_restarts_and_a_plain_word_about_limits(
         },
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
     )
     assert result.returncode == 0, result.stderr
     story = json.loads(result.stdout)

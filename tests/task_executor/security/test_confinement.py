@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from finegrain.errors import FinegrainError, Reason
-from tests.task_executor.helper.conftest import PATIENCE_S, alive, eventually
+from tests.support.patience import PATIENCE_S
+from tests.task_executor.helper.conftest import alive, eventually
 from tests.task_executor.security.conftest import DAEMON_SECRET, HostOfNobody
 
 pytestmark = [pytest.mark.needs("nobody-user"), pytest.mark.slow, pytest.mark.full]
@@ -169,7 +170,9 @@ def test_those_who_remove_the_same_tree_do_not_stop_each_other(tmp_path: Path) -
         (tree / f"{number}/inner/most").mkdir(parents=True)
         (tree / f"{number}/inner/file").touch()
     # In a process of its own, as the helper is: one that has used gRPC may not fork.
-    subprocess.run([sys.executable, "-c", REMOVE_BY_THREE, str(tree)], check=True, timeout=60)
+    subprocess.run(
+        [sys.executable, "-c", REMOVE_BY_THREE, str(tree)], check=True, timeout=PATIENCE_S
+    )
     assert not tree.exists()
 
 

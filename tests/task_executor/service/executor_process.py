@@ -17,7 +17,8 @@ from typing import Any
 
 from tests.support.components import REPOSITORY
 from tests.support.control_groups import groups_called
-from tests.task_executor.service.scripted_rm import CLUSTER_TOKEN, PATIENCE_S
+from tests.support.patience import PATIENCE_S
+from tests.task_executor.service.scripted_rm import CLUSTER_TOKEN
 
 GIB = 1 << 30
 _PROGRAM = """
@@ -148,7 +149,7 @@ class ExecutorProcess:
                 for pid in procs.read_text().split():
                     with suppress(ProcessLookupError):
                         os.kill(int(pid), signal.SIGKILL)
-        end = time.monotonic() + 5
+        end = time.monotonic() + PATIENCE_S
         while self.groups() and time.monotonic() < end:
             for group in self.groups():
                 for directory in sorted([*group.rglob("*/"), group], reverse=True):

@@ -19,12 +19,12 @@ from finegrain.rpc.wire import duration_ms_to_proto
 from finegrain.v1 import cpus_pb2, slots_pb2, task_executor_pb2_grpc
 from finegrain.v1 import resource_manager_pb2 as rm
 from finegrain.v1 import task_executor_pb2 as te
+from tests.support.patience import PATIENCE_S
 
 CLUSTER_TOKEN = "cluster-token-of-the-tests"
 USER_TOKEN = "user-token-of-the-tests"
 SECRET = "job-secret-of-the-tests"
 MIB = 1 << 20
-PATIENCE_S = 30.0
 
 
 async def eventually(condition: Callable[[], Any], what: str) -> Any:

@@ -25,11 +25,11 @@ from finegrain.v1 import task_executor_pb2 as te
 from finegrain.v1 import task_executor_pb2_grpc
 from task_executor.service import task_book
 from tests.support.every_method import Method, methods_of, status_of_call
+from tests.support.patience import PATIENCE_S
 from tests.task_executor.service.conftest import TOTAL, Executor
 from tests.task_executor.service.executor_process import ExecutorProcess
 from tests.task_executor.service.scripted_rm import (
     CLUSTER_TOKEN,
-    PATIENCE_S,
     USER_TOKEN,
     JobMaster,
     ScriptedRM,

@@ -21,6 +21,7 @@ from task_executor import helper_main
 from task_executor.options import TaskExecutorOptions
 from task_executor.service.task_users import User, UserPolicy, user_policy
 from tests.support.components import REPOSITORY
+from tests.support.patience import PATIENCE_S
 from tests.task_executor.service.executor_process import ExecutorProcess
 from tests.task_executor.service.scripted_rm import JobMaster, ScriptedRM, allocation, eventually
 
@@ -81,7 +82,7 @@ class HelperUnit:
     def end(self, signum: int) -> int:
         assert self.process is not None
         self.process.send_signal(signum)
-        return self.process.wait(30)
+        return self.process.wait(PATIENCE_S)
 
 
 @pytest.fixture

@@ -30,6 +30,7 @@ from task_executor.service.checkpoint import StateDirectory
 from task_executor.service.host_sync import recover
 from task_executor.service.keeper import Identity, SlotKeeper
 from task_executor.service.sizes import change_size
+from tests.support.patience import PATIENCE_S
 from tests.task_executor.service.fake_helper import ENFORCED, FakeHelper
 
 CPUS = 6
@@ -191,7 +192,7 @@ class Story:
         self.host.failing = False
         await self.keeper.close()
         await self.start()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             while self.keeper._cleaning or self.keeper._taking_down or self.keeper.places.behind:
                 await asyncio.sleep(0.001)
                 await self.keeper.places.settle()

@@ -12,6 +12,7 @@ import pytest
 from finegrain.errors import FailedPrecondition, NotFound, Reason
 from finegrain.v1 import task_executor_pb2 as te
 from finegrain.v1.slots_pb2 import SLOT_STATE_FREEING
+from tests.support.patience import PATIENCE_S
 from tests.task_executor.service.executor_process import ExecutorProcess
 from tests.task_executor.service.scripted_rm import (
     JobMaster,
@@ -219,7 +220,7 @@ async def test_a_second_executor_on_the_same_state_directory(
     second = ExecutorProcess(process.folder, process.manager)
     second.start()
     assert second.process is not None
-    assert second.process.wait(30) == 1
+    assert second.process.wait(PATIENCE_S) == 1
     assert "another task executor uses the state directory" in process.log
     await rm.allocate(allocation())
 
@@ -228,7 +229,7 @@ async def test_a_port_in_use_is_said_and_leaves_no_helper(process: ExecutorProce
     with socket.create_server(("127.0.0.1", 0)) as taken:
         process.start(address=f"127.0.0.1:{taken.getsockname()[1]}")
         assert process.process is not None
-        assert process.process.wait(30) == 1
+        assert process.process.wait(PATIENCE_S) == 1
     assert "in use by another process" in process.log
     await eventually(lambda: not process.has_helper(), "the helper has gone")
 

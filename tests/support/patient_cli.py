@@ -1,0 +1,16 @@
+"""`finegrain`, except that a call may take as long as tests wait.
+
+People are told after 5 s that nobody answers; a resource manager on a busy machine may need longer
+to start again.
+"""
+
+from finegrain_cli import connection
+from tests.support.patience import PATIENCE_S
+
+connection.PATIENCE_S = PATIENCE_S
+connection.open_cluster.__defaults__ = (PATIENCE_S,)
+
+if __name__ == "__main__":
+    from finegrain_cli.__main__ import main  # after the changes above
+
+    main()
