@@ -1,0 +1,136 @@
+"""Which tests reach which lines, also those that child processes run.
+
+Each statement of a function under test gets a mark: a byte in a file that every process maps.
+It works in forks and under `python -I`, survives kill -9, and costs less than tracing does.
+"""
+
+from __future__ import annotations
+
+import ast
+import mmap
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+_NAME = "_mutation_marks"
+_PRELUDE = """
+import mmap as _mutation_mmap
+with open({path!r}, "r+b") as _mutation_file:
+    {name} = _mutation_mmap.mmap(_mutation_file.fileno(), 0)
+"""
+
+
+@dataclass
+class Reach:
+    """What a run of the tests without a mutant found.
+
+    `lines` has, for each file and line, the tests that reached the statement which begins there;
+    `imported` the lines outside of functions; `seconds` how long each test took, set-up and
+    tear-down included. `failed` tests are not run against mutants.
+    """
+
+    lines: dict[str, dict[int, list[str]]] = field(default_factory=dict)
+    imported: dict[str, list[int]] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    failed: list[str] = field(default_factory=list)
+
+    def tests_of(self, path: str, line: int) -> list[str]:
+        """Returns the tests that reach a statement, the quickest first.
+
+        What the import of a file executes (defaults, constants) counts as reached by all tests
+        that run anything of the file; in a file without functions, by all tests.
+        """
+        of_file = self.lines.get(path, {})
+        names = set(of_file.get(line, []))
+        if line in self.imported.get(path, []):
+            names = {name for names in of_file.values() for name in names}
+            names = names if of_file else set(self.seconds)
+        return sorted(names, key=lambda name: (self.seconds[name], name))
+
+
+class Marks:
+    """The map that marked sources write to; `ids` has the file and line of each byte."""
+
+    def __init__(self, path: Path, ids: list[tuple[str, int]]) -> None:
+        self._ids = ids
+        with path.open("r+b") as file:
+            self._bytes = mmap.mmap(file.fileno(), 0)
+
+    def take(self) -> list[tuple[str, int]]:
+        """Returns what was marked since the last call."""
+        found = bytes(self._bytes)
+        self._bytes[:] = bytes(len(found))
+        return [each for each, mark in zip(self._ids, found, strict=False) if mark]
+
+
+def mark_sources(root: Path, paths: Iterable[str], marks: Path) -> list[tuple[str, int]]:
+    """Puts marks into the files, and makes the map; returns the file and line of each byte."""
+    ids: list[tuple[str, int]] = []
+    for path in paths:
+        file = root / path
+        tree = ast.parse(file.read_text())
+        _mark(path, tree, ids)
+        start = _first(tree.body)
+        tree.body[start:start] = ast.parse(_PRELUDE.format(path=str(marks), name=_NAME)).body
+        file.write_text(ast.unparse(ast.fix_missing_locations(tree)) + "\n")
+    marks.write_bytes(bytes(max(1, len(ids))))
+    marks.chmod(0o666)  # some tests run as somebody else
+    return ids
+
+
+def lines_of_import(source: str) -> list[int]:
+    """Returns where the statements begin that are in no function."""
+    tree = ast.parse(source)
+    inside = {id(node) for function in _functions(tree) for node in _below(function)}
+    statements = (node for node in ast.walk(tree) if isinstance(node, ast.stmt))
+    outside = [node for node in statements if id(node) not in inside]
+    return sorted({node.lineno for node in outside} | {_line(node) for node in outside})
+
+
+def _functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+def _below(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[ast.AST]:
+    for statement in function.body:
+        yield from ast.walk(statement)
+
+
+def _mark(path: str, tree: ast.Module, ids: list[tuple[str, int]]) -> None:
+    inside = {id(node): node for function in _functions(tree) for node in _below(function)}
+    blocks = list({id(node): node for node in [*inside.values(), *_functions(tree)]}.values())
+    for node in blocks:
+        for name in ("body", "orelse", "finalbody"):
+            block = getattr(node, name, None)
+            if isinstance(block, list):
+                start = _first(block) if name == "body" else 0
+                setattr(node, name, block[:start] + _with_marks(path, block[start:], ids))
+
+
+def _first(block: list[ast.stmt]) -> int:
+    """Returns the index behind the docstring and the imports from `__future__`."""
+    for index, node in enumerate(block):
+        match node:
+            case ast.Expr(value=ast.Constant(value=str())) if index == 0:
+                continue
+            case ast.ImportFrom(module="__future__"):
+                continue
+        return index
+    return len(block)
+
+
+def _with_marks(path: str, block: list[ast.stmt], ids: list[tuple[str, int]]) -> list[ast.stmt]:
+    result = []
+    for node in block:
+        (mark,) = ast.parse(f"{_NAME}[{len(ids)}] = 1").body
+        ids.append((path, _line(node)))
+        result += [mark, node]
+    return result
+
+
+def _line(node: ast.stmt) -> int:
+    """Returns the first line, where a decorated function has its first decorator."""
+    decorators: list[ast.expr] = getattr(node, "decorator_list", [])
+    return min([node.lineno, *(each.lineno for each in decorators)])

@@ -1,0 +1,184 @@
+"""Finds what the tests reach, and runs them against mutants."""
+
+from __future__ import annotations
+
+import json
+import queue
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from tests.mutation.mutants import Mutant, source_files
+from tests.mutation.reach import Reach, lines_of_import, mark_sources
+from tests.mutation.server import Outcome, Request
+from tests.mutation.tree import Copy, copy_of, digest
+
+# Beside tests/PATH.
+MORE_TESTS = {"resource_manager/engine": ["tests/scenarios"]}
+
+
+@dataclass(frozen=True)
+class Options:
+    """What holds for a whole run of the tool."""
+
+    root: Path
+    path: str
+    tests: list[str]
+    limit_s: float = 30.0
+    hang_s: float = 5.0
+    examples: int = 20
+    jobs: int = 1
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the tests made of a mutant: `killed`, `hung` (killed, too) or `survived`.
+
+    `test` is the one that noticed; `ran` of `reaching` tests were run before the limit.
+    """
+
+    mutant: Mutant
+    result: str
+    test: str
+    ran: int
+    reaching: int
+
+    @property
+    def survived(self) -> bool:
+        return self.result == "survived"
+
+    def record(self) -> dict[str, object]:
+        """Returns the verdict for a report."""
+        place = self.mutant.place
+        return {
+            "where": self.mutant.where,
+            "operator": place.operator,
+            "result": self.result,
+            "test": self.test,
+            "ran": self.ran,
+            "reaching": self.reaching,
+            "diff": self.mutant.diff(),
+        }
+
+
+def folders_of_tests(root: Path, path: str) -> list[str]:
+    """Returns the folders whose tests are beside `path` or the nearest folder above it."""
+    for folder in [Path(path), *Path(path).parents]:
+        if folder != Path() and (root / "tests" / folder).is_dir():
+            return [f"tests/{folder}", *MORE_TESTS.get(str(folder), [])]
+    raise SystemExit(f"no folder of tests for {path}; name one with --tests")
+
+
+def reach_of(options: Options, cache: Path) -> Reach:
+    """Returns what each test reaches; from the cache if nothing in the checkout has changed."""
+    more = json.dumps([options.path, options.tests, options.examples])
+    file = cache / f"reach-{digest(options.root, more)}.json"
+    if file.exists():
+        kept = json.loads(file.read_text())
+        for path, lines in kept["lines"].items():  # keys of JSON are texts
+            kept["lines"][path] = {int(line): names for line, names in lines.items()}
+        return Reach(**kept)
+    reach = find_reach(options)
+    cache.mkdir(exist_ok=True)
+    file.write_text(json.dumps(asdict(reach)))
+    return reach
+
+
+def find_reach(options: Options) -> Reach:
+    """Runs all tests once over marked sources."""
+    reach = Reach()
+    with copy_of(options.root, options.tests) as copy:
+        marks = copy.root / "marks"
+        files = source_files(copy.root, options.path)
+        reach.imported = {each: lines_of_import((copy.root / each).read_text()) for each in files}
+        ids = mark_sources(copy.root, files, marks)
+        log = copy.root / "output.txt"
+        outcome = copy.run(
+            Request(
+                options.tests,
+                examples=options.examples,
+                marks=str(marks),
+                ids=ids,
+                output=str(log),
+            )
+        )
+        if not outcome.ran:
+            raise SystemExit(f"no test could be run:\n{log.read_text()[-4000:]}")
+    for path, line in ids:
+        reach.lines.setdefault(path, {}).setdefault(line, [])
+    for told in outcome.done:
+        if told["outcome"] == "failed":
+            reach.failed.append(told["done"])
+        elif told["outcome"] == "passed":
+            reach.seconds[told["done"]] = told["seconds"]
+            for path, line in told["marks"]:
+                reach.lines[path][line].append(told["done"])
+    return reach
+
+
+def judge(copy: Copy, mutant: Mutant, reach: Reach, options: Options) -> Verdict:
+    """Runs the tests that reach a mutant until one fails, hangs, or the time is over."""
+    place = mutant.place
+    order = reach.tests_of(place.path, place.statement)
+    reaching = len(order)
+    request = Request(
+        sorted({name.partition("::")[0] for name in order}),
+        order,
+        {name: reach.seconds[name] for name in order},
+        options.limit_s,
+        options.hang_s,
+        options.examples,
+    )
+    with copy.changed(place.path, mutant.after):
+        ran = 0
+        while order:
+            outcome = copy.run(replace(request, order=order))
+            ran += outcome.ran
+            if outcome.result not in ("failed", "hung") or _again(copy, request, outcome):
+                break
+            # It failed for another reason than the mutant: a busy machine.
+            order = order[order.index(outcome.test) + 1 :]
+            outcome = Outcome("passed")
+    result = {"failed": "killed", "hung": "hung"}.get(outcome.result, "survived")
+    return Verdict(mutant, result, outcome.test, ran, reaching)
+
+
+def _again(copy: Copy, request: Request, outcome: Outcome) -> bool:
+    """Whether the test that noticed the mutant notices it once more, alone."""
+    if outcome.test not in request.seconds:
+        return True  # it cannot even be imported
+    paths = [outcome.test.partition("::")[0]]
+    second = copy.run(replace(request, paths=paths, order=[outcome.test]))
+    return second.result != "passed"
+
+
+def judge_all(
+    mutants: list[Mutant], reach: Reach, options: Options, tell: Callable[[Verdict], None]
+) -> list[Verdict]:
+    """Judges the mutants in `options.jobs` copies; `tell` hears of each, one at a time."""
+    waiting: queue.SimpleQueue[Mutant | None] = queue.SimpleQueue()
+    for each in [*mutants, *[None] * options.jobs]:
+        waiting.put(each)
+    verdicts: list[Verdict] = []
+    lock = threading.Lock()
+
+    def work(copy: Copy) -> None:
+        while mutant := waiting.get():
+            verdict = judge(copy, mutant, reach, options)
+            with lock:
+                verdicts.append(verdict)
+                tell(verdict)
+
+    with ExitStack() as stack:
+        copies = [
+            stack.enter_context(copy_of(options.root, options.tests)) for _ in range(options.jobs)
+        ]
+        threads = [threading.Thread(target=work, args=(copy,)) for copy in copies]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    order = {id(mutant): at for at, mutant in enumerate(mutants)}
+    return sorted(verdicts, key=lambda verdict: order[id(verdict.mutant)])
