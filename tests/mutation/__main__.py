@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 from collections import Counter
 from pathlib import Path
@@ -25,6 +26,7 @@ FOLDER = ROOT / ".mutation"  # not tracked: what tests reach, and reports
 def main() -> int:
     """0, or 1 with a score below --fail-under."""
     given = _parser().parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))  # copies are removed then, too
     path = str(given.path).rstrip("/")
     if not (ROOT / path).exists():
         raise SystemExit(f"{path}: no such file or folder in the checkout")
@@ -38,7 +40,7 @@ def main() -> int:
     )
     reach = reach_of(options, FOLDER)
     found = [each for file in source_files(ROOT, path) for each in _places(file)]
-    reached = [each for each in found if reach.tests_of(each.path, each.statement)]
+    reached = [each for each in found if reach.reaches(each.path, each.statement)]
     mutants = draw(reached, given.sample or len(reached), given.seed)
     print(_introduction(options, reach, len(found), len(reached), len(mutants)), flush=True)
     report = FOLDER / f"{path.replace('/', '-')}-{given.seed}.jsonl"

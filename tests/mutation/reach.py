@@ -7,6 +7,7 @@ It works in forks and under `python -I`, survives kill -9, and costs less than t
 from __future__ import annotations
 
 import ast
+import json
 import mmap
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -46,6 +47,33 @@ class Reach:
             names = {name for names in of_file.values() for name in names}
             names = names if of_file else set(self.seconds)
         return sorted(names, key=lambda name: (self.seconds[name], name))
+
+    def reaches(self, path: str, line: int) -> bool:
+        """Returns whether any test reaches a statement; costs less than to ask for the tests."""
+        of_file = self.lines.get(path, {})
+        if line in self.imported.get(path, []):
+            return not of_file or any(of_file.values())
+        return bool(of_file.get(line))
+
+    def encode(self) -> str:
+        """Returns what `decode` reads; names of tests are written once."""
+        names = {name: at for at, name in enumerate(self.seconds)}
+        lines = {
+            path: {line: [names[name] for name in found] for line, found in of_file.items()}
+            for path, of_file in self.lines.items()
+        }
+        return json.dumps([lines, self.imported, self.seconds, self.failed])
+
+    @classmethod
+    def decode(cls, text: str) -> Reach:
+        """Returns what was encoded."""
+        encoded, imported, seconds, failed = json.loads(text)
+        names = list(seconds)
+        lines = {
+            path: {int(line): [names[at] for at in found] for line, found in of_file.items()}
+            for path, of_file in encoded.items()
+        }
+        return cls(lines, imported, seconds, failed)
 
 
 class Marks:

@@ -7,7 +7,7 @@ import queue
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tests.mutation.mutants import Mutant, source_files
@@ -76,13 +76,10 @@ def reach_of(options: Options, cache: Path) -> Reach:
     more = json.dumps([options.path, options.tests, options.examples])
     file = cache / f"reach-{digest(options.root, more)}.json"
     if file.exists():
-        kept = json.loads(file.read_text())
-        for path, lines in kept["lines"].items():  # keys of JSON are texts
-            kept["lines"][path] = {int(line): names for line, names in lines.items()}
-        return Reach(**kept)
+        return Reach.decode(file.read_text())
     reach = find_reach(options)
     cache.mkdir(exist_ok=True)
-    file.write_text(json.dumps(asdict(reach)))
+    file.write_text(reach.encode())
     return reach
 
 

@@ -121,6 +121,9 @@ def test_lines_know_their_tests(reach: Reach) -> None:
     assert names(reach.tests_of("shop/prices.py", 10)) == EITHER
     assert names(reach.tests_of("shop/prices.py", 11)) == {"many_cost_double"}
     assert reach.tests_of("shop/prices.py", 22) == []
+    assert [line for line in range(30) if reach.reaches("shop/prices.py", line)] == [
+        line for line in range(30) if reach.tests_of("shop/prices.py", line)
+    ]
 
 
 def test_lines_that_a_child_process_runs_are_reached(reach: Reach) -> None:
