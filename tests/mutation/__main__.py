@@ -34,9 +34,9 @@ def main() -> int:
         ROOT,
         path,
         given.tests or folders_of_tests(ROOT, path),
-        given.limit,
-        given.examples,
-        given.jobs,
+        limit_s=given.limit,
+        examples=given.examples,
+        jobs=given.jobs,
     )
     reach = reach_of(options, FOLDER)
     found = [each for file in source_files(ROOT, path) for each in _places(file)]

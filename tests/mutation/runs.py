@@ -124,9 +124,9 @@ def judge(copy: Copy, mutant: Mutant, reach: Reach, options: Options) -> Verdict
         sorted({name.partition("::")[0] for name in order}),
         order,
         {name: reach.seconds[name] for name in order},
-        options.limit_s,
-        options.hang_s,
-        options.examples,
+        limit_s=options.limit_s,
+        hang_s=options.hang_s,
+        examples=options.examples,
     )
     with copy.changed(place.path, mutant.after):
         ran = 0
