@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import queue
 import threading
+from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -17,6 +18,9 @@ from tests.mutation.tree import Copy, copy_of, digest
 
 # Beside tests/PATH.
 MORE_TESTS = {"resource_manager/engine": ["tests/scenarios"]}
+
+# A mutant first meets the tests of so many files that take no longer than this.
+FILES_FIRST, QUICK_S = 3, 0.5
 
 
 @dataclass(frozen=True)
@@ -119,34 +123,56 @@ def judge(copy: Copy, mutant: Mutant, reach: Reach, options: Options) -> Verdict
     """Runs the tests that reach a mutant until one fails, hangs, or the time is over."""
     place = mutant.place
     order = reach.tests_of(place.path, place.statement)
-    reaching = len(order)
-    request = Request(
-        sorted({name.partition("::")[0] for name in order}),
+    ran, left_s, outcome = 0, options.limit_s, Outcome("passed")
+    with copy.changed(place.path, mutant.after):
+        for wave in _waves(order, reach.seconds):
+            tests = wave
+            while tests and left_s > 0 and outcome.result == "passed":
+                request = _request(tests, reach, replace(options, limit_s=left_s))
+                outcome = copy.run(request)
+                ran, left_s = ran + outcome.ran, left_s - outcome.seconds
+                if outcome.result not in ("failed", "hung") or _again(copy, request, outcome):
+                    break
+                # It failed for another reason than the mutant: a busy machine.
+                tests = tests[tests.index(outcome.test) + 1 :]
+                outcome = Outcome("passed")
+    result = {"failed": "killed", "hung": "hung"}.get(outcome.result, "survived")
+    return Verdict(mutant, result, outcome.test, ran, len(order))
+
+
+def _waves(order: list[str], seconds: dict[str, float]) -> list[list[str]]:
+    """Splits the tests into two runs, because to import all of their files takes seconds.
+
+    First come the quick tests of the files with most of them, which notice most mutants.
+    """
+    quick = [name for name in order if seconds[name] <= QUICK_S]
+    files = Counter(_file(name) for name in quick).most_common(FILES_FIRST)
+    first = {file for file, _ in files}
+    early = [name for name in quick if _file(name) in first]
+    early_names = set(early)
+    return [early, [name for name in order if name not in early_names]]
+
+
+def _file(test: str) -> str:
+    return test.partition("::")[0]
+
+
+def _request(order: list[str], reach: Reach, options: Options) -> Request:
+    return Request(
+        sorted({_file(name) for name in order}),
         order,
         {name: reach.seconds[name] for name in order},
         limit_s=options.limit_s,
         hang_s=options.hang_s,
         examples=options.examples,
     )
-    with copy.changed(place.path, mutant.after):
-        ran = 0
-        while order:
-            outcome = copy.run(replace(request, order=order))
-            ran += outcome.ran
-            if outcome.result not in ("failed", "hung") or _again(copy, request, outcome):
-                break
-            # It failed for another reason than the mutant: a busy machine.
-            order = order[order.index(outcome.test) + 1 :]
-            outcome = Outcome("passed")
-    result = {"failed": "killed", "hung": "hung"}.get(outcome.result, "survived")
-    return Verdict(mutant, result, outcome.test, ran, reaching)
 
 
 def _again(copy: Copy, request: Request, outcome: Outcome) -> bool:
     """Whether the test that noticed the mutant notices it once more, alone."""
     if outcome.test not in request.seconds:
         return True  # it cannot even be imported
-    paths = [outcome.test.partition("::")[0]]
+    paths = [_file(outcome.test)]
     second = copy.run(replace(request, paths=paths, order=[outcome.test]))
     return second.result != "passed"
 

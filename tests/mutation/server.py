@@ -57,12 +57,14 @@ class Request:
 class Outcome:
     """What came of a run: `passed`, `failed`, `hung`, or `limit` (no time for the other tests).
 
-    `test` is the one that failed or hung, or says that the run broke outside of tests.
+    `test` is the one that failed or hung, or says that the run broke outside of tests; `seconds`
+    are those since the first test began.
     """
 
     result: str
     test: str = ""
     ran: int = 0
+    seconds: float = 0.0
     done: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -123,6 +125,7 @@ def run(request: Request) -> Outcome:
     code = _end(child, kill=bool(cut))
     os.close(reader)
     outcome = progress.outcome
+    outcome.seconds = time.monotonic() - (progress.begun or time.monotonic())
     if cut and outcome.result == "passed":
         outcome.result, outcome.test = cut, progress.test
     elif code != 0 and outcome.result == "passed":

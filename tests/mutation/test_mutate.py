@@ -9,7 +9,15 @@ import pytest
 
 from tests.mutation.mutants import Mutant, places
 from tests.mutation.reach import Reach
-from tests.mutation.runs import Options, Verdict, find_reach, folders_of_tests, judge_all, reach_of
+from tests.mutation.runs import (
+    Options,
+    Verdict,
+    _waves,
+    find_reach,
+    folders_of_tests,
+    judge_all,
+    reach_of,
+)
 from tests.mutation.tree import files_of
 
 PRICES = '''"""Prices of a shop."""
@@ -153,6 +161,16 @@ def test_each_mutant_gets_its_verdict(verdicts: dict[str, Verdict], written: str
     result, by = EXPECTED[written]
     assert verdict.result == result
     assert names([verdict.test]) <= by
+
+
+def test_quick_tests_of_the_files_with_most_of_them_come_first() -> None:
+    quick = {f"{file}.py::test_{n}": 0.1 for file in "abcd" for n in range(3)}
+    seconds = {**quick, "a.py::test_slow": 9.0, "e.py::test_rare": 0.1}
+    early, late = _waves(list(seconds), seconds)
+    assert len(early) == 9
+    assert {name.partition("::")[0] for name in early} == {"a.py", "b.py", "c.py"}
+    assert set(late) == seconds.keys() - set(early)
+    assert "a.py::test_slow" in late
 
 
 def test_the_checkout_stays_as_it_is(options: Options, verdicts: dict[str, Verdict]) -> None:
