@@ -87,6 +87,7 @@ async def test_a_broken_stream_gets_a_reason_and_is_closed(
     answers = speak(plain_host, data)
     assert [answer["id"] for answer in answers] == [None]
     assert answers[0]["ok"] is False
+    assert answers[0]["error"]["reason"] == "INVALID_ARGUMENT"
     assert message in answers[0]["error"]["message"]
     assert await works(plain_host)
 

@@ -191,6 +191,15 @@ def test_on_v2_we_leave_the_delegated_group_for_a_leaf_and_inner_nodes_stay_empt
     assert kernel.members[f"{kernel.own}/finegrain-daemon"] == {100}
 
 
+def test_on_v2_a_slot_accounts_for_memory_and_processes_of_each_task(tmp_path: Path) -> None:
+    kernel = FakeV2()
+    slots = slots_on(kernel, tmp_path)
+    slots.create(limits())
+    start_in(slots, kernel, "t1", 1001)
+    slot = f"{kernel.own}/finegrain/host-a/slots/a.1"
+    assert set(kernel.read(f"{slot}/cgroup.subtree_control").split()) == {"memory", "pids"}
+
+
 def test_on_v2_only_the_task_is_killed_as_a_whole_for_memory(tmp_path: Path) -> None:
     kernel = FakeV2()
     slots = slots_on(kernel, tmp_path)

@@ -125,6 +125,14 @@ def test_a_running_kubelet_says_where_its_files_are(tmp_path: Path) -> None:
     assert gone["mark"] != answer["mark"]
 
 
+def test_a_kubelet_that_runs_on_is_known_the_next_time(tmp_path: Path) -> None:
+    with program_called("kubelet", "--root-dir=/nowhere", folder=tmp_path):
+        files = KubeletFiles(str(tmp_path), None)
+        first = files.look("")
+        assert first["command"][-1] == "--root-dir=/nowhere"
+        assert files.look(first["mark"]) == {"mark": first["mark"]}
+
+
 def test_another_program_is_no_kubelet(tmp_path: Path) -> None:
     with program_called("kubelets", "--config=/etc/hostname", folder=tmp_path):
         command = KubeletFiles(str(tmp_path), None).look("")["command"]

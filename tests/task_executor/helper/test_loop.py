@@ -50,3 +50,19 @@ def test_a_job_of_many_steps_lets_others_in_between(loop: Loop) -> None:
     loop.unwatch(reader)
     os.close(reader)
     os.close(writer)
+
+
+def test_a_failure_that_nobody_waits_for_is_written_to_the_log(
+    loop: Loop, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken() -> Job:
+        yield 0.0
+        raise ValueError("the group is gone")
+
+    def stop() -> None:
+        loop.running = False
+
+    loop.run(broken())
+    loop.later(0.01, stop)
+    loop.serve()
+    assert "ValueError: the group is gone" in capsys.readouterr().err

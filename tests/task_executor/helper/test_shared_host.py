@@ -51,7 +51,7 @@ def test_the_second_of_one_name_is_refused_and_changes_nothing(
     kernel = make_kernel()
     first = choose_driver(config_of(), kernel)
     before = set(kernel.members)
-    with pytest.raises(InUse, match=r"host-a is in use .* --executor-id"):
+    with pytest.raises(InUse, match=r"executor_id host-a is in use .* --executor-id"):
         choose_driver(config_of(), kernel)
     assert set(kernel.members) == before
     first.let_go()

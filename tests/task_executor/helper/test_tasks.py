@@ -357,6 +357,15 @@ async def test_a_task_of_nobody_has_no_privilege_and_cannot_get_any(config: Help
         await host.client.close()
 
 
+@pytest.mark.needs("root")
+async def test_a_task_of_root_keeps_the_capabilities_of_its_host(plain_host: Host) -> None:
+    """Only tasks of other users lose them."""
+    await plain_host.slot()
+    await plain_host.run("grep ^CapBnd /proc/self/status")
+    own = [line for line in Path("/proc/self/status").read_text().splitlines() if "CapBnd" in line]
+    assert plain_host.output().split() == own[0].split()
+
+
 @pytest.mark.full
 async def test_more_slots_and_tasks_than_fit_into_one_answer(
     plain_host: Host, monkeypatch: pytest.MonkeyPatch
