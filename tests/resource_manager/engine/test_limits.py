@@ -56,6 +56,7 @@ def test_live_requests_of_one_job_are_limited_as_a_whole_call() -> None:
     with pytest.raises(ResourceExhausted) as caught:
         submit(cluster, "r2", "r3", "r4")
     assert caught.value.retry_after_s is not None
+    assert caught.value.details == {"live": "2", "asked": "2", "job_requests_max": "3"}
     assert set(cluster.state.requests) == {"r1", "r2"}
     submit(cluster, "r1", "r2", "r3")
     cluster.settle()

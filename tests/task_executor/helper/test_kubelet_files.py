@@ -125,6 +125,15 @@ def test_a_running_kubelet_says_where_its_files_are(tmp_path: Path) -> None:
     assert gone["mark"] != answer["mark"]
 
 
+def test_a_flag_of_a_kubelet_may_be_written_with_an_underscore(tmp_path: Path) -> None:
+    extra = tmp_path / "extra"
+    extra.mkdir()
+    (extra / "10.conf").write_text("a: 1\n")
+    with program_called("kubelet", f"--config_dir={extra}", folder=tmp_path):
+        answer = KubeletFiles(str(tmp_path), None).look("")
+    assert texts(answer) == {"config/10.conf": "a: 1\n"}
+
+
 def test_a_kubelet_that_runs_on_is_known_the_next_time(tmp_path: Path) -> None:
     with program_called("kubelet", "--root-dir=/nowhere", folder=tmp_path):
         files = KubeletFiles(str(tmp_path), None)

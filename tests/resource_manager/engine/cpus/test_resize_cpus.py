@@ -134,6 +134,12 @@ class TestShrinking:
         assert shrunk("0-2,8-9", CpuWish(3, SPREAD)) == "0-2"
         assert shrunk("0-2,8-9", CpuWish(2, SPREAD)) == "0-1"
 
+    def test_spread_gives_a_thread_of_each_core_back_also_where_they_have_neighbouring_numbers(
+        self,
+    ) -> None:
+        pairs = layout_of_rows([(cpu, cpu // 2, 0, 0) for cpu in range(4)])  # 0,1 and 2,3
+        assert shrunk("0-3", CpuWish(2, SPREAD), pairs) == "0,2"
+
     def test_shrinking_to_more_is_a_mistake(self) -> None:
         with pytest.raises(ValueError, match="cannot shrink to 3"):
             shrunk("0,8", CpuWish(3))

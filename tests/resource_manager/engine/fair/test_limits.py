@@ -100,6 +100,13 @@ def test_a_plan_counts_on_no_more_than_the_limits_admit_together() -> None:
     assert top.used == {"cpu_milli": 1}
 
 
+def test_a_plan_that_adds_nothing_of_a_limited_dimension_uses_none_of_it() -> None:
+    group = Group(maximum={"cpu_milli": 10, "memory_bytes": 1})
+    ledger = Ledger()
+    assert ledger.admit([group], {"cpu_milli": 2}, 1) == 1
+    assert ledger.admit([group], {"memory_bytes": 1}, 100) == 1
+
+
 def test_only_dimensions_that_slots_are_booked_in_can_be_limited() -> None:
     assert unlimited_dimension({"cpu_milli": 1, "memory_bytes": 1, "extended.license": 1}) == ""
     parts = {"cpu_milli": 1, "managed_memory_bytes": 1}
