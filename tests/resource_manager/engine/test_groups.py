@@ -63,7 +63,8 @@ def test_groups_are_delivered_once_and_then_belong_to_operators() -> None:
 
 def test_only_what_is_given_changes() -> None:
     cluster = ModelCluster()
-    set_group(cluster, "night", weight=0.5, maximum={"cpu_milli": 4_000, "extended.license": 0})
+    limits = {"cpu_milli": 4_000, "extended.license": 0}
+    assert set_group(cluster, "night", weight=0.5, maximum=limits).description == ""
     set_group(cluster, "night", description="after ten", minimum={"memory_bytes": 5})
     made = set_group(cluster, "night", maximum={"cpu_milli": None})
     assert (made.weight, made.description, made.parent) == (0.5, "after ten", "")
