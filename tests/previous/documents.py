@@ -6,9 +6,8 @@ from typing import Any
 
 MAPS = {
     "total", "executors", "reserved", "allocated", "available", "labels", "required_labels",
-    "details", "minimum", "maximum", "present", "pending_requests", "extended", "parts", "origins",
-    "shares",
-    "group_mean_wait_s", "bounded_slowdown", "wait_s", "env", "missing",
+    "details", "minimum", "maximum", "present", "pending_requests", "extended", "parts",
+    "origins", "shares", "group_mean_wait_s", "bounded_slowdown", "wait_s", "env", "missing",
 }  # fmt: skip
 """Fields that map names, which differ from cluster to cluster, to values."""
 

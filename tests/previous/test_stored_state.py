@@ -86,6 +86,16 @@ def test_no_stored_row_and_no_value_is_lost(snapshot: Snapshot) -> None:
     assert lost(evidence("rows.json"), rows_of(snapshot)) == []
 
 
+def test_a_value_that_went_or_changed_is_found() -> None:
+    row = {"job_id": "a", "lease_ms": 30, "labels": [["zone", "a"]]}
+
+    assert lost([row], [{**row, "more": 1}]) == []
+    assert lost([row], []) != []
+    assert lost(row, {**row, "lease_ms": 31}) == [".lease_ms was 30, is 31"]
+    assert lost(row, {**row, "lease_ms": 30.0}) != []
+    assert lost(row, {"job_id": "a", "lease_ms": 30}) == [".labels is missing"]
+
+
 def test_histories_are_read_as_they_were_written(url: str) -> None:
     with open_store(url) as store:
         log = store.read_job_events("batch", 0, 1_000)
