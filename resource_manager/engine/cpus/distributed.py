@@ -5,8 +5,9 @@ distribute-cpus-across-numa of its static policy). It looks at all combinations 
 all that could give the remainder, for those after which the nodes are most evenly free (by standard
 deviation). Those are always the freest: what one node gives lowers the sum of squares by the more
 the more it has. So the freest are taken here, earlier ones among equals, and nothing is searched.
-A node gives at most one group of the remainder, so that counts never differ by more; upstream goes
-round and round the nodes, and forever where none of them has a group left.
+A node gives at most one group of the remainder, so that counts never differ by more. Upstream goes
+round and round the nodes, so one may give two groups or more, and where none has a group left it
+never ends: of random requests 1.2 % differ, all for this reason (decision 14 has the numbers).
 
 Refuses to know which cpus of a node are taken: that is the business of who asks for the shares.
 """

@@ -131,6 +131,17 @@ def test_shares_are_even_where_the_kubelet_never_ends(case: dict[str, Any]) -> N
     assert max(counts) - min(counts) <= case["cpu_group_size"]
 
 
+def test_no_node_gives_two_cpus_of_the_remainder_where_the_kubelet_lets_it() -> None:
+    """The kubelet takes 1, 1, 1 and 3 cpus of four nodes here: no recorded case has that."""
+    layout = machine(packages=2, nodes=4, cores=3, threads=1)
+    free = cpus("3,6,12,15-17,21")
+    assert [(free & node.mask).bit_count() for node in layout.nodes] == [0, 1, 1, 0, 1, 3, 0, 1]
+    taken = take_distributed(layout, free, 6, 1)
+    assert taken is not None
+    counts = [(taken & node.mask).bit_count() for node in layout.nodes]
+    assert counts == [0, 1, 1, 0, 1, 2, 0, 1]
+
+
 @cases(DISTRIBUTED["take"])
 def test_distributing_is_what_the_strategy_does(case: dict[str, Any]) -> None:
     layout, free, need = layout_of(DISTRIBUTED, case), cpus(case["available"]), case["num_cpus"]
