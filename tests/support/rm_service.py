@@ -18,7 +18,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from finegrain.errors import FinegrainError
+from finegrain.errors import FailedPrecondition, FinegrainError, Reason
 from finegrain.ids import new_id
 from finegrain.options import ListenOptions
 from finegrain.resources import GIB, MIB
@@ -274,6 +274,10 @@ class ScriptedExecutor(_Servicer):
         return te_pb2.ListTasksResponse()
 
     async def _taken(self, request: Any) -> None:
+        if request.registration_number < self.registration_number:  # it was late, as in real life
+            raise FailedPrecondition(
+                "an older registration", reason=Reason.STALE_REGISTRATION, details={}
+            )
         self.commands.append(request)
         if self.on_command is not None:
             waited = self.on_command(request)

@@ -20,6 +20,7 @@ PINGS = 5  # a server that minds hangs up at the third
 
 
 @pytest.mark.slow
+@pytest.mark.full
 async def test_an_idle_connection_is_not_hung_up() -> None:
     server = grpc.aio.server(options=SERVER_OPTIONS)
     port = server.add_insecure_port("127.0.0.1:0")

@@ -218,6 +218,7 @@ async def test_cancelled_streams_leave_no_handler() -> None:
                 await asyncio.sleep(0.01)
 
 
+@pytest.mark.full
 async def test_thousands_of_callers_at_once_are_all_served() -> None:
     async with (
         served(Servicer()) as (server, address),

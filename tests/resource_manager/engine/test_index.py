@@ -94,7 +94,7 @@ def test_hosts_that_come_and_go_keep_the_order_of_ids() -> None:
     assert index.vector("b") == {"cpu": 2}
 
 
-@pytest.mark.parametrize("strategy", ["pack", "spread"])
+@pytest.mark.parametrize("strategy", ["pack", pytest.param("spread", marks=pytest.mark.full)])
 def test_trap_9_a_decision_does_not_look_at_every_host(
     strategy: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -66,7 +66,9 @@ def tls(folder: Path, ca: str, certificate: str = "") -> TlsOptions:
 @asynccontextmanager
 async def server(options: TlsOptions | None, *, executor: bool = True) -> AsyncIterator[str]:
     listen = ListenOptions(address="127.0.0.1:0", tls=options)
-    made = GuardedServer(listen, TASK_EXECUTOR_ACCESS, TokenHashes(sha256_hex("token")))
+    made = GuardedServer(
+        listen, TASK_EXECUTOR_ACCESS, TokenHashes(sha256_hex("token"), sha256_hex("user token"))
+    )
     if executor:
         made.add(add_TaskExecutorServiceServicer_to_server, _Servicer())
     yield await made.start()

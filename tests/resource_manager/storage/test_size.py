@@ -57,6 +57,7 @@ def test_executors_and_waiting_requests_stay_within_their_bounds(tmp_path: Path)
     assert KIB / 4 < (queued - one) / REQUESTS < PER_REQUEST_BYTES
 
 
+@pytest.mark.full
 def test_a_slot_costs_no_more_than_its_request(tmp_path: Path) -> None:
     """Profiles, bookings and isolation reports are shared by those that are alike."""
     few = weight(tmp_path / "few", Size(executors=10, slots=500))

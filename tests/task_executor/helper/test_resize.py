@@ -162,6 +162,7 @@ async def test_page_cache_makes_room(host: Host, place: Path) -> None:
     assert (await host.client.usage()).slots[0].oom_kills == 0
 
 
+@pytest.mark.full
 async def test_a_spinners_rate_follows_its_quota(host: Host) -> None:
     low, high = SMALL_QUOTAS_MILLI
     limits = await host.slot(cpu_milli=low)
@@ -172,6 +173,7 @@ async def test_a_spinners_rate_follows_its_quota(host: Host) -> None:
     assert alive(pid)
 
 
+@pytest.mark.full
 async def test_a_helper_killed_anywhere_in_a_resize_ends_with_one_size_in_kernel_and_record(
     host: Host, place: Path
 ) -> None:

@@ -196,6 +196,7 @@ async def test_without_cgroups_nothing_is_shared(plain_host: Host, place: Path) 
 
 
 @ROOT
+@pytest.mark.full
 async def test_a_stop_while_scratch_is_still_removed_leaves_no_group(host: Host) -> None:
     """The remover lives in the group of the shims; a directory of 60,000 files keeps it busy."""
     await host.slot()

@@ -185,6 +185,7 @@ async def test_a_sleeping_reader_gets_no_more_than_the_buffer(any_host: Host) ->
     assert await any_host.client.write_input("task", accepted, b"y" * 10) == accepted
 
 
+@pytest.mark.full
 async def test_input_for_a_shim_that_is_slow_is_refused_for_now_and_none_of_it_is_lost(
     any_host: Host,
 ) -> None:

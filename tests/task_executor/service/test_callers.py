@@ -206,6 +206,7 @@ async def test_so_many_tasks_may_run_that_their_shims_fit_beside_the_slots(
 
 
 @pytest.mark.slow
+@pytest.mark.full
 async def test_watchers_that_never_read_cost_little(
     rm: ScriptedRM, real: JobMaster, process: ExecutorProcess
 ) -> None:

@@ -19,7 +19,7 @@ from tests.task_executor.service.scripted_rm import (
     free,
 )
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.full]
 
 
 async def test_a_command_runs_and_its_output_and_exit_code_come_back(
