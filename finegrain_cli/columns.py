@@ -109,7 +109,11 @@ def _labels(row: Row) -> str:
 
 def _isolation(row: Row) -> str:
     isolation = row.get("isolation")
-    return "-" if not isolation else f"{isolation['driver']}"
+    if not isolation:
+        return "-"
+    # What tasks are not held to, beside a driver that holds them to all the rest.
+    declared = ", resources declared" if isolation.get("countable") == "declared" else ""
+    return f"{isolation['driver']}{declared}"
 
 
 def _text(key: str) -> Any:

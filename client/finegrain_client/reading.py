@@ -92,6 +92,7 @@ def isolation(message: resources_pb2.IsolationReport) -> types.Isolation:
         kill=message.kill or "none",
         driver=message.driver or "none",
         notes=tuple(message.notes),
+        countable=message.countable,
     )
 
 

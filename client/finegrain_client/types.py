@@ -95,6 +95,7 @@ class Isolation(Value):
     kill: str = "none"
     driver: str = "none"
     notes: tuple[str, ...] = ()
+    countable: str = ""  # of a slot: "declared" (booked only: no device is given), "hard"; "": none
 
 
 @dataclass(frozen=True, slots=True)

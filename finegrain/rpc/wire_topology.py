@@ -133,7 +133,8 @@ def isolation_from_proto(message: resources_pb2.IsolationReport, field: str) -> 
 
 
 def _checked_isolation(message: resources_pb2.IsolationReport, field: str) -> dict[str, object]:
-    _check_texts(message, ("cpu", "cpuset", "memory", "pids", "kill", "driver"), field)
+    names = ("cpu", "cpuset", "memory", "pids", "kill", "driver", "countable")
+    _check_texts(message, names, field)
     _check_lines(message.notes, f"{field}.notes")
     return MessageToDict(message, preserving_proto_field_name=True)
 

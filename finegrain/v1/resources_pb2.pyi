@@ -169,6 +169,7 @@ class IsolationReport(google.protobuf.message.Message):
     KILL_FIELD_NUMBER: builtins.int
     DRIVER_FIELD_NUMBER: builtins.int
     NOTES_FIELD_NUMBER: builtins.int
+    COUNTABLE_FIELD_NUMBER: builtins.int
     cpu: builtins.str
     """"quota": the kernel caps CPU time; "cpus": the slot has cpus of its own instead; "none": the amount is only booked."""
     cpuset: builtins.str
@@ -183,6 +184,10 @@ class IsolationReport(google.protobuf.message.Message):
     """How the whole tree of a slot is killed: "cgroup.kill", "freezer" or "process tree"."""
     driver: builtins.str
     """Which driver does it: "v1", "v2" or "none"."""
+    countable: builtins.str
+    """Of a slot, its countable resources. "declared": they are booked and nothing more, its tasks are given no device and
+    kept from none; "hard": all of them are huge pages, which the kernel caps. Empty: the slot has none.
+    """
     @property
     def notes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """One sentence for each dimension that is not enforced, with the fix."""
@@ -197,8 +202,9 @@ class IsolationReport(google.protobuf.message.Message):
         kill: builtins.str = ...,
         driver: builtins.str = ...,
         notes: collections.abc.Iterable[builtins.str] | None = ...,
+        countable: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["cpu", b"cpu", "cpuset", b"cpuset", "driver", b"driver", "kill", b"kill", "memory", b"memory", "notes", b"notes", "pids", b"pids"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["countable", b"countable", "cpu", b"cpu", "cpuset", b"cpuset", "driver", b"driver", "kill", b"kill", "memory", b"memory", "notes", b"notes", "pids", b"pids"]) -> None: ...
 
 global___IsolationReport = IsolationReport
 

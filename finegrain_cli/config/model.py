@@ -300,7 +300,9 @@ class ExecutorSection(ListenSection):
     cpu: Cpu | None = Field(None, description="share: book no more cpu than this")
     memory: Size | None = Field(None, description="share: exactly this much memory")
     memory_pools: Sizes = Field({}, description="separate pools per memory part")
-    extended: Counts = Field({}, description="countable resources by name")
+    extended: Counts = Field(
+        {}, description="countable resources by name; they are booked, no device is given to a task"
+    )
     bind_policy: HostBind = Field(
         "",
         description="demanded of slots with cpus of their own: FullPCPUsOnly (whole cores), "

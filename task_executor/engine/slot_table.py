@@ -262,9 +262,15 @@ class SlotTable:
             raise illegal_move(slot, None)
         self._strike(slot)
 
-    def resized(self, key: SlotKey) -> Slot:
-        """What it was becoming is enforced; what it has shrunk by is available."""
+    def resized(self, key: SlotKey, isolation: Mapping[str, Any] | None = None) -> Slot:
+        """What it was becoming is enforced; what it has shrunk by is available.
+
+        Args:
+            isolation: what is really enforced now; None: the same as before.
+        """
         slot = self._slots[key]
+        if isolation is not None:
+            slot = replace(slot, isolation=dict(isolation))
         return self._rebook(replace(slot, spec=slot.becoming or slot.spec, becoming=None))
 
     def resize_failed(self, key: SlotKey) -> Slot:

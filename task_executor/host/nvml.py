@@ -70,7 +70,7 @@ class PynvmlSource:
         except ImportError:
             return GpuInventory(
                 absence_reason="the Python package nvidia-ml-py is not installed: "
-                "install finegrain[nvidia] to offer NVIDIA GPUs"
+                "install finegrain[nvidia] to see NVIDIA GPUs"
             )
         try:
             nvml.nvmlInit()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from finegrain.hugepages import kernel_limits
+from finegrain.hugepages import kernel_limits, page_bytes
 from task_executor.engine.slots import SlotSpec
 from task_executor.host.helper_messages import IsolationReport
 
@@ -22,7 +22,13 @@ NO_HUGETLB = (
     "huge pages are booked, but a task can take others than its slot's: the kernel has no hugetlb "
     "controller here"
 )
+DECLARED_ONLY = (
+    "countable resources ({names}) are booked, but tasks are given no device and kept from none: "
+    "a task has to find and choose its devices itself"
+)
 _AFFINITY = "tasks are put on their cpus, but could change them, and memory may be of any NUMA node"
+DECLARED = "declared"
+"""Of countable resources: booked, and nothing on the host holds anybody to it."""
 OWN_CPUS = "cpus"
 """Instead of a quota: no more cpu time than the cpus that it has to itself can give."""
 
@@ -35,9 +41,14 @@ def isolation_of(report: IsolationReport, slot: SlotSpec | None = None) -> dict[
         report = replace(report, cpu=OWN_CPUS)
     words = {name: getattr(report, name) for name in ("cpu", "cpuset", "memory", "pids")}
     notes = notes_of(report)
-    if slot is not None and kernel_limits(slot.profile.extended) and report.hugepages == "none":
-        notes.append(NO_HUGETLB)
-    return {**words, "kill": report.kill, "driver": report.driver, "notes": notes}
+    words |= {"kill": report.kill, "driver": report.driver}
+    if slot is not None and slot.profile.extended:
+        unheld = kernel_limits(slot.profile.extended) and report.hugepages == "none"
+        notes += [NO_HUGETLB] if unheld else []
+        names = [name for name, _ in slot.profile.extended if page_bytes(name) is None]
+        notes += [DECLARED_ONLY.format(names=", ".join(names))] if names else []
+        words["countable"] = DECLARED if names or unheld else "hard"
+    return {**words, "notes": notes}
 
 
 def notes_of(report: IsolationReport) -> list[str]:

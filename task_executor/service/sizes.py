@@ -21,8 +21,9 @@ from finegrain.resources import ResourceProfile
 from task_executor.engine.cpu_books import Place
 from task_executor.engine.slot_table import Outcome
 from task_executor.engine.slots import Slot, SlotKey, SlotSpec, SlotState
-from task_executor.host.helper_messages import SlotLimits
+from task_executor.host.helper_messages import IsolationReport, SlotLimits
 from task_executor.service.failures import size_kept, size_unknown, slot_gone
+from task_executor.service.isolation import isolation_of
 from task_executor.service.keeper import SlotKeeper
 from task_executor.service.limits import limits_of
 
@@ -97,7 +98,7 @@ async def _enforce(keeper: SlotKeeper, key: SlotKey, *, again: bool) -> Outcome:
     begun = time.monotonic()
     async with keeper.places.lock:
         try:
-            place, failure = await _on_host(keeper, slot.spec, wanted, again=again)
+            place, found = await _on_host(keeper, slot.spec, wanted, again=again)
         except (Unavailable, OSError) as error:
             keeper.places.unknown(key)
             log.error("resize_not_settled", allocation_id=key.allocation_id, error=str(error))
@@ -105,10 +106,11 @@ async def _enforce(keeper: SlotKeeper, key: SlotKey, *, again: bool) -> Outcome:
         now = keeper.table.get(key)
         if now is None or now.becoming != wanted:
             return Outcome(key, error=slot_gone(key))
-        outcome = Outcome(key, error=failure)
-        if failure is None:
-            outcome = Outcome(key, slot=keeper.table.resized(key))
+        failure = found if isinstance(found, FinegrainError) else None
+        if isinstance(found, IsolationReport):
+            outcome = Outcome(key, slot=keeper.table.resized(key, isolation_of(found, wanted)))
         else:
+            outcome = Outcome(key, error=failure)
             keeper.table.resize_failed(key)
         keeper.places.told(key, place)
     await keeper.places.settle()  # what it has left is for the others
@@ -121,9 +123,9 @@ async def _enforce(keeper: SlotKeeper, key: SlotKey, *, again: bool) -> Outcome:
 
 async def _on_host(
     keeper: SlotKeeper, present: SlotSpec, wanted: SlotSpec, *, again: bool
-) -> tuple[Place, FinegrainError | None]:
+) -> tuple[Place, IsolationReport | FinegrainError]:
     """Others leave the cpus that it grows into, then all its limits change. Where it runs then, and
-    why its limits are those of before, if they are.
+    what is enforced now, or why its limits are those of before.
 
     Args:
         again: an earlier attempt may have reached the host. A refusal says only that nothing has
@@ -143,13 +145,11 @@ async def _on_host(
     if failure is None:
         place = keeper.table.cpus.place_of(wanted)
         try:
-            await keeper.helper.resize_slot(limits_of(wanted, place))
+            return place, await keeper.helper.resize_slot(limits_of(wanted, place))
         except Unavailable:
             raise
         except FinegrainError as error:
             failure = size_kept(wanted, error)
-        else:
-            return place, None
     place = keeper.table.cpus.place_of(present)
     if again:
         try:

@@ -93,6 +93,8 @@ def test_isolation_and_topology_survive_storage() -> None:
     stored = isolation_from_proto(isolation, "isolation")
     assert stored == {"cpu": "quota", "memory": "hard", "notes": ["no swap limit"]}
     assert isolation_to_proto(stored) == isolation
+    declared = resources_pb2.IsolationReport(countable="declared")
+    assert isolation_to_proto(isolation_from_proto(declared, "isolation")) == declared
     topology = resources_pb2.HostTopology(
         online_cpus=str(CpuSet.parse("0-3")),
         cores=[resources_pb2.Core(cpus="0-1", numa_node_id=-1)],

@@ -11,6 +11,7 @@ import pytest
 from finegrain.cpu_policy import QosClass
 from finegrain_client.types_cpus import CpuWish, SlotPool
 from tests.support.cli import (
+    ENFORCED,
     EXECUTOR,
     NOT_ENFORCED,
     PINNED_SLOT,
@@ -81,6 +82,20 @@ def test_wide_says_what_is_enforced(finegrain: Finegrain, cluster: FakeCluster) 
 
     column = heading.index("ISOLATION")
     assert row[column:].startswith("none")
+
+
+def test_wide_says_which_slots_have_resources_that_nothing_enforces(
+    finegrain: Finegrain, cluster: FakeCluster
+) -> None:
+    declared = replace(ENFORCED, countable="declared")
+    cluster.slot_list[:] = [replace(SLOT, isolation=ENFORCED), replace(SLOT, isolation=declared)]
+
+    heading, *rows = finegrain("slots", "-o", "wide").stdout.splitlines()
+    told = json.loads(finegrain("slots", "-o", "json").stdout)["items"]
+
+    column = heading.index("ISOLATION")
+    assert [row[column:].rstrip() for row in rows] == ["v1", "v1, resources declared"]
+    assert [slot["isolation"]["countable"] for slot in told] == ["", "declared"]
 
 
 def test_wide_says_which_cpus_a_slot_has(finegrain: Finegrain, cluster: FakeCluster) -> None:

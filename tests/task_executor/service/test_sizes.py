@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,9 +20,10 @@ from finegrain.v1 import slots_pb2
 from finegrain.v1 import task_executor_pb2 as te
 from finegrain.v1.resource_manager_pb2 import SlotRelease
 from task_executor.engine.slots import SlotKey
-from task_executor.host.helper_messages import Reconnected
+from task_executor.host.helper_messages import IsolationReport, Reconnected, SlotLimits
 from task_executor.service import checkpoint, host_sync
 from tests.task_executor.service.conftest import Executor
+from tests.task_executor.service.fake_helper import ENFORCED
 from tests.task_executor.service.scripted_rm import (
     MIB,
     ScriptedRM,
@@ -116,6 +118,19 @@ async def test_intent_and_both_sizes_hold_until_the_host_has_said(
     assert rm.full_reports()[-1].available.cpu_milli == 3500
     executor.helper.resize_gate.set()
     assert (await order).report.available.cpu_milli == 3900
+
+
+async def test_what_is_enforced_of_the_new_size_is_reported(
+    rm: ScriptedRM, executor: Executor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def resize_slot(limits: SlotLimits) -> IsolationReport:
+        return replace(ENFORCED, pids="none")
+
+    await rm.allocate(allocation())
+    monkeypatch.setattr(executor.helper, "resize_slot", resize_slot)
+    (slot,) = (await rm.resize(1, cpu_milli=200)).report.slots
+    assert (slot.isolation.pids, slot.isolation.cpu) == ("none", "quota")
+    assert on_disk(executor)["isolation"]["pids"] == "none"
 
 
 async def test_refusals_leave_the_slot_as_it_is(rm: ScriptedRM, executor: Executor) -> None:

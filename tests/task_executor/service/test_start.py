@@ -308,3 +308,25 @@ def test_what_caps_the_cpu_time_of_a_slot_is_said() -> None:
     assert "does not cap" in isolation_of(no_quota, plain)["notes"][0]
     by_affinity = dataclasses.replace(ENFORCED, cpuset="affinity")
     assert isolation_of(by_affinity, own)["cpu"] == "quota"
+
+
+@pytest.mark.parametrize(
+    ("extended", "hugepages", "countable"),
+    [
+        ((), "hard", None),
+        ((("gpu", 2),), "hard", "declared"),
+        ((("hugepages-2Mi", 8),), "hard", "hard"),
+        ((("hugepages-2Mi", 8),), "none", "declared"),
+        ((("gpu", 2), ("hugepages-2Mi", 8)), "hard", "declared"),
+    ],
+)
+def test_countable_resources_are_declared_unless_the_kernel_caps_them(
+    extended: tuple[tuple[str, int], ...], hugepages: str, countable: str | None
+) -> None:
+    profile = ResourceProfile(1000, extended=extended)
+    slot = SlotSpec("a", 1, "job", profile, 1000, 10)
+    told = isolation_of(dataclasses.replace(ENFORCED, hugepages=hugepages), slot)
+    assert told.get("countable") == countable
+    given_nothing = [note for note in told["notes"] if "(gpu)" in note]
+    assert len(given_nothing) == ("gpu" in dict(extended))
+    assert all("given no device" in note for note in given_nothing)
