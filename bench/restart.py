@@ -7,8 +7,9 @@ Fills databases through the store (`filled_books.py`: the detected topology of a
 64 cpus, grants, logs, history), starts the real process on each, and measures until it has
 registered a job. Memory is the growth of its resident set: with the executors against an empty
 database, with requests that wait against none, once as read from the database and once as asked for
-over the network. Last, `--returning` executors come back at once from a second process, and go on
-sending signs of life for `--seconds`: the longest silence of any must stay below the lost timeout.
+over the network. Last, `--returning` executors (0: none) come back at once from a second process,
+and go on sending signs of life for `--seconds`: the longest silence of any must stay below the lost
+timeout.
 """
 
 from __future__ import annotations
@@ -156,9 +157,11 @@ def _return_in_process(
 async def returned(
     figures: Figures, place: Place, size: Size, returning: int, seconds: float
 ) -> None:
-    """A start of the whole cluster, and executors that come back to it all at once."""
+    """A start of the whole cluster, and executors that come back to it all at once, if any do."""
     with place.filled(size) as (manager, slots):
         figures.starts.append(await started(manager, size))
+        if not min(returning, size.executors):
+            return
         before_s = manager.cpu_s()
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
             figures.returned = await asyncio.get_running_loop().run_in_executor(
@@ -238,7 +241,7 @@ def main() -> int:
         "--returning",
         type=int,
         default=2_000,
-        help="executors that come back; each takes three files of a process",
+        help="executors that come back, 0: none; each takes three files of a process",
     )
     parser.add_argument("--database", choices=("sqlite", "postgresql"), default="sqlite")
     parser.add_argument("--seconds", type=float, default=20.0)
