@@ -143,7 +143,8 @@ def _with_best_effort(
     """Returns the total with the best-effort cpu that the pool can still run.
 
     It shrinks in proportion to the pool: how much of it is offered per cpu, the executor's
-    configuration says. Cpus that are reserved and shared stay in the pool, whoever reserved them.
+    configuration says. Cpus that are reserved and shared stay in the pool, no matter which layer
+    reserved them.
     """
     offered = announced.best_effort_cpus
     lacks = offered & in_no_pool

@@ -19,7 +19,7 @@ class RejectionClock:
             incarnation of the resource manager.
         everything: all that waits has to be looked at.
         shapes: otherwise these, from an arrival number on; earlier requests have been looked at.
-        gangs: likewise, by id.
+        gangs: the same for gangs, by id.
     """
 
     def __init__(self, timers: Timers, after_ms: int) -> None:

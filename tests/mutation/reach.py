@@ -102,7 +102,7 @@ def mark_sources(root: Path, paths: Iterable[str], marks: Path) -> list[tuple[st
         tree.body[start:start] = ast.parse(_PRELUDE.format(path=str(marks), name=_NAME)).body
         file.write_text(ast.unparse(ast.fix_missing_locations(tree)) + "\n")
     marks.write_bytes(bytes(max(1, len(ids))))
-    marks.chmod(0o666)  # some tests run as somebody else
+    marks.chmod(0o666)  # some tests run as another user
     return ids
 
 

@@ -19,7 +19,7 @@ from tests.mutation.tree import Copy, copy_of, digest
 # Beside tests/PATH.
 MORE_TESTS = {"resource_manager/engine": ["tests/scenarios"]}
 
-# A mutant first meets the tests of so many files that take no longer than this.
+# A mutant first meets the tests of this number of files that take no longer than this.
 FILES_FIRST, QUICK_S = 3, 0.5
 
 

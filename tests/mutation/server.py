@@ -30,7 +30,7 @@ _CLONE_NEWNS, _CLONE_NEWPID = 0x20000, 0x20000000
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 # A test hangs when it takes this many times as long as without a mutant, and `hang_s` longer.
 HANG_FACTOR = 10.0
-# So many limits for the imports before the first test.
+# Limits allowed for the imports before the first test.
 IMPORT_FACTOR = 3.0
 
 

@@ -116,7 +116,7 @@ class Copy:
 def copy_of(root: Path, tests: list[str]) -> Iterator[Copy]:
     """A copy that is gone afterwards."""
     folder = Path(tempfile.mkdtemp(prefix="finegrain-mutation-"))
-    folder.chmod(0o755)  # some tests run as somebody else
+    folder.chmod(0o755)  # some tests run as another user
     try:
         copy = Copy(root, folder, tests)
         try:

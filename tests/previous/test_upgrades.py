@@ -179,7 +179,7 @@ class Halves:
         return await master.submit(*PATIENT_TASK, stdin=True)
 
     async def end(self, master: JobMaster) -> None:
-        """The task reads, writes and exits through whoever runs now; its slot is freed."""
+        """The task reads, writes and exits through the new processes; its slot is freed."""
         await master.write((0, b"ended\n", True))
         seen = await master.watch()
         assert (seen.stdout, seen.exit.exit_code) == (b"begun\nended\n", 7)

@@ -52,7 +52,7 @@ def request(name: str, qos: QosClass, cpu_milli: int) -> RequestSpec:
 
 
 def crowded_world(monkeypatch: pytest.MonkeyPatch, lse_cpus: int, policy: HostPolicy) -> World:
-    """Returns a world of one host: an LSE slot takes so many cpus, then a best-effort slot is
+    """Returns a world of one host: an LSE slot takes `lse_cpus` cpus, then a best-effort slot is
     requested.
     """
     host = HostMachine(machine("1s1n4c1t"), policy)

@@ -11,7 +11,7 @@ from tests.support.patience import PATIENCE_S
 
 TOLERANCE = 0.15
 PERIODS = 30
-"""Over so many, the slices that the kernel hands out ahead are small beside the sum."""
+"""Over this many, the slices that the kernel hands out ahead are small beside the sum."""
 SMALL_QUOTAS_MILLI = (20, 40)
 """A spinner exhausts these even beside some forty others on two cpus."""
 
@@ -34,7 +34,7 @@ class CpuCounters:
 
 
 async def await_throttling(group: Path, since: CpuCounters, periods: int = PERIODS) -> CpuCounters:
-    """The counters once the group's quota has been used up in so many periods."""
+    """The counters once the group's quota has been used up in `periods` periods."""
     end = time.monotonic() + PATIENCE_S
     while (now := CpuCounters.read(group)).throttled - since.throttled < periods:
         assert time.monotonic() < end, f"its quota does not hold it: {since}, then {now}"

@@ -1,7 +1,7 @@
 """`finegrain`, except that a call may take as long as tests wait.
 
-People are told after 5 s that nobody answers; a resource manager on a busy machine may need longer
-to start again.
+The command line gives up after 5 s without an answer; a resource manager on a busy machine may need
+longer to start again.
 """
 
 from finegrain_cli import connection

@@ -47,7 +47,7 @@ class Process:
 
 
 def guard_run() -> None:
-    """Returns in a new process that is guarded; this one waits for its end and ends likewise.
+    """Returns in a new process that is guarded; this one waits for it and ends in the same way.
 
     Call it before anything is started.  A second call in one process does nothing.
     """
@@ -80,7 +80,7 @@ def _watch(child: int) -> None:
         elif info.si_signo != signal.SIGCHLD and info.si_pid:  # the terminal has told all by itself
             os.kill(child, info.si_signo)
     left = _end_descendants(ENDING_S if status == 0 else 0)
-    with suppress(OSError):  # nobody may read any more
+    with suppress(OSError):  # the reader may be gone
         for process in left:
             line = f"left by the test run, killed now: {process.pid} {process.words}\n"
             os.write(2, line.encode())
@@ -94,7 +94,7 @@ def _watch(child: int) -> None:
 
 
 def _reap(child: int, status: int | None) -> int | None:
-    """Buries the dead; the status of the child once it is among them."""
+    """Waits for children that have ended; returns the status of `child` once it is among them."""
     with suppress(ChildProcessError):
         while (dead := os.waitpid(-1, os.WNOHANG))[0]:
             status = dead[1] if dead[0] == child else status
@@ -111,7 +111,7 @@ def _end_descendants(patience_s: float) -> list[Process]:
     executors: set[str] = set()
     around = _executors(
         Path("/proc/self/cgroup").read_text()
-    )  # a run may itself be somebody's task
+    )  # a run may itself be a task in a slot
     while found := descendants(os.getpid()):
         now = time.monotonic()
         executors.update(*(process.executors - around for process in found))

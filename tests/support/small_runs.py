@@ -29,7 +29,7 @@ def small_run(
     environment = os.environ | {"PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'client'}"}
     environment |= {"CI": "true" if ci else "", "PYTEST_ADDOPTS": ""}
     for name in [each for each in environment if each.startswith("PYTEST_XDIST")]:
-        del environment[name]  # this run is nobody's worker
+        del environment[name]  # this run is no worker of another one
     command = [sys.executable, "-m", "pytest", "-q", *args, "test_small.py"]
     options = {"cwd": folder, "env": environment, "text": True, **pipes, **popen}
     with subprocess.Popen(command, **options) as run:

@@ -40,7 +40,7 @@ def test_a_request_from_before_the_first_executor_is_refused_like_one_that_comes
     cluster = cluster_of()
     ask(cluster, "early")
     cluster.wait(10 * AFTER_MS)
-    assert waits(cluster)  # nobody knows what will come
+    assert waits(cluster)  # an executor that fits may come
 
     cluster.register(host())
     (late,) = ask(cluster, "late")
@@ -253,7 +253,7 @@ def test_explain_says_when_a_request_is_rejected() -> None:
 
     ask(cluster, "early", "second")
     ask(cluster, "patient", allow_pending=True)
-    assert "rejected" not in summary()  # nobody knows yet whether that will be
+    assert "rejected" not in summary()  # whether it will be is not known yet
     a = host()
     cluster.register(a)
     assert "it is rejected at 22:13:51 UTC, unless" in summary()

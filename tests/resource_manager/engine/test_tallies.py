@@ -38,7 +38,7 @@ def end_lease(story: Story) -> None:
 def test_groups_keep_what_a_job_received_that_ended_right_before_a_restart(
     end: Callable[[Story], None], lease_ms: int | None
 ) -> None:
-    """Its slots are gone by then: nobody could tell that they had been there."""
+    """Its slots are gone by then, so nothing shows that they were there."""
     story = Story(service="slots", half_life_ms=None)
     story.host("host-0")
     story.act(GroupSet(story.cluster.at, "outer"))

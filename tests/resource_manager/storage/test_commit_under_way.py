@@ -1,4 +1,4 @@
-"""A PostgreSQL lease that ends in the middle of a commit: whoever takes over waits for the commit.
+"""A PostgreSQL lease that ends in the middle of a commit: the next leader waits for the commit.
 
 Else the successor could read its books while rows of its predecessor are still to appear.
 """
@@ -25,7 +25,7 @@ from tests.support.stores import inside
 pytestmark = pytest.mark.needs("postgresql")
 
 PATIENCE_S = 30.0
-LEASE_MS = 60_000  # so long that nobody is broken off for being silent within a commit
+LEASE_MS = 60_000  # so long that a silent commit is not broken off
 WAITING = text(
     "SELECT count(*) FROM pg_stat_activity "
     "WHERE datname = current_database() AND wait_event_type = 'Lock'"

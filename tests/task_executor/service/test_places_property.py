@@ -217,7 +217,7 @@ class LoopWithOwnClock(asyncio.SelectorEventLoop):
         self._now = 0.0
 
         def select(timeout: float | None = None) -> list[Any]:
-            if timeout is None:  # nobody would ever wake up
+            if timeout is None:  # nothing would ever wake it up
                 return look(None)
             self._now += max(timeout, 0.0)
             return look(0)

@@ -182,8 +182,8 @@ def test_even_shares_differ_by_at_most_one_group(
 
 
 def has_even_shares(layout: CpuLayout, free: int, need: int, group: int) -> bool:
-    """Whether any nodes could give so many groups of free cpus, each as many as the others or one
-    more: tried out for every number of nodes that an empty regular host would need, or more.
+    """Whether any nodes could give this number of groups of free cpus, each as many as the others
+    or one more: tried out for every number of nodes that an empty regular host would need, or more.
     """
     groups, left = divmod(need, group)
     if left or not groups:
