@@ -24,7 +24,7 @@ from tests.simulation.world import ALL_WISHES, WISHES, WITH_CPUS, Failed, Plan, 
 SEEDS = range(24)
 RANGE_SEEDS = range(100, 102)
 CPU_SEEDS = (1, 11)
-PARTS = 8
+PARTS = 4
 ROOT = Path(__file__).parents[2]
 
 
