@@ -207,7 +207,6 @@ async def test_books_of_the_past_command_nobody(on_sqlite: Daemons, starts: int)
     assert on_sqlite.cli.run("--", "echo", "on").stdout == b"on\n"
 
 
-@pytest.mark.quick
 async def test_a_killed_executor_loses_neither_task_nor_output_nor_exit_status(
     on_sqlite: Daemons,
 ) -> None:

@@ -29,6 +29,8 @@ from resource_manager.providers.provider import Presence, Surroundings
 from resource_manager.providers.registry import find_kind
 from tests.support.patience import PATIENCE_S
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture
 def state_dir() -> Iterator[Path]:

@@ -40,11 +40,13 @@ def test_everything_holds_through_faults_and_heals(part: int) -> None:
     assert sum(each.started for each in results) >= 3
 
 
+@pytest.mark.full
 def test_ranges_hold_through_the_same() -> None:
     for seed in RANGE_SEEDS:
         World(Plan(seed, wishes=ALL_WISHES)).run()
 
 
+@pytest.mark.full
 def test_slots_with_cpus_of_their_own_hold_through_the_same() -> None:
     pinned = 0
     for seed in CPU_SEEDS:

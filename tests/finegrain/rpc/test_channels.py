@@ -95,6 +95,7 @@ def keep_alive(channel: Any, **more: Any) -> Any:
     return ResourceManagerServiceStub(channel).KeepAlive(rm_pb2.KeepAliveRequest(), **more)
 
 
+@pytest.mark.full
 async def test_a_frozen_peer_is_noticed_long_before_the_deadline(peer: Peer) -> None:
     async with open_channel(peer.address, token="t" * 16) as channel:
         await keep_alive(channel)
@@ -108,6 +109,7 @@ async def test_a_frozen_peer_is_noticed_long_before_the_deadline(peer: Peer) -> 
     assert peer.address in error.message
 
 
+@pytest.mark.full
 async def test_a_stream_from_a_frozen_peer_ends_too(peer: Peer) -> None:
     async with open_channel(peer.address, token="t" * 16) as channel:
         stub: Any = ResourceManagerServiceStub(channel)

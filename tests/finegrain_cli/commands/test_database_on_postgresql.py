@@ -16,7 +16,7 @@ from tests.support.cli import Finegrain
 from tests.support.migrations import NEXT, know_next_version
 from tests.support.postgresql import PASSWORD_USER, PostgresqlServer
 
-pytestmark = pytest.mark.needs("postgresql")
+pytestmark = [pytest.mark.needs("postgresql"), pytest.mark.full]
 
 COMMANDS = [
     ("check",),

@@ -172,6 +172,7 @@ async def test_a_program_that_is_not_there_is_a_failure(site: Site) -> None:
         await provider.start("far-1-1", "far", again=False)
 
 
+@pytest.mark.full
 async def test_one_that_hangs_is_ended_with_all_its_children(site: Site) -> None:
     provider = site.provider(
         'trap "" TERM; sleep 1000 & echo $! >> "$LOG"; wait; sleep 1000', more='timeout = "300ms"'
@@ -184,6 +185,7 @@ async def test_one_that_hangs_is_ended_with_all_its_children(site: Site) -> None
     assert child is None or not child.lives()
 
 
+@pytest.mark.full
 async def test_one_that_runs_as_another_user_is_waited_for_and_holds_nothing_up(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:

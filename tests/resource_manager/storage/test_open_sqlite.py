@@ -195,6 +195,7 @@ def test_a_log_without_its_database_is_not_played_into_a_new_one(
     assert not made.exists()
 
 
+@pytest.mark.full
 def test_a_database_that_another_program_keeps_locked(
     sqlite_url: str, made: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

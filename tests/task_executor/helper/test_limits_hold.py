@@ -18,7 +18,7 @@ from tests.support.cpu_quota import SMALL_QUOTAS_MILLI, assert_quota_holds
 from tests.support.patience import PATIENCE_S
 from tests.task_executor.helper.conftest import MIB, Host, alive, eventually
 
-pytestmark = [pytest.mark.needs("root", "cgroup-v1")]
+pytestmark = [pytest.mark.needs("root", "cgroup-v1"), pytest.mark.full]
 
 HOG = "import sys, time\nx = bytearray({mib} << 20)\nprint('fits', flush=True)\ntime.sleep(60)"
 

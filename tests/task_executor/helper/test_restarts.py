@@ -25,6 +25,8 @@ from task_executor.host.helper_client import (
 from tests.support.patience import PATIENCE_S
 from tests.task_executor.helper.conftest import Host, alive, eventually, leftover_groups
 
+pytestmark = pytest.mark.full
+
 
 def shim_of(host: Host, task_id: str = "task") -> int:
     return int(json.loads((host.directory(task_id) / "task.json").read_text())["shim_pid"])

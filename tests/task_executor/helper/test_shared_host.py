@@ -18,6 +18,8 @@ from task_executor.host.helper_client import HelperClient
 from tests.task_executor.helper.conftest import Host, alive, eventually, leftover_groups
 from tests.task_executor.helper.fake_cgroups import FakeKernel, FakeV1, FakeV2
 
+pytestmark = pytest.mark.full
+
 CONTROLLERS = ("cpu", "cpuacct", "cpuset", "memory", "freezer", "pids")
 KERNELS = [pytest.param(FakeV2, id="v2"), pytest.param(lambda: FakeV1(CONTROLLERS), id="v1")]
 on_every_kernel = pytest.mark.parametrize("make_kernel", KERNELS)
