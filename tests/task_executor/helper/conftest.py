@@ -180,7 +180,12 @@ async def plain_host(config: HelperConfig) -> AsyncIterator[Host]:
     assert (left.slots, left.tasks) == ([], [])
 
 
-@pytest.fixture(params=["host", "plain_host"], ids=["with cgroups", "without cgroups"])
+@pytest.fixture(
+    params=[
+        pytest.param("host", id="with cgroups"),
+        pytest.param("plain_host", id="without cgroups", marks=pytest.mark.full),
+    ]
+)
 def any_host(request: pytest.FixtureRequest) -> Host:
     value: Host = request.getfixturevalue(request.param)
     return value

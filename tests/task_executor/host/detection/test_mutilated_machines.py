@@ -8,6 +8,7 @@ import json
 import random
 import shutil
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,8 @@ from task_executor.host.detection.reader import TreeReader
 
 DATA = Path(__file__).parents[3] / "data" / "topologies"
 NAMES = [entry["name"] for entry in json.loads((DATA / "index.json").read_text())]
-SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(1, 4))]
+SEEDS = range(4)
+QUICK = [(name, 0) for name in NAMES[::4]]
 GARBAGE = (
     "",
     "-1",
@@ -40,8 +42,13 @@ GARBAGE = (
 )
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("name", "seed"),
+    [
+        pytest.param(*case, marks=() if case in QUICK else pytest.mark.full)
+        for case in product(NAMES, SEEDS)
+    ],
+)
 def test_garbled_machine_is_still_a_machine(
     name: str, seed: int, tree: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
