@@ -240,8 +240,7 @@ class _Shim:
                 self.loop.run(self.driver.kill(self.group, [os.getpid()]))
 
         if grace_s:
-            for pid in self.driver.pids(self.group, [os.getpid()]):
-                self.driver.signal(pid, signal.SIGTERM)
+            self.driver.ask_to_end(self.group, [os.getpid()])
         self.loop.later(grace_s, kill)
 
     def _handle(self, verb: str, args: dict[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from signal import SIGTERM
 from typing import Any
 
 from task_executor.helper.cgroups.base import Driver
@@ -189,8 +188,7 @@ class Slots:
 
     def _ask_to_end(self, name: str, grace_s: float) -> Job:
         group = self.driver.slot(name)
-        for pid in self.driver.pids(group, self.shims_of(name)):
-            self.driver.signal(pid, SIGTERM)
+        self.driver.ask_to_end(group, self.shims_of(name))
         while grace_s > 0 and self.driver.pids(group, self.shims_of(name)):
             yield 0.02
             grace_s -= 0.02

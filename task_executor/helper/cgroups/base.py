@@ -319,6 +319,11 @@ class Driver:
         """
         return descendants(shims)
 
+    def ask_to_end(self, group: Group, shims: Iterable[int]) -> None:
+        # A shell before its child: it would go on to its next command.
+        for pid in sorted(self.pids(group, shims)):
+            self.signal(pid, signal.SIGTERM)
+
     def kill(self, group: Group, shims: Iterable[int] = ()) -> Job:
         """A job that ends when nothing of the group lives. Repeats: a fork may win one round."""
         shims = list(shims)

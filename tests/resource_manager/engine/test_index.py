@@ -99,7 +99,7 @@ def test_trap_9_a_decision_does_not_look_at_every_host(
     strategy: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ten times the hosts, filled alike: a decision reads one more node of the tree per search."""
-    read = [reads_of_a_decision(strategy, hosts, monkeypatch) for hosts in (200, 2_000)]
+    read = [reads_of_a_decision(strategy, hosts, monkeypatch) for hosts in (120, 1_200)]
     searches = 4
     assert read[1] <= read[0] + searches * 32
 

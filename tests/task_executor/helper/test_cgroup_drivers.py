@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,17 @@ def test_killing_one_task_spares_its_neighbour_in_the_slot(
     finish(slots.driver.kill(first))
     finish(slots.driver.remove(first))
     assert slots.driver.pids(slots.driver.slot("a.1"), []) == {1002}
+
+
+def test_a_shell_is_asked_to_end_before_its_child(tmp_path: Path) -> None:
+    """Or it would go on to its next command. 1007 and 1008 come the other way out of a set."""
+    kernel = FakeV2()
+    slots = slots_on(kernel, tmp_path)
+    slots.create(limits())
+    for task_id, pid in (("t1", 1007), ("t2", 1008)):
+        start_in(slots, kernel, task_id, pid)
+    slots.driver.ask_to_end(slots.driver.slot("a.1"), [])
+    assert kernel.signals == [(1007, signal.SIGTERM), (1008, signal.SIGTERM)]
 
 
 def test_v2_limits_as_the_kernel_holds_them(tmp_path: Path) -> None:
