@@ -38,22 +38,22 @@ class Reach:
     def tests_of(self, path: str, line: int) -> list[str]:
         """Returns the tests that reach a statement, the quickest first.
 
-        What the import of a file executes (defaults, constants) counts as reached by all tests
-        that run anything of the file; in a file without functions, by all tests.
+        What the import of a file executes (defaults, constants, tables) counts as reached by all
+        tests, those first that run anything of the file: values are used far from where they stand.
         """
         of_file = self.lines.get(path, {})
-        names = set(of_file.get(line, []))
+        first = set(of_file.get(line, []))
+        names = first
         if line in self.imported.get(path, []):
-            names = {name for names in of_file.values() for name in names}
-            names = names if of_file else set(self.seconds)
-        return sorted(names, key=lambda name: (self.seconds[name], name))
+            first = {name for names in of_file.values() for name in names}
+            names = set(self.seconds)
+        return sorted(names, key=lambda name: (name not in first, self.seconds[name], name))
 
     def reaches(self, path: str, line: int) -> bool:
         """Returns whether any test reaches a statement; costs less than to ask for the tests."""
-        of_file = self.lines.get(path, {})
         if line in self.imported.get(path, []):
-            return not of_file or any(of_file.values())
-        return bool(of_file.get(line))
+            return bool(self.seconds)
+        return bool(self.lines.get(path, {}).get(line))
 
     def encode(self) -> str:
         """Returns what `decode` reads; names of tests are written once."""

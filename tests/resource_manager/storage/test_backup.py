@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
@@ -168,7 +169,7 @@ def test_a_bad_backup_changes_nothing(
     leading.close()
     spoil(copy, damage)
     before = (tmp_path / "books.db").read_bytes()
-    with pytest.raises(StoreError):
+    with pytest.raises(StoreError, match=re.escape(str(copy))):
         schema.restore(sqlite_url, copy, above_epoch=0)
     assert (tmp_path / "books.db").read_bytes() == before
     assert not list(tmp_path.glob("*.new*"))

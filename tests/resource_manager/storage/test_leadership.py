@@ -502,6 +502,17 @@ def test_a_file_that_somebody_leads_is_not_even_looked_at(tmp_path: Path, sqlite
     late.close()
 
 
+@on_postgresql
+def test_newer_software_waits_for_the_lease_of_a_dead_leader_and_upgrades(
+    postgresql_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_store(postgresql_url, lease_ms=800) as dead:
+        dead.lead("dead")
+        know_next_version(monkeypatch, tmp_path / "migrations")
+        open_store(postgresql_url).close()
+        assert schema.current_version(postgresql_url) == NEXT
+
+
 def test_a_standby_of_newer_software_upgrades_when_it_is_its_turn(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import sqlite3
@@ -12,12 +13,13 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from sqlalchemy.exc import OperationalError
 
 from finegrain.errors import ConfigurationError, FinegrainError, Reason, StoreError
 from resource_manager.engine.effects import Changes
-from resource_manager.storage import sqlite_file, tables
+from resource_manager.storage import schema, sqlite_file, tables
 from resource_manager.storage.location import sqlite_url as sqlite_url_of
-from resource_manager.storage.store import open_store
+from resource_manager.storage.store import StoreAway, open_store
 from tests.support.books import job, request
 from tests.support.stores import inside
 
@@ -148,8 +150,24 @@ def test_a_database_that_newer_software_upgraded(sqlite_url: str, made: Path) ->
     set_pragma(made, "user_version = 99")
     error = refusal(sqlite_url)
     assert error.reason is Reason.STORE_SCHEMA
-    assert "schema version 99" in error.message
+    assert f"{made} has schema version 99" in error.message
     assert "newer finegrain" in error.message
+    known = str(schema.head_version())
+    assert error.details == {"schema_version": "99", "known_version": known}
+
+
+def test_what_is_opened_to_read_cannot_be_written(made: Path) -> None:
+    engine = sqlite_file.sqlite_engine(made, read_only=True, connections=1)
+    with engine.connect() as connection, pytest.raises(OperationalError, match="readonly"):
+        connection.exec_driver_sql("DELETE FROM meta")
+    engine.dispose()
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_and_a_spent_quota_may_have_room_later(made: Path, number: int) -> None:
+    with pytest.raises(StoreAway) as caught, sqlite_file.os_errors(made):
+        raise OSError(number, os.strerror(number))
+    assert caught.value.reason is Reason.DISK_FULL
 
 
 def test_a_database_that_waits_for_an_upgrade(sqlite_url: str, made: Path) -> None:

@@ -213,7 +213,7 @@ def test_the_version_of_the_file_and_of_alembic_agree(sqlite_url: str, tmp_path:
 
 def test_migrations_are_found_where_a_wheel_puts_them(tmp_path: Path) -> None:
     """Below `resource_manager/`, from any working directory, with no repository around."""
-    site = tmp_path / "site-packages"
+    site = tmp_path / "site-packages-100%"  # which the configuration of alembic would take apart
     for package in ("finegrain", "resource_manager"):
         shutil.copytree(
             REPOSITORY / package,

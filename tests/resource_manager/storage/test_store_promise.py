@@ -111,12 +111,12 @@ def test_texts_come_back_letter_by_letter(store: Store, text: str) -> None:
     named = job(name=text, group=text)
     labelled = request(spec=RequestSpec("slot-1", None, required_labels=((text, text),)))
     event = job_event(1, message=text, slot={text: [text, {"deep": text}]})
-    history = cluster_event(1, message=text)
-    store.commit(Changes([named], [labelled], job_events=[event], cluster_events=[history]))
+    history = [cluster_event(1, message=text), cluster_event(2, message=f"another {text}")]
+    store.commit(Changes([named], [labelled], job_events=[event], cluster_events=history))
     assert store.load().jobs == [named]
     assert store.load().requests == [labelled]
     assert store.read_job_events("job-1", 0, 1) == [event]
-    assert store.read_cluster_events(0, 1) == [history]
+    assert store.read_cluster_events(0, 2) == history
 
 
 def test_amounts_of_any_size_come_back(store: Store) -> None:
