@@ -194,7 +194,6 @@ class Shape:
                 continue
             if left and left[0][0] <= start:  # at the earliest
                 if left[0][1] is not line or left[0][0] != start:
-                    _refresh(left)
                     heapq.heappush(left, (start, line))
                 continue  # the same once more
             _, end = next(line.numbers.runs_within(start, _NEVER))
@@ -211,16 +210,6 @@ class Shape:
     def count_before(self, number: int) -> int:
         """How many wait with it who came before a number."""
         return sum(line.numbers.count_within(0, number) for line in self.lines.values())
-
-
-def _refresh(heads: list[tuple[int, Line]]) -> None:
-    """Puts the first one where its line really goes on."""
-    number, line = heads[0]
-    found = line.numbers.next_from(number)
-    if found is None:
-        heapq.heappop(heads)
-    elif found != number:
-        heapq.heapreplace(heads, (found, line))
 
 
 def make_shape(number: int, key: ShapeKey) -> Shape:

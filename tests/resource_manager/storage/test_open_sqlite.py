@@ -17,7 +17,7 @@ from sqlalchemy.exc import OperationalError
 
 from finegrain.errors import ConfigurationError, FinegrainError, Reason, StoreError
 from resource_manager.engine.effects import Changes
-from resource_manager.storage import schema, sqlite_file, tables
+from resource_manager.storage import schema, sqlite_file, sqlite_store, tables
 from resource_manager.storage.location import sqlite_url as sqlite_url_of
 from resource_manager.storage.store import StoreAway, open_store
 from tests.support.books import job, request
@@ -172,6 +172,19 @@ def test_a_full_disk_and_a_spent_quota_may_have_room_later(made: Path, number: i
     assert caught.value.reason is Reason.DISK_FULL
 
 
+def test_commits_without_a_pause_do_not_let_the_log_grow(
+    sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite_store, "CHECKPOINT_COMMITS", 2)
+    sizes = []
+    with open_store(sqlite_url) as store:
+        store.lead("busy")
+        for number in range(100):
+            store.commit(Changes([job(f"job-{number}")]))
+            sizes.append(next(tmp_path.glob("*-wal")).stat().st_size)
+    assert max(sizes) < 2 * sizes[20]
+
+
 def test_a_database_that_waits_for_an_upgrade(sqlite_url: str, made: Path) -> None:
     set_pragma(made, "user_version = 0")
     for options in ({"upgrade": False}, {"read_only": True}):
@@ -197,6 +210,7 @@ def test_a_damaged_database_is_not_opened(sqlite_url: str, made: Path, share: fl
     made.write_bytes(data)
     error = refusal(sqlite_url)
     assert error.reason is Reason.STORE_CORRUPT
+    assert str(made) in error.message
     assert "finegrain db restore" in error.message
 
 

@@ -146,6 +146,16 @@ def test_on_v1_a_cpu_that_went_off_line_and_came_back_costs_no_slot(tmp_path: Pa
         slots.create(limits(allocation_id="d", cpus="7"))
 
 
+def test_on_v1_a_group_above_without_cpus_is_named(tmp_path: Path) -> None:
+    kernel = FakeV1(SEPARATE)
+    slots = slots_on(kernel, tmp_path)
+    above = "/sys/fs/cgroup/cpuset/box/finegrain/host-a/slots/cpuset.cpus"
+    kernel.before_mkdir = lambda _path: kernel.files.update({above: ""})
+    with pytest.raises(Fault, match=f"{above} is empty") as caught:
+        slots.create(limits(cpus=""))
+    assert caught.value.reason == "CARVE_FAILED"
+
+
 def test_on_v1_tasks_whose_slot_lost_its_last_cpu_are_brought_back(tmp_path: Path) -> None:
     """The kernel moves them to the group above all slots, where they run on anybody's cpus."""
     kernel = FakeV1(SEPARATE)

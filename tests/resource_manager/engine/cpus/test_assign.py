@@ -223,6 +223,15 @@ def test_a_preferred_node_is_given_up_with_a_note() -> None:
     assert found.notes[0].startswith("NUMA policy SingleNUMANode was preferred")
 
 
+def test_a_pinned_slot_gets_cpus_where_no_node_has_the_memory_that_was_preferred_there() -> None:
+    books = CpuBooks(two_nodes())
+    for _ in range(2):
+        given_to(books, need(aligned(LS, SINGLE), 1, 16 * GIB))
+    found = given_to(books, need(aligned(LSR, SINGLE, required=False), 2))
+    assert (len(found.cpus), found.nodes) == (2, ())
+    assert found.notes[0].startswith("NUMA policy SingleNUMANode was preferred")
+
+
 def test_the_hosts_alignment_holds_for_every_slot() -> None:
     books = CpuBooks(two_nodes(), EffectivePolicy(alignment=SINGLE))
     plain = given_to(books, need(LS, 3, 4 * GIB))
