@@ -26,10 +26,10 @@ from typing import Any
 
 import finegrain_client as fg
 from finegrain.resources import ResourceProfile
-from finegrain_client.batch import runner as runner_module
+from finegrain_client.batch import runner
 from finegrain_client.batch.holding import SlotKey
 from finegrain_client.batch.slots import Granted, RequestOver, SlotNews
-from finegrain_client.types import OutputChunk, RequestState, TaskResult
+from finegrain_client.types.status import OutputChunk, RequestState, TaskResult
 
 SLOTS_MAX, SECONDS = 1000, 0.5
 most = {"files": 0, "tasks": 0}
@@ -174,7 +174,7 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true")
     options = parser.parse_args()
     SLOTS_MAX, SECONDS = options.slots, options.seconds
-    vars(runner_module)["BatchSlots"] = Slots
+    vars(runner)["BatchSlots"] = Slots
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         work = measure(options.threads, Path(folder), options.results)
         if not options.profile:

@@ -42,8 +42,8 @@ from finegrain.cpuset import CpuSet
 from finegrain.resources import CPU_MILLI, GIB, MEMORY_BYTES
 from resource_manager.engine.cpus import empty_hosts
 from resource_manager.engine.cpus.assign import Wish, assign
-from resource_manager.engine.cpus.books import CpuBooks
 from resource_manager.engine.cpus.layout import CpuLayout, Node, layout_of_rows
+from resource_manager.engine.cpus.ledger import CpuBooks
 from resource_manager.engine.cpus.take import CpuWish, Holders, take
 
 NEEDS = (2, 8, 20, 50, 100, 200)

@@ -18,7 +18,7 @@ from __future__ import annotations
 import argparse
 from itertools import pairwise
 
-from resource_manager.engine.settings import Fairness
+from resource_manager.engine.model.settings import Fairness
 from resource_manager.simulator.drawing import table_text
 from resource_manager.simulator.figure_setups import SetUp, one_after_another
 from resource_manager.simulator.figures import compared, run_set_up

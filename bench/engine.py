@@ -33,9 +33,11 @@ from pathlib import Path
 from typing import Any
 
 from finegrain.resources import MIB, ResourceProfile, booking, subtract, total_of
-from resource_manager.engine.effects import Effect, SendAllocate, SendFree
-from resource_manager.engine.entities import Instant, Registration, RequestSpec, SlotState
-from resource_manager.engine.events import (
+from resource_manager.engine.explain.lists import cluster_view
+from resource_manager.engine.explain.requests import explain
+from resource_manager.engine.model.effects import Effect, SendAllocate, SendFree
+from resource_manager.engine.model.entities import Instant, Registration, RequestSpec, SlotState
+from resource_manager.engine.model.events import (
     CommandAnswered,
     Decide,
     DrainRequested,
@@ -48,11 +50,9 @@ from resource_manager.engine.events import (
     SlotsReleased,
     SlotsReported,
 )
-from resource_manager.engine.explain import explain
-from resource_manager.engine.placement.placing import Placing, Run
-from resource_manager.engine.queries import cluster_view
-from resource_manager.engine.reported import Report, ReportedSlot
-from resource_manager.engine.settings import EngineSettings
+from resource_manager.engine.model.reported import Report, ReportedSlot
+from resource_manager.engine.model.settings import EngineSettings
+from resource_manager.engine.placement.placement_pass import Placing, Run
 from resource_manager.engine.state import State
 from resource_manager.engine.step import step
 

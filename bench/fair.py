@@ -31,9 +31,10 @@ from typing import Any
 from bench.engine import Bench, show
 from finegrain.resources import GIB, ResourceProfile
 from resource_manager.engine import step as step_module
-from resource_manager.engine.effects import Effect
-from resource_manager.engine.entities import Instant, RangeSpec, RequestSpec, SlotState
-from resource_manager.engine.events import (
+from resource_manager.engine.context import Turn
+from resource_manager.engine.model.effects import Effect
+from resource_manager.engine.model.entities import Instant, RangeSpec, RequestSpec, SlotState
+from resource_manager.engine.model.events import (
     Decide,
     Event,
     GroupSet,
@@ -41,10 +42,9 @@ from resource_manager.engine.events import (
     RequestsSubmitted,
     SlotsReleased,
 )
-from resource_manager.engine.placement.matching import place_waiting
-from resource_manager.engine.settings import EngineSettings, Fairness
+from resource_manager.engine.model.settings import EngineSettings, Fairness
+from resource_manager.engine.scheduling.cycle import place_waiting
 from resource_manager.engine.step import step
-from resource_manager.engine.turn import Turn
 
 SECOND_MS = 1_000
 

@@ -20,8 +20,8 @@ from finegrain.ids import new_id
 from finegrain.resources import GIB, KIB, MIB, ResourceProfile
 from finegrain.rpc.wire import topology_from_proto, topology_to_proto
 from finegrain.v1 import resources_pb2
-from resource_manager.engine.effects import Changes
-from resource_manager.engine.entities import (
+from resource_manager.engine.model.effects import Changes
+from resource_manager.engine.model.entities import (
     ClusterEvent,
     Executor,
     Job,
@@ -33,7 +33,7 @@ from resource_manager.engine.entities import (
     Slot,
     SlotState,
 )
-from resource_manager.engine.offers import slot_to_dict
+from resource_manager.engine.model.offers import slot_to_dict
 from resource_manager.storage.store import Store
 from task_executor.host.detection.assemble import detect
 

@@ -26,16 +26,21 @@ from itertools import count
 
 from bench.engine import AT, Bench, gen_workload, show
 from finegrain.resources import MIB, ResourceProfile
-from resource_manager.engine.effects import Effect
-from resource_manager.engine.entities import GangPlacement, GangSpec, RequestSpec, RequestState
-from resource_manager.engine.events import (
+from resource_manager.engine.model.effects import Effect
+from resource_manager.engine.model.entities import (
+    GangPlacement,
+    GangSpec,
+    RequestSpec,
+    RequestState,
+)
+from resource_manager.engine.model.events import (
     Event,
     ExecutorRegistered,
     JobRegistered,
     RequestsSubmitted,
     SlotsReleased,
 )
-from resource_manager.engine.settings import EngineSettings
+from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.engine.state import State
 
 RACK = 40

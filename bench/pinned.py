@@ -37,9 +37,9 @@ from finegrain.cpu_policy import (
 )
 from finegrain.cpuset import CpuSet
 from finegrain.resources import GIB, MIB, ResourceProfile, booking, subtract, total_of
-from resource_manager.engine.effects import Effect, SendAllocate, SendFree
-from resource_manager.engine.entities import Instant, Registration, RequestSpec, SlotState
-from resource_manager.engine.events import (
+from resource_manager.engine.model.effects import Effect, SendAllocate, SendFree
+from resource_manager.engine.model.entities import Instant, Registration, RequestSpec, SlotState
+from resource_manager.engine.model.events import (
     CommandAnswered,
     Decide,
     Event,
@@ -49,8 +49,8 @@ from resource_manager.engine.events import (
     RequestsSubmitted,
     SlotsReleased,
 )
-from resource_manager.engine.reported import Report, ReportedSlot
-from resource_manager.engine.settings import EngineSettings
+from resource_manager.engine.model.reported import Report, ReportedSlot
+from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.engine.state import State
 from resource_manager.engine.step import step
 

@@ -22,9 +22,9 @@ import time
 from dataclasses import replace
 
 from finegrain.resources import GIB, MEMORY_GRAIN_BYTES, MIB
-from resource_manager.engine.provision.packing import Capacity, Wish
-from resource_manager.engine.provision.planning import Backlog, Plan, Supply, make_plan
-from resource_manager.engine.queue import SLOTS
+from resource_manager.engine.queue.queue import SLOTS
+from resource_manager.engine.scaling.packing import Capacity, Wish
+from resource_manager.engine.scaling.planning import Backlog, Plan, Supply, make_plan
 
 SEED = 20251120
 

@@ -40,15 +40,15 @@ from finegrain.rpc.wire import profile_to_proto
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
 from finegrain.v1 import slots_pb2
 from finegrain.v1.resource_manager_pb2_grpc import ResourceManagerServiceStub
-from resource_manager.engine.effects import Changes
-from resource_manager.engine.entities import Instant, RangeSpec, RequestSpec
-from resource_manager.engine.events import (
+from resource_manager.engine.model.effects import Changes
+from resource_manager.engine.model.entities import Instant, RangeSpec, RequestSpec
+from resource_manager.engine.model.events import (
     Event,
     JobRegistered,
     RequestsSubmitted,
     SlotsReleased,
 )
-from resource_manager.engine.settings import EngineSettings
+from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.engine.state import State
 from resource_manager.storage.location import sqlite_url
 from resource_manager.storage.store import Store, open_store

@@ -27,9 +27,9 @@ from datetime import datetime
 from pathlib import Path
 
 import finegrain_client as fg
-from finegrain_cli.local_cluster import ExecutorShare, LocalCluster
+from finegrain_cli.local.cluster import ExecutorShare, LocalCluster
 from finegrain_client.batch import BatchJob, BatchSpec, ThreadResult
-from resource_manager.engine.settings import Fairness
+from resource_manager.engine.model.settings import Fairness
 
 CPU_MILLI = 2_000
 JOBS = {"MED1": "medium", "DEFAULT1": "default", "DEFAULT2": "default"}

@@ -42,7 +42,7 @@ from finegrain.v1 import cluster_pb2, slots_pb2
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
 from finegrain.v1.cluster_pb2_grpc import ClusterServiceStub
 from finegrain.v1.resource_manager_pb2_grpc import ResourceManagerServiceStub
-from resource_manager.engine.entities import Slot
+from resource_manager.engine.model.entities import Slot
 from resource_manager.storage.location import sqlite_url
 from resource_manager.storage.store import open_store
 from tests.support.postgresql import PostgresqlServer

@@ -25,7 +25,7 @@ from finegrain.rpc.wire import amounts_to_proto, isolation_to_proto, profile_to_
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
 from finegrain.v1 import slots_pb2
 from finegrain.v1.resource_manager_pb2_grpc import ResourceManagerServiceStub
-from resource_manager.engine.entities import Slot
+from resource_manager.engine.model.entities import Slot
 
 REPORT_INTERVAL_S = 3.0
 LOST_TIMEOUT_S = 15.0

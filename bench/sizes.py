@@ -17,7 +17,7 @@ import random
 from itertools import pairwise
 
 from finegrain.resources import ResourceProfile
-from resource_manager.engine.settings import EngineSettings, Fairness
+from resource_manager.engine.model.settings import EngineSettings, Fairness
 from resource_manager.simulator.cluster import Cluster
 from resource_manager.simulator.drawing import table_text
 from resource_manager.simulator.log import by_job, cores

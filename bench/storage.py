@@ -26,8 +26,8 @@ from pathlib import Path
 
 from finegrain.ids import new_id
 from finegrain.resources import GIB, ResourceProfile
-from resource_manager.engine.effects import Changes
-from resource_manager.engine.entities import (
+from resource_manager.engine.model.effects import Changes
+from resource_manager.engine.model.entities import (
     Job,
     JobEvent,
     Request,

@@ -11,7 +11,7 @@ import typer
 from finegrain.errors import FinegrainError, Reason
 from finegrain_cli.context import Invocation, current, enter
 from finegrain_cli.exit_codes import exit_code_of
-from finegrain_cli.output import OutputFormat, print_error, say
+from finegrain_cli.text.output import OutputFormat, print_error, say
 
 P = ParamSpec("P")
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from finegrain.errors import ConfigurationError
 from finegrain.options import TlsOptions
 from finegrain_cli.context import Invocation, current
-from finegrain_cli.published import LocalManager, endpoint_in, find_local_managers
+from finegrain_cli.local.published import LocalManager, endpoint_in, find_local_managers
 from resource_manager.options import DEFAULT_ADDRESS
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from finegrain_cli.output import OutputFormat
+from finegrain_cli.text.output import OutputFormat
 
 if TYPE_CHECKING:
     from finegrain_cli.config.load import Configuration

@@ -24,7 +24,7 @@ from finegrain_cli.commands import (
     simulate,
 )
 from finegrain_cli.exit_codes import ExitCode
-from finegrain_cli.output import ColorChoice, choose_colour
+from finegrain_cli.text.output import ColorChoice, choose_colour
 
 app = typer.Typer(
     name="finegrain",

@@ -8,7 +8,7 @@ from finegrain.errors import InvalidArgument, NotFound, Reason
 
 if TYPE_CHECKING:
     from finegrain_client.blocking import Cluster
-    from finegrain_client.types import JobStatus
+    from finegrain_client.types.status import JobStatus
 
 ENDED_STATES = ("CANCELLED", "REJECTED", "RELEASED", "LOST")
 

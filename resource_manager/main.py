@@ -27,7 +27,7 @@ from finegrain.logs import configure_logging, get_logger
 from finegrain.rpc.addresses import check_dialable
 from finegrain.rpc.server import GuardedServer
 from finegrain.systemd import notify
-from resource_manager.engine.epochs import EpochSeen
+from resource_manager.engine.executors.epochs import EpochSeen
 from resource_manager.options import ResourceManagerOptions
 from resource_manager.parts import (
     Parts,
@@ -39,12 +39,12 @@ from resource_manager.parts import (
 )
 from resource_manager.service.dispatch import Dispatcher
 from resource_manager.service.executor_link import ExecutorLinks, LinkOptions
+from resource_manager.service.messages import out_of_the_past
 from resource_manager.service.provider_setup import set_up_providers
 from resource_manager.service.provisioning import Provisioning
 from resource_manager.service.state_dir import locked_state_dir, remove_endpoint, write_endpoint
 from resource_manager.service.watch import WatchHub
 from resource_manager.service.watchdog import feed_watchdog
-from resource_manager.service.way_out import out_of_the_past
 from resource_manager.storage.location import DatabaseUrl
 from resource_manager.storage.store import NotLeader
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from finegrain.options import ListenOptions, LogOptions, TlsOptions
-from resource_manager.engine.settings import Fairness
+from resource_manager.engine.model.settings import Fairness
 
 DEFAULT_ADDRESS = "127.0.0.1:7170"
 DEFAULT_METRICS_ADDRESS = "127.0.0.1:7171"

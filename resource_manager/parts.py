@@ -24,7 +24,7 @@ from finegrain.v1.resource_manager_pb2_grpc import (
     ResourceManagerServiceServicer,
     add_ResourceManagerServiceServicer_to_server,
 )
-from resource_manager.engine.settings import EngineSettings
+from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.options import ResourceManagerOptions
 from resource_manager.providers.config import ProvidersConfiguration
 from resource_manager.service.admission import JobLimits

@@ -57,15 +57,42 @@ from finegrain_client.errors import (
     TaskFailed,
     TaskNotStarted,
 )
-from finegrain_client.events import JobEvents
-from finegrain_client.gangs import GangSpec
-from finegrain_client.job import Job
-from finegrain_client.ranges import GrantedSlots, RequestRange
-from finegrain_client.request import Request, as_granted
-from finegrain_client.slot import Slot
+from finegrain_client.job.events import JobEvents
+from finegrain_client.job.gangs import GangSpec
+from finegrain_client.job.job import Job
+from finegrain_client.job.ranges import GrantedSlots, RequestRange
+from finegrain_client.job.request import Request, as_granted
+from finegrain_client.slot.slot import Slot
+from finegrain_client.slot.task import Task
 from finegrain_client.specs import SlotSpec
-from finegrain_client.task import Task
-from finegrain_client.types import (
+from finegrain_client.types.advice import ThreadAdvice
+from finegrain_client.types.cpus import CpuWish, SlotCpus, SlotNodeShare, SlotPool
+from finegrain_client.types.explain import (
+    Counterfactual,
+    CpuVerdict,
+    Dimension,
+    ExecutorVerdict,
+    Explanation,
+    GangExplanation,
+    GangSpot,
+    ResizeExplanation,
+)
+from finegrain_client.types.fairness import (
+    ChoiceStep,
+    FlowTally,
+    GroupLimit,
+    Reservation,
+    ReservedExecutor,
+)
+from finegrain_client.types.groups import Groups, GroupStatus
+from finegrain_client.types.host_policy import HostLayer, HostPolicy
+from finegrain_client.types.providers import (
+    ExecutorShape,
+    ProvidedExecutor,
+    ProvidedExecutorState,
+    Providers,
+)
+from finegrain_client.types.status import (
     ClusterEvent,
     ClusterInfo,
     ExecutorState,
@@ -87,34 +114,7 @@ from finegrain_client.types import (
     TaskState,
     TaskStatus,
 )
-from finegrain_client.types_advice import ThreadAdvice
-from finegrain_client.types_cpus import CpuWish, SlotCpus, SlotNodeShare, SlotPool
-from finegrain_client.types_explain import (
-    Counterfactual,
-    CpuVerdict,
-    Dimension,
-    ExecutorVerdict,
-    Explanation,
-    GangExplanation,
-    GangSpot,
-    ResizeExplanation,
-)
-from finegrain_client.types_fairness import (
-    ChoiceStep,
-    FlowTally,
-    GroupLimit,
-    Reservation,
-    ReservedExecutor,
-)
-from finegrain_client.types_groups import Groups, GroupStatus
-from finegrain_client.types_host_policy import HostLayer, HostPolicy
-from finegrain_client.types_providers import (
-    ExecutorShape,
-    ProvidedExecutor,
-    ProvidedExecutorState,
-    Providers,
-)
-from finegrain_client.types_topology import TopologyReport
+from finegrain_client.types.topology import TopologyReport
 
 if TYPE_CHECKING:
     from finegrain_client import batch, blocking
@@ -260,4 +260,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted(__all__)

@@ -1,5 +1,5 @@
 """The cluster as one client sees it: jobs for job masters, lists for everybody. The
-levers of operators stand in `levers.py`.
+levers of operators stand in `admin/operations.py`.
 
 Decides how pages, batches and long polls become plain lists and iterators. Refuses to know how
 anything is shown.
@@ -20,26 +20,24 @@ from finegrain.rpc.tokens import read_token
 from finegrain.v1 import cluster_pb2 as pb
 from finegrain.v1 import resource_manager_pb2 as rm
 from finegrain.v1 import slots_pb2
-from finegrain_client import (
-    reading,
-    reading_advice,
-    reading_explain,
-    reading_groups,
-    reading_host_policy,
-    reading_providers,
-    reading_topology,
-    types,
-)
+from finegrain_client.admin.operations import Levers
 from finegrain_client.connection import Connection
-from finegrain_client.job import LEASE_DEFAULT_S, Job
-from finegrain_client.levers import Levers
+from finegrain_client.decoding import advice as reading_advice
+from finegrain_client.decoding import explain as reading_explain
+from finegrain_client.decoding import groups as reading_groups
+from finegrain_client.decoding import host_policy as reading_host_policy
+from finegrain_client.decoding import providers as reading_providers
+from finegrain_client.decoding import status as reading
+from finegrain_client.decoding import topology as reading_topology
+from finegrain_client.job.job import LEASE_DEFAULT_S, Job
 from finegrain_client.retry import BUDGET_DEFAULT_S, RetryPolicy
-from finegrain_client.types_advice import ThreadAdvice
-from finegrain_client.types_explain import Explanation
-from finegrain_client.types_groups import Groups
-from finegrain_client.types_host_policy import HostPolicy
-from finegrain_client.types_providers import Providers
-from finegrain_client.types_topology import TopologyReport
+from finegrain_client.types import status as types
+from finegrain_client.types.advice import ThreadAdvice
+from finegrain_client.types.explain import Explanation
+from finegrain_client.types.groups import Groups
+from finegrain_client.types.host_policy import HostPolicy
+from finegrain_client.types.providers import Providers
+from finegrain_client.types.topology import TopologyReport
 
 MANAGER_DEFAULT = "127.0.0.1:7170"
 PAGE_SIZE = 1000

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from finegrain.errors import FailedPrecondition, FinegrainError, Reason
 
 if TYPE_CHECKING:
-    from finegrain_client.types import SlotStatus, TaskResult
+    from finegrain_client.types.status import SlotStatus, TaskResult
 
 
 def reason_of(text: str, otherwise: Reason) -> Reason:

@@ -18,7 +18,7 @@ from finegrain_cli.common import (
 )
 from finegrain_cli.connection import open_cluster
 from finegrain_cli.naming import full_job_id
-from finegrain_cli.output import OutputFormat, print_object
+from finegrain_cli.text.output import OutputFormat, print_object
 
 if TYPE_CHECKING:
     import finegrain_client as fg

@@ -13,7 +13,6 @@ import typer
 
 from finegrain.errors import InvalidArgument, NotFound
 from finegrain.units import parse_bytes
-from finegrain_cli import columns
 from finegrain_cli.common import (
     ConfigOption,
     ManagerOption,
@@ -22,7 +21,6 @@ from finegrain_cli.common import (
     enter_command,
     reporting_errors,
 )
-from finegrain_cli.output import OutputFormat, print_list
 from finegrain_cli.slot_options import (
     AllowPendingOption,
     CpuBindOption,
@@ -41,6 +39,8 @@ from finegrain_cli.slot_options import (
     seconds,
     slot_spec,
 )
+from finegrain_cli.text import columns
+from finegrain_cli.text.output import OutputFormat, print_list
 
 ONE_OF = "--threads N and -- COMMAND, or else --attach NAME, or --stop NAME"
 
@@ -193,18 +193,18 @@ def batch(
         raise InvalidArgument("batch", " ".join(command or ()), ONE_OF)
     if retry_failed and not attach:
         raise InvalidArgument("--retry-failed", "", "--attach NAME as well")
-    from finegrain_cli import batch_running
+    from finegrain_cli.batch import running
 
-    how = batch_running.How(form, quiet=quiet, detach=detach, retry_failed=retry_failed)
+    how = running.How(form, quiet=quiet, detach=detach, retry_failed=retry_failed)
     if stop:
-        raise typer.Exit(batch_running.stop(stop, how))
+        raise typer.Exit(running.stop(stop, how))
     if runner:
-        raise typer.Exit(batch_running.work_on(Path(runner), how))
+        raise typer.Exit(running.work_on(Path(runner), how))
     if attach:
-        raise typer.Exit(batch_running.attach(attach, how))
+        raise typer.Exit(running.attach(attach, how))
     if not command or threads is None:
         raise InvalidArgument("batch", " ".join(command or ()), ONE_OF)
-    from finegrain_cli.run_parts import environment_of
+    from finegrain_cli.run.parts import environment_of
     from finegrain_client.batch.spec import BatchSpec
 
     spec = BatchSpec(
@@ -237,7 +237,7 @@ def batch(
         slots_max=slots_max,
         output_limit_bytes=parse_bytes("--output-limit", output_limit),
     )
-    raise typer.Exit(batch_running.begin(spec, state, results, how))
+    raise typer.Exit(running.begin(spec, state, results, how))
 
 
 def batches(
@@ -251,8 +251,8 @@ def batches(
 ) -> None:
     """List your batches on this host, newest last, with who works on them."""
     enter_command(output)
-    from finegrain_cli.batch_naming import found_batches, short_name
-    from finegrain_cli.batch_results import batch_dict
+    from finegrain_cli.batch.naming import found_batches, short_name
+    from finegrain_cli.batch.results import batch_dict
 
     found = [each for each in found_batches() if short_name(each).startswith(name)]
     if name and not found:

@@ -18,10 +18,10 @@ from finegrain.errors import ConfigurationError, InvalidArgument
 from finegrain.units import parse_bytes, parse_duration_ms
 from finegrain_cli.common import ConfigOption, OutputOption, enter_command, reporting_errors
 from finegrain_cli.context import current
-from finegrain_cli.output import OutputFormat
+from finegrain_cli.text.output import OutputFormat
 
 if TYPE_CHECKING:
-    from finegrain_cli.local_scale import Scale
+    from finegrain_cli.local.scale import Scale
 
 RM_SECTIONS = ("rm", "fairness", "log")
 EXECUTOR_SECTIONS = ("executor", "log")
@@ -101,8 +101,8 @@ def up(
     enter_command(output, config_file=config)
     from finegrain.options import LogOptions
     from finegrain_cli.config.daemon_options import fairness_options
-    from finegrain_cli.foreground import run_in_foreground
-    from finegrain_cli.local_cluster import LocalCluster
+    from finegrain_cli.local.cluster import LocalCluster
+    from finegrain_cli.local.foreground import run_in_foreground
 
     cluster = LocalCluster(
         executors or 1,
@@ -120,7 +120,7 @@ def up(
 
 
 def _scale(executors_max: int | None, executors: int | None, idle_timeout: str) -> Scale | None:
-    from finegrain_cli.local_scale import IDLE_TIMEOUT_MS, Scale
+    from finegrain_cli.local.scale import IDLE_TIMEOUT_MS, Scale
 
     if executors_max is None:
         if idle_timeout:

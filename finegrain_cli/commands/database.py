@@ -13,7 +13,7 @@ from finegrain.errors import InvalidArgument
 from finegrain_cli.common import ConfigOption, OutputOption, enter_command, reporting_errors
 from finegrain_cli.context import current
 from finegrain_cli.exit_codes import ExitCode
-from finegrain_cli.output import Column, OutputFormat, print_list, print_object, say
+from finegrain_cli.text.output import Column, OutputFormat, print_list, print_object, say
 
 DatabaseOption = Annotated[
     str,

@@ -12,7 +12,6 @@ import typer
 
 from finegrain.errors import FinegrainError, InvalidArgument
 from finegrain.units import parse_bytes, parse_cpu_milli, parse_duration_ms, parse_pair
-from finegrain_cli.columns import size_text
 from finegrain_cli.common import (
     ConfigOption,
     ManagerOption,
@@ -24,7 +23,8 @@ from finegrain_cli.common import (
 )
 from finegrain_cli.connection import open_cluster
 from finegrain_cli.naming import full_allocation_id
-from finegrain_cli.output import OutputFormat, print_object, say
+from finegrain_cli.text.columns import size_text
+from finegrain_cli.text.output import OutputFormat, print_object, say
 
 if TYPE_CHECKING:
     from finegrain_client.blocking import Cluster
@@ -133,7 +133,7 @@ def providers(
     enter_command(output, manager, token_file, config)
     if watch and output is OutputFormat.JSON:
         raise InvalidArgument("--output", "json", "jsonl or table together with --watch")
-    from finegrain_cli.provider_text import providers_text
+    from finegrain_cli.text.providers import providers_text
 
     before = ""
     with open_cluster() as cluster:

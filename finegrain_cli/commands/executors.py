@@ -20,11 +20,11 @@ from finegrain_cli.common import (
     reporting_errors,
 )
 from finegrain_cli.connection import open_cluster
-from finegrain_cli.cpu_text import POLICY_COLUMNS, SETTINGS, policy_rows
-from finegrain_cli.output import OutputFormat, print_object, table_lines
+from finegrain_cli.text.cpus import POLICY_COLUMNS, SETTINGS, policy_rows
+from finegrain_cli.text.output import OutputFormat, print_object, table_lines
 
 if TYPE_CHECKING:
-    from finegrain_client.types_host_policy import HostPolicy
+    from finegrain_client.types.host_policy import HostPolicy
 
 LIST = "list"
 NONE = "none"
@@ -186,7 +186,7 @@ def _word(label: str, text: str) -> str | None:
     if not text:
         return None
     from finegrain.cpu_words import read_word
-    from finegrain_client.reading_host_policy import NOT_FOR_HOSTS, WORDS
+    from finegrain_client.decoding.host_policy import NOT_FOR_HOSTS, WORDS
 
     return str(read_word(f"--{label}", text, WORDS[SETTINGS[label]], without=NOT_FOR_HOSTS))
 

@@ -24,11 +24,11 @@ from finegrain_cli.common import (
     reporting_errors,
 )
 from finegrain_cli.connection import open_cluster
-from finegrain_cli.output import OutputFormat, print_object
+from finegrain_cli.text.output import OutputFormat, print_object
 
 if TYPE_CHECKING:
-    from finegrain_client.types import JobStatus
-    from finegrain_client.types_groups import Groups, GroupStatus
+    from finegrain_client.types.groups import Groups, GroupStatus
+    from finegrain_client.types.status import JobStatus
 
 WATCH_INTERVAL_S = 1.0
 CLEAR_SCREEN = "\x1b[H\x1b[2J"
@@ -168,7 +168,7 @@ def _print(
     *,
     again: bool,
 ) -> None:
-    from finegrain_cli.group_text import groups_text
+    from finegrain_cli.text.groups import groups_text
 
     text = groups_text(found, listed, wide=output is OutputFormat.WIDE)
     if again and output in (OutputFormat.TABLE, OutputFormat.WIDE):
@@ -178,7 +178,7 @@ def _print(
 
 
 def _described(group: GroupStatus) -> str:
-    from finegrain_cli.group_text import limits_text
+    from finegrain_cli.text.groups import limits_text
 
     parts = [f"{group.name}: weight {group.weight:.10g}"]
     parts += [f"part of {group.parent}"] if group.parent else []

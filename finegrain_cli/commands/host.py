@@ -21,7 +21,7 @@ from finegrain_cli.common import (
 from finegrain_cli.connection import open_cluster
 from finegrain_cli.context import current
 from finegrain_cli.exit_codes import ExitCode
-from finegrain_cli.output import Column, OutputFormat, Style, painted, print_list, print_object
+from finegrain_cli.text.output import Column, OutputFormat, Style, painted, print_list, print_object
 
 if TYPE_CHECKING:
     from finegrain_cli.doctor.findings import Examination
@@ -55,8 +55,8 @@ def detect(
     enter_command(output, config_file=config)
     from finegrain.cpuset import CpuSet
     from finegrain.topology_text import render_topology
-    from finegrain_cli.columns import profile_text
     from finegrain_cli.config.daemon_options import task_executor_options
+    from finegrain_cli.text.columns import profile_text
     from task_executor.host.capacity import CapacityOptions, plan_capacity
     from task_executor.host.detection import detect as detect_host
     from task_executor.host.nvml import PynvmlSource
@@ -100,7 +100,7 @@ def topo(
 ) -> None:
     """Draw the cpus of an executor's host: NUMA nodes, cores, threads, and who has them."""
     enter_command(output, manager, token_file, config)
-    from finegrain_cli.executor_map import executor_text
+    from finegrain_cli.text.executor_map import executor_text
 
     with open_cluster() as cluster:
         executor_id = _executor_id(cluster, executor)

@@ -11,7 +11,6 @@ import typer
 
 from finegrain.errors import InvalidArgument, NotFound, Reason
 from finegrain.units import format_bytes, format_cpu
-from finegrain_cli import columns
 from finegrain_cli.common import (
     ConfigOption,
     ManagerOption,
@@ -23,7 +22,8 @@ from finegrain_cli.common import (
 )
 from finegrain_cli.connection import open_cluster
 from finegrain_cli.naming import ENDED_STATES
-from finegrain_cli.output import (
+from finegrain_cli.text import columns
+from finegrain_cli.text.output import (
     Column,
     OutputFormat,
     print_json_line,
@@ -31,7 +31,7 @@ from finegrain_cli.output import (
     print_object,
     print_table,
 )
-from finegrain_cli.provider_text import pending_rows
+from finegrain_cli.text.providers import pending_rows
 
 if TYPE_CHECKING:
     from finegrain_client.blocking import Cluster

@@ -8,7 +8,6 @@ import typer
 
 from finegrain.errors import FinegrainError, Reason
 from finegrain.units import parse_duration_ms
-from finegrain_cli import columns
 from finegrain_cli.common import (
     ConfigOption,
     ManagerOption,
@@ -20,9 +19,10 @@ from finegrain_cli.common import (
     reporting_errors,
 )
 from finegrain_cli.connection import open_cluster
-from finegrain_cli.explanation import explanation_text
 from finegrain_cli.naming import full_allocation_id, full_job_id
-from finegrain_cli.output import OutputFormat, print_list, print_object, say
+from finegrain_cli.text import columns
+from finegrain_cli.text.explanation import explanation_text
+from finegrain_cli.text.output import OutputFormat, print_list, print_object, say
 
 ExecutorArgument = Annotated[str, typer.Argument(metavar="EXECUTOR")]
 GraceOption = Annotated[

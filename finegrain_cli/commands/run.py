@@ -15,7 +15,6 @@ from finegrain_cli.common import (
     enter_command,
 )
 from finegrain_cli.exit_codes import ExitCode
-from finegrain_cli.output import OutputFormat, print_error
 from finegrain_cli.slot_options import (
     AllowPendingOption,
     CpuBindOption,
@@ -34,9 +33,10 @@ from finegrain_cli.slot_options import (
     seconds,
     slot_spec,
 )
+from finegrain_cli.text.output import OutputFormat, print_error
 
 if TYPE_CHECKING:
-    from finegrain_cli.run_parts import GangOptions
+    from finegrain_cli.run.parts import GangOptions
 
 PLACEMENTS = ("anywhere", "same-executor", "same-label", "spread")
 
@@ -111,8 +111,8 @@ def run(
     """
     enter_command(OutputFormat.TABLE, manager, token_file, config)
     try:
-        from finegrain_cli.run_parts import RunOptions
-        from finegrain_cli.running import run_command
+        from finegrain_cli.run.parts import RunOptions
+        from finegrain_cli.run.running import run_command
 
         options = RunOptions(
             argv=tuple(command),
@@ -148,7 +148,7 @@ def run(
 
 
 def _gang(members: int | None, placement: str, timeout: str) -> GangOptions | None:
-    from finegrain_cli.run_parts import GangOptions
+    from finegrain_cli.run.parts import GangOptions
 
     if members is None:
         for option, text in (("--gang-placement", placement), ("--gang-timeout", timeout)):

@@ -15,7 +15,7 @@ import typer
 from finegrain_cli.common import ConfigOption, OutputOption, enter_command, reporting_errors
 from finegrain_cli.context import current
 from finegrain_cli.exit_codes import ExitCode
-from finegrain_cli.output import OutputFormat, print_list, print_object
+from finegrain_cli.text.output import OutputFormat, print_list, print_object
 
 if TYPE_CHECKING:
     from finegrain_cli.config.load import Configuration

@@ -14,10 +14,10 @@ from finegrain.errors import ConfigurationError, InvalidArgument
 from finegrain.units import parse_duration_ms, parse_pair
 from finegrain_cli.commands import simulate_figures
 from finegrain_cli.common import OutputOption, enter_command, reporting_errors
-from finegrain_cli.output import OutputFormat, print_object
+from finegrain_cli.text.output import OutputFormat, print_object
 
 if TYPE_CHECKING:
-    from resource_manager.engine.settings import EngineSettings, Fairness
+    from resource_manager.engine.model.settings import EngineSettings, Fairness
     from resource_manager.simulator.replay import Outcome, Progress
 
 POLICIES = ("fair", "arrival")
@@ -109,7 +109,7 @@ def trace(
     Parallel Workloads Archive, and the CSV files that docs/simulate.md describes.
     """
     enter_command(output)
-    from resource_manager.engine.settings import EngineSettings
+    from resource_manager.engine.model.settings import EngineSettings
     from resource_manager.simulator.replay import Plan, replay
     from resource_manager.simulator.trace_report import trace_data, trace_text
     from resource_manager.simulator.traces.formats import read_workload
@@ -150,7 +150,7 @@ def trace(
 
 
 def _fairness(service: str, half_life: str, lookahead: str, starvation_timeout: str) -> Fairness:
-    from resource_manager.engine.settings import Fairness
+    from resource_manager.engine.model.settings import Fairness
 
     never = half_life in (FOR_EVER, ALSO_FOR_EVER)
     half_life_ms = None if never else parse_duration_ms("--half-life", half_life)

@@ -9,7 +9,7 @@ import typer
 
 from finegrain.errors import ConfigurationError, InvalidArgument
 from finegrain_cli.common import OutputOption, enter_command, reporting_errors
-from finegrain_cli.output import OutputFormat, print_list, say
+from finegrain_cli.text.output import OutputFormat, print_list, say
 
 if TYPE_CHECKING:
     from resource_manager.simulator.figures import FigureResult

@@ -13,7 +13,7 @@ from finegrain_cli.config.model import (
     RmSection,
     Settings,
 )
-from resource_manager.engine.settings import Fairness, Measure, Order
+from resource_manager.engine.model.settings import Fairness, Measure, Order
 from resource_manager.options import DEFAULT_ADDRESS, ResourceManagerOptions
 from task_executor.options import TaskExecutorOptions
 

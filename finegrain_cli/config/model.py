@@ -24,7 +24,7 @@ from finegrain.cpu_words import read_word
 from finegrain.errors import InvalidArgument
 from finegrain.units import parse_bytes, parse_cpu_milli, parse_duration_ms
 from resource_manager import options as rm
-from resource_manager.engine.settings import Fairness
+from resource_manager.engine.model.settings import Fairness
 from task_executor import options as executor
 
 LISTEN = "address for calls, HOST:PORT; port 0: the kernel chooses"

@@ -14,7 +14,7 @@ from finegrain.resources import MIB
 from finegrain_cli.demo import wordcount
 from finegrain_cli.demo.report import Story, report
 from finegrain_cli.demo.story import Plan, count_words
-from finegrain_cli.local_cluster import ExecutorShare, LocalCluster
+from finegrain_cli.local.cluster import ExecutorShare, LocalCluster
 
 # Control groups carry these names: two demos at once on one host must not share them.
 EXECUTORS = (f"demo-{os.getpid()}-a", f"demo-{os.getpid()}-b")

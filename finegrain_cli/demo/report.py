@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from finegrain.units import format_bytes, format_cpu
-from finegrain_cli.output import Column, say, table_lines
+from finegrain_cli.text.output import Column, say, table_lines
 from finegrain_client import Slot, TaskResult
 
 

@@ -19,8 +19,8 @@ import finegrain_client as fg
 from finegrain.cpuset import CpuSet
 from finegrain_cli.demo import wordcount
 from finegrain_cli.demo.report import Story
-from finegrain_cli.executor_map import executor_text
-from finegrain_cli.explanation import explanation_text
+from finegrain_cli.text.executor_map import executor_text
+from finegrain_cli.text.explanation import explanation_text
 
 MAPS = 16
 REDUCES = 3

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 LISTENING = "0A"
 NO_PORT = "none"
 PATIENCE_S = 2.0
-OUR_MODULES = (["finegrain_cli"], ["finegrain_cli.daemon_process"])
+OUR_MODULES = (["finegrain_cli"], ["finegrain_cli.local.daemon_process"])
 
 
 def examine_ports(settings: Settings) -> Iterator[Finding]:

@@ -8,17 +8,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from finegrain.errors import InvariantBroken
-from resource_manager.engine import charges, tallies
-from resource_manager.engine.counter_names import (
+from resource_manager.engine.executors.cpu_states import CLUSTER, set_for
+from resource_manager.engine.fairness import threads, usage
+from resource_manager.engine.fairness.groups import adopt_groups
+from resource_manager.engine.hosts.host import Host
+from resource_manager.engine.jobs import usage_checkpoints
+from resource_manager.engine.model.counter_names import (
     FORGOTTEN,
     GENERATION_FLOOR,
     HOST_SETTING_NUMBER,
     REGISTERED_WITH,
 )
-from resource_manager.engine.cpu_states import CLUSTER, set_for
-from resource_manager.engine.effects import Snapshot
-from resource_manager.engine.endings import Ending
-from resource_manager.engine.entities import (
+from resource_manager.engine.model.effects import Snapshot
+from resource_manager.engine.model.endings import Ending
+from resource_manager.engine.model.entities import (
     ENDED_REQUEST_STATES,
     Executor,
     ExecutorState,
@@ -31,12 +34,9 @@ from resource_manager.engine.entities import (
     Slot,
     SlotState,
 )
-from resource_manager.engine.fair import threads
-from resource_manager.engine.group_books import adopt_groups
-from resource_manager.engine.host import Host
-from resource_manager.engine.provision.books import NUMBER
-from resource_manager.engine.ranges import Part, line_up_members
-from resource_manager.engine.timers import Timer
+from resource_manager.engine.model.timers import Timer
+from resource_manager.engine.queue.ranges import Part, line_up_members
+from resource_manager.engine.scaling.ledger import NUMBER
 
 if TYPE_CHECKING:
     from resource_manager.engine.state import State
@@ -70,13 +70,13 @@ def fill(state: State, snapshot: Snapshot, at: Instant) -> None:
         state.changes,
         time_ms=at.time_ms,
     )
-    charges.register(state)
+    usage.register(state)
     for host in state.hosts.values():
         host.adopt_registration()
         state.hosts_in_use += bool(host.slots)
-    charges.adopt(state)
+    usage.adopt(state)
     _line_up(state, at)
-    tallies.restore(state, snapshot.tallies, at)
+    usage_checkpoints.restore(state, snapshot.tallies, at)
     if state.settings.provisioning or state.provisions:
         state.timers.arm(Timer.PLAN, "", at.monotonic_ms)
     state.timers.arm(Timer.HISTORY, "", at.monotonic_ms + state.history.mark_interval_ms)

@@ -11,12 +11,17 @@ from bisect import bisect_right
 from collections.abc import Iterator
 
 from finegrain.errors import InvariantBroken
-from resource_manager.engine.changes import ChangeTracker
-from resource_manager.engine.charges import count_total
-from resource_manager.engine.counter_names import FORGOTTEN, GENERATION_FLOOR, REGISTERED_WITH
-from resource_manager.engine.effects import Changes, Snapshot
-from resource_manager.engine.endings import Ending
-from resource_manager.engine.entities import (
+from resource_manager.engine.fairness.checkpoints import Checkpoints
+from resource_manager.engine.fairness.costs import Costs
+from resource_manager.engine.fairness.flows import FlowTree
+from resource_manager.engine.fairness.starvation import Starving
+from resource_manager.engine.fairness.usage import count_total
+from resource_manager.engine.hosts.host import Host, SlotKey
+from resource_manager.engine.model.changes import ChangeTracker
+from resource_manager.engine.model.counter_names import FORGOTTEN, GENERATION_FLOOR, REGISTERED_WITH
+from resource_manager.engine.model.effects import Changes, Snapshot
+from resource_manager.engine.model.endings import Ending
+from resource_manager.engine.model.entities import (
     ENDED_REQUEST_STATES,
     Executor,
     Gang,
@@ -29,24 +34,19 @@ from resource_manager.engine.entities import (
     RequestState,
     Slot,
 )
-from resource_manager.engine.fair.checkpoints import Checkpoints
-from resource_manager.engine.fair.costs import Costs
-from resource_manager.engine.fair.flows import FlowTree
-from resource_manager.engine.fair.held import Reservations
-from resource_manager.engine.fair.starving import Starving
-from resource_manager.engine.gang_books import GangBooks, living
-from resource_manager.engine.history import History
-from resource_manager.engine.host import Host, SlotKey
+from resource_manager.engine.model.history import History
+from resource_manager.engine.model.settings import EngineSettings, Strategy
+from resource_manager.engine.model.timers import Timer, Timers
+from resource_manager.engine.model.transitions import Story
 from resource_manager.engine.placement.indexes import Indexes
-from resource_manager.engine.provision.books import Elastic
-from resource_manager.engine.queue import WaitingQueue
-from resource_manager.engine.ranges import Part, RangeBooks
-from resource_manager.engine.rejection_clock import RejectionClock
+from resource_manager.engine.placement.reserved import Reservations
+from resource_manager.engine.queue.gangs import GangBooks, living
+from resource_manager.engine.queue.non_batchable import Kind, Single
+from resource_manager.engine.queue.queue import WaitingQueue
+from resource_manager.engine.queue.ranges import Part, RangeBooks
+from resource_manager.engine.queue.rejection_clock import RejectionClock
 from resource_manager.engine.restoring import fill
-from resource_manager.engine.settings import EngineSettings, Strategy
-from resource_manager.engine.singles import Kind, Single
-from resource_manager.engine.timers import Timer, Timers
-from resource_manager.engine.transitions import Story
+from resource_manager.engine.scaling.ledger import Elastic
 
 __all__ = ["GENERATION_FLOOR", "REGISTERED_WITH", "Ending", "EngineSettings", "State", "Strategy"]
 
@@ -204,8 +204,8 @@ class State:
             yield self.by_arrival[arrivals[at]]
 
     def request_at(self, arrival_number: int) -> Request:
-        """The request with this place in line. One that is made for the occasion (see `ranges.py`)
-        becomes one of the books when it is placed.
+        """The request with this place in line. One that is made for the occasion (see
+        `queue/ranges.py`) becomes one of the books when it is placed.
 
         Raises:
             InvariantBroken: nobody has that place.

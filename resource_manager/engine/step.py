@@ -13,16 +13,33 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from resource_manager.engine.commands import (
-    command_answered,
-    command_rang,
-    command_refused,
-    command_undelivered,
-    dispatch,
+from resource_manager.engine.context import Turn
+from resource_manager.engine.executors.host_settings import set_host_policy
+from resource_manager.engine.executors.reachability import executor_probed, probe_rang
+from resource_manager.engine.executors.refusals import refusal_rang
+from resource_manager.engine.executors.registration import (
+    drain_rang,
+    forget_executor,
+    register_executor,
+    request_drain,
+    request_undrain,
+    silence_rang,
 )
-from resource_manager.engine.effects import StepResult
-from resource_manager.engine.entities import Request, RequestState
-from resource_manager.engine.events import (
+from resource_manager.engine.executors.reports import slots_reported
+from resource_manager.engine.jobs.groups import delete_group, set_group
+from resource_manager.engine.jobs.lifecycle import (
+    ENDED_AT_ONCE,
+    go_on_ending,
+    keep_alive,
+    lease_rang,
+    register_job,
+    request_job_end,
+    retention_rang,
+)
+from resource_manager.engine.jobs.usage_checkpoints import keep_urgent, tally_rang
+from resource_manager.engine.model.effects import StepResult
+from resource_manager.engine.model.entities import Request, RequestState
+from resource_manager.engine.model.events import (
     CommandAnswered,
     CommandRefused,
     CommandUndelivered,
@@ -51,56 +68,43 @@ from resource_manager.engine.events import (
     Ticked,
     UndrainRequested,
 )
-from resource_manager.engine.executors import (
-    drain_rang,
-    forget_executor,
-    register_executor,
-    request_drain,
-    request_undrain,
-    silence_rang,
-)
-from resource_manager.engine.fair.reservations import (
-    end_served,
-    hold_for_starving,
-    serve_holders,
-)
-from resource_manager.engine.fair.reuse import reuse_slots
-from resource_manager.engine.gangs import gang_rang
-from resource_manager.engine.groups import delete_group, set_group
-from resource_manager.engine.host_settings import set_host_policy
-from resource_manager.engine.jobs import (
-    ENDED_AT_ONCE,
-    go_on_ending,
-    keep_alive,
-    lease_rang,
-    register_job,
-    request_job_end,
-    retention_rang,
-)
+from resource_manager.engine.model.timers import Timer
 from resource_manager.engine.placement.feasibility import waiting_reason
 from resource_manager.engine.placement.gang_feasibility import member_reason
-from resource_manager.engine.placement.matching import place_waiting
-from resource_manager.engine.provision.arrival import hand_over
-from resource_manager.engine.provision.life import (
+from resource_manager.engine.requests.range_intake import tell_who_waits
+from resource_manager.engine.requests.resize_intake import request_resize
+from resource_manager.engine.requests.submission import (
+    cancel_requests,
+    release_slots,
+    submit_requests,
+)
+from resource_manager.engine.scaling.arrival import hand_over
+from resource_manager.engine.scaling.passes import provide
+from resource_manager.engine.scaling.provisions import (
     provision_ended,
     provision_failed,
     provision_rang,
     provision_started,
     provision_stop_failed,
 )
-from resource_manager.engine.provision.passes import provide
-from resource_manager.engine.range_intake import tell_who_waits
-from resource_manager.engine.reachability import executor_probed, probe_rang
-from resource_manager.engine.refusals import refusal_rang
-from resource_manager.engine.rejecting import infeasible_rang
-from resource_manager.engine.reports import slots_reported
-from resource_manager.engine.requests import cancel_requests, release_slots, submit_requests
-from resource_manager.engine.resize_wishes import request_resize
-from resource_manager.engine.resizes import resize_rang
+from resource_manager.engine.scheduling.commands import (
+    command_answered,
+    command_rang,
+    command_refused,
+    command_undelivered,
+    dispatch,
+)
+from resource_manager.engine.scheduling.cycle import place_waiting
+from resource_manager.engine.scheduling.gangs import gang_rang
+from resource_manager.engine.scheduling.rejecting import infeasible_rang
+from resource_manager.engine.scheduling.reservations import (
+    end_served,
+    hold_for_starving,
+    serve_holders,
+)
+from resource_manager.engine.scheduling.resizes import resize_rang
+from resource_manager.engine.scheduling.slot_reuse import reuse_slots
 from resource_manager.engine.state import State
-from resource_manager.engine.tallies import keep_urgent, tally_rang
-from resource_manager.engine.timers import Timer
-from resource_manager.engine.turn import Turn
 
 
 def step(state: State, event: Event) -> StepResult:

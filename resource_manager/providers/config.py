@@ -1,8 +1,8 @@
 """Reads the providers' file: which executors can be asked for, from whom, and within which limits.
 
 Decides what a file may say and what is wrong with one; answers with the numbers that the rules need
-(`engine/settings.py: Provisioning`) and with what each provider read for itself. Refuses to know
-what a provider does with that. docs/providers.md is the manual of the file.
+(`engine/model/settings.py: Provisioning`) and with what each provider read for itself. Refuses to
+know what a provider does with that. docs/providers.md is the manual of the file.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from finegrain.resources import (
     round_down,
 )
 from finegrain.rpc.addresses import check_dialable
-from resource_manager.engine.settings import SECOND_MS, ExecutorShape, Provisioning
+from resource_manager.engine.model.settings import SECOND_MS, ExecutorShape, Provisioning
 from resource_manager.providers.config_table import ConfigTable
 from resource_manager.providers.provider import (
     ConfiguredShape,

@@ -28,7 +28,7 @@ from typing import Any, Protocol
 from finegrain.errors import FinegrainError
 from finegrain.options import TlsOptions
 from finegrain.resources import Amounts
-from resource_manager.engine.settings import ExecutorShape
+from resource_manager.engine.model.settings import ExecutorShape
 from resource_manager.providers.config_table import ConfigTable
 
 PROVIDED_AS_VARIABLE = "FINEGRAIN_PROVIDED_AS"

@@ -21,11 +21,11 @@ from finegrain.errors import (
     Unavailable,
 )
 from finegrain.logs import get_logger
-from resource_manager.engine.effects import Effect, PublishJobEvent, StepResult
-from resource_manager.engine.entities import Instant, RequestState
-from resource_manager.engine.epochs import EpochSeen
-from resource_manager.engine.events import Decide, Event, Ticked
-from resource_manager.engine.settings import EngineSettings
+from resource_manager.engine.executors.epochs import EpochSeen
+from resource_manager.engine.model.effects import Effect, PublishJobEvent, StepResult
+from resource_manager.engine.model.entities import Instant, RequestState
+from resource_manager.engine.model.events import Decide, Event, Ticked
+from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.engine.state import Heard, State
 from resource_manager.service.metrics import ResourceManagerMetrics
 from resource_manager.storage.store import Store
@@ -286,6 +286,6 @@ def _engine_step() -> Step:
 
 
 def _engine_check() -> Check:
-    from resource_manager.engine.invariants import check_invariants
+    from resource_manager.engine.invariants.all import check_invariants
 
     return check_invariants

@@ -13,32 +13,32 @@ from finegrain.rpc.access import current_caller
 from finegrain.rpc.wire import amounts_to_proto, duration_ms_from_proto, timestamp_ms_to_proto
 from finegrain.v1 import cluster_pb2, slots_pb2
 from finegrain.v1.cluster_pb2_grpc import ClusterServiceServicer
-from resource_manager.engine import queries
-from resource_manager.engine.entities import ClusterEvent, Executor, RequestState
-from resource_manager.engine.events import (
+from resource_manager.engine.explain import lists
+from resource_manager.engine.explain.groups import job_flow
+from resource_manager.engine.explain.provisions import providers_view
+from resource_manager.engine.explain.topology import topology_view
+from resource_manager.engine.model.entities import ClusterEvent, Executor, RequestState
+from resource_manager.engine.model.events import (
     DrainRequested,
     ForgetRequested,
     JobEndRequested,
     SlotsReleased,
     UndrainRequested,
 )
-from resource_manager.engine.group_views import job_flow
-from resource_manager.engine.provision.views import providers_view
+from resource_manager.engine.queue.waiting_since import jobs_waiting_since
 from resource_manager.engine.state import State
-from resource_manager.engine.topology_view import topology_view
-from resource_manager.engine.waiting_since import jobs_waiting_since
-from resource_manager.service import from_wire, to_wire
-from resource_manager.service.advice_wire import advice_wanted
-from resource_manager.service.asking import resize_slot
 from resource_manager.service.books import now
 from resource_manager.service.groups_service import GroupCalls
-from resource_manager.service.groups_wire import fill_job
 from resource_manager.service.host_policy_service import HostPolicyCalls
 from resource_manager.service.paging import key_of, page_size, token_of
-from resource_manager.service.providers_wire import providers
 from resource_manager.service.runner import Runner
-from resource_manager.service.topology_wire import topology_response
+from resource_manager.service.submission import resize_slot
 from resource_manager.service.watch import WatchHub, happens
+from resource_manager.service.wire import decoding, encoding
+from resource_manager.service.wire.advice import advice_wanted
+from resource_manager.service.wire.groups import fill_job
+from resource_manager.service.wire.providers import providers
+from resource_manager.service.wire.topology import topology_response
 
 EVENTS_WAIT_MS_MAX = 30_000
 PREFIX_LENGTH_MIN = 4
@@ -48,7 +48,7 @@ T = TypeVar("T")
 
 DRAIN_MS_MAX = 366 * 24 * 3600 * 1000
 
-_STATES = {message: state for state, message in to_wire.REQUEST_STATES.items()}
+_STATES = {message: state for state, message in encoding.REQUEST_STATES.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +81,9 @@ class ClusterServicer(GroupCalls, HostPolicyCalls, ClusterServiceServicer):
         (after,) = key_of(request.page_token, ("",))
 
         def read(state: State) -> cluster_pb2.ListExecutorsResponse:
-            page = queries.list_executors(state, after=str(after), limit=limit)
+            page = lists.list_executors(state, after=str(after), limit=limit)
             return cluster_pb2.ListExecutorsResponse(
-                executors=[to_wire.executor_status(view) for view in page.items],
+                executors=[encoding.executor_status(view) for view in page.items],
                 next_page_token=token_of((page.next_key,) if page.next_key is not None else None),
             )
 
@@ -96,11 +96,11 @@ class ClusterServicer(GroupCalls, HostPolicyCalls, ClusterServiceServicer):
         executor_id = check_id("executor_id", request.executor_id)
 
         def read(state: State) -> cluster_pb2.GetExecutorResponse:
-            view = queries.executor_view(state, executor_id)
-            slots = queries.list_slots(state, executor_id=executor_id, limit=view.slots + 1).items
+            view = lists.executor_view(state, executor_id)
+            slots = lists.list_slots(state, executor_id=executor_id, limit=view.slots + 1).items
             return cluster_pb2.GetExecutorResponse(
-                executor=to_wire.executor_status(view, with_topology=True),
-                slots=[to_wire.slot_status_of_view(each) for each in slots],
+                executor=encoding.executor_status(view, with_topology=True),
+                slots=[encoding.slot_status_of_view(each) for each in slots],
             )
 
         return await self._read(read)
@@ -122,7 +122,7 @@ class ClusterServicer(GroupCalls, HostPolicyCalls, ClusterServiceServicer):
         executor, allocation, generation = key_of(request.page_token, ("", "", 0))
 
         def read(state: State) -> cluster_pb2.ListSlotsResponse:
-            page = queries.list_slots(
+            page = lists.list_slots(
                 state,
                 executor_id=executor_id,
                 job_id=job_id,
@@ -130,7 +130,7 @@ class ClusterServicer(GroupCalls, HostPolicyCalls, ClusterServiceServicer):
                 limit=limit,
             )
             return cluster_pb2.ListSlotsResponse(
-                slots=[to_wire.slot_status_of_view(each) for each in page.items],
+                slots=[encoding.slot_status_of_view(each) for each in page.items],
                 next_page_token=token_of(page.next_key),
             )
 
@@ -148,7 +148,7 @@ class ClusterServicer(GroupCalls, HostPolicyCalls, ClusterServiceServicer):
 
         def read(state: State) -> cluster_pb2.ListRequestsResponse:
             _refuse_short(state, prefixes)
-            page = queries.list_requests(
+            page = lists.list_requests(
                 state,
                 job_id=job_id,
                 states=states,
@@ -157,7 +157,7 @@ class ClusterServicer(GroupCalls, HostPolicyCalls, ClusterServiceServicer):
                 limit=limit,
             )
             return cluster_pb2.ListRequestsResponse(
-                requests=[to_wire.request_status(view) for view in page.items],
+                requests=[encoding.request_status(view) for view in page.items],
                 next_page_token=token_of((page.next_key,) if page.next_key is not None else None),
             )
 
@@ -171,11 +171,11 @@ class ClusterServicer(GroupCalls, HostPolicyCalls, ClusterServiceServicer):
         (after,) = key_of(request.page_token, (0,))
 
         def read(state: State) -> cluster_pb2.ListJobsResponse:
-            page = queries.list_jobs(
+            page = lists.list_jobs(
                 state, include_ended=request.include_ended, after=int(after), limit=limit
             )
             state.flows.advance(now().monotonic_ms)
-            jobs = [to_wire.job_status(view) for view in page.items]
+            jobs = [encoding.job_status(view) for view in page.items]
             since = jobs_waiting_since(state, [job.job_id for job in jobs])
             for job in jobs:
                 fill_job(job, job_flow(state.flows, job.job_id, since.get(job.job_id)))
@@ -207,7 +207,7 @@ class ClusterServicer(GroupCalls, HostPolicyCalls, ClusterServiceServicer):
             await happens(news, left_s)
         following = events[-1].sequence + 1 if events else last + 1
         return cluster_pb2.ListEventsResponse(
-            events=[to_wire.cluster_event(event) for event in events],
+            events=[encoding.cluster_event(event) for event in events],
             next_sequence=max(following, request.from_sequence),
         )
 
@@ -217,7 +217,7 @@ class ClusterServicer(GroupCalls, HostPolicyCalls, ClusterServiceServicer):
         """See the protocol."""
         executor_id = check_id("executor_id", request.executor_id)
         why = check_text(
-            "reason", request.reason, longest=from_wire.REASON_LENGTH_MAX, empty_ok=True
+            "reason", request.reason, longest=decoding.REASON_LENGTH_MAX, empty_ok=True
         )
         deadline_ms = None
         if request.HasField("deadline"):
@@ -249,13 +249,13 @@ class ClusterServicer(GroupCalls, HostPolicyCalls, ClusterServiceServicer):
         self, request: cluster_pb2.ReleaseAllocationsRequest, context: Any
     ) -> cluster_pb2.ReleaseAllocationsResponse:
         """See the protocol."""
-        ids = from_wire.allocation_ids(request.allocation_ids)
-        grace_ms = from_wire.grace_ms(request.grace, present=request.HasField("grace"))
+        ids = decoding.allocation_ids(request.allocation_ids)
+        grace_ms = decoding.grace_ms(request.grace, present=request.HasField("grace"))
         slots = tuple((each, 0) for each in ids)
         return await self._runner.submit(
             lambda at: SlotsReleased(at, None, slots, grace_ms),
             lambda outcomes: cluster_pb2.ReleaseAllocationsResponse(
-                results=to_wire.item_results(outcomes)
+                results=encoding.item_results(outcomes)
             ),
             items=len(ids),
         )
@@ -265,7 +265,7 @@ class ClusterServicer(GroupCalls, HostPolicyCalls, ClusterServiceServicer):
     ) -> cluster_pb2.TerminateJobResponse:
         """See the protocol."""
         job_id = check_id("job_id", request.job_id)
-        grace_ms = from_wire.grace_ms(request.grace, present=request.HasField("grace"))
+        grace_ms = decoding.grace_ms(request.grace, present=request.HasField("grace"))
         await self._runner.submit(
             lambda at: JobEndRequested(at, job_id, Reason.TERMINATED, grace_ms), _nothing
         )
@@ -293,7 +293,7 @@ class ClusterServicer(GroupCalls, HostPolicyCalls, ClusterServiceServicer):
         return await self._read(advice_wanted(request, now().monotonic_ms))
 
     def _cluster(self, state: State) -> cluster_pb2.GetClusterResponse:
-        view = queries.cluster_view(state)
+        view = lists.cluster_view(state)
         return cluster_pb2.GetClusterResponse(
             rm_epoch=state.rm_epoch,
             software_version=self._about.software_version,
@@ -302,12 +302,12 @@ class ClusterServicer(GroupCalls, HostPolicyCalls, ClusterServiceServicer):
             reserved=amounts_to_proto(view.reserved),
             allocated=amounts_to_proto(view.allocated),
             available=amounts_to_proto(view.available),
-            used=to_wire.usage_report(view.used),
+            used=encoding.usage_report(view.used),
             executors=view.executors,
             pending_requests=view.pending_requests,
             slots=view.slots,
             jobs=view.jobs,
-            protocol_version=from_wire.PROTOCOL_VERSION,
+            protocol_version=decoding.PROTOCOL_VERSION,
         )
 
     async def _events(self, start: int, limit: int, subject: str) -> list[ClusterEvent]:
@@ -317,7 +317,7 @@ class ClusterServicer(GroupCalls, HostPolicyCalls, ClusterServiceServicer):
 
     async def _status(self, executor_id: str) -> cluster_pb2.ExecutorStatus:
         return await self._read(
-            lambda state: to_wire.executor_status(queries.executor_view(state, executor_id))
+            lambda state: encoding.executor_status(lists.executor_view(state, executor_id))
         )
 
     async def _read(self, fn: Callable[[State], T], *, items: int = 1) -> T:

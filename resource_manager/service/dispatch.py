@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import assert_never
 
 from finegrain.logs import get_logger
-from resource_manager.engine.effects import (
+from resource_manager.engine.model.effects import (
     Effect,
     ProbeExecutor,
     PublishClusterEvent,
@@ -21,7 +21,7 @@ from resource_manager.engine.effects import (
     StartExecutor,
     StopExecutor,
 )
-from resource_manager.engine.entities import ClusterEvent, JobEvent, RequestState
+from resource_manager.engine.model.entities import ClusterEvent, JobEvent, RequestState
 from resource_manager.service.executor_link import ExecutorLinks
 from resource_manager.service.metrics import ResourceManagerMetrics
 from resource_manager.service.provisioning import Carries

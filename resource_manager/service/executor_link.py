@@ -29,23 +29,23 @@ from finegrain.rpc.status import error_from_rpc
 from finegrain.rpc.wire import duration_ms_to_proto
 from finegrain.v1 import slots_pb2, task_executor_pb2
 from finegrain.v1.task_executor_pb2_grpc import TaskExecutorServiceStub
-from resource_manager.engine.effects import ProbeExecutor, SendAllocate, SendFree, SendResize
-from resource_manager.engine.events import (
+from resource_manager.engine.model.effects import ProbeExecutor, SendAllocate, SendFree, SendResize
+from resource_manager.engine.model.events import (
     CommandAnswered,
     CommandRefused,
     CommandUndelivered,
     ExecutorProbed,
     ItemOutcome,
 )
-from resource_manager.engine.reported import Report
-from resource_manager.service import from_wire
+from resource_manager.engine.model.reported import Report
 from resource_manager.service.books import MakeEvent
 from resource_manager.service.dialling import Obstacle, cause_of, obstacle_of, was_reached
-from resource_manager.service.leading import may_command
+from resource_manager.service.leadership import may_command
 from resource_manager.service.metrics import ResourceManagerMetrics
-from resource_manager.service.resize_wire import resize_command
 from resource_manager.service.runner import Runner
-from resource_manager.service.to_wire import slot_status
+from resource_manager.service.wire import decoding
+from resource_manager.service.wire.encoding import slot_status
+from resource_manager.service.wire.resizes import resize_command
 
 COMMAND_DEADLINE_S = 10.0
 PROBE_DEADLINE_S = 5.0
@@ -218,7 +218,7 @@ class ExecutorLinks:
             raise error_from_rpc(error, command.address) from None
         results = [answer.result] if isinstance(command, SendResize) else answer.results
         outcomes = _outcomes(results, ids)
-        report = from_wire.report(answer.report, "report")
+        report = decoding.report(answer.report, "report")
         return lambda at: CommandAnswered(
             at=at,
             executor_id=command.executor_id,

@@ -11,15 +11,15 @@ from finegrain.rpc.addresses import is_loopback
 from finegrain.rpc.wire import duration_ms_to_proto
 from finegrain.rpc.wire_cpus import host_policy_to_proto
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
-from resource_manager.engine.events import (
+from resource_manager.engine.model.events import (
     ExecutorRegistered,
     RegistrationAnswer,
     ReportAnswer,
     SlotsReported,
 )
-from resource_manager.service import from_wire, to_wire
 from resource_manager.service.metrics import ResourceManagerMetrics
 from resource_manager.service.runner import Runner
+from resource_manager.service.wire import decoding, encoding
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class ExecutorCalls:
         self, request: rm_pb2.RegisterExecutorRequest, context: Any
     ) -> rm_pb2.RegisterExecutorResponse:
         """See the protocol."""
-        registration = from_wire.registration(request)
+        registration = decoding.registration(request)
         if self._terms.loopback_only and not is_loopback(registration.address):
             raise InvalidArgument(
                 "address",
@@ -54,7 +54,7 @@ class ExecutorCalls:
                 "a loopback address, because this resource manager runs without TLS; set up TLS "
                 "or start it with --insecure",
             )
-        report = from_wire.report(request.report, "report")
+        report = decoding.report(request.report, "report")
         return await self._runner.submit(
             lambda at: ExecutorRegistered(at, registration, report),
             self._registered,
@@ -71,8 +71,8 @@ class ExecutorCalls:
         number = request.registration_number
         if number < 1:
             raise InvalidArgument("registration_number", number, "1 or more")
-        report = from_wire.report(request.report, "report")
-        used = from_wire.usage(request.usage, "usage")
+        report = decoding.report(request.report, "report")
+        used = decoding.usage(request.usage, "usage")
         answer: ReportAnswer = await self._runner.submit(
             lambda at: SlotsReported(at, executor_id, instance_id, number, report, used),
             urgent=True,
@@ -89,7 +89,7 @@ class ExecutorCalls:
             rm_epoch=self._runner.rm_epoch,
             register_again=answer.register_again,
             send_full_report=answer.send_full_report,
-            unowned_slots=to_wire.releases(answer.unowned),
+            unowned_slots=encoding.releases(answer.unowned),
             acknowledged_report_number=answer.acknowledged_report_number,
             host_policy=None if policy is None else host_policy_to_proto(policy),
             host_policy_number=answer.host_policy_number,
@@ -102,9 +102,9 @@ class ExecutorCalls:
             registration_number=answer.registration_number,
             report_interval=duration_ms_to_proto(self._terms.report_interval_ms),
             lost_timeout=duration_ms_to_proto(self._terms.lost_timeout_ms),
-            unowned_slots=to_wire.releases(answer.unowned),
+            unowned_slots=encoding.releases(answer.unowned),
             user_token_sha256=self._terms.user_token_sha256,
-            protocol_version=from_wire.PROTOCOL_VERSION,
+            protocol_version=decoding.PROTOCOL_VERSION,
             host_policy=None if policy is None else host_policy_to_proto(policy),
             host_policy_number=answer.host_policy_number,
         )

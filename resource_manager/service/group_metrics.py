@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from finegrain.resources import CPU_MILLI, EXTENDED_PREFIX, MEMORY_BYTES
-from resource_manager.engine.group_views import GroupView
+from resource_manager.engine.explain.groups import GroupView
 from resource_manager.service.metrics import ResourceManagerMetrics
 
 

@@ -7,16 +7,16 @@ from typing import Any, TypeVar
 
 from finegrain.rpc.access import current_caller
 from finegrain.v1 import cluster_pb2
-from resource_manager.engine.entities import Group, Instant
-from resource_manager.engine.events import GroupDeleted
-from resource_manager.engine.fair.explain_held import reservation_views
-from resource_manager.engine.group_views import GroupView, group_views
-from resource_manager.engine.groups import known_group
+from resource_manager.engine.explain.groups import GroupView, group_views
+from resource_manager.engine.explain.reservations import reservation_views
+from resource_manager.engine.jobs.groups import known_group
+from resource_manager.engine.model.entities import Group, Instant
+from resource_manager.engine.model.events import GroupDeleted
+from resource_manager.engine.queue.waiting_since import groups_waiting_since
 from resource_manager.engine.state import State
-from resource_manager.engine.waiting_since import groups_waiting_since
 from resource_manager.service.books import now
-from resource_manager.service.groups_wire import group_status, group_wish, groups_message
 from resource_manager.service.runner import Runner
+from resource_manager.service.wire.groups import group_status, group_wish, groups_message
 
 T = TypeVar("T")
 

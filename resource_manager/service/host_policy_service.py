@@ -14,9 +14,9 @@ from finegrain.rpc.wire_cpus import (
     host_policy_to_proto,
 )
 from finegrain.v1 import cluster_pb2
-from resource_manager.engine.entities import HostSetting
-from resource_manager.engine.events import HostPolicySet
-from resource_manager.engine.host_settings import SETTINGS, host_policy_view, policy_of
+from resource_manager.engine.executors.host_settings import SETTINGS, host_policy_view, policy_of
+from resource_manager.engine.model.entities import HostSetting
+from resource_manager.engine.model.events import HostPolicySet
 from resource_manager.engine.state import State
 from resource_manager.service.runner import Runner
 

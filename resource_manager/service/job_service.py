@@ -14,8 +14,9 @@ from finegrain.rpc.tokens import sha256_hex
 from finegrain.rpc.wire import duration_ms_from_proto, duration_ms_to_proto
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
 from finegrain.v1 import slots_pb2
-from resource_manager.engine.entities import Instant, Job, RequestSpec
-from resource_manager.engine.events import (
+from resource_manager.engine.explain.requests import EXECUTORS_DEFAULT, explain
+from resource_manager.engine.model.entities import Instant, Job, RequestSpec
+from resource_manager.engine.model.events import (
     Event,
     ItemOutcome,
     JobEndRequested,
@@ -24,25 +25,24 @@ from resource_manager.engine.events import (
     RequestsCancelled,
     SlotsReleased,
 )
-from resource_manager.engine.explain import EXECUTORS_DEFAULT, explain
-from resource_manager.engine.settings import EngineSettings
-from resource_manager.service import from_wire, to_wire
+from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.service.admission import JobAdmission, JobLimits, Kind
-from resource_manager.service.asking import (
+from resource_manager.service.books import MakeEvent
+from resource_manager.service.metrics import ResourceManagerMetrics
+from resource_manager.service.ownership import JobSecrets
+from resource_manager.service.runner import Runner
+from resource_manager.service.submission import (
     PART_ITEMS_MAX,
     asked,
     give_up_ranges,
     resize_slot,
     submissions,
 )
-from resource_manager.service.books import MakeEvent
-from resource_manager.service.explain_wire import explanation
-from resource_manager.service.metrics import ResourceManagerMetrics
-from resource_manager.service.ownership import JobSecrets
-from resource_manager.service.ranges_wire import range_members, request_ranges
-from resource_manager.service.reuse_wire import reuse_events, slot_reuses
-from resource_manager.service.runner import Runner
 from resource_manager.service.watch import WatchHub
+from resource_manager.service.wire import decoding, encoding
+from resource_manager.service.wire.explain import explanation
+from resource_manager.service.wire.ranges import range_members, request_ranges
+from resource_manager.service.wire.slot_reuse import reuse_events, slot_reuses
 
 DEFAULT_GROUP = "default"
 EXPLAINED_EXECUTORS_MAX = 1_000
@@ -77,8 +77,8 @@ class JobCalls:
     ) -> rm_pb2.RegisterJobResponse:
         """See the protocol."""
         job_id = check_id("job_id", request.job_id)
-        request_id = from_wire.request_id(request.request_id)
-        name = check_text("name", request.name, longest=from_wire.NAME_LENGTH_MAX)
+        request_id = decoding.request_id(request.request_id)
+        name = check_text("name", request.name, longest=decoding.NAME_LENGTH_MAX)
         group = check_id("group", request.group or DEFAULT_GROUP)
         lease_ms = self._lease_ms(request)
         secret = self._secrets.derive(job_id, request_id)
@@ -113,7 +113,7 @@ class JobCalls:
     async def EndJob(self, request: rm_pb2.EndJobRequest, context: Any) -> rm_pb2.EndJobResponse:
         """See the protocol."""
         job_id = check_id("job_id", request.job_id)
-        grace_ms = from_wire.grace_ms(request.grace, present=request.HasField("grace"))
+        grace_ms = decoding.grace_ms(request.grace, present=request.HasField("grace"))
         await self._secrets.check(job_id)
         return await self._runner.submit(
             lambda at: JobEndRequested(at, job_id, Reason.ENDED, grace_ms),
@@ -127,12 +127,12 @@ class JobCalls:
         """See the protocol."""
         job_id = check_id("job_id", request.job_id)
         messages = request.requests
-        from_wire.check_batch("requests", messages, ranges=request.ranges)
+        decoding.check_batch("requests", messages, ranges=request.ranges)
         ranges = request_ranges(request.ranges)
         checked = None
         members_max = self._settings.gang_members_max
         if len(messages) <= CHECKED_AT_ONCE:
-            specs = from_wire.slot_requests_from(messages, 0)
+            specs = decoding.slot_requests_from(messages, 0)
             checked = asked(specs, request.gangs, members_max=members_max)
         await self._secrets.check(job_id)
         with self._admission.entered(Kind.CALL, job_id):
@@ -147,7 +147,7 @@ class JobCalls:
         self._count(merged, [1] * len(merged))
         self._count(of_ranges, [each.count for each in ranges])
         return rm_pb2.RequestResourceResponse(
-            results=to_wire.item_results(merged), range_results=to_wire.item_results(of_ranges)
+            results=encoding.item_results(merged), range_results=encoding.item_results(of_ranges)
         )
 
     async def CancelRequests(
@@ -155,7 +155,7 @@ class JobCalls:
     ) -> rm_pb2.CancelRequestsResponse:
         """See the protocol."""
         job_id = check_id("job_id", request.job_id)
-        ids = from_wire.allocation_ids(request.allocation_ids, ranges=request.ranges)
+        ids = decoding.allocation_ids(request.allocation_ids, ranges=request.ranges)
         ranges = range_members(request.ranges)
         await self._secrets.check(job_id)
         with self._admission.entered(Kind.CALL, job_id):
@@ -166,7 +166,7 @@ class JobCalls:
             make = partial(RequestsCancelled, job_id=job_id, allocation_ids=())
             of_ranges = await give_up_ranges(self._large_step(job_id), make, ranges)
         return rm_pb2.CancelRequestsResponse(
-            results=to_wire.item_results(outcomes), range_results=to_wire.item_results(of_ranges)
+            results=encoding.item_results(outcomes), range_results=encoding.item_results(of_ranges)
         )
 
     async def ReleaseSlots(
@@ -174,8 +174,8 @@ class JobCalls:
     ) -> rm_pb2.ReleaseSlotsResponse:
         """See the protocol."""
         job_id = check_id("job_id", request.job_id)
-        grace_ms = from_wire.grace_ms(request.grace, present=request.HasField("grace"))
-        slots = from_wire.slot_releases(request.slots, ranges=request.ranges)
+        grace_ms = decoding.grace_ms(request.grace, present=request.HasField("grace"))
+        slots = decoding.slot_releases(request.slots, ranges=request.ranges)
         ranges = range_members(request.ranges)
         await self._secrets.check(job_id)
         with self._admission.entered(Kind.CALL, job_id):
@@ -187,7 +187,7 @@ class JobCalls:
             make = partial(SlotsReleased, job_id=job_id, slots=(), grace_ms=grace_ms)
             of_ranges = await give_up_ranges(self._large_step(job_id), make, ranges)
         return rm_pb2.ReleaseSlotsResponse(
-            results=to_wire.item_results(outcomes), range_results=to_wire.item_results(of_ranges)
+            results=encoding.item_results(outcomes), range_results=encoding.item_results(of_ranges)
         )
 
     async def ReuseSlots(
@@ -195,13 +195,13 @@ class JobCalls:
     ) -> rm_pb2.ReuseSlotsResponse:
         """See the protocol."""
         job_id = check_id("job_id", request.job_id)
-        grace_ms = from_wire.grace_ms(request.grace, present=request.HasField("grace"))
+        grace_ms = decoding.grace_ms(request.grace, present=request.HasField("grace"))
         slots = slot_reuses(request.slots)
         await self._secrets.check(job_id)
         with self._admission.entered(Kind.CALL, job_id):
             makes = reuse_events(job_id, _parts(slots), grace_ms)
             outcomes = await self._in_parts(makes, len(slots), job_id)
-        return rm_pb2.ReuseSlotsResponse(results=to_wire.item_results(outcomes))
+        return rm_pb2.ReuseSlotsResponse(results=encoding.item_results(outcomes))
 
     async def ResizeSlot(
         self, request: rm_pb2.ResourceManagerServiceResizeSlotRequest, context: Any
@@ -250,7 +250,7 @@ class JobCalls:
         async with self._admission.preparing(job_id):
             for start in range(0, len(messages), CHECKED_AT_ONCE):
                 part = messages[start : start + CHECKED_AT_ONCE]
-                specs += from_wire.slot_requests_from(part, start)
+                specs += decoding.slot_requests_from(part, start)
                 await asyncio.sleep(0)
         return specs
 

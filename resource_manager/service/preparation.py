@@ -18,7 +18,7 @@ from finegrain.rpc.tokens import (
     ensure_token_files,
     read_token,
 )
-from resource_manager.engine.settings import (
+from resource_manager.engine.model.settings import (
     EngineSettings,
     Fairness,
     Measure,

@@ -20,9 +20,9 @@ from typing import Any, Protocol
 
 from finegrain.errors import FinegrainError, Unavailable
 from finegrain.logs import get_logger
-from resource_manager.engine.effects import StartExecutor, StopExecutor
-from resource_manager.engine.entities import ProvisionState
-from resource_manager.engine.events import (
+from resource_manager.engine.model.effects import StartExecutor, StopExecutor
+from resource_manager.engine.model.entities import ProvisionState
+from resource_manager.engine.model.events import (
     ProvisionEnded,
     ProvisionFailed,
     ProvisionStarted,
@@ -37,7 +37,7 @@ from resource_manager.providers.provider import (
     Started,
 )
 from resource_manager.service.books import MakeEvent
-from resource_manager.service.leading import may_command
+from resource_manager.service.leadership import may_command
 from resource_manager.service.metrics import ResourceManagerMetrics
 from resource_manager.service.runner import Runner
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from finegrain.errors import InvariantBroken
 from finegrain.resources import Amounts, ResourceProfile
-from resource_manager.engine.effects import (
+from resource_manager.engine.model.effects import (
     Effect,
     PublishClusterEvent,
     PublishJobEvent,
@@ -27,14 +27,14 @@ from resource_manager.engine.effects import (
     SendFree,
     SendResize,
 )
-from resource_manager.engine.entities import (
+from resource_manager.engine.model.entities import (
     GangSpec,
     Instant,
     JobEvent,
     RangeSpec,
     RequestState,
 )
-from resource_manager.engine.events import (
+from resource_manager.engine.model.events import (
     Decide,
     Event,
     GroupSet,
@@ -46,7 +46,7 @@ from resource_manager.engine.events import (
     SlotsReleased,
     Ticked,
 )
-from resource_manager.engine.settings import EngineSettings
+from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.engine.state import State
 from resource_manager.engine.step import step
 from resource_manager.simulator.log import JobRecord, RunLog

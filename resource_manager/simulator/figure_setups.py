@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from resource_manager.engine.settings import Fairness
+from resource_manager.engine.model.settings import Fairness
 
 SEED_MEASURE = Fairness(service="slots", half_life_ms=None, lookahead_ms=0)
 """Service as the paper defines it, and nothing else: time that threads ran."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from finegrain.resources import CPU_MILLI
-from resource_manager.engine.settings import EngineSettings
+from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.simulator.cluster import Cluster
 from resource_manager.simulator.drawing import Area, Bar, Timeline
 from resource_manager.simulator.figure_setups import SetUp, lane_names

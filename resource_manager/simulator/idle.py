@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from finegrain.resources import Amounts, ResourceProfile, booking, total_of
-from resource_manager.engine.group_books import above
-from resource_manager.engine.host_notes import Hold
+from resource_manager.engine.fairness.groups import above
+from resource_manager.engine.hosts.notes import Hold
 from resource_manager.simulator.cluster import Cluster
 from resource_manager.simulator.nodes import Labels
 from resource_manager.simulator.plan import Kind

@@ -19,15 +19,15 @@ from finegrain.resources import (
     booking,
     has_separate_pools,
 )
-from resource_manager.engine.effects import SendAllocate, SendFree, SendResize
-from resource_manager.engine.entities import Instant, Registration, SlotState
-from resource_manager.engine.events import (
+from resource_manager.engine.model.effects import SendAllocate, SendFree, SendResize
+from resource_manager.engine.model.entities import Instant, Registration, SlotState
+from resource_manager.engine.model.events import (
     CommandAnswered,
     ExecutorRegistered,
     ItemOutcome,
     RegistrationAnswer,
 )
-from resource_manager.engine.reported import Report, ReportedSlot
+from resource_manager.engine.model.reported import Report, ReportedSlot
 
 Labels = tuple[tuple[str, str], ...]
 Command = SendAllocate | SendFree | SendResize

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from finegrain.resources import ResourceProfile
-from resource_manager.engine.entities import RequestSpec
-from resource_manager.engine.settings import DAY_MS, EngineSettings
+from resource_manager.engine.model.entities import RequestSpec
+from resource_manager.engine.model.settings import DAY_MS, EngineSettings
 from resource_manager.simulator.log import JobRecord
 from resource_manager.simulator.nodes import Labels
 

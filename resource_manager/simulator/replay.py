@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 from finegrain.errors import InvalidArgument
 from finegrain.resources import CPU_MILLI, ResourceProfile, booking, total_of
-from resource_manager.engine.fair.costs import Costs
-from resource_manager.engine.settings import EngineSettings
+from resource_manager.engine.fairness.costs import Costs
+from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.simulator.cluster import Cluster
 from resource_manager.simulator.ideal import IdealFlow, IdealTree
 from resource_manager.simulator.idle import IdleCheck

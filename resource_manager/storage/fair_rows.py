@@ -9,7 +9,13 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from resource_manager.engine.entities import Group, RangeSpec, RequestRange, RequestSpec, Tally
+from resource_manager.engine.model.entities import (
+    Group,
+    RangeSpec,
+    RequestRange,
+    RequestSpec,
+    Tally,
+)
 from resource_manager.storage import tables
 from resource_manager.storage.codecs import Codec, Row
 from resource_manager.storage.texts import (

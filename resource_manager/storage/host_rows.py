@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from finegrain.cpu_policy import HostPolicy
-from resource_manager.engine.entities import HostSetting
+from resource_manager.engine.model.entities import HostSetting
 from resource_manager.storage import tables
 from resource_manager.storage.codecs import Codec, Row
 from resource_manager.storage.texts import json_text

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from finegrain.errors import StoreError
-from resource_manager.engine.effects import Changes, Snapshot
-from resource_manager.engine.entities import ClusterEvent, JobEvent
+from resource_manager.engine.model.effects import Changes, Snapshot
+from resource_manager.engine.model.entities import ClusterEvent, JobEvent
 from resource_manager.storage.location import DatabaseUrl
 from resource_manager.storage.store import Store
 

@@ -11,7 +11,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from resource_manager.engine.entities import (
+from resource_manager.engine.model.entities import (
     ClusterEvent,
     Executor,
     Gang,

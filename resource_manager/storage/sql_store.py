@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection, Engine, Select, select, union_all
 
 from finegrain.errors import ConfigurationError, InvariantBroken, StoreError
-from resource_manager.engine.effects import Changes, Snapshot
-from resource_manager.engine.entities import ClusterEvent, JobEvent
+from resource_manager.engine.model.effects import Changes, Snapshot
+from resource_manager.engine.model.entities import ClusterEvent, JobEvent
 from resource_manager.storage import fair_rows, host_rows, rows, tables
 from resource_manager.storage.codecs import Codec, MoveCodec, Row
 from resource_manager.storage.location import DatabaseUrl

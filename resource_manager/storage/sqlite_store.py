@@ -16,7 +16,7 @@ from pathlib import Path
 from sqlalchemy import Connection, Engine, select, update
 
 from finegrain.errors import Reason, StoreError
-from resource_manager.engine.effects import Changes
+from resource_manager.engine.model.effects import Changes
 from resource_manager.storage import tables
 from resource_manager.storage.creation import create_sqlite, upgrade_sqlite
 from resource_manager.storage.location import DatabaseUrl

@@ -11,8 +11,8 @@ from types import TracebackType
 from typing import Self
 
 from finegrain.errors import FailedPrecondition, Reason, StoreError
-from resource_manager.engine.effects import Changes, Snapshot
-from resource_manager.engine.entities import ClusterEvent, JobEvent
+from resource_manager.engine.model.effects import Changes, Snapshot
+from resource_manager.engine.model.entities import ClusterEvent, JobEvent
 from resource_manager.storage.location import DatabaseUrl
 
 LEASE_MS = 1000

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import finegrain_client as fg
-from finegrain_cli.leftovers import find_leftovers
+from finegrain_cli.local.leftovers import find_leftovers
 from tests.chaos import journal as j
 from tests.chaos.cluster import Cluster, Shape, node_of_journal
 from tests.chaos.daemons import LOST_TIMEOUT_S, eventually

@@ -11,7 +11,7 @@ import pytest
 
 import finegrain_client as fg
 from finegrain.v1 import cpus_pb2, resource_manager_pb2, slots_pb2
-from finegrain_client import reading
+from finegrain_client.decoding import status as reading
 from tests.client.scripted import Scripted
 
 PINNED = cpus_pb2.CpuAssignment(

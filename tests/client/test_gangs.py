@@ -8,7 +8,7 @@ import finegrain_client as fg
 from finegrain.errors import Reason
 from finegrain.v1 import resource_manager_pb2 as rm
 from finegrain.v1 import slots_pb2
-from finegrain_client.asking import batches, pieces
+from finegrain_client.job.submission import batches, pieces
 from tests.client.scripted import GRANTED, LOST, PENDING, RELEASED, Scripted, eventually
 
 REJECTED = slots_pb2.REQUEST_STATE_REJECTED

@@ -7,7 +7,7 @@ import pytest
 import finegrain_client as fg
 from finegrain.errors import FailedPrecondition, Reason
 from finegrain.v1 import slots_pb2
-from finegrain_client import job as job_module
+from finegrain_client.job import job as job_module
 from tests.client.scripted import GRANTED, JOB_ENDED, LOST, PENDING, Scripted, eventually
 
 REJECTED = slots_pb2.REQUEST_STATE_REJECTED

@@ -8,7 +8,7 @@ import pytest
 
 import finegrain_client as fg
 from finegrain.v1 import job_master_pb2, job_master_pb2_grpc, slots_pb2
-from finegrain_client.offers import OfferServer
+from finegrain_client.job.offers import OfferServer
 from tests.client.scripted import PENDING, Scripted
 
 HASH = hashlib.sha256(b"the-secret").hexdigest()

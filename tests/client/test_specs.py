@@ -3,7 +3,7 @@
 import pytest
 
 import finegrain_client as fg
-from finegrain_client.asking import batches, pieces
+from finegrain_client.job.submission import batches, pieces
 
 
 def test_nothing_given_is_an_unknown_slot() -> None:

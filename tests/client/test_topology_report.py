@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 from finegrain.v1 import cluster_pb2, cpus_pb2, resources_pb2
-from finegrain_client.reading_topology import topology_report
-from finegrain_client.types_topology import AnnouncedCpus, Cpu, NodeCapacity, Zone
+from finegrain_client.decoding.topology import topology_report
+from finegrain_client.types.topology import AnnouncedCpus, Cpu, NodeCapacity, Zone
 
 TOPOLOGY = resources_pb2.HostTopology(
     online_cpus="0-5",

@@ -35,8 +35,8 @@ def test_types_reach_the_programs_of_users(tmp_path: Path) -> None:
         check=False,
     )
     assert 'Revealed type is "finegrain.resources.ResourceProfile"' in ran.stdout
-    assert 'Revealed type is "finegrain_client.types.TaskResult"' in ran.stdout
-    assert "list[finegrain_client.types.ExecutorStatus]" in ran.stdout
+    assert 'Revealed type is "finegrain_client.types.status.TaskResult"' in ran.stdout
+    assert "list[finegrain_client.types.status.ExecutorStatus]" in ran.stdout
     errors = [line for line in ran.stdout.splitlines() if " error: " in line]
     assert len(errors) == 1, ran.stdout
     assert 'Unexpected keyword argument "cpus"' in errors[0]

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import finegrain_client as fg
-from finegrain_cli.local_cluster import ExecutorShare, LocalCluster
+from finegrain_cli.local.cluster import ExecutorShare, LocalCluster
 from tests.support.components import REPOSITORY
 from tests.support.control_groups import groups_called
 from tests.support.patience import PATIENCE_S

@@ -83,9 +83,7 @@ async def test_slots_go_on_to_the_next_thread(small: Small, tmp_path: Path) -> N
         (await batch.run()).check()
         jobs = await cluster.jobs(include_ended=True)
         ours = [each for each in jobs if each.job_id == fg.batch.look(batch.state_file).job_id]
-        requests = await cluster.requests(
-            job_id=ours[0].job_id, states=[fg.types.RequestState.RELEASED]
-        )
+        requests = await cluster.requests(job_id=ours[0].job_id, states=[fg.RequestState.RELEASED])
     reused = sum(each.count for each in requests if each.reason == fg.Reason.REUSED)
     assert reused >= 15
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import finegrain_client as fg
-from finegrain_cli.local_cluster import LocalCluster
+from finegrain_cli.local.cluster import LocalCluster
 from tests.e2e.driving import (
     Cli,
     Daemons,

@@ -14,7 +14,7 @@ import pytest
 
 import finegrain_client as fg
 from finegrain_client.batch import BatchJob, BatchSpec, Progress
-from resource_manager.engine.settings import Fairness
+from resource_manager.engine.model.settings import Fairness
 from tests.e2e.driving import Small, small_cluster
 
 pytestmark = pytest.mark.slow

@@ -12,7 +12,7 @@ from finegrain.errors import ConfigurationError
 from finegrain_cli.config.directories import run_directory, state_directory
 from finegrain_cli.connection import resolve_target
 from finegrain_cli.context import Invocation
-from finegrain_cli.published import find_local_managers, published
+from finegrain_cli.local.published import find_local_managers, published
 
 
 def state_dir(path: Path, address: str = "", *tokens: str) -> Path:

@@ -6,7 +6,7 @@ import socket
 from pathlib import Path
 
 from finegrain.options import ListenOptions
-from finegrain_cli.local_address import note_where_it_is, where_it_was
+from finegrain_cli.local.address import note_where_it_is, where_it_was
 
 ANYWHERE = ListenOptions("127.0.0.1:0", "")
 

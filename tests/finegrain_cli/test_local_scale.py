@@ -18,10 +18,10 @@ import pytest
 
 from finegrain.cpuset import CpuSet
 from finegrain.errors import ConfigurationError, InvalidArgument
-from finegrain_cli.leftovers import find_leftovers, groups_of
-from finegrain_cli.local_cluster import LocalCluster
-from finegrain_cli.local_lock import take_lock
-from finegrain_cli.local_scale import Scale, ScaledExecutors
+from finegrain_cli.local.cluster import LocalCluster
+from finegrain_cli.local.leftovers import find_leftovers, groups_of
+from finegrain_cli.local.lock import take_lock
+from finegrain_cli.local.scale import Scale, ScaledExecutors
 from resource_manager.providers.config import ProvidersConfiguration, read_providers
 from resource_manager.providers.process_shares import Share
 from resource_manager.providers.process_sweep import stop_everything
@@ -62,7 +62,7 @@ def test_the_providers_file_gives_each_an_equal_part(state_dir: Path, count: int
 def test_where_cores_do_not_divide_evenly_cpu_time_does(
     state_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from finegrain_cli import local_shares
+    from finegrain_cli.local import shares as local_shares
 
     uneven = [
         local_shares.ExecutorShare("a", cpus="0", memory_bytes=1 << 30),
@@ -137,7 +137,7 @@ def test_the_sweeper_ends_what_nobody_else_will(state_dir: Path, killed: bool) -
         os.kill(json.loads((executor / "state/endpoint.json").read_text())["pid"], signal.SIGKILL)
     note = {"directory": str(scaled.directory), "rm_state_dir": str(state_dir / "rm")}
     sweeper = subprocess.Popen(
-        [sys.executable, "-m", "finegrain_cli.local_sweeper"], stdin=subprocess.PIPE, text=True
+        [sys.executable, "-m", "finegrain_cli.local.sweeper"], stdin=subprocess.PIPE, text=True
     )
     assert sweeper.stdin is not None
     sweeper.stdin.write(json.dumps(note) + "\n")

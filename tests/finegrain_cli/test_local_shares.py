@@ -8,7 +8,7 @@ from finegrain.cpuset import CpuSet
 from finegrain.errors import InvalidArgument
 from finegrain.resources import GIB
 from finegrain.topology import Core, HostTopology, Limits, NumaNode, Package
-from finegrain_cli.local_shares import divide, divide_host
+from finegrain_cli.local.shares import divide, divide_host
 from task_executor.host.capacity import plan_capacity
 
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from finegrain.errors import NotFound
-from finegrain_cli.output import (
+from finegrain_cli.text.output import (
     ColorChoice,
     Column,
     OutputFormat,

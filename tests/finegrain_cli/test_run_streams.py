@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import finegrain_client as fg
-from finegrain_cli.run_streams import LINE_BYTES_MAX, LabelledLines
+from finegrain_cli.run.streams import LINE_BYTES_MAX, LabelledLines
 
 
 def test_lines_are_labelled_whole(capfdbinary: pytest.CaptureFixture[bytes]) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from finegrain_cli.leftovers import find_leftovers
+from finegrain_cli.local.leftovers import find_leftovers
 from tests.support.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.full]

@@ -19,8 +19,8 @@ from pathlib import Path
 
 import finegrain_client as fg
 from finegrain.errors import FinegrainError
-from resource_manager.engine.invariants import check_invariants
-from resource_manager.engine.settings import EngineSettings
+from resource_manager.engine.invariants.all import check_invariants
+from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.engine.state import State
 from resource_manager.service.books import now
 from resource_manager.storage.location import sqlite_url

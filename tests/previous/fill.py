@@ -15,8 +15,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from resource_manager.engine.effects import Changes
-from resource_manager.engine.invariants import check_invariants
+from resource_manager.engine.invariants.all import check_invariants
+from resource_manager.engine.model.effects import Changes
 from resource_manager.storage.store import Store, open_store
 from tests.previous.rows import rows_of
 from tests.previous.serving import listed, serving

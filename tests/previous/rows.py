@@ -12,7 +12,7 @@ from typing import Any
 
 from finegrain.cpuset import CpuSet
 from finegrain.intervals import IntervalSet
-from resource_manager.engine.effects import Snapshot
+from resource_manager.engine.model.effects import Snapshot
 
 RENAMED: dict[str, str] = {}
 """The present name of each field that has another one in the evidence."""

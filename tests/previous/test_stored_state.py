@@ -11,13 +11,13 @@ import pytest
 from sqlalchemy import Engine, inspect, text
 
 from finegrain.resources import MIB, ResourceProfile
-from resource_manager.engine.effects import Changes, Snapshot
-from resource_manager.engine.entities import Executor, SlotState
-from resource_manager.engine.events import JobEndRequested
-from resource_manager.engine.invariants import check_invariants
-from resource_manager.engine.queries import list_requests, list_slots
-from resource_manager.engine.reported import ReportedSlot
-from resource_manager.engine.settings import EngineSettings, ExecutorShape, Provisioning
+from resource_manager.engine.explain.lists import list_requests, list_slots
+from resource_manager.engine.invariants.all import check_invariants
+from resource_manager.engine.model.effects import Changes, Snapshot
+from resource_manager.engine.model.entities import Executor, SlotState
+from resource_manager.engine.model.events import JobEndRequested
+from resource_manager.engine.model.reported import ReportedSlot
+from resource_manager.engine.model.settings import EngineSettings, ExecutorShape, Provisioning
 from resource_manager.engine.state import State
 from resource_manager.storage import schema
 from resource_manager.storage.location import DatabaseUrl

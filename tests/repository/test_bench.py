@@ -9,7 +9,7 @@ import pytest
 from bench import restart
 from bench.filled_books import Size
 from bench.rm_process import RmProcess
-from resource_manager.engine.entities import Slot
+from resource_manager.engine.model.entities import Slot
 
 
 class IdleManager(RmProcess):

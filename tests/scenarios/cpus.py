@@ -19,9 +19,9 @@ from finegrain.cpu_policy import (
 )
 from finegrain.cpuset import EMPTY, CpuSet
 from finegrain.resources import MIB, Amounts
-from resource_manager.engine.events import HostPolicySet
-from resource_manager.engine.host_settings import host_policy_view
-from resource_manager.engine.topology_view import topology_view
+from resource_manager.engine.executors.host_settings import host_policy_view
+from resource_manager.engine.explain.topology import topology_view
+from resource_manager.engine.model.events import HostPolicySet
 from tests.resource_manager.engine.model import ModelCluster, ModelExecutor
 from tests.scenarios import cpus_render
 from tests.scenarios.words import Words

@@ -8,9 +8,9 @@ from finegrain.cpu_assignment import CpuAssignment, PoolName
 from finegrain.cpu_policy import BindPolicy, EffectivePolicy, ExclusivePolicy, QosClass
 from finegrain.cpuset import EMPTY, union
 from finegrain.resources import BEST_EFFORT_CPU_MILLI, CPU_MILLI, MEMORY_BYTES, MIB, Amounts
-from resource_manager.engine.entities import Slot
-from resource_manager.engine.host_cpus import announced_by
-from resource_manager.engine.topology_view import TopologyView
+from resource_manager.engine.explain.topology import TopologyView
+from resource_manager.engine.hosts.allowed_cpus import announced_by
+from resource_manager.engine.model.entities import Slot
 
 
 def assignment(one: CpuAssignment | None) -> str:

@@ -7,15 +7,15 @@ from dataclasses import replace
 from typing import Any
 
 from finegrain.resources import MIB, ResourceProfile
-from resource_manager.engine.events import (
+from resource_manager.engine.explain.provisions import providers_view
+from resource_manager.engine.model.events import (
     Event,
     ProvisionEnded,
     ProvisionFailed,
     ProvisionStarted,
     ProvisionStopFailed,
 )
-from resource_manager.engine.provision.views import providers_view
-from resource_manager.engine.settings import ExecutorShape, Provisioning
+from resource_manager.engine.model.settings import ExecutorShape, Provisioning
 from tests.resource_manager.engine.model import ModelCluster, ModelExecutor
 from tests.scenarios import render
 from tests.scenarios.words import Words

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from finegrain.resources import MIB
-from resource_manager.engine.events import GroupDeleted, GroupSet
-from resource_manager.engine.group_views import group_views
+from resource_manager.engine.explain.groups import group_views
+from resource_manager.engine.model.events import GroupDeleted, GroupSet
 from tests.resource_manager.engine.model import ModelCluster
 from tests.scenarios import render
 from tests.scenarios.words import Words

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from resource_manager.engine.events import ItemOutcome, SlotsReuseAsked
-from resource_manager.engine.explain import explain
-from resource_manager.engine.fair.explain_held import reservation_views
+from resource_manager.engine.explain.requests import explain
+from resource_manager.engine.explain.reservations import reservation_views
+from resource_manager.engine.model.events import ItemOutcome, SlotsReuseAsked
 from tests.resource_manager.engine.model import ModelCluster
 from tests.scenarios.words import Words
 

@@ -9,8 +9,10 @@ from typing import Any
 
 from finegrain.errors import FinegrainError
 from finegrain.resources import MIB, Amounts, ResourceProfile
-from resource_manager.engine.entities import GangPlacement, GangSpec, RequestSpec
-from resource_manager.engine.events import (
+from resource_manager.engine.explain.lists import list_executors, list_requests, list_slots
+from resource_manager.engine.explain.requests import explain
+from resource_manager.engine.model.entities import GangPlacement, GangSpec, RequestSpec
+from resource_manager.engine.model.events import (
     DrainRequested,
     ExecutorProbed,
     ExecutorRegistered,
@@ -25,9 +27,7 @@ from resource_manager.engine.events import (
     SlotsReleased,
     UndrainRequested,
 )
-from resource_manager.engine.explain import explain
-from resource_manager.engine.queries import list_executors, list_requests, list_slots
-from resource_manager.engine.settings import EngineSettings, Fairness
+from resource_manager.engine.model.settings import EngineSettings, Fairness
 from tests.resource_manager.engine.model import ModelCluster, ModelExecutor, OnTheWire
 from tests.scenarios import render
 from tests.scenarios.cpus import CpuCommands, cpu_policy, machine_of

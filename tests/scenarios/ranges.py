@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from finegrain.resources import MIB, ResourceProfile
-from resource_manager.engine.entities import RangeSpec, RequestSpec
-from resource_manager.engine.events import (
+from resource_manager.engine.model.entities import RangeSpec, RequestSpec
+from resource_manager.engine.model.events import (
     ItemOutcome,
     Members,
     RequestsCancelled,

@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from finegrain.resources import MIB, Amounts, ResourceProfile
-from resource_manager.engine.effects import (
+from resource_manager.engine.explain.groups import GroupView
+from resource_manager.engine.explain.lists import ExecutorView, RequestView, SlotView
+from resource_manager.engine.explain.provisions import ProvidersView
+from resource_manager.engine.explain.requests import Explanation
+from resource_manager.engine.model.effects import (
     Effect,
     ProbeExecutor,
     PublishClusterEvent,
@@ -16,12 +20,8 @@ from resource_manager.engine.effects import (
     StartExecutor,
     StopExecutor,
 )
-from resource_manager.engine.entities import JobEvent, Resize, Slot
-from resource_manager.engine.events import ReportAnswer
-from resource_manager.engine.explain import Explanation
-from resource_manager.engine.group_views import GroupView
-from resource_manager.engine.provision.views import ProvidersView
-from resource_manager.engine.queries import ExecutorView, RequestView, SlotView
+from resource_manager.engine.model.entities import JobEvent, Resize, Slot
+from resource_manager.engine.model.events import ReportAnswer
 from tests.scenarios import cpus_render
 
 NOTED = ("executor_unreachable", "executor_reachable", "cpus_lost", "cpus_returned")

@@ -1,4 +1,6 @@
-"""Runs the stories in this folder: commands, `----`, what comes out. README.md has the language."""
+"""Runs the stories in the folders here: commands, `----`, what comes out. README.md has the
+language.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from resource_manager.engine.invariants import check_invariants
+from resource_manager.engine.invariants.all import check_invariants
 from tests.scenarios.language import Stage
 
 FOLDER = Path(__file__).parent
-STORIES = sorted(FOLDER.glob("*.txt"))
+STORIES = sorted(FOLDER.glob("*/*.txt"))
 
 
-@pytest.mark.parametrize("path", STORIES, ids=lambda path: path.stem.replace("_", " "))
+def _name(path: Path) -> str:
+    return f"{path.parent.name} {path.stem}".replace("_", " ")
+
+
+@pytest.mark.parametrize("path", STORIES, ids=_name)
 def test_story(path: Path, request: pytest.FixtureRequest) -> None:
     text = path.read_text()
     played = play(text)

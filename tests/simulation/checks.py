@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING
 
 from finegrain.errors import InvariantBroken, Reason
 from finegrain.resources import total_of
-from resource_manager.engine.effects import (
+from resource_manager.engine.hosts.host import Host
+from resource_manager.engine.invariants.all import check_invariants, check_touched
+from resource_manager.engine.model.effects import (
     Changes,
     Effect,
     PublishClusterEvent,
     PublishJobEvent,
     SendFree,
 )
-from resource_manager.engine.entities import ENDED_REQUEST_STATES, JobEvent, RequestState
-from resource_manager.engine.events import RegistrationAnswer, ReportAnswer
-from resource_manager.engine.host import Host
-from resource_manager.engine.invariants import check_invariants, check_touched
+from resource_manager.engine.model.entities import ENDED_REQUEST_STATES, JobEvent, RequestState
+from resource_manager.engine.model.events import RegistrationAnswer, ReportAnswer
 from resource_manager.engine.state import State
 from resource_manager.storage.rows import EXECUTORS
 from task_executor.engine.slots import SlotKey, SlotState

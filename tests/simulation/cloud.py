@@ -13,7 +13,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from finegrain.resources import GIB, MIB, ResourceProfile
-from resource_manager.engine.settings import ExecutorShape, Provisioning
+from resource_manager.engine.model.settings import ExecutorShape, Provisioning
 from resource_manager.providers.provider import Presence, Sight, Started
 from tests.simulation.network import Loop, Reply
 from tests.simulation.slot_host import HostPlan

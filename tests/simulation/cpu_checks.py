@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from finegrain.cpuset import EMPTY
-from resource_manager.engine.effects import Changes
+from resource_manager.engine.model.effects import Changes
 from resource_manager.engine.state import State
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from finegrain.cpu_policy import (
 from finegrain.cpu_pools import places_of
 from finegrain.cpuset import EMPTY, CpuSet
 from finegrain.resources import MIB, ResourceProfile
-from resource_manager.engine.entities import RequestSpec
+from resource_manager.engine.model.entities import RequestSpec
 from task_executor.engine.cpu_books import HostCpus
 from task_executor.host.kubelet import KubeletContainer, KubeletState
 from tests.support.machines import Machine, machine

@@ -14,7 +14,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from finegrain.errors import Reason, StoreError
-from resource_manager.engine.effects import Changes, Snapshot
+from resource_manager.engine.model.effects import Changes, Snapshot
 from resource_manager.storage.fair_rows import GROUPS, RANGES, TALLIES
 from resource_manager.storage.host_rows import HOST_SETTINGS
 from resource_manager.storage.rows import (

@@ -5,9 +5,9 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING
 
-from resource_manager.engine.entities import ProvisionState, RequestState
-from resource_manager.engine.events import ResizeRequested
-from resource_manager.engine.offers import slot_to_dict
+from resource_manager.engine.model.entities import ProvisionState, RequestState
+from resource_manager.engine.model.events import ResizeRequested
+from resource_manager.engine.model.offers import slot_to_dict
 from tests.simulation.job_master import RESIZES
 from tests.simulation.sizes import resized
 from tests.simulation.slot_host import HostPlan

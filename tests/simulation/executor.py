@@ -13,14 +13,14 @@ from typing import Any
 from finegrain.cpu_policy import HostPolicy
 from finegrain.cpuset import EMPTY
 from finegrain.errors import FinegrainError, InvalidArgument, Reason
-from resource_manager.engine.entities import Registration
-from resource_manager.engine.events import (
+from resource_manager.engine.model.entities import Registration
+from resource_manager.engine.model.events import (
     ExecutorRegistered,
     RegistrationAnswer,
     ReportAnswer,
     SlotsReported,
 )
-from resource_manager.service import from_wire
+from resource_manager.service.wire import decoding
 from task_executor.engine.command_fence import CommandFence
 from task_executor.engine.report_log import ReportLog
 from task_executor.engine.slot_table import SlotTable
@@ -221,7 +221,7 @@ class Executor(CommandedHost):
         self, manager: Manager, message: Any, make: Callable[[Any], Any], reply: Reply
     ) -> None:
         try:
-            report = from_wire.report(message, "report")
+            report = decoding.report(message, "report")
         except InvalidArgument as error:
             return reply(error)
         return manager.submit(

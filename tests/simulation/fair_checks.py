@@ -14,8 +14,9 @@ from weakref import WeakKeyDictionary
 
 from finegrain.errors import Reason
 from finegrain.resources import Amounts
-from resource_manager.engine.effects import Changes, Effect, PublishClusterEvent
-from resource_manager.engine.entities import (
+from resource_manager.engine.fairness.quotas import counted, fulfilment
+from resource_manager.engine.model.effects import Changes, Effect, PublishClusterEvent
+from resource_manager.engine.model.entities import (
     Group,
     JobState,
     Request,
@@ -24,11 +25,10 @@ from resource_manager.engine.entities import (
     Slot,
     SlotState,
 )
-from resource_manager.engine.events import ItemOutcome, SlotsReuseAsked
-from resource_manager.engine.fair.limits import counted, fulfilment
-from resource_manager.engine.fair.needs import booked_at_most
-from resource_manager.engine.lines import Line
-from resource_manager.engine.shapes import shape_key
+from resource_manager.engine.model.events import ItemOutcome, SlotsReuseAsked
+from resource_manager.engine.queue.job_queues import Line
+from resource_manager.engine.queue.scheduling_classes import shape_key
+from resource_manager.engine.scheduling.needs import booked_at_most
 from resource_manager.engine.state import State
 from resource_manager.storage.codecs import Row
 from resource_manager.storage.fair_rows import GROUPS, RANGES

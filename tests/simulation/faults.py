@@ -9,8 +9,8 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING
 
-from resource_manager.engine.entities import ExecutorState
-from resource_manager.engine.events import DrainRequested, ForgetRequested, UndrainRequested
+from resource_manager.engine.model.entities import ExecutorState
+from resource_manager.engine.model.events import DrainRequested, ForgetRequested, UndrainRequested
 from tests.simulation.cpu_faults import (
     cpus_go_offline,
     kubelet_takes_cpus,

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 from finegrain.errors import Reason
 from finegrain.resources import fits
-from resource_manager.engine.effects import Changes, Effect, PublishJobEvent
-from resource_manager.engine.entities import (
+from resource_manager.engine.hosts.host import Host
+from resource_manager.engine.model.effects import Changes, Effect, PublishJobEvent
+from resource_manager.engine.model.entities import (
     ENDED_REQUEST_STATES,
     GangPlacement,
     GangSpec,
@@ -20,10 +21,9 @@ from resource_manager.engine.entities import (
     RequestState,
     Slot,
 )
-from resource_manager.engine.fair.needs import booked_at_most
-from resource_manager.engine.gang_books import living
-from resource_manager.engine.host import Host
-from resource_manager.engine.shapes import shape_key
+from resource_manager.engine.queue.gangs import living
+from resource_manager.engine.queue.scheduling_classes import shape_key
+from resource_manager.engine.scheduling.needs import booked_at_most
 from resource_manager.engine.state import State
 from tests.simulation.fair_checks import Limits
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from finegrain.errors import FinegrainError, Reason, Unavailable
 from finegrain.resources import MIB
-from resource_manager.engine.entities import Group
-from resource_manager.engine.events import GroupDeleted, GroupSet
+from resource_manager.engine.model.entities import Group
+from resource_manager.engine.model.events import GroupDeleted, GroupSet
 from tests.simulation.manager import Manager
 from tests.simulation.network import Loop, Network, Node, Unreached
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from finegrain.resources import BEST_EFFORT_CPU_MILLI, booking, fits, has_separate_pools
-from resource_manager.engine.entities import (
+from resource_manager.engine.model.entities import (
     ENDED_REQUEST_STATES,
     ExecutorState,
     Request,
     RequestState,
 )
 from resource_manager.engine.placement.feasibility import waiting_reason
-from resource_manager.engine.shapes import shape_key
+from resource_manager.engine.queue.scheduling_classes import shape_key
 from resource_manager.engine.state import State
 from tests.simulation.checks import Checks, Violation
 from tests.simulation.executor import Executor

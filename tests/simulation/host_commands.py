@@ -12,9 +12,9 @@ from typing import Any
 
 from finegrain.errors import FailedPrecondition, FinegrainError, Reason, Unavailable
 from finegrain.v1 import task_executor_pb2
-from resource_manager.engine.effects import SendAllocate, SendFree, SendResize
-from resource_manager.engine.events import ItemOutcome
-from resource_manager.service import to_wire
+from resource_manager.engine.model.effects import SendAllocate, SendFree, SendResize
+from resource_manager.engine.model.events import ItemOutcome
+from resource_manager.service.wire import encoding
 from task_executor.engine.command_fence import CommandNumbers
 from task_executor.engine.slot_table import Outcome
 from task_executor.engine.slots import Slot, SlotKey, SlotState
@@ -100,7 +100,7 @@ class CommandedHost(ResizingHost):
         specs = [
             spec_from_proto(
                 task_executor_pb2.SlotAllocation(
-                    slot=to_wire.slot_status(order.slot), target_address=order.target_address
+                    slot=encoding.slot_status(order.slot), target_address=order.target_address
                 ),
                 "allocations",
                 pids_max_default=512,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from resource_manager.engine.fair.needs import booked_at_most
-from resource_manager.engine.host import Host
-from resource_manager.engine.queue import DEFAULT_SLOTS, SLOTS, Shape
+from resource_manager.engine.hosts.host import Host
+from resource_manager.engine.queue.queue import DEFAULT_SLOTS, SLOTS, Shape
+from resource_manager.engine.scheduling.needs import booked_at_most
 from resource_manager.engine.state import State
 from tests.simulation.fair_checks import Limits
 

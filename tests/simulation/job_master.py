@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from finegrain.errors import FinegrainError, Reason
 from finegrain.resources import MIB, ResourceProfile
-from resource_manager.engine.entities import (
+from resource_manager.engine.model.entities import (
     ENDED_REQUEST_STATES,
     GangPlacement,
     GangSpec,
@@ -22,7 +22,7 @@ from resource_manager.engine.entities import (
     RequestSpec,
     RequestState,
 )
-from resource_manager.engine.events import (
+from resource_manager.engine.model.events import (
     JobEndRequested,
     JobRegistered,
     RequestsCancelled,

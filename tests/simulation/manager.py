@@ -22,7 +22,8 @@ from finegrain.errors import (
     StoreError,
     Unavailable,
 )
-from resource_manager.engine.effects import (
+from resource_manager.engine.executors.epochs import EpochSeen
+from resource_manager.engine.model.effects import (
     Changes,
     Effect,
     ProbeExecutor,
@@ -33,9 +34,8 @@ from resource_manager.engine.effects import (
     StartExecutor,
     StopExecutor,
 )
-from resource_manager.engine.entities import Instant, Slot
-from resource_manager.engine.epochs import EpochSeen
-from resource_manager.engine.events import (
+from resource_manager.engine.model.entities import Instant, Slot
+from resource_manager.engine.model.events import (
     CommandAnswered,
     CommandRefused,
     CommandUndelivered,
@@ -46,10 +46,10 @@ from resource_manager.engine.events import (
     SlotsReuseAsked,
     Ticked,
 )
-from resource_manager.engine.settings import EngineSettings
+from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.engine.state import Heard, State
 from resource_manager.engine.step import step
-from resource_manager.service import from_wire
+from resource_manager.service.wire import decoding
 from resource_manager.storage.store import NotLeader
 from tests.simulation.database import STOP_MS, Client, Database
 from tests.simulation.network import Loop, Network, Reply, Unreached
@@ -375,7 +375,7 @@ class Manager(Client):
             if isinstance(result, Exception):
                 raise result
             outcomes, message = result
-            report = from_wire.report(message, "report")
+            report = decoding.report(message, "report")
         except (FailedPrecondition, InvalidArgument) as error:
             self.log(f"{self.name} hears {names} refused: {error}")
             reason = error.reason.value

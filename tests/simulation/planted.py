@@ -13,13 +13,18 @@ from typing import Any
 import pytest
 
 from finegrain.errors import Reason
-from resource_manager.engine import commands, executors, jobs, moves, reports, requests, step
-from resource_manager.engine.changes import ChangeTracker
-from resource_manager.engine.entities import Job, Request, RequestState, Slot
-from resource_manager.engine.events import CommandUndelivered
-from resource_manager.engine.host import Host
-from resource_manager.engine.queue import WaitingQueue
-from resource_manager.engine.turn import Turn
+from resource_manager.engine import step
+from resource_manager.engine.context import Turn
+from resource_manager.engine.executors import registration as executors
+from resource_manager.engine.executors import reports
+from resource_manager.engine.hosts.host import Host
+from resource_manager.engine.jobs import lifecycle
+from resource_manager.engine.model.changes import ChangeTracker
+from resource_manager.engine.model.entities import Job, Request, RequestState, Slot
+from resource_manager.engine.model.events import CommandUndelivered
+from resource_manager.engine.queue.queue import WaitingQueue
+from resource_manager.engine.requests import moves, submission
+from resource_manager.engine.scheduling import commands
 from task_executor.engine.command_fence import CommandFence
 from task_executor.engine.slot_table import SlotTable
 from task_executor.engine.slots import Slot as TableSlot
@@ -53,9 +58,9 @@ def capacity_not_booked_while_outcome_unknown(patch: Patch) -> None:
 
 def generation_ignored_in_release(patch: Patch) -> None:
     """A job master that gives back an older slot loses the present one."""
-    real = requests._give_up
+    real = submission._give_up
     patch.setattr(
-        requests, "_give_up", lambda turn, by, name, _gen, grace: real(turn, by, name, 0, grace)
+        submission, "_give_up", lambda turn, by, name, _gen, grace: real(turn, by, name, 0, grace)
     )
 
 
@@ -81,7 +86,7 @@ def slots_of_an_ended_job_are_kept(patch: Patch) -> None:
         if slot is not None:
             turn.host_of(slot).to_free.pop(moves.key_of(slot), None)
 
-    patch.setattr(jobs, "give_up", give_up)
+    patch.setattr(lifecycle, "give_up", give_up)
 
 
 def requests_are_durable_only_when_placed(patch: Patch) -> None:

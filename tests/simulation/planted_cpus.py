@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 
 from finegrain.cpu_assignment import CpuAssignment
-from resource_manager.engine import cpu_giver, cpu_invariants, host, reports, restoring
-from resource_manager.engine.cpus.books import CpuBooks
-from resource_manager.engine.entities import Slot
+from resource_manager.engine import restoring
+from resource_manager.engine.cpus.ledger import CpuBooks
+from resource_manager.engine.executors import reports
+from resource_manager.engine.hosts import cpu_allocator, host
+from resource_manager.engine.invariants import cpus
+from resource_manager.engine.model.entities import Slot
 from resource_manager.engine.state import State
 from task_executor.engine.slots import SlotSpec
 
@@ -30,7 +33,7 @@ def cpus_of_a_slot_that_shrinks_are_given_before_it_has_shrunk(patch: Patch) -> 
         ordered = slot.ordered.assignment if slot.ordered is not None else None
         return ordered or slot.assignment
 
-    for module in (cpu_giver, cpu_invariants, host):
+    for module in (cpu_allocator, cpus, host):
         patch.setattr(module, "cpus_booked", booked)
 
 

@@ -8,10 +8,12 @@ from dataclasses import replace
 import pytest
 
 from finegrain.resources import Amounts
-from resource_manager.engine import commands, reports, resize_wishes, resizes, restoring, step
-from resource_manager.engine import moves as plain_moves
-from resource_manager.engine.changes import ChangeTracker
-from resource_manager.engine.entities import (
+from resource_manager.engine import restoring, step
+from resource_manager.engine.context import Turn
+from resource_manager.engine.executors import reports
+from resource_manager.engine.hosts.host import Host
+from resource_manager.engine.model.changes import ChangeTracker
+from resource_manager.engine.model.entities import (
     GangPlacement,
     GangSpec,
     Provision,
@@ -19,16 +21,17 @@ from resource_manager.engine.entities import (
     Request,
     Slot,
 )
-from resource_manager.engine.events import ProvisionEnded, ProvisionStopFailed
-from resource_manager.engine.gang_books import GangBooks, GangKind
-from resource_manager.engine.host import Host
-from resource_manager.engine.provision import arrival, backlog, life, passes, planning, totals
-from resource_manager.engine.provision.planning import Backlog, Plan
-from resource_manager.engine.reported import ReportedSlot
-from resource_manager.engine.settings import ExecutorShape
-from resource_manager.engine.singles import Singles
+from resource_manager.engine.model.events import ProvisionEnded, ProvisionStopFailed
+from resource_manager.engine.model.reported import ReportedSlot
+from resource_manager.engine.model.settings import ExecutorShape
+from resource_manager.engine.queue.gangs import GangBooks, GangKind
+from resource_manager.engine.queue.non_batchable import Singles
+from resource_manager.engine.requests import moves as plain_moves
+from resource_manager.engine.requests import resize_intake
+from resource_manager.engine.scaling import arrival, backlog, passes, planning, provisions, totals
+from resource_manager.engine.scaling.planning import Backlog, Plan
+from resource_manager.engine.scheduling import commands, resizes
 from resource_manager.engine.state import State
-from resource_manager.engine.turn import Turn
 from task_executor.engine.slot_table import SlotTable
 from task_executor.engine.slots import Slot as TableSlot
 from task_executor.engine.slots import SlotKey
@@ -84,7 +87,7 @@ def next_change_replaces_one_whose_outcome_is_unknown(patch: Patch) -> None:
             turn.host_of(slot).set_size(slot, slot.profile, None)
         real(turn, slot)
 
-    patch.setattr(resize_wishes, "go_on", go_on)
+    patch.setattr(resize_intake, "go_on", go_on)
 
 
 def change_that_waits_is_forgotten_at_a_restart(patch: Patch) -> None:
@@ -187,25 +190,25 @@ def what_is_asked_for_is_not_durable_first(patch: Patch) -> None:
 
 def stops_are_forgotten_at_a_restart(patch: Patch) -> None:
     """Nobody tells the provider again."""
-    patch.setattr(life, "resume", lambda _turn: None)
+    patch.setattr(provisions, "resume", lambda _turn: None)
 
 
 def executor_is_struck_before_its_provider_said_that_it_is_gone(patch: Patch) -> None:
     """Being told to stop is taken for being gone."""
-    real = life.stop
+    real = provisions.stop
 
     def stop(turn: Turn, provision: Provision, message: str) -> None:
         real(turn, provision, message)
-        life.provision_ended(turn, ProvisionEnded(turn.at, provision.executor_id))
+        provisions.provision_ended(turn, ProvisionEnded(turn.at, provision.executor_id))
 
-    patch.setattr(life, "stop", stop)
+    patch.setattr(provisions, "stop", stop)
 
 
 def stop_that_failed_is_taken_for_done(patch: Patch) -> None:
     """Something of it runs on."""
 
     def stop_failed(turn: Turn, event: ProvisionStopFailed) -> None:
-        life.provision_ended(turn, ProvisionEnded(event.at, event.executor_id))
+        provisions.provision_ended(turn, ProvisionEnded(event.at, event.executor_id))
 
     patch.setattr(step, "provision_stop_failed", stop_failed)
 

@@ -12,17 +12,24 @@ from typing import Any
 import pytest
 
 from finegrain.resources import Amounts
-from resource_manager.engine import group_books, restoring
-from resource_manager.engine.effects import Effect
-from resource_manager.engine.entities import Group, Request, Slot, SlotState
-from resource_manager.engine.events import Event, GroupSet, SlotsReuseAsked
-from resource_manager.engine.fair import flows, reservations, reuse, staying, stops
-from resource_manager.engine.fair.flows import Flow, FlowTree
-from resource_manager.engine.fair.held import Reservation
-from resource_manager.engine.fair.limits import UNBOUNDED, counted
-from resource_manager.engine.fair.next_turn import NextTurn
+from resource_manager.engine import restoring
+from resource_manager.engine.context import Turn
+from resource_manager.engine.fairness import flows
+from resource_manager.engine.fairness import groups as group_books
+from resource_manager.engine.fairness.flows import Flow, FlowTree
+from resource_manager.engine.fairness.quotas import UNBOUNDED, counted
+from resource_manager.engine.model.effects import Effect
+from resource_manager.engine.model.entities import Group, Request, Slot, SlotState
+from resource_manager.engine.model.events import Event, GroupSet, SlotsReuseAsked
+from resource_manager.engine.placement.reserved import Reservation
+from resource_manager.engine.scheduling import (
+    quota_checks,
+    reservation_upkeep,
+    reservations,
+    slot_reuse,
+)
+from resource_manager.engine.scheduling.next_in_order import NextTurn
 from resource_manager.engine.state import State
-from resource_manager.engine.turn import Turn
 from tests.simulation.manager import Batch, Item, Manager
 
 Patch = pytest.MonkeyPatch
@@ -88,12 +95,12 @@ class _WithoutFreeing:
 
 def maximum_forgets_what_is_being_freed(patch: Patch) -> None:
     """A slot counts no more although processes of it may live."""
-    real = stops.limited
+    real = quota_checks.limited
 
     def limited(state: State, job_id: str) -> list[Any]:
         return [_without_freeing(state, group) for group in real(state, job_id)]
 
-    patch.setattr(stops, "limited", limited)
+    patch.setattr(quota_checks, "limited", limited)
 
 
 def _without_freeing(state: State, group: Flow) -> _WithoutFreeing:
@@ -127,7 +134,7 @@ def minimum_is_not_served_first(patch: Patch) -> None:
 
 def hosts_are_held_for_whoever_is_gone(patch: Patch) -> None:
     """Nobody looks whether the holder still waits."""
-    real = staying.void
+    real = reservation_upkeep.void
 
     def void(state: State, each: Reservation) -> str:
         return real(state, each) if each.holder.waits(state) else ""
@@ -149,7 +156,7 @@ def work_that_was_handed_on_still_waits(patch: Patch) -> None:
     def hand_on(turn: Turn, request: Request, waiting: Request) -> None:
         turn.state.flows.hand_on(request.job_id)
 
-    patch.setattr(reuse, "_hand_on", hand_on)
+    patch.setattr(slot_reuse, "_hand_on", hand_on)
 
 
 def member_is_placed_again_after_a_start(patch: Patch) -> None:

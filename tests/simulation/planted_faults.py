@@ -7,14 +7,18 @@ from typing import Any
 
 import pytest
 
-from resource_manager.engine import commands, executors, moves, reports, restoring, step, tallies
-from resource_manager.engine.entities import Executor as BookedExecutor
-from resource_manager.engine.entities import Job, JobState, Request, Slot
-from resource_manager.engine.events import CommandUndelivered
-from resource_manager.engine.host import Host
+from resource_manager.engine import restoring, step
+from resource_manager.engine.context import Turn
+from resource_manager.engine.executors import registration, reports
+from resource_manager.engine.hosts.host import Host
+from resource_manager.engine.jobs import usage_checkpoints
+from resource_manager.engine.model.entities import Executor as BookedExecutor
+from resource_manager.engine.model.entities import Job, JobState, Request, Slot
+from resource_manager.engine.model.events import CommandUndelivered
+from resource_manager.engine.model.timers import Timer
+from resource_manager.engine.requests import moves
+from resource_manager.engine.scheduling import commands
 from resource_manager.engine.state import State
-from resource_manager.engine.timers import Timer
-from resource_manager.engine.turn import Turn
 from task_executor.engine.command_fence import CommandFence, CommandNumbers
 from task_executor.service.checkpoint import SavedState
 from tests.simulation.database import Database
@@ -167,7 +171,7 @@ def old_reports_are_taken_in(patch: Patch) -> None:
 
     patch.setattr(reports, "take_in", take_in)
     patch.setattr(commands, "take_in", take_in)
-    patch.setattr(executors, "take_in", take_in)
+    patch.setattr(registration, "take_in", take_in)
 
 
 def commands_of_older_registrations_are_obeyed(patch: Patch) -> None:
@@ -231,7 +235,7 @@ def request_that_lost_its_slot_goes_to_the_end_of_the_line(patch: Patch) -> None
 
 def what_flows_have_received_is_forgotten_at_a_start(patch: Patch) -> None:
     """Everybody begins at 0."""
-    patch.setattr(tallies, "restore_tallies", lambda *_: 0)
+    patch.setattr(usage_checkpoints, "restore_tallies", lambda *_: 0)
 
 
 FAULTS_MISHANDLED: tuple[Callable[[Patch], None], ...] = (

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from finegrain.errors import Unavailable
-from resource_manager.engine.effects import StartExecutor, StopExecutor
-from resource_manager.engine.entities import Instant, ProvisionState
-from resource_manager.engine.events import (
+from resource_manager.engine.model.effects import StartExecutor, StopExecutor
+from resource_manager.engine.model.entities import Instant, ProvisionState
+from resource_manager.engine.model.events import (
     Event,
     ProvisionEnded,
     ProvisionFailed,

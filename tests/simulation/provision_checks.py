@@ -15,19 +15,19 @@ from finegrain.resources import (
     subtract,
     total_of,
 )
-from resource_manager.engine.effects import Changes
-from resource_manager.engine.entities import (
+from resource_manager.engine.model.effects import Changes
+from resource_manager.engine.model.entities import (
     ExecutorState,
     Provision,
     ProvisionState,
     RequestSpec,
     Slot,
 )
-from resource_manager.engine.fair.needs import booked_at_most
-from resource_manager.engine.provision.passes import MINIMUM
-from resource_manager.engine.queue import Shape
-from resource_manager.engine.settings import ExecutorShape, Provisioning
-from resource_manager.engine.shapes import shape_key
+from resource_manager.engine.model.settings import ExecutorShape, Provisioning
+from resource_manager.engine.queue.queue import Shape
+from resource_manager.engine.queue.scheduling_classes import shape_key
+from resource_manager.engine.scaling.passes import MINIMUM
+from resource_manager.engine.scheduling.needs import booked_at_most
 from resource_manager.engine.state import State
 from tests.simulation.cloud import Cloud
 from tests.simulation.fair_checks import Limits

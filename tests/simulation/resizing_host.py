@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 
 from finegrain.errors import FailedPrecondition, FinegrainError, NotFound, Reason, Unavailable
-from resource_manager.engine.entities import Resize
+from resource_manager.engine.model.entities import Resize
 from task_executor.engine.slots import SlotKey, SlotSpec, SlotState
 from tests.simulation.slot_host import SlotHost
 

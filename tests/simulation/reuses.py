@@ -11,8 +11,8 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from finegrain.errors import Reason
-from resource_manager.engine.entities import JobEvent, RequestSpec
-from resource_manager.engine.events import ItemOutcome, SlotsReuseAsked
+from resource_manager.engine.model.entities import JobEvent, RequestSpec
+from resource_manager.engine.model.events import ItemOutcome, SlotsReuseAsked
 
 if TYPE_CHECKING:
     from tests.simulation.fair_checks import Key

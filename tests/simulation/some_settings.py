@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from random import Random
 
-from resource_manager.engine.settings import EngineSettings, Fairness, Provisioning
+from resource_manager.engine.model.settings import EngineSettings, Fairness, Provisioning
 
 USUAL = Fairness(tally_interval_ms=1_000)
 

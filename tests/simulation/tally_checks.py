@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from math import log
 from typing import TYPE_CHECKING
 
-from resource_manager.engine.effects import Changes
-from resource_manager.engine.fair.flows import Flow
-from resource_manager.engine.settings import Fairness
+from resource_manager.engine.fairness.flows import Flow
+from resource_manager.engine.model.effects import Changes
+from resource_manager.engine.model.settings import Fairness
 from resource_manager.engine.state import State
 
 if TYPE_CHECKING:

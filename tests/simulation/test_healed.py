@@ -11,9 +11,9 @@ import pytest
 from finegrain.cpu_policy import CpuPolicy, HostPolicy, QosClass
 from finegrain.cpuset import CpuSet
 from finegrain.resources import BEST_EFFORT_CPU_MILLI, MIB, ResourceProfile
-from resource_manager.engine.cpu_giver import CpuGiver
-from resource_manager.engine.entities import RequestSpec, RequestState
-from resource_manager.engine.settings import EngineSettings
+from resource_manager.engine.hosts.cpu_allocator import CpuGiver
+from resource_manager.engine.model.entities import RequestSpec, RequestState
+from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.engine.state import State
 from tests.simulation.checks import Checks
 from tests.simulation.cpu_machines import HostMachine

@@ -20,10 +20,10 @@ from finegrain.resources import (
     MANAGED_MEMORY_BYTES,
     TASK_HEAP_MEMORY_BYTES,
 )
-from resource_manager.engine.entities import JobState
-from resource_manager.engine.events import HostPolicySet, JobEndRequested, UndrainRequested
-from resource_manager.engine.host_settings import OF_ONE_HOST
-from resource_manager.engine.settings import Provisioning
+from resource_manager.engine.executors.host_settings import OF_ONE_HOST
+from resource_manager.engine.model.entities import JobState
+from resource_manager.engine.model.events import HostPolicySet, JobEndRequested, UndrainRequested
+from resource_manager.engine.model.settings import Provisioning
 from tests.simulation.checks import MANY_HOSTS, Checks
 from tests.simulation.cloud import STORMY, Cloud, CloudTroubles, some_shapes
 from tests.simulation.cpu_machines import some_machine

@@ -19,8 +19,8 @@ from finegrain.cpu_policy import (
 from finegrain.cpuset import CpuSet
 from finegrain.intervals import IntervalSet
 from finegrain.resources import GIB, ResourceProfile
-from resource_manager.engine.effects import Changes, Snapshot
-from resource_manager.engine.entities import (
+from resource_manager.engine.model.effects import Changes, Snapshot
+from resource_manager.engine.model.entities import (
     ClusterEvent,
     Executor,
     Gang,

@@ -12,9 +12,9 @@ from typer.testing import Result
 
 from finegrain.errors import NotFound, Reason
 from finegrain.resources import GIB, MIB, ResourceProfile
-from finegrain_client import types
-from finegrain_client.types_advice import ThreadAdvice
-from finegrain_client.types_explain import (
+from finegrain_client.types import status as types
+from finegrain_client.types.advice import ThreadAdvice
+from finegrain_client.types.explain import (
     Counterfactual,
     CpuVerdict,
     Dimension,
@@ -24,22 +24,22 @@ from finegrain_client.types_explain import (
     GangSpot,
     ResizeExplanation,
 )
-from finegrain_client.types_fairness import (
+from finegrain_client.types.fairness import (
     ChoiceStep,
     FlowTally,
     GroupLimit,
     Reservation,
     ReservedExecutor,
 )
-from finegrain_client.types_groups import Groups, GroupStatus
-from finegrain_client.types_host_policy import HostPolicy
-from finegrain_client.types_providers import (
+from finegrain_client.types.groups import Groups, GroupStatus
+from finegrain_client.types.host_policy import HostPolicy
+from finegrain_client.types.providers import (
     ExecutorShape,
     ProvidedExecutor,
     ProvidedExecutorState,
     Providers,
 )
-from finegrain_client.types_topology import TopologyReport
+from finegrain_client.types.topology import TopologyReport
 from tests.support.cli_cpus import HOST_POLICY, PINNED, WISH
 from tests.support.cli_topology import small_report
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from finegrain.cpu_policy import BindPolicy, ExclusivePolicy, NumaPolicy, QosClass
 from finegrain.resources import MIB
-from finegrain_client.types_cpus import CpuWish, SlotCpus, SlotNodeShare
-from finegrain_client.types_host_policy import HostLayer, HostPolicy
-from finegrain_client.types_topology import HostSettings
+from finegrain_client.types.cpus import CpuWish, SlotCpus, SlotNodeShare
+from finegrain_client.types.host_policy import HostLayer, HostPolicy
+from finegrain_client.types.topology import HostSettings
 
 WISH = CpuWish(QosClass.LSR, BindPolicy.FULL_PCPUS, numa=NumaPolicy.RESTRICTED, numa_required=True)
 PINNED = SlotCpus(

@@ -8,9 +8,9 @@ from typing import Any
 from finegrain.cpu_policy import BindPolicy, ExclusivePolicy, QosClass
 from finegrain.cpuset import CpuSet
 from finegrain.resources import GIB, MIB, ResourceProfile
-from finegrain_client.types import SlotState, SlotStatus
-from finegrain_client.types_cpus import SlotCpus, SlotNodeShare, SlotPool
-from finegrain_client.types_topology import (
+from finegrain_client.types.cpus import SlotCpus, SlotNodeShare, SlotPool
+from finegrain_client.types.status import SlotState, SlotStatus
+from finegrain_client.types.topology import (
     AnnouncedCpus,
     Cpu,
     CpusNow,

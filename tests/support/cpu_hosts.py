@@ -10,11 +10,11 @@ from finegrain.cpu_assignment import CpuAssignment
 from finegrain.cpu_policy import PLAIN, CpuPolicy, QosClass
 from finegrain.cpuset import CpuSet
 from finegrain.resources import GIB, MIB, ResourceProfile
-from resource_manager.engine.entities import CpuState, RequestSpec, RequestState, Slot
-from resource_manager.engine.events import JobRegistered, RequestsSubmitted, SlotsReleased
-from resource_manager.engine.invariants import check_invariants
-from resource_manager.engine.settings import EngineSettings
-from resource_manager.engine.waiting_reasons import pending_reason
+from resource_manager.engine.explain.waiting_reasons import pending_reason
+from resource_manager.engine.invariants.all import check_invariants
+from resource_manager.engine.model.entities import CpuState, RequestSpec, RequestState, Slot
+from resource_manager.engine.model.events import JobRegistered, RequestsSubmitted, SlotsReleased
+from resource_manager.engine.model.settings import EngineSettings
 from tests.resource_manager.engine.model import ModelCluster, ModelExecutor
 
 __all__ = ["BE", "LSE", "LSR", "PLAIN", "CpuStory", "host", "plain_host", "topology"]

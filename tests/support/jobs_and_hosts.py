@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from finegrain.resources import MIB, ResourceProfile
-from resource_manager.engine.entities import GangPlacement, GangSpec, RangeSpec, RequestSpec
-from resource_manager.engine.events import (
+from resource_manager.engine.invariants.all import check_invariants
+from resource_manager.engine.model.entities import GangPlacement, GangSpec, RangeSpec, RequestSpec
+from resource_manager.engine.model.events import (
     ItemOutcome,
     JobRegistered,
     RequestsSubmitted,
     SlotsReleased,
     SlotsReuseAsked,
 )
-from resource_manager.engine.invariants import check_invariants
-from resource_manager.engine.settings import EngineSettings, Fairness, Provisioning
+from resource_manager.engine.model.settings import EngineSettings, Fairness, Provisioning
 from tests.resource_manager.engine.model import ModelCluster, ModelExecutor
 
 FOREVER_MS = 10**9

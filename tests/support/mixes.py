@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hypothesis import strategies as st
 
 from finegrain.resources import CPU_MILLI, GIB, MEMORY_BYTES, MIB, ResourceProfile
-from resource_manager.engine.settings import EngineSettings, Fairness, Measure, Order
+from resource_manager.engine.model.settings import EngineSettings, Fairness, Measure, Order
 from resource_manager.simulator.cluster import Cluster
 from resource_manager.simulator.ideal import ROOT, IdealFlow, IdealTree
 from resource_manager.simulator.idle import IdleCheck

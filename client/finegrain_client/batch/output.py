@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from finegrain_client.types import OutputChunk, StreamName
+from finegrain_client.types.status import OutputChunk, StreamName
 
 TAIL_BYTES = 1_000
 """Kept of each stream in the state file."""

@@ -15,7 +15,6 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from finegrain.errors import FinegrainError, Reason
-from finegrain_client.background import unless
 from finegrain_client.batch.book import Book
 from finegrain_client.batch.output import sweep
 from finegrain_client.batch.report import Report
@@ -30,7 +29,8 @@ from finegrain_client.batch.values import (
     ThreadState,
 )
 from finegrain_client.errors import JobEnded
-from finegrain_client.job import Job
+from finegrain_client.job.background import unless
+from finegrain_client.job.job import Job
 
 if TYPE_CHECKING:
     from finegrain_client.cluster import Cluster

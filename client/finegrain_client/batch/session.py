@@ -46,7 +46,7 @@ from finegrain_client.batch.slots import (
 from finegrain_client.batch.state_file import StateFile
 from finegrain_client.batch.work import Attempt
 from finegrain_client.errors import RequestRejected
-from finegrain_client.types import RequestState
+from finegrain_client.types.status import RequestState
 
 T = TypeVar("T")
 

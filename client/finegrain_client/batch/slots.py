@@ -19,12 +19,12 @@ from finegrain.v1 import slots_pb2
 from finegrain_client.batch.holding import SlotKey
 from finegrain_client.batch.rows import JobRow
 from finegrain_client.errors import SlotLost
-from finegrain_client.events import JobEvents
-from finegrain_client.job import Job
+from finegrain_client.job.events import JobEvents
+from finegrain_client.job.job import Job
 from finegrain_client.retry import Backoff, RetryPolicy
-from finegrain_client.slot import Slot
+from finegrain_client.slot.slot import Slot
 from finegrain_client.specs import SlotSpec
-from finegrain_client.types import JobEvent, RequestState, SlotStatus
+from finegrain_client.types.status import JobEvent, RequestState, SlotStatus
 
 T = TypeVar("T")
 log = logging.getLogger("finegrain_client")

@@ -28,9 +28,9 @@ from finegrain_client.batch.output import Output
 from finegrain_client.batch.spec import BatchSpec
 from finegrain_client.batch.values import ThreadResult, ThreadState, nothing_known
 from finegrain_client.errors import JobEnded, SlotLost, TaskNotStarted
-from finegrain_client.slot import Slot
-from finegrain_client.task import Task
-from finegrain_client.types import TaskResult
+from finegrain_client.slot.slot import Slot
+from finegrain_client.slot.task import Task
+from finegrain_client.types.status import TaskResult
 
 HOPELESS = (
     Reason.COMMAND_NOT_FOUND,

@@ -16,17 +16,17 @@ from finegrain.cpu_policy import (
 )
 from finegrain.options import TlsOptions
 from finegrain_client import cluster as aio_cluster
-from finegrain_client import types
 from finegrain_client.blocking.job import Job
 from finegrain_client.blocking.loop import PrivateLoop
-from finegrain_client.job import LEASE_DEFAULT_S
+from finegrain_client.job.job import LEASE_DEFAULT_S
 from finegrain_client.retry import BUDGET_DEFAULT_S
-from finegrain_client.types_advice import ThreadAdvice
-from finegrain_client.types_explain import Explanation
-from finegrain_client.types_groups import Groups, GroupStatus
-from finegrain_client.types_host_policy import HostPolicy
-from finegrain_client.types_providers import Providers
-from finegrain_client.types_topology import TopologyReport
+from finegrain_client.types import status as types
+from finegrain_client.types.advice import ThreadAdvice
+from finegrain_client.types.explain import Explanation
+from finegrain_client.types.groups import Groups, GroupStatus
+from finegrain_client.types.host_policy import HostPolicy
+from finegrain_client.types.providers import Providers
+from finegrain_client.types.topology import TopologyReport
 
 
 def connect(

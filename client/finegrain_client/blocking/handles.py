@@ -12,14 +12,14 @@ from typing import Literal, Self, cast
 
 from finegrain.errors import FinegrainError
 from finegrain.resources import ResourceProfile
-from finegrain_client import request as aio_request
-from finegrain_client import slot as aio_slot
-from finegrain_client import task as aio_task
-from finegrain_client import types
 from finegrain_client.blocking.loop import PrivateLoop, in_threads
 from finegrain_client.errors import Rejection
-from finegrain_client.types_cpus import SlotCpus
-from finegrain_client.types_explain import Explanation
+from finegrain_client.job import request as aio_request
+from finegrain_client.slot import slot as aio_slot
+from finegrain_client.slot import task as aio_task
+from finegrain_client.types import status as types
+from finegrain_client.types.cpus import SlotCpus
+from finegrain_client.types.explain import Explanation
 
 
 class Lost:

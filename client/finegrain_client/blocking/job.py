@@ -6,13 +6,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Self
 
-from finegrain_client import job as aio_job
-from finegrain_client import types
 from finegrain_client.blocking.handles import Request, Slot
 from finegrain_client.blocking.loop import PrivateLoop
 from finegrain_client.blocking.ranges import RequestRange
-from finegrain_client.gangs import GangSpec
+from finegrain_client.job import job as aio_job
+from finegrain_client.job.gangs import GangSpec
 from finegrain_client.specs import SlotSpec
+from finegrain_client.types import status as types
 
 
 class Job:

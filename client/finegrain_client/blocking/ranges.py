@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Iterator
 
 from finegrain.intervals import Run
-from finegrain_client import ranges as aio_ranges
-from finegrain_client import types
 from finegrain_client.blocking.handles import Request, Slot
 from finegrain_client.blocking.loop import PrivateLoop
 from finegrain_client.errors import Rejection
+from finegrain_client.job import ranges as aio_ranges
+from finegrain_client.types import status as types
 
 
 class RequestRange:

@@ -15,7 +15,6 @@ from finegrain.cpu_assignment import CpuAssignment, NodeShare
 from finegrain.cpu_policy import BindPolicy, NumaPolicy
 from finegrain.cpuset import EMPTY, CpuSet
 from finegrain.resources import CPU_MILLI, MEMORY_BYTES
-from resource_manager.engine.cpus.books import CpuBooks
 from resource_manager.engine.cpus.empty_hosts import HostKind, fewest_nodes_when_empty
 from resource_manager.engine.cpus.hints import (
     Quantities,
@@ -25,14 +24,15 @@ from resource_manager.engine.cpus.hints import (
     remoteness,
 )
 from resource_manager.engine.cpus.layout import CpuLayout
+from resource_manager.engine.cpus.ledger import CpuBooks
 from resource_manager.engine.cpus.merge import merge_ranked
 from resource_manager.engine.cpus.numa import MILLI, positions, split
 from resource_manager.engine.cpus.pinning import notes_on, pick, pick_on, short, suiting
 from resource_manager.engine.cpus.refusals import CpuRefusal
+from resource_manager.engine.cpus.request import Wish
 from resource_manager.engine.cpus.resolve import Resolved
 from resource_manager.engine.cpus.shortages import not_enough, unaligned, unsuited
 from resource_manager.engine.cpus.take import Short, Taken, sums_to, total_widths, whole_widths
-from resource_manager.engine.cpus.wishes import Wish
 
 
 class Case:

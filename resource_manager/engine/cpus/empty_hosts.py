@@ -12,13 +12,13 @@ from typing import NamedTuple
 
 from finegrain.cpu_policy import EffectivePolicy
 from finegrain.cpuset import CpuSet
-from resource_manager.engine.cpus.books import CpuBooks
 from resource_manager.engine.cpus.hints import fewest_nodes, quantities
 from resource_manager.engine.cpus.layout import CpuLayout
+from resource_manager.engine.cpus.ledger import CpuBooks
 from resource_manager.engine.cpus.pinning import cpus_for, pick_on
 from resource_manager.engine.cpus.refusals import CpuRefusal
+from resource_manager.engine.cpus.request import Wish
 from resource_manager.engine.cpus.resolve import resolve
-from resource_manager.engine.cpus.wishes import Wish
 
 ANSWERS_KNOWN_MAX = 16_384
 """Answers that are kept, each of one wish on one kind of host."""

@@ -18,8 +18,8 @@ from typing import Final
 
 from finegrain.cpu_policy import NumaStrategy
 from finegrain.resources import BEST_EFFORT_CPU_MILLI, CPU_MILLI, MEMORY_BYTES
-from resource_manager.engine.cpus.books import CpuBooks
 from resource_manager.engine.cpus.layout import CpuLayout
+from resource_manager.engine.cpus.ledger import CpuBooks
 from resource_manager.engine.cpus.merge import Hint
 from resource_manager.engine.cpus.numa import MILLI, memory_positions, positions
 

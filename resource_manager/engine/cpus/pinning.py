@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from finegrain.cpu_policy import BindPolicy, ExclusivePolicy, NumaStrategy, QosClass
-from resource_manager.engine.cpus.books import CpuBooks
 from resource_manager.engine.cpus.layout import CpuLayout
+from resource_manager.engine.cpus.ledger import CpuBooks
 from resource_manager.engine.cpus.numa import split
 from resource_manager.engine.cpus.refusals import CpuBlocker, CpuRefusal
 from resource_manager.engine.cpus.resolve import Resolved

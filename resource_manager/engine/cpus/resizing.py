@@ -21,8 +21,8 @@ from finegrain.cpu_policy import (
 from finegrain.cpuset import CpuSet
 from finegrain.resources import BEST_EFFORT_CPU_MILLI, CPU_MILLI, MEMORY_BYTES
 from resource_manager.engine.cpus.assign import Wish
-from resource_manager.engine.cpus.books import CpuBooks, SlotKey
 from resource_manager.engine.cpus.layout import CpuLayout
+from resource_manager.engine.cpus.ledger import CpuBooks, SlotKey
 from resource_manager.engine.cpus.numa import MILLI, memory_positions, positions, split
 from resource_manager.engine.cpus.pinning import cpus_for, holders, notes_on, short, wish_of
 from resource_manager.engine.cpus.refusals import CpuBlocker, CpuRefusal

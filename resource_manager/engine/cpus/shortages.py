@@ -16,12 +16,12 @@ from finegrain.resources import (
     MIB,
 )
 from finegrain.units import format_cpu
-from resource_manager.engine.cpus.books import CpuBooks
 from resource_manager.engine.cpus.hints import Quantities
+from resource_manager.engine.cpus.ledger import CpuBooks
 from resource_manager.engine.cpus.numa import MILLI
 from resource_manager.engine.cpus.refusals import CpuBlocker, CpuRefusal
+from resource_manager.engine.cpus.request import Wish
 from resource_manager.engine.cpus.resolve import Resolved, ignored_in_pools
-from resource_manager.engine.cpus.wishes import Wish
 
 
 def told(dimension: str, amount: int) -> str:

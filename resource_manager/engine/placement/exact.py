@@ -24,11 +24,11 @@ from dataclasses import dataclass
 
 from finegrain.cpu_assignment import CpuAssignment
 from finegrain.resources import BEST_EFFORT_CPU_MILLI, CPU_MILLI
-from resource_manager.engine.host import SCORE, Host
+from resource_manager.engine.hosts.host import SCORE, Host
 from resource_manager.engine.placement.index import CapacityIndex, Need
 from resource_manager.engine.placement.indexes import Positions, carries
 from resource_manager.engine.placement.search import needs_of
-from resource_manager.engine.queue import SLOTS, Shape, in_grains
+from resource_manager.engine.queue.queue import SLOTS, Shape, in_grains
 
 
 @dataclass(slots=True)

@@ -15,14 +15,14 @@ from itertools import chain, islice
 from finegrain.errors import Reason
 from finegrain.resources import Amounts, shortfall
 from resource_manager.engine.cpus.refusals import CpuRefusal
-from resource_manager.engine.entities import ExecutorState, RequestSpec
-from resource_manager.engine.events import ItemOutcome
-from resource_manager.engine.fair.others_held import held_from, is_held_from
-from resource_manager.engine.host import KNOWN, ONLINE, Host, shared_booking
+from resource_manager.engine.hosts.host import KNOWN, ONLINE, Host, shared_booking
+from resource_manager.engine.model.entities import ExecutorState, RequestSpec
+from resource_manager.engine.model.events import ItemOutcome
 from resource_manager.engine.placement.index import Need
 from resource_manager.engine.placement.indexes import carries
-from resource_manager.engine.queue import Shape
-from resource_manager.engine.singles import Labels
+from resource_manager.engine.placement.reserved_for_others import held_from, is_held_from
+from resource_manager.engine.queue.non_batchable import Labels
+from resource_manager.engine.queue.queue import Shape
 from resource_manager.engine.state import State
 
 ASKED_MAX = 64
@@ -278,8 +278,8 @@ def rejection(state: State, spec: RequestSpec) -> ItemOutcome | None:
 
     A request that no known executor could ever serve, nor one that can be asked for, is refused at
     once, unless it asked to wait for one that may come. While no executor is known at all, and
-    none can be asked for, nothing can be said, and everything waits; `rejecting.py` looks at it
-    later.
+    none can be asked for, nothing can be said, and everything waits; `scheduling/rejecting.py`
+    looks at it later.
     """
     shape = state.queue.shape_of(spec)
     verdict = feasibility(state, shape)

@@ -17,12 +17,12 @@ from itertools import repeat
 from finegrain.cpu_assignment import CpuAssignment
 from finegrain.cpu_policy import PLAIN
 from finegrain.errors import InvariantBroken
-from resource_manager.engine.cpu_giver import Asked
 from resource_manager.engine.cpus.assign import Wish as CpuWish
 from resource_manager.engine.cpus.assign import assign, assign_many
-from resource_manager.engine.cpus.books import CpuBooks
-from resource_manager.engine.gang_books import Wish
-from resource_manager.engine.host import Host
+from resource_manager.engine.cpus.ledger import CpuBooks
+from resource_manager.engine.hosts.cpu_allocator import Asked
+from resource_manager.engine.hosts.host import Host
+from resource_manager.engine.queue.gangs import Wish
 
 BooksOf = Callable[[Host], CpuBooks | None]
 """The books that a search begins with on a host; None: it does not tell what its cpus are."""

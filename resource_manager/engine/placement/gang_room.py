@@ -13,15 +13,15 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 
-from resource_manager.engine.cpu_columns import CPU_COLUMNS, NODE_CPU_MILLI, PIN_NODE_CPUS
-from resource_manager.engine.gang_books import Wish
-from resource_manager.engine.host import KNOWN, SCORE, Host
+from resource_manager.engine.cpus.columns import CPU_COLUMNS, NODE_CPU_MILLI, PIN_NODE_CPUS
+from resource_manager.engine.hosts.host import KNOWN, SCORE, Host
 from resource_manager.engine.placement.gang_exact import Trials, as_if_empty
 from resource_manager.engine.placement.index import CapacityIndex, Need
 from resource_manager.engine.placement.indexes import carries
 from resource_manager.engine.placement.rank import Proportions, candidates_compared
-from resource_manager.engine.queue import DEFAULT_SLOTS, SLOTS, in_grains
-from resource_manager.engine.singles import Labels
+from resource_manager.engine.queue.gangs import Wish
+from resource_manager.engine.queue.non_batchable import Labels
+from resource_manager.engine.queue.queue import DEFAULT_SLOTS, SLOTS, in_grains
 from resource_manager.engine.state import State
 
 LISTED_MAX = 256

@@ -12,12 +12,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from finegrain.resources import Amounts
-from resource_manager.engine.cpu_giver import CpuKind
-from resource_manager.engine.host import SCORE, UNLIMITED, Host
+from resource_manager.engine.hosts.cpu_allocator import CpuKind
+from resource_manager.engine.hosts.host import SCORE, UNLIMITED, Host
+from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.engine.placement.index import CapacityIndex
-from resource_manager.engine.queue import DEFAULT_SLOTS, SLOTS, WaitingQueue
-from resource_manager.engine.settings import EngineSettings
-from resource_manager.engine.singles import Labels
+from resource_manager.engine.queue.non_batchable import Labels
+from resource_manager.engine.queue.queue import DEFAULT_SLOTS, SLOTS, WaitingQueue
 
 BUILT_AT_ONCE = 4
 """Indexes of selectors that are made in one pass at most."""

@@ -15,12 +15,12 @@ from itertools import chain
 from typing import NamedTuple
 
 from resource_manager.engine.cpus.refusals import CpuRefusal
-from resource_manager.engine.entities import ExecutorState
-from resource_manager.engine.fair.others_held import is_held_from
-from resource_manager.engine.host import Host
+from resource_manager.engine.hosts.host import Host
+from resource_manager.engine.model.entities import ExecutorState
 from resource_manager.engine.placement.feasibility import Judgement, judge
 from resource_manager.engine.placement.indexes import carries
-from resource_manager.engine.queue import Shape
+from resource_manager.engine.placement.reserved_for_others import is_held_from
+from resource_manager.engine.queue.queue import Shape
 
 MILLION = 1_000_000
 

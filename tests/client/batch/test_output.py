@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from finegrain_client.batch.output import Output, publish_all
-from finegrain_client.types import OutputChunk
+from finegrain_client.types.status import OutputChunk
 from tests.support.disk_calls import DiskCalls
 
 

@@ -18,12 +18,12 @@ import pytest
 
 import finegrain_client as fg
 from finegrain.resources import ResourceProfile
-from finegrain_client.batch import runner as runner_module
+from finegrain_client.batch import runner
 from finegrain_client.batch.holding import SlotKey
 from finegrain_client.batch.rows import Changes, JobRow
 from finegrain_client.batch.slots import BackInLine, Granted, JobOver, RequestOver, SlotNews
 from finegrain_client.batch.state_file import StateFile
-from finegrain_client.types import OutputChunk, RequestState, TaskResult
+from finegrain_client.types.status import OutputChunk, RequestState, TaskResult
 
 
 class Killed(BaseException):
@@ -427,8 +427,8 @@ def inhabit(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
 
     real_write = StateFile.write
     monkeypatch.setattr(StateFile, "write", write)
-    monkeypatch.setattr(runner_module, "BatchSlots", WorldSlots)
-    monkeypatch.setattr(runner_module, "ThreadPoolExecutor", lambda *_a, **_k: Disk(world))
+    monkeypatch.setattr(runner, "BatchSlots", WorldSlots)
+    monkeypatch.setattr(runner, "ThreadPoolExecutor", lambda *_a, **_k: Disk(world))
 
 
 async def live(

@@ -148,6 +148,6 @@ def runners(monkeypatch: pytest.MonkeyPatch) -> Runners:
     async def opened(budget_s: float) -> AsyncIterator[Any]:
         yield Somewhere()
 
-    monkeypatch.setattr("finegrain_cli.batch_running.BatchJob", ScriptedJob)
-    monkeypatch.setattr("finegrain_cli.batch_running.open_cluster_async", opened)
+    monkeypatch.setattr("finegrain_cli.batch.running.BatchJob", ScriptedJob)
+    monkeypatch.setattr("finegrain_cli.batch.running.open_cluster_async", opened)
     return script

@@ -12,7 +12,7 @@ import pytest
 
 import finegrain_client as fg
 from finegrain.errors import AlreadyExists, Reason
-from finegrain_cli import batch_detached
+from finegrain_cli.batch import detached
 from finegrain_client.batch.rows import Changes
 from finegrain_client.batch.state_file import StateFile
 from finegrain_client.batch.values import BatchState
@@ -61,9 +61,9 @@ def test_what_could_not_be_gone_on_with_stays(
     StateFile.create(path, fg.BatchSpec(3, ["true"]), None).close()
 
     def refused(state_file: Path) -> None:
-        raise batch_detached.NotBegunError(8, state_file, "finegrain: no [TOKEN_INVALID]")
+        raise detached.NotBegunError(8, state_file, "finegrain: no [TOKEN_INVALID]")
 
-    monkeypatch.setattr(batch_detached, "start_detached", refused)
+    monkeypatch.setattr(detached, "start_detached", refused)
     assert finegrain("batch", "--attach", str(path), "--detach").exit_code == 8
     assert path.exists()
 
@@ -75,7 +75,7 @@ def test_a_runner_in_the_background_knows_no_modules_of_whoever_is_here(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FINEGRAIN_MANAGER", "127.0.0.1:1")
     log = tmp_path / "log"
-    assert batch_detached._start(tmp_path / "nothing", log).wait(PATIENCE_S) == 3
+    assert detached._start(tmp_path / "nothing", log).wait(PATIENCE_S) == 3
     assert "there is no state file" in log.read_text()
 
 

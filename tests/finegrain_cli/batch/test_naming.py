@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from finegrain.errors import NotFound
-from finegrain_cli.batch_naming import command_for, found_batches, short_name, state_file_of
+from finegrain_cli.batch.naming import command_for, found_batches, short_name, state_file_of
 from finegrain_client.batch.lock import take_lock
 from finegrain_client.batch.look import look
 from tests.finegrain_cli.batch.conftest import MakeBatch

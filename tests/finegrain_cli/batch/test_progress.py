@@ -15,8 +15,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from finegrain_cli import batch_progress
-from finegrain_cli.batch_progress import display, progress_text
+from finegrain_cli.batch import progress
+from finegrain_cli.batch.progress import display, progress_text
 from finegrain_client.batch.values import BatchState, Estimate, Progress
 from tests.support.patience import PATIENCE_S
 
@@ -56,7 +56,7 @@ def test_a_small_share_is_not_none() -> None:
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """The time that the display sees."""
     found = SimpleNamespace(now=100.0)
-    monkeypatch.setattr(batch_progress, "time", SimpleNamespace(monotonic=lambda: found.now))
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: found.now))
     return found
 
 
@@ -127,7 +127,7 @@ def test_on_a_terminal_a_bar_with_the_numbers_behind_it(monkeypatch: pytest.Monk
 
 LEFT_ALONE = """
 import os
-from finegrain_cli.batch_progress import display
+from finegrain_cli.batch.progress import display
 from finegrain_client.batch.values import BatchState, Progress
 with display("night", 3) as shown:
     os.write(1, b"begun\\n")  # print would go where the bar is

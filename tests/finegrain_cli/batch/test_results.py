@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from finegrain_cli.batch_results import print_outcome, write_results
-from finegrain_cli.output import OutputFormat
+from finegrain_cli.batch.results import print_outcome, write_results
+from finegrain_cli.text.output import OutputFormat
 from finegrain_client.batch.look import look
 from finegrain_client.batch.values import BatchState
 from tests.finegrain_cli.batch.conftest import MakeBatch, result

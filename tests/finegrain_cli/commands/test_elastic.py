@@ -11,7 +11,7 @@ import pytest
 from finegrain.errors import Reason
 from finegrain.resources import GIB, MIB
 from finegrain_client.errors import ResizeRefused, StillResizing
-from finegrain_client.types import SlotStatus
+from finegrain_client.types.status import SlotStatus
 from tests.support.cli import CHANGE, GRANTED, PROVIDERS, SLOT, WAITING, FakeCluster, Finegrain
 
 UNSAID = {

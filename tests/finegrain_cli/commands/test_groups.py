@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from finegrain_client.types_groups import Groups
+from finegrain_client.types.groups import Groups
 from tests.support.cli import GROUPS, JOB, FakeCluster, Finegrain
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from finegrain.cpu_policy import QosClass
-from finegrain_client.types_cpus import CpuWish, SlotPool
+from finegrain_client.types.cpus import CpuWish, SlotPool
 from tests.support.cli import (
     ENFORCED,
     EXECUTOR,

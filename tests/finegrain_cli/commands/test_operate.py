@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from finegrain_client import types
+from finegrain_client.types import status as types
 from tests.support.cli import EXECUTOR, GRANTED, JOB, SLOT, WAITING, FakeCluster, Finegrain
 
 

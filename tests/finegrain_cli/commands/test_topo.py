@@ -9,7 +9,7 @@ import pytest
 
 from finegrain.cpu_policy import QosClass
 from finegrain.cpuset import CpuSet
-from finegrain_cli.cpu_map import WIDTH, Marks, drawing, legend
+from finegrain_cli.text.cpu_map import WIDTH, Marks, drawing, legend
 from tests.support.cli import EXECUTOR, FakeCluster, Finegrain
 from tests.support.cli_topology import BUSY, host, slot, with_slots
 
@@ -71,7 +71,7 @@ def test_slots_without_cpus_of_their_own_are_listed_by_pool(
 
 def test_many_slots_of_a_pool_are_counted() -> None:
     crowd = tuple(slot(number, QosClass.LS) for number in range(50))
-    from finegrain_cli.executor_map import executor_text
+    from finegrain_cli.text.executor_map import executor_text
 
     lines = executor_text(EXECUTOR.to_dict(), with_slots(host(), *crowd)).splitlines()
     at = next(at for at, line in enumerate(lines) if line.endswith(": 50 slots"))

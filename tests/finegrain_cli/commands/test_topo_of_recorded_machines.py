@@ -9,11 +9,11 @@ import pytest
 from finegrain.cpuset import CpuSet, union
 from finegrain.resources import GIB, MIB, ResourceProfile
 from finegrain.topology import HostTopology
-from finegrain_cli.cpu_map import LABEL, LETTERS, WIDTH, Marks, drawing, legend
-from finegrain_client.reading_topology import topology_report
-from finegrain_client.types_topology import TopologyReport
-from resource_manager.engine.topology_view import topology_view
-from resource_manager.service.topology_wire import topology_response
+from finegrain_cli.text.cpu_map import LABEL, LETTERS, WIDTH, Marks, drawing, legend
+from finegrain_client.decoding.topology import topology_report
+from finegrain_client.types.topology import TopologyReport
+from resource_manager.engine.explain.topology import topology_view
+from resource_manager.service.wire.topology import topology_response
 from tests.resource_manager.engine.model import ModelExecutor
 from tests.support.cpu_hosts import BE, LSE, LSR, PLAIN, CpuStory
 from tests.support.cpu_layouts import RECORDED, as_reported, recorded

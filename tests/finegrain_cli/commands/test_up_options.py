@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from finegrain_cli.local_cluster import LocalCluster
+from finegrain_cli.local.cluster import LocalCluster
 from tests.support.cli import Finegrain
 
 
@@ -15,7 +15,8 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[LocalCluster]:
     """Clusters that would have been started."""
     found: list[LocalCluster] = []
     monkeypatch.setattr(
-        "finegrain_cli.foreground.run_in_foreground", lambda cluster, _output: found.append(cluster)
+        "finegrain_cli.local.foreground.run_in_foreground",
+        lambda cluster, _output: found.append(cluster),
     )
     return found
 

@@ -16,7 +16,7 @@ from finegrain_cli.config.daemon_options import (
 )
 from finegrain_cli.config.load import load_configuration
 from finegrain_cli.config.model import Settings
-from resource_manager.engine.settings import Fairness
+from resource_manager.engine.model.settings import Fairness
 from resource_manager.options import ResourceManagerOptions
 from task_executor.options import TaskExecutorOptions
 

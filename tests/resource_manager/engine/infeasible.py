@@ -5,14 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from finegrain.resources import GIB, MIB, ResourceProfile
-from resource_manager.engine.entities import RequestSpec
-from resource_manager.engine.events import (
-    ItemOutcome,
-    JobRegistered,
-    RequestsSubmitted,
-)
-from resource_manager.engine.invariants import check_invariants
-from resource_manager.engine.settings import EngineSettings
+from resource_manager.engine.invariants.all import check_invariants
+from resource_manager.engine.model.entities import RequestSpec
+from resource_manager.engine.model.events import ItemOutcome, JobRegistered, RequestsSubmitted
+from resource_manager.engine.model.settings import EngineSettings
 from tests.resource_manager.engine.model import ModelCluster, ModelExecutor
 
 AFTER_MS = 30_000

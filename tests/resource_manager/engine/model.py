@@ -22,7 +22,7 @@ from finegrain.resources import (
     subtract,
     total_of,
 )
-from resource_manager.engine.effects import (
+from resource_manager.engine.model.effects import (
     Effect,
     SendAllocate,
     SendFree,
@@ -30,7 +30,7 @@ from resource_manager.engine.effects import (
     StartExecutor,
     StopExecutor,
 )
-from resource_manager.engine.entities import (
+from resource_manager.engine.model.entities import (
     NO_CPU_STATE,
     CpuState,
     Instant,
@@ -38,7 +38,7 @@ from resource_manager.engine.entities import (
     Resize,
     SlotState,
 )
-from resource_manager.engine.events import (
+from resource_manager.engine.model.events import (
     CommandAnswered,
     CommandRefused,
     CommandUndelivered,
@@ -51,8 +51,8 @@ from resource_manager.engine.events import (
     SlotsReported,
     Ticked,
 )
-from resource_manager.engine.reported import EndedSlot, Report, ReportedSlot
-from resource_manager.engine.settings import EngineSettings
+from resource_manager.engine.model.reported import EndedSlot, Report, ReportedSlot
+from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.engine.state import State
 from resource_manager.engine.step import step
 from tests.resource_manager.engine.model_store import ModelStore

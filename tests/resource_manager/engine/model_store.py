@@ -8,8 +8,8 @@ import copy
 from array import array
 from typing import Any
 
-from resource_manager.engine.effects import Changes, Snapshot
-from resource_manager.engine.entities import NO_CPU_STATE
+from resource_manager.engine.model.effects import Changes, Snapshot
+from resource_manager.engine.model.entities import NO_CPU_STATE
 from resource_manager.storage.rows import REQUEST_MOVES, SLOT_MOVES
 
 Key = tuple[str, int]

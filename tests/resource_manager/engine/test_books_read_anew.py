@@ -6,8 +6,12 @@ import pytest
 
 from finegrain.errors import FailedPrecondition, Reason
 from finegrain.resources import GIB, MIB, ResourceProfile
-from resource_manager.engine.entities import RequestSpec
-from resource_manager.engine.events import ExecutorRegistered, JobRegistered, RequestsSubmitted
+from resource_manager.engine.model.entities import RequestSpec
+from resource_manager.engine.model.events import (
+    ExecutorRegistered,
+    JobRegistered,
+    RequestsSubmitted,
+)
 from tests.resource_manager.engine.model import ModelCluster, ModelExecutor
 
 SMALL = ResourceProfile(100, 64 * MIB)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from finegrain.resources import GIB, MIB, ResourceProfile
-from resource_manager.engine.effects import Snapshot
-from resource_manager.engine.entities import RequestSpec
-from resource_manager.engine.events import JobRegistered, RequestsSubmitted
-from resource_manager.engine.settings import EngineSettings
+from resource_manager.engine.model.effects import Snapshot
+from resource_manager.engine.model.entities import RequestSpec
+from resource_manager.engine.model.events import JobRegistered, RequestsSubmitted
+from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.engine.state import GENERATION_FLOOR, State
 from tests.resource_manager.engine.model import ModelCluster, ModelExecutor
 

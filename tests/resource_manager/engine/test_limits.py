@@ -6,16 +6,16 @@ import pytest
 
 from finegrain.errors import AlreadyExists, FailedPrecondition, NotFound, ResourceExhausted
 from finegrain.resources import GIB, MIB, ResourceProfile
-from resource_manager.engine.entities import RequestSpec
-from resource_manager.engine.events import (
+from resource_manager.engine.invariants.all import check_invariants
+from resource_manager.engine.model.entities import RequestSpec
+from resource_manager.engine.model.events import (
     JobEndRequested,
     JobKeptAlive,
     JobRegistered,
     RequestsCancelled,
     RequestsSubmitted,
 )
-from resource_manager.engine.invariants import check_invariants
-from resource_manager.engine.settings import DAY_MS
+from resource_manager.engine.model.settings import DAY_MS
 from resource_manager.engine.state import EngineSettings
 from tests.resource_manager.engine.model import ModelCluster, ModelExecutor
 

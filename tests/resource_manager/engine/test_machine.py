@@ -20,14 +20,15 @@ from finegrain.resources import (
     subtract,
     total_of,
 )
-from resource_manager.engine.entities import (
+from resource_manager.engine.invariants.all import check_invariants
+from resource_manager.engine.model.entities import (
     ENDED_REQUEST_STATES,
     ExecutorState,
     RequestSpec,
     RequestState,
     Slot,
 )
-from resource_manager.engine.events import (
+from resource_manager.engine.model.events import (
     DrainRequested,
     ExecutorProbed,
     ExecutorRegistered,
@@ -42,10 +43,9 @@ from resource_manager.engine.events import (
     SlotsReported,
     UndrainRequested,
 )
-from resource_manager.engine.invariants import check_invariants
+from resource_manager.engine.model.settings import Fairness
 from resource_manager.engine.placement.indexes import carries
-from resource_manager.engine.resizes import growth
-from resource_manager.engine.settings import Fairness
+from resource_manager.engine.scheduling.resizes import growth
 from resource_manager.engine.state import EngineSettings, State
 from tests.resource_manager.engine.model import ModelCluster, ModelExecutor
 from tests.support.properties import examples

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
 from finegrain.resources import MIB, ResourceProfile
-from resource_manager.engine.entities import SlotState
-from resource_manager.engine.events import SlotsReleased
+from resource_manager.engine.model.entities import SlotState
+from resource_manager.engine.model.events import SlotsReleased
 from tests.resource_manager.engine.test_machine import HOSTS, JOBS, PROFILES, SIZES, BooksStaySound
 from tests.support.properties import examples
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from finegrain.resources import MIB, ResourceProfile
-from resource_manager.engine.effects import Snapshot
-from resource_manager.engine.entities import (
+from resource_manager.engine.invariants.all import check_invariants
+from resource_manager.engine.model.effects import Snapshot
+from resource_manager.engine.model.entities import (
     Executor,
     Instant,
     Job,
@@ -17,8 +18,7 @@ from resource_manager.engine.entities import (
     Slot,
     SlotState,
 )
-from resource_manager.engine.invariants import check_invariants
-from resource_manager.engine.settings import EngineSettings
+from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.engine.state import State
 
 SMALL = ResourceProfile(100, 64 * MIB)

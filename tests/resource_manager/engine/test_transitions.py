@@ -6,7 +6,7 @@ import pytest
 
 from finegrain.errors import IllegalTransition
 from finegrain.resources import ResourceProfile
-from resource_manager.engine.entities import (
+from resource_manager.engine.model.entities import (
     ENDED_REQUEST_STATES,
     Request,
     RequestSpec,
@@ -14,7 +14,7 @@ from resource_manager.engine.entities import (
     Slot,
     SlotState,
 )
-from resource_manager.engine.transitions import (
+from resource_manager.engine.model.transitions import (
     REQUEST_MOVES,
     SLOT_MOVES,
     RequestInput,

@@ -13,7 +13,7 @@ from finegrain.errors import Reason
 from finegrain.resources import GIB
 from finegrain.v1 import cluster_pb2, slots_pb2
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
-from resource_manager.engine.entities import ClusterEvent
+from resource_manager.engine.model.entities import ClusterEvent
 from resource_manager.service.cluster_service import ClusterServicer
 from tests.support.patience import PATIENCE_S
 from tests.support.rm_service import (

@@ -18,8 +18,8 @@ from finegrain.errors import InvalidArgument
 from finegrain.resources import AMOUNT_MAX, GIB
 from finegrain.v1 import cpus_pb2 as pb
 from finegrain.v1 import resources_pb2, slots_pb2
-from resource_manager.service import from_wire, to_wire
-from resource_manager.service.ranges_wire import request_ranges
+from resource_manager.service.wire import decoding, encoding
+from resource_manager.service.wire.ranges import request_ranges
 
 LSE, LSR, LS, BE = pb.QOS_CLASS_LSE, pb.QOS_CLASS_LSR, pb.QOS_CLASS_LS, pb.QOS_CLASS_BE
 FULL, SPREAD = pb.BIND_POLICY_FULL_PCPUS, pb.BIND_POLICY_SPREAD_BY_PCPUS
@@ -45,7 +45,7 @@ def asks(
 
 def taken_in(message: slots_pb2.SlotRequest) -> CpuPolicy:
     """The policy of the request as the books have it."""
-    return from_wire.slot_request(message, "requests[0]").cpu_policy
+    return decoding.slot_request(message, "requests[0]").cpu_policy
 
 
 def test_a_request_says_all_that_it_wants() -> None:
@@ -95,9 +95,9 @@ def test_who_says_nothing_gets_a_plain_slot() -> None:
     ids=lambda message: " ".join(str(message).split()[5:]),
 )
 def test_what_goes_together_comes_back_as_it_went(message: slots_pb2.SlotRequest) -> None:
-    spec = from_wire.slot_request(message, "requests[0]")
-    shown = to_wire.slot_request(spec)
-    assert from_wire.slot_request(shown, "requests[0]") == spec
+    spec = decoding.slot_request(message, "requests[0]")
+    shown = encoding.slot_request(spec)
+    assert decoding.slot_request(shown, "requests[0]") == spec
 
 
 WRONG = [
@@ -164,7 +164,7 @@ def test_each_wrong_combination_is_named_with_a_way_out(
     message: slots_pb2.SlotRequest, field: str, value: str, expected: str
 ) -> None:
     with pytest.raises(InvalidArgument) as caught:
-        from_wire.slot_request(message, "requests[7]")
+        decoding.slot_request(message, "requests[7]")
     assert caught.value.field == f"requests[7].{field}"
     assert value in caught.value.details["value"]
     assert expected in caught.value.expected
@@ -198,7 +198,7 @@ def test_members_of_ranges_keep_to_the_same_rules() -> None:
 )
 def test_whatever_is_taken_in_keeps_the_rules(message: slots_pb2.SlotRequest) -> None:
     try:
-        spec = from_wire.slot_request(message, "r")
+        spec = decoding.slot_request(message, "r")
     except InvalidArgument as error:
         assert error.field.startswith("r.")  # noqa: PT017  either outcome is right
         return

@@ -12,12 +12,12 @@ from finegrain.resources import GIB, ResourceProfile
 from finegrain.rpc.wire_cpus import assignment_from_proto
 from finegrain.v1 import cpus_pb2 as pb
 from finegrain.v1 import slots_pb2
-from resource_manager.engine.effects import SendResize
-from resource_manager.engine.entities import Resize, Slot
-from resource_manager.engine.offers import slot_to_dict
-from resource_manager.service import from_wire, to_wire
-from resource_manager.service.cpus_wire import cpu_state_from_proto, cpu_state_to_proto
-from resource_manager.service.resize_wire import resize_command
+from resource_manager.engine.model.effects import SendResize
+from resource_manager.engine.model.entities import Resize, Slot
+from resource_manager.engine.model.offers import slot_to_dict
+from resource_manager.service.wire import decoding, encoding
+from resource_manager.service.wire.cpus import cpu_state_from_proto, cpu_state_to_proto
+from resource_manager.service.wire.resizes import resize_command
 
 PINNED = CpuAssignment(
     QosClass.LSR,
@@ -43,27 +43,27 @@ KUBELET = pb.KubeletReport(
 
 
 def test_executors_are_told_which_cpus_a_slot_has() -> None:
-    told = to_wire.slot_status(SLOT)
+    told = encoding.slot_status(SLOT)
     assert (told.cpus, told.assignment.memory_nodes) == ("2-3", "0")
     assert assignment_from_proto(told.assignment, "assignment") == PINNED
 
 
 def test_job_masters_are_told_the_same_by_the_log_of_their_job() -> None:
-    told = to_wire.slot_status_of_event(slot_to_dict(SLOT, "host-a:7180"))
+    told = encoding.slot_status_of_event(slot_to_dict(SLOT, "host-a:7180"))
     assert told.cpus == "2-3"
     assert assignment_from_proto(told.assignment, "assignment") == PINNED
 
 
 def test_a_slot_of_the_whole_pool_says_nothing() -> None:
     plain = Slot("slot-1", 1, "job-1", "host-a", PROFILE, 2000, 100)
-    assert not to_wire.slot_status(plain).HasField("assignment")
-    assert not to_wire.slot_status_of_event(slot_to_dict(plain, "")).HasField("assignment")
+    assert not encoding.slot_status(plain).HasField("assignment")
+    assert not encoding.slot_status_of_event(slot_to_dict(plain, "")).HasField("assignment")
 
 
 def test_what_an_executor_has_carved_is_heard() -> None:
-    carved = to_wire.slot_status(SLOT)
+    carved = encoding.slot_status(SLOT)
     carved.state = slots_pb2.SLOT_STATE_ALLOCATED
-    report = from_wire.report(slots_pb2.SlotReport(report_number=1, slots=[carved]), "report")
+    report = decoding.report(slots_pb2.SlotReport(report_number=1, slots=[carved]), "report")
     assert report.slots[0].assignment == PINNED
     assert report.slots[0].cpus == "2-3"
     assert report.cpu_state is None
@@ -74,8 +74,8 @@ def test_a_change_of_size_carries_the_cpus_of_then() -> None:
     told = resize_command(SendResize("host-a", "host-a:7180", 1, 2, "slot-1", 1, resize), 3)
     assert told.assignment.cpus == "2-3"
     slot = Slot("slot-1", 1, "job-1", "host-a", PROFILE, 2000, 100, resize_number=1, ordered=resize)
-    (shown,) = to_wire.slot_status(slot).resizes
-    (logged,) = to_wire.slot_status_of_event(slot_to_dict(slot, "")).resizes
+    (shown,) = encoding.slot_status(slot).resizes
+    (logged,) = encoding.slot_status_of_event(slot_to_dict(slot, "")).resizes
     assert shown.assignment == logged.assignment == told.assignment
 
 
@@ -128,5 +128,5 @@ def test_a_host_without_a_kubelet() -> None:
 )
 def test_what_is_wrong_is_named(message: pb.CpuState, field: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
-        from_wire.report(slots_pb2.SlotReport(report_number=1, cpu_state=message), "report")
+        decoding.report(slots_pb2.SlotReport(report_number=1, cpu_state=message), "report")
     assert caught.value.field == f"report.cpu_state.{field}"

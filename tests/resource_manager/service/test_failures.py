@@ -23,8 +23,8 @@ from finegrain.options import ListenOptions
 from finegrain.v1 import cluster_pb2, slots_pb2
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
 from resource_manager import parts
-from resource_manager.engine.effects import Changes
-from resource_manager.engine.events import JobRegistered
+from resource_manager.engine.model.effects import Changes
+from resource_manager.engine.model.events import JobRegistered
 from resource_manager.engine.step import step
 from resource_manager.main import EXIT_FAILED, EXIT_STEPPED_DOWN
 from resource_manager.options import ResourceManagerOptions

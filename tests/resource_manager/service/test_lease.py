@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from finegrain.errors import Reason, StoreError, Unavailable
-from resource_manager.engine.settings import EngineSettings
+from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.service.books import Books
 from resource_manager.service.metrics import ResourceManagerMetrics
 from resource_manager.service.runner import Runner, RunnerLimits

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from finegrain.errors import InvalidArgument
-from resource_manager.engine.settings import Fairness
+from resource_manager.engine.model.settings import Fairness
 from resource_manager.options import ResourceManagerOptions
 from resource_manager.service.preparation import settings_of
 

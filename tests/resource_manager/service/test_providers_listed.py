@@ -11,9 +11,9 @@ from finegrain.errors import Reason
 from finegrain.resources import GIB
 from finegrain.v1 import cluster_pb2, slots_pb2
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
-from resource_manager.engine.entities import Provision, ProvisionState
-from resource_manager.engine.provision.views import ProvidedView, ProvidersView
-from resource_manager.service.providers_wire import providers
+from resource_manager.engine.explain.provisions import ProvidedView, ProvidersView
+from resource_manager.engine.model.entities import Provision, ProvisionState
+from resource_manager.service.wire.providers import providers
 from tests.support.rm_service import (
     RunningRm,
     ScriptedExecutor,

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from finegrain.errors import FinegrainError, NotFound, Reason, StoreError, Unavailable
-from resource_manager.engine.effects import StartExecutor, StopExecutor
-from resource_manager.engine.entities import Instant, Provision, ProvisionState
-from resource_manager.engine.events import (
+from resource_manager.engine.model.effects import StartExecutor, StopExecutor
+from resource_manager.engine.model.entities import Instant, Provision, ProvisionState
+from resource_manager.engine.model.events import (
     ProvisionEnded,
     ProvisionFailed,
     ProvisionStarted,

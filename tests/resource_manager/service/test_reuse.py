@@ -7,7 +7,7 @@ from pathlib import Path
 from finegrain.errors import InvalidArgument, Reason
 from finegrain.v1 import cluster_pb2, slots_pb2
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
-from resource_manager.engine.settings import Fairness
+from resource_manager.engine.model.settings import Fairness
 from tests.support.rm_service import (
     RunningRm,
     ScriptedExecutor,

@@ -11,8 +11,9 @@ from finegrain.resources import ResourceProfile, extended_items
 from finegrain.rpc.wire import profile_to_proto
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
 from finegrain.v1 import slots_pb2
-from resource_manager.engine.effects import SendResize
-from resource_manager.engine.entities import (
+from resource_manager.engine.explain.lists import RequestView, SlotView
+from resource_manager.engine.model.effects import SendResize
+from resource_manager.engine.model.entities import (
     GangPlacement,
     GangSpec,
     Instant,
@@ -24,11 +25,10 @@ from resource_manager.engine.entities import (
     Slot,
     SlotState,
 )
-from resource_manager.engine.offers import slot_to_dict
-from resource_manager.engine.queries import RequestView, SlotView
-from resource_manager.service import from_wire, to_wire
-from resource_manager.service.gangs_wire import gang_message, gangs_of_call
-from resource_manager.service.resize_wire import resize_command, resize_wish
+from resource_manager.engine.model.offers import slot_to_dict
+from resource_manager.service.wire import decoding, encoding
+from resource_manager.service.wire.gangs import gang_message, gangs_of_call
+from resource_manager.service.wire.resizes import resize_command, resize_wish
 from resource_manager.storage.texts import slot_text
 
 amounts = st.integers(1, 10**12)
@@ -69,10 +69,10 @@ slots = st.builds(
 
 @given(slots)
 def test_an_offer_says_of_a_slot_what_a_list_says(slot: Slot) -> None:
-    listed = to_wire.slot_status(slot, "host:1")
+    listed = encoding.slot_status(slot, "host:1")
     stored = json.loads(slot_text(slot_to_dict(slot, "host:1")) or "")
     event = JobEvent("job", 1, 0, slot.allocation_id, RequestState.GRANTED, slot=stored)
-    assert to_wire.job_event(event).slot == listed
+    assert encoding.job_event(event).slot == listed
     wished = [each for each in (slot.ordered, slot.wanted) if each is not None]
     assert [each.resize_number for each in listed.resizes] == [each.number for each in wished]
     assert [each.profile.cpu_milli for each in listed.resizes] == [
@@ -83,8 +83,8 @@ def test_an_offer_says_of_a_slot_what_a_list_says(slot: Slot) -> None:
 @given(slots)
 def test_what_an_executor_reports_of_a_slot_is_taken_in_whole(slot: Slot) -> None:
     slot.state, slot.ordered, slot.wanted = SlotState.ALLOCATED, None, None
-    message = slots_pb2.SlotReport(report_number=1, slots=[to_wire.slot_status(slot)])
-    (seen,) = from_wire.report(message, "report").slots
+    message = slots_pb2.SlotReport(report_number=1, slots=[encoding.slot_status(slot)])
+    (seen,) = decoding.report(message, "report").slots
     assert (seen.allocation_id, seen.generation) == (slot.allocation_id, slot.generation)
     assert (seen.profile, seen.cpu_limit_milli) == (slot.profile, slot.cpu_limit_milli)
     assert seen.resize_number == slot.resize_number
@@ -117,8 +117,8 @@ def test_a_request_and_its_gang_come_back_as_they_went(
         gang.gang_id,
     )
     view = RequestView(Request(spec, "job", 7, 1_000), "a job", "WAITING_GANG", None, gang)
-    message = to_wire.request_status(view)
-    assert from_wire.slot_request(message.request, "request") == spec
+    message = encoding.request_status(view)
+    assert decoding.slot_request(message.request, "request") == spec
     assert gangs_of_call([message.gang], [spec], {}, members_max=1) == (gang,)
     assert gang_message(gang) == message.gang
 
@@ -126,7 +126,7 @@ def test_a_request_and_its_gang_come_back_as_they_went(
 @given(slots, st.booleans())
 def test_a_list_says_why_the_last_change_waits(slot: Slot, waits: bool) -> None:
     slot.wanted = Resize(9, slot.profile, slot.profile.cpu_milli) if waits else None
-    message = to_wire.slot_status_of_view(SlotView(slot, "host:1", "no room"))
+    message = encoding.slot_status_of_view(SlotView(slot, "host:1", "no room"))
     said = [each.message for each in message.resizes]
     assert said == [""] * (slot.ordered is not None) + ["no room"] * waits
 

@@ -21,7 +21,7 @@ from finegrain.errors import (
     StoreError,
     Unavailable,
 )
-from resource_manager.engine.effects import (
+from resource_manager.engine.model.effects import (
     Changes,
     Effect,
     ProbeExecutor,
@@ -30,9 +30,9 @@ from resource_manager.engine.effects import (
     Snapshot,
     StepResult,
 )
-from resource_manager.engine.entities import Instant
-from resource_manager.engine.events import Decide, JobRegistered, Ticked
-from resource_manager.engine.settings import EngineSettings
+from resource_manager.engine.model.entities import Instant
+from resource_manager.engine.model.events import Decide, JobRegistered, Ticked
+from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.service.books import Books, BooksSuspect
 from resource_manager.service.executor_link import ExecutorLinks, LinkOptions
 from resource_manager.service.lanes import LaneLimits

@@ -12,10 +12,10 @@ from finegrain.errors import NotFound
 from finegrain.resources import MIB, ResourceProfile
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
 from finegrain.v1 import slots_pb2
-from resource_manager.engine.effects import Effect, PublishClusterEvent, PublishJobEvent
-from resource_manager.engine.entities import RequestSpec
-from resource_manager.engine.events import JobRegistered, RequestsCancelled, RequestsSubmitted
-from resource_manager.engine.settings import EngineSettings
+from resource_manager.engine.model.effects import Effect, PublishClusterEvent, PublishJobEvent
+from resource_manager.engine.model.entities import RequestSpec
+from resource_manager.engine.model.events import JobRegistered, RequestsCancelled, RequestsSubmitted
+from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.service import watch
 from resource_manager.service.books import Books
 from resource_manager.service.metrics import ResourceManagerMetrics

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from finegrain.resources import GIB, MIB, ResourceProfile
-from resource_manager.engine.effects import Effect, PublishClusterEvent
-from resource_manager.engine.entities import Instant
-from resource_manager.engine.events import ExecutorRegistered, JobRegistered
-from resource_manager.engine.settings import EngineSettings
+from resource_manager.engine.model.effects import Effect, PublishClusterEvent
+from resource_manager.engine.model.entities import Instant
+from resource_manager.engine.model.events import ExecutorRegistered, JobRegistered
+from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.service.books import Books, Item
 from resource_manager.service.metrics import ResourceManagerMetrics
 from tests.resource_manager.engine.model import ModelExecutor

@@ -22,7 +22,7 @@ from finegrain.options import ListenOptions, LogOptions
 from finegrain.rpc.channels import open_channel
 from finegrain.v1 import cluster_pb2
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
-from resource_manager.engine.settings import EngineSettings
+from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.main import EXIT_FAILED, EXIT_OK, EXIT_REPLACED, serve
 from resource_manager.options import ResourceManagerOptions
 from resource_manager.service.books import Books

@@ -6,8 +6,8 @@ import pytest
 
 from finegrain.errors import InvariantBroken
 from finegrain.resources import GIB, ResourceProfile
-from resource_manager.engine.events import DrainRequested
-from resource_manager.engine.invariants import check_invariants
+from resource_manager.engine.invariants.all import check_invariants
+from resource_manager.engine.model.events import DrainRequested
 from resource_manager.simulator.cluster import Cluster
 from resource_manager.simulator.log import by_group, by_job, cores
 from resource_manager.simulator.nodes import Node, SimulatedExecutor, equal_nodes

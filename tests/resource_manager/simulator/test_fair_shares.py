@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from finegrain.resources import ResourceProfile
-from resource_manager.engine.settings import EngineSettings, Fairness
+from resource_manager.engine.model.settings import EngineSettings, Fairness
 from resource_manager.simulator.cluster import Cluster
 from resource_manager.simulator.idle import IdleCheck
 from resource_manager.simulator.log import by_job

@@ -7,10 +7,10 @@ import itertools
 import pytest
 
 from finegrain.resources import GIB, ResourceProfile
-from resource_manager.engine.effects import StepResult
-from resource_manager.engine.events import Decide, Event
-from resource_manager.engine.fair.held import Reservation
-from resource_manager.engine.settings import EngineSettings, Fairness
+from resource_manager.engine.model.effects import StepResult
+from resource_manager.engine.model.events import Decide, Event
+from resource_manager.engine.model.settings import EngineSettings, Fairness
+from resource_manager.engine.placement.reserved import Reservation
 from resource_manager.engine.state import State
 from resource_manager.engine.step import step
 from resource_manager.simulator import cluster as driver

@@ -8,7 +8,7 @@ import pytest
 
 from finegrain.errors import InvalidArgument
 from finegrain.resources import ResourceProfile
-from resource_manager.engine.settings import EngineSettings, Fairness
+from resource_manager.engine.model.settings import EngineSettings, Fairness
 from resource_manager.simulator.plan import Effort
 from resource_manager.simulator.replay import PROGRESS_EVERY, Outcome, Plan, replay
 from resource_manager.simulator.traces.formats import read_workload

@@ -2,7 +2,7 @@
 
 import sys
 
-from resource_manager.engine.effects import Changes
+from resource_manager.engine.model.effects import Changes
 from resource_manager.storage.store import open_store
 from tests.support.books import job, job_event, request
 

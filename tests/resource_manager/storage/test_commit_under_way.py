@@ -13,8 +13,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 from sqlalchemy import Connection, text
 
-from resource_manager.engine.effects import Changes
-from resource_manager.engine.entities import Job
+from resource_manager.engine.model.effects import Changes
+from resource_manager.engine.model.entities import Job
 from resource_manager.storage.sql_store import _PreparedChanges
 from resource_manager.storage.statements import Statements
 from resource_manager.storage.store import NotLeader, Store, open_store

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from resource_manager.engine.effects import Changes
+from resource_manager.engine.model.effects import Changes
 from resource_manager.storage.schema import check
 from resource_manager.storage.sqlite_file import wal_of
 from resource_manager.storage.store import open_store

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from finegrain.errors import Reason, StoreError
-from resource_manager.engine.effects import Changes
+from resource_manager.engine.model.effects import Changes
 from resource_manager.storage import schema
 from resource_manager.storage.store import Store, open_store
 from tests.support.books import job
@@ -100,7 +100,7 @@ def test_a_database_at_its_largest_size_says_so_and_goes_on(sqlite_url: str) -> 
 FAILING_DISK = """
 import resource, sys
 from finegrain.errors import StoreError
-from resource_manager.engine.effects import Changes
+from resource_manager.engine.model.effects import Changes
 from resource_manager.storage.store import open_store
 from tests.support.books import job
 

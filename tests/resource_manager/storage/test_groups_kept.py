@@ -6,9 +6,9 @@ from typing import Any
 
 from sqlalchemy import create_engine, insert
 
-from resource_manager.engine.effects import Changes
-from resource_manager.engine.entities import Group, Instant, Tally
-from resource_manager.engine.settings import EngineSettings
+from resource_manager.engine.model.effects import Changes
+from resource_manager.engine.model.entities import Group, Instant, Tally
+from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.engine.state import State
 from resource_manager.storage import creation, migrate, tables
 from resource_manager.storage.location import DatabaseUrl

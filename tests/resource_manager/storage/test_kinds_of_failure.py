@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from finegrain.errors import Reason, StoreError
-from resource_manager.engine.effects import Changes
+from resource_manager.engine.model.effects import Changes
 from resource_manager.storage.store import StoreAway, StoreBroken, open_store
 from tests.support.books import job
 from tests.support.postgresql import PostgresqlServer

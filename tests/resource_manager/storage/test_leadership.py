@@ -14,7 +14,7 @@ from sqlalchemy import Connection, text
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
 from finegrain.errors import Reason, StoreError
-from resource_manager.engine.effects import Changes
+from resource_manager.engine.model.effects import Changes
 from resource_manager.storage import schema
 from resource_manager.storage.late_store import LateStore
 from resource_manager.storage.location import DatabaseUrl

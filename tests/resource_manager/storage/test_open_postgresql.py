@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from finegrain.errors import ConfigurationError, FinegrainError, InvalidArgument, Reason, StoreError
-from resource_manager.engine.effects import Changes
+from resource_manager.engine.model.effects import Changes
 from resource_manager.storage import schema
 from resource_manager.storage.store import open_store
 from tests.support.books import job

@@ -16,7 +16,7 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from finegrain.errors import ConfigurationError, FinegrainError, Reason, StoreError
-from resource_manager.engine.effects import Changes
+from resource_manager.engine.model.effects import Changes
 from resource_manager.storage import schema, sqlite_file, sqlite_store, tables
 from resource_manager.storage.location import sqlite_url as sqlite_url_of
 from resource_manager.storage.store import StoreAway, open_store

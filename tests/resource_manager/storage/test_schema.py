@@ -14,7 +14,7 @@ import pytest
 from sqlalchemy import create_engine, text
 
 from finegrain.errors import Reason, StoreError
-from resource_manager.engine.effects import Changes
+from resource_manager.engine.model.effects import Changes
 from resource_manager.storage import creation, migrate, schema, tables
 from resource_manager.storage.location import DatabaseUrl
 from resource_manager.storage.store import open_store

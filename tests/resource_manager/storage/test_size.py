@@ -11,9 +11,9 @@ import pytest
 
 from bench.filled_books import Size, fill, machine
 from finegrain.resources import KIB
-from resource_manager.engine.entities import Instant
-from resource_manager.engine.invariants import check_invariants
-from resource_manager.engine.settings import EngineSettings
+from resource_manager.engine.invariants.all import check_invariants
+from resource_manager.engine.model.entities import Instant
+from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.engine.state import State
 from resource_manager.storage.location import sqlite_url
 from resource_manager.storage.store import open_store

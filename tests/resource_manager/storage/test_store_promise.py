@@ -15,8 +15,8 @@ import pytest
 from finegrain.errors import ConfigurationError, InvariantBroken, StoreError
 from finegrain.intervals import IntervalSet
 from finegrain.resources import ResourceProfile
-from resource_manager.engine.effects import Changes
-from resource_manager.engine.entities import (
+from resource_manager.engine.model.effects import Changes
+from resource_manager.engine.model.entities import (
     ClusterEvent,
     Executor,
     Gang,

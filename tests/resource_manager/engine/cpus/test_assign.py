@@ -17,8 +17,8 @@ from finegrain.cpu_policy import (
 from finegrain.cpuset import CpuSet
 from finegrain.resources import BEST_EFFORT_CPU_MILLI, CPU_MILLI, GIB, MEMORY_BYTES
 from resource_manager.engine.cpus.assign import Wish, assign, assign_many, fits_empty, score
-from resource_manager.engine.cpus.books import CpuBooks
 from resource_manager.engine.cpus.layout import CpuLayout, layout_of
+from resource_manager.engine.cpus.ledger import CpuBooks
 from resource_manager.engine.cpus.refusals import CpuBlocker, CpuRefusal
 from tests.support.cpu_layouts import RECORDED, as_reported, machine
 from tests.support.cpu_layouts import recorded as recorded_machine

@@ -21,9 +21,9 @@ from finegrain.cpu_policy import (
 from finegrain.cpuset import CpuSet
 from finegrain.resources import BEST_EFFORT_CPU_MILLI, CPU_MILLI, GIB, MEMORY_BYTES
 from resource_manager.engine.cpus.assign import Wish, assign, assign_many, fits_empty, score
-from resource_manager.engine.cpus.books import CpuBooks
 from resource_manager.engine.cpus.hints import SCORE_MAX
 from resource_manager.engine.cpus.layout import CpuLayout, layout_of_rows
+from resource_manager.engine.cpus.ledger import CpuBooks
 from resource_manager.engine.cpus.refusals import CpuBlocker, CpuRefusal
 from resource_manager.engine.cpus.take import holds
 from tests.support.cpu_layouts import machine

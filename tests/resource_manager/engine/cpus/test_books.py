@@ -6,8 +6,8 @@ from finegrain.cpu_assignment import CpuAssignment, NodeShare, PoolName
 from finegrain.cpu_policy import EffectivePolicy, ExclusivePolicy, QosClass
 from finegrain.cpuset import CpuSet
 from finegrain.resources import BEST_EFFORT_CPU_MILLI, CPU_MILLI, GIB, MEMORY_BYTES
-from resource_manager.engine.cpus.books import CpuBooks, PinRoom
 from resource_manager.engine.cpus.layout import layout_of_rows
+from resource_manager.engine.cpus.ledger import CpuBooks, PinRoom
 from tests.support.cpu_layouts import cpus, machine
 
 FIRST, SECOND, THIRD = ("first", 1), ("second", 1), ("third", 1)

@@ -6,7 +6,7 @@ from finegrain.cpu_assignment import CpuAssignment, NodeShare
 from finegrain.cpu_policy import EffectivePolicy, QosClass
 from finegrain.cpuset import CpuSet
 from finegrain.resources import BEST_EFFORT_CPU_MILLI
-from resource_manager.engine.cpus.books import CpuBooks
+from resource_manager.engine.cpus.ledger import CpuBooks
 from tests.support.cpu_layouts import machine
 
 

@@ -7,8 +7,8 @@ import json
 from finegrain.cpu_policy import CpuPolicy, NumaPolicy, QosClass
 from finegrain.cpuset import CpuSet
 from finegrain.resources import GIB
-from resource_manager.engine.entities import NO_CPU_STATE
-from resource_manager.engine.events import SlotsReleased
+from resource_manager.engine.model.entities import NO_CPU_STATE
+from resource_manager.engine.model.events import SlotsReleased
 from tests.support.cpu_hosts import NODE_MEMORY, PLAIN, CpuStory, host
 
 

@@ -7,16 +7,21 @@ from typing import Any
 from finegrain.cpu_policy import CpuPolicy, ExclusivePolicy, HostPolicy, NumaPolicy, QosClass
 from finegrain.errors import Reason
 from finegrain.resources import MIB, ResourceProfile
-from resource_manager.engine.entities import GangPlacement, GangSpec, RequestSpec, RequestState
-from resource_manager.engine.events import (
+from resource_manager.engine.explain.provisions import providers_view
+from resource_manager.engine.explain.waiting_reasons import pending_reason
+from resource_manager.engine.model.entities import (
+    GangPlacement,
+    GangSpec,
+    RequestSpec,
+    RequestState,
+)
+from resource_manager.engine.model.events import (
     HostPolicySet,
     ProvisionEnded,
     RequestsSubmitted,
     SlotsReleased,
 )
-from resource_manager.engine.provision.views import providers_view
-from resource_manager.engine.settings import ExecutorShape, Provisioning
-from resource_manager.engine.waiting_reasons import pending_reason
+from resource_manager.engine.model.settings import ExecutorShape, Provisioning
 from tests.support.cpu_hosts import BE, LSE, LSR, CpuStory, host
 
 ONE_NODE = CpuPolicy(QosClass.LSR, numa=NumaPolicy.SINGLE_NUMA_NODE, numa_required=True)

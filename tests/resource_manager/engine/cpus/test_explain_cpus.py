@@ -22,9 +22,9 @@ from finegrain.cpu_policy import (
 )
 from finegrain.resources import MIB, ResourceProfile
 from resource_manager.engine.cpus.refusals import CpuBlocker
-from resource_manager.engine.entities import GangPlacement, GangSpec, RequestSpec
-from resource_manager.engine.events import HostPolicySet, RequestsSubmitted, SlotsReleased
-from resource_manager.engine.explain import Explanation, explain
+from resource_manager.engine.explain.requests import Explanation, explain
+from resource_manager.engine.model.entities import GangPlacement, GangSpec, RequestSpec
+from resource_manager.engine.model.events import HostPolicySet, RequestsSubmitted, SlotsReleased
 from resource_manager.engine.placement import survey
 from tests.support.cpu_hosts import BE, LSE, LSR, PLAIN, CpuStory, host
 from tests.support.properties import examples

@@ -18,11 +18,16 @@ from finegrain.cpu_policy import (
 from finegrain.cpuset import CpuSet
 from finegrain.errors import Reason
 from finegrain.resources import MIB, ResourceProfile
-from resource_manager.engine.entities import GangPlacement, GangSpec, RequestSpec, RequestState
-from resource_manager.engine.events import HostPolicySet, RequestsSubmitted, SlotsReleased
-from resource_manager.engine.gang_books import Wish
+from resource_manager.engine.model.entities import (
+    GangPlacement,
+    GangSpec,
+    RequestSpec,
+    RequestState,
+)
+from resource_manager.engine.model.events import HostPolicySet, RequestsSubmitted, SlotsReleased
 from resource_manager.engine.placement.gang_exact import Trials
 from resource_manager.engine.placement.gang_feasibility import member_reason
+from resource_manager.engine.queue.gangs import Wish
 from tests.support.cpu_hosts import BE, LSE, LSR, PLAIN, CpuStory, host
 
 ONE_NODE = CpuPolicy(QosClass.LSR, numa=NumaPolicy.SINGLE_NUMA_NODE, numa_required=True)

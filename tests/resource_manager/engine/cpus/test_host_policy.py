@@ -20,9 +20,9 @@ from finegrain.cpu_policy import (
 )
 from finegrain.cpuset import CpuSet
 from finegrain.errors import FinegrainError, InvalidArgument, NotFound, Reason
-from resource_manager.engine.entities import HostSetting
-from resource_manager.engine.events import ForgetRequested, HostPolicySet
-from resource_manager.engine.topology_view import topology_view
+from resource_manager.engine.explain.topology import topology_view
+from resource_manager.engine.model.entities import HostSetting
+from resource_manager.engine.model.events import ForgetRequested, HostPolicySet
 from tests.support.cpu_hosts import BE, PLAIN, CpuStory, host
 
 ALIGNED = {"alignment": "SingleNUMANode"}

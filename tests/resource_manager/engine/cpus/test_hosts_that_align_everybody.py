@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from finegrain.cpu_policy import HostPolicy, NumaPolicy
-from resource_manager.engine.events import HostPolicySet, SlotsReleased
+from resource_manager.engine.model.events import HostPolicySet, SlotsReleased
 from tests.support.cpu_hosts import PLAIN, CpuStory, host
 
 

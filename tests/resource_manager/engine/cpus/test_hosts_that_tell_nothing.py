@@ -8,8 +8,8 @@ import pytest
 
 from finegrain.cpu_policy import BindPolicy, CpuPolicy, ExclusivePolicy, NumaPolicy
 from finegrain.resources import MIB, ResourceProfile
-from resource_manager.engine.entities import GangPlacement, GangSpec, RequestSpec
-from resource_manager.engine.events import RequestsSubmitted
+from resource_manager.engine.model.entities import GangPlacement, GangSpec, RequestSpec
+from resource_manager.engine.model.events import RequestsSubmitted
 from tests.support.cpu_hosts import LSR, CpuStory, host, plain_host
 
 UNKNOWN = "the host does not tell its cores and NUMA nodes"

@@ -25,23 +25,23 @@ from finegrain.cpu_policy import (
 from finegrain.cpuset import CpuSet
 from finegrain.errors import FinegrainError, Reason
 from finegrain.resources import MIB, ResourceProfile
-from resource_manager.engine.entities import (
+from resource_manager.engine.explain.requests import explain
+from resource_manager.engine.explain.waiting_reasons import pending_reason
+from resource_manager.engine.model.entities import (
     CpuState,
     GangPlacement,
     GangSpec,
     RequestSpec,
     RequestState,
 )
-from resource_manager.engine.events import (
+from resource_manager.engine.model.events import (
     ExecutorProbed,
     HostPolicySet,
     RequestsSubmitted,
     ResizeRequested,
     SlotsReleased,
 )
-from resource_manager.engine.explain import explain
-from resource_manager.engine.settings import Fairness
-from resource_manager.engine.waiting_reasons import pending_reason
+from resource_manager.engine.model.settings import Fairness
 from tests.support.cpu_hosts import BE, CpuStory, host
 
 STEPS = 150

@@ -10,13 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from finegrain.cpu_policy import NumaPolicy
-from resource_manager.engine.cpus.merge import (
-    Hint,
-    Merged,
-    Provider,
-    merge,
-    merge_ranked,
-)
+from resource_manager.engine.cpus.merge import Hint, Merged, Provider, merge, merge_ranked
 
 VECTORS = Path(__file__).parents[3] / "data" / "vectors"
 

@@ -10,8 +10,8 @@ from finegrain.cpu_assignment import CpuAssignment, NodeShare
 from finegrain.cpu_policy import CpuPolicy, EffectivePolicy, NumaPolicy, NumaStrategy
 from finegrain.resources import CPU_MILLI, GIB, MEMORY_BYTES
 from resource_manager.engine.cpus.assign import Wish, assign
-from resource_manager.engine.cpus.books import CpuBooks
 from resource_manager.engine.cpus.hints import hints, masks_by_size, quantities, remoteness
+from resource_manager.engine.cpus.ledger import CpuBooks
 from resource_manager.engine.cpus.numa import positions, split
 from resource_manager.engine.cpus.refusals import CpuRefusal
 from tests.support.cpu_layouts import machine

@@ -27,9 +27,9 @@ from finegrain.cpu_policy import (
 from finegrain.cpuset import CpuSet
 from resource_manager.engine.cpus.alignment import Case
 from resource_manager.engine.cpus.assign import Wish, assign
-from resource_manager.engine.cpus.books import CpuBooks
 from resource_manager.engine.cpus.hints import hints, masks_by_size, quantities
 from resource_manager.engine.cpus.layout import layout_of_rows
+from resource_manager.engine.cpus.ledger import CpuBooks
 from resource_manager.engine.cpus.numa import positions
 from resource_manager.engine.cpus.pinning import cpus_for
 from resource_manager.engine.cpus.refusals import CpuBlocker, CpuRefusal

@@ -17,13 +17,10 @@ from finegrain.cpuset import CpuSet
 from finegrain.errors import Reason
 from finegrain.resources import MIB, ResourceProfile
 from resource_manager.engine.cpus.refusals import CpuBlocker
-from resource_manager.engine.entities import RequestSpec, RequestState
-from resource_manager.engine.events import (
-    RequestsSubmitted,
-    SlotsReuseAsked,
-)
+from resource_manager.engine.explain.waiting_reasons import pending_by_reason
+from resource_manager.engine.model.entities import RequestSpec, RequestState
+from resource_manager.engine.model.events import RequestsSubmitted, SlotsReuseAsked
 from resource_manager.engine.placement.feasibility import Blocker, judge
-from resource_manager.engine.waiting_reasons import pending_by_reason
 from tests.support.cpu_hosts import BE, LSE, LSR, PLAIN, CpuStory, host, plain_host
 
 ONE_NODE = CpuPolicy(numa=NumaPolicy.SINGLE_NUMA_NODE, numa_required=True)

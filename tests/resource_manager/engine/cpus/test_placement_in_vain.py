@@ -14,12 +14,10 @@ from finegrain.cpu_policy import (
     QosClass,
 )
 from finegrain.errors import Reason
-from resource_manager.engine import cpu_giver
 from resource_manager.engine.cpus.assign import Wish
-from resource_manager.engine.cpus.books import CpuBooks
-from resource_manager.engine.events import (
-    DrainRequested,
-)
+from resource_manager.engine.cpus.ledger import CpuBooks
+from resource_manager.engine.hosts import cpu_allocator
+from resource_manager.engine.model.events import DrainRequested
 from tests.support.cpu_hosts import PLAIN, CpuStory, host, plain_host
 
 ONE_NODE = CpuPolicy(numa=NumaPolicy.SINGLE_NUMA_NODE, numa_required=True)
@@ -90,13 +88,13 @@ class TestWhatCannotBe:
 def counted(monkeypatch: pytest.MonkeyPatch, story: CpuStory, function: str) -> list[str]:
     """Hosts for which something was reckoned, each time."""
     calls: list[str] = []
-    real = getattr(cpu_giver, function)
+    real = getattr(cpu_allocator, function)
 
     def counting(books: CpuBooks, wish: Wish) -> Any:
         calls.extend(name for name, each in story.state.hosts.items() if each.cpus is books)
         return real(books, wish)
 
-    monkeypatch.setattr(cpu_giver, function, counting)
+    monkeypatch.setattr(cpu_allocator, function, counting)
     return calls
 
 

@@ -21,8 +21,9 @@ from finegrain.cpu_policy import (
 )
 from finegrain.cpuset import CpuSet
 from finegrain.resources import MIB, ResourceProfile, fits
-from resource_manager.engine.entities import RequestSpec, RequestState
-from resource_manager.engine.events import (
+from resource_manager.engine.hosts.host import Host
+from resource_manager.engine.model.entities import RequestSpec, RequestState
+from resource_manager.engine.model.events import (
     DrainRequested,
     HostPolicySet,
     JobRegistered,
@@ -31,10 +32,9 @@ from resource_manager.engine.events import (
     SlotsReleased,
     UndrainRequested,
 )
-from resource_manager.engine.host import Host
+from resource_manager.engine.model.settings import Fairness
 from resource_manager.engine.placement.indexes import carries
-from resource_manager.engine.queue import Shape
-from resource_manager.engine.settings import Fairness
+from resource_manager.engine.queue.queue import Shape
 from tests.resource_manager.engine.model import ModelExecutor
 from tests.support.cpu_hosts import BE, LSE, LSR, CpuStory, host
 

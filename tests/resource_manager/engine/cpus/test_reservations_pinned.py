@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from finegrain.cpu_policy import CpuPolicy, HostPolicy, NumaPolicy, QosClass
 from finegrain.resources import MIB, ResourceProfile
-from resource_manager.engine.entities import GangPlacement, GangSpec, RequestSpec
-from resource_manager.engine.events import HostPolicySet, RequestsSubmitted, ResizeRequested
-from resource_manager.engine.explain import explain
-from resource_manager.engine.settings import Fairness
+from resource_manager.engine.explain.requests import explain
+from resource_manager.engine.model.entities import GangPlacement, GangSpec, RequestSpec
+from resource_manager.engine.model.events import HostPolicySet, RequestsSubmitted, ResizeRequested
+from resource_manager.engine.model.settings import Fairness
 from tests.support.cpu_hosts import BE, LSE, PLAIN, CpuStory, host
 
 ONE_NODE = CpuPolicy(QosClass.LSR, numa=NumaPolicy.SINGLE_NUMA_NODE, numa_required=True)

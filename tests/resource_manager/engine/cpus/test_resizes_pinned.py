@@ -11,9 +11,9 @@ from finegrain.cpu_policy import BindPolicy, CpuPolicy, HostPolicy, NumaPolicy, 
 from finegrain.cpuset import CpuSet
 from finegrain.errors import FailedPrecondition, InvalidArgument, Reason
 from finegrain.resources import MIB, ResourceProfile
-from resource_manager.engine.entities import Slot
-from resource_manager.engine.events import HostPolicySet, ResizeRequested, SlotsReleased
-from resource_manager.engine.explain import explain
+from resource_manager.engine.explain.requests import explain
+from resource_manager.engine.model.entities import Slot
+from resource_manager.engine.model.events import HostPolicySet, ResizeRequested, SlotsReleased
 from tests.support.cpu_hosts import BE, LSE, LSR, PLAIN, CpuStory, host
 
 ONE_NODE = CpuPolicy(QosClass.LSR, numa=NumaPolicy.SINGLE_NUMA_NODE, numa_required=True)

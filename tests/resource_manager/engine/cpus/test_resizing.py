@@ -20,7 +20,7 @@ from finegrain.cpu_policy import (
 from finegrain.cpuset import CpuSet
 from finegrain.resources import GIB
 from resource_manager.engine.cpus.assign import Wish, assign
-from resource_manager.engine.cpus.books import CpuBooks
+from resource_manager.engine.cpus.ledger import CpuBooks
 from resource_manager.engine.cpus.refusals import CpuBlocker, CpuRefusal
 from resource_manager.engine.cpus.resizing import fits_alone, resized, together
 from tests.support.cpu_layouts import machine

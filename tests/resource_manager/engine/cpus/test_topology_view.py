@@ -19,11 +19,11 @@ from finegrain.cpu_policy import (
 from finegrain.cpuset import CpuSet, union
 from finegrain.errors import NotFound
 from finegrain.resources import MIB
-from resource_manager.engine.events import HostPolicySet
-from resource_manager.engine.queries import executor_view
-from resource_manager.engine.topology_view import topology_view
-from resource_manager.service.to_wire import executor_status
-from resource_manager.service.topology_wire import topology_response
+from resource_manager.engine.explain.lists import executor_view
+from resource_manager.engine.explain.topology import topology_view
+from resource_manager.engine.model.events import HostPolicySet
+from resource_manager.service.wire.encoding import executor_status
+from resource_manager.service.wire.topology import topology_response
 from tests.support.cpu_hosts import BE, LSE, NODE_MEMORY, PLAIN, CpuStory, host
 
 SPREAD = CpuPolicy(QosClass.LSR, bind=BindPolicy.SPREAD_BY_PCPUS)

@@ -1,0 +1,1 @@
+"""What operators do: drain, forget, release, change groups and settings."""

@@ -1,0 +1,388 @@
+"""What operators may change in a cluster. All of it needs the cluster token.
+
+Decides how batches are cut, and how the outcome of a change of size is heard of. Refuses to know
+how anything is shown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Mapping, Sequence
+
+from finegrain.cpu_policy import (
+    BindPolicy,
+    ExclusivePolicy,
+    HostBindPolicy,
+    NumaPolicy,
+    NumaStrategy,
+)
+from finegrain.errors import (
+    FailedPrecondition,
+    FinegrainError,
+    InvalidArgument,
+    NotFound,
+    Reason,
+)
+from finegrain.resources import AMOUNT_MAX, ResourceProfile
+from finegrain.v1 import cluster_pb2 as pb
+from finegrain_client.connection import Connection
+from finegrain_client.decoding import groups as reading_groups
+from finegrain_client.decoding import host_policy as reading_host_policy
+from finegrain_client.decoding import status as reading
+from finegrain_client.errors import ResizeRefused, SlotLost, StillResizing
+from finegrain_client.slot.resizing import (
+    FORGOTTEN,
+    TRIES_MAX,
+    SizeChange,
+    cap_message,
+    outcome,
+    profile_message,
+    request_of,
+    when_in_use,
+)
+from finegrain_client.specs import id_batches
+from finegrain_client.types import status as types
+from finegrain_client.types.groups import GroupStatus
+from finegrain_client.types.host_policy import HostPolicy
+
+LOOK_EVERY_S = 20.0
+"""A slot that is to change is looked at this often if no event tells of it."""
+
+NO_LIMIT = -1
+"""How the protocol says that a limit is taken away."""
+
+
+class Levers:
+    """The part of `Cluster` that changes something."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    async def drain(
+        self, executor_id: str, *, reason: str = "", deadline_s: float | None = None
+    ) -> types.ExecutorStatus:
+        """Stops new slots on an executor; after `deadline_s` takes away those that are left."""
+        message = pb.DrainExecutorRequest(
+            executor_id=executor_id,
+            reason=reason,
+            deadline=None if deadline_s is None else reading.duration(deadline_s),
+        )
+        answer = await self._connection.call_cluster(
+            lambda cluster, timeout_s: cluster.DrainExecutor(message, timeout=timeout_s)
+        )
+        return reading.executor(answer.executor)
+
+    async def undrain(self, executor_id: str) -> types.ExecutorStatus:
+        """Lets an executor take new slots again."""
+        message = pb.UndrainExecutorRequest(executor_id=executor_id)
+        answer = await self._connection.call_cluster(
+            lambda cluster, timeout_s: cluster.UndrainExecutor(message, timeout=timeout_s)
+        )
+        return reading.executor(answer.executor)
+
+    async def forget(self, executor_id: str) -> None:
+        """Strikes a lost executor from the books.
+
+        Raises:
+            FailedPrecondition: EXECUTOR_NOT_LOST.
+        """
+        message = pb.ForgetExecutorRequest(executor_id=executor_id)
+        await self._connection.call_cluster(
+            lambda cluster, timeout_s: cluster.ForgetExecutor(message, timeout=timeout_s)
+        )
+
+    async def release(
+        self, allocation_ids: Sequence[str], *, grace_s: float | None = None
+    ) -> list[types.ItemOutcome]:
+        """Releases slots, or cancels requests, of any job. One outcome per id, in order."""
+        outcomes: list[types.ItemOutcome] = []
+        for ids in id_batches(allocation_ids):
+            message = pb.ReleaseAllocationsRequest(
+                allocation_ids=ids, grace=None if grace_s is None else reading.duration(grace_s)
+            )
+            answer = await self._connection.call_cluster(
+                lambda cluster, timeout_s, message=message: cluster.ReleaseAllocations(  # type: ignore[misc]
+                    message, timeout=timeout_s
+                )
+            )
+            outcomes += [reading.outcome(each) for each in answer.results]
+        return outcomes
+
+    async def terminate_job(self, job_id: str, *, grace_s: float | None = None) -> None:
+        """Ends any job.
+
+        Raises:
+            NotFound: JOB_UNKNOWN.
+        """
+        message = pb.TerminateJobRequest(
+            job_id=job_id, grace=None if grace_s is None else reading.duration(grace_s)
+        )
+        await self._connection.call_cluster(
+            lambda cluster, timeout_s: cluster.TerminateJob(message, timeout=timeout_s)
+        )
+
+    async def set_group(
+        self,
+        name: str,
+        *,
+        weight: float | None = None,
+        parent: str | None = None,
+        description: str | None = None,
+        minimum: Mapping[str, int | None] | None = None,
+        maximum: Mapping[str, int | None] | None = None,
+    ) -> GroupStatus:
+        """Makes a resource group, or changes what is given of one. It holds from the next decision
+        on; what runs is never stopped for it.
+
+        Args:
+            name: 1 to 63 characters out of a-z 0-9 . _ - that start with a letter or digit.
+            weight: 0.001 to 1,000,000; a group of weight 4 gets four times the service of one of 1.
+            parent: the group that it is part of; empty: none. Only while no job lives in it.
+            description: for people.
+            minimum: what it is to have at least, by dimension ("cpu_milli", "memory_bytes", or
+                "extended." and a name); None takes it away.
+            maximum: what its slots may have at most, likewise; 0 lets nothing more start.
+
+        Raises:
+            InvalidArgument: one of these is not acceptable.
+            NotFound: GROUP_UNKNOWN, no such parent.
+            FailedPrecondition: GROUP_IN_USE, another parent for a group in which jobs live.
+        """
+        message = pb.SetGroupRequest(
+            name=name,
+            weight=weight,
+            parent=parent,
+            description=description,
+            minimum=_limits(minimum),
+            maximum=_limits(maximum),
+        )
+        answer = await self._connection.call_cluster(
+            lambda cluster, timeout_s: cluster.SetGroup(message, timeout=timeout_s)
+        )
+        return reading_groups.group(answer.group)
+
+    async def delete_group(self, name: str) -> None:
+        """Strikes a resource group in which no job lives and that has no parts.
+
+        Raises:
+            NotFound: GROUP_UNKNOWN.
+            FailedPrecondition: GROUP_IN_USE.
+        """
+        message = pb.DeleteGroupRequest(name=name)
+        await self._connection.call_cluster(
+            lambda cluster, timeout_s: cluster.DeleteGroup(message, timeout=timeout_s)
+        )
+
+    async def set_host_policy(
+        self,
+        executor_id: str | None,
+        *,
+        bind: HostBindPolicy | str | None = None,
+        numa_strategy: NumaStrategy | str | None = None,
+        alignment: NumaPolicy | str | None = None,
+        reserved_cpus: str | None = None,
+        reserved_strict: bool | None = None,
+        default_bind: BindPolicy | str | None = None,
+        default_exclusive: ExclusivePolicy | str | None = None,
+        clear: Collection[str] = (),
+    ) -> HostPolicy:
+        """Changes settings of an executor's host, or (None) those for the cluster. What is not
+        named stays as it is. They hold from the next decision on, for new slots, over restarts and
+        whatever the executor's own configuration says.
+
+        Args:
+            bind: what slots with cpus of their own must keep to: "FullPCPUsOnly", "SpreadByPCPUs"
+                or "None".
+            numa_strategy: NUMA node to take first: "MostAllocated", "LeastAllocated" or
+                "DistributeEvenly".
+            alignment: how every slot there lies on NUMA nodes: "None", "BestEffort", "Restricted"
+                or "SingleNUMANode".
+            reserved_cpus: cpus that no slot has to itself, as a list ("0-1"; empty: none), besides
+                those that the host keeps back by its configuration.
+            reserved_strict: whether slots of the shared pools are kept off them, too.
+            default_bind: "FullPCPUs", "SpreadByPCPUs" or "None", of requests that do not say.
+            default_exclusive: "PCPULevel", "NUMANodeLevel" or "None", likewise.
+            clear: names of these arguments that are no longer to be set here.
+
+        Raises:
+            InvalidArgument: one of these is not acceptable.
+            NotFound: EXECUTOR_UNKNOWN.
+        """
+        words = {
+            "bind": bind,
+            "numa_strategy": numa_strategy,
+            "alignment": alignment,
+            "default_bind": default_bind,
+            "default_exclusive": default_exclusive,
+        }
+        message = pb.SetHostPolicyRequest(
+            executor_id=executor_id or "",
+            policy=reading_host_policy.policy_message(words, reserved_cpus, reserved_strict),
+            clear=clear,
+        )
+        answer = await self._connection.call_cluster(
+            lambda cluster, timeout_s: cluster.SetHostPolicy(message, timeout=timeout_s)
+        )
+        return reading_host_policy.changed_policy(executor_id or "", answer)
+
+    async def resize(
+        self,
+        allocation_id: str,
+        *,
+        cpu_milli: int | None = None,
+        memory_bytes: int | None = None,
+        task_off_heap_memory_bytes: int | None = None,
+        managed_memory_bytes: int | None = None,
+        network_memory_bytes: int | None = None,
+        extended: Mapping[str, int] | None = None,
+        cpu_limit_milli: int | None = None,
+        wait_for_use: bool = False,
+        wait: bool = True,
+        timeout_s: float | None = None,
+    ) -> types.SlotStatus:
+        """Changes what a slot of any job consists of, without touching its tasks; see
+        `Slot.resize`. Returns the slot once it has changed, or (`wait` False) with the change under
+        way in `SlotStatus.resizes`.
+
+        Raises:
+            NotFound: ALLOCATION_UNKNOWN.
+            FailedPrecondition: SLOT_NOT_READY, it has no slot; INFEASIBLE_NEVER, more than the
+                executor has in total.
+            ResizeRefused, StillResizing, SlotLost, InvalidArgument: see `Slot.resize`.
+        """
+        change = SizeChange(
+            cpu_milli=cpu_milli,
+            memory_bytes=memory_bytes,
+            task_off_heap_memory_bytes=task_off_heap_memory_bytes,
+            managed_memory_bytes=managed_memory_bytes,
+            network_memory_bytes=network_memory_bytes,
+            extended=extended,
+            cpu_limit_milli=cpu_limit_milli,
+        )
+        status: types.SlotStatus | None = None
+        try:
+            async with asyncio.timeout(timeout_s):
+                next_sequence = await self._next_sequence()
+                status = await self._ask_for_size(allocation_id, change, wait_for_use=wait_for_use)
+                return await self._resized(status, change, next_sequence) if wait else status
+        except FinegrainError:
+            raise
+        except TimeoutError:
+            waiting = status.resizes[-1].message if status is not None and status.resizes else ""
+            raise StillResizing(allocation_id, timeout_s or 0, waiting) from None
+
+    async def withdraw_resize(self, allocation_id: str) -> types.SlotStatus:
+        """Takes back whatever change of a slot waits; one that is ordered is undone if it succeeds.
+
+        Raises:
+            NotFound: ALLOCATION_UNKNOWN.
+            FailedPrecondition: SLOT_NOT_READY, it has no slot.
+        """
+        status = await self._slot(allocation_id)
+        size = status.profile, status.cpu_limit_milli
+        return await self._resize(status, size, wait_for_use=True)
+
+    async def _ask_for_size(
+        self, allocation_id: str, change: SizeChange, *, wait_for_use: bool
+    ) -> types.SlotStatus:
+        for tries_left in reversed(range(TRIES_MAX)):
+            status = await self._slot(allocation_id)
+            try:
+                return await self._resize(status, change.wish(status), wait_for_use=wait_for_use)
+            except FailedPrecondition as error:
+                if error.reason is not Reason.STALE_RESIZE or not tries_left:
+                    raise
+        raise AssertionError("the last try returns or raises")
+
+    async def _resize(
+        self, status: types.SlotStatus, size: tuple[ResourceProfile, int], *, wait_for_use: bool
+    ) -> types.SlotStatus:
+        message = pb.ClusterServiceResizeSlotRequest(
+            allocation_id=status.allocation_id,
+            generation=status.generation,
+            resize_number=status.resize_number + 1,
+            profile=profile_message(size[0]),
+            cpu_limit_milli=cap_message(*size),
+            when_in_use=when_in_use(wait_for_use=wait_for_use),
+        )
+        answer = await self._connection.call_cluster(
+            lambda cluster, timeout_s: cluster.ResizeSlot(message, timeout=timeout_s)
+        )
+        return reading.slot(answer.slot)
+
+    async def _resized(
+        self, asked: types.SlotStatus, change: SizeChange, next_sequence: int
+    ) -> types.SlotStatus:
+        """Waits for the outcome, looking whenever something happened to the slot."""
+        status, number, message = asked, asked.resize_number, ""
+        while True:
+            reason = Reason.RESIZE_REFUSED if message else ""
+            found = outcome(status, change, number, reason, message)
+            if isinstance(found, types.SlotStatus):
+                return found
+            if found is not None:
+                raise found
+            message, next_sequence = await self._news_of(asked.allocation_id, next_sequence)
+            request = await request_of(self._connection, asked.allocation_id)
+            if (
+                request is None
+                or request.slot is None
+                or (request.slot.generation != asked.generation)
+            ):
+                why = "it ended before it was resized"
+                raise SlotLost(asked.allocation_id, asked.generation, asked.executor_id, "", why)
+            status = request.slot
+            if status.resize_number < number:
+                raise ResizeRefused(status, number, FORGOTTEN)
+
+    async def _news_of(self, allocation_id: str, next_sequence: int) -> tuple[str, int]:
+        """Waits until something happens to a slot; why a change was refused, if that did."""
+        answer = await self._events(allocation_id, next_sequence, LOOK_EVERY_S)
+        refused = [each.message for each in answer.events if each.kind == "slot_resize_refused"]
+        return refused[-1] if refused else "", answer.next_sequence
+
+    async def _next_sequence(self) -> int:
+        answer = await self._events("", 0, 0.0)
+        return answer.next_sequence
+
+    async def _events(
+        self, subject_id: str, from_sequence: int, wait_s: float
+    ) -> pb.ListEventsResponse:
+        message = pb.ListEventsRequest(
+            from_sequence=from_sequence,
+            subject_id=subject_id,
+            page_size=1 if not from_sequence else 0,
+            wait=reading.duration(wait_s) if wait_s else None,
+        )
+        answer: pb.ListEventsResponse = await self._connection.call_cluster(
+            lambda cluster, timeout_s: cluster.ListEvents(
+                message, timeout=max(timeout_s, wait_s + 10)
+            )
+        )
+        return answer
+
+    async def _slot(self, allocation_id: str) -> types.SlotStatus:
+        found = await request_of(self._connection, allocation_id)
+        if found is None:
+            raise NotFound(
+                f"allocation {allocation_id} is not known, or has ended",
+                reason=Reason.ALLOCATION_UNKNOWN,
+                details={"allocation_id": allocation_id},
+            )
+        if found.slot is None:
+            raise FailedPrecondition(
+                f"request {allocation_id} is {found.state} and has no slot yet; what it asks for"
+                " cannot be changed, cancel it and ask anew",
+                reason=Reason.SLOT_NOT_READY,
+                details={"allocation_id": allocation_id, "state": found.state},
+            )
+        return found.slot
+
+
+def _limits(amounts: Mapping[str, int | None] | None) -> dict[str, int]:
+    """Limits as the protocol has them."""
+    for name, amount in (amounts or {}).items():
+        if amount is not None and not 0 <= amount <= AMOUNT_MAX:
+            expected = f"an amount from 0 to {AMOUNT_MAX}, or None for no limit"
+            raise InvalidArgument(name, amount, expected)
+    return {name: NO_LIMIT if each is None else each for name, each in (amounts or {}).items()}

@@ -1,0 +1,1 @@
+"""A job as its master holds it: requests, gangs, ranges, events."""

@@ -1,0 +1,91 @@
+"""Slots of which a job master needs all or none: how a gang is said.
+
+Decides what a gang may look like before anybody is asked. Refuses to know whether it fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass
+
+from finegrain.errors import InvalidArgument
+from finegrain.ids import check_id, new_id
+from finegrain.v1 import slots_pb2
+from finegrain_client.decoding.status import duration
+from finegrain_client.specs import SlotSpec
+from finegrain_client.types.status import GangPlacement
+
+MEMBERS_MAX = 1_000
+TIMEOUT_S_MAX = 366 * 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class GangSpec:
+    """Slots that are granted together, or not at all.
+
+    Attributes:
+        members: what is wanted: one `SlotSpec` with a `count`, or several; 1 to 1,000 slots in
+            all. They agree in `restart_on_loss` and have no `target_address`.
+        placement: where they go: ANYWHERE, SAME_EXECUTOR, SAME_LABEL (executors that carry `label`
+            with one and the same value) or SPREAD (each on an executor of its own).
+        label: name of the label, with SAME_LABEL only.
+        timeout_s: how long the gang may wait before it is given up; None: for ever.
+        gang_id: identity of the gang; made up where absent.
+    """
+
+    members: SlotSpec | Sequence[SlotSpec]
+    _: KW_ONLY
+    placement: GangPlacement | str = GangPlacement.ANYWHERE
+    label: str = ""
+    timeout_s: float | None = None
+    gang_id: str = ""
+
+    def __post_init__(self) -> None:
+        placement = self._placement()
+        if (placement is GangPlacement.SAME_LABEL) != bool(self.label):
+            expected = "the name of a label" if not self.label else "empty, but with SAME_LABEL"
+            raise InvalidArgument("label", self.label, expected)
+        count = sum(each.count for each in self.specs)
+        if not 1 <= count <= MEMBERS_MAX:
+            raise InvalidArgument("members", f"{count} slots", f"1 to {MEMBERS_MAX} slots")
+        if len({each.restart_on_loss for each in self.specs}) > 1:
+            raise InvalidArgument("restart_on_loss", "True and False", "the same of all members")
+        for each in self.specs:
+            if each.target_address:
+                expected = "empty: nobody is offered half a gang"
+                raise InvalidArgument("target_address", each.target_address, expected)
+        if self.timeout_s is not None and not 0 < self.timeout_s <= TIMEOUT_S_MAX:
+            raise InvalidArgument(
+                "timeout_s", self.timeout_s, f"None, or more than 0 and at most {TIMEOUT_S_MAX:g} s"
+            )
+        if self.gang_id:
+            check_id("gang_id", self.gang_id)
+
+    @property
+    def specs(self) -> Sequence[SlotSpec]:
+        """What is wanted, one by one."""
+        return (self.members,) if isinstance(self.members, SlotSpec) else self.members
+
+    def message(self) -> slots_pb2.Gang:
+        """The gang as the protocol names it, with an id."""
+        number = slots_pb2.GangPlacement.Value(f"GANG_PLACEMENT_{self._placement()}")
+        return slots_pb2.Gang(
+            gang_id=self.gang_id or new_id(),
+            placement=number,
+            label=self.label,
+            timeout=None if self.timeout_s is None else duration(self.timeout_s),
+        )
+
+    def requests(self, gang_id: str) -> Iterator[slots_pb2.SlotRequest]:
+        """One protocol message per member."""
+        for spec in self.specs:
+            for message in spec.messages():
+                message.gang_id = gang_id
+                yield message
+
+    def _placement(self) -> GangPlacement:
+        try:
+            return GangPlacement(self.placement.upper().replace("-", "_"))
+        except ValueError:
+            names = ", ".join(GangPlacement)
+            raise InvalidArgument("placement", self.placement, f"one of {names}") from None

@@ -1,0 +1,320 @@
+"""Many equal slot requests that differ in nothing but their index, as their job master holds them.
+
+Decides what is kept of them here: those that wait, and those that have ended, are numbers only;
+who was granted a slot is a `Request` like any other. Refuses to know where the story comes from
+(`watch.py`) and how ranges are asked for (`submission.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable
+
+from finegrain.errors import FinegrainError, InvalidArgument
+from finegrain.ids import check_id
+from finegrain.intervals import IntervalSet, Run
+from finegrain.v1 import resource_manager_pb2 as rm
+from finegrain.v1 import slots_pb2
+from finegrain_client.decoding import status as reading
+from finegrain_client.errors import Rejection
+from finegrain_client.job.context import JobContext
+from finegrain_client.job.request import Request
+from finegrain_client.slot.slot import Slot
+from finegrain_client.specs import SlotSpec
+from finegrain_client.types.status import ItemOutcome, JobEvent, RequestState
+
+RANGE_ID_LENGTH_MAX = 100
+
+INDEX_END = 1_000_000_000_000
+"""No member has an index as large as this."""
+
+
+class RequestRange:
+    """So many equal slot requests, each of which waits, has a slot, or has ended.
+
+    Attributes:
+        range_id: identity; member `index` has the allocation id `<range_id>.<index>`.
+        requests: those that were granted a slot and have not ended, by index.
+        ended: how many ended, by state.
+        acknowledged: the RM has taken it in, durably.
+        rejection: why it was refused as a whole, or None.
+    """
+
+    def __init__(self, context: JobContext, message: slots_pb2.SlotRequest) -> None:
+        self._context = context
+        self._asked = message
+        self._waiting = IntervalSet()
+        self._members = IntervalSet()
+        self._listeners: set[GrantedSlots] = set()
+        self._error: FinegrainError | None = None
+        self.range_id = message.allocation_id
+        self.requests: dict[int, Request] = {}
+        self.ended: Counter[RequestState] = Counter()
+        self.acknowledged = False
+        self.rejection: Rejection | None = None
+
+    def __repr__(self) -> str:
+        return (
+            f"<RequestRange {self.range_id}: {len(self._waiting)} wait, {len(self.requests)} have"
+            f" slots, {self.ended.total()} have ended>"
+        )
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def __contains__(self, index: object) -> bool:
+        return index in self._members
+
+    @property
+    def waiting(self) -> int:
+        """How many wait that never had a slot."""
+        return len(self._waiting)
+
+    @property
+    def has_ended(self) -> bool:
+        """True where nothing more will happen to any of them."""
+        return self._error is not None or not (self._waiting or self.requests)
+
+    def waiting_members(self) -> list[Run]:
+        """Indexes of those that wait and never had a slot, as (first, behind the last)."""
+        return list(self._waiting.runs())
+
+    def index_of(self, allocation_id: str) -> int | None:
+        """Which member has this id; None: none."""
+        range_id, _, digits = allocation_id.rpartition(".")
+        if range_id != self.range_id or not (digits.isascii() and digits.isdecimal()):
+            return None
+        return int(digits) if str(int(digits)) == digits else None
+
+    def slots(self) -> GrantedSlots:
+        """The slots that are there, then each one as it is granted; see `GrantedSlots`."""
+        slots = GrantedSlots(self, self._listeners.discard)
+        if not self.has_ended:
+            self._listeners.add(slots)
+        for request in self.requests.values():
+            if request.slot is not None and not request.slot.has_ended:
+                slots.put(request.slot)
+        if self.has_ended:
+            slots.end(self._error)
+        return slots
+
+    async def cancel(self, first_index: int = 0, count: int | None = None) -> ItemOutcome:
+        """Takes members back, all of them or so many from an index on; slots that they have are
+        released.
+
+        Raises:
+            InvalidArgument: indexes that no range has.
+            FinegrainError: the RM could not be told.
+        """
+        message = rm.CancelRequestsRequest(
+            job_id=self._context.job_id, ranges=[self._some(first_index, count)]
+        )
+        answer = await self._context.connection.call_manager(
+            lambda manager, timeout_s: manager.CancelRequests(
+                message, timeout=timeout_s, metadata=self._context.metadata
+            )
+        )
+        return reading.outcome(answer.range_results[0])
+
+    async def release(
+        self, first_index: int = 0, count: int | None = None, grace_s: float | None = None
+    ) -> ItemOutcome:
+        """Gives slots of members back; those that wait are cancelled.
+
+        Raises:
+            InvalidArgument: indexes that no range has.
+            FinegrainError: the RM could not be told.
+        """
+        message = rm.ReleaseSlotsRequest(
+            job_id=self._context.job_id,
+            ranges=[self._some(first_index, count)],
+            grace=None if grace_s is None else reading.duration(grace_s),
+        )
+        answer = await self._context.connection.call_manager(
+            lambda manager, timeout_s: manager.ReleaseSlots(
+                message, timeout=timeout_s, metadata=self._context.metadata
+            )
+        )
+        return reading.outcome(answer.range_results[0])
+
+    def _some(self, first_index: int, count: int | None) -> slots_pb2.RangeMembers:
+        if not 0 <= first_index < INDEX_END:
+            raise InvalidArgument("first_index", first_index, f"0 to {INDEX_END - 1}")
+        most = INDEX_END - first_index
+        if count is not None and not 1 <= count <= most:
+            raise InvalidArgument("count", count, f"1 to {most}, or None for all that follow")
+        return slots_pb2.RangeMembers(
+            range_id=self.range_id, first_index=first_index, count=most if count is None else count
+        )
+
+    # What follows is for the job that owns the range.
+
+    def add(self, start: int, end: int) -> int:
+        """These members wait; answers with how many of them are new."""
+        new = self._members.add_run(start, end)
+        if new:
+            self._waiting.add_run(start, end)
+        return new
+
+    def take_over(self, index: int, request: Request) -> None:
+        """A request turns out to be a member."""
+        if index not in self._members:
+            self._members.add(index)
+            self.requests[index] = request
+
+    def message_of(self, index: int) -> slots_pb2.SlotRequest:
+        """What a member asks for."""
+        message = slots_pb2.SlotRequest()
+        message.CopyFrom(self._asked)
+        message.allocation_id = f"{self.range_id}.{index}"
+        return message
+
+    def waiting_within(self, start: int, end: int) -> list[Run]:
+        """Of these members, those that wait, as far as is known, and never had a slot."""
+        return list(self._waiting.runs_within(start, end))
+
+    def single_out(self, index: int) -> Request | None:
+        """The request of a member that waited and has a story of its own now; None: there is
+        nothing to single out.
+        """
+        if index not in self._waiting:
+            return None
+        self._waiting.discard(index)
+        request = self.requests[index] = Request(self._context, self.message_of(index))
+        request.acknowledged = True
+        return request
+
+    def took_step(self, index: int) -> None:
+        """The request of a member has taken in a step of its story."""
+        request = self.requests[index]
+        slot = request.slot
+        if request.state is RequestState.GRANTED and slot is not None and not slot.has_ended:
+            for listener in self._listeners:
+                listener.put(slot)
+        if request.has_ended:
+            del self.requests[index]
+            self.ended[request.state] += 1
+            for listener in self._listeners:
+                listener.forget_member(request.allocation_id)
+            self._look_whether_over()
+
+    def end_waiting(self, start: int, end: int, state: RequestState) -> None:
+        """Members that waited have ended."""
+        self.ended[state] += self._waiting.remove_run(start, end)
+        self._look_whether_over()
+
+    def reject(self, rejection: Rejection) -> None:
+        """The RM did not take the members in that were asked for last."""
+        self.rejection = rejection
+        self._look_whether_over()
+
+    def forget(self, start: int, end: int) -> None:
+        """Nobody knows of these members, or nobody holds them any more."""
+        self._waiting.remove_run(start, end)
+        self._members.remove_run(start, end)
+
+    def fail(self, error: FinegrainError) -> None:
+        """The job is over, or its story can no longer be heard."""
+        if not self.has_ended:
+            self._error = error
+        for listener in list(self._listeners):
+            listener.end(error)
+
+    def _look_whether_over(self) -> None:
+        if self.has_ended:
+            for listener in list(self._listeners):
+                listener.end(None)
+
+
+class GrantedSlots:
+    """The slots of a range, each once, as they are granted; ends when all members have ended.
+
+    A member whose slot was lost, and that is granted another one, comes again. Members that end
+    without a slot do not come (`RequestRange.ended` counts them). A slot may be lost before it is
+    looked at: see `Slot.has_ended`.
+
+    Raises (from the iteration):
+        JobEnded: the job is over.
+    """
+
+    def __init__(self, owner: RequestRange, forget: Callable[[GrantedSlots], None]) -> None:
+        self._owner = owner
+        self._forget = forget
+        self._waiting: deque[Slot] = deque()
+        self._told: dict[str, int] = {}  # the generation that came last
+        self._changed = asyncio.Event()
+        self._end: Exception | None = None
+
+    def __aiter__(self) -> AsyncIterator[Slot]:
+        return self
+
+    async def __anext__(self) -> Slot:
+        while not self._waiting:
+            if self._end is not None:
+                raise self._end
+            self._changed.clear()
+            await self._changed.wait()
+        return self._waiting.popleft()
+
+    async def aclose(self) -> None:
+        """Stops listening."""
+        self.end(None)
+
+    def put(self, slot: Slot) -> None:
+        """A slot is granted; one that came already (its size changed) does not come again."""
+        if self._told.get(slot.allocation_id, 0) < slot.generation:
+            self._told[slot.allocation_id] = slot.generation
+            self._waiting.append(slot)
+            self._changed.set()
+
+    def forget_member(self, allocation_id: str) -> None:
+        """It has ended, and is not granted again."""
+        self._told.pop(allocation_id, None)
+
+    def end(self, error: FinegrainError | None) -> None:
+        """No more will come; what waits can still be taken."""
+        if self._end is None:
+            self._end = error or StopAsyncIteration()
+            self._forget(self)
+            self._changed.set()
+
+
+def check_range(spec: SlotSpec, range_id: str, first_index: int) -> None:
+    """Raises InvalidArgument unless these make a range."""
+    if range_id:
+        check_id("range_id", range_id)
+        if len(range_id) > RANGE_ID_LENGTH_MAX:
+            raise InvalidArgument("range_id", range_id, f"at most {RANGE_ID_LENGTH_MAX} characters")
+    if spec.target_address:
+        raise InvalidArgument(
+            "target_address", spec.target_address, "empty: executors do not offer members directly"
+        )
+    if spec.allocation_id:
+        raise InvalidArgument(
+            "allocation_id", spec.allocation_id, "empty: members are named by range_id and index"
+        )
+    if type(first_index) is not int or not 0 <= first_index <= INDEX_END - spec.count:
+        raise InvalidArgument(
+            "first_index", first_index, f"an integer from 0 to {INDEX_END - spec.count}"
+        )
+
+
+def range_message(
+    asked: slots_pb2.SlotRequest, first_index: int, count: int
+) -> slots_pb2.RequestRange:
+    """So many members of the range that `asked` is named for, as they are asked for."""
+    request = slots_pb2.SlotRequest()
+    request.CopyFrom(asked)
+    request.allocation_id = ""
+    return slots_pb2.RequestRange(
+        range_id=asked.allocation_id, first_index=first_index, count=count, request=request
+    )
+
+
+def members_of(event: JobEvent) -> tuple[str, int, int] | None:
+    """The range that an event may be about, the first index and how many; None: of none."""
+    range_id, dot, digits = event.allocation_id.rpartition(".")
+    if not dot or not (digits.isascii() and digits.isdecimal()):
+        return None
+    return range_id, int(digits), max(1, event.count)

@@ -1,0 +1,45 @@
+"""Slots that are given back, many in one call.
+
+Decides how batches are cut. Refuses to know what the RM does with what it gets back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from finegrain.v1 import resource_manager_pb2 as rm
+from finegrain_client.decoding import status as reading
+from finegrain_client.job.context import JobContext
+from finegrain_client.specs import id_batches
+from finegrain_client.types.status import ItemOutcome
+
+if TYPE_CHECKING:
+    from finegrain_client.slot.slot import Slot
+
+
+async def release(
+    context: JobContext, slots: Sequence[Slot], grace_s: float | None
+) -> list[ItemOutcome]:
+    """See `Job.release`."""
+    outcomes: list[ItemOutcome] = []
+    by_id = {each.allocation_id: each for each in slots}
+    for ids in id_batches(list(by_id)):
+        message = rm.ReleaseSlotsRequest(
+            job_id=context.job_id,
+            slots=[
+                rm.SlotRelease(allocation_id=each, generation=by_id[each].generation)
+                for each in ids
+            ],
+            grace=None if grace_s is None else reading.duration(grace_s),
+        )
+        answer = await context.connection.call_manager(
+            lambda manager, timeout_s, message=message: manager.ReleaseSlots(  # type: ignore[misc]
+                message, timeout=timeout_s, metadata=context.metadata
+            )
+        )
+        outcomes += [reading.outcome(each) for each in answer.results]
+    for outcome in outcomes:
+        if outcome.ok and outcome.id in by_id:
+            by_id[outcome.id].mark_released()
+    return outcomes

@@ -1,0 +1,296 @@
+"""One slot request as its job master holds it.
+
+Decides how a request's story (told by the watch stream) becomes a slot, an error, or further
+waiting. Refuses to know where the story comes from.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from functools import partial
+
+from finegrain.errors import FinegrainError
+from finegrain.v1 import resource_manager_pb2 as rm
+from finegrain.v1 import slots_pb2
+from finegrain_client.decoding import explain as reading_explain
+from finegrain_client.errors import (
+    Rejection,
+    RequestEnded,
+    RequestRejected,
+    SlotLost,
+    StillWaiting,
+    rejected,
+)
+from finegrain_client.job.background import Changes
+from finegrain_client.job.context import JobContext
+from finegrain_client.retry import RetryPolicy
+from finegrain_client.slot.slot import Slot
+from finegrain_client.types.explain import Explanation
+from finegrain_client.types.status import Gang, RequestState, RequestStatus, SlotStatus
+
+REASON_POLICY = RetryPolicy(budget_s=2.0)
+"""Whoever has waited in vain does not wait long for the reason."""
+
+
+class Request:
+    """A slot request that the RM has acknowledged: it is in line until it ends.
+
+    Attributes:
+        allocation_id: identity of the request and of the slot that will serve it.
+        state: where it stands; `reason` (a stable code) and `message` say why.
+        slot: its latest slot, or None; look at `Slot.has_ended`.
+        gang: the gang that it belongs to, or None.
+        acknowledged: the RM has taken it in, durably.
+    """
+
+    def __init__(
+        self, context: JobContext, message: slots_pb2.SlotRequest, gang: Gang | None = None
+    ) -> None:
+        self._context = context
+        self._asked = message
+        self._changes = Changes()
+        self._error: FinegrainError | None = None
+        self._rejection: Rejection | None = None
+        self.allocation_id = message.allocation_id
+        self.gang = gang
+        self.acknowledged = False
+        self.state = RequestState.PENDING
+        self.reason = ""
+        self.message = ""
+        self.slot: Slot | None = None
+
+    def __repr__(self) -> str:
+        why = f" ({self.reason})" if self.reason else ""
+        return f"<Request {self.allocation_id} {self.state}{why}>"
+
+    @property
+    def generation(self) -> int:
+        """Number of the placement that `slot` is; 0: never granted."""
+        return self.slot.generation if self.slot else 0
+
+    @property
+    def has_ended(self) -> bool:
+        """True where nothing more will happen to it."""
+        return self._error is not None or self.state.has_ended
+
+    @property
+    def rejection(self) -> Rejection | None:
+        """Why it was refused; None where it was not."""
+        return self._rejection
+
+    async def granted(self, timeout_s: float | None = None) -> Slot:
+        """The slot, once there is one. Cancelling this, or a timeout, keeps the request in line.
+
+        After a loss with `restart_on_loss` it waits for the next slot.
+
+        Raises:
+            StillWaiting: (a TimeoutError) not granted within `timeout_s`.
+            RequestRejected, RequestEnded, SlotLost: it ended without a slot (GangTimeout, a
+                RequestRejected: its gang was given up).
+            JobEnded: the job is over.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                while (slot := self._outcome()) is None:
+                    await self._changes.next()
+                return slot
+        except FinegrainError:
+            raise  # a gang's timeout is a TimeoutError, too
+        except TimeoutError:
+            reason = await self._waiting_reason()
+            raise StillWaiting(self.allocation_id, timeout_s or 0, self.state, reason) from None
+
+    async def cancel(self) -> None:
+        """Takes the request back; a slot that it has meanwhile is released.
+
+        Raises:
+            FinegrainError: the RM could not be told.
+        """
+        message = rm.CancelRequestsRequest(
+            job_id=self._context.job_id, allocation_ids=[self.allocation_id]
+        )
+        await self._context.connection.call_manager(
+            lambda manager, timeout_s: manager.CancelRequests(
+                message, timeout=timeout_s, metadata=self._context.metadata
+            )
+        )
+
+    async def explain(self, *, executor_id: str = "", max_executors: int = 0) -> Explanation:
+        """Why it waits, executor by executor, and with which change it would fit now.
+
+        Raises:
+            FinegrainError: the RM could not be asked.
+        """
+        return await self._explain(executor_id, max_executors, None)
+
+    async def _waiting_reason(self) -> str:
+        """Why it waits, as the RM sees it now; what is known here where the RM does not answer."""
+        try:
+            return (await self._explain("", 1, REASON_POLICY)).primary_reason or self.reason
+        except FinegrainError:
+            return self.reason
+
+    async def _explain(
+        self, executor_id: str, max_executors: int, policy: RetryPolicy | None
+    ) -> Explanation:
+        message = rm.ExplainRequest(
+            allocation_id=self.allocation_id, executor_id=executor_id, max_executors=max_executors
+        )
+        answer = await self._context.connection.call_manager(
+            lambda manager, timeout_s: manager.Explain(
+                message, timeout=timeout_s, metadata=self._context.metadata
+            ),
+            policy=policy,
+        )
+        return reading_explain.explanation(answer)
+
+    @property
+    def is_settled(self) -> bool:
+        """True where `granted` returns or raises at once."""
+        return self.has_ended or (self.slot is not None and not self.slot.has_ended)
+
+    def on_change(self, listener: Callable[[], None]) -> None:
+        """Calls `listener` after every change, until `off_change`."""
+        self._changes.listeners.add(listener)
+
+    def off_change(self, listener: Callable[[], None]) -> None:
+        """Stops calling `listener`."""
+        self._changes.listeners.discard(listener)
+
+    # What follows is for the job that owns the request.
+
+    def take_state(
+        self, state: RequestState, reason: str, message: str, slot: SlotStatus | None
+    ) -> None:
+        """Takes one step of the story in; repeated steps change nothing."""
+        if self._error is not None:
+            return
+        back_in_line = self.state is RequestState.PENDING
+        self.state, self.reason, self.message = state, reason, message
+        if state is RequestState.GRANTED and slot is not None:
+            # Of the same generation where a lost executor has come back with the slot.
+            if self.slot is None or back_in_line or slot.generation > self.slot.generation:
+                self._end_slot(at_once=True)
+                self.slot = Slot(self._context, slot)
+            elif slot.generation == self.slot.generation:  # its size is another one
+                self.slot.size.take(slot, reason, message)
+        elif state is RequestState.RELEASED:
+            self._end_slot(at_once=False)
+        else:
+            self._end_slot(at_once=True)
+        if state is RequestState.REJECTED and self._rejection is None:
+            self._rejection = Rejection(self.allocation_id, reason, message)
+        self._changes.notify()
+
+    def take_status(self, status: RequestStatus) -> None:
+        """A snapshot shows it where it is known to stand."""
+        self.reason = status.reason
+        if status.slot is not None and self.slot is not None:
+            self.slot.size.see(status.slot)
+
+    def reject(self, rejection: Rejection) -> None:
+        """The RM did not take the request in."""
+        self._rejection = rejection
+        self.take_state(RequestState.REJECTED, rejection.reason, rejection.message, None)
+
+    def fail(self, error: FinegrainError) -> None:
+        """The job is over, or its story can no longer be heard."""
+        if self._error is None and not self.state.has_ended:
+            self._error = error
+            if self.slot is not None:
+                self.slot.end(error, at_once=True)
+            self._changes.notify()
+
+    def _end_slot(self, *, at_once: bool) -> None:
+        if self.slot is None or self.slot.has_ended:
+            return
+        slot = self.slot
+        reason = self.reason if self.state is not RequestState.GRANTED else "SLOT_MISSING"
+        message = self.message
+        if self.state is RequestState.RELEASED and not reason:
+            message = message or "it was released"
+        slot.end(
+            SlotLost(slot.allocation_id, slot.generation, slot.executor_id, reason, message),
+            at_once=at_once,
+        )
+
+    def _outcome(self) -> Slot | None:
+        if self._error is not None:
+            raise self._error
+        if self.slot is not None and not self.slot.has_ended:
+            return self.slot
+        if self._rejection is not None:
+            raise rejected([self._rejection])
+        if self.state is RequestState.LOST and self.slot is not None and self.slot.error:
+            raise self.slot.error
+        if self.state.has_ended:
+            raise RequestEnded(self.allocation_id, self.state, self.reason, self.message)
+        return None
+
+
+async def all_granted(requests: Sequence[Request]) -> list[Slot]:
+    """The slots of all of them, once all have one at the same time, in the order given.
+
+    Raises:
+        RequestRejected: names all that were refused; GangTimeout where that is why.
+        FinegrainError: see `Request.granted`.
+    """
+    try:
+        while True:
+            slots = [await each.granted() for each in requests]
+            if not any(each.has_ended for each in slots):  # none was lost meanwhile
+                return slots
+    except RequestRejected:
+        refused = [each.rejection for each in requests if each.rejection is not None]
+        raise rejected(refused) from None
+
+
+class AsGranted:
+    """Slots in the order in which they are granted; see `as_granted`."""
+
+    def __init__(self, requests: Iterable[Request]) -> None:
+        self._ready: deque[Request] = deque()
+        self._waiting: dict[Request, Callable[[], None]] = {}
+        self._changed = asyncio.Event()
+        for request in dict.fromkeys(requests):
+            self._await(request)
+
+    def __aiter__(self) -> AsyncIterator[Slot]:
+        return self
+
+    async def __anext__(self) -> Slot:
+        while self._ready or self._waiting:
+            while self._ready:
+                request = self._ready.popleft()
+                if request.is_settled:
+                    return await request.granted()
+                self._await(request)  # its slot was lost before anybody looked
+            self._changed.clear()
+            await self._changed.wait()
+        raise StopAsyncIteration
+
+    def _await(self, request: Request) -> None:
+        if request.is_settled:
+            self._ready.append(request)
+            return
+        listener = partial(self._look, request)
+        self._waiting[request] = listener
+        request.on_change(listener)
+
+    def _look(self, request: Request) -> None:
+        if request.is_settled:
+            request.off_change(self._waiting.pop(request))
+            self._ready.append(request)
+            self._changed.set()
+
+
+def as_granted(requests: Iterable[Request]) -> AsGranted:
+    """Iterates over the slots of `requests`, each once, in the order in which they are granted.
+
+    Where a request ends without a slot, the step raises what `Request.granted` raises; go on with
+    `anext` on the same iterator to get the others. Leaving the loop early leaves the other requests
+    in line.
+    """
+    return AsGranted(requests)

@@ -1,0 +1,215 @@
+"""How requests are asked for and taken back: in calls that one message can carry.
+
+Decides where many requests are cut (a gang never is), and that what nobody holds is taken back.
+Refuses to know what becomes of a request that was taken in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from finegrain.v1 import resource_manager_pb2 as rm
+from finegrain.v1 import slots_pb2
+from finegrain_client.decoding import status as reading
+from finegrain_client.errors import Rejection, rejected
+from finegrain_client.job.background import CLEANING_UP
+from finegrain_client.job.context import JobContext
+from finegrain_client.job.gangs import GangSpec
+from finegrain_client.job.ranges import RequestRange, range_message
+from finegrain_client.job.request import Request
+from finegrain_client.job.watch import Story
+from finegrain_client.retry import REFUSALS
+from finegrain_client.specs import BATCH_BYTES_MAX, BATCH_ITEMS_MAX, SlotSpec, id_batches
+from finegrain_client.types.status import Gang, ItemOutcome
+
+Wanted = SlotSpec | GangSpec | Iterable[SlotSpec | GangSpec]
+
+
+@dataclass(slots=True)
+class Piece:
+    """What one call has to carry whole: one request, or a gang."""
+
+    requests: list[slots_pb2.SlotRequest]
+    gang: slots_pb2.Gang | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        """What it takes of a message: field number and length stand before each item."""
+        size = sum(each.ByteSize() + 6 for each in self.requests)
+        return size + (self.gang.ByteSize() + 6 if self.gang is not None else 0)
+
+
+@dataclass(slots=True)
+class Batch:
+    """What one call carries."""
+
+    requests: list[slots_pb2.SlotRequest] = field(default_factory=list)
+    gangs: list[slots_pb2.Gang] = field(default_factory=list)
+
+
+def pieces(wanted: Wanted) -> Iterator[Piece]:
+    """What is wanted, piece by piece, each request with an id of its own."""
+    for spec in [wanted] if isinstance(wanted, SlotSpec | GangSpec) else wanted:
+        if isinstance(spec, GangSpec):
+            gang = spec.message()
+            yield Piece(list(spec.requests(gang.gang_id)), gang)
+        else:
+            for message in spec.messages():
+                yield Piece([message])
+
+
+def batches(
+    many: Iterable[Piece], *, items_max: int = BATCH_ITEMS_MAX, bytes_max: int = BATCH_BYTES_MAX
+) -> Iterator[Batch]:
+    """Puts pieces, in order, into batches that one call may carry."""
+    batch, batch_bytes = Batch(), 0
+    for piece in many:
+        size = piece.size_bytes
+        items = len(batch.requests) + len(piece.requests)
+        if batch.requests and (items > items_max or batch_bytes + size > bytes_max):
+            yield batch
+            batch, batch_bytes = Batch(), 0
+        batch.requests += piece.requests
+        if piece.gang is not None:
+            batch.gangs.append(piece.gang)
+        batch_bytes += size
+    if batch.requests:
+        yield batch
+
+
+class Asking:
+    """The requests of one job, from the wish until they are in line or taken back."""
+
+    def __init__(self, context: JobContext, story: Story) -> None:
+        self._context = context
+        self._story = story
+
+    async def ask(self, wanted: Wanted, *, raise_on_reject: bool) -> list[Request]:
+        """See `Job.request_slots`."""
+        many = list(pieces(wanted))
+        requests: list[Request] = []
+        for piece in many:
+            gang = reading.gang(piece.gang) if piece.gang is not None else None
+            requests += [self._request(each, gang) for each in piece.requests]
+        self._story.requests.update({each.allocation_id: each for each in requests})
+        tried: list[Batch] = []
+        try:
+            for batch in batches(many):
+                tried.append(batch)
+                await self._send(batch)
+        except BaseException as error:
+            if isinstance(error, REFUSALS):
+                del tried[-1]  # refused as a whole: none of it was taken in
+            self._forget([each.allocation_id for each in requests])
+            self._take_back([each.allocation_id for one in tried for each in one.requests])
+            raise
+        rejections = [each.rejection for each in requests if each.rejection is not None]
+        if rejections and raise_on_reject:
+            self.give_up([each for each in requests if each.rejection is None])
+            raise rejected(rejections)
+        return requests
+
+    async def ask_range(self, spec: SlotSpec, range_id: str, first: int) -> RequestRange:
+        """See `Job.request_range`; one that is refused says so in `rejection`."""
+        (asked,) = replace(spec, count=1, allocation_id=range_id).messages()
+        known = self._story.ranges.by_id.setdefault(range_id, RequestRange(self._context, asked))
+        known.rejection = None
+        members = first, first + spec.count
+        is_new = known.add(*members) == spec.count
+        message = rm.RequestResourceRequest(
+            job_id=self._context.job_id, ranges=[range_message(asked, first, spec.count)]
+        )
+        try:
+            answer = await self._context.connection.call_manager(
+                lambda manager, timeout_s: manager.RequestResource(
+                    message, timeout=timeout_s, metadata=self._context.metadata
+                )
+            )
+        except BaseException as error:
+            if is_new:
+                known.forget(*members)
+                self._story.ranges.drop_if_over(known)
+                if not isinstance(error, REFUSALS) and self._story.error is None:
+                    self._take_members_back(range_id, *members)
+            raise
+        known.acknowledged = True
+        outcome = reading.outcome(answer.range_results[0])
+        if not outcome.ok:
+            if is_new:
+                known.forget(*members)
+            known.reject(Rejection(range_id, outcome.reason, outcome.message, outcome.details))
+        self._story.ranges.drop_if_over(known)
+        return known
+
+    def _take_members_back(self, range_id: str, first: int, end: int) -> None:
+        members = slots_pb2.RangeMembers(range_id=range_id, first_index=first, count=end - first)
+        self._context.background.start(
+            self._cancel_members(members),
+            f"{CLEANING_UP} {end - first} members of range {range_id}",
+        )
+
+    async def _cancel_members(self, members: slots_pb2.RangeMembers) -> None:
+        message = rm.CancelRequestsRequest(job_id=self._context.job_id, ranges=[members])
+        await self._context.connection.call_manager(
+            lambda manager, timeout_s: manager.CancelRequests(
+                message, timeout=timeout_s, metadata=self._context.metadata
+            )
+        )
+
+    def give_up(self, requests: Iterable[Request]) -> None:
+        """Begins to take requests back that nobody holds any more."""
+        ids = [each.allocation_id for each in requests if not each.has_ended]
+        self._forget(ids)
+        self._take_back(ids)
+
+    async def cancel(self, ids: Sequence[str]) -> list[ItemOutcome]:
+        """Takes requests back. One outcome for each."""
+        outcomes: list[ItemOutcome] = []
+        for some in id_batches(ids):
+            message = rm.CancelRequestsRequest(job_id=self._context.job_id, allocation_ids=some)
+            answer = await self._context.connection.call_manager(
+                lambda manager, timeout_s, message=message: manager.CancelRequests(  # type: ignore[misc]
+                    message, timeout=timeout_s, metadata=self._context.metadata
+                )
+            )
+            outcomes += [reading.outcome(each) for each in answer.results]
+        return outcomes
+
+    def _request(self, message: slots_pb2.SlotRequest, gang: Gang | None) -> Request:
+        return Request(self._context, message, gang)
+
+    async def _send(self, batch: Batch) -> None:
+        message = rm.RequestResourceRequest(
+            job_id=self._context.job_id, requests=batch.requests, gangs=batch.gangs
+        )
+        answer = await self._context.connection.call_manager(
+            lambda manager, timeout_s: manager.RequestResource(
+                message, timeout=timeout_s, metadata=self._context.metadata
+            )
+        )
+        for asked, result in zip(batch.requests, answer.results, strict=True):
+            request = self._story.requests.get(asked.allocation_id)
+            if request is None:
+                continue  # the stream told of its end already
+            request.acknowledged = True
+            if result.HasField("error"):
+                outcome = reading.outcome(result)
+                request.reject(
+                    Rejection(asked.allocation_id, outcome.reason, outcome.message, outcome.details)
+                )
+                del self._story.requests[asked.allocation_id]
+
+    def _forget(self, ids: Iterable[str]) -> None:
+        for allocation_id in ids:
+            self._story.requests.pop(allocation_id, None)
+
+    def _take_back(self, ids: Sequence[str]) -> None:
+        if ids and self._story.error is None:
+            self._context.background.start(
+                self._cancel_all(ids),
+                f"{CLEANING_UP} {len(ids)} requests of job {self._context.job_id}",
+            )
+
+    async def _cancel_all(self, ids: Sequence[str]) -> None:
+        await self.cancel(ids)

@@ -1,0 +1,316 @@
+"""A job's story: its watch stream, taken in without gap or repeat, and its lease.
+
+Decides where a broken stream goes on (after the last sequence number taken in), what a snapshot
+means for requests that it does not show, and when the job is over. Refuses to know what requests
+make of their states.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import replace
+
+from finegrain.errors import (
+    FailedPrecondition,
+    FinegrainError,
+    NotFound,
+    OutOfRange,
+    Reason,
+    ResourceExhausted,
+    Unavailable,
+)
+from finegrain.v1 import cluster_pb2, slots_pb2
+from finegrain.v1 import resource_manager_pb2 as rm
+from finegrain_client.decoding import status as reading
+from finegrain_client.errors import JobEnded
+from finegrain_client.job.context import JobContext
+from finegrain_client.job.events import JobEvents
+from finegrain_client.job.range_events import RangeStory
+from finegrain_client.job.request import Request
+from finegrain_client.retry import Backoff, StreamCall, follow, resumed
+from finegrain_client.specs import id_batches
+from finegrain_client.types.status import JobEvent, RequestState, RequestStatus
+
+log = logging.getLogger("finegrain_client")
+
+ASKED_MAX = 500
+"""Requests that a snapshot does not show, asked about in one call."""
+
+_ALL_STATES = tuple(number for number in slots_pb2.RequestState.values() if number)
+
+
+class Story:
+    """What is known of one job's requests, and who wants to hear more.
+
+    Attributes:
+        requests: those that have not ended, by allocation id; of ranges, those that have slots.
+        ranges: those of whose members some have not ended.
+        sequence: the last event taken in.
+        error: why the story is over; None while it goes on.
+    """
+
+    def __init__(self, context: JobContext, *, from_snapshot: bool = False) -> None:
+        self._context = context
+        self._want_snapshot = from_snapshot
+        self._attached = from_snapshot
+        self._not_shown: list[Request] = []  # by the snapshot that is being taken in
+        self._parts_taken = 0  # of that snapshot
+        self._listeners: set[JobEvents] = set()
+        self._watched = context.connection.manager_address
+        self._begun = asyncio.Event()
+        self.requests: dict[str, Request] = {}
+        self.ranges = RangeStory(context)
+        self.sequence = 0
+        self.error: FinegrainError | None = None
+
+    def listen(self) -> JobEvents:
+        """The events from now on."""
+        events = JobEvents(self._listeners.discard)
+        if self.error is not None:
+            events.end(self.error)
+        else:
+            self._listeners.add(events)
+        return events
+
+    def over(self, error: FinegrainError, *, expected: bool = False) -> None:
+        """Nothing more will be heard: every request, slot and listener is told."""
+        if self.error is not None:
+            return
+        self.error = error
+        for request in list(self.requests.values()):
+            request.fail(error)
+        self.requests.clear()
+        self.ranges.over(error)
+        for listener in list(self._listeners):
+            listener.end(None if expected else error)
+        self._begun.set()
+
+    async def first_snapshot(self) -> None:
+        """Waits for the snapshot that the story began with."""
+        await self._begun.wait()
+        if self.error is not None:
+            raise self.error
+
+    async def watch(self) -> None:
+        """Reads the watch stream until the job is over."""
+        backoff = Backoff(self._context.connection.policy)
+        while self.error is None:
+            try:
+                stream = resumed(
+                    self._open,
+                    where=lambda: self._context.connection.manager_address,
+                    policy=self._context.connection.policy,
+                    turn=lambda error: self._context.connection.leave_manager(self._watched, error),
+                )
+                await follow(stream, self._take)
+            except OutOfRange as error:
+                if self._want_snapshot and not self._parts_taken:
+                    self.over(error)
+                self._want_snapshot = True
+            except Unavailable as error:  # while a snapshot was made sense of
+                log.warning("watching job %s: %s", self._context.job_id, error.message)
+                await asyncio.sleep(backoff.next_s())
+            except ResourceExhausted as error:  # likewise, if the server names a time
+                if error.retry_after_s is None:
+                    self.over(error)
+                log.warning("watching job %s: %s", self._context.job_id, error.message)
+                await asyncio.sleep(max(backoff.next_s(), error.retry_after_s or 0.0))
+            except FinegrainError as error:
+                self.over(_meaning(self._context.job_id, error))
+            except Exception as error:  # a bug, but nobody may wait for ever because of it
+                log.exception("watching job %s failed", self._context.job_id)
+                self.over(FinegrainError(f"watching job {self._context.job_id} failed: {error!r}"))
+
+    async def keep_alive(self, interval_s: float) -> None:
+        """Renews the lease and acknowledges what was taken in, every `interval_s` seconds."""
+        while self.error is None:
+            await asyncio.sleep(interval_s)
+            message = rm.KeepAliveRequest(
+                job_id=self._context.job_id, acknowledged_sequence=self.sequence
+            )
+            try:
+                await self._context.connection.call_manager(
+                    lambda manager, timeout_s, message=message: manager.KeepAlive(  # type: ignore[misc]
+                        message, timeout=timeout_s, metadata=self._context.metadata
+                    )
+                )
+            except FinegrainError as error:
+                meaning = _meaning(self._context.job_id, error)
+                if isinstance(meaning, JobEnded):
+                    self.over(meaning)
+                else:
+                    log.warning("job %s could not be kept alive: %s", self._context.job_id, error)
+
+    def _open(self) -> StreamCall[rm.WatchJobResponse]:
+        self._watched = self._context.connection.manager_address
+        # A snapshot can only be asked about requests that were acknowledged before it was made.
+        self._parts_taken = 0
+        self._not_shown = [each for each in self.requests.values() if each.acknowledged]
+        self.ranges.begin_snapshot()
+        message = rm.WatchJobRequest(
+            job_id=self._context.job_id,
+            from_sequence=0 if self._want_snapshot else self.sequence + 1,
+        )
+        return self._context.connection.manager.WatchJob(message, metadata=self._context.metadata)
+
+    async def _take(self, response: rm.WatchJobResponse) -> bool:
+        self._context.connection.manager_answered(self._watched)
+        if response.HasField("snapshot"):
+            await self._take_snapshot(response.snapshot)
+        for message in response.events:
+            if message.sequence <= self.sequence:
+                continue
+            if message.sequence > self.sequence + 1:
+                raise OutOfRange(
+                    f"event {message.sequence} of job {self._context.job_id} followed event "
+                    f"{self.sequence}"
+                )
+            self.sequence = message.sequence
+            self._tell(reading.job_event(message))
+        return self.error is not None
+
+    async def _take_snapshot(self, snapshot: rm.JobSnapshot) -> None:
+        statuses = [reading.request(each) for each in snapshot.requests]
+        shown = {each.allocation_id for each in statuses}
+        for status in statuses:
+            self.ranges.shown(status)
+        if self._attached:
+            for message in snapshot.requests:
+                known = message.allocation_id in self.requests
+                if not known and not self.ranges.adopt(message):
+                    self._adopt(message)
+        # A large snapshot comes in parts: only after the last one is it clear who is missing.
+        # Who has ended between two parts needs no explanation.
+        self._not_shown = [
+            each
+            for each in self._not_shown
+            if each.allocation_id not in shown and each.allocation_id in self.requests
+        ]
+        if not snapshot.more:
+            statuses += await self._what_became_of(self._not_shown, snapshot.sequence)
+            self._not_shown = []
+        for status in statuses:
+            self._tell_difference(snapshot.sequence, status)
+        if not snapshot.more:
+            await self._end_unseen(snapshot.sequence)
+        self.sequence = snapshot.sequence
+        self._parts_taken += 1
+        if not snapshot.more:
+            self._want_snapshot = False
+            self._begun.set()
+
+    async def _end_unseen(self, sequence: int) -> None:
+        """Members that waited and are not shown have ended; how, the RM is asked."""
+        ranges = self.ranges.not_shown()
+        found = await self._listed([f"{each}." for each in ranges]) if ranges else []
+        self.ranges.end_unseen(found, lambda event: self._tell(replace(event, sequence=sequence)))
+
+    def _adopt(self, message: rm.RequestStatus) -> None:
+        asked = slots_pb2.SlotRequest()
+        asked.CopyFrom(message.request)
+        asked.allocation_id = message.allocation_id
+        gang = reading.gang(message.gang) if message.HasField("gang") else None
+        request = Request(self._context, asked, gang)
+        request.acknowledged = True
+        self.requests[message.allocation_id] = request
+        self.ranges.adopt_request(message.range_id, request)
+
+    def _tell_difference(self, sequence: int, status: RequestStatus) -> None:
+        request = self.requests.get(status.allocation_id)
+        if request is None:
+            request = self._member(status)
+        if request is None:
+            return
+        generation = status.slot.generation if status.slot else request.generation
+        reason = status.reason
+        if (request.state, request.generation) == (status.state, generation):
+            if request.slot is None or status.slot is None or request.slot.size.equals(status.slot):
+                request.take_status(status)
+                return
+            reason = Reason.RESIZED
+        self._tell(
+            JobEvent(
+                sequence=sequence,
+                event_time=None,
+                allocation_id=status.allocation_id,
+                state=status.state,
+                reason=reason,
+                message="",
+                slot=status.slot,
+                from_snapshot=True,
+            )
+        )
+        request.take_status(status)  # of restored books, say: fewer changes than were known
+
+    def _member(self, status: RequestStatus) -> Request | None:
+        """The member of a range that has a story of its own since the last that was heard."""
+        if status.state is RequestState.PENDING and status.generation == 0:
+            return None
+        owner = self.ranges.shown(status)
+        index = owner.index_of(status.allocation_id) if owner is not None else None
+        request = owner.single_out(index) if owner is not None and index is not None else None
+        if request is not None:
+            self.requests[status.allocation_id] = request
+        return request
+
+    def _tell(self, event: JobEvent) -> None:
+        owner = self.ranges.about(event, self.requests)
+        request = self.requests.get(event.allocation_id)
+        if request is not None:
+            request.take_state(event.state, event.reason, event.message, event.slot)
+            if request.has_ended:
+                del self.requests[event.allocation_id]
+        if owner is not None:
+            self.ranges.took_step(owner, event)
+        for listener in list(self._listeners):
+            listener.put(event)
+
+    async def _what_became_of(self, missing: list[Request], sequence: int) -> list[RequestStatus]:
+        statuses = await self._listed([each.allocation_id for each in missing])
+        found = {each.allocation_id: each for each in statuses}
+        for request in missing:
+            if request.allocation_id not in found:
+                # Of restored books, say. Listeners hear it, too: they may wait for its slot.
+                self._tell(
+                    JobEvent(
+                        sequence=sequence,
+                        event_time=None,
+                        allocation_id=request.allocation_id,
+                        state=RequestState.CANCELLED,
+                        reason=Reason.ALLOCATION_UNKNOWN,
+                        message="the resource manager does not know it any more",
+                        slot=None,
+                        from_snapshot=True,
+                    )
+                )
+        return list(found.values())
+
+    async def _listed(self, allocation_ids: list[str]) -> list[RequestStatus]:
+        """Where requests stand of these ids, or with ids that begin so; also if they have ended."""
+        found: list[RequestStatus] = []
+        for ids in id_batches(allocation_ids, items_max=ASKED_MAX):
+            message = cluster_pb2.ListRequestsRequest(
+                job_id=self._context.job_id, states=_ALL_STATES, allocation_ids=ids
+            )
+            while True:
+                answer = await self._context.connection.call_cluster(
+                    lambda cluster, timeout_s, message=message: cluster.ListRequests(  # type: ignore[misc]
+                        message, timeout=timeout_s, metadata=self._context.metadata
+                    )
+                )
+                found += [reading.request(each) for each in answer.requests]
+                message.page_token = answer.next_page_token
+                if not message.page_token:
+                    break
+        return found
+
+
+def _meaning(job_id: str, error: FinegrainError) -> FinegrainError:
+    over = isinstance(error, FailedPrecondition) and error.reason is Reason.JOB_ENDED
+    unknown = isinstance(error, NotFound) and error.reason is Reason.JOB_UNKNOWN
+    if over or unknown:
+        return JobEnded(
+            f"job {job_id} is over: {error.message}", reason=error.reason, details=error.details
+        )
+    return error

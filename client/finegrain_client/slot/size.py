@@ -1,0 +1,177 @@
+"""What one slot consists of, as its job master knows it, and the changes of that.
+
+Decides which news of the slot are newer, and that a change asked for is heard of however the news
+come. Refuses to know what runs in the slot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from finegrain.errors import FailedPrecondition, FinegrainError, Reason
+from finegrain.resources import ResourceProfile
+from finegrain.v1 import resource_manager_pb2 as rm
+from finegrain_client.decoding import status as reading
+from finegrain_client.errors import ResizeRefused, SlotLost
+from finegrain_client.job.context import JobContext
+from finegrain_client.slot.resizing import (
+    FORGOTTEN,
+    TRIES_MAX,
+    SizeChange,
+    cap_message,
+    outcome,
+    profile_message,
+    request_of,
+    when_in_use,
+)
+from finegrain_client.types.status import SlotStatus
+
+
+class _Waiter:
+    """Somebody who waits for one change."""
+
+    def __init__(self, change: SizeChange, resize_number: int) -> None:
+        self._change = change
+        self._news = asyncio.Event()
+        self._outcome: SlotStatus | FinegrainError | None = None
+        self.number = resize_number
+
+    def tell(self, status: SlotStatus, reason: str, message: str) -> None:
+        if found := outcome(status, self._change, self.number, reason, message):
+            self.settle(found)
+        elif status.resize_number < self.number:  # old news, or nobody knows of the change
+            self._news.set()
+
+    def settle(self, found: SlotStatus | FinegrainError) -> None:
+        self._outcome = self._outcome or found
+        self._news.set()
+
+    async def news(self) -> SlotStatus | None:
+        """The slot with the change; None: it was told as of a time at which nobody knew of it."""
+        await self._news.wait()
+        self._news.clear()
+        if isinstance(self._outcome, FinegrainError):
+            raise self._outcome
+        return self._outcome
+
+
+class SlotSize:
+    """One slot's.
+
+    Attributes:
+        status: the newest that is known of the slot.
+    """
+
+    def __init__(self, context: JobContext, status: SlotStatus) -> None:
+        self._context = context
+        self._waiters: set[_Waiter] = set()
+        self.status = status
+
+    def take(self, status: SlotStatus, reason: str = "", message: str = "") -> None:
+        """An event tells that the slot was like this; older news change nothing.
+
+        `reason` and `message` are those of the event, for example "RESIZE_REFUSED".
+        """
+        if status.resize_number >= self.status.resize_number:
+            self.status = status
+        for each in self._waiters:
+            each.tell(status, reason, message)
+
+    def see(self, status: SlotStatus) -> None:
+        """The RM has the slot like this now. That may be less than was known: older books were
+        restored.
+        """
+        self.status = status
+        for each in self._waiters:
+            each.tell(status, "", "")
+
+    def end(self, error: FinegrainError) -> None:
+        """There is no slot any more."""
+        for each in self._waiters:
+            each.settle(error)
+
+    def equals(self, status: SlotStatus) -> bool:
+        """True if the slot is of that size."""
+        ours = self.status
+        return (ours.profile, ours.cpu_limit_milli) == (status.profile, status.cpu_limit_milli)
+
+    async def change(self, change: SizeChange, *, wait_for_use: bool) -> SlotStatus:
+        """Asks for a change, and waits until the slot has it; see `Slot.resize`."""
+        for tries_left in reversed(range(TRIES_MAX)):
+            number, size = self.status.resize_number + 1, change.wish(self.status)
+            with self._expecting(change, number) as waiter:  # before anybody could tell
+                try:
+                    status = await self._ask(size, number, wait_for_use=wait_for_use)
+                except FailedPrecondition as error:
+                    if error.reason is not Reason.STALE_RESIZE or not tries_left:
+                        raise
+                else:
+                    self._take_answer(status)
+                    return await self._done(waiter)
+            self.see(await self._look())
+        raise AssertionError("the last try returns or raises")
+
+    async def _done(self, waiter: _Waiter) -> SlotStatus:
+        """The outcome of a change that the RM has acknowledged."""
+        while (status := await waiter.news()) is None:
+            self.see(now := await self._look())
+            if now.resize_number < waiter.number:
+                raise ResizeRefused(now, waiter.number, FORGOTTEN)
+        return status
+
+    async def withdraw(self) -> SlotStatus:
+        """Takes back whatever waits; see `Slot.withdraw_resize`."""
+        for tries_left in reversed(range(TRIES_MAX)):
+            size = self.status.profile, self.status.cpu_limit_milli
+            try:
+                status = await self._ask(size, self.status.resize_number + 1, wait_for_use=True)
+            except FailedPrecondition as error:
+                if error.reason is not Reason.STALE_RESIZE or not tries_left:
+                    raise
+            else:
+                self._take_answer(status)
+                return status
+            self.see(await self._look())
+        raise AssertionError("the last try returns or raises")
+
+    def _take_answer(self, status: SlotStatus) -> None:
+        if status.resize_number > self.status.resize_number:  # else the stream was faster
+            self.take(status)
+
+    @contextmanager
+    def _expecting(self, change: SizeChange, resize_number: int) -> Iterator[_Waiter]:
+        waiter = _Waiter(change, resize_number)
+        self._waiters.add(waiter)
+        try:
+            yield waiter
+        finally:
+            self._waiters.discard(waiter)
+
+    async def _ask(
+        self, size: tuple[ResourceProfile, int], number: int, *, wait_for_use: bool
+    ) -> SlotStatus:
+        message = rm.ResourceManagerServiceResizeSlotRequest(
+            job_id=self._context.job_id,
+            allocation_id=self.status.allocation_id,
+            generation=self.status.generation,
+            resize_number=number,
+            profile=profile_message(size[0]),
+            cpu_limit_milli=cap_message(*size),
+            when_in_use=when_in_use(wait_for_use=wait_for_use),
+        )
+        answer = await self._context.connection.call_manager(
+            lambda manager, timeout_s: manager.ResizeSlot(
+                message, timeout=timeout_s, metadata=self._context.metadata
+            )
+        )
+        return reading.slot(answer.slot)
+
+    async def _look(self) -> SlotStatus:
+        ours = self.status
+        found = await request_of(self._context.connection, ours.allocation_id)
+        if found is None or found.slot is None or found.slot.generation != ours.generation:
+            why = "it was gone before it could be resized"
+            raise SlotLost(ours.allocation_id, ours.generation, ours.executor_id, "", why)
+        return found.slot

@@ -1,0 +1,399 @@
+"""One slot as its job master holds it: where it is, what is enforced, tasks, the way back.
+
+Decides what a task's call means once the slot is gone. Refuses to know how slots come about.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterable, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import grpc
+
+from finegrain.errors import FinegrainError, NotFound, Reason
+from finegrain.ids import new_id
+from finegrain.resources import ResourceProfile
+from finegrain.v1 import cluster_pb2
+from finegrain.v1 import resource_manager_pb2 as rm
+from finegrain_client.decoding import status as reading
+from finegrain_client.errors import SlotLost, StillResizing
+from finegrain_client.job.background import unless
+from finegrain_client.job.context import JobContext
+from finegrain_client.retry import call_with_retries
+from finegrain_client.slot.resizing import SizeChange
+from finegrain_client.slot.reusing import reuse
+from finegrain_client.slot.size import SlotSize
+from finegrain_client.slot.task import OutputMode, Task, TaskOptions, start_task
+from finegrain_client.types.cpus import SlotCpus
+from finegrain_client.types.status import Isolation, SlotStatus
+
+if TYPE_CHECKING:
+    from finegrain.v1.task_executor_pb2_grpc import TaskExecutorServiceAsyncStub
+    from finegrain_client.job.request import Request
+
+T = TypeVar("T")
+
+FAILURES_AFTER_RELEASE_MAX = 12
+"""Tries without an answer, about 20 s, after which tasks of a slot that was given back are given up
+with it: their executor is the only one who knows how they ended, and may be restarting."""
+
+FAILURES_BEFORE_ASKING = 3
+"""After so many tries without an answer the RM is asked whether the executor has moved."""
+
+
+class Slot:
+    """Resources that exist for us on one executor until `release`.
+
+    Usable as an async context manager that releases the slot at its end.
+
+    Attributes:
+        lost: set as soon as the slot is known to be lost; its tasks' waits then raise `SlotLost`.
+        error: why it ended, once it has; None before.
+    """
+
+    def __init__(self, context: JobContext, status: SlotStatus) -> None:
+        self._context = context
+        self._size = SlotSize(context, status)
+        self._address = status.executor_address
+        self._stub: TaskExecutorServiceAsyncStub | None = None  # dialled when first needed
+        self._readers = 0
+        self.lost = asyncio.Event()
+        self.error: FinegrainError | None = None
+
+    def __repr__(self) -> str:
+        ended = " ended" if self.has_ended else ""
+        return f"<Slot {self.allocation_id} #{self.generation} on {self.executor_id}{ended}>"
+
+    async def __aenter__(self) -> Slot:
+        return self
+
+    async def __aexit__(self, *_exc: object) -> None:
+        await self.release()
+
+    @property
+    def status(self) -> SlotStatus:
+        """The newest that is known of it."""
+        return self._size.status
+
+    @property
+    def allocation_id(self) -> str:
+        """Identity, the same as the request's."""
+        return self.status.allocation_id
+
+    @property
+    def generation(self) -> int:
+        """Which placement of the request this is."""
+        return self.status.generation
+
+    @property
+    def executor_id(self) -> str:
+        """The executor that hosts it."""
+        return self.status.executor_id
+
+    @property
+    def executor_address(self) -> str:
+        """Where that executor serves, "host:port"."""
+        return self._address
+
+    @property
+    def profile(self) -> ResourceProfile:
+        """What it consists of now; `status.resizes` says what it is becoming."""
+        return self.status.profile
+
+    @property
+    def memory_bytes(self) -> int:
+        """Its memory limit."""
+        return self.status.memory_bytes
+
+    @property
+    def cpus(self) -> str:
+        """The cpus it may run on, as a cpu list; empty: the executor's shared pool."""
+        return self.status.cpus
+
+    @property
+    def assignment(self) -> SlotCpus | None:
+        """Its class, own cpus, NUMA nodes and pools; None: an LS slot in the whole shared pool."""
+        return self.status.assignment
+
+    @property
+    def isolation(self) -> Isolation | None:
+        """What is really enforced; None where the executor did not say."""
+        return self.status.isolation
+
+    @property
+    def is_lost(self) -> bool:
+        """True once the slot is known to be lost."""
+        return self.lost.is_set()
+
+    @property
+    def has_ended(self) -> bool:
+        """True once the slot is lost or given back."""
+        return self.error is not None
+
+    async def run(
+        self,
+        argv: Sequence[str | os.PathLike[str]],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str = "",
+        user: str = "",
+        timeout_s: float | None = None,
+        stdin: bytes | AsyncIterable[bytes] | Literal["pipe"] | None = None,
+        output: OutputMode = "capture",
+        output_limit_bytes: int = 0,
+        task_id: str = "",
+        take_back: bool = True,
+    ) -> Task:
+        """Starts a command in the slot; returns when the executor has accepted it.
+
+        Args:
+            argv: program and arguments; no shell.
+            env: the whole environment (PATH and HOME get defaults).
+            cwd: absolute working directory; empty: a scratch directory of the task.
+            user: user to run as; empty: the executor's.
+            timeout_s: ended after this time.
+            stdin: bytes, or chunks of them, or "pipe" for `Task.write_input`; None: /dev/null.
+            output: "capture": collected in the result; "stream": read `Task.output` yourself;
+                a function (plain or async): called with every `OutputChunk`.
+            output_limit_bytes: kept on the executor's disk per stream; 0: its default.
+            task_id: identity; made up where empty.
+            take_back: whether cancelling this call cancels the task as well; False: it runs on, if
+                it was taken in, for whoever submits it again under its `task_id`.
+
+        Raises:
+            TaskNotStarted: the command cannot be executed; `reason` says why.
+            SlotLost: the slot is gone.
+            FinegrainError: the executor refused, or could not be reached.
+        """
+        options = TaskOptions(
+            argv=tuple(os.fspath(each) for each in argv),
+            env=dict(env or {}),
+            cwd=cwd,
+            user=user,
+            timeout_s=timeout_s,
+            stdin=stdin,
+            output=output,
+            output_limit_bytes=output_limit_bytes,
+        )
+        return await start_task(
+            self, self._context, task_id or new_id(), options, take_back=take_back
+        )
+
+    async def release(self, grace_s: float | None = None) -> None:
+        """Gives the slot back; releasing it twice, or when it is lost, is fine.
+
+        Args:
+            grace_s: time between SIGTERM and SIGKILL for tasks that still run; None: the
+                executor's default.
+
+        Raises:
+            FinegrainError: the RM could not be told; the end of the job will release it.
+        """
+        if self.has_ended:
+            return
+        message = rm.ReleaseSlotsRequest(
+            job_id=self._context.job_id,
+            slots=[rm.SlotRelease(allocation_id=self.allocation_id, generation=self.generation)],
+            grace=None if grace_s is None else reading.duration(grace_s),
+        )
+        await self._context.connection.call_manager(
+            lambda manager, timeout_s: manager.ReleaseSlots(
+                message, timeout=timeout_s, metadata=self._context.metadata
+            )
+        )
+        self.mark_released()
+
+    async def reuse_for(self, request: Request | str, grace_s: float | None = None) -> bool:
+        """Asks whether the slot, whose work is done, may do that of a request which waits; see
+        `Job.reuse`. False: it was given back, and the request waits on.
+
+        Args:
+            request: of the same job, asking for the same; or its allocation id.
+            grace_s: see `release`.
+
+        Raises:
+            FinegrainError: the RM could not be told.
+        """
+        outcomes = await reuse(self._context, [(self, request)], grace_s)
+        return outcomes[0].ok
+
+    async def resize(
+        self,
+        *,
+        cpu_milli: int | None = None,
+        memory_bytes: int | None = None,
+        task_off_heap_memory_bytes: int | None = None,
+        managed_memory_bytes: int | None = None,
+        network_memory_bytes: int | None = None,
+        extended: Mapping[str, int] | None = None,
+        cpu_limit_milli: int | None = None,
+        wait_for_use: bool = False,
+        timeout_s: float | None = None,
+    ) -> SlotStatus:
+        """Changes what the slot consists of, without touching its tasks; returns when it has.
+
+        What is not named stays as it is, or as a change that is under way makes it; see
+        `SizeChange`. Growth waits in line until its executor has room. Cancelling this, or a
+        timeout, keeps the change in line; `withdraw_resize` takes it back.
+
+        Args:
+            wait_for_use: where the slot uses more memory than it is to have: wait until it uses
+                less (True), or refuse (False).
+            timeout_s: how long to wait here; None: for ever.
+
+        Raises:
+            ResizeRefused: the slot uses more, or another change took the place of this one.
+            FailedPrecondition: INFEASIBLE_NEVER, more than the executor has in total.
+            StillResizing: (a TimeoutError) not done within `timeout_s`.
+            SlotLost: the slot is gone.
+            InvalidArgument: no amount, or one that cannot be.
+            FinegrainError: the RM could not be told.
+        """
+        change = SizeChange(
+            cpu_milli=cpu_milli,
+            memory_bytes=memory_bytes,
+            task_off_heap_memory_bytes=task_off_heap_memory_bytes,
+            managed_memory_bytes=managed_memory_bytes,
+            network_memory_bytes=network_memory_bytes,
+            extended=extended,
+            cpu_limit_milli=cpu_limit_milli,
+        )
+        if self.error is not None:
+            raise self.error
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._size.change(change, wait_for_use=wait_for_use)
+        except FinegrainError:
+            raise
+        except TimeoutError:
+            waiting = "; ".join(each.message for each in self.status.resizes if each.message)
+            raise StillResizing(self.allocation_id, timeout_s or 0, waiting) from None
+
+    async def withdraw_resize(self) -> SlotStatus:
+        """Takes back whatever change waits; one that is ordered already is undone if it succeeds.
+
+        Raises:
+            FinegrainError: the RM could not be told.
+        """
+        return await self._size.withdraw()
+
+    # What follows is for the request and the tasks of the slot.
+
+    @property
+    def size(self) -> SlotSize:
+        """What it consists of, as the news of it tell."""
+        return self._size
+
+    def mark_released(self) -> None:
+        """The RM has taken the slot back from us; waits for tasks go on until these have ended."""
+        self.end(
+            SlotLost(self.allocation_id, self.generation, self.executor_id, "", "it was released"),
+            at_once=False,
+        )
+
+    def end(self, error: FinegrainError, *, at_once: bool) -> None:
+        """The slot is gone. Its tasks' waits end `at_once`, or when their streams end."""
+        if self.error is None:
+            self.error = error
+            self._size.end(error)
+        if at_once:
+            self.lost.set()
+        self._hang_up()
+
+    @property
+    def stub(self) -> TaskExecutorServiceAsyncStub:
+        """The executor's service.
+
+        Raises:
+            ConfigurationError: the job's secret would go over a network in clear.
+        """
+        if self._stub is None:
+            self._stub = self._context.connection.acquire_executor(self._address)
+        return self._stub
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Keeps the channel to the executor, also when the slot ends meanwhile."""
+        self._readers += 1
+        try:
+            yield
+        finally:
+            self._readers -= 1
+            if self.has_ended:
+                self._hang_up()
+
+    def _hang_up(self) -> None:
+        if self._stub is not None and self._readers == 0:
+            self._stub = None
+            self._context.connection.release_executor(self._address)
+
+    async def guard(self, work: Awaitable[T]) -> T:
+        """The result of `work`, unless the slot is lost before; errors say what they mean then.
+
+        Raises:
+            SlotLost: the slot is gone, which explains the failure.
+        """
+        try:
+            return await unless(self.lost, work, self._why)
+        except NotFound as error:
+            if self.error is not None:
+                raise self.error from error
+            if error.reason is Reason.ALLOCATION_UNKNOWN:
+                raise SlotLost(
+                    self.allocation_id,
+                    self.generation,
+                    self.executor_id,
+                    Reason.SLOT_MISSING,
+                    "its executor does not have it",
+                ) from error
+            raise
+
+    async def call(
+        self, attempt: Callable[[TaskExecutorServiceAsyncStub, float], Awaitable[T]]
+    ) -> T:
+        """A unary call to the executor, with retries, ended by the loss of the slot.
+
+        Raises:
+            SlotLost: the slot is gone.
+            FinegrainError: see `call_with_retries`.
+        """
+        return await self.guard(
+            call_with_retries(
+                lambda timeout_s: attempt(self.stub, timeout_s),
+                where=lambda: self._address,
+                policy=self._context.connection.policy,
+                after_unavailable=self.after_break,
+            )
+        )
+
+    async def after_break(self, failures: int) -> None:
+        """Between two tries: gives up if the slot is lost, or has ended and nobody answers for
+        long; asks where the executor is by now.
+
+        Raises:
+            SlotLost: there is nobody left to answer.
+        """
+        given_up = self.is_lost or failures >= FAILURES_AFTER_RELEASE_MAX
+        if self.error is not None and given_up:
+            raise self.error
+        if failures % FAILURES_BEFORE_ASKING == 0:
+            await self._find_executor()
+
+    async def _find_executor(self) -> None:
+        message = cluster_pb2.GetExecutorRequest(executor_id=self.executor_id)
+        connection = self._context.connection
+        try:
+            answer: Any = await connection.cluster.GetExecutor(message, timeout=2.0)
+        except grpc.RpcError:
+            return  # a hint only; the next round asks again
+        address = answer.executor.address
+        if address and address != self._address and not self.is_lost:
+            if self._stub is not None:
+                connection.release_executor(self._address)
+            self._address, self._stub = address, None
+
+    def _why(self) -> FinegrainError:
+        return self.error or SlotLost(self.allocation_id, self.generation, self.executor_id, "", "")

@@ -1,0 +1,330 @@
+"""One task: start, watch, feed, signal, end.
+
+Decides how a task's stream becomes a result, and that every call about it names the same task id,
+so that each may be repeated. Refuses to know about the network, which is for the slot to call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Mapping,
+)
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from finegrain.errors import FinegrainError, InvalidArgument, NotFound
+from finegrain.v1 import task_executor_pb2 as te
+from finegrain_client.decoding import tasks as reading_tasks
+from finegrain_client.decoding.status import duration
+from finegrain_client.errors import JobEnded, TaskNotStarted, reason_of
+from finegrain_client.job.background import CLEANING_UP
+from finegrain_client.job.context import JobContext
+from finegrain_client.retry import REFUSALS, StreamCall, follow, resumed
+from finegrain_client.slot.task_input import TaskInput
+from finegrain_client.slot.task_output import Capture, Offsets
+from finegrain_client.types.status import OutputChunk, TaskResult, TaskState, TaskStatus
+
+if TYPE_CHECKING:
+    from finegrain_client.slot.slot import Slot
+
+OutputFunction = Callable[[OutputChunk], Awaitable[None] | None]
+OutputMode = Literal["capture", "stream"] | OutputFunction
+StdinSource = bytes | AsyncIterable[bytes] | Literal["pipe"] | None
+
+
+@dataclass(frozen=True, slots=True)
+class TaskOptions:
+    """What to run and what to do with its streams; see `Slot.run`."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    cwd: str
+    user: str
+    timeout_s: float | None
+    stdin: StdinSource
+    output: OutputMode
+    output_limit_bytes: int
+
+    def __post_init__(self) -> None:
+        if not self.argv:
+            raise InvalidArgument("argv", self.argv, "a program and its arguments")
+        if not (self.output in ("capture", "stream") or callable(self.output)):
+            raise InvalidArgument("output", self.output, '"capture", "stream" or a function')
+        if isinstance(self.stdin, str) and self.stdin != "pipe":
+            raise InvalidArgument("stdin", self.stdin, 'bytes, an async iterable, "pipe" or None')
+
+    def message(self) -> te.TaskSpec:
+        """The same for the wire."""
+        return te.TaskSpec(
+            argv=self.argv,
+            env=self.env,
+            cwd=self.cwd,
+            user=self.user,
+            stdin=self.stdin is not None,
+            timeout=None if self.timeout_s is None else duration(self.timeout_s),
+            output_limit_bytes=self.output_limit_bytes,
+        )
+
+
+@dataclass(slots=True)
+class _Reader:
+    """How far one reader of a task's stream has come."""
+
+    offsets: Offsets
+    no_output: bool = False
+    status: TaskStatus | None = None
+
+    def take(self, message: te.WatchTaskResponse) -> OutputChunk | None:
+        if message.HasField("task"):
+            self.status = reading_tasks.task(message.task)
+        return self.offsets.take(message)
+
+    @property
+    def is_done(self) -> bool:
+        """True where nothing more can come; else the end of the stream tells."""
+        if self.status is None or not self.status.state.has_ended:
+            return False
+        result = self.status.result
+        return self.no_output or result is None or self.offsets.reach_the_end(result)
+
+
+class Task:
+    """A command that runs in a slot.
+
+    Attributes:
+        task_id: its identity.
+        status: what was last heard of it.
+    """
+
+    def __init__(
+        self, slot: Slot, context: JobContext, status: TaskStatus, options: TaskOptions
+    ) -> None:
+        self._slot = slot
+        self._context = context
+        self._options = options
+        self._capture = Capture()
+        self._reader = _Reader(Offsets(), no_output=options.output == "stream")
+        self._input = TaskInput(slot, context, status.task_id)
+        self._done: asyncio.Future[TaskResult] = asyncio.get_running_loop().create_future()
+        # Nobody has to wait for a task; then nobody wants to hear that it failed either.
+        self._done.add_done_callback(lambda done: done.cancelled() or done.exception())
+        self.task_id = status.task_id
+        self.status = status
+        self._watcher = context.background.start(self._watch(), f"watching task {self.task_id}")
+        if options.stdin is not None and options.stdin != "pipe":
+            feeder = context.background.start(
+                self._input.feed(options.stdin), f"standard input of task {self.task_id}"
+            )
+            self._watcher.add_done_callback(lambda _: feeder.cancel())
+
+    def __repr__(self) -> str:
+        return f"<Task {self.task_id} {self.state}>"
+
+    @property
+    def state(self) -> TaskState:
+        """Where it stands, as last heard."""
+        return self.status.state
+
+    @property
+    def pid(self) -> int:
+        """Its process id on its host; 0: not known yet."""
+        return self.status.pid
+
+    async def wait(self, timeout_s: float | None = None) -> TaskResult:
+        """How it ended. Cancelling this, or a timeout, leaves the task running.
+
+        Raises:
+            TimeoutError: it still runs after `timeout_s`.
+            TaskNotStarted: it never ran.
+            SlotLost: its slot is gone and its fate unknown.
+            JobEnded: the job is over.
+        """
+        async with asyncio.timeout(timeout_s):
+            return await asyncio.shield(self._done)
+
+    async def output(
+        self, *, stdout_offset: int = 0, stderr_offset: int = 0
+    ) -> AsyncIterator[OutputChunk]:
+        """What the task writes, from the offsets given until it has ended and all was read.
+
+        Every iteration reads for itself (the executor keeps the output as long as the slot
+        exists), and reads no faster than it is consumed.
+
+        Raises:
+            SlotLost: the slot is gone.
+            FinegrainError: the executor refused.
+        """
+        reader = _Reader(Offsets(stdout_offset, stderr_offset))
+        with self._slot.in_use():
+            async with aclosing(self._messages(reader)) as messages:
+                while (message := await self._slot.guard(anext(messages, None))) is not None:
+                    if (chunk := reader.take(message)) is not None:
+                        yield chunk
+                    if reader.is_done:
+                        return
+
+    async def write_input(self, data: bytes, *, eof: bool = False) -> None:
+        """Writes to the task's standard input; returns when the executor has taken it in.
+
+        Only for a task started with `stdin="pipe"`.
+
+        Raises:
+            InvalidArgument: the task's input is not ours to write.
+            FailedPrecondition: TASK_ENDED, or input closed already.
+            SlotLost: the slot is gone.
+        """
+        if self._options.stdin != "pipe":
+            raise InvalidArgument("stdin", self._options.stdin, '"pipe" in Slot.run to write later')
+        await self._input.write(data, eof=eof)
+
+    async def close_input(self) -> None:
+        """Closes the task's standard input; the same errors as `write_input`."""
+        await self.write_input(b"", eof=True)
+
+    async def signal(self, number: int) -> None:
+        """Sends a signal to the task's process group; nothing happens if it has ended.
+
+        Raises:
+            SlotLost: the slot is gone.
+            FinegrainError: the executor refused, or could not be reached.
+        """
+        message = te.SignalTaskRequest(task_id=self.task_id, signal=int(number))
+        await self._slot.call(
+            lambda executor, timeout_s: executor.SignalTask(
+                message, timeout=timeout_s, metadata=self._context.metadata
+            )
+        )
+
+    async def cancel(self, grace_s: float | None = None) -> None:
+        """Ends the task: SIGTERM, the grace period, SIGKILL. Returns when that has begun.
+
+        Raises:
+            SlotLost: the slot is gone.
+            FinegrainError: the executor refused, or could not be reached.
+        """
+        await _cancel(self._slot, self._context, self.task_id, grace_s)
+
+    async def _watch(self) -> None:
+        try:
+            with self._slot.in_use():
+                await self._slot.guard(follow(self._messages(self._reader), self._take))
+            self._finish()
+        except asyncio.CancelledError:
+            if not self._done.done():
+                self._done.set_exception(
+                    JobEnded(f"job {self._context.job_id} was left while task {self.task_id} ran")
+                )
+            raise
+        except Exception as error:  # whatever it is, the one who waits must hear of it
+            if not self._done.done():
+                self._done.set_exception(error)
+
+    def _messages(self, reader: _Reader) -> AsyncGenerator[te.WatchTaskResponse, None]:
+        def open_stream() -> StreamCall[te.WatchTaskResponse]:
+            message = te.WatchTaskRequest(
+                task_id=self.task_id,
+                stdout_offset=reader.offsets.stdout,
+                stderr_offset=reader.offsets.stderr,
+                no_output=reader.no_output,
+            )
+            return self._slot.stub.WatchTask(message, metadata=self._context.metadata)
+
+        return resumed(
+            open_stream,
+            where=lambda: self._slot.executor_address,
+            policy=self._context.connection.policy,
+            after_break=self._slot.after_break,
+            is_complete=lambda: reader.status is not None and reader.status.state.has_ended,
+        )
+
+    async def _take(self, message: te.WatchTaskResponse) -> bool:
+        chunk = self._reader.take(message)
+        if chunk is not None:
+            if callable(self._options.output):
+                returned = self._options.output(chunk)
+                if inspect.isawaitable(returned):
+                    await returned
+            else:
+                self._capture.add(chunk)
+        if self._reader.status is not None:
+            self.status = self._reader.status
+        return self._reader.is_done
+
+    def _finish(self) -> None:
+        if self._done.done():
+            return
+        if self.status.result is None:
+            self._done.set_exception(_not_started(self.status))
+        else:
+            self._done.set_result(self._capture.complete(self.status.result))
+
+
+async def start_task(
+    slot: Slot, context: JobContext, task_id: str, options: TaskOptions, *, take_back: bool = True
+) -> Task:
+    """Submits a task; repeated under the same id it stays one task.
+
+    If nobody knows whether the task was taken in, or this is cancelled and `take_back`, the task is
+    cancelled.
+    """
+    message = te.SubmitTaskRequest(
+        task_id=task_id,
+        allocation_id=slot.allocation_id,
+        generation=slot.generation,
+        spec=options.message(),
+    )
+    try:
+        answer = await slot.call(
+            lambda executor, timeout_s: executor.SubmitTask(
+                message, timeout=timeout_s, metadata=context.metadata
+            )
+        )
+    except (asyncio.CancelledError, FinegrainError) as error:
+        wanted = isinstance(error, asyncio.CancelledError) and not take_back
+        if not wanted and not isinstance(error, REFUSALS) and not slot.has_ended:
+            context.background.start(
+                _forget(slot, context, task_id), f"{CLEANING_UP} task {task_id}"
+            )
+        raise
+    status = reading_tasks.task(answer.task)
+    if status.state is TaskState.FAILED:
+        raise _not_started(status)
+    return Task(slot, context, status, options)
+
+
+async def _forget(slot: Slot, context: JobContext, task_id: str) -> None:
+    try:
+        await _cancel(slot, context, task_id, None)
+    except NotFound:
+        return  # it never was
+    except FinegrainError:
+        if not slot.has_ended:
+            raise
+
+
+async def _cancel(slot: Slot, context: JobContext, task_id: str, grace_s: float | None) -> None:
+    message = te.CancelTaskRequest(
+        task_id=task_id, grace=None if grace_s is None else duration(grace_s)
+    )
+    await slot.call(
+        lambda executor, timeout_s: executor.CancelTask(
+            message, timeout=timeout_s, metadata=context.metadata
+        )
+    )
+
+
+def _not_started(status: TaskStatus) -> TaskNotStarted:
+    return TaskNotStarted(
+        f"task {status.task_id} ({status.argv[0] if status.argv else ''}) could not be started: "
+        f"{status.message or status.reason}",
+        reason=reason_of(status.reason, TaskNotStarted.default_reason),
+        details={"task_id": status.task_id},
+    )

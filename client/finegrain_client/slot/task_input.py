@@ -1,0 +1,117 @@
+"""Standard input of a task: bytes at offsets, so that a repeated write repeats nothing.
+
+Decides how a write is cut into messages and where it goes on after a break. Refuses to know where
+the bytes come from.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterable, Iterator
+from typing import TYPE_CHECKING
+
+import grpc
+
+from finegrain.errors import FailedPrecondition, NotFound, Reason
+from finegrain.rpc.status import error_from_rpc
+from finegrain.v1 import task_executor_pb2 as te
+from finegrain_client.errors import SlotLost
+from finegrain_client.job.context import JobContext
+from finegrain_client.retry import Backoff, delay_before_retry
+
+if TYPE_CHECKING:
+    from finegrain_client.slot.slot import Slot
+
+MESSAGE_BYTES_MAX = 64 * 1024 - 1024  # 64 KiB per message with its envelope
+WRITE_BYTES_MAX = 1024 * 1024
+"""Sent per call: what has to be kept in case the call breaks."""
+
+
+class TaskInput:
+    """The writing end of one task's standard input."""
+
+    def __init__(self, slot: Slot, context: JobContext, task_id: str) -> None:
+        self._slot = slot
+        self._context = context
+        self._task_id = task_id
+        self._offset = 0
+        self._closed = False
+        self._one_at_a_time = asyncio.Lock()
+
+    async def feed(self, source: bytes | AsyncIterable[bytes]) -> None:
+        """Writes all of `source`, then closes; a task that ends before that needs no more."""
+        try:
+            if isinstance(source, bytes):
+                await self.write(source, eof=True)
+                return
+            async for data in source:
+                await self.write(data)
+            await self.write(b"", eof=True)
+        except SlotLost:
+            return  # the one who waits for the task hears of it
+        except NotFound:
+            return
+        except FailedPrecondition as error:
+            if error.reason is not Reason.TASK_ENDED:
+                raise
+
+    async def write(self, data: bytes, *, eof: bool = False) -> None:
+        """Returns when the executor has taken everything in.
+
+        Raises:
+            FailedPrecondition: the task has ended, or its input was closed before.
+            SlotLost: the slot is gone.
+        """
+        async with self._one_at_a_time:
+            if self._closed:
+                if eof and not data:
+                    return
+                raise FailedPrecondition(
+                    f"the standard input of task {self._task_id} is closed",
+                    reason=Reason.TASK_ENDED,
+                )
+            pieces = [
+                data[start : start + WRITE_BYTES_MAX]
+                for start in range(0, len(data), WRITE_BYTES_MAX)
+            ] or [b""]
+            for index, piece in enumerate(pieces):
+                last = eof and index == len(pieces) - 1
+                if piece or last:
+                    await self._slot.guard(self._write_piece(piece, eof=last))
+            self._closed = eof
+
+    async def _write_piece(self, piece: bytes, *, eof: bool) -> None:
+        start = self._offset
+        end = start + len(piece)
+        backoff = Backoff(self._context.connection.policy)
+        while True:
+            messages = self._messages(piece[self._offset - start :], eof=eof)
+            call = self._slot.stub.WriteTaskInput(messages, metadata=self._context.metadata)
+            try:
+                accepted = (await call).accepted_bytes
+            except grpc.RpcError as error:
+                delay_s = delay_before_retry(error, backoff)
+                if delay_s is None:
+                    raise error_from_rpc(error, self._slot.executor_address) from None
+                await self._slot.after_break(backoff.failures)
+            else:
+                if accepted > self._offset:
+                    backoff.reset()
+                    self._offset = min(accepted, end)
+                if accepted >= end:
+                    return
+                delay_s = backoff.next_s()
+            finally:
+                call.cancel()
+            await asyncio.sleep(delay_s)
+
+    def _messages(self, data: bytes, *, eof: bool) -> Iterator[te.WriteTaskInputRequest]:
+        starts = range(0, len(data), MESSAGE_BYTES_MAX) or (0,)
+        for start in starts:
+            part = data[start : start + MESSAGE_BYTES_MAX]
+            yield te.WriteTaskInputRequest(
+                task_id=self._task_id,
+                offset=self._offset + start,
+                data=part,
+                eof=eof and start + len(part) == len(data),
+            )

@@ -1,0 +1,1 @@
+"""What the client returns: frozen values with a documented JSON shape."""

@@ -1,0 +1,89 @@
+"""A batch that somebody else works on: shown while it gets on, or told to stop.
+
+Decides what Ctrl-C means for whoever only looks: the batch goes on without them.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from finegrain.errors import ConfigurationError, FailedPrecondition
+from finegrain_cli.batch.naming import command_for
+from finegrain_cli.batch.progress import display
+from finegrain_cli.text.output import say
+
+if TYPE_CHECKING:
+    from finegrain_client.batch.look import BatchLook
+
+LOOK_EVERY_S = 0.5
+STOP_PATIENCE_S = 60.0
+
+
+def follow(path: Path, *, quiet: bool) -> BatchLook:
+    """Shows how a batch gets on until nobody works on it any more.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C; nothing but this looking ends.
+    """
+    from finegrain_client.batch.look import look
+
+    spec = look(path).spec
+    try:
+        with display(spec.name, spec.threads, quiet=quiet) as shown:
+            while (batch := look(path)).is_worked_on:
+                shown.show(batch.progress)
+                time.sleep(LOOK_EVERY_S)
+            shown.show(batch.progress)
+    except KeyboardInterrupt:
+        say(
+            f"finegrain: the batch goes on without you; {command_for(path)} shows it again,"
+            f" {command_for(path, '--stop')} stops it"
+        )
+        raise
+    return batch
+
+
+def stop(path: Path) -> BatchLook:
+    """Tells whoever works on a batch to stop, and waits until nobody does.
+
+    Raises:
+        FailedPrecondition: somebody works on it on another host.
+        ConfigurationError: its runner does not end, or is not ours.
+    """
+    from finegrain_client.batch.look import look
+
+    told = 0
+    until_s = time.monotonic() + STOP_PATIENCE_S
+    while (batch := look(path)).is_worked_on:
+        if time.monotonic() > until_s:
+            raise ConfigurationError(
+                f"pid {batch.runner_pid} still works on it after {STOP_PATIENCE_S:.0f} s; kill it,"
+                " nothing of what is done is lost",
+                details={"pid": batch.runner_pid},
+            )
+        if batch.runner_host not in ("?", socket.gethostname()):
+            raise FailedPrecondition(
+                f"pid {batch.runner_pid} on {batch.runner_host} works on it; stop it there",
+                details={"pid": batch.runner_pid, "host": batch.runner_host},
+            )
+        if batch.runner_pid > 0 and told != batch.runner_pid:  # once: twice means at once
+            told = batch.runner_pid
+            _interrupt(told)
+        time.sleep(LOOK_EVERY_S / 5)
+    return batch
+
+
+def _interrupt(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGINT)
+    except ProcessLookupError:
+        pass  # it has just ended
+    except PermissionError:
+        raise ConfigurationError(
+            f"pid {pid}, which works on it, belongs to somebody else", details={"pid": pid}
+        ) from None

@@ -1,0 +1,129 @@
+"""What a batch leaves behind: a summary on standard output, and results.json and results.csv in the
+directory for results.
+
+Decides the form of both. Refuses to know how results come about.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from finegrain.units import format_duration
+from finegrain_cli.batch.naming import short_name
+from finegrain_cli.text.output import API_VERSION, OutputFormat, print_json_line, print_object
+
+if TYPE_CHECKING:
+    from finegrain_client.batch.look import BatchLook
+    from finegrain_client.batch.values import ThreadResult
+
+FAILURES_SHOWN = 10
+JSON_FILE, CSV_FILE = "results.json", "results.csv"
+TAILS = ("stdout_tail", "stderr_tail")
+
+
+def print_outcome(batch: BatchLook, form: OutputFormat) -> None:
+    """The summary of a batch; as JSON lines the results themselves, one per line."""
+    from finegrain_client.batch.look import read_thread_results
+
+    if form is OutputFormat.JSONL:
+        for result in read_thread_results(batch.state_file):
+            print_json_line(result.to_dict())
+        return
+    found = read_thread_results(batch.state_file, failed_only=True)
+    if form is not OutputFormat.JSON:  # there may be a million
+        found = islice(found, FAILURES_SHOWN)
+    failures = list(found)
+    shown = {**batch_dict(batch), "failures": [each.to_dict() for each in failures]}
+    print_object("Batch", shown, form, _text(batch, failures))
+
+
+def batch_dict(batch: BatchLook) -> dict[str, Any]:
+    """JSON-able form of a batch. Of the environment only the names are shown."""
+    shown = {"batch": short_name(batch), **batch.to_dict()}
+    shown["spec"]["env"] = sorted(shown["spec"]["env"])
+    return shown
+
+
+def write_results(batch: BatchLook) -> None:
+    """Writes results.json (everything) and results.csv (a row per thread) into the directory for
+    results, each whole or not at all. Nothing where the batch has no such directory.
+
+    Raises:
+        OSError: they cannot be written.
+    """
+    from finegrain_client.batch.look import read_thread_results
+
+    if not batch.results_dir:
+        return
+    directory = Path(batch.results_dir)
+    directory.mkdir(parents=True, exist_ok=True)
+
+    def results() -> Iterator[dict[str, Any]]:
+        return (each.to_dict() for each in read_thread_results(batch.state_file))
+
+    _whole(directory / JSON_FILE, lambda file: _write_json(file, batch, results()))
+    _whole(directory / CSV_FILE, lambda file: _write_csv(file, results()))
+
+
+def _write_json(file: TextIO, batch: BatchLook, results: Iterable[dict[str, Any]]) -> None:
+    head = {"api_version": API_VERSION, "kind": "BatchResults", **batch_dict(batch)}
+    text = json.dumps(head, indent=2, ensure_ascii=False)
+    file.write(text.removesuffix("\n}") + ',\n  "results": [')
+    lines = (json.dumps(each, ensure_ascii=False) for each in results)
+    file.writelines(f"{',' if number else ''}\n    {line}" for number, line in enumerate(lines))
+    file.write("\n  ]\n}\n")
+
+
+def _write_csv(file: TextIO, results: Iterable[dict[str, Any]]) -> None:
+    writer: Any = None
+    for result in results:
+        row = {name: value for name, value in result.items() if name not in TAILS}
+        if writer is None:
+            writer = csv.DictWriter(file, list(row))
+            writer.writeheader()
+        writer.writerow(row)
+
+
+def _whole(path: Path, write: Callable[[TextIO], None]) -> None:
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with fresh.open("w", encoding="utf-8", newline="") as file:
+            write(file)
+        fresh.replace(path)
+    finally:
+        with suppress(FileNotFoundError):
+            fresh.unlink()
+
+
+def _text(batch: BatchLook, failures: list[ThreadResult]) -> str:
+    progress = batch.progress
+    left = progress.threads - progress.ended
+    counts = f"{progress.done} done, {progress.failed} failed" + (f", {left} left" if left else "")
+    lines = [
+        f"batch    {short_name(batch)}",
+        f"threads  {progress.threads}: {counts}",
+        f"took     {format_duration(progress.elapsed_s)}",
+    ]
+    if progress.message:
+        lines.append(f"stopped  {progress.message}")
+    if batch.results_dir:
+        lines.append(f"results  {batch.results_dir}")
+    if batch.job_id:
+        lines.append(f"job      {batch.job_id}")
+    lines += [f"failed   thread {each.index} {_why(each)}" for each in failures]
+    if progress.failed > len(failures):
+        lines.append(f"         and {progress.failed - len(failures)} more")
+    return "\n".join(lines)
+
+
+def _why(result: ThreadResult) -> str:
+    """How it ended, in one line."""
+    tries = f" ({result.attempts} attempts)" if result.attempts > 1 else ""
+    return " ".join((result.message or result.reason).split()) + tries

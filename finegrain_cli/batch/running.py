@@ -1,0 +1,237 @@
+"""What happens between `finegrain batch` and its exit code: a batch is begun, taken up, shown, or
+stopped; its results are written down, and told.
+
+Decides exit codes, and what Ctrl-C means: once, the batch stops and can be taken up again; twice,
+this process ends at once, and the batch can be taken up all the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from finegrain.errors import AlreadyExists, ConfigurationError, FinegrainError, Reason
+from finegrain_cli.batch import attached, detached
+from finegrain_cli.batch.naming import command_for, short_name, state_file_of
+from finegrain_cli.batch.progress import Display, display
+from finegrain_cli.batch.results import batch_dict, print_outcome, write_results
+from finegrain_cli.common import HINTS
+from finegrain_cli.connection import PATIENCE_S, open_cluster_async
+from finegrain_cli.exit_codes import ExitCode
+from finegrain_cli.text.output import OutputFormat, print_error, print_object, say
+from finegrain_client.batch.job import BatchJob
+from finegrain_client.batch.look import BatchLook, default_state_file, look
+from finegrain_client.batch.state_file import StateFile
+from finegrain_client.batch.values import BatchState
+
+if TYPE_CHECKING:
+    from finegrain_client.batch.spec import BatchSpec
+
+OUTAGE_S = 60.0  # one call, with all its tries; the runner itself tries on
+BESIDE = ("-wal", "-shm", ".lock", detached.LOG)
+"""What lies beside a state file, and goes with it; nothing else is touched."""
+
+ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@dataclass(frozen=True, slots=True)
+class How:
+    """What the command was told besides."""
+
+    form: OutputFormat
+    quiet: bool = False
+    detach: bool = False
+    retry_failed: bool = False
+
+
+def begin(spec: BatchSpec, state: str, results: str, how: How) -> int:
+    """A new batch; answers with the exit code.
+
+    Raises:
+        FinegrainError: it could not be begun; nothing is left of it.
+    """
+    asyncio.run(_look_whether_somebody_answers())
+    path = Path(state).absolute() if state else default_state_file(spec.name)
+    results_dir = Path(results).absolute() if results else None
+    StateFile.create(path, spec, results_dir).close()
+    try:
+        return _detached(path, how, begins=True) if how.detach else work_on(path, how)
+    except FinegrainError:
+        _forget_unless_begun(path)
+        raise
+
+
+def attach(name: str, how: How) -> int:
+    """Shows a batch that somebody works on, or goes on with one that nobody does.
+
+    Raises:
+        FinegrainError: there is no such batch, or it could not be gone on with.
+    """
+    path = state_file_of(name)
+    if how.detach and (batch := look(path)).is_worked_on:
+        return _goes_on(batch, how, f"pid {batch.runner_pid} works on it already")
+    while True:
+        try:
+            batch = attached.follow(path, quiet=how.quiet)
+        except KeyboardInterrupt:
+            return ExitCode.SIGNAL + signal.SIGINT
+        again = how.retry_failed and batch.progress.failed
+        if batch.progress.state is BatchState.ENDED and not again:
+            return _told(batch, how)
+        try:
+            return _detached(path, how) if how.detach else work_on(path, how)
+        except AlreadyExists as error:
+            if error.reason is not Reason.STORE_IN_USE:
+                raise
+            say("finegrain: somebody else has just gone on with it")
+
+
+def stop(name: str, how: How) -> int:
+    """Tells whoever works on a batch to stop, and says how it stands then.
+
+    Raises:
+        FinegrainError: there is no such batch, or its runner cannot be told.
+    """
+    path = state_file_of(name)
+    batch = attached.stop(path)
+    if batch.progress.state is not BatchState.ENDED:
+        asyncio.run(_give_back(path))
+    print_outcome(batch, how.form)
+    if batch.progress.state is not BatchState.ENDED:
+        say(f"finegrain: stopped; go on with {command_for(path)}")
+    return ExitCode.OK
+
+
+def work_on(path: Path, how: How) -> int:
+    """Works on a batch that nobody works on, until it is done, stopped, or Ctrl-C; tells how it
+    came out.
+
+    Raises:
+        FinegrainError: it could not be gone on with.
+    """
+    spec = look(path).spec
+    try:
+        with display(spec.name, spec.threads, quiet=how.quiet) as shown:
+            interrupted = asyncio.run(_work(path, shown, retry_failed=how.retry_failed))
+    except OSError as error:
+        raise _cannot_be_written(error, path) from None
+    batch = look(path)
+    if interrupted and batch.progress.state is not BatchState.ENDED:
+        _keep_results(batch)
+        print_outcome(batch, how.form)
+        say(f"finegrain: stopped; go on with {command_for(path)}")
+        return ExitCode.SIGNAL + interrupted
+    return _told(batch, how)
+
+
+async def _work(path: Path, shown: Display, *, retry_failed: bool) -> int:
+    """Works on it; the number of the signal that asked for its end, or 0."""
+    async with open_cluster_async(OUTAGE_S) as cluster:
+        job = BatchJob(cluster, state_file=path)
+        signals = _Signals(job, path, shown)
+        await job.run(shown.show, retry_failed=retry_failed)
+        return signals.first
+
+
+class _Signals:
+    """Ctrl-C and its like: once, the batch stops; twice, this process ends."""
+
+    def __init__(self, job: BatchJob, path: Path, shown: Display) -> None:
+        self.first = 0
+        self._job = job
+        self._path = path
+        self._shown = shown
+        self._cancelling: asyncio.Future[None] | None = None
+        loop = asyncio.get_running_loop()
+        for number in ENDING_SIGNALS:
+            hardened = number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN
+            if not hardened:  # else somebody has said nohup
+                loop.add_signal_handler(number, self._take, number)
+
+    def _take(self, number: int) -> None:
+        if self.first:
+            self._shown.close()
+            say(f"finegrain: ended at once; go on with {command_for(self._path)}")
+            os._exit(ExitCode.SIGNAL + number)  # whatever counts is on disk already
+        self.first = number
+        self._cancelling = asyncio.ensure_future(self._job.cancel())
+        self._shown.say("finegrain: stopping what runs; once more to end at once")
+
+
+async def _give_back(path: Path) -> None:
+    """Ends the job that a runner may have left when it was killed."""
+    async with open_cluster_async(PATIENCE_S) as cluster:
+        await BatchJob(cluster, state_file=path).cancel()
+
+
+async def _look_whether_somebody_answers() -> None:
+    """One who has mistyped the address learns it before anything is made."""
+    async with open_cluster_async(PATIENCE_S) as cluster:
+        await cluster.info()
+
+
+def _detached(path: Path, how: How, *, begins: bool = False) -> int:
+    if how.retry_failed:
+        with closing(StateFile.open(path)) as file:
+            file.forget_failures()
+    try:
+        batch = detached.start_detached(path)
+    except detached.NotBegunError as error:
+        if begins:
+            _forget_unless_begun(path)
+        print_error(error, how.form, HINTS.get(error.reason, ""))
+        return error.exit_code
+    return _goes_on(batch, how, f"its log is {detached.log_file_of(path)}")
+
+
+def _goes_on(batch: BatchLook, how: How, where: str) -> int:
+    path = Path(batch.state_file)
+    shown = {**batch_dict(batch), "log_file": str(detached.log_file_of(path))}
+    print_object("BatchBegun", shown, how.form, short_name(batch))
+    say(f"finegrain: {command_for(path)} shows how it gets on; {where}")
+    return ExitCode.OK
+
+
+def _forget_unless_begun(path: Path) -> None:
+    """Removes the state file of a batch that never had a job: nobody will want to go on with it."""
+    with suppress(FinegrainError):
+        batch = look(path)
+        if not (batch.job_id or batch.is_worked_on):
+            for left in ("", *BESIDE):
+                path.with_name(path.name + left).unlink(missing_ok=True)
+
+
+def _keep_results(batch: BatchLook) -> None:
+    try:
+        write_results(batch)
+    except OSError as error:
+        raise _cannot_be_written(error, Path(batch.state_file)) from None
+
+
+def _cannot_be_written(error: OSError, path: Path) -> ConfigurationError:
+    where = error.filename or path
+    return ConfigurationError(
+        f"{where} cannot be written: {error.strerror or error}; see to that, then go on with"
+        f" {command_for(path)}",
+        details={"path": where},
+    )
+
+
+def _told(batch: BatchLook, how: How) -> int:
+    """Says how a batch came out; the exit code that says the same."""
+    _keep_results(batch)
+    print_outcome(batch, how.form)
+    progress = batch.progress
+    if progress.done == progress.threads:
+        return ExitCode.OK
+    path = Path(batch.state_file)
+    again = command_for(path) + (" --retry-failed" if progress.failed else "")
+    left = progress.threads - progress.done
+    what = "1 thread is" if left == 1 else f"{left} threads are"
+    say(f"finegrain: {what} not done; go on with {again}")
+    return ExitCode.THREADS_FAILED

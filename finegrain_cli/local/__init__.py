@@ -1,0 +1,1 @@
+"""`finegrain up`: a cluster on this host."""

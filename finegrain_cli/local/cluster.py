@@ -1,0 +1,368 @@
+"""A whole cluster on this host, as child processes of whoever asks: `finegrain up`, and tests.
+
+Decides the order in which things start and stop, that nothing is left behind, and that the end of
+one process is the end of all. Refuses to know how it is shown to people.
+
+Tasks run as the user who starts it. Everything lies below one directory: `rm/` (database, tokens),
+`executors/ID/`, `logs/`; sockets lie in a temporary directory of their own, whose path is short.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TypedDict
+
+from finegrain.errors import ConfigurationError, FinegrainError, InvalidArgument
+from finegrain.ids import check_id
+from finegrain.options import ListenOptions, LogOptions
+from finegrain_cli.local.address import note_where_it_is, where_it_was
+from finegrain_cli.local.daemon_process import DaemonProcess
+from finegrain_cli.local.leftovers import find_leftovers
+from finegrain_cli.local.lock import take_lock
+from finegrain_cli.local.scale import Scale, ScaledExecutors, check_unscaled
+from finegrain_cli.local.shares import ExecutorShare, divide_host
+from finegrain_cli.local.stop import (
+    KILL_GRACE_MS,
+    LOOK_INTERVAL_S,
+    STOP_TIMEOUT_S,
+    end_of,
+    signals_put_off,
+    sweep,
+)
+from resource_manager.engine.model.settings import Fairness
+from resource_manager.options import ResourceManagerOptions
+from task_executor.options import TaskExecutorOptions
+
+__all__ = ["ExecutorNote", "ExecutorShare", "LocalCluster", "Scale"]
+
+ANY_PORT = "127.0.0.1:0"
+START_TIMEOUT_S = 60.0
+REPORT_INTERVAL_MS = 1_000
+LOST_TIMEOUT_MS = 5_000
+
+
+class _Part(TypedDict):
+    """What of this host is divided."""
+
+    cpus: str
+    memory_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorNote:
+    """One executor that runs."""
+
+    executor_id: str
+    address: str
+    metrics_address: str
+    pid: int
+
+
+class LocalCluster:
+    """One resource manager and some task executors on this host.
+
+    In `with`, or `start` and `stop`. After `start`: `address`, `metrics_address`, `state_dir`,
+    `token_file` (the cluster token), `user_token_file`, `notes`; with `scale` also `scaled`.
+
+    Args:
+        executors: how many, where `shares` does not say; each gets an equal part of this host.
+        shares: executors with their parts, instead.
+        scale: none to begin with; the resource manager starts and stops up to so many itself.
+        state_dir: keep everything here and take it up again; None: a temporary directory.
+        listen: address of the resource manager; port 0: the kernel chooses.
+        cpus: divide only these cpus.
+        memory_bytes: divide only this much memory.
+        isolation: "auto", or "none": no limits are enforced.
+        fairness: who is served next; None: the defaults.
+        log: level of the daemons' logs.
+        show_logs: also let the daemons log to this process's standard error.
+    """
+
+    def __init__(
+        self,
+        executors: int = 2,
+        *,
+        shares: Sequence[ExecutorShare] | None = None,
+        scale: Scale | int | None = None,
+        state_dir: Path | None = None,
+        listen: str = ANY_PORT,
+        metrics_listen: str = ANY_PORT,
+        cpus: str = "",
+        memory_bytes: int | None = None,
+        isolation: str = "auto",
+        fairness: Fairness | None = None,
+        log: LogOptions | None = None,
+        show_logs: bool = False,
+    ) -> None:
+        self._scale = Scale(scale) if isinstance(scale, int) else scale
+        if executors < 1 or (self._scale and self._scale.executors_max < 1):
+            count = executors if self._scale is None else self._scale.executors_max
+            raise InvalidArgument("executors", count, "1 or more")
+        self.shares = list(shares or [])
+        if len({share.executor_id for share in self.shares}) < len(self.shares):
+            raise InvalidArgument("shares", self.shares, "every executor_id once")
+        for share in self.shares:
+            check_id("executor_id", share.executor_id)
+        self._executors_wanted = executors
+        self._part: _Part = {"cpus": cpus, "memory_bytes": memory_bytes}
+        self._given_state_dir = state_dir
+        self._listen = ListenOptions(listen, metrics_listen)
+        self._isolation = isolation
+        self.fairness = fairness or Fairness()
+        self._log = log or LogOptions(format="auto" if show_logs else "json")
+        self._show_logs = show_logs
+        self._base: Path | None = None
+        self._lock: int | None = None
+        self._manager: DaemonProcess | None = None
+        self._executors: list[DaemonProcess] = []
+        self.state_dir = state_dir or Path()
+        self.address = ""
+        self.metrics_address = ""
+        self.token_file = Path()
+        self.user_token_file = Path()
+        self.notes: list[ExecutorNote] = []
+        self.scaled: ScaledExecutors | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        left = self.stop()
+        if left and error is None:
+            raise FinegrainError("something was left behind: " + "; ".join(left))
+
+    def start(self) -> None:
+        """Starts everything and waits until all executors have registered.
+
+        Raises:
+            ConfigurationError: a part did not start; it says what that part said, and nothing is
+                left behind.
+        """
+        try:
+            self._prepare()
+            self._start_manager()
+            self._start_executors()
+        except BaseException:
+            self.stop()
+            raise
+
+    def ended(self) -> str:
+        """Which part has ended by itself and what it said last; empty while all of them run."""
+        for daemon in self._daemons():
+            if not daemon.runs():
+                return end_of(daemon)
+        return self.scaled.ended() if self.scaled else ""
+
+    def wait(self) -> None:
+        """Blocks as long as all parts run.
+
+        Raises:
+            FinegrainError: one of them ended.
+        """
+        while not (what := self.ended()):
+            time.sleep(4 * LOOK_INTERVAL_S)
+        raise FinegrainError(f"{what}; everything else is stopped now")
+
+    def stop(self) -> list[str]:
+        """Frees all slots, ends all processes, removes what is temporary; may be repeated.
+
+        Answers with what is left all the same, one line each: processes, cgroups, files.
+        """
+        if self._base is None:
+            return []
+        with signals_put_off():
+            for executor in self._executors:
+                executor.terminate()
+            for executor in self._executors:
+                self._end(executor)
+            if self.scaled is not None:
+                self.scaled.leave()
+            if self._manager is not None:
+                self._manager.terminate()
+                self._end(self._manager)
+            left = self.scaled.sweep() if self.scaled else []
+            folders = [self.state_dir / "executors" / each.executor_id for each in self.shares]
+            left += find_leftovers(self._base, self.state_dir, folders)
+            shutil.rmtree(self._base, ignore_errors=True)
+            if self._base.exists():
+                left.append(f"directory {self._base}")
+            if self._lock is not None:
+                os.close(self._lock)
+        self._lock = None
+        self._base, self._manager, self._executors, self.scaled = None, None, [], None
+        return left
+
+    # -- start ---------------------------------------------------------------------------------
+
+    def _prepare(self) -> None:
+        self._base = Path(tempfile.mkdtemp(prefix="finegrain-"))
+        self.state_dir = (self._given_state_dir or self._base / "state").absolute()
+        try:
+            self.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+            (self.state_dir / "logs").mkdir(mode=0o700, exist_ok=True)
+            for name in ("run", "scratch"):
+                (self._base / name).mkdir(mode=0o700)
+        except OSError as error:
+            raise ConfigurationError(
+                f"the state directory {self.state_dir} cannot be used: {error.strerror}; name "
+                "another one with --state-dir",
+                details={"state_dir": self.state_dir},
+            ) from None
+        # Before anything there is touched: it may be in use, with executors to be left alone.
+        self._lock = take_lock(self.state_dir)
+        if self._scale is not None:
+            self.scaled = ScaledExecutors(
+                self._scale, self.state_dir, isolation=self._isolation, **self._part
+            )
+            self.scaled.prepare()
+        else:
+            check_unscaled(self.state_dir)
+            self.shares = self.shares or _equal_shares(
+                self.state_dir, self._executors_wanted, **self._part
+            )
+        self.token_file = self.state_dir / "rm" / "cluster.token"
+        self.user_token_file = self.state_dir / "rm" / "user.token"
+
+    def _start_manager(self) -> None:
+        options = ResourceManagerOptions(
+            state_dir=self.state_dir / "rm",
+            listen=where_it_was(self.state_dir, self._listen),
+            log=self._log,
+            report_interval_ms=REPORT_INTERVAL_MS,
+            lost_timeout_ms=LOST_TIMEOUT_MS,
+            providers_file=self.scaled.providers_file if self.scaled else None,
+            fairness=self.fairness,
+        )
+        if self.scaled is not None:
+            assert self._lock is not None  # noqa: S101 - _prepare has run
+            self.scaled.watch_over(self._lock)
+        self._manager = manager = self._daemon("resource manager", "rm", options)
+        manager.start()
+        self._await(manager, lambda: manager.endpoint() is not None)
+        note = manager.endpoint() or {}
+        self.address = str(note["address"])
+        note_where_it_is(self.state_dir, self.address)
+        self.metrics_address = str(note.get("metrics_address") or "")
+
+    def _start_executors(self) -> None:
+        for share in self.shares:
+            options = self._executor_options(share)
+            name = f"executor {share.executor_id}"
+            self._executors.append(self._daemon(name, share.executor_id, options))
+        for executor in self._executors:  # all at once: starting takes longer than waiting
+            executor.start()
+        for share, executor in zip(self.shares, self._executors, strict=True):
+            self._await(executor, partial(_registered, executor))
+            note = executor.endpoint() or {}
+            self.notes.append(
+                ExecutorNote(
+                    share.executor_id,
+                    str(note.get("address", "")),
+                    str(note.get("metrics_address", "")),
+                    executor.pid,
+                )
+            )
+
+    def _executor_options(self, share: ExecutorShare) -> TaskExecutorOptions:
+        assert self._base is not None  # noqa: S101 - _prepare has run
+        return TaskExecutorOptions(
+            state_dir=self.state_dir / "executors" / share.executor_id,
+            run_dir=self._base / "run",
+            managers=(self.address,),
+            executor_id=share.executor_id,
+            listen=ListenOptions(ANY_PORT, ANY_PORT),
+            cluster_token_file=self.token_file,
+            log=self._log,
+            labels=share.labels,
+            cpus=share.cpus,
+            cpu_milli=share.cpu_milli,
+            memory_bytes=share.memory_bytes,
+            isolation=self._isolation,
+            task_user="self",
+            allow_root_tasks=os.geteuid() == 0,
+            task_kill_grace_ms=KILL_GRACE_MS,
+            stop_tasks_on_exit=True,
+        )
+
+    def _daemon(
+        self, name: str, log: str, options: ResourceManagerOptions | TaskExecutorOptions
+    ) -> DaemonProcess:
+        assert self._base is not None  # noqa: S101 - _prepare has run
+        return DaemonProcess(
+            name,
+            options,
+            self.state_dir / "logs" / f"{log}.log",
+            temporary_dir=self._base / "scratch",
+            show_log=self._show_logs,
+        )
+
+    def _await(self, daemon: DaemonProcess, ready: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not ready():
+            if what := self.ended():
+                raise ConfigurationError(what)
+            if time.monotonic() > deadline:
+                raise ConfigurationError(
+                    f"the {daemon.name} was not ready after {START_TIMEOUT_S:.0f} s; it said last: "
+                    f"{daemon.last_words() or 'nothing'}"
+                )
+            time.sleep(LOOK_INTERVAL_S)
+
+    # -- stop ----------------------------------------------------------------------------------
+
+    def _daemons(self) -> Iterator[DaemonProcess]:
+        """Those that have been started."""
+        if self._manager is not None and self._manager.pid:
+            yield self._manager
+        yield from (executor for executor in self._executors if executor.pid)
+
+    def _end(self, daemon: DaemonProcess) -> None:
+        """Waits for the end that was asked for; an executor that had none in order gets one."""
+        if not daemon.pid:
+            return
+        if not daemon.wait(KILL_GRACE_MS / 1000 + STOP_TIMEOUT_S):
+            daemon.kill()
+            daemon.wait(STOP_TIMEOUT_S)
+        if daemon in self._executors and daemon.exit_code() != 0:
+            sweep(daemon)
+
+
+def _equal_shares(
+    state_dir: Path, executors: int, *, cpus: str, memory_bytes: int | None
+) -> list[ExecutorShare]:
+    """Equal parts; named by the state directory, since names are shared by the whole host (control
+    groups bear them) and have to stay the same as long as the directory is used."""
+    mark = hashlib.sha256(os.fsencode(state_dir)).hexdigest()[:6]
+    names = [f"local-{mark}-{number}" for number in range(1, executors + 1)]
+    return divide_host(names, cpus=cpus, memory_bytes=memory_bytes)
+
+
+def _registered(executor: DaemonProcess) -> bool:
+    """Whether the executor serves and the resource manager knows it."""
+    note = executor.endpoint()
+    if note is None:
+        return False
+    try:
+        with urllib.request.urlopen(
+            f"http://{note['metrics_address']}/readyz", timeout=5
+        ) as answer:
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False

@@ -1,0 +1,182 @@
+"""`finegrain up`: a local cluster as long as somebody looks at it.
+
+Decides what people are told, and that any way of ending it (Ctrl-C, SIGTERM, the terminal going
+away, the end of a part) stops all of it.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from finegrain.errors import FinegrainError
+from finegrain.resources import CPU_MILLI, MEMORY_BYTES, MIB
+from finegrain.units import format_cpu, format_duration
+from finegrain_cli.local.published import published
+from finegrain_cli.text.columns import amounts_text
+from finegrain_cli.text.output import API_VERSION, OutputFormat, print_json_line, say
+
+if TYPE_CHECKING:
+    from finegrain_cli.local.cluster import LocalCluster
+    from finegrain_client.types.status import ExecutorStatus
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class _Stopped(Exception):
+    """Somebody wants us to end."""
+
+
+def run_in_foreground(cluster: LocalCluster, output: OutputFormat) -> None:
+    """Starts the cluster, says where it is, and serves until it is told to stop.
+
+    Raises:
+        ConfigurationError: it did not start.
+        FinegrainError: a part ended by itself, or something was left behind.
+    """
+    failure: FinegrainError | None = None
+    with _stop_signals():
+        try:
+            cluster.start()
+            with published(_note(cluster)):
+                _announce(cluster, output)
+                cluster.wait()
+        except _Stopped:
+            _tell("stopping: slots are freed, tasks ended")
+        except FinegrainError as error:
+            failure = error
+        finally:
+            left = cluster.stop()
+    for each in left:
+        _tell(f"left behind: {each}")
+    if failure:
+        raise failure
+    if left:
+        raise FinegrainError(f"{len(left)} things were left behind, see above")
+    _tell("stopped; nothing is left behind")
+
+
+def _note(cluster: LocalCluster) -> dict[str, Any]:
+    return {
+        "address": cluster.address,
+        "metrics_address": cluster.metrics_address,
+        "pid": os.getpid(),
+        "state_dir": str(cluster.state_dir),
+        "rm_state_dir": str(cluster.token_file.parent),
+        "token_file": str(cluster.token_file),
+        "user_token_file": str(cluster.user_token_file),
+    }
+
+
+def _announce(cluster: LocalCluster, output: OutputFormat) -> None:
+    executors = [] if cluster.scaled else _executors(cluster)
+    if output in (OutputFormat.JSON, OutputFormat.JSONL):
+        metrics = {each.executor_id: each for each in cluster.notes}
+        rows = [
+            {
+                "executor_id": each.executor_id,
+                "address": each.address,
+                "metrics_address": metrics[each.executor_id].metrics_address,
+                "pid": metrics[each.executor_id].pid,
+                "total": dict(each.total),
+                "isolation": each.isolation.to_dict() if each.isolation else None,
+            }
+            for each in executors
+        ]
+        line = {"api_version": API_VERSION, "kind": "LocalCluster"}
+        told = {**line, **_note(cluster), "executors": rows, "scale": _scale(cluster)}
+        print_json_line(told)
+        return
+    say(f"resource manager  {cluster.address}  metrics http://{cluster.metrics_address}/metrics")
+    for each in executors:
+        say(f"executor          {each.address}  {each.executor_id}: {amounts_text(each.total)}")
+    if scale := _scale(cluster):
+        idle = format_duration(scale["idle_timeout_s"])
+        say(
+            f"executors         none now, up to {scale['executors_max']} as they are needed, each "
+            f"{amounts_text(scale['total'])}; given back after {idle} without slots"
+        )
+    say(f"state             {cluster.state_dir}")
+    say(f"tasks run as      {_user()}")
+    for text in _not_enforced(executors):
+        say(text)
+    say("")
+    say("try, in another terminal of the same user:")
+    say(f"  finegrain run {_small_size(cluster)} -- python3 -c 'print(42)'")
+    say("  finegrain providers" if cluster.scaled else "  finegrain executors -o wide")
+    say("  finegrain status")
+    say(f"from elsewhere on this host: export FINEGRAIN_MANAGER={cluster.address}")
+    say(f"                             export FINEGRAIN_TOKEN_FILE={cluster.token_file}")
+    say("Ctrl-C stops everything.")
+
+
+def _small_size(cluster: LocalCluster) -> str:
+    """What a first command may ask for: no more than an executor has that is still to come."""
+    total = cluster.scaled.total if cluster.scaled else {}
+    cpu_milli = min(500, total.get(CPU_MILLI, 500))
+    memory_bytes = min(256 * MIB, total.get(MEMORY_BYTES, 256 * MIB))
+    return f"--cpu {format_cpu(cpu_milli)} --memory {memory_bytes // MIB}M"
+
+
+def _scale(cluster: LocalCluster) -> dict[str, Any] | None:
+    """How it grows and shrinks; None: it does not."""
+    if cluster.scaled is None:
+        return None
+    scale = cluster.scaled.scale
+    return {
+        "executors_max": scale.executors_max,
+        "shape": cluster.scaled.shape,
+        "total": cluster.scaled.total,
+        "idle_timeout_s": scale.idle_timeout_ms / 1000,
+    }
+
+
+def _executors(cluster: LocalCluster) -> list[ExecutorStatus]:
+    from finegrain_client import blocking
+
+    with blocking.connect((cluster.address,), token_file=cluster.token_file) as client:
+        return client.executors()
+
+
+def _not_enforced(executors: list[ExecutorStatus]) -> list[str]:
+    """What is not enforced, line by line; the reason and the fix, which are the same, once."""
+    notes = [note for each in executors if each.isolation for note in each.isolation.notes]
+    whats = dict.fromkeys(note.partition(" (")[0] for note in notes)
+    whys = dict.fromkeys(note.partition(" (")[2] for note in notes)
+    return [f"not enforced      {what}" for what in whats] + [
+        "because           " + why.replace("); ", "; to have it enforced: ") for why in whys if why
+    ]
+
+
+def _user() -> str:
+    try:
+        name = getpass.getuser()
+    except (KeyError, OSError):
+        name = f"uid {os.geteuid()}"
+    return f"{name}, who started this" + ("; so they may do anything" if os.geteuid() == 0 else "")
+
+
+def _tell(message: str) -> None:
+    """The terminal may be gone."""
+    try:
+        say(message)
+    except OSError:
+        pass
+
+
+@contextmanager
+def _stop_signals() -> Iterator[None]:
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        raise _Stopped
+
+    before = {number: signal.signal(number, stop) for number in STOP_SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,193 @@
+"""Executors of a local cluster that its resource manager starts and stops as they are needed.
+
+Decides the parts of this host that they get, what their providers' file says, and that none of them
+outlives the cluster, however that ends: by itself, or by a sweeper that is still there when
+`finegrain up` itself was killed. Refuses to start one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from finegrain.errors import ConfigurationError
+from finegrain.resources import CPU_MILLI, MEMORY_BYTES
+from finegrain_cli.local.leftovers import groups_of
+from finegrain_cli.local.shares import cpu_milli_of, equal_parts
+from finegrain_cli.local.stop import KILL_GRACE_MS, STOP_TIMEOUT_S
+
+# What is needed at the end is read at the beginning: meanwhile another version may be installed.
+from resource_manager.providers.process_executor import ExecutorDirectory, executor_paths
+from resource_manager.providers.process_sweep import stop_everything
+
+FOLDER = "provided"
+PROVIDERS_FILE = "providers.toml"
+SOCKET_PATH_MAX = 107
+SOCKET_NAME = "run/helper-0123456789ab.sock"
+LOOK_INTERVAL_MS = 1_000
+LOST_TIMEOUT_MS = 10_000
+IDLE_TIMEOUT_MS = 60_000
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """How a local cluster grows and shrinks.
+
+    `executors_max`: of them at a time; `idle_timeout_ms`: without slots; then one is given back.
+    """
+
+    executors_max: int
+    idle_timeout_ms: int = IDLE_TIMEOUT_MS
+
+
+def check_unscaled(state_dir: Path) -> None:
+    """Whether a cluster with executors of its own may use a state directory.
+
+    Raises:
+        ConfigurationError: its books know of executors that somebody has to look after.
+    """
+    if (state_dir / PROVIDERS_FILE).exists():
+        raise ConfigurationError(
+            f"the state directory {state_dir} was used with --scale, and there may be executors "
+            "that were started then; use --scale again, or another --state-dir",
+            details={"state_dir": state_dir},
+        )
+
+
+class ScaledExecutors:
+    """All executors that the resource manager of one local cluster may start.
+
+    Args:
+        scale: how many.
+        state_dir: of the cluster; what lies in it is taken up.
+        cpus: divide only these cpus.
+        memory_bytes: divide only this much memory.
+        isolation: "auto", or "none": no limits are enforced.
+    """
+
+    def __init__(
+        self,
+        scale: Scale,
+        state_dir: Path,
+        *,
+        cpus: str = "",
+        memory_bytes: int | None = None,
+        isolation: str = "auto",
+    ) -> None:
+        self.scale = scale
+        self.directory = state_dir / FOLDER
+        self.providers_file = state_dir / PROVIDERS_FILE
+        self._rm_state_dir = state_dir / "rm"
+        self.shape = f"local-{hashlib.sha256(os.fsencode(state_dir)).hexdigest()[:6]}"
+        names = [f"{self.shape}-{number}" for number in range(1, scale.executors_max + 1)]
+        self.shares = equal_parts(names, cpus=cpus, memory_bytes=memory_bytes)
+        self._isolation = isolation
+        self._sweeper: subprocess.Popen[str] | None = None
+
+    @property
+    def total(self) -> dict[str, int]:
+        """What each of them has."""
+        share = self.shares[0]
+        return {CPU_MILLI: cpu_milli_of(share), MEMORY_BYTES: share.memory_bytes or 0}
+
+    def prepare(self) -> None:
+        """Writes the providers' file.
+
+        Raises:
+            ConfigurationError: the path is too long for the sockets in it.
+        """
+        too_long = len(os.fsencode(self.directory / SOCKET_NAME)) - SOCKET_PATH_MAX
+        if too_long > 0:
+            raise ConfigurationError(
+                f"the state directory {self.directory.parent} has a path that is {too_long} bytes "
+                "too long for the sockets in it; name a shorter one with --state-dir",
+                details={"state_dir": self.directory.parent},
+            )
+        self.directory.mkdir(mode=0o700, exist_ok=True)
+        self.providers_file.write_text(self._providers(), encoding="utf-8")
+
+    def watch_over(self, lock: int) -> None:
+        """Starts the sweeper: when this process is gone, and after it the resource manager, it ends
+        what is left of the executors, and holds the lock of the state directory until then.
+        """
+        self._sweeper = subprocess.Popen(
+            [sys.executable, "-P", "-m", "finegrain_cli.local.sweeper"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            pass_fds=(lock,),
+            text=True,
+        )
+        assert self._sweeper.stdin is not None  # noqa: S101 - it was asked for above
+        note = {"directory": str(self.directory), "rm_state_dir": str(self._rm_state_dir)}
+        self._sweeper.stdin.write(json.dumps(note) + "\n")
+        self._sweeper.stdin.flush()
+
+    def ended(self) -> str:
+        """What has ended that must not; empty while all is well."""
+        if self._sweeper is None or self._sweeper.poll() is None:
+            return ""
+        return f"the sweeper of executors ended with exit code {self._sweeper.returncode}"
+
+    def leave(self) -> None:
+        """Has all executors end in order: while the resource manager lives, it hears of it."""
+        fronts = [
+            front
+            for path in executor_paths(self.directory)
+            if (front := ExecutorDirectory(self.directory, path.name, (), {}).front())
+        ]
+        for front in fronts:
+            front.signal(signal.SIGTERM)
+        deadline = time.monotonic() + KILL_GRACE_MS / 1000 + STOP_TIMEOUT_S
+        for front in fronts:
+            front.wait(deadline - time.monotonic())
+
+    def sweep(self) -> list[str]:
+        """Ends what is left of all executors, once there is no resource manager any more.
+
+        Answers with what could not be ended, one line each.
+        """
+        groups = [
+            group for path in executor_paths(self.directory) for group in groups_of(path / "state")
+        ]
+        left = stop_everything(self.directory)
+        left += [f"cgroup {group}" for group in groups if Path(group).exists()]
+        if self._sweeper is not None:
+            self._sweeper.kill()  # everything is done
+            self._sweeper.communicate()
+            self._sweeper = None
+        return left
+
+    def _providers(self) -> str:
+        def text(value: str) -> str:
+            return json.dumps(value, ensure_ascii=False)
+
+        lines = [
+            f'look_interval = "{LOOK_INTERVAL_MS}ms"',
+            "[limits]",
+            f'idle_timeout = "{self.scale.idle_timeout_ms}ms"',
+            f'lost_timeout = "{LOST_TIMEOUT_MS}ms"',
+            "[process]",
+            f"directory = {text(str(self.directory))}",
+            "[process.executor]",
+            'task_user = "self"',
+            f"allow_root_tasks = {str(os.geteuid() == 0).lower()}",
+            f"isolation = {text(self._isolation)}",
+            f'task_kill_grace = "{KILL_GRACE_MS}ms"',
+            "[[shape]]",
+            f"name = {text(self.shape)}",
+            'provider = "process"',
+        ]
+        for share in self.shares:
+            lines += ["[[shape.process.share]]", f"cpus = {text(share.cpus)}"]
+            lines += [f'cpu = "{share.cpu_milli}m"'] if share.cpu_milli is not None else []
+            lines += [f'memory = "{share.memory_bytes}"']
+        return "\n".join(lines) + "\n"

@@ -1,0 +1,161 @@
+"""`finegrain run --gang`: one command in every slot of a gang, as one command.
+
+Decides that the first member that fails ends the others and gives the exit code, as mpirun does,
+and how members know each other. Refuses to know where they are placed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import finegrain_client as fg
+from finegrain.errors import FinegrainError
+from finegrain.ids import new_id
+from finegrain_cli.run.parts import (
+    GangOptions,
+    RunOptions,
+    exit_code_of_task,
+    report,
+    start_failure,
+)
+from finegrain_cli.run.signals import Signals
+from finegrain_cli.run.streams import LabelledLines, standard_input
+from finegrain_cli.run.waiting import granted
+from finegrain_cli.text.output import say
+
+INDEX, SIZE, ID = "FINEGRAIN_GANG_INDEX", "FINEGRAIN_GANG_SIZE", "FINEGRAIN_GANG_ID"
+
+
+async def run_gang(
+    job: fg.Job,
+    options: RunOptions,
+    wanted: GangOptions,
+    environment: Mapping[str, str],
+    signals: Signals,
+) -> int:
+    """Gets all slots, runs the command in each, and returns the exit code of the whole.
+
+    Raises:
+        FinegrainError: there was no gang to run in, or it lost a slot.
+        EndedEarlyError: a signal asked for the end before there was one.
+    """
+    gang_id = new_id()
+    requests = await job.request_slots(
+        fg.GangSpec(
+            replace(options.slot, count=wanted.members),
+            placement=wanted.placement,
+            label=wanted.label,
+            timeout_s=wanted.timeout_s,
+            gang_id=gang_id,
+        )
+    )
+    first = await signals.unless_ended(granted(requests[0], options.wait_timeout_s))
+    others = [await each.granted() for each in requests[1:]]  # all were granted at once
+    members = _Members([first, *others], gang_id, options, environment, signals)
+    code = await members.run()
+    await job.release(members.slots)
+    return code
+
+
+class _Members:
+    """The commands of one gang, from the first start to the last end."""
+
+    def __init__(
+        self,
+        slots: Sequence[fg.Slot],
+        gang_id: str,
+        options: RunOptions,
+        environment: Mapping[str, str],
+        signals: Signals,
+    ) -> None:
+        self.slots = slots
+        self._gang_id = gang_id
+        self._options = options
+        self._environment = environment
+        self._signals = signals
+        self._tasks: dict[int, fg.Task] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+        self._left = len(slots)
+        self._code: int | None = None
+        self._error: FinegrainError | None = None
+
+    async def run(self) -> int:
+        """Runs all of them to their ends; 0, or the code of the first that failed.
+
+        Raises:
+            FinegrainError: that one failed without a code; the others are ended.
+        """
+        works = [asyncio.ensure_future(self._run_one(index)) for index in range(len(self.slots))]
+        try:
+            await asyncio.gather(*works)
+        finally:
+            for work in works:
+                work.cancel()
+        if self._error is not None:
+            raise self._error
+        return self._code or 0
+
+    async def _run_one(self, index: int) -> None:
+        """One member, from start to end, and what that means for the others."""
+        try:
+            code = await self._code_of(index)
+        except fg.TaskNotStarted as error:
+            self._fail(start_failure(error.reason), f"{error.message} [{error.reason}]")
+        except FinegrainError as error:
+            self._fail(None, f"member {index} is lost; the others are ended", error)
+        else:
+            if code:
+                self._fail(code, f"member {index} failed; the others are ended")
+        self._left -= 1
+
+    async def _code_of(self, index: int) -> int:
+        options, lines = self._options, LabelledLines(f"[{index}] ")
+        own = {INDEX: str(index), SIZE: str(len(self.slots)), ID: self._gang_id}
+        task = await self.slots[index].run(
+            options.argv,
+            env={**self._environment, **own},
+            cwd=options.cwd,
+            user=options.user,
+            timeout_s=options.timeout_s,
+            stdin=standard_input() if index == 0 else None,
+            output=lines,
+        )
+        self._tasks[index] = task
+        self._signals.forward_to(task)
+        if self._has_failed:
+            self._end(task)
+        try:
+            result = await task.wait()
+        finally:
+            lines.end()
+        report(result, options, index)
+        return exit_code_of_task(result)
+
+    @property
+    def _has_failed(self) -> bool:
+        return self._code is not None or self._error is not None
+
+    def _fail(self, code: int | None, message: str, error: FinegrainError | None = None) -> None:
+        """The first failure counts, and ends the others; what they end with is no news."""
+        if self._has_failed:
+            return
+        self._code, self._error = code, error
+        if self._left > 1 and not self._signals.ask_for_the_end:
+            say(f"finegrain: {message}")
+        for each in self._tasks.values():
+            if not each.state.has_ended:
+                self._end(each)
+
+    def _end(self, task: fg.Task) -> None:
+        work = asyncio.ensure_future(_cancel(task, self._options.grace_s))
+        self._ending.add(work)
+        work.add_done_callback(self._ending.discard)
+
+
+async def _cancel(task: fg.Task, grace_s: float) -> None:
+    try:
+        await task.cancel(grace_s)
+    except FinegrainError:
+        pass  # whoever waits for the task hears of it

@@ -1,0 +1,92 @@
+"""What `finegrain run` was told, and what one command and a gang of them have in common.
+
+Decides a command's environment, and what is said of its end. Refuses to wait for anything.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import finegrain_client as fg
+from finegrain.errors import InvalidArgument, Reason
+from finegrain.units import format_bytes, format_duration
+from finegrain_cli.exit_codes import ExitCode
+from finegrain_cli.text.output import say
+
+PASSED_VARIABLES = ("PATH", "LANG", "LANGUAGE", "TERM", "TZ")
+"""Variables of the caller that a command gets without asking; every LC_* likewise."""
+
+
+@dataclass(frozen=True, slots=True)
+class GangOptions:
+    """What `--gang` was told."""
+
+    members: int
+    placement: str  # "ANYWHERE", "SAME_EXECUTOR", "SAME_LABEL", "SPREAD"
+    label: str
+    timeout_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """Everything that `finegrain run` was told."""
+
+    argv: tuple[str, ...]
+    slot: fg.SlotSpec
+    env: tuple[str, ...]
+    cwd: str
+    user: str
+    name: str
+    group: str
+    timeout_s: float | None
+    wait_timeout_s: float | None
+    grace_s: float
+    stats: bool
+    gang: GangOptions | None = None
+
+
+def environment_of(wanted: tuple[str, ...]) -> dict[str, str]:
+    """The command's environment: a few variables of the caller, and what `--env` says.
+
+    Raises:
+        InvalidArgument: a name is empty, or a variable to pass on is not set here.
+    """
+    result = {
+        name: value
+        for name, value in os.environ.items()
+        if name in PASSED_VARIABLES or name.startswith("LC_")
+    }
+    for text in wanted:
+        name, given, value = text.partition("=")
+        if not name or (not given and name not in os.environ):
+            raise InvalidArgument("--env", text, "KEY=VALUE, or KEY of a variable that is set")
+        result[name] = value if given else os.environ[name]
+    return result
+
+
+def start_failure(reason: Reason) -> int:
+    """The exit code where a command could not be started."""
+    if reason is Reason.COMMAND_NOT_FOUND:
+        return ExitCode.NOT_FOUND_COMMAND
+    if reason is Reason.COMMAND_NOT_EXECUTABLE:
+        return ExitCode.NOT_EXECUTABLE
+    return ExitCode.RUN_FAILED
+
+
+def exit_code_of_task(result: fg.TaskResult) -> int:
+    """As a shell shows it."""
+    return ExitCode.SIGNAL + result.signal if result.signal else result.exit_code
+
+
+def report(result: fg.TaskResult, options: RunOptions, member: int | None = None) -> None:
+    """Says on standard error what neither output nor exit code says."""
+    what = "the command" if member is None else f"member {member}"
+    start = "finegrain: " if member is None else f"finegrain: {what}: "
+    if result.oom_killed or result.timed_out:
+        say(f"finegrain: {what} {result.how}")
+    if result.dropped_bytes:
+        say(f"{start}{result.dropped_bytes} bytes of output were dropped: the log was full")
+    if options.stats:
+        peak = format_bytes(result.peak_memory_bytes) if result.peak_memory_bytes else "unknown"
+        say(f"{start}peak memory {peak}, cpu time {format_duration(result.cpu_time_s)}")

@@ -1,0 +1,78 @@
+"""What happens between `finegrain run` and its exit code: wait, run, forward, leave nothing behind.
+
+Output and input are bytes and pass through unchanged. A gang of commands is run by
+`gangs.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import finegrain_client as fg
+from finegrain_cli.connection import PATIENCE_S, open_cluster_async
+from finegrain_cli.exit_codes import ExitCode
+from finegrain_cli.run.gangs import run_gang
+from finegrain_cli.run.parts import (
+    RunOptions,
+    environment_of,
+    exit_code_of_task,
+    report,
+    start_failure,
+)
+from finegrain_cli.run.signals import EndedEarlyError, Signals
+from finegrain_cli.run.streams import pass_on, standard_input
+from finegrain_cli.run.waiting import granted
+from finegrain_cli.text.output import say
+
+OUTAGE_S = 60.0  # an outage of the resource manager that a run lives through
+
+
+def run_command(options: RunOptions) -> int:
+    """Runs it and returns the exit code of `finegrain run`.
+
+    Raises:
+        FinegrainError: the command could not be run at all.
+    """
+    try:
+        return asyncio.run(_run(options))
+    except EndedEarlyError as ended:
+        return ExitCode.SIGNAL + ended.number
+
+
+async def _run(options: RunOptions) -> int:
+    environment = environment_of(options.env)
+    signals = Signals(options.grace_s)
+    async with open_cluster_async(PATIENCE_S) as cluster:
+        await cluster.info()  # one who has mistyped the address learns it soon
+    async with (
+        open_cluster_async(OUTAGE_S) as cluster,
+        cluster.job(options.name, group=options.group) as job,
+    ):
+        if options.gang is not None:
+            return await run_gang(job, options, options.gang, environment, signals)
+        return await _run_one(job, options, environment, signals)
+
+
+async def _run_one(
+    job: fg.Job, options: RunOptions, environment: dict[str, str], signals: Signals
+) -> int:
+    (request,) = await job.request_slots(options.slot)
+    slot = await signals.unless_ended(granted(request, options.wait_timeout_s))
+    try:
+        task = await slot.run(
+            options.argv,
+            env=environment,
+            cwd=options.cwd,
+            user=options.user,
+            timeout_s=options.timeout_s,
+            stdin=standard_input(),
+            output=pass_on,
+        )
+    except fg.TaskNotStarted as error:
+        say(f"finegrain: {error.message} [{error.reason}]")
+        return start_failure(error.reason)
+    signals.forward_to(task)
+    result = await task.wait()
+    await slot.release()
+    report(result, options)
+    return exit_code_of_task(result)

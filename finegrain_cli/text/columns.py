@@ -1,0 +1,226 @@
+"""How each kind of thing looks as a row of a table. Rows are what JSON output shows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from finegrain.resources import (
+    BEST_EFFORT_CPU_MILLI,
+    CPU_MILLI,
+    EXTENDED_PREFIX,
+    MEMORY_BYTES,
+    MEMORY_PARTS,
+    ResourceProfile,
+)
+from finegrain.units import format_bytes, format_cpu, format_duration
+from finegrain_cli.text.cpus import class_text, cpus_text, nodes_text, notes_text, wish_text
+from finegrain_cli.text.output import Column
+
+Row = Mapping[str, Any]
+
+
+def age(row: Row, key: str) -> str:
+    """Time since a timestamp of the row, for people."""
+    text = row.get(key)
+    if not text:
+        return "-"
+    then = datetime.fromisoformat(str(text))
+    return format_duration(max(0.0, (datetime.now(UTC) - then).total_seconds()))
+
+
+def memory_of(amounts: Mapping[str, int]) -> int:
+    """Memory of amounts with one pool or with a pool per part."""
+    return amounts.get(MEMORY_BYTES, 0) or sum(amounts.get(part, 0) for part in MEMORY_PARTS)
+
+
+def amounts_text(amounts: Mapping[str, int]) -> str:
+    """Amounts in one line: "cpu 1.5, memory 2Gi, license 3"."""
+    parts = [f"cpu {format_cpu(amounts.get(CPU_MILLI, 0))}"]
+    parts.append(f"memory {format_bytes(memory_of(amounts))}")
+    parts += [
+        f"{name.removeprefix(EXTENDED_PREFIX)} {amount}"
+        for name, amount in sorted(amounts.items())
+        if name.startswith(EXTENDED_PREFIX)
+    ]
+    return ", ".join(parts)
+
+
+def profile_text(data: Mapping[str, Any] | None) -> str:
+    """A resource profile in one line; "default" for an unknown one."""
+    if data is None:
+        return "default"
+    profile = ResourceProfile.from_dict(data)
+    parts = [f"cpu {format_cpu(profile.cpu_milli)}", f"memory {format_bytes(profile.memory_bytes)}"]
+    parts += [f"{name} {amount}" for name, amount in profile.extended]
+    return ", ".join(parts)
+
+
+def size_text(row: Row) -> str:
+    """A slot's profile, and what it is to become: "cpu 1, memory 1Gi -> cpu 2, ... (waiting)"."""
+    changes = (
+        f" -> {profile_text(each['profile'])} ({each['state'].lower()})"
+        for each in row.get("resizes") or ()
+    )
+    return profile_text(row["profile"]) + "".join(changes)
+
+
+def _resize_reasons(row: Row) -> str:
+    return "; ".join(each["message"] for each in row["resizes"] if each["message"]) or "-"
+
+
+def _gang(row: Row) -> str:
+    gang = row["gang"]
+    if gang is None:
+        return "-"
+    where = gang["placement"].lower().replace("_", "-")
+    return f"{gang['gang_id']} ({where}{':' + gang['label'] if gang['label'] else ''})"
+
+
+def _of_total(row: Row, name: str) -> str:
+    if name == CPU_MILLI:
+        return (
+            f"{format_cpu(row['allocated'].get(name, 0))}/{format_cpu(row['total'].get(name, 0))}"
+        )
+    return f"{format_bytes(memory_of(row['allocated']))}/{format_bytes(memory_of(row['total']))}"
+
+
+def _best_effort(row: Row) -> str:
+    allocated, total = (
+        format_cpu(row[name].get(BEST_EFFORT_CPU_MILLI, 0)) for name in ("allocated", "total")
+    )
+    return f"{allocated}/{total}"
+
+
+def _used(row: Row) -> str:
+    used = row["used"]
+    return f"{format_cpu(used['cpu_milli'])}, {format_bytes(used['memory_bytes'])}"
+
+
+def _executor_state(row: Row) -> str:
+    draining = " draining" if row["draining"] else ""
+    return str(row["state"]) + draining + (" unreachable" if row["unreachable_reason"] else "")
+
+
+def _labels(row: Row) -> str:
+    return ",".join(f"{key}={value}" for key, value in sorted(row["labels"].items())) or "-"
+
+
+def _isolation(row: Row) -> str:
+    isolation = row.get("isolation")
+    if not isolation:
+        return "-"
+    # What tasks are not held to, beside a driver that holds them to all the rest.
+    declared = ", resources declared" if isolation.get("countable") == "declared" else ""
+    return f"{isolation['driver']}{declared}"
+
+
+def _text(key: str) -> Any:
+    return lambda row: str(row.get(key) if row.get(key) not in (None, "") else "-")
+
+
+def _runner(row: Row) -> str:
+    return f"pid {row['runner_pid']}" if row["runner_pid"] else row["runner_host"] or "-"
+
+
+EXECUTORS = (
+    Column("executor", _text("executor_id")),
+    Column("state", _executor_state),
+    Column("slots", _text("slots"), right=True),
+    Column("cpu", lambda row: _of_total(row, CPU_MILLI), right=True),
+    Column("memory", lambda row: _of_total(row, MEMORY_BYTES), right=True),
+    Column("available", lambda row: amounts_text(row["available"])),
+    Column("best-effort cpu", _best_effort, wide=True, right=True),
+    Column("used", _used, wide=True),
+    Column("reserved", lambda row: amounts_text(row["reserved"]), wide=True),
+    Column("default slot", lambda row: profile_text(row["default_slot_profile"]), wide=True),
+    Column("isolation", _isolation, wide=True),
+    Column("reported", lambda row: age(row, "report_time"), wide=True),
+    Column("address", _text("address"), wide=True),
+    Column("labels", _labels, wide=True),
+    Column("drain reason", _text("drain_reason"), wide=True),
+    Column("provided as", _text("provided_as"), wide=True),
+    Column("unreachable because", _text("unreachable_reason"), wide=True),
+)
+
+SLOTS = (
+    Column("slot", _text("allocation_id")),
+    Column("executor", _text("executor_id")),
+    Column("state", _text("state")),
+    Column("profile", size_text),
+    Column("job", _text("job_id")),
+    Column("age", lambda row: age(row, "allocated_time"), right=True),
+    Column("generation", _text("generation"), wide=True, right=True),
+    Column("limit", lambda row: format_bytes(row["memory_bytes"]), wide=True, right=True),
+    Column("cpu cap", lambda row: format_cpu(row["cpu_limit_milli"]), wide=True, right=True),
+    Column("pids", lambda row: str(row["pids_max"] or "default"), wide=True, right=True),
+    Column("class", class_text, wide=True),
+    Column("cpus", cpus_text, wide=True),
+    Column("numa", nodes_text, wide=True),
+    Column("preferred in vain", notes_text, wide=True),
+    Column("change waits because", _resize_reasons, wide=True),
+    Column("isolation", _isolation, wide=True),
+)
+
+REQUESTS = (
+    Column("request", _text("allocation_id")),
+    Column("count", _text("count"), right=True),
+    Column("job", lambda row: str(row["job_name"] or row["job_id"])),
+    Column("state", _text("state")),
+    Column("reason", _text("reason")),
+    Column("asks", lambda row: profile_text(row["profile"])),
+    Column("age", lambda row: age(row, "create_time"), right=True),
+    Column("arrival", _text("arrival_number"), wide=True, right=True),
+    Column("generation", _text("generation"), wide=True, right=True),
+    Column("executor", lambda row: str((row["slot"] or {}).get("executor_id") or "-"), wide=True),
+    Column("job id", _text("job_id"), wide=True),
+    Column("gang", _gang, wide=True),
+    Column("cpu policy", lambda row: wish_text(row["cpu_policy"]), wide=True),
+)
+
+JOBS = (
+    Column("job", _text("job_id")),
+    Column("name", _text("name")),
+    Column("group", _text("group")),
+    Column("state", lambda row: f"ENDED {row['end_reason']}" if row["ended"] else "ACTIVE"),
+    Column("pending", _text("pending_requests"), right=True),
+    Column("slots", _text("slots"), right=True),
+    Column("allocated", lambda row: amounts_text(row["allocated"])),
+    Column("share", lambda row: f"{100 * row['share_now']:.1f} %", right=True),
+    Column("age", lambda row: age(row, "create_time"), right=True),
+    Column("service", lambda row: f"{row['service']:.4g}", wide=True, right=True),
+    Column("oldest wait", lambda row: age(row, "oldest_wait_time"), wide=True, right=True),
+    Column(
+        "lease",
+        lambda row: "none" if row["detached"] else format_duration(row["lease_s"] or 0),
+        wide=True,
+        right=True,
+    ),
+    Column("events", _text("last_sequence"), wide=True, right=True),
+)
+
+EVENTS = (
+    Column("sequence", _text("sequence"), right=True),
+    Column("time", _text("event_time")),
+    Column("event", _text("kind")),
+    Column("executor", _text("executor_id")),
+    Column("slot or request", _text("allocation_id")),
+    Column("reason", _text("reason")),
+    Column("message", _text("message")),
+    Column("job", _text("job_id"), wide=True),
+)
+BATCHES = (
+    Column("batch", _text("batch")),
+    Column("state", lambda row: str(row["progress"]["state"])),
+    Column("threads", lambda row: str(row["progress"]["threads"]), right=True),
+    Column("done", lambda row: str(row["progress"]["done"]), right=True),
+    Column("failed", lambda row: str(row["progress"]["failed"]), right=True),
+    Column("running", lambda row: str(row["progress"]["running"]), right=True),
+    Column("age", lambda row: age(row, "create_time"), right=True),
+    Column("runner", _runner),
+    Column("group", lambda row: row["spec"]["group"] or "default", wide=True),
+    Column("command", lambda row: " ".join(row["spec"]["command"]), wide=True),
+    Column("job", _text("job_id"), wide=True),
+    Column("state file", _text("state_file"), wide=True),
+)

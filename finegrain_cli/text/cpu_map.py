@@ -1,0 +1,295 @@
+"""The cpus of an executor's host as text: a character for each, with what it is used for.
+
+Decides the layout for people: packages, in them NUMA nodes, in them rows of cores, a character per
+hardware thread, a wider gap where the last-level cache changes. Fits on a screen of a hundred
+columns however many cpus there are, and needs no colour. Programs take the report itself.
+"""
+
+from __future__ import annotations
+
+import string
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from finegrain.cpuset import EMPTY, CpuSet, union
+from finegrain.resources import BEST_EFFORT_CPU_MILLI, CPU_MILLI, EXTENDED_PREFIX, MEMORY_BYTES
+from finegrain.units import format_bytes, format_cpu
+from finegrain_cli.text.columns import profile_text
+
+if TYPE_CHECKING:
+    from finegrain_client.types.status import SlotStatus
+    from finegrain_client.types.topology import TopologyReport, Zone
+
+WIDTH: Final = 96
+LABEL: Final = 9  # of a row: blanks, and the number of its first cpu
+
+ID_LENGTH_MIN: Final = 8
+
+SHARED, RESERVED, STRICT, KUBELET = "s", "r", "x", "k"
+ISOLATED, OFFLINE, FOREIGN, UNLETTERED = "i", "-", ".", "*"
+LETTERS: Final = string.ascii_uppercase + string.digits + "abcdefghjlmnopqtuvwyz"
+"""Marks of slots that have cpus of their own; what is not in here stands for something else."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Core:
+    cpus: tuple[int, ...]
+    cache: int
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """Which character stands for which cpus; slots in order of their first cpu."""
+
+    slots: tuple[tuple[str, SlotStatus], ...]
+    others: tuple[tuple[str, CpuSet], ...]  # first ones go before later ones
+
+    @classmethod
+    def of(cls, report: TopologyReport) -> Marks:
+        """What is shown of a report."""
+        pinned = sorted((each for each in report.slots if each.cpus), key=_place)
+        letters = iter(LETTERS)
+        now, announced, settings = report.now, report.announced, report.settings
+        kubelet = now.kubelet.containers if now is not None and now.kubelet is not None else ()
+        reserved = CpuSet.parse(settings.reserved_cpus)
+        strict = CpuSet.parse(settings.strictly_reserved_cpus)
+        shared = union(CpuSet.parse(each.shared_cpus) for each in report.pools)
+        kept_back = CpuSet.parse(announced.reserved_cpus) if announced is not None else EMPTY
+        isolated = CpuSet.parse(
+            announced.isolated_cpus
+            if announced is not None
+            else report.topology.get("isolated_cpus", "")
+        )
+        return cls(
+            slots=tuple((next(letters, UNLETTERED), each) for each in pinned),
+            others=(
+                (OFFLINE, CpuSet.parse(now.offline_cpus) if now is not None else EMPTY),
+                (KUBELET, union(CpuSet.parse(each.cpus) for each in kubelet)),
+                (STRICT, strict | (kept_back - shared)),
+                (RESERVED, reserved - strict),
+                (ISOLATED, isolated),
+                (SHARED, shared),
+            ),
+        )
+
+    def by_cpu(self) -> dict[int, str]:
+        """The character of every cpu that has one; an offline cpu has no other."""
+        offline = self.others[0][1]
+        found: dict[int, str] = {}
+        for mark, cpus in reversed(self.others):
+            found |= dict.fromkeys(cpus, mark)
+        for mark, slot in self.slots:
+            found |= dict.fromkeys(CpuSet.parse(slot.cpus) - offline, mark)
+        return found
+
+
+def drawing(report: TopologyReport, marks: Marks) -> list[str]:
+    """Packages, NUMA nodes and cores."""
+    topology, by_cpu = report.topology, marks.by_cpu()
+    cores = [
+        (int(each["package_index"]), int(each["numa_node_id"]), _core(each))
+        for each in topology.get("cores", ())
+    ]
+    zones = {zone.node: zone for zone in report.zones}
+    memory = {
+        int(each["numa_node_id"]): int(each.get("memory_bytes", 0))
+        for each in topology.get("numa_nodes", ())
+    }
+    lines = []
+    for package in sorted({each[0] for each in cores}):
+        lines.append(f"package {package}")
+        for node in sorted({each[1] for each in cores if each[0] == package}):
+            here = [core for at, of, core in cores if (at, of) == (package, node)]
+            lines.append(f"  {_node_line(node, zones.get(node), memory.get(node, 0))}")
+            lines += _rows(here, by_cpu)
+    with_cpus = {each[1] for each in cores}
+    for node in sorted(memory.keys() - with_cpus):
+        lines.append(f"{_node_line(node, zones.get(node), memory[node])}, no cpus")
+    return lines
+
+
+def legend(report: TopologyReport, marks: Marks) -> list[str]:
+    """What the characters stand for, as far as they are drawn."""
+    by_cpu = marks.by_cpu()
+    drawn = set(by_cpu.values())
+    shown = list(_pinned(report, marks))
+    words = {
+        SHARED: "the shared pool: LS slots, and BE slots",
+        RESERVED: "reserved: in the shared pool, no slot's own",
+        STRICT: "reserved strictly: no slot runs there",
+        KUBELET: "a kubelet has given them to containers of its own",
+        ISOLATED: "isolated from load balancing: only for slots with cpus of their own",
+        OFFLINE: "offline",
+    }
+    others = {mark: cpus for mark, cpus in marks.others if mark in drawn and cpus}
+    for mark, text in words.items():
+        if mark in others:
+            shown += _folded(f"  {mark}  {text}, cpus {others[mark]}", indent=5)
+    if any(each.cpu not in by_cpu for each in report.cpus):
+        shown.append(f"  {FOREIGN}  not this executor's")
+    return shown
+
+
+def settings_lines(report: TopologyReport) -> list[str]:
+    """Which settings hold and where they come from; what a kubelet says."""
+    settings = report.settings
+    known = {
+        "bind": settings.bind,
+        "alignment": settings.alignment,
+        "numa_strategy": settings.numa_strategy,
+        "default_bind": settings.default_bind,
+        "default_exclusive": settings.default_exclusive,
+        "reserved_cpus": settings.reserved_cpus,
+    }
+    parts = [
+        f"{name.replace('_', ' ')} {value} ({settings.origins.get(name, 'built-in')})"
+        for name, value in known.items()
+        if value
+    ]
+    lines = _folded(f"{'settings':<11}{', '.join(parts)}", indent=11)
+    if report.now is not None and (kubelet := report.now.kubelet) is not None:
+        options = ", ".join(
+            name if value == "true" else f"{name}={value}"
+            for name, value in sorted(kubelet.cpu_manager_options.items())
+        )
+        told = [
+            f"cpu manager {kubelet.cpu_manager_policy or 'none'}"
+            + (f" ({options})" if options else ""),
+            f"topology manager {kubelet.topology_manager_policy or 'none'}"
+            + (f" (by {kubelet.topology_manager_scope})" if kubelet.topology_manager_scope else ""),
+        ]
+        if kubelet.memory_manager_policy:
+            told.append(f"memory manager {kubelet.memory_manager_policy}")
+        if kubelet.reserved_cpus:
+            told.append(f"reserved cpus {kubelet.reserved_cpus}")
+        if kubelet.containers:
+            count = len(kubelet.containers)
+            told.append(f"{count} container{'s' if count > 1 else ''} of its own")
+        lines += _folded(f"{'kubelet':<11}{', '.join(told)}", indent=11)
+    return lines
+
+
+def remarks(report: TopologyReport) -> list[str]:
+    """What is out of the ordinary."""
+    lost = [
+        f"slot {each.allocation_id} has lost cpus {each.cpus}, which are offline or a kubelet's"
+        for each in report.lost_cpus
+    ]
+    now = report.now
+    if now is None:
+        return lost
+    if now.squeezed_cpus:
+        lost.append(f"BE slots are squeezed onto cpus {now.squeezed_cpus} while others are busy")
+    return lost + list(now.notes)
+
+
+def _place(slot: SlotStatus) -> tuple[int, str]:
+    return next(iter(CpuSet.parse(slot.cpus))), slot.allocation_id
+
+
+def _core(data: Mapping[str, Any]) -> _Core:
+    return _Core(
+        tuple(CpuSet.parse(data.get("cpus", ""))),
+        int(data.get("l3_index", -1)),
+        str(data.get("kind", "")),
+    )
+
+
+def _node_line(node: int, zone: Zone | None, memory_bytes: int) -> str:
+    title = f"NUMA node {node}" if node >= 0 else "no NUMA node"
+    parts = list(_amounts(zone)) if zone is not None else []
+    if memory_bytes and not any(part.startswith("memory") for part in parts):
+        parts.insert(0, f"memory {format_bytes(memory_bytes)}")
+    return f"{title}: {', '.join(parts)}" if parts else title
+
+
+def _amounts(zone: Zone) -> Iterator[str]:
+    for name in sorted(
+        zone.total, key=lambda name: (name != CPU_MILLI, name != MEMORY_BYTES, name)
+    ):
+        total, free = zone.total[name], zone.available.get(name, 0)
+        if name == CPU_MILLI:
+            yield f"cpu {format_cpu(free)} of {format_cpu(total)} free"
+        elif name == BEST_EFFORT_CPU_MILLI:
+            if name in zone.allocated:
+                yield f"best-effort cpu {format_cpu(free)} of {format_cpu(total)} free"
+        elif name == MEMORY_BYTES:
+            yield f"memory {format_bytes(free)} of {format_bytes(total)} free"
+        else:
+            yield f"{name.removeprefix(EXTENDED_PREFIX)} {free} of {total} free"
+
+
+def _rows(cores: Sequence[_Core], by_cpu: Mapping[int, str]) -> list[str]:
+    """Cores side by side, kind by kind; a new row for each kind, and where a row is full."""
+    first: dict[str, int] = {}
+    for core in cores:
+        first[core.kind] = min(core.cpus[0], first.get(core.kind, core.cpus[0]))
+    cores = sorted(cores, key=lambda core: (first[core.kind], core.cpus))
+    width = max(len(core.cpus) for core in cores)
+    lines: list[str] = []
+    before: _Core | None = None
+    for core in cores:
+        cell = "".join(by_cpu.get(cpu, FOREIGN) for cpu in core.cpus).ljust(width)
+        gap = "  " if before is not None and before.cache != core.cache else " "
+        new_kind = before is None or before.kind != core.kind
+        if new_kind or len(lines[-1]) + len(gap) + width > WIDTH:
+            if new_kind and core.kind:
+                lines.append(f"    {core.kind}")
+            lines.append(f"{core.cpus[0]:>{LABEL - 1}} {cell}")
+        else:
+            lines[-1] += f"{gap}{cell}"
+        before = core
+    return [line.rstrip() for line in lines]
+
+
+def _pinned(report: TopologyReport, marks: Marks) -> Iterator[str]:
+    """A line per slot that has cpus of its own."""
+    short = Beginnings(text for each in report.slots for text in (each.allocation_id, each.job_id))
+    for mark, slot in marks.slots:
+        had = slot.assignment
+        parts = [f"cpus {slot.cpus}"]
+        qos = "-"
+        if had is not None:
+            qos = str(had.qos)
+            chosen = [str(each) for each in (had.bind, had.exclusive) if each != "None"]
+            parts[0] += f" ({', '.join(chosen)})" if chosen else ""
+            if had.numa:
+                parts.append("nodes " + ",".join(str(share.node) for share in had.numa))
+        parts.append(profile_text(slot.profile.to_dict()))
+        if slot.state != "ALLOCATED":
+            parts.append(str(slot.state or "state unknown"))
+        title = f"{qos:<3} {short.of(slot.allocation_id)} of job {short.of(slot.job_id)}: "
+        yield from _folded(f"  {mark}  {title}{', '.join(parts)}", indent=9)
+
+
+class Beginnings:
+    """Ids as short as they can be told apart among some of them, 8 characters at least."""
+
+    def __init__(self, ids: Iterable[str]) -> None:
+        self._ids = sorted(set(ids))
+
+    def of(self, known: str) -> str:
+        """The beginning of one of them."""
+        at = bisect_left(self._ids, known)
+        near = self._ids[max(at - 1, 0) : at] + self._ids[at + 1 : at + 2]
+        length = ID_LENGTH_MIN
+        while length < len(known) and any(each.startswith(known[:length]) for each in near):
+            length += 1
+        return known[:length]
+
+
+def _folded(line: str, indent: int) -> list[str]:
+    """A line of limited width and what is beyond it, broken behind commas: between parts, else
+    within a list of numbers.
+    """
+    lines = []
+    while len(line) > WIDTH:
+        end = line.rfind(", ", indent, WIDTH) + 1 or line.rfind(",", indent, WIDTH) + 1
+        if not end:
+            break
+        lines.append(line[:end])
+        line = " " * indent + line[end:].lstrip()
+    return [*lines, line]

@@ -1,0 +1,93 @@
+"""CPU policies of requests, cpus of slots and settings of hosts in words, for tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from finegrain.cpu_words import DEFAULT, PREFERRED, REQUIRED
+from finegrain_cli.text.output import Column
+
+Row = Mapping[str, Any]
+
+SETTINGS = {
+    "bind-policy": "bind",
+    "numa-strategy": "numa_strategy",
+    "alignment": "alignment",
+    "reserved-cpus": "reserved_cpus",
+    "reserved-strict": "reserved_strict",
+    "default-bind": "default_bind",
+    "default-exclusive": "default_exclusive",
+}
+"""Settings of a host: what the command line calls them, and what all else does."""
+
+
+def wish_text(wish: Row) -> str:
+    """What a request says of its cpus: "LSR, bind FullPCPUs:required"; "-": nothing."""
+    parts = [] if wish["qos"] == "LS" else [str(wish["qos"])]
+    for name in ("bind", "exclusive", "numa"):
+        if wish[name] != DEFAULT:
+            strength = REQUIRED if wish[f"{name}_required"] else PREFERRED
+            parts.append(f"{name} {wish[name]}:{strength}")
+    return ", ".join(parts) or "-"
+
+
+def class_text(slot: Row) -> str:
+    """The QoS class of a slot."""
+    return str((slot["assignment"] or {}).get("qos", "LS"))
+
+
+def cpus_text(slot: Row) -> str:
+    """Where a slot runs: its own cpus, or the shared pools: "2-3", "shared", "shared of node 1"."""
+    assignment = slot["assignment"] or {}
+    if slot["cpus"]:
+        return str(slot["cpus"])
+    pool = "best effort" if assignment.get("qos") == "BE" else "shared"
+    nodes = sorted({each["node"] for each in assignment.get("pools", ())})
+    if not nodes:
+        return pool
+    return f"{pool} of node {', '.join(str(each) for each in nodes)}"
+
+
+def nodes_text(slot: Row) -> str:
+    """The NUMA nodes that a slot is bound to; "-" for none."""
+    shares = (slot["assignment"] or {}).get("numa", ())
+    return ",".join(str(each["node"]) for each in shares) or "-"
+
+
+def notes_text(slot: Row) -> str:
+    """What a slot preferred and could not have; "-" for nothing."""
+    return "; ".join((slot["assignment"] or {}).get("notes", ())) or "-"
+
+
+def policy_rows(policy: Row) -> list[dict[str, str]]:
+    """Settings of a host, a row for each: what holds, by whom, and what is set here."""
+    effective, here = policy["effective"], policy["set"]
+    strict = effective["strictly_reserved_cpus"]
+    holds = {**effective, "reserved_strict": f"cpus {strict}" if strict else "no"}
+    origins = {"reserved_strict": "-", **effective["origins"]}
+    return [
+        {
+            "setting": label,
+            "holds": str(holds[name] or "none"),
+            "origin": str(origins.get(name, "built-in")),
+            "set": _set_text(here[name]),
+        }
+        for label, name in SETTINGS.items()
+    ]
+
+
+def _set_text(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return str(value) or "none"
+
+
+POLICY_COLUMNS = (
+    Column("setting", lambda row: row["setting"]),
+    Column("holds", lambda row: row["holds"]),
+    Column("from", lambda row: row["origin"]),
+    Column("set here", lambda row: row["set"]),
+)

@@ -1,0 +1,115 @@
+"""A registered executor as text: its host cpu by cpu, and its slots in their places.
+
+Decides the order of the picture and how slots in shared pools are listed. How cpus are drawn is
+`cpu_map.py`'s business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from finegrain.cpuset import EMPTY, CpuSet, union
+from finegrain.topology import Gpu, GpuHealth, HostTopology
+from finegrain.topology_text import device_lines
+from finegrain_cli.text.columns import amounts_text, profile_text
+from finegrain_cli.text.cpu_map import Beginnings, Marks, drawing, legend, remarks, settings_lines
+
+if TYPE_CHECKING:
+    from finegrain_client.types.status import SlotStatus
+    from finegrain_client.types.topology import Pool, TopologyReport
+
+Data = Mapping[str, Any]
+
+SLOTS_LISTED_MAX = 20
+"""Slots listed of each pool; there can be thousands, and `finegrain slots` lists them all."""
+
+_PoolKey = tuple[str, tuple[tuple[int, int], ...]]
+"""QoS class, and which pools; none: all of the class."""
+
+
+def executor_text(executor: Data, report: TopologyReport) -> str:
+    """The whole picture of one executor, by its JSON form and the report on its cpus."""
+    state = str(executor["state"]) + (", draining" if executor["draining"] else "")
+    lines = [f"{executor['executor_id']} ({state}) at {executor['address']}"]
+    if executor["unreachable_reason"]:
+        lines.append(f"the resource manager cannot dial it: {executor['unreachable_reason']}")
+    lines += [
+        f"{name:<10} {amounts_text(executor[name])}" for name in ("total", "allocated", "available")
+    ]
+    lines += settings_lines(report)
+    marks = Marks.of(report)
+    lines += ["", *drawing(report, marks)]
+    if shown := legend(report, marks):
+        lines += ["", *shown]
+    lines += ["", *_pools(report)]
+    lines += device_lines(_with_gpus(report.topology))
+    strange = [*report.topology.get("warnings", ()), *remarks(report)]
+    lines += [f"warning: {each}" for each in strange]
+    return "\n".join(lines)
+
+
+def _pools(report: TopologyReport) -> list[str]:
+    """Slots without cpus of their own, by the pools that they run in."""
+    members: dict[_PoolKey, list[SlotStatus]] = {("LS", ()): [], ("BE", ()): []}
+    jobs = Beginnings(each.job_id for each in report.slots)
+    for slot in report.slots:
+        if not slot.cpus:
+            members.setdefault(_key(slot), []).append(slot)
+    lines = []
+    for key, slots in sorted(members.items(), key=lambda each: (each[0][0] != "LS", each[0])):
+        qos, names = key
+        pools = [each for each in report.pools if not names or (each.package, each.node) in names]
+        nodes = ",".join(str(node) for _, node in names)
+        title = "shared pool" if qos == "LS" else "best-effort pool"
+        where = f" of NUMA node {nodes}" if names else ""
+        cpus = union(CpuSet.parse(_cpus(each, qos)) for each in pools)
+        lines.append(f"{title}{where}, cpus {cpus or 'none'}: {_count(len(slots))}")
+        lines += [
+            f"  slot {each.allocation_id} of job {jobs.of(each.job_id)}: "
+            + profile_text(each.profile.to_dict())
+            + ("" if each.state == "ALLOCATED" else f", {each.state or 'state unknown'}")
+            for each in slots[:SLOTS_LISTED_MAX]
+        ]
+        if len(slots) > SLOTS_LISTED_MAX:
+            lines.append(f"  and {len(slots) - SLOTS_LISTED_MAX} more")
+    return lines
+
+
+def _key(slot: SlotStatus) -> _PoolKey:
+    had = slot.assignment
+    if had is None:
+        return "LS", ()
+    qos = "BE" if had.qos == "BE" else "LS"
+    return qos, tuple((each.package, each.node) for each in had.pools)
+
+
+def _cpus(pool: Pool, qos: str) -> str:
+    return pool.best_effort_cpus if qos == "BE" else pool.shared_cpus
+
+
+def _count(slots: int) -> str:
+    return "1 slot" if slots == 1 else f"{slots or 'no'} slots"
+
+
+def _with_gpus(topology: Data) -> HostTopology:
+    """A host of nothing but the GPUs that it told of."""
+    gpus = tuple(_gpu(index, device) for index, device in enumerate(topology.get("devices", ())))
+    return HostTopology(online=EMPTY, allowed=EMPTY, cores=(), numa_nodes=(), gpus=gpus)
+
+
+def _gpu(index: int, device: Data) -> Gpu:
+    return Gpu(
+        uuid=device.get("uuid", ""),
+        index=index,
+        minor=_known(device.get("minor", 0)),
+        pci_bus_id=device.get("pci_address") or None,
+        name=device.get("model", "unknown"),
+        memory_bytes=int(device.get("memory_bytes", 0)) or None,
+        health=GpuHealth.OK if not device.get("unavailable_reason") else GpuHealth.LOST,
+        numa_node=_known(device.get("numa_node_id", 0)),
+    )
+
+
+def _known(number: int) -> int | None:
+    return None if number < 0 else int(number)

@@ -1,0 +1,157 @@
+"""An explanation as text: what was asked, what each host lacks, and what would make it fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from finegrain.resources import BEST_EFFORT_CPU_MILLI, CPU_MILLI, EXTENDED_PREFIX
+from finegrain.units import format_bytes, format_cpu, format_duration
+from finegrain_cli.text.columns import age, profile_text
+from finegrain_cli.text.cpus import wish_text
+from finegrain_cli.text.output import Column, table_lines
+
+if TYPE_CHECKING:
+    from finegrain_client.types.explain import (
+        Dimension,
+        ExecutorVerdict,
+        Explanation,
+        GangExplanation,
+        ResizeExplanation,
+    )
+
+
+def amount_text(dimension: str, amount: int) -> str:
+    """An amount in the unit that people read for its dimension."""
+    if dimension in (CPU_MILLI, BEST_EFFORT_CPU_MILLI):
+        return format_cpu(amount)
+    if dimension.endswith("_bytes"):
+        return format_bytes(amount)
+    return str(amount)
+
+
+def dimension_name(dimension: str) -> str:
+    """A dimension without its unit: "cpu", "memory"."""
+    return (
+        dimension.removeprefix(EXTENDED_PREFIX).removesuffix("_milli").removesuffix("_bytes")
+    ).replace("_", " ")
+
+
+def explanation_text(found: Explanation) -> str:
+    """The whole explanation, as `finegrain explain` prints it."""
+    request = found.request.to_dict()
+    state = found.request.state
+    lines = [
+        "  ".join(
+            (
+                f"request {found.request.allocation_id}",
+                str(state),
+                age(request, "create_time"),
+                found.primary_reason or "-",
+            )
+        ),
+        f"  {found.summary}",
+        f"  asks     {profile_text(request['profile'])}",
+    ]
+    if (wish := wish_text(request["cpu_policy"])) != "-":
+        lines.append(f"  cpus     {wish}")
+    if found.dimensions:
+        lines.append(f"  cluster  {_sums(found.dimensions)}")
+    lines.append(
+        f"  line     {found.requests_ahead} came earlier; {found.executors_considered} executors "
+        f"considered, {found.executors_fitting} fit now (state {found.snapshot_number})"
+    )
+    lines += _order(found)
+    if found.planned_on:
+        lines.append(f"  planned  on {found.planned_on}, which was asked for; finegrain providers")
+    if found.executors:
+        lines += ["", *("  " + line for line in _verdicts(found.executors))]
+    if found.gang:
+        lines += ["", *("  " + line for line in _gang(found.gang))]
+    for each in found.resizes:
+        lines += ["", *("  " + line for line in _resize(each))]
+    if found.would_fit_if:
+        lines += ["", "  smallest changes"]
+        lines += [f"    {each.message}" for each in found.would_fit_if]
+    if found.blocked_by:
+        lines += ["", "  waits for the end of"]
+        for slot in found.blocked_by:
+            held = profile_text(slot.profile.to_dict())
+            own = f", cpus {slot.cpus}" if slot.cpus else ""
+            lines.append(f"    {slot.allocation_id} on {slot.executor_id} ({held}{own})")
+    return "\n".join(lines)
+
+
+def _order(found: Explanation) -> list[str]:
+    """Who is served before it, what stops it, what is held for it or for others."""
+    lines = [f"  choice   {step.summary}" for step in found.steps]
+    for limit in found.limits:
+        name = limit.dimension
+        used, asked, most = (
+            amount_text(name, each) for each in (limit.used, limit.asked, limit.maximum)
+        )
+        lines.append(
+            f"  maximum  group {limit.group} has {used} {dimension_name(name)} of at most {most},"
+            f" and {asked} more are asked for"
+        )
+    if found.reservation:
+        lines.append(f"  held     {found.reservation.summary}")
+    return lines + [f"  held     {each.summary}" for each in found.held_for_others]
+
+
+def _gang(gang: GangExplanation) -> list[str]:
+    where = gang.gang.placement.lower().replace("_", "-")
+    label = f":{gang.gang.label}" if gang.gang.label else ""
+    together = f"{gang.placeable} of {gang.members} members could be placed together now"
+    lines = [f"gang {gang.gang.gang_id} ({where}{label}): {together}", f"  {gang.summary}"]
+    lines += [f"  {each.placeable} in {each.name or 'the whole cluster'}" for each in gang.spots]
+    if gang.deadline_time:
+        left_s = max(0.0, (gang.deadline_time - datetime.now(UTC)).total_seconds())
+        lines.append(f"  given up in {format_duration(left_s)}")
+    return lines
+
+
+def _resize(found: ResizeExplanation) -> list[str]:
+    to = profile_text(found.resize.profile.to_dict())
+    lines = [f"change {found.resize.resize_number} to {to} waits", f"  {found.summary}"]
+    for each in found.dimensions:
+        name = each.dimension
+        lines.append(
+            f"  {dimension_name(name)} {amount_text(name, each.asked)} more, "
+            f"free {amount_text(name, each.free)} of {amount_text(name, each.total)}"
+        )
+    return lines
+
+
+def _sums(dimensions: Iterable[Dimension]) -> str:
+    return "; ".join(
+        f"{dimension_name(each.dimension)} asked {amount_text(each.dimension, each.asked)}, "
+        f"free {amount_text(each.dimension, each.free)}, "
+        f"largest hole {amount_text(each.dimension, each.largest_hole)}, "
+        f"total {amount_text(each.dimension, each.total)}"
+        for each in dimensions
+    )
+
+
+def _verdicts(verdicts: Iterable[ExecutorVerdict]) -> list[str]:
+    shown = list(verdicts)
+    names = sorted({each.dimension for verdict in shown for each in verdict.dimensions})
+
+    def cell(verdict: ExecutorVerdict, name: str) -> str:
+        for each in verdict.dimensions:
+            if each.dimension == name:
+                free = f"{amount_text(name, each.free)}/{amount_text(name, each.total)}"
+                short = each.asked - each.free
+                return free if short <= 0 else f"{free} short {amount_text(name, short)}"
+        return "-"
+
+    def column(name: str) -> Column:
+        return Column(f"{dimension_name(name)} free", lambda verdict: cell(verdict, name))
+
+    columns = [
+        Column("executor", lambda verdict: verdict.executor_id),
+        *map(column, names),
+        Column("verdict", lambda verdict: verdict.message),
+    ]
+    return table_lines(columns, shown)

@@ -1,0 +1,123 @@
+"""Resource groups as text: a tree with weights, shares, service, what waits, and limits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from finegrain.resources import CPU_MILLI, EXTENDED_PREFIX, MEMORY_BYTES
+from finegrain.units import format_bytes, format_cpu, format_duration
+from finegrain_cli.text.columns import age, memory_of
+from finegrain_cli.text.output import Column, Style, painted, table_lines
+
+if TYPE_CHECKING:
+    from finegrain_client.types.groups import Groups
+    from finegrain_client.types.status import JobStatus
+
+Row = Mapping[str, Any]
+
+_MEASURES = {
+    "dominant": "shares of the cluster x seconds",
+    "slots": "slots x seconds",
+    "cpu": "cores x seconds",
+}
+
+
+def groups_text(found: Groups, jobs: Sequence[JobStatus] = (), *, wide: bool = False) -> str:
+    """What `finegrain groups` prints."""
+    rows = _rows(found, jobs)
+    heading, *lines = table_lines([each for each in COLUMNS if wide or not each.wide], rows)
+    held = [f"held: {each.summary}" for each in found.reservations]
+    return "\n".join([painted(heading, Style.BOLD), *lines, "", *held, _legend(found)])
+
+
+def limits_text(amounts: Mapping[str, int]) -> str:
+    """Limits in one line: "cpu 64, memory 1Ti, license 3"; "-" where there is none."""
+    named = {
+        CPU_MILLI: lambda amount: f"cpu {format_cpu(amount)}",
+        MEMORY_BYTES: lambda amount: f"memory {format_bytes(amount)}",
+    }
+    parts = [
+        named[name](amount) if name in named else f"{name.removeprefix(EXTENDED_PREFIX)} {amount}"
+        for name, amount in amounts.items()
+    ]
+    return ", ".join(parts) or "-"
+
+
+def used_text(amounts: Mapping[str, int]) -> str:
+    """What slots have, likewise; memory that executors pool by part is one."""
+    found = {CPU_MILLI: amounts.get(CPU_MILLI, 0), MEMORY_BYTES: memory_of(amounts)}
+    found |= {name: each for name, each in amounts.items() if name.startswith(EXTENDED_PREFIX)}
+    return limits_text({name: amount for name, amount in found.items() if amount})
+
+
+def _rows(found: Groups, jobs: Sequence[JobStatus]) -> list[Row]:
+    """Each group, indented by its level, with its jobs behind it."""
+    levels: dict[str, int] = {"": -1}
+    of_group: dict[str, list[JobStatus]] = {}
+    for job in jobs:
+        of_group.setdefault(job.group, []).append(job)
+    rows: list[Row] = []
+    for group in found.groups:
+        level = levels[group.name] = levels.get(group.parent, -1) + 1
+        rows.append({**group.to_dict(), "label": "  " * level + group.name})
+        indent = "  " * (level + 1)
+        rows += [_job_row(job, indent) for job in of_group.get(group.name, ())]
+    return rows
+
+
+def _job_row(job: JobStatus, indent: str) -> Row:
+    data = job.to_dict()
+    return {
+        **data,
+        "label": f"{indent}{job.name} ({job.job_id})",
+        "weight": 1.0,
+        "share_entitled": None,
+        "tally": None,
+        "running": job.slots,
+        "waiting": job.pending_requests,
+        "jobs": None,
+        "used": data["allocated"],
+        "minimum": {},
+        "maximum": {},
+        "description": "",
+    }
+
+
+def _legend(found: Groups) -> str:
+    unit = _MEASURES.get(found.service_measure, found.service_measure)
+    if found.half_life_s is None:
+        return f"service: {unit}, never forgotten"
+    return f"service: {unit}; after {format_duration(found.half_life_s)} it counts half"
+
+
+def _share(key: str) -> Any:
+    def text(row: Row) -> str:
+        return "-" if row[key] is None else f"{100 * row[key]:.1f} %"
+
+    return text
+
+
+def _number(key: str) -> Any:
+    def text(row: Row) -> str:
+        return "-" if row[key] is None else f"{row[key]:.4g}"
+
+    return text
+
+
+COLUMNS = (
+    Column("group", lambda row: str(row["label"])),
+    Column("weight", lambda row: f"{row['weight']:.10g}", right=True),
+    Column("entitled", _share("share_entitled"), right=True),
+    Column("now", _share("share_now"), right=True),
+    Column("service", _number("service"), right=True),
+    Column("slots", lambda row: str(row["running"]), right=True),
+    Column("waiting", lambda row: str(row["waiting"]), right=True),
+    Column("oldest", lambda row: age(row, "oldest_wait_time"), right=True),
+    Column("used", lambda row: used_text(row["used"])),
+    Column("minimum", lambda row: limits_text(row["minimum"])),
+    Column("maximum", lambda row: limits_text(row["maximum"])),
+    Column("tally", _number("tally"), wide=True, right=True),
+    Column("jobs", _number("jobs"), wide=True, right=True),
+    Column("description", lambda row: row["description"] or "-", wide=True),
+)

@@ -1,0 +1,132 @@
+"""How the cluster grows and shrinks, as text: shapes, executors that were asked for, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from finegrain.resources import CPU_MILLI, EXTENDED_PREFIX, MEMORY_BYTES
+from finegrain.units import format_bytes, format_cpu, format_duration
+from finegrain_cli.text.columns import age, amounts_text
+from finegrain_cli.text.output import Column, Style, painted, table_lines
+
+if TYPE_CHECKING:
+    from finegrain_client.types.providers import Providers
+
+NONE = (
+    "no providers: executors come and go only by hand (providers_file of the resource manager "
+    "changes that)"
+)
+
+
+def providers_text(found: Providers, *, wide: bool = False) -> str:
+    """What `finegrain providers` prints."""
+    data = found.to_dict()
+    if not (found.shapes or found.executors):
+        return NONE
+    parts = [_limits_lines(data), _table(SHAPES, data["shapes"], wide=wide)]
+    if not found.shapes:
+        parts = [["no shapes are configured any more; what is left of earlier ones:"]]
+    if data["executors"]:
+        parts.append(_table(EXECUTORS, data["executors"], wide=wide))
+    if found.unplanned:
+        parts.append([f"not planned: {each}" for each in found.unplanned])
+    return "\n\n".join("\n".join(part) for part in parts)
+
+
+def _limits_lines(data: Mapping[str, Any]) -> list[str]:
+    idle_s = data["idle_timeout_s"]
+    idle = "-" if idle_s is None else format_duration(idle_s)
+    return [
+        f"present    {amounts_text(data['present'])}",
+        f"minimum    {_limits(data['minimum'])}",
+        f"maximum    {_limits(data['maximum'])}",
+        f"idle       given back after {idle} without slots",
+    ]
+
+
+def pending_rows(found: Providers) -> list[dict[str, Any]]:
+    """Executors that were asked for and have not registered, as rows of the executors' table."""
+    totals = {each.name: dict(each.total) for each in found.shapes}
+    labels = {each.name: dict(each.labels) for each in found.shapes}
+    return [
+        {
+            "executor_id": each.executor_id,
+            "state": str(each.state),
+            "draining": False,
+            "unreachable_reason": "",
+            "total": totals.get(each.shape, {}),
+            "available": {},
+            "allocated": {},
+            "reserved": {},
+            "used": {"cpu_milli": 0, "memory_bytes": 0, "tasks": 0},
+            "default_slot_profile": None,
+            "labels": labels.get(each.shape, {}),
+            "provided_as": each.shape,
+        }
+        for each in found.executors
+        if each.state in ("ASKED", "STARTED")
+    ]
+
+
+def _table(columns: tuple[Column, ...], rows: list[Mapping[str, Any]], *, wide: bool) -> list[str]:
+    heading, *lines = table_lines([each for each in columns if wide or not each.wide], rows)
+    return [painted(heading, Style.BOLD), *lines]
+
+
+def _limits(amounts: Mapping[str, int]) -> str:
+    """Amounts of which some may be absent."""
+    named = {
+        CPU_MILLI: lambda amount: f"cpu {format_cpu(amount)}",
+        MEMORY_BYTES: lambda amount: f"memory {format_bytes(amount)}",
+    }
+    parts = [
+        named[name](amount) if name in named else f"{name.removeprefix(EXTENDED_PREFIX)} {amount}"
+        for name, amount in amounts.items()
+    ]
+    return ", ".join(parts) or "none"
+
+
+def _counts(row: Mapping[str, Any]) -> str:
+    counts = {name: count for name, count in row["executors"].items() if count}
+    return ", ".join(f"{count} {name}" for name, count in counts.items()) or "none"
+
+
+def _trouble(row: Mapping[str, Any]) -> str:
+    if not row["failures"]:
+        return "-"
+    until = row["backoff_until_time"]
+    again = f", not before {until}" if until else ""
+    return f"{row['failures']} failed{again}: {row['last_failure']}"
+
+
+def _planned(row: Mapping[str, Any]) -> str:
+    return "; ".join(row["planned"]) or "-"
+
+
+SHAPES = (
+    Column("shape", lambda row: str(row["name"])),
+    Column("provider", lambda row: str(row["provider"])),
+    Column("total", lambda row: amounts_text(row["total"])),
+    Column("cost", lambda row: f"{row['cost']:g}", right=True),
+    Column("most", lambda row: str(row["count_max"] or "-"), right=True),
+    Column("executors", _counts),
+    Column("trouble", _trouble),
+    Column(
+        "labels",
+        lambda row: ",".join(f"{k}={v}" for k, v in sorted(row["labels"].items())) or "-",
+        wide=True,
+    ),
+)
+
+EXECUTORS = (
+    Column("executor", lambda row: str(row["executor_id"])),
+    Column("shape", lambda row: str(row["shape"])),
+    Column("state", lambda row: str(row["state"])),
+    Column("asked", lambda row: age(row, "ask_time"), right=True),
+    Column("planned", _planned),
+    Column("because", lambda row: row["cause"] or "-"),
+    Column("since then", lambda row: row["message"] or "-"),
+    Column("given up", lambda row: str(row["deadline_time"] or "-"), wide=True),
+    Column("handle", lambda row: row["handle"] or "-", wide=True),
+)

@@ -1,0 +1,103 @@
+"""Executors' cpus as they are at present: what operators set for them, and what executors see.
+
+Takes both in as it changes: what can be booked follows at once, and who waits looks again. Slots
+that exist stay as they are; those whose own cpus vanished are named, once when that happens, and
+once when they are back. Refuses to know which settings may be made (`host_settings.py`) and how the
+layers add up (`hosts/allowed_cpus.py`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from finegrain.cpu_policy import HostPolicy
+from finegrain.cpuset import CpuSet
+from resource_manager.engine.hosts.allowed_cpus import announced_by
+from resource_manager.engine.model.entities import NO_CPU_STATE, NOTHING_SET, CpuState, SlotState
+
+if TYPE_CHECKING:
+    from resource_manager.engine.context import Turn
+    from resource_manager.engine.hosts.host import Host
+    from resource_manager.engine.hosts.notes import SlotKey
+    from resource_manager.engine.state import State
+
+CLUSTER = ""
+"""Stands for the cluster where an executor's id stands."""
+
+
+def set_for(state: State, executor_id: str) -> HostPolicy:
+    """What operators have set for an executor, or for the cluster."""
+    setting = state.host_settings.get(executor_id)
+    return setting.policy if setting is not None else NOTHING_SET
+
+
+def forget_settings(state: State, executor_id: str) -> None:
+    """An executor is gone for good: nobody will ever have its id again."""
+    if state.host_settings.pop(executor_id, None) is not None:
+        state.changes.delete_host_setting(executor_id)
+
+
+def take_in_settings(turn: Turn, host: Host) -> None:
+    """What operators have set for the host, or for all, is not what it was."""
+    state = turn.state
+    host.operator_policy = set_for(state, host.host_id)
+    host.cluster_policy = set_for(state, CLUSTER)
+    _settle(turn, host)
+
+
+def take_in_cpu_state(turn: Turn, host: Host, seen: CpuState | None) -> None:
+    """What a full state of the executor says of its cpus; None: nothing out of the ordinary."""
+    seen = seen or NO_CPU_STATE
+    if seen == host.executor.cpu_state and not host.lost_cpus:
+        return  # as with most states
+    host.executor.cpu_state = seen
+    _settle(turn, host)
+    name_lost(turn, host)
+
+
+def not_followed(state: State, host: Host) -> tuple[HostPolicy | None, int]:
+    """What the executor is to be told that operators have set for it, with its number; (None, 0):
+    it follows that.
+    """
+    setting = state.host_settings.get(host.host_id)
+    if setting is None or host.executor.cpu_state.host_policy_number == setting.number:
+        return None, 0
+    return setting.policy, setting.number
+
+
+def _settle(turn: Turn, host: Host) -> None:
+    state = turn.state
+    if not host.settle_cpus():
+        return
+    state.touch_cluster(host)
+    state.rejection_clock.restart(turn.now_ms)
+    for refusal in host.refusals.values():
+        if refusal.state_seen is not None:
+            refusal.active = False  # it was about other cpus
+    # Other cpus may suit those who wait although no amount has grown.
+    state.indexes.log_growth(host, state.queue)
+
+
+def name_lost(turn: Turn, host: Host) -> None:
+    """Tells of slots that lack cpus of their own, unless it was told already."""
+    before, host.lost_cpus = host.lost_cpus, lost_cpus(host)
+    for key, cpus in host.lost_cpus.items():
+        if before.get(key) != cpus:
+            message = f"cpus {cpus} of the slot's own do not run any more, or are a kubelet's"
+            turn.slot_event("cpus_lost", host.slots[key], message=message)
+    for key, cpus in before.items():
+        slot = host.slots.get(key)
+        if slot is not None and key not in host.lost_cpus and slot.state is not SlotState.FREEING:
+            turn.slot_event("cpus_returned", slot, message=f"cpus {cpus} are the slot's again")
+
+
+def lost_cpus(host: Host) -> dict[SlotKey, CpuSet]:
+    """Own cpus of slots that are not there for them, by slot; of those that are not being freed."""
+    there = announced_by(host.executor.registration).slot_cpus - host.present.gone
+    found: dict[SlotKey, CpuSet] = {}
+    for key, slot in host.slots.items():
+        if slot.assignment is None or slot.state is SlotState.FREEING:
+            continue
+        if lost := slot.assignment.cpus - there:
+            found[key] = lost
+    return found

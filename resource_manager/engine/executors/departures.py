@@ -1,0 +1,57 @@
+"""Executors that go: lost, or struck from the books. What becomes of their slots with them.
+
+Lost means out of sight, not stopped: slots stay booked until the executor returns or is struck from
+the books. When that may be, others decide.
+"""
+
+from __future__ import annotations
+
+from finegrain.errors import Reason
+from resource_manager.engine.context import Turn
+from resource_manager.engine.hosts.host import Host
+from resource_manager.engine.model.entities import ExecutorState, Slot, SlotState
+from resource_manager.engine.requests.moves import free, key_of, vanish
+from resource_manager.engine.scheduling.gangs import lose
+
+
+def lose_executor(turn: Turn, host: Host, message: str) -> None:
+    """An executor is lost, and so are its slots, as far as anybody knows."""
+    executor, state = host.executor, turn.state
+    if executor.state is ExecutorState.UNCONFIRMED:
+        state.rejection_clock.restart(turn.now_ms)  # which does not run while one is unconfirmed
+    executor.state = ExecutorState.LOST
+    executor.lost = True
+    turn.cluster_event("executor_lost", executor_id=host.host_id, message=message)
+    take_all_away(turn, host, Reason.EXECUTOR_LOST, message)
+    host.start_conversation()
+    state.changes.executor(executor)
+    state.touch_cluster(host)
+
+
+def strike(turn: Turn, host: Host) -> None:
+    """Forgets an executor with all its slots: nothing of them is left, or ever will be."""
+    state = turn.state
+    for slot in list(host.slots.values()):
+        vanish(turn, slot)
+    state.keep_registration_number(host.executor.registration_number)
+    del state.hosts[host.host_id]
+    state.dirty_hosts.pop(host.host_id, None)
+    state.outbox.pop(host.host_id, None)
+    state.indexes.remove(host)
+    state.cluster_version += 1
+    state.rejection_clock.restart(turn.now_ms)
+    state.costs.count(host.host_id, {})
+    state.changes.delete_executor(host.host_id)
+    turn.cluster_event("executor_forgotten", executor_id=host.host_id)
+
+
+def take_all_away(turn: Turn, host: Host, reason: Reason, message: str) -> None:
+    """Takes down whatever slots an executor has."""
+    slots: list[Slot] = [
+        slot for slot in host.slots.values() if slot.state is not SlotState.FREEING
+    ]
+    for slot in slots:
+        if host.slots.get(key_of(slot)) is not slot or slot.state is SlotState.FREEING:
+            continue  # it went with another one of its gang
+        lose(turn, slot, reason, message)
+        free(turn, slot)

@@ -1,0 +1,196 @@
+"""Settings of hosts' cpus that operators make at runtime, for one host or for all.
+
+Decides which settings may be. Each holds from the next decision on, for new slots; it is kept under
+the executor's id while the executor is away. Refuses to know how the layers of settings add up
+(`hosts/allowed_cpus.py`) and what follows from them (`cpu_states.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
+
+from finegrain.cpu_policy import (
+    BindPolicy,
+    EffectivePolicy,
+    ExclusivePolicy,
+    HostPolicy,
+    NumaPolicy,
+)
+from finegrain.cpuset import EMPTY
+from finegrain.errors import InvalidArgument
+from resource_manager.engine.context import Turn
+from resource_manager.engine.executors.cpu_states import CLUSTER, set_for, take_in_settings
+from resource_manager.engine.executors.registration import known_host
+from resource_manager.engine.hosts.allowed_cpus import announced_by, host_cpus, unannounced
+from resource_manager.engine.hosts.host import Host
+from resource_manager.engine.model.counter_names import HOST_SETTING_NUMBER
+from resource_manager.engine.model.entities import NO_CPU_STATE, NOTHING_SET, HostSetting
+from resource_manager.engine.model.events import HostPolicySet
+from resource_manager.engine.state import State
+
+SETTINGS = tuple(each.name for each in fields(HostPolicy))
+"""Names of what can be set."""
+
+OF_ONE_HOST = ("reserved_cpus", "reserved_strict")
+"""Settings that make no sense for all hosts together."""
+
+
+def known_setting(state: State, executor_id: str) -> HostSetting | None:
+    """What was set for an executor, or for the cluster; None: nothing ever was.
+
+    Raises:
+        NotFound: neither is such an executor known, nor was anything set for it.
+    """
+    setting = state.host_settings.get(executor_id)
+    if setting is None and executor_id != CLUSTER:
+        known_host(state, executor_id)
+    return setting
+
+
+@dataclass(frozen=True, slots=True)
+class HostPolicyView:
+    """The settings of a host, or of the cluster, as they are now."""
+
+    set: HostPolicy  # by operators, at runtime
+    effective: EffectivePolicy
+    number: int  # of what was set; 0: nothing ever was
+    followed_number: int  # by the executor, as it said
+
+
+def host_policy_view(state: State, executor_id: str) -> HostPolicyView:
+    """What was set, and what holds.
+
+    Raises:
+        NotFound: neither is such an executor known, nor was anything set for it.
+    """
+    setting = known_setting(state, executor_id)
+    host = state.hosts.get(executor_id)
+    seen = host.executor.cpu_state if host is not None else NO_CPU_STATE
+    return HostPolicyView(
+        set=setting.policy if setting is not None else NOTHING_SET,
+        effective=policy_of(state, executor_id),
+        number=setting.number if setting is not None else 0,
+        followed_number=seen.host_policy_number,
+    )
+
+
+def policy_of(state: State, executor_id: str) -> EffectivePolicy:
+    """What holds on a host; of one that is not known, or of the cluster, by what operators have
+    set alone.
+    """
+    host = state.hosts.get(executor_id)
+    if host is not None:
+        return host.present.policy
+    own = NOTHING_SET if executor_id == CLUSTER else set_for(state, executor_id)
+    return unannounced(own, set_for(state, CLUSTER))
+
+
+def set_host_policy(turn: Turn, event: HostPolicySet) -> HostSetting:
+    """Sets what is given, takes back what is named, leaves the rest as it is set.
+
+    Raises:
+        NotFound: the executor is not known, nor was anything set for it.
+        InvalidArgument: a setting that is none, or cpus that the host does not have or that leave
+            it none.
+    """
+    state = turn.state
+    before = known_setting(state, event.executor_id)
+    wanted = _wanted(before.policy if before is not None else NOTHING_SET, event)
+    host = state.hosts.get(event.executor_id)
+    if event.executor_id == CLUSTER:
+        _refuse_of_one_host(event)
+    elif host is not None:
+        _check_cpus(host, wanted)
+    if before is not None and before.policy == wanted:
+        return before
+    number = state.host_setting_number = state.host_setting_number + 1
+    setting = HostSetting(event.executor_id, wanted, number, turn.at.time_ms)
+    state.changes.counter(HOST_SETTING_NUMBER, number)
+    state.rejection_clock.restart(turn.now_ms)
+    if host is None and event.executor_id != CLUSTER and wanted == NOTHING_SET:
+        del state.host_settings[event.executor_id]
+        state.changes.delete_host_setting(event.executor_id)
+    else:
+        state.host_settings[event.executor_id] = setting
+        state.changes.host_setting(setting)
+    turn.cluster_event(
+        "host_policy_set", executor_id=event.executor_id, message=_described(event, wanted)
+    )
+    for each in state.hosts.values() if event.executor_id == CLUSTER else (host,):
+        if each is not None:
+            take_in_settings(turn, each)
+    if event.executor_id == CLUSTER:
+        for seen in state.elastic.seen.values():  # those to come will follow as well
+            seen.cluster_policy = wanted
+            seen.settle_cpus()
+    return setting
+
+
+def _wanted(before: HostPolicy, event: HostPolicySet) -> HostPolicy:
+    given = {name: value for name in SETTINGS if (value := getattr(event.policy, name)) is not None}
+    for name in event.clear:
+        if name not in SETTINGS:
+            raise InvalidArgument("clear", name, f"one of {', '.join(SETTINGS)}")
+        if name in given:
+            raise InvalidArgument("clear", name, f"a setting that policy.{name} does not set")
+    refused = (
+        ("alignment", NumaPolicy.DEFAULT, _words(NumaPolicy, NumaPolicy.DEFAULT)),
+        ("default_bind", BindPolicy.DEFAULT, _DEFAULT_BINDS),
+        ("default_bind", BindPolicy.CONSTRAINED_BURST, _DEFAULT_BINDS),
+        (
+            "default_exclusive",
+            ExclusivePolicy.DEFAULT,
+            _words(ExclusivePolicy, ExclusivePolicy.DEFAULT),
+        ),
+    )
+    for name, word, expected in refused:
+        if given.get(name) == word:
+            raise InvalidArgument(f"policy.{name}", str(word), f"one of {expected}")
+    return replace(before, **given, **dict.fromkeys(event.clear))
+
+
+def _words(words: Iterable[str], *without: str) -> str:
+    return ", ".join(str(word) for word in words if word not in without)
+
+
+_DEFAULT_BINDS = _words(BindPolicy, BindPolicy.DEFAULT, BindPolicy.CONSTRAINED_BURST)
+
+
+def _refuse_of_one_host(event: HostPolicySet) -> None:
+    for name in OF_ONE_HOST:
+        if (value := getattr(event.policy, name)) is not None:
+            expected = "nothing for the cluster: cpus are reserved host by host"
+            raise InvalidArgument(f"policy.{name}", str(value), expected)
+
+
+def _check_cpus(host: Host, wanted: HostPolicy) -> None:
+    reserved = wanted.reserved_cpus or EMPTY
+    if not reserved:
+        return
+    announced = announced_by(host.executor.registration)
+    there = announced.slot_cpus | announced.reserved_cpus
+    if missing := reserved - there:
+        expected = f"cpus that executor {host.host_id} has ({there or 'none are known'})"
+        raise InvalidArgument("policy.reserved_cpus", str(reserved), f"{expected}, not {missing}")
+    executor = host.executor
+    found = host_cpus(executor.registration, executor.cpu_state, wanted, host.cluster_policy)
+    if not announced.slot_cpus - found.taken:
+        others = found.taken - reserved
+        beside = f"; {others} are taken beside these" if others else ""
+        expected = f"cpus that leave slots at least one of {announced.slot_cpus}{beside}"
+        raise InvalidArgument("policy.reserved_cpus", str(reserved), expected)
+
+
+def _described(event: HostPolicySet, policy: HostPolicy) -> str:
+    """What is set now, for people."""
+    said = policy.to_dict()
+    whole = ", ".join(f"{name} {_text(value)}" for name, value in said.items()) or "nothing"
+    cleared = f"; no longer {', '.join(event.clear)}" if event.clear else ""
+    return f"{event.executor_id or 'the cluster'}: {whole}{cleared}"
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value) or "none"

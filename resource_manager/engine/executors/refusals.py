@@ -1,0 +1,54 @@
+"""Hosts that could not serve a shape although the books said so, and when to ask them again.
+
+Without this memory a host that always fails would be chosen again and again. It is about one shape
+on one host; it ends when the host's state changes, or after a time that doubles with every failure
+until the host serves the shape.
+"""
+
+from __future__ import annotations
+
+from resource_manager.engine.context import Turn
+from resource_manager.engine.hosts.host import Host, Refusal
+from resource_manager.engine.model.entities import Slot
+from resource_manager.engine.model.timers import Timer
+from resource_manager.engine.queue.scheduling_classes import shape_key
+
+_BACKOFF_DOUBLINGS_MAX = 16
+
+
+def remember_refusal(turn: Turn, host: Host, slot: Slot) -> None:
+    """Keeps the host from being chosen again for the same wish on the same knowledge.
+
+    What the others of a gang had is taken down, which changes the host's state, and says nothing:
+    for members of a gang only time counts.
+    """
+    request = turn.state.request_named(slot.allocation_id)
+    if request is None:
+        return
+    settings = turn.state.settings
+    key = shape_key(request.spec)
+    before = host.refusals.get(key)
+    failures = before.failures if before is not None else 0
+    delay = backoff_ms(failures, settings.refusal_backoff_min_ms, settings.refusal_backoff_max_ms)
+    until_ms = turn.now_ms + delay
+    state_seen = None if request.spec.gang_id else host.state_seen()
+    host.refusals[key] = Refusal(failures + 1, until_ms, state_seen)
+    turn.state.refusing[host.host_id] = None
+    turn.state.timers.arm(Timer.REFUSAL, host.host_id, until_ms)
+
+
+def refusal_rang(turn: Turn, executor_id: str) -> None:
+    """The executor may be asked again for what it refused long enough ago."""
+    host = turn.state.hosts.get(executor_id)
+    if host is None:
+        return
+    if host.end_refusals(turn.now_ms):
+        turn.state.indexes.log_growth(host, turn.state.queue)
+    left = [refusal.until_ms for refusal in host.refusals.values() if refusal.active]
+    if left:
+        turn.state.timers.arm(Timer.REFUSAL, executor_id, min(left))
+
+
+def backoff_ms(failures: int, shortest_ms: int, longest_ms: int) -> int:
+    """Doubles with every failure, within bounds."""
+    return min(longest_ms, shortest_ms << min(failures, _BACKOFF_DOUBLINGS_MAX))

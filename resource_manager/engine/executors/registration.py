@@ -1,0 +1,281 @@
+"""Executors: registered, lost, drained, forgotten. What their states mean for slots, `reports.py`
+decides.
+"""
+
+from __future__ import annotations
+
+from finegrain.errors import (
+    AlreadyExists,
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    Reason,
+)
+from resource_manager.engine.context import Turn
+from resource_manager.engine.executors.cpu_states import CLUSTER, name_lost, set_for
+from resource_manager.engine.executors.departures import lose_executor, strike, take_all_away
+from resource_manager.engine.executors.epochs import refuse_seen_epoch
+from resource_manager.engine.executors.reachability import unreachable_registered
+from resource_manager.engine.executors.reports import take_in
+from resource_manager.engine.fairness import usage
+from resource_manager.engine.hosts.host import Host
+from resource_manager.engine.model.entities import (
+    NO_CPU_STATE,
+    Executor,
+    ExecutorState,
+    ProvisionState,
+    Registration,
+    SlotState,
+)
+from resource_manager.engine.model.events import (
+    DrainRequested,
+    ExecutorRegistered,
+    ForgetRequested,
+    RegistrationAnswer,
+    UndrainRequested,
+)
+from resource_manager.engine.model.timers import Timer
+from resource_manager.engine.requests.moves import key_of
+from resource_manager.engine.scaling.arrival import registered
+from resource_manager.engine.scheduling.resizes import resume
+from resource_manager.engine.state import REGISTERED_WITH, State
+
+
+def known_host(state: State, executor_id: str) -> Host:
+    """The books of an executor.
+
+    Raises:
+        NotFound: there is none of that id.
+    """
+    host = state.hosts.get(executor_id)
+    if host is None:
+        raise NotFound(
+            f"executor {executor_id} is not known",
+            reason=Reason.EXECUTOR_UNKNOWN,
+            details={"executor_id": executor_id},
+        )
+    return host
+
+
+def register_executor(turn: Turn, event: ExecutorRegistered) -> RegistrationAnswer:
+    """A new executor, or a known one that starts its conversation anew.
+
+    All orders that were under way are void. The state that comes along counts as newer than
+    everything: what it shows is there, what it lacks is not. That is why a registration that was
+    overtaken, by another attempt or by reports, is refused: it would strike slots that exist.
+
+    Raises:
+        AlreadyExists: another instance has this id and is not lost.
+        EpochSeen: the executor knows newer books than these.
+        FailedPrecondition: this registration was overtaken.
+        InvalidArgument: the state that comes along is not a full one.
+    """
+    state = turn.state
+    registration = event.registration
+    refuse_seen_epoch(state, registration.executor_id, event.report.rm_epoch)
+    if event.report.unchanged or event.report.report_number < 1:
+        raise InvalidArgument(
+            "report",
+            f"number {event.report.report_number}, unchanged {event.report.unchanged}",
+            "a full state with number 1 or higher",
+        )
+    host = state.hosts.get(registration.executor_id)
+    if host is not None:
+        _refuse_other_instance(host, registration)
+        _refuse_overtaken(host, registration, event.report.report_number)
+    state.answered_executors.add(registration.executor_id)
+    new, was_lost = host is None, host is not None and host.executor.lost
+    host = _adopt(turn, host, registration)
+    taken = take_in(turn, host, event.report, returning=was_lost)
+    name_lost(turn, host)  # it may have announced others than before
+    for slot in list(host.slots.values()):
+        if slot.state is SlotState.FREEING:
+            host.to_free[key_of(slot)] = None
+            state.outbox[host.host_id] = None
+        elif slot.ordered is not None:
+            resume(turn, slot)
+    state.changes.executor(host.executor)
+    state.changes.counter(REGISTERED_WITH + host.host_id, event.report.report_number)
+    turn.cluster_event(
+        "executor_returned" if was_lost else "executor_registered",
+        executor_id=host.host_id,
+        message=f"registration {host.executor.registration_number} at {registration.address}",
+    )
+    registered(turn, host, new=new)
+    setting = state.host_settings.get(host.host_id)
+    return RegistrationAnswer(
+        host.executor.registration_number,
+        taken.unowned,
+        host_policy=setting.policy if setting is not None else None,
+        host_policy_number=setting.number if setting is not None else 0,
+    )
+
+
+def _refuse_other_instance(host: Host, registration: Registration) -> None:
+    known = host.executor.registration
+    if known.instance_id != registration.instance_id and not host.executor.lost:
+        raise AlreadyExists(
+            f"executor {host.host_id} is another instance, at {known.address}, and not lost;"
+            " give this one another executor_id, or stop the other one and forget it when it is"
+            " lost",
+            reason=Reason.INSTANCE_CONFLICT,
+            details={"executor_id": host.host_id, "address": known.address},
+        )
+
+
+def _refuse_overtaken(host: Host, registration: Registration, report_number: int) -> None:
+    known = host.executor
+    if (
+        known.registration.instance_id == registration.instance_id
+        and report_number <= known.report_number
+    ):
+        raise FailedPrecondition(
+            f"state {report_number} of executor {host.host_id} was overtaken by state"
+            f" {known.report_number}; register again with a higher number",
+            reason=Reason.STALE_REGISTRATION,
+            details={"executor_id": host.host_id, "report_number": known.report_number},
+        )
+
+
+def _adopt(turn: Turn, host: Host | None, registration: Registration) -> Host:
+    state, new = turn.state, host is None
+    if host is None:
+        number = state.forgotten_registration_number + 1
+        executor = Executor(registration, number, first_seen_time_ms=turn.at.time_ms)
+        executor_id = registration.executor_id
+        host = Host.of(executor, set_for(state, executor_id), set_for(state, CLUSTER))
+        state.hosts[executor_id] = host
+    else:
+        executor = host.executor
+        if host.reach.unreachable:
+            # Unless it only did what it was told, whoever runs it may have mended something.
+            told_to = executor.state is ExecutorState.UNCONFIRMED
+            moved = executor.registration.address != registration.address
+            unreachable_registered(turn, host, changed=moved or not told_to)
+        if executor.registration.instance_id != registration.instance_id:
+            executor.report_number = 0
+        executor.registration = registration
+        executor.registration_number += 1
+    executor.lost = False
+    executor.state = ExecutorState.ACTIVE
+    executor.command_number = 0
+    executor.report_at_ms = turn.now_ms
+    executor.report_time_ms = turn.at.time_ms
+    executor.reported_available = None
+    executor.cpu_state = NO_CPU_STATE
+    if any(refusal.active for refusal in host.refusals.values()):
+        state.indexes.log_growth(host, state.queue)
+    host.start_conversation()
+    booked = [(slot, slot.booked) for slot in host.slots.values()]
+    kind = host.cpu_kind
+    if not new:  # else it has
+        host.adopt_registration()
+    if host.cpu_kind is not kind:
+        state.indexes.log_growth(host, state.queue)  # other cpus may suit others
+    state.touch_cluster(host)
+    state.rejection_clock.restart(turn.now_ms)
+    usage.rebooked(state, booked)
+    state.timers.arm(Timer.SILENCE, host.host_id, turn.now_ms + state.settings.lost_timeout_ms)
+    return host
+
+
+def silence_rang(turn: Turn, executor_id: str) -> None:
+    """An executor that has been silent for too long is lost, and so are its slots, as far as
+    anybody knows.
+
+    Its capacity does not count, and its slots stay booked there until it returns or is forgotten:
+    lost means out of sight, not stopped.
+    """
+    state = turn.state
+    host = state.hosts.get(executor_id)
+    if host is None or host.executor.state is ExecutorState.LOST:
+        return
+    executor = host.executor
+    heard_at_ms = max(executor.report_at_ms, state.timers.listening_since_ms)
+    due_ms = heard_at_ms + state.settings.lost_timeout_ms
+    if turn.now_ms < due_ms:
+        state.timers.arm(Timer.SILENCE, executor_id, due_ms)
+        return
+    message = f"executor {executor_id} was silent for {turn.now_ms - executor.report_at_ms} ms"
+    lose_executor(turn, host, message)
+
+
+def request_drain(turn: Turn, event: DrainRequested) -> Executor:
+    """No new slots here. With a deadline, what is left then is taken away.
+
+    Raises:
+        NotFound: no such executor.
+    """
+    state = turn.state
+    host = known_host(state, event.executor_id)
+    executor = host.executor
+    executor.draining = True
+    executor.drain_reason = event.reason
+    executor.drain_deadline_time_ms = executor.drain_deadline_at_ms = None
+    if event.deadline_ms is not None:
+        executor.drain_deadline_time_ms = turn.at.time_ms + event.deadline_ms
+        executor.drain_deadline_at_ms = turn.now_ms + event.deadline_ms
+        state.timers.arm(Timer.DRAIN, host.host_id, executor.drain_deadline_at_ms)
+    state.changes.executor(executor)
+    state.touch_cluster(host)
+    turn.cluster_event("executor_drained", executor_id=host.host_id, message=event.reason)
+    return executor
+
+
+def request_undrain(turn: Turn, event: UndrainRequested) -> Executor:
+    """New slots are welcome again.
+
+    Raises:
+        NotFound: no such executor.
+        FailedPrecondition: it is being given back.
+    """
+    host = known_host(turn.state, event.executor_id)
+    executor = host.executor
+    provision = turn.state.provisions.get(host.host_id)
+    if provision is not None and provision.state is ProvisionState.STOPPING:
+        raise FailedPrecondition(
+            f"executor {host.host_id} is being given back ({provision.message}); it is gone when"
+            " its provider has stopped it",
+            details={"executor_id": host.host_id},
+        )
+    if executor.draining:
+        executor.draining = False
+        executor.drain_reason = ""
+        executor.drain_deadline_time_ms = executor.drain_deadline_at_ms = None
+        turn.state.changes.executor(executor)
+        turn.state.touch_cluster(host)
+        turn.cluster_event("executor_undrained", executor_id=host.host_id)
+    return executor
+
+
+def drain_rang(turn: Turn, executor_id: str) -> None:
+    """Takes away what is left on an executor whose drain deadline has passed."""
+    host = turn.state.hosts.get(executor_id)
+    if host is None or host.executor.drain_deadline_at_ms is None:
+        return
+    if turn.now_ms < host.executor.drain_deadline_at_ms:
+        turn.state.timers.arm(Timer.DRAIN, executor_id, host.executor.drain_deadline_at_ms)
+        return
+    message = (
+        f"executor {executor_id} was drained: {host.executor.drain_reason or 'no reason given'}"
+    )
+    take_all_away(turn, host, Reason.EXECUTOR_DRAINED, message)
+
+
+def forget_executor(turn: Turn, event: ForgetRequested) -> None:
+    """Strikes a lost executor and its slots from the books.
+
+    Raises:
+        NotFound: no such executor.
+        FailedPrecondition: it is not lost.
+    """
+    state = turn.state
+    host = known_host(state, event.executor_id)
+    if host.executor.state is not ExecutorState.LOST:
+        raise FailedPrecondition(
+            f"executor {host.host_id} is {host.executor.state}; only a lost one can be forgotten:"
+            " stop it first, and wait until it is lost",
+            reason=Reason.EXECUTOR_NOT_LOST,
+            details={"executor_id": host.host_id, "state": host.executor.state},
+        )
+    strike(turn, host)

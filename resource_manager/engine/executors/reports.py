@@ -1,0 +1,211 @@
+"""Reconciles an executor's numbered states with the books.
+
+The rules:
+1. A state counts only if its number is above the last one taken in; numbers decide, never clocks.
+2. A slot that the state shows is there: a pending one is confirmed by it.
+3. A slot that the state lacks is missing only if the state contains the command that ordered it,
+   and that command is answered; else it is not there yet. What was placed after the state left is
+   never undone by it.
+4. A missing slot that was being freed is gone. A missing one that was wanted is lost, and its job
+   master is told.
+5. A slot that the state shows and the books do not know, or know as an older generation, is owned
+   by nobody: the executor is told to free it, with every report until a state lacks it. (The state
+   may have come with a command's answer, to which nothing can be answered.)
+6. A slot that its request waits for again, because the executor was lost, is taken back when the
+   executor returns with it before the request was placed anew.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from finegrain.errors import Reason
+from resource_manager.engine.context import Turn
+from resource_manager.engine.executors.cpu_states import not_followed, take_in_cpu_state
+from resource_manager.engine.executors.epochs import refuse_seen_epoch
+from resource_manager.engine.executors.reachability import (
+    delivery_overdue,
+    find_unreachable,
+    frees_to_tell,
+)
+from resource_manager.engine.executors.refusals import remember_refusal
+from resource_manager.engine.hosts.host import Host, SlotKey
+from resource_manager.engine.model.entities import ExecutorState, RequestState, Slot, SlotState
+from resource_manager.engine.model.events import ReportAnswer, SlotsReported
+from resource_manager.engine.model.reported import EndedSlot, Report, ReportedSlot
+from resource_manager.engine.requests.moves import key_of, reclaim, vanish
+from resource_manager.engine.scheduling.gangs import confirm, decline, lose
+from resource_manager.engine.scheduling.resizes import end_holds, take_in_size
+
+
+@dataclass(frozen=True, slots=True)
+class TakenIn:
+    """What became of a state that an executor sent."""
+
+    taken: bool
+    base_missing: bool = False
+    unowned: tuple[SlotKey, ...] = ()
+
+
+def slots_reported(turn: Turn, event: SlotsReported) -> ReportAnswer:
+    """Takes in a report, or says what to do first.
+
+    Raises:
+        EpochSeen: the executor knows newer books than these.
+    """
+    state = turn.state
+    refuse_seen_epoch(state, event.executor_id, event.report.rm_epoch)
+    state.answered_executors.add(event.executor_id)
+    host = state.hosts.get(event.executor_id)
+    if (
+        host is None
+        or host.executor.state is not ExecutorState.ACTIVE
+        or host.executor.registration.instance_id != event.instance_id
+        or host.executor.registration_number != event.registration_number
+    ):
+        # Nobody waits for the answer to a report that an own registration has overtaken; whoever
+        # does wait has an older registration than we, and would be silent to us for ever.
+        return ReportAnswer(register_again=True)
+    executor = host.executor
+    taken = take_in(turn, host, event.report)
+    if taken.taken:
+        executor.used = event.used
+    if delivery_overdue(turn, host):
+        find_unreachable(turn, host)
+        return ReportAnswer(register_again=True)
+    host_policy, host_policy_number = not_followed(turn.state, host)
+    return ReportAnswer(
+        send_full_report=taken.base_missing,
+        unowned=(*taken.unowned, *frees_to_tell(host)),
+        acknowledged_report_number=executor.report_number,
+        host_policy=host_policy,
+        host_policy_number=host_policy_number,
+    )
+
+
+def take_in(
+    turn: Turn,
+    host: Host,
+    report: Report,
+    *,
+    at_least_command: int = 0,
+    returning: bool = False,
+) -> TakenIn:
+    """Makes the books follow a state of an executor, if it is newer than the last one.
+
+    `at_least_command` is the command that this state answers; `returning` says that the executor
+    was lost until now.
+    """
+    executor = host.executor
+    if report.report_number <= executor.report_number:
+        return TakenIn(taken=False)
+    if report.unchanged and report.base_report_number != executor.report_number:
+        return TakenIn(taken=False, base_missing=True)
+    executor.report_number = report.report_number
+    executor.report_at_ms = turn.now_ms
+    executor.report_time_ms = turn.at.time_ms
+    broken = [slot for ended in report.ended if (slot := _ended(turn, host, ended)) is not None]
+    contained = report.command_number if report.rm_epoch == turn.state.rm_epoch else 0
+    contained = max(contained, at_least_command)
+    news = contained > host.contained_command
+    host.contained_command = max(contained, host.contained_command)
+    if report.unchanged:
+        if news:
+            settle(turn, host)
+        return TakenIn(taken=True, unowned=host.unowned)
+    reported = {(slot.allocation_id, slot.generation): slot for slot in report.slots}
+    host.reported = {key: slot.state for key, slot in reported.items()}
+    executor.reported_available = dict(report.available)
+    host.count_unreported()
+    for key, seen in reported.items():
+        slot = host.slots.get(key)
+        if slot is not None:
+            _seen(turn, host, slot, seen, returning=returning)
+    settle(turn, host)
+    take_in_cpu_state(turn, host, report.cpu_state)
+    turn.state.touch(host)
+    if host.refusals and host.end_refusals(turn.now_ms):
+        turn.state.indexes.log_growth(host, turn.state.queue)
+    if host.resize_holds:
+        end_holds(turn, host)
+    for slot in broken:
+        remember_refusal(turn, host, slot)
+    host.unowned = tuple(
+        key
+        for key, seen in reported.items()
+        if key not in host.slots and seen.state is not SlotState.FREEING
+    )
+    return TakenIn(taken=True, unowned=host.unowned)
+
+
+def settle(turn: Turn, host: Host) -> None:
+    """Strikes the slots that the last state taken in should show and does not."""
+    if host.reported.keys() >= host.slots.keys():
+        return
+    missing = [
+        slot for key, slot in host.slots.items() if key not in host.reported and host.contains(slot)
+    ]
+    for slot in missing:
+        if slot.state is not SlotState.FREEING:
+            message = f"executor {host.host_id} no longer has the slot"
+            lose(turn, slot, Reason.SLOT_MISSING, message)
+        vanish(turn, slot)
+
+
+def _seen(turn: Turn, host: Host, slot: Slot, seen: ReportedSlot, *, returning: bool) -> None:
+    ends = seen.state is SlotState.FREEING
+    if slot.state is SlotState.PENDING and not ends:
+        confirm(turn, slot, isolation=seen.isolation, cpus=seen.cpus)
+    if seen.resize_number:
+        take_in_size(turn, slot, seen)
+    if ends:
+        return  # a later state, or its list of ended slots, will say so
+    if slot.state is SlotState.FREEING:
+        if returning and _is_waited_for(turn, host, slot):
+            reclaim(turn, slot, isolation=seen.isolation, cpus=seen.cpus)
+        else:
+            _free_again(turn, host, slot)
+    elif seen.isolation is not None and seen.isolation != slot.isolation:
+        slot.isolation = seen.isolation
+        turn.state.changes.slot_moved(slot)
+
+
+def _is_waited_for(turn: Turn, host: Host, slot: Slot) -> bool:
+    request = turn.state.requests.get(slot.allocation_id)
+    deadline_ms = host.executor.drain_deadline_at_ms
+    return (
+        request is not None
+        and request.state is RequestState.PENDING
+        and request.generation == slot.generation
+        and not request.spec.gang_id  # whose members would not be taken back together
+        and not (deadline_ms is not None and deadline_ms <= turn.now_ms)
+    )
+
+
+def _free_again(turn: Turn, host: Host, slot: Slot) -> None:
+    """The executor does not (or no longer) free a slot that it should: the order is given once
+    more.
+    """
+    key = key_of(slot)
+    command = host.in_flight
+    if command is None or key not in command.keys:
+        host.to_free[key] = None
+        turn.state.outbox[host.host_id] = None
+
+
+def _ended(turn: Turn, host: Host, ended: EndedSlot) -> Slot | None:
+    """A slot that ended at its executor by itself; the slot, if it broke there.
+
+    The executor repeats this until it is acknowledged.
+    """
+    slot = host.slots.get((ended.allocation_id, ended.generation))
+    if slot is None:
+        return None
+    if ended.reason == Reason.OFFER_NOT_ACCEPTED:
+        decline(turn, slot)
+        return None
+    if slot.state is not SlotState.FREEING:
+        message = f"the slot ended on executor {host.host_id}: {ended.reason}"
+        lose(turn, slot, ended.reason, message)
+    vanish(turn, slot)
+    return slot if ended.reason == Reason.SLOT_BROKEN else None

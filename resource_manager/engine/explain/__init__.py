@@ -1,0 +1,1 @@
+"""Answers to readers: why a request waits, lists, views. Changes nothing."""

@@ -1,0 +1,193 @@
+"""What would let a request fit on a host whose amounts suffice and whose cpus or NUMA nodes do not
+suit: policies that would have to be preferred instead of required, fewer cpus, or the end of few
+slots. Changes nothing.
+
+Nothing here is reasoned: every change is tried with the same choice that places slots, on books
+that are thrown away. So there are few tries, and what is not tried is not told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from finegrain.cpu_policy import PLAIN, BindPolicy, CpuPolicy, ExclusivePolicy, QosClass
+from finegrain.resources import CPU_MILLI, Amounts
+from resource_manager.engine.cpus.assign import Wish, assign
+from resource_manager.engine.cpus.ledger import CpuBooks
+from resource_manager.engine.cpus.refusals import CpuRefusal
+from resource_manager.engine.hosts.host import Host
+from resource_manager.engine.model.entities import Slot
+from resource_manager.engine.queue.scheduling_classes import Shape
+
+MILLI_PER_CPU = 1000
+
+FEWER_TRIED_MAX = 12
+"""Smaller numbers of cpus that are tried on one host."""
+
+CPU_LIMIT = "cpu_limit_milli"
+
+ENDS_TRIED_MAX = 64
+"""Slots whose end is tried on one host, one by one and then together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Relaxation:
+    """A change of a request with which it fits: policies ("bind", "exclusive", "numa", "qos") that
+    give way, or amounts that are lower.
+    """
+
+    relaxed: tuple[str, ...] = ()
+    at_most: tuple[tuple[str, int, int], ...] = ()  # dimension, what is asked, what would fit
+    text: str = ""  # what follows "it fits if"
+
+
+def relaxations(host: Host, shape: Shape) -> list[Relaxation]:
+    """The smallest changes with which one fits on a host that has the amounts, each of them alone;
+    none if it fits as it is, or if nothing helps that is tried.
+    """
+    books = host.cpus
+    if books is None:
+        return []
+    policy, limit = shape.cpus or (PLAIN, 0)
+    wish = Wish.of(policy, host.booking_for(shape), limit)
+    if not _refused(books, wish):
+        return []
+    found = list(_preferred(books, wish))
+    found += _less(books, wish)
+    if not found and policy.qos.is_pinned:
+        shared = replace(wish, policy=_shared(policy))
+        if not _refused(books, shared):
+            text = f"it ran in the shared pool (qos {QosClass.LS})"
+            found.append(Relaxation(("qos",), text=text))
+    return found
+
+
+def fits_smaller(host: Host, shape: Shape, booking: Amounts) -> bool:
+    """True if the cpus and NUMA nodes of a host suit a shape that books less than it asks for."""
+    if host.cpus is None or not host.exactly(shape):
+        return host.suits(shape)
+    policy, limit = shape.cpus or (PLAIN, 0)
+    return not _refused(host.cpus, Wish.of(policy, booking, min(limit, booking.get(CPU_MILLI, 0))))
+
+
+class EndsOfSlots:
+    """Cpus of a host as they are when some of its slots have ended."""
+
+    def __init__(self, host: Host, shape: Shape) -> None:
+        policy, limit = shape.cpus or (PLAIN, 0)
+        self._wish = Wish.of(policy, host.booking_for(shape), limit)
+        poolless = shape.best_effort and host.lacks_best_effort_pool
+        self._books = host.cpus if poolless or host.exactly(shape) else None
+        self.tries_left = ENDS_TRIED_MAX
+
+    def fits_without(self, ended: Iterable[Slot]) -> bool:
+        """True if cpus and NUMA nodes suit one then; always, where amounts decide. Answers False
+        when it was asked too often.
+        """
+        if self._books is None:
+            return True
+        if not self.tries_left:
+            return False
+        self.tries_left -= 1
+        scratch = self._books.scratch()
+        for slot in ended:
+            scratch.remove((slot.allocation_id, slot.generation))
+        return not _refused(scratch, self._wish)
+
+
+def _preferred(books: CpuBooks, wish: Wish) -> Iterator[Relaxation]:
+    """Policies that would have to be preferred: one of them, else all."""
+    policy = wish.policy
+    required = required_policies(policy)
+    helped = False
+    for name in required:
+        if not _refused(books, replace(wish, policy=loosened(policy, [name]))):
+            helped = True
+            yield Relaxation((name,), text=f"{name} were preferred instead of required")
+    if helped or len(required) < 2:
+        return
+    if not _refused(books, replace(wish, policy=loosened(policy, required))):
+        names = f"{', '.join(required[:-1])} and {required[-1]}"
+        yield Relaxation(tuple(required), text=f"{names} were preferred instead of required")
+
+
+def required_policies(policy: CpuPolicy) -> list[str]:
+    """Names of the policies that are required, those first that most often stand in the way."""
+    strengths = (
+        ("numa", policy.numa_required),
+        ("bind", policy.bind_required),
+        ("exclusive", policy.exclusive_required),
+    )
+    return [name for name, is_required in strengths if is_required]
+
+
+def loosened(policy: CpuPolicy, names: Iterable[str]) -> CpuPolicy:
+    """The same with these policies only preferred."""
+    for name in names:
+        match name:
+            case "numa":
+                policy = replace(policy, numa_required=False)
+            case "bind":
+                policy = replace(policy, bind_required=False)
+            case _:
+                policy = replace(policy, exclusive_required=False)
+    return policy
+
+
+def _shared(policy: CpuPolicy) -> CpuPolicy:
+    return replace(
+        policy,
+        qos=QosClass.LS,
+        bind=BindPolicy.DEFAULT,
+        bind_required=False,
+        exclusive=ExclusivePolicy.DEFAULT,
+        exclusive_required=False,
+    )
+
+
+def _less(books: CpuBooks, wish: Wish) -> Iterator[Relaxation]:
+    """The most that it could have of one dimension, of the amounts that are tried."""
+    for name, asked in wish.amounts:
+        own_cpus = name == CPU_MILLI and wish.policy.qos.is_pinned
+        for amount in _fewer_cpus(books, asked) if own_cpus else _on_one_node(books, name, asked):
+            smaller = replace(wish, amounts=_with(wish.amounts, name, amount))
+            if not _refused(books, smaller):
+                fewer = (asked - amount) // MILLI_PER_CPU
+                title = f"{fewer} cpu{'s' if fewer > 1 else ''} fewer: " if own_cpus else ""
+                yield Relaxation(
+                    at_most=((name, asked, amount),), text=f"{title}{name} <= {amount}"
+                )
+                break
+    if wish.policy.bind is BindPolicy.CONSTRAINED_BURST and wish.cpu_limit_milli:
+        for limit in _on_one_node(books, CPU_MILLI, wish.cpu_limit_milli):
+            if not _refused(books, replace(wish, cpu_limit_milli=limit)):
+                change = (CPU_LIMIT, wish.cpu_limit_milli, limit)
+                yield Relaxation(at_most=(change,), text=f"{CPU_LIMIT} <= {limit}")
+
+
+def _fewer_cpus(books: CpuBooks, asked: int) -> list[int]:
+    """Smaller numbers of cpus of its own that are worth trying, largest first, in thousandths."""
+    cpus = asked // MILLI_PER_CPU
+    room = books.pin_room()
+    tried = {room.cpus, room.whole_core_cpus, room.whole_cores, room.most_on_a_node}
+    tried |= {cpus - less for less in range(1, FEWER_TRIED_MAX - len(tried) + 1)}
+    return [count * MILLI_PER_CPU for count in sorted(tried, reverse=True) if 0 < count < cpus]
+
+
+def _on_one_node(books: CpuBooks, name: str, asked: int) -> list[int]:
+    """What the node has left that has most."""
+    if not books.reports(name):
+        return []
+    most = max(books.available(at, name) for at in range(len(books.layout.nodes)))
+    return [most] if 0 < most < asked else []
+
+
+def _with(
+    amounts: tuple[tuple[str, int], ...], name: str, amount: int
+) -> tuple[tuple[str, int], ...]:
+    return tuple(sorted((dict(amounts) | {name: amount}).items()))
+
+
+def _refused(books: CpuBooks, wish: Wish) -> bool:
+    return isinstance(assign(books, wish), CpuRefusal)

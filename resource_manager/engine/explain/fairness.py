@@ -1,0 +1,220 @@
+"""Why somebody is not served yet: the steps of the choice, as the flows stand at this moment.
+Changes nothing.
+
+At each group on the way from the top to the job the choice is made among the flows that have work
+waiting; a step says where the one on the way stands there, with what is compared, and who comes
+before it. It is told from the same numbers that the choice is made with (`flows.py`).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+
+from resource_manager.engine.fairness.flows import Flow, FlowTree
+from resource_manager.engine.fairness.quotas import fulfilment
+from resource_manager.engine.model.entities import Job
+from resource_manager.engine.model.settings import Measure
+
+AHEAD_MAX = 5
+"""Flows that are named as coming before, at each step."""
+
+UNITS: Mapping[Measure, str] = {
+    "dominant": "share-seconds",
+    "slots": "slot-seconds",
+    "cpu": "core-seconds",
+}
+"""What service is counted in, for people."""
+
+_DIGITS_MAX = 7
+
+_SMALL = 0.05
+"""Below this an amount of service is not told apart from none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """A flow as the choice sees it; mirrors FlowTally of the protocol.
+
+    Attributes:
+        name: the group's, or the job's id.
+        job_name: for people; empty: it is a group.
+        service: received lately, in cost times seconds, decayed.
+        raised: what it was raised by as it began to wait, likewise.
+        lookahead: what its slots count for beyond that.
+        weight: all of it is divided by this.
+        tally: what is compared.
+        minimum_reached: how much of its guaranteed minimum it has, in millionths, if that is not
+            reached; None: it is, or there is none.
+    """
+
+    name: str
+    is_job: bool
+    job_name: str
+    service: float
+    raised: float
+    lookahead: float
+    weight: float
+    tally: float
+    running: int
+    waiting: int
+    minimum_reached: int | None
+
+    @property
+    def title(self) -> str:
+        """It, for people."""
+        if not self.is_job:
+            return f"group {self.name}"
+        named = self.job_name not in ("", self.name)
+        return f"job {self.job_name} ({self.name})" if named else f"job {self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of the choice: among all that have work waiting below `group` (empty: at the top).
+
+    Attributes:
+        position: of `flow`, 1 is next.
+        backlogged: how many have work waiting.
+        ahead: who comes before it, next first, `AHEAD_MAX` at most.
+        summary: one sentence.
+    """
+
+    group: str
+    flow: Tally
+    position: int
+    backlogged: int
+    ahead: tuple[Tally, ...]
+    summary: str
+
+
+def steps(
+    tree: FlowTree, job_id: str, jobs: Mapping[str, Job], measure: Measure
+) -> tuple[Step, ...]:
+    """The steps of the choice from the top to a job; none if it has ended."""
+    job = tree.jobs.get(job_id)
+    if job is None:
+        return ()
+    path = [job, *job.ancestors()][::-1]
+    return tuple(_step(tree, parent, flow, jobs, UNITS[measure]) for parent, flow in pairwise(path))
+
+
+def _step(tree: FlowTree, parent: Flow, flow: Flow, jobs: Mapping[str, Job], unit: str) -> Step:
+    own = tree.standing(flow)
+    children = parent.children.by_id.values() if parent.children is not None else ()
+    others = [(tree.standing(each), each) for each in children if each.waiting and each is not flow]
+    before = [each for each in others if each[0] < own]
+    first = heapq.nsmallest(AHEAD_MAX, before, key=lambda each: each[0])
+    behind = min(
+        (each for each in others if each[0] >= own), default=None, key=lambda each: each[0]
+    )
+    told = _tally(tree, flow, jobs)
+    ahead = tuple(_tally(tree, each, jobs) for _, each in first)
+    follower = _tally(tree, behind[1], jobs) if behind is not None else None
+    return Step(
+        group=parent.name,
+        flow=told,
+        position=len(before) + 1,
+        backlogged=len(others) + 1,
+        ahead=ahead,
+        summary=_sentence(
+            told,
+            (parent.name, len(before), len(others) + 1),
+            ahead[0] if ahead else None,
+            follower,
+            unit,
+        ),
+    )
+
+
+def _tally(tree: FlowTree, flow: Flow, jobs: Mapping[str, Job]) -> Tally:
+    parts = tree.tally(flow)
+    is_job = flow.children is None
+    job = jobs.get(flow.name) if is_job else None
+    reached = fulfilment(flow.used, flow.minimum)
+    return Tally(
+        name=flow.name,
+        is_job=is_job,
+        job_name=job.name if job is not None else "",
+        service=parts.service,
+        raised=parts.raised,
+        lookahead=parts.lookahead,
+        weight=flow.weight,
+        tally=parts.key,
+        running=flow.running,
+        waiting=flow.waiting,
+        minimum_reached=int(reached * 1_000_000) if reached < 1 else None,
+    )
+
+
+def _sentence(
+    flow: Tally,
+    place: tuple[str, int, int],
+    first: Tally | None,
+    behind: Tally | None,
+    unit: str,
+) -> str:
+    """Where a flow stands, in one sentence: `place` is the group (empty: the top), how many come
+    before it there and how many have work waiting, `first` comes before everybody, `behind` is next
+    after the flow.
+    """
+    group, before, backlogged = place
+    if first is None:
+        order = f"{flow.title} is served next, of {backlogged} that have work waiting"
+        if backlogged == 1:
+            where = f"one of group {group}" if group else "group"
+            order = f"{flow.title} is the only {where} that has work waiting"
+    else:
+        more = f" and {before - 1} more" if before > 1 else ""
+        order = f"{flow.title} is served after {first.title}{more}"
+    other = first or behind
+    against = f", against {_versus(flow, other)}" if other is not None else ""
+    where = f"; it is number {before + 1} of {backlogged} that have work waiting" if before else ""
+    return f"{order}: {_own(flow, other, unit)}{against}{where}"
+
+
+def _own(flow: Tally, other: Tally | None, unit: str) -> str:
+    """What a flow is compared by, and where that comes from."""
+    if flow.minimum_reached is not None:
+        return f"it has {_percent(flow.minimum_reached)} of its guaranteed minimum"
+    digits = _digits(flow.tally, other.tally) if other is not None else 1
+    parts = [f"{flow.service:.{digits}f} received"]
+    if flow.raised > _SMALL:
+        parts.append(f"{flow.raised:.{digits}f} added when it began to wait")
+    if flow.lookahead > _SMALL:
+        parts.append(f"{flow.lookahead:.{digits}f} for {_slots(flow.running)}")
+    whence = f" ({', '.join(parts)})" if len(parts) > 1 else ""
+    total, weight = flow.service + flow.raised + flow.lookahead, flow.weight
+    result = "" if weight == 1 else f" is {flow.tally:.{digits}f}"
+    return f"its tally {total:.{digits}f} {unit}{whence} / weight {weight:.10g}{result}"
+
+
+def _versus(flow: Tally, other: Tally) -> str:
+    """What another flow is compared by."""
+    if other.minimum_reached is not None:
+        return f"{_percent(other.minimum_reached)} of the guaranteed minimum of {other.title}"
+    if flow.minimum_reached is not None:
+        return f"{other.title}, whose minimum is reached or which has none"
+    digits = _digits(flow.tally, other.tally)
+    total = other.service + other.raised + other.lookahead
+    whence = "" if other.weight == 1 else f" ({total:.{digits}f} / weight {other.weight:.10g})"
+    tied = " (of equals, whoever has waited for longer)" if flow.tally == other.tally else ""
+    return f"{other.tally:.{digits}f}{whence} of {other.title}{tied}"
+
+
+def _digits(one: float, other: float) -> int:
+    """As many as it takes to tell two tallies apart."""
+    for digits in range(1, _DIGITS_MAX):
+        if f"{one:.{digits}f}" != f"{other:.{digits}f}":
+            return digits
+    return 1
+
+
+def _percent(millionths: int) -> str:
+    return f"{millionths // 10_000} %"
+
+
+def _slots(count: int) -> str:
+    return f"{count} slot that runs" if count == 1 else f"{count} slots that run"

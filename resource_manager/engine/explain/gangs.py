@@ -1,0 +1,287 @@
+"""Why a gang waits as a whole: how many of its members fit together now, where the most of them
+do, and what would let it fit. Changes nothing.
+
+Asks the same search that places gangs (`placement/gang_search.py`), for as many as there is room
+for. Where members differ, the largest and the smallest are tried first, and what places more is
+told.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+from finegrain.resources import shortfall
+from resource_manager.engine.explain.cpus import loosened, required_policies
+from resource_manager.engine.model.entities import GangPlacement, GangSpec, Request
+from resource_manager.engine.placement.feasibility import Feasibility
+from resource_manager.engine.placement.gang_feasibility import kind_feasibility
+from resource_manager.engine.placement.gang_matching import Hosts
+from resource_manager.engine.placement.gang_room import Ask, Room
+from resource_manager.engine.placement.gang_search import (
+    least_of,
+    seek,
+    spread_out,
+    together,
+    wanted,
+)
+from resource_manager.engine.placement.reserved import Reservation
+from resource_manager.engine.queue.gangs import WaitingGang, Where, Wish
+from resource_manager.engine.queue.scheduling_classes import cpu_key
+from resource_manager.engine.scheduling.gangs import wishes_now
+from resource_manager.engine.scheduling.quota_checks import gang_stop
+from resource_manager.engine.state import State
+
+SPOTS_MAX = 5
+"""Places told at most, best first."""
+
+SPOTS_LOOKED_AT_MAX = 200
+"""Executors or values of a label, those with most room for the smallest member first, that are
+looked at closely.
+"""
+
+SEARCHES_MAX = 2_000
+"""Fewer places are looked at where members differ much: each is searched for in each place, while
+nobody else is served.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class GangSpot:
+    """One place where a gang could go: an executor, a value of the label, or (empty) all there
+    is; and how many members fit there now.
+    """
+
+    name: str
+    placeable: int
+
+
+@dataclass(frozen=True, slots=True)
+class GangExplanation:
+    """Mirrors GangExplanation of the protocol. `deadline_time_ms` is in milliseconds since 1970;
+    None: it may wait for ever.
+    """
+
+    gang: GangSpec
+    members: int
+    placeable: int
+    spots: list[GangSpot] = field(default_factory=list)
+    summary: str = ""
+    deadline_time_ms: int | None = None
+
+
+def explain_gang(state: State, request: Request) -> GangExplanation | None:
+    """How the gang of a request stands, if it has one and that waits."""
+    waiting = state.gangs.waiting.get(request.spec.gang_id)
+    if waiting is None:
+        return None
+    gang = waiting.gang
+    with _given(state, state.reservations.by_number.get(gang.arrival_number)):
+        return _explained(state, waiting)
+
+
+@contextmanager
+def _given(state: State, held: Reservation | None) -> Iterator[None]:
+    """What is held for somebody counts as free meanwhile. Hosts whose books have changed since the
+    indexes were fresh are left as they are: nobody may miss that they have grown.
+    """
+    names = held.place.held if held is not None else ()
+    hosts = [state.hosts[name] for name in names if name not in state.dirty_hosts]
+    holds = [host.held for host in hosts]
+    try:
+        for host in hosts:
+            host.held = None
+            state.indexes.follow(host)
+        yield
+    finally:
+        for host, hold in zip(hosts, holds, strict=True):
+            host.held = hold
+            state.indexes.follow(host)
+
+
+def _explained(state: State, waiting: WaitingGang) -> GangExplanation:
+    gang = waiting.gang
+    room = Room(state)
+    room.partly = True
+    asks = [room.ask(number, wish) for number, wish in enumerate(wishes_now(state, waiting))]
+    try:
+        spots = _spots(room, asks, gang.spec)
+    finally:
+        room.put_back()
+    placeable = spots[0].placeable if spots else 0
+    deadline_time_ms = None
+    if gang.spec.timeout_ms is not None:
+        deadline_time_ms = gang.waiting_since_time_ms + gang.spec.timeout_ms
+    return GangExplanation(
+        gang=gang.spec,
+        members=len(waiting.members),
+        placeable=placeable,
+        spots=spots,
+        summary=_summary(state, waiting, asks, spots),
+        deadline_time_ms=deadline_time_ms,
+    )
+
+
+def _spots(room: Room, asks: list[Ask], spec: GangSpec) -> list[GangSpot]:
+    match spec.placement:
+        case GangPlacement.ANYWHERE:
+            found = [GangSpot("", _most(room, asks, room.hosts))]
+        case GangPlacement.SPREAD:
+            found = [GangSpot("", spread_out(room, asks, room.hosts))]
+        case GangPlacement.SAME_EXECUTOR:
+            found = [GangSpot(name, _most(room, asks, _only(name))) for name in _hosts(room, asks)]
+        case GangPlacement.SAME_LABEL:
+            found = [
+                GangSpot(value, _most(room, asks, _with(room, (spec.label, value))))
+                for value in _values(room, asks, spec.label)
+            ]
+    best = heapq.nsmallest(SPOTS_MAX, found, key=lambda spot: (-spot.placeable, spot.name))
+    return [spot for spot in best if spot.placeable]
+
+
+def _most(room: Room, asks: list[Ask], hosts: Hosts) -> int:
+    """How many can be placed on these hosts together."""
+    room.put_back()
+    placed = together(room, asks, hosts)
+    room.put_back()
+    if placed < wanted(asks) and len(asks) > 1:
+        one_by_one = sum(together(room, [ask], hosts) for ask in sorted(asks, key=room.size))
+        placed = max(placed, one_by_one)
+        room.put_back()
+    return placed
+
+
+def _only(host_id: str) -> Hosts:
+    return lambda ask: () if host_id in ask.barred else (host_id,)
+
+
+def _with(room: Room, label: tuple[str, str]) -> Hosts:
+    return lambda ask: room.hosts_with(ask, label)
+
+
+def _hosts(room: Room, asks: list[Ask]) -> list[str]:
+    least = least_of(asks)
+    return heapq.nlargest(
+        _looked_at(asks), room.hosts(least), key=lambda host_id: room.fit(least, host_id)
+    )
+
+
+def _values(room: Room, asks: list[Ask], label: str) -> list[str]:
+    least = least_of(asks)
+    fits: dict[str, int] = {}
+    for host_id in room.hosts(least):
+        value = room.host(host_id).labels.get(label)
+        if value is not None:
+            fits[value] = fits.get(value, 0) + room.fit(least, host_id)
+    return heapq.nlargest(_looked_at(asks), fits, key=fits.__getitem__)
+
+
+def _looked_at(asks: list[Ask]) -> int:
+    return max(2, min(SPOTS_LOOKED_AT_MAX, SEARCHES_MAX // len(asks)))
+
+
+def _summary(state: State, waiting: WaitingGang, asks: list[Ask], spots: Sequence[GangSpot]) -> str:
+    kind = waiting.kind
+    if not waiting.tried:
+        return "has just arrived and was not considered yet"
+    verdict = kind_feasibility(state, kind)
+    if verdict is Feasibility.NEVER:
+        return "could not be placed as a whole even if all known executors were empty"
+    if verdict is Feasibility.OFFLINE:
+        return "only with executors that are lost, draining or unreachable could it be placed"
+    wishes, members = wishes_now(state, waiting), len(waiting.members)
+    placeable = spots[0].placeable if spots else 0
+    where = _where(waiting.gang.spec, spots)
+    parts = [f"{placeable} of {members} members fit now{where}" if placeable else "none fits now"]
+    if placeable == members and gang_stop(state, waiting) is not None:
+        return f"all {members} members fit now{where}; the maximum of a resource group stops them"
+    if placeable == members:
+        parts = [f"all {members} members fit now{where}; it is tried with the next decision"]
+    else:
+        parts += _remedies(state, kind.where, asks, wishes, spots)
+    if any(wish.elsewhere for wish in wishes):
+        parts.append("executors that still hold older slots of its members are left out")
+    if any(ask.barred - wish.elsewhere for ask, wish in zip(asks, wishes, strict=True)):
+        parts.append("an executor that refused such a slot lately is asked again later")
+    return "; ".join(parts)
+
+
+def _where(spec: GangSpec, spots: Sequence[GangSpot]) -> str:
+    if not spots:
+        return ""
+    match spec.placement:
+        case GangPlacement.SAME_EXECUTOR:
+            return f" on {spots[0].name}, the best executor"
+        case GangPlacement.SAME_LABEL:
+            return f" with {spec.label}={spots[0].name}, the best value"
+        case GangPlacement.SPREAD:
+            return ", each on an executor of its own"
+        case GangPlacement.ANYWHERE:
+            return ""
+
+
+def _remedies(
+    state: State,
+    where: Where,
+    asks: list[Ask],
+    wishes: Sequence[Wish],
+    spots: Sequence[GangSpot],
+) -> list[str]:
+    missing = wanted(asks) - (spots[0].placeable if spots else 0)
+    found = []
+    match where.placement:
+        case GangPlacement.SPREAD:
+            more = "1 more executor has" if missing == 1 else f"{missing} more executors have"
+            found.append(f"fits if {more} room for one")
+        case GangPlacement.SAME_EXECUTOR:
+            found += _lack(state, wishes, spots)
+        case _:
+            found.append(f"fits if there is room for {missing} more{_there(where, spots)}")
+    if where.placement is not GangPlacement.ANYWHERE:
+        anywhere = Where(GangPlacement.ANYWHERE)
+        if seek(state, anywhere, wishes) is not None:
+            found.append("fits now if its members may go anywhere")
+    return found + _with_looser_policies(state, where, wishes)
+
+
+def _with_looser_policies(state: State, where: Where, wishes: Sequence[Wish]) -> list[str]:
+    """A policy that would have to be preferred by all members instead of required."""
+    required = [required_policies(wish.cpus[0]) for wish in wishes if wish.cpus is not None]
+    for name in dict.fromkeys(name for names in required for name in names):
+        if seek(state, where, [_loosened(wish, name) for wish in wishes]) is not None:
+            return [f"fits now if {name} were preferred instead of required"]
+    return []
+
+
+def _loosened(wish: Wish, name: str) -> Wish:
+    if wish.cpus is None:
+        return wish
+    policy, limit = wish.cpus
+    return replace(wish, cpus=cpu_key(loosened(policy, [name]), limit))
+
+
+def _there(where: Where, spots: Sequence[GangSpot]) -> str:
+    return f" with {where.label}={spots[0].name}" if where.label and spots else ""
+
+
+def _lack(state: State, wishes: Sequence[Wish], spots: Sequence[GangSpot]) -> list[str]:
+    """What the best executor lacks for all of them."""
+    if not spots:
+        return []
+    host = state.hosts[spots[0].name]
+    asked: dict[str, int] = {}
+    for wish in wishes:
+        booked = host.booking_for(wish)
+        for name, amount in booked.items():
+            asked[name] = asked.get(name, 0) + amount * wish.count
+    missing = shortfall(asked, host.free())
+    texts = [f"{amount} more {name}" for name, amount in missing.items()]
+    slots = sum(wish.count for wish in wishes) - host.slots_left()
+    texts += [f"room for {slots} more slots"] if slots > 0 else []
+    if texts:
+        return [f"fits if {host.host_id} has {' and '.join(texts)}"]
+    if any(host.exactly(wish) for wish in wishes):
+        return [f"{host.host_id} has the amounts, but not on cpus and NUMA nodes that suit all"]
+    return []

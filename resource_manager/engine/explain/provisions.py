@@ -1,0 +1,247 @@
+"""What people may look at: what can be asked for, what was asked for and why, who is planned where,
+and who is planned nowhere. Changes nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import islice
+
+from finegrain.resources import Amounts
+from resource_manager.engine.cpus.refusals import CpuRefusal
+from resource_manager.engine.hosts.host import Host
+from resource_manager.engine.model.entities import Instant, Provision, Request
+from resource_manager.engine.model.settings import ExecutorShape
+from resource_manager.engine.queue.queue import Shape
+from resource_manager.engine.scaling.ledger import PENDING, Content, could_serve, of_shape
+from resource_manager.engine.scaling.texts import counted, gang_text, shape_text
+from resource_manager.engine.scaling.totals import counted as counted_totals
+from resource_manager.engine.scaling.totals import room_below_maximum
+from resource_manager.engine.state import State
+
+_UNPLANNED_MAX = 100
+"""So many different requests, and gangs, that are planned nowhere are told of one by one."""
+
+_STOPPED = "the maximum of a resource group admits no more"
+
+
+@dataclass(frozen=True, slots=True)
+class ShapeView:
+    """What can be asked for. `executors` counts them by state in small letters."""
+
+    shape: ExecutorShape
+    executors: dict[str, int]
+    backoff_until_time_ms: int | None
+    failures: int
+    last_failure: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProvidedView:
+    """An executor that was asked for; `deadline_time_ms` only while it has not registered."""
+
+    provision: Provision
+    deadline_time_ms: int | None
+    planned: tuple[str, ...]
+    planned_requests: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProvidersView:
+    """How the cluster grows and shrinks."""
+
+    shapes: list[ShapeView]
+    executors: list[ProvidedView]
+    minimum: Amounts
+    maximum: Amounts
+    present: Amounts  # of executors that are not lost, and of those that were asked for
+    idle_timeout_ms: int
+    unplanned: list[str]
+
+
+def providers_view(state: State) -> ProvidersView:
+    """Everything about executors that are asked for."""
+    settings = state.settings.provisioning
+    planned = _still_planned(state)
+    return ProvidersView(
+        shapes=[_shape_view(state, shape) for shape in settings.shapes],
+        executors=[
+            _provided_view(state, each, planned.get(each.executor_id, Content()))
+            for each in state.provisions.values()
+        ],
+        minimum=settings.total_min,
+        maximum=settings.total_max,
+        present=counted_totals(state) if settings or state.provisions else {},
+        idle_timeout_ms=settings.idle_timeout_ms if settings else 0,
+        unplanned=list(_unplanned(state)) if settings else [],
+    )
+
+
+def _still_planned(state: State) -> dict[str, Content]:
+    """Returns what the last plan puts on each executor, without requests that no longer wait.
+
+    The plan is up to a second old, and covers the requests of a shape that wait longest. So those
+    that still wait fill the executors in the order of the plan.
+    """
+    left: dict[Shape, int] = {}
+    still: dict[str, Content] = {}
+    for name, content in state.elastic.plan.on.items():
+        found = still[name] = Content()
+        for shape, count in content.shapes.items():
+            waiting = left.get(shape, shape.waiting)
+            left[shape] = max(0, waiting - count)
+            if waiting:
+                found.shapes[shape] = min(count, waiting)
+        found.members.update(
+            (key, count) for key, count in content.members.items() if key[0] in state.gangs.waiting
+        )
+    return still
+
+
+def _provided_view(state: State, provision: Provision, content: Content) -> ProvidedView:
+    """Describes one executor that was asked for; `content` is what is planned on it."""
+    planned = counted(content.shapes)
+    planned += [
+        f"{count} of {gang_text(state, gang_id)}" for gang_id, count in content.gangs.items()
+    ]
+    deadline_ms = provision.deadline_at_ms if provision.state in PENDING else None
+    return ProvidedView(
+        provision=provision,
+        deadline_time_ms=None if deadline_ms is None else _time_ms(state, deadline_ms),
+        planned=tuple(planned),
+        planned_requests=content.requests,
+    )
+
+
+def planned_on(state: State, request: Request) -> str:
+    """The executor that was asked for and has not come, on which a waiting request is planned;
+    empty: none. Of a gang, the first one that it waits for.
+    """
+    elastic = state.elastic
+    if not elastic.plan.on:
+        return ""
+    if gang_id := request.spec.gang_id:
+        return next(iter(elastic.plan.planned_gang(gang_id)), "")
+    shape = state.queue.shape_of(request.spec)
+    return _places(state, shape).get(request.arrival_number, "")
+
+
+def planned_count(state: State, shape: Shape) -> int:
+    """How many of those who wait with a shape are planned: the first ones."""
+    if not state.elastic.plan.on:
+        return 0
+    return len(_places(state, shape))
+
+
+def waits_for(state: State, executor_id: str) -> str:
+    """What a request waits for that is planned on an executor, for people."""
+    provision = state.provisions[executor_id]
+    text = f"planned on executor {executor_id}, which was asked for at"
+    text += f" {_clock(provision.ask_time_ms)} and has not registered yet"
+    if provision.deadline_at_ms is None:
+        return text
+    at = clock_at(state, provision.deadline_at_ms)
+    return f"{text}; if it has not by {at}, it is given up and planned anew"
+
+
+def clock_at(state: State, at_ms: int) -> str:
+    """Writes a monotonic moment as a time of day, for people."""
+    return _clock(_time_ms(state, at_ms))
+
+
+def _clock(time_ms: int) -> str:
+    return datetime.fromtimestamp(time_ms // 1_000, UTC).strftime("%H:%M:%S UTC")
+
+
+def _places(state: State, shape: Shape) -> dict[int, str]:
+    """Where the first of those are planned who wait with a shape, by arrival number."""
+    plan, moves = state.elastic.plan, state.queue.moves
+    known = plan.places.get(shape)
+    if known is None or known[0] != moves:
+        planned = plan.planned(shape)
+        names = [name for name, count in planned.items() for _ in range(count)]
+        places = dict(zip(shape.numbers(), names, strict=False))
+        known = plan.places[shape] = (moves, places)
+    return known[1]
+
+
+def _shape_view(state: State, shape: ExecutorShape) -> ShapeView:
+    backoff = state.elastic.backoffs[shape.name]
+    counts: dict[str, int] = {}
+    for provision in state.provisions.values():
+        if provision.shape == shape.name:
+            name = provision.state.value.lower()
+            counts[name] = counts.get(name, 0) + 1
+    return ShapeView(
+        shape=shape,
+        executors=counts,
+        backoff_until_time_ms=backoff.until_time_ms if backoff.failures else None,
+        failures=backoff.failures,
+        last_failure=backoff.last_failure,
+    )
+
+
+def _unplanned(state: State) -> list[str]:
+    plan = state.elastic.plan
+    room = room_below_maximum(state)
+    found: list[str] = []
+    more = 0
+    for shape, count in plan.left.items():
+        number = min(count, shape.waiting)
+        if number and len(found) < _UNPLANNED_MAX:
+            found.append(f"{counted({shape: number})[0]}: {_why_not(state, shape, room)}")
+        else:
+            more += number
+    if more:
+        found.append(f"{more} {'request' if more == 1 else 'requests'} of other sizes")
+    for shape, count in islice(plan.stopped.items(), _UNPLANNED_MAX):
+        if number := min(count, shape.waiting):
+            found.append(f"{counted({shape: number})[0]}: {_STOPPED}")
+    found += [
+        f"{gang_text(state, gang_id)}: {_STOPPED}"
+        for gang_id in plan.gangs_stopped[:_UNPLANNED_MAX]
+        if gang_id in state.gangs.waiting
+    ]
+    gangs = [gang_id for gang_id in plan.gangs_left if gang_id in state.gangs.waiting]
+    found += [
+        f"{gang_text(state, gang_id)}: it cannot be whole with what may be asked for now"
+        for gang_id in gangs[:_UNPLANNED_MAX]
+    ]
+    if len(gangs) > _UNPLANNED_MAX:
+        found.append(f"{len(gangs) - _UNPLANNED_MAX} more gangs")
+    return found
+
+
+def _why_not(state: State, wanted: Shape, room: Amounts) -> str:
+    elastic = state.elastic
+    reasons: dict[str, None] = {}
+    for name, shape in elastic.shapes.items():
+        if not could_serve(elastic.capacities[name], wanted):
+            continue
+        backoff = elastic.backoffs[name]
+        if not elastic.suits(name, wanted):
+            lack = f"the last one of shape {name} that came had cpus and NUMA nodes that do not"
+            reasons[f"{lack} suit it: {_lack(elastic.seen[name], wanted)}"] = None
+        elif not elastic.ask_for(shape):
+            reasons[f"one of shape {name} alone would be above the maximum"] = None
+        elif backoff.failures:
+            reasons[f"shape {name} failed lately: {backoff.last_failure}"] = None
+        elif shape.count_max and of_shape(state.provisions, name) >= shape.count_max:
+            reasons[f"there are as many of shape {name} as may be"] = None
+        elif any(shape.total.get(each, 0) > left for each, left in room.items()):
+            reasons["the maximum is reached"] = None
+        else:
+            reasons["the maximum would be exceeded"] = None
+    return "; ".join(reasons) or f"no shape could serve {shape_text(wanted)}"
+
+
+def _lack(seen: Host, wanted: Shape) -> str:
+    given = seen.assign(wanted)
+    return given.text if isinstance(given, CpuRefusal) else ""
+
+
+def _time_ms(state: State, at_ms: int) -> int:
+    """Wall clock of a monotonic moment, as far as anybody can say."""
+    started: Instant = state.started
+    return started.time_ms + at_ms - started.monotonic_ms

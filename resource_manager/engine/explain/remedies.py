@@ -1,0 +1,223 @@
+"""What would let a request fit now: smaller amounts, other labels, policies that give way, or the
+end of few slots. Changes nothing.
+
+Each change is the smallest of its kind that was found on one host; of all hosts the nearest are
+tried. Where amounts do not say whether one fits, every change is tried out (`cpus.py`).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from finegrain.resources import (
+    BEST_EFFORT_CPU_MILLI,
+    CPU_MILLI,
+    MEMORY_BYTES,
+    MEMORY_GRAIN_BYTES,
+    MEMORY_PARTS,
+    add,
+    fits,
+    round_down,
+    shortfall,
+    subtract,
+    total_of,
+)
+from resource_manager.engine.explain.cpus import (
+    MILLI_PER_CPU,
+    EndsOfSlots,
+    Relaxation,
+    fits_smaller,
+    relaxations,
+)
+from resource_manager.engine.explain.dimensions import DimensionStatus
+from resource_manager.engine.model.entities import Request, Slot, SlotState
+from resource_manager.engine.model.settings import EngineSettings
+from resource_manager.engine.placement.feasibility import Judgement
+from resource_manager.engine.placement.survey import MILLION, Survey
+from resource_manager.engine.queue.scheduling_classes import Shape
+
+COUNTERFACTUALS_MAX = 5
+BLOCKING_SLOTS_MAX = 20
+
+LOOKED_AT_MAX = 100
+"""Executors, nearest first, that are tried for a smaller amount with which it would fit."""
+
+LOWERED_ON_MAX = 20
+"""The same, where each amount has to be tried out."""
+
+LOWERED_TRIED_MAX = 4
+"""Numbers of cpus that are tried on each."""
+
+RELAXED_ON_MAX = 3
+"""Executors on which other policies are tried: each takes several choices of cpus."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counterfactual:
+    """One change with which the request would fit now; `free` of each entry is the value at which
+    it fits, `relaxed` are policies that would have to give way.
+    """
+
+    executor_id: str
+    at_most: tuple[DimensionStatus, ...]
+    message: str
+    relaxed: tuple[str, ...] = ()
+
+
+_Found = tuple[int, str, Counterfactual]
+"""How large a change it is, in millionths, and on which host."""
+
+
+def counterfactuals(
+    settings: EngineSettings, request: Request, survey: Survey
+) -> list[Counterfactual]:
+    """The smallest changes, one host each or several of one host; smallest first."""
+    found: list[_Found] = []
+    for host_id in heapq.nsmallest(RELAXED_ON_MAX, survey.misfits):
+        if survey.is_for_others(survey.hosts[host_id]):
+            continue
+        one = survey.judge(host_id)
+        found += [_relaxed(one, change) for change in relaxations(one.host, survey.shape)]
+    if request.spec.profile is not None:
+        most = LOWERED_ON_MAX if survey.shape.exact else LOOKED_AT_MAX
+        for _, _, host_id in heapq.nsmallest(most, survey.lacking):
+            one = survey.judge(host_id)
+            lowered = _lowered(settings, survey, one)
+            if lowered:
+                size = max((d.asked - d.free) * MILLION // d.asked for d in lowered)
+                amounts = " and ".join(f"{d.dimension} <= {d.free}" for d in lowered)
+                text = f"fits now on {host_id} if {amounts}"
+                found.append((size, host_id, Counterfactual(host_id, lowered, text)))
+    labels = ", ".join(f"{name}={value}" for name, value in request.spec.required_labels)
+    for host_id in heapq.nsmallest(COUNTERFACTUALS_MAX, survey.unlabelled):
+        text = f"fits now on {host_id} without the labels {labels}"
+        found.append((MILLION, host_id, Counterfactual(host_id, (), text)))
+    found.sort(key=lambda item: item[:2])
+    return [counterfactual for _, _, counterfactual in found[:COUNTERFACTUALS_MAX]]
+
+
+def _relaxed(one: Judgement, change: Relaxation) -> _Found:
+    """A policy that gives way is a smaller change than an amount, unless it is the class."""
+    host_id = one.host.host_id
+    at_most = tuple(
+        DimensionStatus(name, asked, amount, amount, one.total.get(name, 0))
+        for name, asked, amount in change.at_most
+    )
+    if at_most:
+        size = max((d.asked - d.free) * MILLION // d.asked for d in at_most)
+    else:
+        size = MILLION if "qos" in change.relaxed else len(change.relaxed)
+    text = f"fits now on {host_id} if {change.text}"
+    return size, host_id, Counterfactual(host_id, at_most, text, change.relaxed)
+
+
+def _lowered(
+    settings: EngineSettings, survey: Survey, one: Judgement
+) -> tuple[DimensionStatus, ...]:
+    """The amounts to lower and the values that fit; empty where those would be too small to
+    ask for, or would not suit the host's cpus and NUMA nodes.
+    """
+    for_others = survey.is_for_others(one.host)
+    spare = one.host.spare() if for_others else one.free
+    if for_others and one.host.spare_slots() < 1:
+        return ()
+    left = dict(one.asked)
+    for name in shortfall(one.asked, spare):
+        free = spare.get(name, 0)
+        left[name] = round_down(free, MEMORY_GRAIN_BYTES) if name.endswith("memory_bytes") else free
+    memory = sum(left.get(name, 0) for name in (MEMORY_BYTES, *MEMORY_PARTS))  # one pool or parts
+    cpu = BEST_EFFORT_CPU_MILLI if survey.shape.best_effort else CPU_MILLI
+    for cpu_milli in _askable(survey.shape, left.get(cpu, 0)):
+        if cpu_milli < settings.cpu_milli_min or memory < settings.memory_bytes_min:
+            return ()
+        smaller = left | {cpu: cpu_milli}
+        if fits_smaller(one.host, survey.shape, smaller):
+            changed = (name for name in smaller if smaller[name] != one.asked.get(name))
+            return tuple(_at_most(one, name, smaller[name]) for name in changed)
+    return ()
+
+
+def _at_most(one: Judgement, name: str, amount: int) -> DimensionStatus:
+    return DimensionStatus(name, one.asked[name], amount, amount, one.total.get(name, 0))
+
+
+def _askable(shape: Shape, cpu_milli: int) -> list[int]:
+    """As much of it as can be asked for; of cpus of its own some numbers that are smaller."""
+    if not shape.policy.qos.is_pinned:
+        return [cpu_milli]
+    cpus = cpu_milli // MILLI_PER_CPU
+    return [count * MILLI_PER_CPU for count in range(cpus, max(cpus - LOWERED_TRIED_MAX, 0), -1)]
+
+
+def blocking_slots(survey: Survey) -> list[Slot]:
+    """Few slots whose end would let the request fit on the nearest executor that is large
+    enough.
+    """
+    if survey.promising is None:
+        return []
+    one = survey.judge(survey.promising[2])
+    if one.fits:
+        return []
+    ends = EndsOfSlots(one.host, survey.shape)
+    slots = sorted(one.host.slots.values(), key=lambda slot: _helpfulness(one, slot))
+    chosen = _enough(one, slots, ends)
+    return _needed(one, chosen, ends)[:BLOCKING_SLOTS_MAX]
+
+
+def _helpfulness(one: Judgement, slot: Slot) -> tuple[bool, int, int, int, str]:
+    """Slots that end anyhow come first, then those that give back most of what is missing, then
+    those with most cpus of their own, or bound to NUMA nodes.
+    """
+    helps = sum(
+        min(slot.booked.get(name, 0), missing) * MILLION // missing
+        for name, missing in one.missing.items()
+    )
+    had = slot.assignment
+    own, bound = (len(had.cpus), len(had.numa)) if had is not None else (0, 0)
+    return slot.state is not SlotState.FREEING, -helps, -own, -bound, slot.allocation_id
+
+
+def _fits_without(one: Judgement, ended: Sequence[Slot], ends: EndsOfSlots) -> bool:
+    if one.host.slots_left() + len(ended) < 1:
+        return False
+    free = add(_left_to_book(one), total_of(slot.booked for slot in ended))
+    return fits(one.asked, free) and ends.fits_without(ended)
+
+
+def _left_to_book(one: Judgement) -> dict[str, int]:
+    """What is free; of best-effort cpu also what nobody can have while its pool is empty, for that
+    is tried with the slots that would end.
+    """
+    return one.host.free(even_without_pool=True) if one.host.lacks_best_effort_pool else one.free
+
+
+def _enough(one: Judgement, slots: Sequence[Slot], ends: EndsOfSlots) -> Sequence[Slot]:
+    """The first so many slots without which it would fit; none if that does not help."""
+    if not _fits_without(one, slots, ends):
+        return ()
+    too_few, enough = 0, len(slots)  # it does not fit as it is
+    while enough - too_few > 1:
+        middle = (too_few + enough) // 2
+        if _fits_without(one, slots[:middle], ends):
+            enough = middle
+        else:
+            too_few = middle
+    return slots[:enough]
+
+
+def _needed(one: Judgement, chosen: Sequence[Slot], ends: EndsOfSlots) -> list[Slot]:
+    """Leaves out what is not needed after all."""
+    free = add(_left_to_book(one), total_of(slot.booked for slot in chosen))
+    slots_left = one.host.slots_left() + len(chosen)
+    needed = dict.fromkeys(range(len(chosen)))
+    for at, slot in enumerate(chosen):
+        without = subtract(free, slot.booked)
+        if slots_left < 2 or not fits(one.asked, without):
+            continue
+        if ends.fits_without(chosen[other] for other in needed if other != at):
+            del needed[at]
+            free = without
+            slots_left -= 1
+    return [chosen[at] for at in needed]

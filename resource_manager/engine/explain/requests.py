@@ -1,0 +1,252 @@
+"""Why a request waits, and the smallest change with which it would not. Changes nothing.
+
+Built from the same judgements that placing uses (`placement/feasibility.py`), so that it is not a
+second opinion. It says what is feasible at one moment; it reserves nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from finegrain.errors import Reason
+from resource_manager.engine.cpus.refusals import CpuBlocker, CpuRefusal
+from resource_manager.engine.executors.registration import known_host
+from resource_manager.engine.explain.dimensions import DimensionStatus
+from resource_manager.engine.explain.fairness import Step, steps
+from resource_manager.engine.explain.gangs import GangExplanation, explain_gang
+from resource_manager.engine.explain.lists import RequestView, request_view
+from resource_manager.engine.explain.provisions import planned_on, waits_for
+from resource_manager.engine.explain.remedies import Counterfactual, blocking_slots, counterfactuals
+from resource_manager.engine.explain.reservations import ReservationView, held_for, held_for_others
+from resource_manager.engine.explain.resizes import ResizeExplanation, explain_resizes
+from resource_manager.engine.explain.waiting_reasons import pending_reason, waiting_stop
+from resource_manager.engine.fairness.flows import GROUP
+from resource_manager.engine.fairness.quotas import Stop
+from resource_manager.engine.hosts.host import Host
+from resource_manager.engine.model.entities import Request, RequestState, Slot, SlotState
+from resource_manager.engine.placement.feasibility import Blocker, Judgement
+from resource_manager.engine.placement.survey import Survey
+from resource_manager.engine.requests.submission import known_request
+from resource_manager.engine.scheduling.rejecting import rejection_notice
+from resource_manager.engine.state import State
+
+EXECUTORS_DEFAULT = 20
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorVerdict:
+    """What one executor lacks."""
+
+    executor_id: str
+    fits: bool
+    blockers: tuple[str, ...]
+    dimensions: tuple[DimensionStatus, ...]
+    message: str
+    cpu: CpuRefusal | None = None  # why its cpus or NUMA nodes do not suit
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Mirrors ExplainResponse."""
+
+    view: RequestView
+    primary_reason: str
+    summary: str
+    snapshot_number: int
+    requests_ahead: int = 0
+    executors_considered: int = 0
+    executors_fitting: int = 0
+    executors: list[ExecutorVerdict] = field(default_factory=list)
+    dimensions: list[DimensionStatus] = field(default_factory=list)
+    would_fit_if: list[Counterfactual] = field(default_factory=list)
+    blocked_by: list[Slot] = field(default_factory=list)
+    resizes: list[ResizeExplanation] = field(default_factory=list)
+    planned_on: str = ""  # an executor that was asked for and has not come
+    gang: GangExplanation | None = None  # of a member of a gang that waits
+    steps: tuple[Step, ...] = ()  # of the choice who is served next, from the top
+    limits: list[Stop] = field(default_factory=list)  # maxima that stop it
+    reservation: ReservationView | None = None  # what is held for it
+    held_for_others: list[ReservationView] = field(default_factory=list)
+
+
+def explain(
+    state: State,
+    allocation_id: str,
+    executor_id: str = "",
+    max_executors: int = EXECUTORS_DEFAULT,
+) -> Explanation:
+    """Where a request stands and why; one that waits is held against every executor, or against
+    one.
+
+    Raises:
+        NotFound: no such request, or no such executor.
+    """
+    request = known_request(state, allocation_id)
+    hosts: Iterable[Host] = state.hosts.values()
+    if executor_id:
+        hosts = [known_host(state, executor_id)]
+    view = request_view(state, request)
+    if request.state is not RequestState.PENDING:
+        slot = state.slot_of(request)
+        resizes = explain_resizes(state, slot) if slot is not None else []
+        number = state.snapshot_number
+        settled = _settled(view, state.gangs.unconfirmed.get(request.spec.gang_id, 0))
+        held = held_for(state, request, slot)
+        return Explanation(view, view.reason, settled, number, resizes=resizes, reservation=held)
+    shape = state.queue.shape_of(request.spec)
+    held = held_for(state, request, None)
+    own = {one.executor_id for one in held.executors} if held is not None else frozenset[str]()
+    survey = Survey.of(hosts, shape, own)
+    reason = pending_reason(state, request)
+    ahead = _requests_ahead(state, request)
+    planned = planned_on(state, request)
+    stop, others = waiting_stop(state, request), held_for_others(state, shape)
+    known = {
+        Reason.WAITING_EXECUTOR: waits_for(state, planned) if planned else "",
+        Reason.WAITING_GROUP_LIMIT: _stopped(stop) if stop is not None else "",
+        Reason.WAITING_RESERVATION: _kept(others),
+        Reason.WAITING_TOPOLOGY: _misfit(survey),
+    }
+    notice = rejection_notice(state, request)
+    fairness = state.settings.fairness
+    in_turn = fairness.order == "fair"
+    return Explanation(
+        view=view,
+        primary_reason=reason,
+        summary="; ".join(filter(None, (_waiting(reason, survey, ahead, known), notice))),
+        snapshot_number=state.snapshot_number,
+        requests_ahead=ahead,
+        executors_considered=len(survey.hosts),
+        executors_fitting=survey.fitting,
+        executors=[_verdict(one) for one in survey.nearest(max_executors)],
+        dimensions=[
+            DimensionStatus(one.name, one.asked, sum(one.free), max(one.free), sum(one.total))
+            for one in survey.dimensions()
+        ],
+        would_fit_if=counterfactuals(state.settings, request, survey),
+        blocked_by=blocking_slots(survey),
+        planned_on=planned,
+        gang=explain_gang(state, request),
+        steps=steps(state.flows, request.job_id, state.jobs, fairness.service) if in_turn else (),
+        limits=[stop] if stop is not None else [],
+        reservation=held,
+        held_for_others=others,
+    )
+
+
+def _verdict(one: Judgement) -> ExecutorVerdict:
+    return ExecutorVerdict(
+        executor_id=one.host.host_id,
+        fits=one.fits,
+        blockers=one.blockers,
+        dimensions=tuple(
+            DimensionStatus(
+                name, asked, one.free.get(name, 0), one.free.get(name, 0), one.total.get(name, 0)
+            )
+            for name, asked in one.asked.items()
+        ),
+        message=_verdict_message(one),
+        cpu=one.cpu_refusal,
+    )
+
+
+def _verdict_message(one: Judgement) -> str:
+    if one.fits:
+        return "fits now"
+    parts = [
+        f"{name} short by {missing} (asked {one.asked[name]}, free {one.free.get(name, 0)},"
+        f" total {one.total.get(name, 0)})"
+        for name, missing in one.missing.items()
+    ]
+    refusal = one.cpu_refusal
+    if refusal is not None and not (one.missing and refusal.blocker is CpuBlocker.CPU_NOT_ENOUGH):
+        parts.append(f"{refusal.blocker}: {refusal.text}")
+    executor = one.host.executor
+    texts = {
+        Blocker.LOST: "is lost",
+        Blocker.UNCONFIRMED: "has not registered with this incarnation of the RM yet",
+        Blocker.DRAINING: f"is draining: {executor.drain_reason or 'no reason given'}",
+        Blocker.UNREACHABLE: f"reports, but cannot be dialled: {one.host.reach.cause}",
+        Blocker.LABEL_MISMATCH: "lacks a required label",
+        Blocker.TOTAL_TOO_SMALL: "is too small even when empty",
+        Blocker.SLOT_LIMIT: f"has {len(one.host.slots)} slots of at most"
+        f" {executor.registration.slots_max}",
+        Blocker.REFUSED: "refused such a slot lately and is asked again later",
+        Blocker.HELD: "has room, which is held for somebody who was passed over for too long",
+    }
+    parts.extend(text for blocker, text in texts.items() if blocker in one.blockers)
+    return "; ".join(parts)
+
+
+def _requests_ahead(state: State, request: Request) -> int:
+    gang = state.gangs.of(request)
+    number = request.arrival_number if gang is None else gang.arrival_number
+    ahead = sum(shape.count_before(number) for shape in state.queue.shapes())
+    return ahead + sum(
+        len(waiting.members)
+        for waiting in state.gangs.waiting.values()
+        if waiting.gang.arrival_number < number
+    )
+
+
+def _settled(view: RequestView, unconfirmed: int) -> str:
+    request = view.request
+    match request.state:
+        case RequestState.ALLOCATING:
+            where = view.slot.slot.executor_id if view.slot else ""
+            if view.slot and view.slot.slot.state is SlotState.ALLOCATED:
+                return f"placed on {where}, and waits for {unconfirmed} others of its gang"
+            return f"placed on {where}, which has not confirmed yet"
+        case RequestState.GRANTED:
+            where = view.slot.slot.executor_id if view.slot else ""
+            return f"granted on {where} as generation {request.generation}"
+        case _:
+            why = f": {request.message or request.reason}" if request.reason else ""
+            return f"ended as {request.state}{why}"
+
+
+def _stopped(stop: Stop) -> str:
+    group, dimension = stop.group_id.removeprefix(GROUP), stop.dimension
+    has = f"group {group} has {dimension} {stop.used} of at most {stop.maximum}"
+    return f"{has}, and it needs {stop.need}"
+
+
+def _kept(others: list[ReservationView]) -> str:
+    names = ", ".join(f"gang {r.gang_id}" if r.gang_id else r.allocation_id for r in others)
+    return f"there is room, which is held for {names}, passed over for too long"
+
+
+def _misfit(survey: Survey) -> str:
+    """The hosts that have the amounts, and what one of them says."""
+    if not survey.misfits:
+        return "what is free does not suit on any executor"
+    count = len(survey.misfits) + survey.unasked
+    some = "1 executor has the amounts" if count == 1 else f"{count} executors have the amounts"
+    one = survey.judge(min(survey.misfits))
+    text = f"{some}, but not on cpus and NUMA nodes that suit"
+    return f"{text} ({one.host.host_id}: {one.cpu_refusal.text})" if one.cpu_refusal else text
+
+
+def _waiting(reason: str, survey: Survey, ahead: int, known: dict[Reason, str]) -> str:
+    texts = known | {
+        Reason.NOT_YET_CONSIDERED: "has just arrived and was not considered yet",
+        Reason.WAITING_FRAGMENTED: "enough is free in sum, but on no single executor",
+        Reason.WAITING_LABELS: "no executor that carries the required labels is large enough"
+        " and suits",
+        Reason.INFEASIBLE_NOW_OFFLINE: "only executors that are lost, draining or"
+        " unreachable could host it",
+        Reason.INFEASIBLE_NEVER: "no known executor could host it, even when empty",
+        Reason.WAITING_GANG: "it would fit, and its gang as a whole does not",
+    }
+    if reason in texts:
+        text = texts[Reason(reason)]
+    elif not survey.hosts:
+        text = "no executor has registered yet"
+    elif survey.refused:
+        text = "an executor with room refused such a slot lately and is asked again later"
+    else:
+        text = "not enough is free"
+    usable = f"{survey.usable} of {len(survey.hosts)} executors usable"
+    earlier = "1 request came" if ahead == 1 else f"{ahead} requests came"
+    return f"{text}; {usable}, {earlier} earlier"

@@ -1,0 +1,114 @@
+"""What is held for whom, for people: where, how much, since when, and what is not free yet. Changes
+nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from finegrain.resources import Amounts
+from resource_manager.engine.model.entities import Request, Slot
+from resource_manager.engine.placement.reserved import Reservation
+from resource_manager.engine.placement.reserved_for_others import held_from
+from resource_manager.engine.queue.queue import Shape
+from resource_manager.engine.state import State
+
+EXECUTORS_NAMED_MAX = 5
+
+
+@dataclass(frozen=True, slots=True)
+class HeldView:
+    """What is held on one executor, and what of it is not free yet."""
+
+    executor_id: str
+    held: Amounts
+    missing: Amounts
+    missing_slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReservationView:
+    """One reservation; mirrors the message of that name. Times are wall clock."""
+
+    allocation_id: str
+    job_id: str
+    gang_id: str
+    executors: tuple[HeldView, ...]
+    since_time_ms: int
+    passed_over_since_time_ms: int
+    summary: str
+
+
+def reservation_views(state: State) -> list[ReservationView]:
+    """All of them, in the order of making."""
+    return [_view(state, each) for each in state.reservations.all()]
+
+
+def held_for(state: State, request: Request, slot: Slot | None) -> ReservationView | None:
+    """What is held for a request that waits, for its gang, or for the growth of its slot."""
+    gang = state.gangs.of(request)
+    number = request.arrival_number if gang is None else gang.arrival_number
+    if slot is not None:
+        number = slot.wanted.arrival_number if slot.wanted is not None else 0
+    each = state.reservations.by_number.get(number)
+    return _view(state, each) if each is not None else None
+
+
+def held_for_others(state: State, shape: Shape) -> list[ReservationView]:
+    """What is held where one of a shape would fit otherwise."""
+    return [_view(state, each) for each in held_from(state, shape)]
+
+
+def _view(state: State, each: Reservation) -> ReservationView:
+    holder = each.holder
+    executors = tuple(
+        HeldView(name, kept.amounts, *kept.missing(state.hosts[name]))
+        for name, kept in each.place.held.items()
+        if name in state.hosts
+    )
+    started = state.started
+    passed_ms = started.time_ms + each.passed_over.since_ms - started.monotonic_ms
+    return ReservationView(
+        allocation_id=holder.allocation_id,
+        job_id=holder.job_id,
+        gang_id=holder.gang_id,
+        executors=executors,
+        since_time_ms=each.since_time_ms,
+        passed_over_since_time_ms=passed_ms,
+        summary=_summary(each, state.jobs[holder.job_id].name, executors, passed_ms),
+    )
+
+
+def _summary(
+    each: Reservation, job_name: str, executors: tuple[HeldView, ...], passed_ms: int
+) -> str:
+    since = f"since {_clock(each.since_time_ms)}, passed over since {_clock(passed_ms)}"
+    title = f"{each.holder.title} of job {job_name}"
+    lacking = [one for one in executors if one.missing or one.missing_slots]
+    if len(executors) == 1:
+        one = executors[0]
+        held = f"{title} has {_amounts(one.held)} held on {one.executor_id} {since}"
+        return f"{held}; {_lacks(one)} of that not free yet" if lacking else held
+    held = f"{title} has room held on {len(executors)} executors {since}"
+    if not lacking:
+        return held
+    some = ", ".join(one.executor_id for one in lacking[:EXECUTORS_NAMED_MAX])
+    more = len(lacking) - EXECUTORS_NAMED_MAX
+    rest = f" and {more} more" if more > 0 else ""
+    return f"{held}; not all of it is free yet on {some}{rest}"
+
+
+def _lacks(one: HeldView) -> str:
+    texts = [_amounts(one.missing)] if one.missing else []
+    if one.missing_slots:
+        texts.append(f"{one.missing_slots} of its slots")
+    return " and ".join(texts)
+
+
+def _amounts(amounts: Amounts) -> str:
+    return ", ".join(f"{name} {amount}" for name, amount in amounts.items())
+
+
+def _clock(time_ms: int) -> str:
+    return datetime.fromtimestamp(time_ms // 1_000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

@@ -1,0 +1,153 @@
+"""Why a change of a slot's size waits, and what would make it fit. Changes nothing.
+
+It says what is feasible at one moment, with the same numbers that the change is tried with; it
+reserves nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from finegrain.errors import Reason
+from finegrain.resources import Amounts, add, fits, shortfall, subtract
+from resource_manager.engine.cpus.refusals import CpuRefusal
+from resource_manager.engine.explain.dimensions import DimensionStatus
+from resource_manager.engine.fairness.flows import GROUP
+from resource_manager.engine.hosts.host import Host, ResizeHold
+from resource_manager.engine.model.entities import ExecutorState, Resize, Slot, SlotState
+from resource_manager.engine.scheduling.quota_checks import growth_stop
+from resource_manager.engine.scheduling.resizes import assignment_for, growth, is_kept_from
+from resource_manager.engine.state import State
+
+MILLION = 1_000_000
+SLOTS_NAMED_MAX = 5
+
+
+@dataclass(frozen=True, slots=True)
+class ResizeExplanation:
+    """Mirrors the message of that name. `dimensions` are those that grow: by how much, what is free
+    on the slot's executor, and what that has in total.
+    """
+
+    resize: Resize
+    ordered: bool
+    dimensions: tuple[DimensionStatus, ...]
+    summary: str
+
+
+def explain_resizes(state: State, slot: Slot) -> list[ResizeExplanation]:
+    """The changes of a slot's size that are under way: what is ordered, then what waits."""
+    host = state.hosts[slot.executor_id]
+    found = []
+    if slot.ordered is not None:
+        found.append(ResizeExplanation(slot.ordered, True, (), _ordered(host)))
+    if slot.wanted is not None:
+        asked = growth(host, slot)
+        free, total = host.free(), host.total
+        dimensions = tuple(
+            DimensionStatus(name, more, free.get(name, 0), free.get(name, 0), total.get(name, 0))
+            for name, more in asked.items()
+        )
+        summary = _waiting(state, host, slot, asked)
+        found.append(ResizeExplanation(slot.wanted, False, dimensions, summary))
+    return found
+
+
+def _ordered(host: Host) -> str:
+    return f"ordered at {host.host_id}, which has not confirmed yet{_absence(host)}"
+
+
+def _waiting(state: State, host: Host, slot: Slot, asked: Amounts) -> str:
+    if slot.state is not SlotState.ALLOCATED:
+        return "the slot is being taken down, or its executor is out of sight"
+    if slot.ordered is not None:
+        return f"waits for change {slot.ordered.number}, which is ordered"
+    hold = host.resize_holds.get((slot.allocation_id, slot.generation))
+    if hold is not None and hold.active:
+        return _held(hold)
+    total, need = host.total, add(slot.booked, asked)
+    if beyond := [name for name in asked if need[name] > total.get(name, 0)]:
+        lacks = ", ".join(f"{name} {need[name]} of {total.get(name, 0)}" for name in beyond)
+        return f"{host.host_id} has become too small for it, even when empty ({lacks})"
+    if asked and not host.eligible:
+        return f"nothing grows on {host.host_id} now{_absence(host)}"
+    missing = shortfall(asked, host.free())
+    if missing:
+        return _lacking(host, slot, asked, missing)
+    stop = growth_stop(state, slot.job_id, asked)
+    if stop is not None:
+        group, name = stop.group_id.removeprefix(GROUP), stop.dimension
+        return (
+            f"group {group} has {name} {stop.used} of at most {stop.maximum}, and it grows by"
+            f" {stop.need}"
+        )
+    found = assignment_for(state, host, slot)
+    if isinstance(found, CpuRefusal):
+        return f"{Reason.WAITING_TOPOLOGY}: {host.host_id} has the amounts, but {found.text}"
+    if not fits(asked, host.spare()) or (asked and is_kept_from(host, slot)):
+        whose = state.reservations.on_host[host.host_id].holder.title
+        return f"there is room on {host.host_id}, which is held for {whose}"
+    return "has not been considered yet"
+
+
+def _held(hold: ResizeHold) -> str:
+    if hold.reason == Reason.BELOW_USE:
+        return f"{hold.message}; it is tried again as soon as a short pause is over"
+    return f"the executor refused it ({hold.message}), and is asked again later"
+
+
+def _absence(host: Host) -> str:
+    executor = host.executor
+    if executor.state is not ExecutorState.ACTIVE:
+        return f": it is {executor.state}"
+    if host.reach.unreachable:
+        return f": it cannot be dialled: {host.reach.cause}"
+    if executor.draining:
+        return f": it is draining: {executor.drain_reason or 'no reason given'}"
+    return ""
+
+
+def _lacking(host: Host, slot: Slot, asked: Amounts, missing: Amounts) -> str:
+    free = host.free()
+    lacks = ", ".join(
+        f"{name} grows by {asked[name]} and {free.get(name, 0)} are free" for name in missing
+    )
+    fitting = " and ".join(
+        f"{name} <= {slot.booked.get(name, 0) + free.get(name, 0)}" for name in missing
+    )
+    text = f"{lacks} on {host.host_id}; it fits now if {fitting}"
+    names = [f"{each.allocation_id}/{each.generation}" for each in _in_the_way(host, slot, asked)]
+    if not names:
+        return text
+    more = f" and {len(names) - SLOTS_NAMED_MAX} more" if len(names) > SLOTS_NAMED_MAX else ""
+    return f"{text}, or without {', '.join(names[:SLOTS_NAMED_MAX])}{more}"
+
+
+def _in_the_way(host: Host, slot: Slot, asked: Amounts) -> list[Slot]:
+    """Few other slots without which the growth would fit; none, if that would not do."""
+    free: Amounts = host.free()
+    missing = shortfall(asked, free)
+
+    def helps(other: Slot) -> tuple[bool, int, str]:
+        gives = sum(
+            min(other.booked.get(name, 0), lack) * MILLION // lack for name, lack in missing.items()
+        )
+        return other.state is not SlotState.FREEING, -gives, other.allocation_id
+
+    chosen: list[Slot] = []
+    for other in sorted(host.slots.values(), key=helps):
+        if fits(asked, free):
+            break
+        if other is not slot:
+            chosen.append(other)
+            free = add(free, other.booked)
+    if not fits(asked, free):
+        return []
+    needed = []
+    for other in chosen:
+        without = subtract(free, other.booked)
+        if fits(asked, without):
+            free = without
+        else:
+            needed.append(other)
+    return needed

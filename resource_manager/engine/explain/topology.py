@@ -1,0 +1,124 @@
+"""One executor's cpus and NUMA nodes as they are now: what is where, who has it, which settings
+hold. Changes nothing.
+
+Pools are what `finegrain/cpu_pools.py` makes of what the executor announced and reported: the same
+that it confines slots to. What nodes have and have left are the numbers that placing goes by.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from finegrain.cpu_assignment import PoolName
+from finegrain.cpu_policy import EffectivePolicy
+from finegrain.cpu_pools import Pooled, Pools, pools_of
+from finegrain.cpuset import CpuSet
+from finegrain.resources import (
+    BEST_EFFORT_CPU_MILLI,
+    CPU_MILLI,
+    EXTENDED_PREFIX,
+    MEMORY_BYTES,
+)
+from resource_manager.engine.cpus.ledger import CpuBooks
+from resource_manager.engine.cpus.numa import MILLI
+from resource_manager.engine.executors.registration import known_host
+from resource_manager.engine.explain.lists import SlotView, slot_view
+from resource_manager.engine.hosts.allowed_cpus import announced_by
+from resource_manager.engine.hosts.host import Host
+from resource_manager.engine.model.entities import Executor, Registration
+from resource_manager.engine.state import State
+
+
+@dataclass(frozen=True, slots=True)
+class Zone:
+    """What slots can have of one NUMA node, have, and could have. Slots that are bound to no node
+    are not counted, beside cpus of their own: they weigh on the host's total alone.
+    """
+
+    node: int  # its id
+    total: dict[str, int]
+    allocated: dict[str, int]
+    available: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class TopologyView:
+    """One executor's cpus and NUMA nodes. `zones` are empty where the host does not tell of its
+    cores; `lost_cpus` are own cpus that slots lack.
+    """
+
+    executor: Executor
+    policy: EffectivePolicy
+    zones: list[Zone]
+    pools: Pools
+    slots: list[SlotView]
+    lost_cpus: list[tuple[str, int, CpuSet]]  # allocation id, generation, which
+
+
+def topology_view(state: State, executor_id: str) -> TopologyView:
+    """One executor's cpus and NUMA nodes.
+
+    Raises:
+        NotFound: no such executor.
+    """
+    host = known_host(state, executor_id)
+    return TopologyView(
+        executor=host.executor,
+        policy=host.present.policy,
+        zones=zones(host.cpus) if host.cpus is not None else [],
+        pools=pools(host),
+        slots=[slot_view(state, host.slots[key]) for key in sorted(host.slots)],
+        lost_cpus=[(*key, cpus) for key, cpus in sorted(host.lost_cpus.items())],
+    )
+
+
+def pools(host: Host) -> Pools:
+    """The shared pools of a host, beside the slots that it has."""
+    registration, seen = host.executor.registration, host.executor.cpu_state
+    announced = announced_by(registration)
+    pooled = Pooled.of(
+        _cores(registration),
+        announced.slot_cpus,
+        host.present.policy,
+        kept_back=announced.reserved_cpus,
+        isolated=_isolated(registration),
+        kubelet_pinned=seen.kubelet_cpus,
+        offline=seen.offline_cpus,
+    )
+    assignments = (slot.assignment for slot in host.slots.values())
+    return pools_of(pooled, ((each.qos, each.cpus) for each in assignments if each is not None))
+
+
+def zones(books: CpuBooks) -> list[Zone]:
+    """What each NUMA node has, in order of ids."""
+    found = []
+    for at, node in enumerate(books.layout.nodes):
+        extended = (EXTENDED_PREFIX + name for name, _ in node.extended)
+        names = (CPU_MILLI, BEST_EFFORT_CPU_MILLI, MEMORY_BYTES, *extended)
+        own = (books.pinned & node.mask).bit_count() * MILLI
+        used = {name: books.used(at, name) for name in names}
+        found.append(
+            Zone(
+                node.id,
+                _without_zeros({name: books.capacity(at, name) for name in names}),
+                _without_zeros(used | {CPU_MILLI: used[CPU_MILLI] + own}),
+                _without_zeros({name: books.available(at, name) for name in names}),
+            )
+        )
+    return found
+
+
+def _cores(registration: Registration) -> Iterator[tuple[PoolName, CpuSet]]:
+    for core in json.loads(registration.topology or "{}").get("cores", ()):
+        name = PoolName(int(core.get("package_index", 0)), int(core.get("numa_node_id", 0)))
+        yield name, CpuSet.parse(core.get("cpus", ""))
+
+
+def _isolated(registration: Registration) -> CpuSet:
+    return CpuSet.parse(json.loads(registration.host_cpus or "{}").get("isolated_cpus", ""))
+
+
+def _without_zeros(amounts: dict[str, int]) -> dict[str, int]:
+    return {name: amount for name, amount in amounts.items() if amount}

@@ -1,0 +1,93 @@
+"""Why those wait who wait: one by one, and counted. Changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from finegrain.errors import Reason
+from resource_manager.engine.explain.provisions import planned_count, planned_on
+from resource_manager.engine.fairness.flows import Flow
+from resource_manager.engine.fairness.quotas import Stop
+from resource_manager.engine.model.entities import Request, RequestState
+from resource_manager.engine.placement.feasibility import waiting_reason
+from resource_manager.engine.placement.gang_feasibility import member_reason, reasons
+from resource_manager.engine.queue.gangs import WaitingGang
+from resource_manager.engine.queue.queue import Shape
+from resource_manager.engine.scheduling.quota_checks import gang_stop, request_stop
+from resource_manager.engine.state import State
+
+
+def pending_by_reason(state: State) -> dict[str, int]:
+    """How many requests wait for which primary reason."""
+    counts: dict[str, int] = {}
+    for shape in state.queue.shapes():
+        new = 0
+        if state.considered_arrival < state.arrival_number:
+            new = shape.waiting - shape.count_before(state.considered_arrival + 1)
+        if new:
+            reason = str(Reason.NOT_YET_CONSIDERED)
+            counts[reason] = counts.get(reason, 0) + new
+        stopped = _stopped_by_limits(state, shape)
+        if stopped:
+            reason = str(Reason.WAITING_GROUP_LIMIT)
+            counts[reason] = counts.get(reason, 0) + stopped
+        considered = max(0, shape.waiting - new - stopped)
+        if planned := min(considered, planned_count(state, shape)):
+            reason = str(Reason.WAITING_EXECUTOR)
+            counts[reason] = counts.get(reason, 0) + planned
+            considered -= planned
+        if considered:
+            reason = str(waiting_reason(state, shape))
+            counts[reason] = counts.get(reason, 0) + considered
+    for waiting in state.gangs.waiting.values():
+        for reason, count in _gang_reasons(state, waiting):
+            counts[reason] = counts.get(reason, 0) + count
+    return counts
+
+
+def pending_reason(state: State, request: Request) -> str:
+    """Why a request waits; empty if it does not."""
+    if request.state is not RequestState.PENDING:
+        return ""
+    if request.arrival_number > state.considered_arrival:
+        return Reason.NOT_YET_CONSIDERED
+    if waiting_stop(state, request) is not None:
+        return Reason.WAITING_GROUP_LIMIT
+    if planned_on(state, request):
+        return Reason.WAITING_EXECUTOR
+    if request.spec.gang_id:
+        return member_reason(state, request)
+    return waiting_reason(state, state.queue.shape_of(request.spec))
+
+
+def waiting_stop(state: State, request: Request) -> Stop | None:
+    """The maximum that stops a request that waits, or its gang; None: none does."""
+    waiting = state.gangs.waiting.get(request.spec.gang_id)
+    if waiting is not None:
+        return gang_stop(state, waiting)
+    return request_stop(state, state.queue.shape_of(request.spec), request.job_id)
+
+
+def _stopped_by_limits(state: State, shape: Shape) -> int:
+    """How many wait with a shape whom the maximum of a group stops."""
+    if not any(flow.maximum for flow in state.flows.groups.values()):
+        return 0
+    stopped: dict[Flow | None, bool] = {}  # by the group that a job is in
+    count = 0
+    for line in shape.lines.values():
+        group = state.flows.jobs[line.job_id].parent
+        if group not in stopped:
+            stopped[group] = request_stop(state, shape, line.job_id) is not None
+        if stopped[group]:
+            count += line.numbers.count_within(0, state.considered_arrival + 1)
+    return count
+
+
+def _gang_reasons(state: State, waiting: WaitingGang) -> Iterable[tuple[str, int]]:
+    if waiting.gang.arrival_number > state.considered_arrival:
+        return [(Reason.NOT_YET_CONSIDERED, len(waiting.members))]
+    if gang_stop(state, waiting) is not None:
+        return [(Reason.WAITING_GROUP_LIMIT, len(waiting.members))]
+    if planned_on(state, waiting.members[0]):
+        return [(Reason.WAITING_EXECUTOR, len(waiting.members))]
+    return reasons(state, waiting)

@@ -1,0 +1,253 @@
+"""Into how many threads a job's work should be split, told from how long its threads took. Pure.
+
+Two ways of reading the same durations, because a thread may be long for two reasons:
+
+- It has many units of work, like all others of the job. Then splitting the same total work evenly
+  into k times as many threads makes every thread take 1/k of its time.
+- It has one unit that takes long by itself. No number of threads divides that one; but the more
+  threads there are, the smaller is the part of them that is so long, and the others flow around it.
+
+Threads that took more than `LONG_FACTOR` times the median are taken for the second kind as long as
+they are few (`LONG_SHARE_MAX`). Threads that last about a second or less mostly cost: carving a
+slot, starting a process and telling everybody is most of what they do; so no advice goes there.
+
+The seed's guidance: the great majority of threads under two minutes, which typically takes 200 to
+1,000 threads.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from finegrain.units import format_duration
+from resource_manager.engine.model.durations import Durations
+
+TARGET_MS = 120_000
+QUANTILE = 0.95
+THREADS_MAX = 100_000
+"""More than that is not recommended to anybody: jobs of that size are normal, larger ones are not.
+"""
+
+TYPICAL_MIN, TYPICAL_MAX = 200, 1_000
+OBSERVED_FEW = 20
+"""With fewer threads than that to go by, advice is rough, and says so."""
+
+LONG_FACTOR = 5.0
+LONG_SHARE_MAX = 0.1
+FINISHED_SHARE_MIN = 0.1
+OVERHEAD_MS = 1_000
+"""Below that a thread mostly consists of what every thread costs."""
+
+WORTH_MS = 10_000
+"""What threads that are too short should rather take."""
+
+ASSUMED = (
+    "assumed: the same work in all, split evenly; a thread lasts from being granted a slot until it"
+    " gives it back or hands it on"
+)
+OUTWEIGHED = "what every thread costs (a slot, a process) would outweigh what more threads gain"
+ONE_THREAD = (
+    "a job of one thread that cannot be split, such as an extract to one file, may stay as it is:"
+    " it holds one slot only"
+)
+ONE_UNIT = (
+    "if that is one long unit of work each, no number of threads divides it; the others flow"
+    " around it"
+)
+MANY_THREADS = (
+    f"that is more than the typical {TYPICAL_MIN} to {TYPICAL_MAX:,}: see that the work can be"
+    " split so finely"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What is known of a job's threads."""
+
+    finished: Durations
+    running: int = 0
+    waiting: int = 0
+    running_longest_ms: int = 0  # how long the oldest of those that run has taken so far
+
+    @property
+    def threads(self) -> int:
+        """How many threads its work was split into, as far as that was asked for."""
+        return self.finished.count + self.running + self.waiting
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """A recommendation, and what it goes by. Durations in milliseconds."""
+
+    threads_recommended: int  # 0: too little is known
+    threads_observed: int
+    threads_running: int
+    threads_waiting: int
+    median_ms: int
+    at_quantile_ms: int
+    longest_ms: int
+    share_within_target: float
+    target_ms: int
+    quantile: float
+    remarks: tuple[str, ...]
+
+
+def advise(observed: Observed, target_ms: int = TARGET_MS, quantile: float = QUANTILE) -> Advice:
+    """Recommends a number of threads.
+
+    Args:
+        observed: durations of threads that finished, and how many there are besides.
+        target_ms: how long a thread should take at most; above 0.
+        quantile: the part of all threads that should keep to that; above 0, below 1.
+    """
+    found = observed.finished
+    wanted, remarks = 0, ["no thread of the job has finished yet: ask again when some have"]
+    if found.count:
+        work = _Work.of(observed, target_ms)
+        wanted, remarks = _recommend(work, target_ms, quantile)
+        remarks += [*_about_long_ones(work, wanted, target_ms), *_doubts(observed)]
+        remarks.append(ASSUMED)
+    return Advice(
+        threads_recommended=wanted,
+        threads_observed=found.count,
+        threads_running=observed.running,
+        threads_waiting=observed.waiting,
+        median_ms=round(found.quantile_ms(0.5)),
+        at_quantile_ms=round(found.quantile_ms(quantile)),
+        longest_ms=found.longest_ms,
+        share_within_target=found.share_within(target_ms) if found.count else 0.0,
+        target_ms=target_ms,
+        quantile=quantile,
+        remarks=tuple(remarks),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """A job's work as it was split: `threads` of them, some of which are long by themselves."""
+
+    finished: Durations
+    threads: int
+    long: int  # of those that finished
+    longest_ms: int
+    ordinary_mean_ms: float
+
+    @classmethod
+    def of(cls, observed: Observed, target_ms: int) -> _Work:
+        found = observed.finished
+        long, long_ms = found.beyond(max(target_ms, LONG_FACTOR * found.quantile_ms(0.5)))
+        if long > max(1, LONG_SHARE_MAX * found.count) or long == found.count:
+            long, long_ms = 0, 0.0  # so many are no exceptions
+        mean_ms = max(0.0, found.total_ms - long_ms) / (found.count - long)
+        return cls(found, observed.threads, long, found.longest_ms, mean_ms)
+
+    def share_within(self, threads: int, target_ms: int) -> float:
+        """The part of so many threads that would keep to the target."""
+        ordinary = self.finished.count - self.long
+        scaled_ms = target_ms * threads / self.threads
+        within = min(self.finished.count_within(scaled_ms), ordinary) / ordinary
+        long = self.long * self.threads / self.finished.count
+        return max(0.0, 1 - long / threads) * within
+
+    def threads_lasting(self, mean_ms: int) -> int:
+        """Into how many threads to split it, so that ordinary ones last about so long."""
+        return max(1, int(self.threads * self.ordinary_mean_ms / mean_ms))
+
+
+def _recommend(work: _Work, target_ms: int, quantile: float) -> tuple[int, list[str]]:
+    now, share = work.threads, work.share_within(work.threads, target_ms)
+    remark = f"{_percent(share)} of those that finished kept to {_text(target_ms)}"
+    if share >= quantile:
+        return _enough_or_fewer(work, target_ms, quantile, remark)
+    most = min(THREADS_MAX, work.threads_lasting(OVERHEAD_MS))
+    if most <= now:
+        return now, [f"{remark}, but most are so short already that {OUTWEIGHED}"]
+    wanted = _least(now, most, lambda threads: work.share_within(threads, target_ms) >= quantile)
+    if wanted is None:
+        reached = _percent(work.share_within(most, target_ms))
+        return most, [f"{remark}; with {most} threads {reached} would; with more, {OUTWEIGHED}"]
+    wanted = min(most, _rounded_up(wanted))
+    reached = _percent(work.share_within(wanted, target_ms))
+    times = f"{wanted / now:.3g} times as many threads"
+    remarks = [f"{remark}; with {wanted}, {times}, about {reached} would"]
+    if now == 1:
+        remarks.append(ONE_THREAD)
+    if wanted > TYPICAL_MAX:
+        remarks.append(MANY_THREADS)
+    return wanted, remarks
+
+
+def _enough_or_fewer(
+    work: _Work, target_ms: int, quantile: float, remark: str
+) -> tuple[int, list[str]]:
+    # Never fewer than is typical: nobody knows how many could run at once.
+    now, fewer = work.threads, max(TYPICAL_MIN, work.threads_lasting(WORTH_MS))
+    remarks = [f"{remark}: no more threads are needed"]
+    if work.ordinary_mean_ms >= OVERHEAD_MS or fewer >= now:
+        return now, remarks
+    wanted = _least(fewer, now, lambda threads: work.share_within(threads, target_ms) >= quantile)
+    remarks.append(
+        f"they last {_text(work.ordinary_mean_ms)} on average, which is mostly what every thread"
+        " costs (a slot, a process): fewer, longer ones would waste less"
+    )
+    return min(now, _rounded_up(wanted or now)), remarks
+
+
+def _about_long_ones(work: _Work, wanted: int, target_ms: int) -> list[str]:
+    if not work.long:
+        return []
+    median, longest = _text(work.finished.quantile_ms(0.5)), _text(work.longest_ms)
+    whole = _rounded_up(math.ceil(work.threads * work.longest_ms / target_ms))
+    number = f"{work.long} of {work.finished.count}"
+    remarks = [
+        f"{number} took far longer than the others (up to {longest}; the median is {median})",
+        ONE_UNIT,
+    ]
+    if whole > wanted:
+        remarks.append(
+            f"if it is many units, some {whole} threads would bring those within the target, too"
+        )
+    return remarks
+
+
+def _doubts(observed: Observed) -> list[str]:
+    found, doubts = observed.finished, []
+    if found.count < OBSERVED_FEW:
+        doubts.append("few threads to go by: take it for rough")
+    if found.count < FINISHED_SHARE_MIN * observed.threads:
+        doubts.append(
+            f"only {found.count} of {observed.threads} threads have finished, and short ones finish"
+            " first: ask again later"
+        )
+    if observed.running_longest_ms > found.longest_ms:
+        so_far = _text(observed.running_longest_ms)
+        doubts.append(f"one has been running for {so_far}, longer than any that finished")
+    return doubts
+
+
+def _least(low: int, high: int, enough: Callable[[int], bool]) -> int | None:
+    """The least number from `low` to `high` that is enough; None if even `high` is not. (Whatever
+    is enough stays so for more.)
+    """
+    if not enough(high):
+        return None
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if enough(middle) else (middle + 1, high)
+    return low
+
+
+def _rounded_up(threads: int) -> int:
+    """To two digits that count: nobody wants 4,137 threads."""
+    step = int(10 ** max(0, len(str(threads)) - 2))
+    return math.ceil(threads / step) * step
+
+
+def _text(duration_ms: float) -> str:
+    return format_duration(duration_ms / 1000)
+
+
+def _percent(share: float) -> str:
+    return f"{math.floor(share * 1000 + 0.5) / 10:g} %"

@@ -1,0 +1,60 @@
+"""Does a job whose requests are placed now and then need help to get its share?
+
+What waits alike is *tight* while nothing more of it fits. A job of which nothing was placed for
+long starves. One of which something was placed may still be *behind*: it comes before another that
+waits with something smaller, so that whatever becomes free is too small for it and goes to one that
+has received more. Left alone it would never get more than what its own slots give back. Whoever
+loses to nobody smaller needs no help: what becomes free is large enough for him when it is his
+turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+
+from resource_manager.engine.context import Turn
+from resource_manager.engine.fairness.choice import turn_of
+from resource_manager.engine.fairness.flows import Flow
+from resource_manager.engine.fairness.starvation import Mark
+from resource_manager.engine.queue.job_queues import Line
+from resource_manager.engine.queue.scheduling_classes import Shape
+from resource_manager.engine.state import State
+
+RIVALS_LOOKED_AT_MAX = 256
+"""Jobs that wait with something smaller, of which one may have received more."""
+
+
+def needs_help(turn: Turn, line: Line) -> bool:
+    """True if nothing of a line that is passed over was placed for long, or its job is behind."""
+    state = turn.state
+    if line.served_ms is None:
+        return True
+    served = Mark(line.served_ms, line.served_placements, 0)
+    return state.starving.is_long(served, turn.now_ms) or _is_behind(state, line)
+
+
+def since_served(line: Line, mark: Mark) -> Mark:
+    """From when it counts that a line is passed over, whose shape is since a mark."""
+    if line.served_ms is None or line.served_ms <= mark.since_ms:
+        return mark
+    return Mark(line.served_ms, line.served_placements, mark.last_arrival)
+
+
+def _is_behind(state: State, line: Line) -> bool:
+    """True if a job comes before another one that waits with something smaller, and has slots."""
+    flows = state.flows
+    if state.settings.fairness.order != "fair":
+        return False
+    own = turn_of(flows, flows.jobs[line.job_id])
+    rivals = islice(_waiting_with_less(state, line.shape), RIVALS_LOOKED_AT_MAX)
+    return any(flow.running and turn_of(flows, flow) > own for flow in rivals)
+
+
+def _waiting_with_less(state: State, shape: Shape) -> Iterator[Flow]:
+    """Jobs that wait with something that takes less of anything."""
+    for other in state.queue.shapes():
+        less = other.pooled_need
+        if any(less.get(name, 0) < amount for name, amount in shape.pooled_need.items()):
+            for job_id in other.lines:
+                yield state.flows.jobs[job_id]

@@ -1,0 +1,1 @@
+"""Whether the ledgers agree with each other. Changes nothing."""

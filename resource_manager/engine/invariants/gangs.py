@@ -1,0 +1,73 @@
+"""Whether the books of gangs contradict themselves; part of `all.py`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from resource_manager.engine.model.entities import Gang, Request, RequestState, SlotState
+from resource_manager.engine.queue.gangs import living, wishes_of
+from resource_manager.engine.queue.non_batchable import Kind
+from resource_manager.engine.state import State
+
+
+def gang_problems(state: State) -> Iterator[str]:
+    """Everything that is wrong with gangs."""
+    books = state.gangs
+    members = Counter(r.spec.gang_id for r in state.requests.values() if r.spec.gang_id)
+    if members != Counter({name: len(gang.members) for name, gang in books.by_id.items()}):
+        yield f"gangs have members {books.by_id.keys()}, requests belong to {dict(members)}"
+    for gang in books.by_id.values():
+        yield from _gang(state, gang)
+    for name in books.waiting.keys() | books.unconfirmed.keys():
+        if name not in books.by_id:
+            yield f"gang {name} is not known, and waits or is being confirmed"
+    in_line = {
+        single.name: single.arrival_number
+        for single in state.queue.singles.all()
+        if single.kind is Kind.GANG
+    }
+    waiting = {name: each.gang.arrival_number for name, each in books.waiting.items()}
+    if in_line != waiting:
+        yield f"gangs {in_line} stand in line, {waiting} wait"
+    by_job: Counter[str] = Counter()
+    for each in books.waiting.values():
+        by_job[each.gang.job_id] += len(each.kind.wishes)
+    if by_job != books.by_job:
+        yield f"what gangs of a job wait with is counted as {books.by_job}, there is {by_job}"
+
+
+def _gang(state: State, gang: Gang) -> Iterator[str]:
+    title, books = f"gang {gang.gang_id}", state.gangs
+    first = state.requests.get(gang.members[0])
+    if first is None or first.arrival_number != gang.arrival_number:
+        yield f"{title} does not stand at the place of its first member"
+    members = list(living(state.requests, gang))
+    if any(each.job_id != gang.job_id or each.spec.gang_id != gang.gang_id for each in members):
+        yield f"{title} has members that are not its own"
+    states = {each.state for each in members}
+    over = gang.job_id in state.endings  # some of its members have been taken out already
+    if len(states) > 1:
+        yield f"{title} has members that are {sorted(states)}; expected all alike"
+    waiting = books.waiting.get(gang.gang_id)
+    if (waiting is not None) != (states == {RequestState.PENDING}) and (
+        waiting is not None or not over
+    ):
+        yield f"{title} is {sorted(states)}, waits: {waiting is not None}"
+    if waiting is not None and (
+        waiting.members != members or waiting.kind.wishes != wishes_of(members)
+    ):
+        yield f"{title} waits with other members than it has"
+    missing = sum(_is_unconfirmed(state, each) for each in members)
+    if books.unconfirmed.get(gang.gang_id, 0) != missing or (
+        states == {RequestState.ALLOCATING} and not missing
+    ):
+        yield (
+            f"{title} is {sorted(states)} and waits for {books.unconfirmed.get(gang.gang_id)}"
+            f" confirmations, {missing} are missing"
+        )
+
+
+def _is_unconfirmed(state: State, request: Request) -> bool:
+    slot = state.slot_of(request)
+    return slot is not None and slot.state is SlotState.PENDING

@@ -1,0 +1,67 @@
+"""Whether what is known about executors that were asked for contradicts itself. Changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from resource_manager.engine.model.entities import ExecutorState, Provision, ProvisionState
+from resource_manager.engine.queue.queue import DEFAULT_SLOTS, SLOTS
+from resource_manager.engine.scaling.ledger import PENDING, Content
+from resource_manager.engine.scaling.packing import Capacity
+from resource_manager.engine.state import State
+
+
+def provisions(state: State) -> Iterator[str]:
+    """Everything that is wrong."""
+    for name, provision in state.provisions.items():
+        if name != provision.executor_id:
+            yield f"provision {provision.executor_id} stands under {name}"
+        yield from _provision(state, provision)
+    limits = state.settings.provisioning.total_max
+    for name, amount in state.elastic.asked_up_to.items():
+        if amount > limits.get(name, amount):
+            yield f"{amount} of {name} were asked for, at most {limits[name]} may be"
+    yield from _plan(state)
+
+
+def _provision(state: State, provision: Provision) -> Iterator[str]:
+    title = f"provision {provision.executor_id}"
+    host = state.hosts.get(provision.executor_id)
+    if provision.number > state.elastic.number:
+        yield f"{title} has number {provision.number}, the last one was {state.elastic.number}"
+    if provision.state in PENDING and host is not None:
+        yield f"{title} is {provision.state}, but its executor has registered"
+    if (
+        provision.state is ProvisionState.STOPPING
+        and host is not None
+        and host.executor.state is not ExecutorState.LOST
+        and not host.executor.draining
+    ):
+        yield f"{title} is STOPPING, but its executor may get slots"
+
+
+def _plan(state: State) -> Iterator[str]:
+    elastic = state.elastic
+    for name, content in elastic.plan.on.items():
+        provision = state.provisions.get(name)
+        if provision is None or provision.state not in PENDING:
+            yield f"something is planned on {name}, which is not to come"
+            continue
+        if not content:
+            yield f"nothing is planned on {name}, but it is in the plan"
+        for dimension, amount in _needed(elastic.capacities[provision.shape], content).items():
+            promised = elastic.capacities[provision.shape].amounts.get(dimension, 0)
+            if amount > promised:
+                yield f"{amount} of {dimension} is planned on {name}, {promised} was promised"
+
+
+def _needed(capacity: Capacity, content: Content) -> dict[str, int]:
+    """What is planned there altogether, but for gangs."""
+    sums: dict[str, int] = {}
+    for shape, count in content.shapes.items():
+        need = shape.amounts[capacity.separate]
+        if DEFAULT_SLOTS in need:
+            need = {**capacity.default, SLOTS: 1}
+        for dimension, amount in need.items():
+            sums[dimension] = sums.get(dimension, 0) + amount * count
+    return sums

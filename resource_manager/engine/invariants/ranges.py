@@ -1,0 +1,67 @@
+"""Whether the books of ranges contradict themselves, or the requests and the line; see
+`all.py`. Costs a look at every run of members, not at every member.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from finegrain.intervals import IntervalSet
+from resource_manager.engine.model.entities import ENDED_REQUEST_STATES, JobState, RequestState
+from resource_manager.engine.queue.ranges import Part
+from resource_manager.engine.state import State
+
+
+def range_problems(state: State) -> Iterator[str]:
+    """Everything that is wrong with ranges."""
+    singled = 0
+    for part in state.ranges.parts():
+        singled += len(part.singled)
+        for problem in (*_members(state, part), *_names(state, part)):
+            yield f"part {part.id_of(part.first)} of a range {problem}"
+    if singled != len(state.ranges.members):
+        yield f"{len(state.ranges.members)} members are requests, {singled} are singled out"
+
+
+def in_line(state: State) -> Iterator[Part]:
+    """Parts whose members stand in line as long as they wait; of jobs that end, those that have not
+    been taken out.
+    """
+    for job_id, parts in state.ranges.by_job.items():
+        ending = state.endings.get(job_id)
+        yield from parts if ending is None else parts[ending.parts :]
+
+
+def _members(state: State, part: Part) -> Iterator[str]:
+    places = [part.waiting, part.singled, *part.row.ended.values()]
+    everywhere = IntervalSet(run for place in places for run in place.runs())
+    if everywhere != IntervalSet([(part.first, part.end)]):
+        yield "has members who stand nowhere"
+    if len(everywhere) != sum(map(len, places)):
+        yield "has members who stand in several places"
+    for index in part.singled:
+        request = state.ranges.members.get(part.arrival_of(index))
+        if request is None or state.requests.get(part.id_of(index)) is not request:
+            yield f"has singled {index} out, who is no request"
+        elif request.state in ENDED_REQUEST_STATES:
+            yield f"has singled {index} out, who is {request.state}"
+        elif request.state is RequestState.PENDING and index not in part.stored:
+            yield f"has singled {index} out, who waits and has no row"
+    if any(part.singled.count_within(*run) != run[1] - run[0] for run in part.stored.runs()):
+        yield "has rows of members who are not singled out"
+    if any(state_ not in ENDED_REQUEST_STATES for state_, _, _ in part.row.ended):
+        yield "has members who ended alive"
+
+
+def _names(state: State, part: Part) -> Iterator[str]:
+    job = state.jobs.get(part.row.job_id)
+    if job is None or part not in state.ranges.by_job.get(job.job_id, ()):
+        yield f"is not known to its job {part.row.job_id}"
+    elif job.state is JobState.ENDED and part.live and job.job_id not in state.endings:
+        yield f"lives, but its job {job.job_id} has ended"
+    if state.ranges.at(part.row.arrival_number) is not part or (
+        state.ranges.at(part.last_arrival) is not part
+    ):
+        yield "is not at its arrival numbers"
+    if state.ranges.overlapping(part.spec.range_id, part.first, part.end) != [part]:
+        yield "is not found by its name, or not alone"

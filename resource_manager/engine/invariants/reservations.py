@@ -1,0 +1,57 @@
+"""Whether what is held for those who starve is as it should be, reckoned anew. Changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from resource_manager.engine.placement.reserved import Held, Reservation
+from resource_manager.engine.state import State
+
+
+def reservations(state: State) -> Iterator[str]:
+    """Everything that is wrong, as of a moment when a decision has just been made."""
+    books = state.reservations
+    most = state.settings.fairness.reservations_max
+    if len(books) > most:
+        yield f"{len(books)} reservations, at most {most} are allowed"
+    held: dict[str, Held] = {}
+    jobs: list[str] = []
+    for number, each in books.by_number.items():
+        if each.holder.number != number:
+            yield f"a reservation for {each.holder.title} is filed under {number}"
+        jobs.append(each.holder.job_id)
+        for name, kept in each.place.held.items():
+            if name in held:
+                yield f"executor {name} holds for {each.holder.title} and for somebody else"
+            held[name] = kept
+            if books.on_host.get(name) is not each:
+                yield f"executor {name} is not known to hold for {each.holder.title}"
+        yield from _one(state, each)
+    if sorted(jobs) != sorted(books.by_job):
+        yield f"jobs {sorted(jobs)} have reservations, {sorted(books.by_job)} are counted"
+    if held.keys() != books.on_host.keys():
+        yield f"{sorted(held)} hold for somebody, {sorted(books.on_host)} are counted"
+    for name, host in state.hosts.items():
+        wanted = held.get(name)
+        holds = None if host.held is None else Held(host.held.amounts, host.held.slots)
+        if holds != wanted:
+            yield f"executor {name} holds {holds}, not {wanted}"
+
+
+def _one(state: State, each: Reservation) -> Iterator[str]:
+    title = f"the reservation for {each.holder.title}"
+    if not each.holder.waits(state):
+        yield f"{title} is for somebody who does not wait"
+    room = True
+    for name, kept in each.place.held.items():
+        host = state.hosts.get(name)
+        if host is None or not host.eligible:
+            yield f"{title} is on executor {name}, where nothing new may be placed"
+            return
+        total = host.total
+        if any(amount > total.get(dim, 0) for dim, amount in kept.amounts.items()):
+            yield f"{title} is on executor {name}, which is too small for it"
+        missing, slots = kept.missing(host)
+        room = room and not missing and not slots
+    if room and each.holder.is_suited(state, each.place):
+        yield f"{title} holds what is all free, and its holder was not placed"

@@ -1,0 +1,72 @@
+"""Whether what the books say about changes of slots' sizes contradicts itself. Part of
+`all.py`: findings are sentences, nothing is changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from finegrain.resources import larger_of
+from resource_manager.engine.hosts.host import Host, SlotKey
+from resource_manager.engine.model.entities import ExecutorState, Slot, SlotState
+from resource_manager.engine.queue.non_batchable import Kind
+from resource_manager.engine.state import State
+
+
+def sizes(host: Host) -> Iterator[str]:
+    """What slots book, and that every ordered change is in somebody's hands."""
+    for key, slot in host.slots.items():
+        yield from _booking(host, key, slot)
+        yield from _numbers(key, slot)
+        if host.executor.state is ExecutorState.ACTIVE:
+            yield from _order(host, key, slot)
+    for key in (*host.to_resize, *host.resize_holds):
+        if key not in host.slots:
+            yield f"executor {host.host_id} is to resize slot {key}, which is not there"
+
+
+def line(state: State) -> Iterator[str]:
+    """A change that waits stands in line, or pauses; nobody else does."""
+    singles = state.queue.singles
+    standing = {each.arrival_number for each in singles.all() if each.kind is Kind.RESIZE}
+    for key, slot in state.slots.items():
+        wanted = slot.wanted
+        if wanted is None:
+            continue
+        hold = state.hosts[slot.executor_id].resize_holds.get(key)
+        pauses = hold is not None and hold.active
+        waits = slot.state is SlotState.ALLOCATED and slot.ordered is None and not pauses
+        stands = wanted.arrival_number in standing
+        if stands != waits:
+            yield f"slot {key} waits for another size: {waits}; stands in line: {stands}"
+        standing.discard(wanted.arrival_number)
+    if standing:
+        yield f"nobody waits for another size at the places {sorted(standing)} in line"
+
+
+def _booking(host: Host, key: SlotKey, slot: Slot) -> Iterator[str]:
+    best_effort = slot.best_effort
+    booked = host.booking_of(slot.profile, best_effort=best_effort)
+    if slot.ordered is not None:
+        ordered = host.booking_of(slot.ordered.profile, best_effort=best_effort)
+        booked = larger_of(booked, ordered)
+    if slot.booked != booked:
+        yield f"slot {key} books {slot.booked}, its sizes say {booked}"
+
+
+def _numbers(key: SlotKey, slot: Slot) -> Iterator[str]:
+    ordered, wanted = slot.ordered, slot.wanted
+    numbers = [each.number for each in (ordered, wanted) if each is not None]
+    if numbers != sorted(set(numbers)) or any(n > slot.resize_number or n < 1 for n in numbers):
+        yield f"slot {key} has changes {numbers}, the last number given is {slot.resize_number}"
+
+
+def _order(host: Host, key: SlotKey, slot: Slot) -> Iterator[str]:
+    command = host.in_flight
+    queued = key in host.to_resize
+    sent = command is not None and command.resizes and key in command.keys
+    due = slot.ordered is not None and slot.state is SlotState.ALLOCATED
+    if due and not (queued or sent):
+        yield f"slot {key} is to change its size, but nobody was told"
+    if queued and not due:
+        yield f"slot {key} is {slot.state} and to be resized, which nobody ordered"

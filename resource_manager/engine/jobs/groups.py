@@ -1,0 +1,227 @@
+"""Resource groups: what operators make, change and strike.
+
+Decides which groups may be, and what may change while somebody lives in them. Refuses to know who
+comes first (`fairness/`) and how much fits below a limit (`fairness/quotas.py`). The tree itself
+stands in `fairness/groups.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+
+from finegrain.errors import (
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    Reason,
+    ResourceExhausted,
+)
+from finegrain.resources import AMOUNT_MAX, Amounts
+from finegrain.texts import check_text
+from resource_manager.engine.context import Turn
+from resource_manager.engine.fairness.flows import GROUP
+from resource_manager.engine.fairness.groups import DEFAULT_GROUP, above, below, lives
+from resource_manager.engine.fairness.quotas import unlimited_dimension
+from resource_manager.engine.model.entities import Group, Job
+from resource_manager.engine.model.events import GroupDeleted, GroupSet
+from resource_manager.engine.scaling.texts import amounts_text
+from resource_manager.engine.state import State
+
+NAME_PATTERN = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
+
+WEIGHT_MIN, WEIGHT_MAX = 0.001, 1_000_000.0
+
+DESCRIPTION_LENGTH_MAX = 500
+
+GROUPS_MAX = 10_000
+
+DEPTH_MAX = 16
+"""Levels of groups: every choice takes a step for each."""
+
+_NAMED_MAX = 20
+"""So many groups are named when one is not known."""
+
+
+def known_group(state: State, name: str) -> Group:
+    """The group.
+
+    Raises:
+        NotFound: there is none of that name.
+    """
+    group = state.groups.get(name)
+    if group is None:
+        names = sorted(state.groups)
+        more = f" and {len(names) - _NAMED_MAX} more" if len(names) > _NAMED_MAX else ""
+        raise NotFound(
+            f"there is no resource group {name!r}; there are {', '.join(names[:_NAMED_MAX])}{more};"
+            f" an operator makes one with finegrain groups set {name}",
+            reason=Reason.GROUP_UNKNOWN,
+            details={"group": name},
+        )
+    return group
+
+
+def set_group(turn: Turn, event: GroupSet) -> Group:
+    """Makes a group, or changes what is given of one.
+
+    Raises:
+        InvalidArgument: a name, weight, limit or text that is not acceptable, a minimum above the
+            maximum, a parent that is the group itself or below it, too many levels.
+        NotFound: no such parent.
+        FailedPrecondition: another parent for a group in which jobs live.
+        ResourceExhausted: there are as many groups as may be.
+    """
+    state = turn.state
+    known = state.groups.get(event.name)
+    if known is None:
+        _check_new(state, event.name)
+    wanted = _wanted(event, known or Group(event.name, create_time_ms=turn.at.time_ms))
+    _check_minimum(wanted)
+    if known is None or wanted.parent != known.parent:
+        _check_parent(state, wanted)
+        if known is not None and (job := _somebody(state, known.name)) is not None:
+            raise _in_use(
+                known,
+                f"parent of group {known.name} cannot change: {_lives(job)} now;"
+                " make another group for later jobs",
+            )
+    if wanted != known:
+        state.groups[wanted.name] = wanted
+        state.flows.put_group(
+            wanted.name,
+            wanted.parent,
+            weight=wanted.weight,
+            limits=(wanted.maximum, wanted.minimum),
+        )
+        state.changes.group(wanted)
+        turn.cluster_event("group_set", message=_described(wanted))
+    return wanted
+
+
+def delete_group(turn: Turn, event: GroupDeleted) -> None:
+    """Strikes a group in which nobody lives.
+
+    Raises:
+        NotFound: there is none of that name.
+        FailedPrecondition: it is "default", jobs live in it, or groups are part of it.
+    """
+    state = turn.state
+    group = known_group(state, event.name)
+    why = ""
+    if group.name == DEFAULT_GROUP:
+        why = "jobs that name no group are in it; give it less weight, or a maximum, instead"
+    elif parts := below(state.groups, group.name) - {group.name}:
+        why = f"group {min(parts)} is part of it; delete that one first, or give it another parent"
+    elif (job := _somebody(state, group.name)) is not None:
+        why = f"{_lives(job)}; end its jobs first"
+    if why:
+        raise _in_use(group, f"group {group.name} cannot be deleted: {why}")
+    del state.groups[group.name]
+    state.flows.remove_group(group.name)
+    state.changes.delete_group(group)
+    state.changes.delete_tally(GROUP + group.name)
+    turn.cluster_event("group_deleted", message=group.name)
+
+
+def _check_new(state: State, name: str) -> None:
+    if not NAME_PATTERN.fullmatch(name):
+        expected = "1 to 63 characters out of a-z 0-9 . _ - that start with a letter or digit"
+        raise InvalidArgument("name", name, expected)
+    if len(state.groups) >= GROUPS_MAX:
+        raise ResourceExhausted(
+            f"there are {len(state.groups)} resource groups, at most {GROUPS_MAX} may be;"
+            " delete some",
+            details={"groups": len(state.groups), "groups_max": GROUPS_MAX},
+        )
+
+
+def _wanted(event: GroupSet, group: Group) -> Group:
+    """What the group is to be, field by field."""
+    weight = group.weight if event.weight is None else event.weight
+    if not WEIGHT_MIN <= weight <= WEIGHT_MAX:  # not true of "not a number" either
+        raise InvalidArgument("weight", weight, f"{WEIGHT_MIN} to {WEIGHT_MAX:,.0f}")
+    description = group.description
+    if event.description is not None:
+        description = check_text(
+            "description", event.description, longest=DESCRIPTION_LENGTH_MAX, empty_ok=True
+        )
+    minimum = _changed("minimum", group.minimum, event.minimum)
+    return replace(
+        group,
+        weight=float(weight),
+        parent=group.parent if event.parent is None else event.parent,
+        description=description,
+        minimum={name: amount for name, amount in minimum.items() if amount},
+        maximum=_changed("maximum", group.maximum, event.maximum),
+    )
+
+
+def _changed(field: str, amounts: Amounts, changes: Mapping[str, int | None]) -> dict[str, int]:
+    if wrong := unlimited_dimension(changes):
+        expected = (
+            "cpu_milli, best_effort_cpu_milli, memory_bytes, or extended. and the name of a"
+            " countable resource"
+        )
+        raise InvalidArgument(f"{field} of a dimension", wrong, expected)
+    found = dict(amounts)
+    for name, amount in changes.items():
+        if amount is None:
+            found.pop(name, None)
+        elif 0 <= amount <= AMOUNT_MAX:
+            found[name] = amount
+        else:
+            raise InvalidArgument(f"{field}.{name}", amount, f"an amount from 0 to {AMOUNT_MAX}")
+    return dict(sorted(found.items()))
+
+
+def _check_minimum(group: Group) -> None:
+    for name, least in group.minimum.items():
+        most = group.maximum.get(name)
+        if most is not None and least > most:
+            expected = f"at most the maximum of the group, {most}"
+            raise InvalidArgument(f"minimum.{name}", least, expected)
+
+
+def _check_parent(state: State, group: Group) -> None:
+    if not group.parent:
+        return
+    known_group(state, group.parent)
+    levels = [each.name for each in above(state.groups, group.parent)]
+    if group.name in levels:
+        expected = f"a group that is neither {group.name} nor part of it"
+        raise InvalidArgument("parent", group.parent, expected)
+    if len(levels) + _height(state, group.name) > DEPTH_MAX:
+        expected = f"a group with which there are at most {DEPTH_MAX} levels"
+        raise InvalidArgument("parent", group.parent, expected)
+
+
+def _height(state: State, name: str) -> int:
+    """Levels from a group to the lowest of its parts; 1: it has none, or is to be made."""
+    groups = state.groups
+    own = sum(1 for _ in above(groups, name))
+    return max(1, *(1 + sum(1 for _ in above(groups, each)) - own for each in below(groups, name)))
+
+
+def _somebody(state: State, name: str) -> Job | None:
+    """A job that lives in the group or below it; None: nobody does."""
+    names = below(state.groups, name)
+    return next((job for job in state.jobs.values() if job.group in names and lives(job)), None)
+
+
+def _lives(job: Job) -> str:
+    return f"job {job.job_id} ({job.name}) lives in {job.group}"
+
+
+def _in_use(group: Group, message: str) -> FailedPrecondition:
+    return FailedPrecondition(message, reason=Reason.GROUP_IN_USE, details={"group": group.name})
+
+
+def _described(group: Group) -> str:
+    """What the group is now, for people."""
+    parts = [f"{group.name}: weight {group.weight:.10g}"]
+    parts += [f"part of {group.parent}"] if group.parent else []
+    parts += [f"minimum {amounts_text(group.minimum)}"] if group.minimum else []
+    parts += [f"maximum {amounts_text(group.maximum)}"] if group.maximum else []
+    return ", ".join(parts)

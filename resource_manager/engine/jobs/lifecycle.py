@@ -1,0 +1,291 @@
+"""Jobs: registered, kept alive, ended, forgotten. A job whose lease lapses ends, and gives back
+what it has.
+"""
+
+from __future__ import annotations
+
+from finegrain.errors import (
+    AlreadyExists,
+    FailedPrecondition,
+    NotFound,
+    Reason,
+    ResourceExhausted,
+)
+from resource_manager.engine.context import Turn
+from resource_manager.engine.fairness.flows import JOB
+from resource_manager.engine.fairness.usage import retire
+from resource_manager.engine.jobs.groups import known_group
+from resource_manager.engine.jobs.usage_checkpoints import keep_ended
+from resource_manager.engine.model.entities import ENDED_REQUEST_STATES, Job, JobState, RequestState
+from resource_manager.engine.model.events import JobEndRequested, JobKeptAlive, JobRegistered
+from resource_manager.engine.model.timers import Timer
+from resource_manager.engine.requests.range_ends import Why, end_members, take_out_part
+from resource_manager.engine.scheduling.gangs import give_up, take_out
+from resource_manager.engine.state import Ending, State
+
+ENDED_AT_ONCE = 500
+"""Requests that end in one step with their job, or as their gang's time is over; each writes three
+rows. The gang that reaches this number ends whole.
+"""
+
+TAKEN_OUT_AT_ONCE = 20_000
+"""Requests of ended jobs that are looked at in one step, so that they wait no more or end."""
+
+FORGOTTEN_AT_ONCE = 5_000
+"""Requests that are forgotten in one step."""
+
+PARTS_FORGOTTEN_AT_ONCE = 500
+"""Parts of ranges likewise: each moves what stands behind it in the lists of all."""
+
+_RETENTION_RETRY_MS = 1_000
+
+
+def known_job(state: State, job_id: str) -> Job:
+    """The job.
+
+    Raises:
+        NotFound: there is none of that id (any more).
+    """
+    job = state.jobs.get(job_id)
+    if job is None:
+        raise NotFound(
+            f"job {job_id} is not known; register it first",
+            reason=Reason.JOB_UNKNOWN,
+            details={"job_id": job_id},
+        )
+    return job
+
+
+def active_job(state: State, job_id: str) -> Job:
+    """The job, which has not ended.
+
+    Raises:
+        NotFound: there is none of that id.
+        FailedPrecondition: it has ended.
+    """
+    job = known_job(state, job_id)
+    if job.state is JobState.ENDED:
+        raise FailedPrecondition(
+            f"job {job_id} has ended ({job.end_reason}); register a new one",
+            reason=Reason.JOB_ENDED,
+            details={"job_id": job_id, "end_reason": job.end_reason},
+        )
+    return job
+
+
+def register_job(turn: Turn, event: JobRegistered) -> Job:
+    """A new job, or the same one again.
+
+    Raises:
+        AlreadyExists: the id exists with other content or another secret.
+        NotFound: its resource group does not exist.
+        ResourceExhausted: there are as many live jobs as the RM takes.
+    """
+    state = turn.state
+    known = state.jobs.get(event.job_id)
+    if known is not None:
+        if not _same(known, event):
+            raise AlreadyExists(f"job {event.job_id} exists with other content or another owner")
+        _renew(turn, known)
+        return known
+    known_group(state, event.group)
+    if state.live_jobs >= state.settings.jobs_max:
+        raise ResourceExhausted(
+            f"{state.live_jobs} jobs live, at most {state.settings.jobs_max} may;"
+            " end some, or raise jobs_max",
+            details={"jobs": state.live_jobs, "jobs_max": state.settings.jobs_max},
+            retry_after_s=5.0,
+        )
+    job = Job(
+        job_id=event.job_id,
+        name=event.name,
+        group=event.group,
+        lease_ms=event.lease_ms,
+        secret_sha256=event.secret_sha256,
+        request_id_sha256=event.request_id_sha256,
+        arrival_number=state.next_arrival_number(),
+        create_time_ms=turn.at.time_ms,
+    )
+    state.jobs[job.job_id] = job
+    state.flows.add_job(job.job_id, job.group)
+    state.live_jobs += 1
+    _renew(turn, job)
+    state.changes.job(job)
+    turn.cluster_event("job_registered", job_id=job.job_id, message=job.name)
+    return job
+
+
+def keep_alive(turn: Turn, event: JobKeptAlive) -> Job:
+    """The lease runs anew.
+
+    Raises:
+        NotFound, FailedPrecondition: see `active_job`.
+    """
+    job = active_job(turn.state, event.job_id)
+    _renew(turn, job)
+    turn.acknowledge(job, event.acknowledged_sequence)
+    return job
+
+
+def request_job_end(turn: Turn, event: JobEndRequested) -> Job:
+    """Ends a job; one that has ended stays as it is.
+
+    Raises:
+        NotFound: there is none of that id.
+    """
+    job = known_job(turn.state, event.job_id)
+    end_job(turn, job, event.reason, event.grace_ms)
+    return job
+
+
+def end_job(turn: Turn, job: Job, reason: str, grace_ms: int | None = None) -> None:
+    """Cancels what waits, frees what was granted, keeps the ids for a while.
+
+    What a job with very many requests leaves behind is cleared away by the decisions that follow:
+    in one step it would hold up everybody.
+    """
+    if job.state is JobState.ENDED:
+        return
+    state = turn.state
+    job.state = JobState.ENDED
+    state.live_jobs -= 1
+    job.end_reason = reason
+    job.end_time_ms = turn.at.time_ms
+    state.changes.job(job)
+    state.endings[job.job_id] = Ending(grace_ms)
+    _go_on_ending(turn, job, ENDED_AT_ONCE)
+
+
+def go_on_ending(turn: Turn) -> None:
+    """Clears away some of what jobs that have ended left behind."""
+    state = turn.state
+    left = TAKEN_OUT_AT_ONCE
+    for job_id, ending in state.endings.items():
+        if left <= 0:
+            break
+        left -= _take_out(state, state.jobs[job_id], ending, left)
+    left = ENDED_AT_ONCE
+    for job_id in list(state.endings):
+        left -= _go_on_ending(turn, state.jobs[job_id], left)
+        if left <= 0:
+            return
+
+
+def _go_on_ending(turn: Turn, job: Job, most: int) -> int:
+    """Ends up to so many requests of a job, and says when that was all; answers with how many."""
+    state = turn.state
+    ending = state.endings[job.job_id]
+    message = f"its job ended: {job.end_reason}"
+    live = job.live_requests
+    until = min(ending.given_up + TAKEN_OUT_AT_ONCE, len(job.arrivals))
+    # With one of a gang others end, too: they are counted as well.
+    while job.live_requests and live - job.live_requests < most and ending.given_up < until:
+        request = state.by_arrival[job.arrivals[ending.given_up]]
+        ending.given_up += 1
+        if request.state not in ENDED_REQUEST_STATES:
+            reason, grace_ms = Reason.JOB_OVER, ending.grace_ms
+            give_up(turn, request, reason=reason, message=message, grace_ms=grace_ms)
+    ended = live - job.live_requests
+    if ended < most and ending.given_up == len(job.arrivals):
+        why = Why(Reason.JOB_OVER, message, ending.grace_ms)
+        ended += _end_parts(turn, job, why, most - ended)
+    if job.live_requests:
+        return ended
+    del state.endings[job.job_id]
+    keep_ended(turn, job.job_id)
+    retire(state, job.job_id)
+    state.timers.arm(Timer.RETENTION, job.job_id, turn.now_ms + state.settings.ended_retention_ms)
+    turn.cluster_event("job_ended", job_id=job.job_id, reason=job.end_reason, message=job.name)
+    return ended
+
+
+def _end_parts(turn: Turn, job: Job, why: Why, most: int) -> int:
+    """Ends members of a job's ranges, part by part: there may be very many parts."""
+    ending, parts = turn.state.endings[job.job_id], turn.state.ranges.by_job.get(job.job_id, ())
+    left = most
+    while ending.parts_ended < len(parts):
+        part = parts[ending.parts_ended]
+        left -= end_members(turn, (part,), why, left)
+        if part.live:
+            break
+        ending.parts_ended += 1
+    return most - left
+
+
+def _take_out(state: State, job: Job, ending: Ending, most: int) -> int:
+    """Lets requests of an ended job wait no more, long before they end: nobody is to be placed who
+    is about to go. Answers with how many were looked at.
+    """
+    first = max(ending.taken_out, ending.given_up)
+    ending.taken_out = min(len(job.arrivals), first + most)
+    for at in range(first, ending.taken_out):
+        request = state.by_arrival[job.arrivals[at]]
+        if request.state is RequestState.PENDING:
+            take_out(state, request)
+    looked_at = ending.taken_out - first
+    parts = state.ranges.by_job.get(job.job_id, ())
+    while looked_at < most and ending.taken_out == len(job.arrivals) and ending.parts < len(parts):
+        part = parts[ending.parts]
+        take_out_part(state, part)
+        ending.parts += 1
+        looked_at += part.waiting.run_count + len(part.singled) + 1
+    return looked_at
+
+
+def lease_rang(turn: Turn, job_id: str) -> None:
+    """Ends a job whose lease has lapsed."""
+    timers = turn.state.timers
+    job = turn.state.jobs.get(job_id)
+    if job is None or job.state is JobState.ENDED or job.lease_ms is None:
+        return
+    until_ms = max(job.lease_until_ms, timers.listening_since_ms + job.lease_ms)
+    if turn.now_ms < until_ms:
+        timers.arm(Timer.LEASE, job_id, until_ms)
+        return
+    end_job(turn, job, Reason.LEASE_EXPIRED)
+
+
+def retention_rang(turn: Turn, job_id: str) -> None:
+    """Forgets an ended job with its requests, once none of its slots exists (a lost executor may
+    keep one for long): an id that comes back would be taken for that slot's.
+    """
+    state = turn.state
+    job = state.jobs.get(job_id)
+    if job is None or job.state is not JobState.ENDED:
+        return
+    if job.slot_keys or job_id in state.endings:
+        state.timers.arm(Timer.RETENTION, job_id, turn.now_ms + _RETENTION_RETRY_MS)
+        return
+    parts = state.ranges.by_job.get(job_id, ())
+    for part in parts[: -1 - PARTS_FORGOTTEN_AT_ONCE : -1]:
+        state.ranges.forget(part)
+        state.changes.delete_range(part.row)
+    for _ in range(min(FORGOTTEN_AT_ONCE, len(job.arrivals))):
+        request = state.by_arrival.pop(job.arrivals.pop())
+        del state.requests[request.spec.allocation_id]
+        state.ranges.give_back(request.spec.allocation_id)
+        state.changes.delete_request(request)
+        if (gang := state.gangs.forget(request)) is not None:
+            state.changes.delete_gang(gang)
+    if job.arrivals or job_id in state.ranges.by_job:
+        state.timers.arm(Timer.RETENTION, job_id, turn.now_ms)
+        return
+    del state.jobs[job_id]
+    state.changes.delete_job(job)
+    state.changes.delete_tally(JOB + job_id)
+
+
+def _renew(turn: Turn, job: Job) -> None:
+    if job.lease_ms is not None and job.state is JobState.ACTIVE:
+        job.lease_until_ms = turn.now_ms + job.lease_ms
+        turn.state.timers.arm(Timer.LEASE, job.job_id, job.lease_until_ms)
+
+
+def _same(job: Job, event: JobRegistered) -> bool:
+    return (
+        job.name == event.name
+        and job.group == event.group
+        and job.lease_ms == event.lease_ms
+        and job.secret_sha256 == event.secret_sha256
+        and job.request_id_sha256 == event.request_id_sha256
+    )

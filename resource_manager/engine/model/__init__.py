@@ -1,0 +1,1 @@
+"""Entities, events, effects, settings and state tables: what every other room speaks of."""

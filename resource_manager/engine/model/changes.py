@@ -1,0 +1,227 @@
+"""Which rows a batch touched. Knows dirtiness, not meaning."""
+
+from __future__ import annotations
+
+from resource_manager.engine.model.effects import Changes
+from resource_manager.engine.model.entities import (
+    ClusterEvent,
+    Executor,
+    Gang,
+    Group,
+    HostSetting,
+    Job,
+    JobEvent,
+    Provision,
+    Request,
+    RequestRange,
+    Slot,
+    Tally,
+)
+
+
+class ChangeTracker:
+    """Collects rows by identity until they are taken, so that each is stored once and as it is
+    then.
+    """
+
+    def __init__(self) -> None:
+        self._reset()
+
+    def _reset(self) -> None:
+        self._jobs: dict[str, Job] = {}
+        self._requests: dict[str, Request] = {}
+        self._slots: dict[tuple[str, int], Slot] = {}
+        self._moved_requests: dict[str, Request] = {}
+        self._moved_slots: dict[tuple[str, int], Slot] = {}
+        self._executors: dict[str, Executor] = {}
+        self._gangs: dict[str, Gang] = {}
+        self._provisions: dict[str, Provision] = {}
+        self._ranges: dict[tuple[str, int], RequestRange] = {}
+        self._groups: dict[str, Group] = {}
+        self._tallies: dict[str, Tally] = {}
+        self._host_settings: dict[str, HostSetting] = {}
+        self._deleted_jobs: dict[str, None] = {}
+        self._deleted_requests: dict[str, None] = {}
+        self._deleted_slots: dict[tuple[str, int], None] = {}
+        self._deleted_executors: dict[str, None] = {}
+        self._deleted_gangs: dict[str, None] = {}
+        self._deleted_provisions: dict[str, None] = {}
+        self._deleted_ranges: dict[tuple[str, int], None] = {}
+        self._deleted_groups: dict[str, None] = {}
+        self._deleted_tallies: dict[str, None] = {}
+        self._deleted_host_settings: dict[str, None] = {}
+        self._job_events: list[JobEvent] = []
+        self._cluster_events: list[ClusterEvent] = []
+        self._trimmed_job_events: dict[str, int] = {}
+        self._trimmed_cluster_events: int | None = None
+        self._counters: dict[str, int] = {}
+
+    def job(self, job: Job) -> None:
+        """The job is new or changed."""
+        self._jobs[job.job_id] = job
+
+    def request(self, request: Request) -> None:
+        """The request is new."""
+        self._requests[request.spec.allocation_id] = request
+
+    def request_moved(self, request: Request) -> None:
+        """The request stands elsewhere than before."""
+        allocation_id = request.spec.allocation_id
+        if allocation_id not in self._requests:
+            self._moved_requests[allocation_id] = request
+
+    def slot(self, slot: Slot) -> None:
+        """The slot is new."""
+        self._slots[slot.allocation_id, slot.generation] = slot
+
+    def slot_moved(self, slot: Slot) -> None:
+        """The slot stands elsewhere than before, or its executor said more about it."""
+        key = (slot.allocation_id, slot.generation)
+        if key not in self._slots:
+            self._moved_slots[key] = slot
+
+    def executor(self, executor: Executor) -> None:
+        """The executor is new or changed."""
+        executor_id = executor.registration.executor_id
+        self._executors[executor_id] = executor
+        self._deleted_executors.pop(executor_id, None)
+
+    def gang(self, gang: Gang) -> None:
+        """The gang is new or changed."""
+        self._gangs[gang.gang_id] = gang
+
+    def provision(self, provision: Provision) -> None:
+        """The provision is new or changed."""
+        self._provisions[provision.executor_id] = provision
+
+    def request_range(self, part: RequestRange) -> None:
+        """The part of a range is new, or members of it have ended."""
+        self._ranges[part.spec.range_id, part.spec.first_index] = part
+
+    def group(self, group: Group) -> None:
+        """The group is new or changed."""
+        self._groups[group.name] = group
+        self._deleted_groups.pop(group.name, None)
+
+    def tally(self, tally: Tally) -> None:
+        """What a flow has received is to be kept."""
+        self._tallies[tally.flow_id] = tally
+        self._deleted_tallies.pop(tally.flow_id, None)
+
+    def host_setting(self, setting: HostSetting) -> None:
+        """What an operator has set for a host is new or changed."""
+        self._host_settings[setting.executor_id] = setting
+        self._deleted_host_settings.pop(setting.executor_id, None)
+
+    def counter(self, name: str, value: int) -> None:
+        """A counter moved."""
+        self._counters[name] = value
+
+    def job_event(self, event: JobEvent) -> None:
+        """A new entry of a job's log."""
+        self._job_events.append(event)
+
+    def cluster_event(self, event: ClusterEvent) -> None:
+        """A new entry of the cluster's history."""
+        self._cluster_events.append(event)
+
+    def trim_job_events(self, job_id: str, sequence: int) -> None:
+        """Entries of a job's log up to this one are no longer kept."""
+        self._trimmed_job_events[job_id] = sequence
+
+    def trim_cluster_events(self, sequence: int) -> None:
+        """Entries of the cluster's history up to this one are no longer kept."""
+        self._trimmed_cluster_events = sequence
+
+    def delete_slot(self, slot: Slot) -> None:
+        """The slot is gone."""
+        key = (slot.allocation_id, slot.generation)
+        self._slots.pop(key, None)
+        self._moved_slots.pop(key, None)
+        self._deleted_slots[key] = None
+
+    def delete_executor(self, executor_id: str) -> None:
+        """The executor is gone; its slots were deleted one by one."""
+        self._executors.pop(executor_id, None)
+        self._deleted_executors[executor_id] = None
+
+    def delete_gang(self, gang: Gang) -> None:
+        """The gang is forgotten."""
+        self._gangs.pop(gang.gang_id, None)
+        self._deleted_gangs[gang.gang_id] = None
+
+    def delete_provision(self, provision: Provision) -> None:
+        """Nothing is left of the executor that was asked for."""
+        self._provisions.pop(provision.executor_id, None)
+        self._deleted_provisions[provision.executor_id] = None
+
+    def delete_range(self, part: RequestRange) -> None:
+        """The part of a range is forgotten."""
+        key = (part.spec.range_id, part.spec.first_index)
+        self._ranges.pop(key, None)
+        self._deleted_ranges[key] = None
+
+    def delete_group(self, group: Group) -> None:
+        """The group is gone."""
+        self._groups.pop(group.name, None)
+        self._deleted_groups[group.name] = None
+
+    def delete_tally(self, flow_id: str) -> None:
+        """The flow is gone."""
+        self._tallies.pop(flow_id, None)
+        self._deleted_tallies[flow_id] = None
+
+    def delete_host_setting(self, executor_id: str) -> None:
+        """Nothing is set for the host any more."""
+        self._host_settings.pop(executor_id, None)
+        self._deleted_host_settings[executor_id] = None
+
+    def delete_request(self, request: Request) -> None:
+        """The request is forgotten."""
+        allocation_id = request.spec.allocation_id
+        self._requests.pop(allocation_id, None)
+        self._moved_requests.pop(allocation_id, None)
+        self._deleted_requests[allocation_id] = None
+
+    def delete_job(self, job: Job) -> None:
+        """The job is gone with its events; its requests were deleted one by one."""
+        self._jobs.pop(job.job_id, None)
+        self._trimmed_job_events.pop(job.job_id, None)
+        self._job_events = [event for event in self._job_events if event.job_id != job.job_id]
+        self._deleted_jobs[job.job_id] = None
+
+    def take(self) -> Changes:
+        """Everything since the last call. Rows are the live objects: store them before the next
+        step.
+        """
+        changes = Changes(
+            jobs=list(self._jobs.values()),
+            requests=list(self._requests.values()),
+            slots=list(self._slots.values()),
+            moved_requests=list(self._moved_requests.values()),
+            moved_slots=list(self._moved_slots.values()),
+            executors=list(self._executors.values()),
+            gangs=list(self._gangs.values()),
+            provisions=list(self._provisions.values()),
+            ranges=list(self._ranges.values()),
+            groups=list(self._groups.values()),
+            tallies=list(self._tallies.values()),
+            host_settings=list(self._host_settings.values()),
+            deleted_jobs=list(self._deleted_jobs),
+            deleted_requests=list(self._deleted_requests),
+            deleted_slots=list(self._deleted_slots),
+            deleted_executors=list(self._deleted_executors),
+            deleted_gangs=list(self._deleted_gangs),
+            deleted_provisions=list(self._deleted_provisions),
+            deleted_ranges=list(self._deleted_ranges),
+            deleted_groups=list(self._deleted_groups),
+            deleted_tallies=list(self._deleted_tallies),
+            deleted_host_settings=list(self._deleted_host_settings),
+            job_events=self._job_events,
+            cluster_events=self._cluster_events,
+            trimmed_job_events=list(self._trimmed_job_events.items()),
+            trimmed_cluster_events=self._trimmed_cluster_events,
+            counters=self._counters,
+        )
+        self._reset()
+        return changes

@@ -1,0 +1,410 @@
+"""Everything that can happen to the books. Each event carries its moment; the engine has no clock
+of its own.
+
+What `step` answers for each event stands in its docstring; an event that is refused as a whole
+raises a `FinegrainError` and leaves the books untouched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from finegrain.cpu_policy import HostPolicy
+from finegrain.resources import ResourceProfile
+from resource_manager.engine.model.entities import (
+    NO_USAGE,
+    GangSpec,
+    Instant,
+    RangeSpec,
+    Registration,
+    RequestSpec,
+    Usage,
+)
+from resource_manager.engine.model.reported import Report
+
+Members = tuple[str, int, int]
+"""Some members of a range: its id, the first index, and how many."""
+
+
+@dataclass(frozen=True, slots=True)
+class ItemOutcome:
+    """What became of one item of a batch; `reason` empty: done."""
+
+    id: str
+    reason: str = ""
+    message: str = ""
+    details: tuple[tuple[str, str], ...] = ()
+    unfinished: bool = False  # of members of a range: the same event again goes on with the rest
+
+
+@dataclass(frozen=True, slots=True)
+class JobRegistered:
+    """A job master makes its job known.
+
+    Answer: the `Job`. AlreadyExists for other content or another secret.
+    """
+
+    at: Instant
+    job_id: str
+    name: str
+    group: str
+    lease_ms: int | None
+    secret_sha256: str
+    request_id_sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobKeptAlive:
+    """A sign of life of a job master (call or open stream). Answer: the `Job`."""
+
+    at: Instant
+    job_id: str
+    acknowledged_sequence: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class JobEndRequested:
+    """A job is to end: by its master (ENDED) or an operator (TERMINATED). Answer: the `Job`."""
+
+    at: Instant
+    job_id: str
+    reason: str
+    grace_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestsSubmitted:
+    """Slot requests of one job. Answer: list[ItemOutcome] in the order sent.
+
+    A large call comes in several events. With the first one the limits are looked at for all:
+    `following` are those that are to come. The others are `admitted`.
+    """
+
+    at: Instant
+    job_id: str
+    requests: tuple[RequestSpec, ...]
+    following: tuple[RequestSpec, ...] = ()
+    admitted: bool = False
+    gangs: tuple[GangSpec, ...] = ()  # those whose members are in `requests`; never cut in two
+    ranges: tuple[RangeSpec, ...] = ()  # in line behind `requests`; their outcomes come last
+    following_ranges: tuple[RangeSpec, ...] = ()  # as `following`
+
+
+@dataclass(frozen=True, slots=True)
+class RequestsCancelled:
+    """Requests are taken back; `job_id` None: by an operator. Answer: list[ItemOutcome]."""
+
+    at: Instant
+    job_id: str | None
+    allocation_ids: tuple[str, ...]
+    ranges: tuple[Members, ...] = ()  # their outcomes come last
+
+
+@dataclass(frozen=True, slots=True)
+class SlotsReleased:
+    """Slots (id, generation; 0: the current one) are given back. Pending requests among them are
+    cancelled.
+
+    `job_id` None: by an operator. Answer: list[ItemOutcome].
+    """
+
+    at: Instant
+    job_id: str | None
+    slots: tuple[tuple[str, int], ...]
+    grace_ms: int | None = None
+    ranges: tuple[Members, ...] = ()  # their outcomes come last
+
+
+@dataclass(frozen=True, slots=True)
+class SlotsReuseAsked:
+    """Slots whose work is done may serve others of their job, or else are given back. Each is (id,
+    generation, id of the request that waits). Answer: list[ItemOutcome]; without reason: agreed.
+    """
+
+    at: Instant
+    job_id: str
+    slots: tuple[tuple[str, int, str], ...]
+    grace_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSet:
+    """A resource group is made or changed; what is None, or not named, stays. A limit of None is
+    taken away. Answer: the `Group`.
+    """
+
+    at: Instant
+    name: str
+    weight: float | None = None
+    parent: str | None = None
+    description: str | None = None
+    minimum: Mapping[str, int | None] = field(default_factory=dict)
+    maximum: Mapping[str, int | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupDeleted:
+    """A resource group is struck. Answer: None."""
+
+    at: Instant
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class HostPolicySet:
+    """Settings of a host, or of the cluster, change: what `policy` says is set, what `clear` names
+    (fields of `HostPolicy`) is no longer set here. Answer: the `HostSetting`.
+    """
+
+    at: Instant
+    executor_id: str  # empty: the cluster
+    policy: HostPolicy
+    clear: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ResizeRequested:
+    """A granted slot is to change its size; `job_id` None: an operator's wish.
+
+    `resize_number` 0: the next one. Answer: the `Slot`.
+    """
+
+    at: Instant
+    job_id: str | None
+    allocation_id: str
+    generation: int
+    resize_number: int
+    profile: ResourceProfile
+    cpu_limit_milli: int = 0
+    wait_for_use: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorRegistered:
+    """An executor announces itself with its present slots. Answer: `RegistrationAnswer`."""
+
+    at: Instant
+    registration: Registration
+    report: Report
+
+
+@dataclass(frozen=True, slots=True)
+class RegistrationAnswer:
+    """What the executor is told: its number, and slots (id, generation) that nobody owns."""
+
+    registration_number: int
+    unowned: tuple[tuple[str, int], ...]
+    host_policy: HostPolicy | None = None  # what the operator has set for it
+    host_policy_number: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SlotsReported:
+    """A numbered report, which is also the heartbeat. Answer: `ReportAnswer`."""
+
+    at: Instant
+    executor_id: str
+    instance_id: str
+    registration_number: int
+    report: Report
+    used: Usage = NO_USAGE
+
+
+@dataclass(frozen=True, slots=True)
+class ReportAnswer:
+    """What the executor is told; see ReportSlotsResponse."""
+
+    register_again: bool = False
+    send_full_report: bool = False
+    unowned: tuple[tuple[str, int], ...] = ()
+    acknowledged_report_number: int = 0
+    host_policy: HostPolicy | None = None  # what it does not follow yet
+    host_policy_number: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CommandAnswered:
+    """An executor answered the command in flight, item by item, with its true state.
+
+    Answer: None.
+    """
+
+    at: Instant
+    executor_id: str
+    registration_number: int
+    command_number: int
+    outcomes: tuple[ItemOutcome, ...]
+    report: Report
+
+
+@dataclass(frozen=True, slots=True)
+class CommandRefused:
+    """An executor refused the command in flight as a whole (stale epoch or registration, out of
+    order).
+
+    The RM then trusts nothing it believes of that executor until it registers again.
+    `known_rm_epoch` is the highest epoch that it has seen, where it says so. Answer: None.
+    """
+
+    at: Instant
+    executor_id: str
+    registration_number: int
+    command_number: int
+    reason: str
+    known_rm_epoch: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CommandUndelivered:
+    """The outcome of the command in flight is unknown (deadline, connection lost).
+
+    It will be sent again. `cause` says why, for people. Answer: None.
+    """
+
+    at: Instant
+    executor_id: str
+    registration_number: int
+    command_number: int
+    cause: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorProbed:
+    """An executor that could not be dialled was tried again at this address; `cause` empty: it
+    answers now.
+
+    Answer: None.
+    """
+
+    at: Instant
+    executor_id: str
+    address: str
+    cause: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ProvisionStarted:
+    """A provider has started an executor that it was asked for. Answer: None."""
+
+    at: Instant
+    executor_id: str
+    handle: str = ""
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ProvisionFailed:
+    """A provider could not start an executor; whether something of it runs is not known.
+
+    Answer: None.
+    """
+
+    at: Instant
+    executor_id: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProvisionEnded:
+    """Nothing is left of an executor that was asked for: it was stopped, or has ended by itself.
+
+    Answer: None.
+    """
+
+    at: Instant
+    executor_id: str
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ProvisionStopFailed:
+    """A provider could not stop an executor, or does not know whether it did. Answer: None."""
+
+    at: Instant
+    executor_id: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class DrainRequested:
+    """No new slots on an executor; with a deadline the rest is taken away then.
+
+    Answer: the `Executor`.
+    """
+
+    at: Instant
+    executor_id: str
+    reason: str = ""
+    deadline_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class UndrainRequested:
+    """The executor takes new slots again. Answer: the `Executor`."""
+
+    at: Instant
+    executor_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetRequested:
+    """A lost executor is struck from the books. Answer: None."""
+
+    at: Instant
+    executor_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ticked:
+    """Time has passed: leases, lost executors, drain deadlines, retries of commands, retention.
+
+    Answer: None.
+
+    Attributes:
+        after_stall: this process stood still until a moment ago (stopped, or its host was). It
+            could hear nobody meanwhile, so silence and leases count anew, as after a restart.
+    """
+
+    at: Instant
+    after_stall: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Decide:
+    """The last event of every batch: place what waits, then order what was decided.
+
+    Answer: None.
+    """
+
+    at: Instant
+
+
+Event = (
+    JobRegistered
+    | JobKeptAlive
+    | JobEndRequested
+    | RequestsSubmitted
+    | RequestsCancelled
+    | SlotsReleased
+    | SlotsReuseAsked
+    | ResizeRequested
+    | ExecutorRegistered
+    | SlotsReported
+    | CommandAnswered
+    | CommandRefused
+    | CommandUndelivered
+    | ExecutorProbed
+    | ProvisionStarted
+    | ProvisionFailed
+    | ProvisionEnded
+    | ProvisionStopFailed
+    | DrainRequested
+    | UndrainRequested
+    | ForgetRequested
+    | GroupSet
+    | GroupDeleted
+    | HostPolicySet
+    | Ticked
+    | Decide
+)

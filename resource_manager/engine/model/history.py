@@ -1,0 +1,66 @@
+"""How much of the cluster's history is kept: at most so many events, none (much) older than so
+long.
+
+Knows sequence numbers and times; the store holds the events. Ages are kept as a few durable marks
+(time, sequence), so that a restart does not make old events young; an event may outlive its age by
+the distance of two marks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from resource_manager.engine.model.changes import ChangeTracker
+from resource_manager.engine.model.settings import EngineSettings
+
+_MARKS = 8
+"""Marks per age; one more than that is kept."""
+
+
+class History:
+    """Numbers of the cluster's history and how far it was trimmed."""
+
+    def __init__(self, settings: EngineSettings) -> None:
+        self._settings = settings
+        self.mark_interval_ms = max(1, settings.cluster_events_age_ms // _MARKS)
+        self.last_sequence = 0
+        self.trimmed_sequence = 0
+        self._marks: dict[int, tuple[int, int]] = {}  # ring position to (time_ms, sequence)
+
+    def restore(self, counters: Mapping[str, int]) -> None:
+        """Takes up where the last incarnation stopped."""
+        self.last_sequence = counters.get("cluster_sequence", 0)
+        self.trimmed_sequence = counters.get("cluster_trimmed", 0)
+        for position in range(_MARKS + 2):
+            time_ms = counters.get(f"cluster_mark.{position}.time_ms")
+            if time_ms is not None:
+                sequence = counters.get(f"cluster_mark.{position}.sequence", 0)
+                self._marks[position] = (time_ms, sequence)
+
+    def next_sequence(self, changes: ChangeTracker) -> int:
+        """The number of the next event; forgets the oldest tenth when there are too many."""
+        self.last_sequence += 1
+        changes.counter("cluster_sequence", self.last_sequence)
+        most = self._settings.cluster_events_max
+        if self.last_sequence - self.trimmed_sequence > most:
+            self._trim(self.last_sequence - most + most // 10, changes)
+        return self.last_sequence
+
+    def mark(self, time_ms: int, changes: ChangeTracker) -> None:
+        """Notes which events are older than now, and forgets those that are too old."""
+        number = time_ms // self.mark_interval_ms
+        position = number % (_MARKS + 2)
+        known = self._marks.get(position)
+        if known is None or known[0] // self.mark_interval_ms != number:
+            self._marks[position] = (time_ms, self.last_sequence)
+            changes.counter(f"cluster_mark.{position}.time_ms", time_ms)
+            changes.counter(f"cluster_mark.{position}.sequence", self.last_sequence)
+        oldest_kept = time_ms - self._settings.cluster_events_age_ms
+        old = [sequence for at, sequence in self._marks.values() if at <= oldest_kept]
+        if old and max(old) > self.trimmed_sequence:
+            self._trim(max(old), changes)
+
+    def _trim(self, sequence: int, changes: ChangeTracker) -> None:
+        self.trimmed_sequence = sequence
+        changes.counter("cluster_trimmed", sequence)
+        changes.trim_cluster_events(sequence)

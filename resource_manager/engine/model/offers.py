@@ -1,0 +1,64 @@
+"""A slot as job events carry it: plain data that can be stored as JSON and turned into a
+SlotStatus.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from finegrain.resources import ResourceProfile
+from resource_manager.engine.model.entities import Resize, Slot
+
+
+def slot_to_dict(slot: Slot, executor_address: str) -> dict[str, object]:
+    """The fields of SlotStatus (slots.proto) by name, without empty ones.
+
+    `profile` is `ResourceProfile.to_dict()`, shared: nobody may change it; `allocated_time_ms` is
+    in milliseconds since 1970. `resizes` are changes of size that are under way, as `SlotResize`
+    without `message`. `assignment` is `CpuAssignment.to_dict()`.
+    """
+    data: dict[str, object] = {
+        "allocation_id": slot.allocation_id,
+        "generation": slot.generation,
+        "job_id": slot.job_id,
+        "profile": _profile_data(slot.profile),
+        "memory_bytes": slot.profile.booked_memory_bytes,
+        "cpu_limit_milli": slot.cpu_limit_milli,
+        "state": str(slot.state),
+        "executor_id": slot.executor_id,
+        "executor_address": executor_address,
+    }
+    if slot.pids_max:
+        data["pids_max"] = slot.pids_max
+    if slot.cpus:
+        data["cpus"] = slot.cpus
+    if slot.isolation is not None:
+        data["isolation"] = slot.isolation
+    if slot.allocated_time_ms is not None:
+        data["allocated_time_ms"] = slot.allocated_time_ms
+    if slot.resize_number:
+        data["resize_number"] = slot.resize_number
+    if slot.ordered is not None or slot.wanted is not None:
+        under_way = ((slot.ordered, "ORDERED"), (slot.wanted, "WAITING"))
+        data["resizes"] = [_resize(one, state) for one, state in under_way if one is not None]
+    if slot.assignment is not None:
+        data["assignment"] = slot.assignment.to_dict()
+    return data
+
+
+def _resize(resize: Resize, state: str) -> dict[str, object]:
+    data: dict[str, object] = {
+        "resize_number": resize.number,
+        "profile": _profile_data(resize.profile),
+        "memory_bytes": resize.profile.booked_memory_bytes,
+        "cpu_limit_milli": resize.cpu_limit_milli,
+        "state": state,
+    }
+    if resize.assignment is not None:
+        data["assignment"] = resize.assignment.to_dict()
+    return data
+
+
+@lru_cache(16_384)
+def _profile_data(profile: ResourceProfile) -> dict[str, object]:
+    return profile.to_dict()

@@ -1,0 +1,54 @@
+"""What executors report: their slots, and those that ended without an order.
+
+Decides what a report consists of. Refuses to know what becomes of the books by it
+(`executors/reports.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from finegrain.cpu_assignment import CpuAssignment
+from finegrain.resources import Amounts, ResourceProfile
+from resource_manager.engine.model.entities import CpuState, SlotState
+
+
+@dataclass(frozen=True, slots=True)
+class ReportedSlot:
+    """One slot as an executor reports it."""
+
+    allocation_id: str
+    generation: int
+    job_id: str
+    profile: ResourceProfile
+    state: SlotState  # ALLOCATED or FREEING
+    cpu_limit_milli: int = 0
+    pids_max: int = 0
+    cpus: str = ""
+    isolation: dict[str, object] | None = None
+    resize_number: int = 0  # of the last change of size that is enforced
+    assignment: CpuAssignment | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EndedSlot:
+    """A slot that ended at its executor without an order."""
+
+    allocation_id: str
+    generation: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """One numbered state of an executor; see SlotReport in slots.proto."""
+
+    report_number: int
+    rm_epoch: int
+    command_number: int
+    unchanged: bool = False
+    base_report_number: int = 0
+    slots: tuple[ReportedSlot, ...] = ()
+    available: Amounts = field(default_factory=dict)
+    ended: tuple[EndedSlot, ...] = ()
+    cpu_state: CpuState | None = None  # None: nothing to tell, or as before

@@ -1,0 +1,93 @@
+"""Requests in order of arrival, those of ranges among them, without making one of each: members who
+stand alike, one behind the other, come as one *stretch*. Changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from resource_manager.engine.model.entities import ENDED_REQUEST_STATES, Job, Request
+from resource_manager.engine.queue.ranges import Part
+from resource_manager.engine.state import State
+
+_DENSE = 4
+"""Arrival numbers looked at for each request that there is, before all requests are looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """A request, or (`count` above 1) the first of so many members of a range that stand alike."""
+
+    request: Request
+    count: int = 1
+
+    @property
+    def last_arrival(self) -> int:
+        """Arrival number of the last of them."""
+        return self.request.arrival_number + self.count - 1
+
+    @property
+    def ended(self) -> bool:
+        """True if they have ended."""
+        return self.request.state in ENDED_REQUEST_STATES
+
+
+def stretches_of(state: State, job: Job, after: int = 0) -> Iterator[Stretch]:
+    """All requests of a job that are kept, from behind an arrival number on."""
+    parts = state.ranges.parts_of(job.job_id, after)
+    return _merged(state, state.requests_of(job, after), parts, after)
+
+
+def stretches(state: State, after: int = 0) -> Iterator[Stretch]:
+    """Likewise of all jobs."""
+    return _merged(state, _others(state, after), state.ranges.parts(after), after)
+
+
+def members_of(state: State, stretch: Stretch) -> Iterator[Stretch]:
+    """A stretch, one by one."""
+    if stretch.count == 1:
+        yield stretch
+        return
+    first = stretch.request.arrival_number
+    for number in range(first, first + stretch.count):
+        yield Stretch(state.request_at(number))
+
+
+def _merged(
+    state: State, others: Iterator[Request], parts: Iterable[Part], after: int
+) -> Iterator[Stretch]:
+    other = next(others, None)
+    for part in parts:
+        while other is not None and other.arrival_number < part.row.arrival_number:
+            yield Stretch(other)
+            other = next(others, None)
+        for _, (start, end) in part.stretches(after):
+            yield Stretch(state.request_at(part.arrival_of(start)), end - start)
+    while other is not None:
+        yield Stretch(other)
+        other = next(others, None)
+
+
+def _others(state: State, after: int) -> Iterator[Request]:
+    """Requests that are no members of ranges."""
+    spans = list(_spans_between(state, after))
+    if sum(map(len, spans)) <= _DENSE * len(state.by_arrival):
+        for span in spans:  # numbers are dense: go to the place directly
+            for number in span:
+                if (request := state.by_arrival.get(number)) is not None:
+                    yield request
+        return
+    for number, request in state.by_arrival.items():
+        if number > after:
+            yield request
+
+
+def _spans_between(state: State, after: int) -> Iterator[range]:
+    """Arrival numbers that belong to no range."""
+    first = after + 1
+    for part in state.ranges.parts(after):
+        if part.row.arrival_number > first:
+            yield range(first, part.row.arrival_number)
+        first = part.last_arrival + 1
+    yield range(first, state.arrival_number + 1)

@@ -1,0 +1,142 @@
+"""Whose turn it is. Decides which line is the next one, and how much of it goes in one go: of the
+job that the tree of flows says is to be served first, the line of who has waited longest; without a
+tree, of all. Refuses to know shapes and whether anything fits; who stands is told to it.
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+from resource_manager.engine.fairness.choice import RUN_PART, first_job, run_length, turn_of
+from resource_manager.engine.fairness.flows import GROUP, FlowTree
+from resource_manager.engine.queue.job_queues import JobLines, Line
+from resource_manager.engine.queue.non_batchable import Rank, Single, Singles, Turn
+
+TOGETHER_MAX = 1_024
+"""Requests that are placed together at most: what is looked up for them may be in vain."""
+
+_EVERYBODY = ""
+"""Instead of a job's id, where arrival alone decides."""
+
+
+class Turns:
+    """Lines that stand, by job, and what waits one by one beside them.
+
+    Attributes:
+        singles: what waits in the same line one by one.
+    """
+
+    def __init__(self, flows: FlowTree | None, *, fair: bool) -> None:
+        """`flows`: who is served first. Without them, or with `fair` False, arrival alone
+        decides.
+        """
+        self._tree = flows if fair else None
+        self.singles = Singles(flows, self._turn_of if fair and flows is not None else None)
+        self._by_job: dict[str, JobLines] = {}
+        self._halted: list[str] = []
+
+    def lines(self) -> dict[str, JobLines]:
+        """Where each job's lines stand; where arrival alone decides, all of them under no name."""
+        return dict(self._by_job)
+
+    def lines_of(self, job_id: str) -> JobLines:
+        """Where the lines of a job are to stand."""
+        whose = job_id if self._tree is not None else _EVERYBODY
+        among = self._by_job.get(whose)
+        if among is None:
+            among = self._by_job[whose] = JobLines(whose)
+        return among
+
+    def forget(self, job_id: str) -> None:
+        """A job has no lines any more."""
+        if self._tree is not None:
+            del self._by_job[job_id]
+
+    def stand(self, line: Line) -> None:
+        """A line that is parked is to have its turn again."""
+        if line.among.stand(line) and self._tree is not None:
+            self._tree.activate(line.job_id)
+
+    def unstand(self, line: Line) -> None:
+        """A line is not to have a turn."""
+        if line.among.park(line) and self._tree is not None:
+            self._tree.deactivate(line.job_id)
+
+    def next_line(self) -> Line | None:
+        """The line whose turn it is among those that are not parked; None: nobody has one."""
+        if self._tree is None:
+            lines = self._by_job.get(_EVERYBODY)
+        else:
+            job = first_job(self._tree)
+            lines = self._by_job[job.name] if job is not None else None
+        return lines.first() if lines is not None else None
+
+    def next_single(self, line: Line | None) -> Single | None:
+        """What waits one by one and has its turn before a line (None: before nobody), taken out of
+        the round. Whoever takes it lets it sleep or removes it.
+        """
+        if not self.singles.in_round:
+            return None
+        rank: Rank | None = None
+        if line is not None:
+            rank = ((), line.stands)
+            if self._tree is not None:
+                rank = (self._turn_of(line.job_id), line.stands)
+        return self.singles.next_before(rank)
+
+    def is_alone(self, line: Line) -> bool:
+        """True if no other job has a turn."""
+        if self._tree is None:
+            return True
+        job = self._tree.jobs[line.job_id]
+        return not self.singles.in_round and all(flow.active == 1 for flow in job.ancestors())
+
+    def run_length(self, line: Line, cost: float) -> float:
+        """How many slots of this cost a line whose turn it is gets before it is another job's."""
+        if self._tree is None:
+            return inf
+        job = self._tree.jobs[line.job_id]
+        length = run_length(self._tree, job, cost)
+        if self.singles.in_round and self.singles.until(line.job_id) is None:
+            length = min(length, max(1, job.running // RUN_PART))  # others may come first soon
+        return length
+
+    def next_of(self, line: Line, most: float) -> list[int]:
+        """Arrival numbers of the next of a line whose turn it is: so many, of those who came before
+        anything else that its job waits with.
+        """
+        count = TOGETHER_MAX if most > TOGETHER_MAX else int(most)
+        until = self._until(line)
+        found: list[int] = []
+        for start, end in line.numbers.peek(count):
+            if until is not None and end > until:
+                found.extend(range(start, until))
+                break
+            found.extend(range(start, end))
+        return found
+
+    def halt(self, group_id: str) -> bool:
+        """Nothing that there is room for may be placed in a group: nobody in it has a turn for the
+        rest of this decision. False: where arrival alone decides, no group has turns.
+        """
+        if self._tree is None:
+            return False
+        self._tree.halt(self._tree.groups[group_id.removeprefix(GROUP)])
+        self._halted.append(group_id)
+        return True
+
+    def end_halts(self) -> None:
+        """All groups may have turns again."""
+        while self._halted and self._tree is not None:
+            self._tree.go_ahead(self._tree.groups[self._halted.pop().removeprefix(GROUP)])
+
+    def _until(self, line: Line) -> int | None:
+        """Arrival number of the next that a line's job waits with that is of another shape."""
+        number = line.among.until(line)
+        single = self.singles.until(line.job_id if self._tree is not None else "")
+        return single if number is None or (single is not None and single < number) else number
+
+    def _turn_of(self, job_id: str) -> Turn:
+        if self._tree is None or job_id not in self._tree.jobs:
+            return ()
+        return turn_of(self._tree, self._tree.jobs[job_id])

@@ -1,0 +1,65 @@
+"""When requests that no executor could host are rejected, and which of them have to be looked at.
+
+The clock restarts with everything that can change what the executors could host when empty, or
+whether all of them are known. Nothing of it is durable: after a takeover it starts with the first
+registration. `scheduling/rejecting.py` looks and rejects.
+"""
+
+from __future__ import annotations
+
+from resource_manager.engine.model.timers import Timer, Timers
+from resource_manager.engine.queue.scheduling_classes import Shape
+
+
+class RejectionClock:
+    """Runs since the last change of executors, and collects what to look at when it is over.
+
+    Attributes:
+        since_ms: when it restarted last (monotonic); None: no executor has registered with this
+            incarnation of the resource manager.
+        everything: all that waits has to be looked at.
+        shapes: otherwise these, from an arrival number on; earlier requests have been looked at.
+        gangs: the same for gangs, by id.
+    """
+
+    def __init__(self, timers: Timers, after_ms: int) -> None:
+        self.after_ms = after_ms
+        self.since_ms: int | None = None
+        self.everything = False
+        self.shapes: dict[Shape, int] = {}
+        self.gangs: dict[str, None] = {}
+        self._timers = timers
+
+    @property
+    def due_ms(self) -> int | None:
+        """When infeasible requests are rejected; None: an executor has to register first.
+
+        Time in which nothing could be heard does not count.
+        """
+        if self.since_ms is None:
+            return None
+        return max(self.since_ms, self._timers.listening_since_ms) + self.after_ms
+
+    def restart(self, now_ms: int) -> None:
+        """Restarts the clock: executors are not what they were."""
+        self.since_ms = now_ms
+        self.everything = True
+        self.shapes.clear()
+        self.gangs.clear()
+        self._arm(now_ms)
+
+    def requeued(self, shape: Shape, now_ms: int) -> None:
+        """A request of this shape waits again after it had a slot."""
+        if not self.everything:
+            self.shapes[shape] = 0
+            self._arm(now_ms)
+
+    def gang_requeued(self, gang_id: str, now_ms: int) -> None:
+        """A gang waits again after it had slots."""
+        if not self.everything:
+            self.gangs[gang_id] = None
+            self._arm(now_ms)
+
+    def _arm(self, now_ms: int) -> None:
+        if (due_ms := self.due_ms) is not None:
+            self._timers.arm(Timer.INFEASIBLE, "", max(now_ms, due_ms))

@@ -1,0 +1,221 @@
+"""Which gangs are taken in: those whose members all are sound, and that could be placed as a whole.
+
+All or none here as well: what is wrong with one member refuses all of them, and each of the others
+is told whose fault it was. The same gang again is the same call.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from finegrain.errors import InvalidArgument, Reason
+from resource_manager.engine.context import Turn
+from resource_manager.engine.model.entities import (
+    Gang,
+    GangPlacement,
+    GangSpec,
+    Job,
+    Request,
+    RequestSpec,
+)
+from resource_manager.engine.model.events import ItemOutcome
+from resource_manager.engine.placement.feasibility import Feasibility, rejection
+from resource_manager.engine.placement.gang_feasibility import gang_feasibility
+from resource_manager.engine.queue.gangs import Where, Wish, wishes_for
+from resource_manager.engine.requests.soundness import taken, unsound
+from resource_manager.engine.scheduling.gangs import begin_to_wait
+from resource_manager.engine.state import State
+
+Verdicts = dict[tuple[Where, tuple[Wish, ...]], Feasibility]
+"""What was found out about the gangs of a call: many may be alike, and each costs a search."""
+
+
+def refused_members(
+    state: State, job: Job, gangs: Sequence[GangSpec], requests: Sequence[RequestSpec]
+) -> dict[str, ItemOutcome]:
+    """What is wrong with members of gangs, by allocation id; who is not among them may come in.
+
+    Raises:
+        InvalidArgument: a gang has no members here, or is declared twice.
+    """
+    if not gangs and not any(spec.gang_id for spec in requests):
+        return {}
+    members: dict[str, dict[str, RequestSpec]] = {}
+    belongs: dict[str, set[str]] = {}
+    for spec in requests:
+        belongs.setdefault(spec.allocation_id, set()).add(spec.gang_id)
+        if spec.gang_id:
+            members.setdefault(spec.gang_id, {}).setdefault(spec.allocation_id, spec)
+    shared = {name for name, gang_ids in belongs.items() if len(gang_ids) > 1}
+    refused: dict[str, ItemOutcome] = {}
+    for gang_id, count in Counter(gang.gang_id for gang in gangs).items():
+        if count > 1:
+            raise InvalidArgument("gangs", gang_id, "every gang once")
+        if gang_id not in members:
+            raise InvalidArgument(
+                "gangs", gang_id, "gangs that requests of the same call belong to"
+            )
+    verdicts: Verdicts = {}
+    for gang in gangs:
+        some = members.pop(gang.gang_id)
+        problems = _refused(state, job, gang, list(some.values()), shared, verdicts=verdicts)
+        refused.update({each.id: each for each in problems})
+    for gang_id, some in members.items():
+        for name in some:
+            message = f"gang_id is {gang_id}; expected a gang that the same call declares"
+            refused[name] = _invalid(name, "gang_id", gang_id, message)
+    return refused
+
+
+def infeasible_members(
+    state: State, gang: GangSpec, members: list[RequestSpec], verdicts: Verdicts
+) -> list[ItemOutcome]:
+    """Why a gang whose members wait cannot be placed, now or ever; none: it may wait.
+
+    Says the same as of a gang that comes now.
+
+    Returns:
+        An outcome for each member, those that are to blame first; or none.
+    """
+    problems = [each for spec in members if (each := rejection(state, spec)) is not None]
+    if problems:
+        return problems + _others(gang, members, problems)
+    if all(spec.allow_pending for spec in members):
+        return []
+    return _impossible(state, gang, members, verdicts)
+
+
+def join(turn: Turn, request: Request, gangs: Iterable[GangSpec]) -> None:
+    """Notes a member that was taken in; the first one makes its gang known."""
+    by_id = turn.state.gangs.by_id
+    gang = by_id.get(request.spec.gang_id)
+    if gang is None:
+        spec = next(each for each in gangs if each.gang_id == request.spec.gang_id)
+        gang = Gang(spec, request.job_id, request.arrival_number, turn.at.time_ms)
+        by_id[gang.gang_id] = gang
+    gang.members.append(request.allocation_id)
+
+
+def take_in(turn: Turn, gang: Gang) -> None:
+    """Lets a gang wait whose members have all been taken in."""
+    turn.state.changes.gang(gang)
+    begin_to_wait(turn, gang)
+    turn.cluster_event(
+        "gang_pending",
+        job_id=gang.job_id,
+        allocation_id=gang.members[0],
+        message=f"gang {gang.gang_id} of {len(gang.members)}, {gang.spec.placement}",
+    )
+
+
+def _refused(
+    state: State,
+    job: Job,
+    gang: GangSpec,
+    members: list[RequestSpec],
+    shared: set[str],
+    *,
+    verdicts: Verdicts,
+) -> list[ItemOutcome]:
+    known = state.gangs.by_id.get(gang.gang_id)
+    if known is not None:
+        return [] if _same(state, job, known, gang, members) else _exists(gang, members)
+    most = state.settings.gang_members_max
+    if len(members) > most:
+        message = f"gang {gang.gang_id} has {len(members)} members; expected at most {most}"
+        return [_invalid(m.allocation_id, "gang_id", gang.gang_id, message) for m in members]
+    problems = [
+        problem
+        for spec in members
+        if (problem := _problem(state, members[0], spec, shared)) is not None
+    ]
+    if problems:
+        return problems + _others(gang, members, problems)
+    if all(spec.allow_pending for spec in members):
+        return []
+    return _impossible(state, gang, members, verdicts)
+
+
+def _same(state: State, job: Job, known: Gang, gang: GangSpec, members: list[RequestSpec]) -> bool:
+    names = {spec.allocation_id for spec in members}
+    return (
+        known.job_id == job.job_id
+        and known.spec == gang
+        and names == set(known.members)
+        and all(state.requests[spec.allocation_id].spec == spec for spec in members)
+    )
+
+
+def _exists(gang: GangSpec, members: list[RequestSpec]) -> list[ItemOutcome]:
+    message = (
+        f"gang {gang.gang_id} exists with other content, other members or another owner;"
+        " choose a new id"
+    )
+    return [ItemOutcome(m.allocation_id, Reason.ALREADY_EXISTS, message) for m in members]
+
+
+def _problem(
+    state: State, first: RequestSpec, spec: RequestSpec, shared: set[str]
+) -> ItemOutcome | None:
+    name = spec.allocation_id
+    if state.is_taken(name) or name in shared:
+        return taken(name)
+    if spec.target_address:
+        message = "a member of a gang has no target_address: nobody is offered half a gang"
+        return _invalid(name, "target_address", spec.target_address, message)
+    if spec.restart_on_loss != first.restart_on_loss:
+        message = (
+            f"restart_on_loss is {spec.restart_on_loss}, and {first.restart_on_loss} for"
+            f" {first.allocation_id} of the same gang; expected the same for all of them"
+        )
+        return _invalid(name, "restart_on_loss", str(spec.restart_on_loss), message)
+    return unsound(state.settings, spec) or rejection(state, spec)
+
+
+def _others(
+    gang: GangSpec, members: list[RequestSpec], problems: list[ItemOutcome]
+) -> list[ItemOutcome]:
+    culprits = {problem.id for problem in problems}
+    culprit = problems[0]
+    message = (
+        f"gang {gang.gang_id} is refused as a whole, because of {culprit.id}:"
+        f" {culprit.reason}: {culprit.message}"
+    )
+    details = (("gang_id", gang.gang_id), ("allocation_id", culprit.id))
+    return [
+        ItemOutcome(spec.allocation_id, Reason.GANG_REFUSED, message, details)
+        for spec in members
+        if spec.allocation_id not in culprits
+    ]
+
+
+def _impossible(
+    state: State, gang: GangSpec, members: list[RequestSpec], verdicts: Verdicts
+) -> list[ItemOutcome]:
+    key = Where.of(gang), wishes_for(members)
+    if key not in verdicts:
+        verdicts[key] = gang_feasibility(state, *key)
+    if verdicts[key] is not Feasibility.NEVER:
+        return []
+    where = {
+        GangPlacement.ANYWHERE: "together",
+        GangPlacement.SAME_EXECUTOR: "on one executor",
+        GangPlacement.SAME_LABEL: f"on executors with one value of the label {gang.label}",
+        GangPlacement.SPREAD: "on an executor each",
+    }[gang.placement]
+    message = (
+        f"the {len(members)} members of gang {gang.gang_id} could not be placed {where}, even if"
+        " all executors were empty; ask for less, or set allow_pending to wait for executors that"
+        " may come"
+    )
+    details = (("gang_id", gang.gang_id), ("members", str(len(members))))
+    return [
+        ItemOutcome(spec.allocation_id, Reason.INFEASIBLE_NEVER, message, details)
+        for spec in members
+    ]
+
+
+def _invalid(name: str, field: str, value: str, message: str) -> ItemOutcome:
+    details = (("field", field), ("value", value))
+    return ItemOutcome(name, Reason.INVALID_ARGUMENT, message, details)

@@ -1,0 +1,130 @@
+"""Members of ranges taken back, given back, and ended with their job: many at once where they only
+wait, one by one where they have slots.
+
+Decides in which order, and how much of it is done in one step. What a member's end means for its
+slot, `moves.py` knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from finegrain.errors import Reason
+from finegrain.intervals import Run
+from resource_manager.engine.context import Turn
+from resource_manager.engine.model.entities import RequestState
+from resource_manager.engine.model.events import ItemOutcome, Members
+from resource_manager.engine.model.transitions import RequestInput
+from resource_manager.engine.queue.ranges import INDEX_END, Part, leave_line
+from resource_manager.engine.requests.members import keep_end_of_many
+from resource_manager.engine.requests.moves import give_up
+from resource_manager.engine.state import State
+
+ENTRIES_AT_ONCE = 1_000
+"""Entries of a job's log that one step of taking members back may write."""
+
+
+@dataclass(frozen=True, slots=True)
+class Why:
+    """Why members end, for their job master."""
+
+    reason: str = ""
+    message: str = ""
+    grace_ms: int | None = None
+
+
+def give_up_members(
+    turn: Turn, members: Members, why: Why, *, job_id: str | None, most: int = ENTRIES_AT_ONCE
+) -> ItemOutcome:
+    """Ends those of these members who live: first who waits, then who has a slot.
+
+    The outcome is `unfinished` where that is too much for one step; the same again goes on.
+    `job_id` None: whosever they are.
+    """
+    state = turn.state
+    range_id, first, count = members
+    parts = state.ranges.overlapping(range_id, first, first + count)
+    if range_id not in state.ranges or not _is_of(state, range_id, job_id):
+        owner = "" if job_id is None else f" in job {job_id}"
+        return ItemOutcome(
+            range_id, Reason.ALLOCATION_UNKNOWN, f"range {range_id} is not known{owner}"
+        )
+    left = most - end_members(turn, parts, why, most, (first, first + count))
+    return ItemOutcome(range_id, unfinished=left <= 0 and _any_live(parts, first, first + count))
+
+
+def end_members(
+    turn: Turn, parts: Sequence[Part], why: Why, most: int, indexes: Run = (0, INDEX_END)
+) -> int:
+    """Ends members of these parts that have such indexes, so many entries of the log at most;
+    answers with how many that were.
+    """
+    first, end = indexes
+    left = most
+    for part in parts:
+        until = min(end, part.end)
+        while left > 0 and (run := next(part.waiting.runs_within(first, until), None)) is not None:
+            _end_waiting(turn, part, *run, why)
+            left -= 1
+    for part in parts:
+        until = min(end, part.end)
+        while left > 0 and (index := part.singled.next_from(first)) is not None and index < until:
+            request = turn.state.ranges.members[part.arrival_of(index)]
+            give_up(turn, request, reason=why.reason, message=why.message, grace_ms=why.grace_ms)
+            left -= 1
+    return most - left
+
+
+def take_out_part(state: State, part: Part) -> None:
+    """Lets no member of a part wait any more: its job has ended, and they are about to."""
+    for start, end in part.waiting.runs():
+        leave_line(state, part, start, end)
+    for index in part.singled:
+        request = state.ranges.members[part.arrival_of(index)]
+        if request.state is RequestState.PENDING:
+            state.queue.remove(request)
+
+
+def reject_waiting(turn: Turn, part: Part, start: int, end: int, why: Why) -> None:
+    """Rejects members who follow one another and were never placed: one entry in either log."""
+    _end_waiting(turn, part, start, end, why, how=RequestInput.REJECT)
+
+
+def _end_waiting(
+    turn: Turn,
+    part: Part,
+    start: int,
+    end: int,
+    why: Why,
+    *,
+    how: RequestInput = RequestInput.CANCEL,
+) -> None:
+    """Ends members who follow one another and were never placed: one entry in either log."""
+    state, count = turn.state, end - start
+    first = part.member(start)
+    leave_line(state, part, start, end)
+    state.story.move_request(first, how)
+    first.reason, first.message = why.reason, why.message
+    keep_end_of_many(state, part, first, count)
+    turn.job_event(first, reason=why.reason, message=why.message, count=count)
+    more = f"{count} members of range {part.spec.range_id}" if count > 1 else ""
+    turn.cluster_event(
+        "request_cancelled" if how is RequestInput.CANCEL else "request_rejected",
+        job_id=first.job_id,
+        allocation_id=first.allocation_id,
+        reason=why.reason,
+        message=": ".join(filter(None, (more, why.message))),
+    )
+
+
+def _is_of(state: State, range_id: str, job_id: str | None) -> bool:
+    return job_id is None or state.ranges.named_parts(range_id)[0].row.job_id == job_id
+
+
+def _any_live(parts: Iterable[Part], first: int, end: int) -> bool:
+    return any(
+        next(indexes.runs_within(first, end), None) is not None
+        for part in parts
+        for indexes in (part.waiting, part.singled)
+    )

@@ -1,0 +1,107 @@
+"""Ranges of requests: taken in, whole or not at all. Decides what is accepted; who is served,
+`placement` decides.
+
+The members of a range are requests of their own: what is wrong with one is wrong with all. A range
+whose members are all known with the same content is the same call again.
+"""
+
+from __future__ import annotations
+
+from finegrain.errors import Reason
+from resource_manager.engine.context import Turn
+from resource_manager.engine.model.entities import Job, RangeSpec, RequestRange
+from resource_manager.engine.model.events import ItemOutcome
+from resource_manager.engine.placement.feasibility import rejection, waiting_reason
+from resource_manager.engine.queue.ranges import Part, line_up_members, parts_of
+from resource_manager.engine.requests.soundness import taken, unsound
+from resource_manager.engine.state import State
+
+
+def new_members(state: State, spec: RangeSpec) -> int:
+    """How many requests more there would be."""
+    end = spec.first_index + spec.count
+    known = state.ranges.overlapping(spec.range_id, spec.first_index, end)
+    return 0 if known else spec.count
+
+
+def submit_range(turn: Turn, job: Job, spec: RangeSpec) -> ItemOutcome:
+    """Takes a range in, if it is new and sound."""
+    state = turn.state
+    known = _known(state, job, spec)
+    if known is not None:
+        return known
+    request = spec.request
+    if (problem := unsound(state.settings, request) or rejection(state, request)) is not None:
+        turn.cluster_event(
+            "request_rejected",
+            job_id=job.job_id,
+            allocation_id=spec.range_id,
+            reason=problem.reason,
+            message=problem.message,
+        )
+        return problem
+    first_arrival = state.next_arrival_numbers(spec.count)
+    for piece in parts_of(spec):
+        row = RequestRange(
+            spec=piece,
+            job_id=job.job_id,
+            arrival_number=first_arrival + piece.first_index - spec.first_index,
+            create_time_ms=turn.at.time_ms,
+        )
+        part = Part.of(row)
+        state.ranges.add(part)
+        state.new_parts.append(part)
+        state.changes.request_range(row)
+        line_up_members(state, part, part.first, part.end)
+    job.live_requests += spec.count
+    state.live_requests += spec.count
+    if job.specified is None:
+        job.specified = request.profile is not None
+        job.witness_allocation_id = f"{spec.range_id}.{spec.first_index}"
+        state.changes.job(job)
+    return ItemOutcome(spec.range_id)
+
+
+def _known(state: State, job: Job, spec: RangeSpec) -> ItemOutcome | None:
+    """The outcome of a range that is known, or whose names are other requests'; None: it is new."""
+    range_id, first, end = spec.range_id, spec.first_index, spec.first_index + spec.count
+    for part in state.ranges.named_parts(range_id)[:1]:  # all are of one job and ask for the same
+        if part.row.job_id != job.job_id or part.spec.request != spec.request:
+            return taken(range_id)
+    parts = state.ranges.overlapping(range_id, first, end)
+    if parts:
+        has = sum(min(end, part.end) - max(first, part.first) for part in parts)
+        return ItemOutcome(range_id) if has == spec.count else _overlaps(spec, parts)
+    if state.request_named(range_id) is not None or not state.ranges.is_free(range_id, first, end):
+        return taken(range_id)
+    return None
+
+
+def _overlaps(spec: RangeSpec, parts: list[Part]) -> ItemOutcome:
+    first, last = spec.first_index, spec.first_index + spec.count - 1
+    known = (max(first, parts[0].first), min(last, parts[-1].end - 1))
+    return ItemOutcome(
+        spec.range_id,
+        Reason.ALREADY_EXISTS,
+        f"range {spec.range_id} has some of the members {first} to {last} already, {known[0]} to"
+        f" {known[1]} among them; ask for the others only, or choose a new id",
+        (("first_index", str(first)), ("count", str(spec.count))),
+    )
+
+
+def tell_who_waits(turn: Turn) -> None:
+    """Writes into the cluster's history which of the newly accepted members were not placed at
+    once.
+    """
+    state = turn.state
+    for part in state.new_parts:
+        waiting = len(part.waiting)
+        if waiting:
+            turn.cluster_event(
+                "request_pending",
+                job_id=part.row.job_id,
+                allocation_id=part.id_of(part.waiting.first),
+                reason=waiting_reason(state, state.queue.shape_of(part.spec.request)),
+                message=f"{waiting} members of range {part.spec.range_id}",
+            )
+    state.new_parts.clear()

@@ -1,0 +1,222 @@
+"""What may be asked of a slot's size: which slot, which size, which number. What becomes of it,
+`scheduling/resizes.py` knows.
+"""
+
+from __future__ import annotations
+
+from finegrain.cpu_policy import CpuPolicy, QosClass
+from finegrain.errors import FailedPrecondition, InvalidArgument, NotFound, Reason
+from finegrain.resources import shortfall
+from resource_manager.engine.context import Turn
+from resource_manager.engine.hosts.allowed_cpus import MILLI_PER_CPU
+from resource_manager.engine.hosts.host import Host
+from resource_manager.engine.jobs.lifecycle import active_job
+from resource_manager.engine.model.entities import Request, RequestState, Resize, Slot
+from resource_manager.engine.model.events import ResizeRequested
+from resource_manager.engine.scheduling.resizes import (
+    go_on,
+    has_size,
+    size_text,
+    unsuited,
+    withdraw,
+)
+from resource_manager.engine.state import State
+
+
+def request_resize(turn: Turn, event: ResizeRequested) -> Slot:
+    """A slot is to have another size. The same call again changes nothing.
+
+    Raises:
+        NotFound: no such job, or no such allocation of that job.
+        FailedPrecondition: the job has ended; the slot is not granted (any more), or of another
+            generation; the number is not the next one; the executor is too small even when empty.
+        InvalidArgument: the size is below what a slot must have.
+    """
+    state = turn.state
+    request, slot = _slot_to_resize(turn, event)
+    target = _target_of(turn, event, request.spec.cpu_policy)
+    if _is_same_call(slot, event.resize_number, target):
+        return slot
+    _refuse_number(slot, event.resize_number)
+    host = turn.host_of(slot)
+    _refuse_too_large(host, slot, target)
+    _refuse_unsuited(state, host, slot, target)
+    number = slot.resize_number + 1
+    replaced = slot.wanted
+    withdraw(state, host, slot)
+    slot.resize_number = number
+    if slot.ordered is not None or not has_size(slot, target):
+        slot.wanted = Resize(
+            number,
+            target.profile,
+            target.cpu_limit_milli,
+            target.wait_for_use,
+            state.next_arrival_number(),
+        )
+    instead = f", instead of change {replaced.number} which waited" if replaced is not None else ""
+    nothing = "" if slot.wanted is not None else ": the size that it has"
+    who = "an operator" if event.job_id is None else f"job {request.job_id}"
+    turn.slot_event(
+        "slot_resize_asked",
+        slot,
+        message=f"change {number} by {who}, to {size_text(target)}{nothing}{instead}",
+    )
+    state.changes.slot(slot)
+    go_on(turn, slot)
+    if replaced is not None:  # whoever waits for it may be somebody else
+        what = (
+            f"{who} asked for change {number} instead"
+            if slot.wanted or slot.ordered
+            else (f"withdrawn by {who}")
+        )
+        message = f"change {replaced.number} to {size_text(replaced)}: {what}"
+        turn.job_event(request, reason=Reason.RESIZE_REFUSED, message=message, slot=slot)
+    return slot
+
+
+def _slot_to_resize(turn: Turn, event: ResizeRequested) -> tuple[Request, Slot]:
+    """The granted slot that is meant, with its request.
+
+    Raises:
+        NotFound: no such job, or no such allocation of that job.
+        FailedPrecondition: the job has ended, or the slot is of another generation or not granted.
+    """
+    state, allocation_id = turn.state, event.allocation_id
+    if event.job_id is not None:
+        active_job(state, event.job_id)
+    request = state.request_named(allocation_id)
+    if request is None or event.job_id not in (None, request.job_id):
+        owner = "" if event.job_id is None else f" in job {event.job_id}"
+        raise NotFound(
+            f"allocation {allocation_id} is not known{owner}",
+            reason=Reason.ALLOCATION_UNKNOWN,
+            details={"allocation_id": allocation_id},
+        )
+    if event.generation not in (0, request.generation):
+        raise FailedPrecondition(
+            f"generation {event.generation} of {allocation_id} is not the current one, which is"
+            f" {request.generation}",
+            reason=Reason.STALE_GENERATION,
+            details={"generation": event.generation, "current": request.generation},
+        )
+    slot = state.slot_of(request)
+    if slot is None or request.state is not RequestState.GRANTED:
+        raise FailedPrecondition(
+            f"allocation {allocation_id} is {request.state}; only a granted slot has a size that"
+            " can change: ask when it is GRANTED",
+            reason=Reason.SLOT_NOT_READY,
+            details={"allocation_id": allocation_id, "state": str(request.state)},
+        )
+    return request, slot
+
+
+def _target_of(turn: Turn, event: ResizeRequested, policy: CpuPolicy) -> Resize:
+    """The size that is asked for, without number and place in line.
+
+    Raises:
+        InvalidArgument: it is below what a slot must have, or none that the slot's class has.
+    """
+    profile, settings = event.profile, turn.state.settings
+    for field, value, least in (
+        ("profile.cpu_milli", profile.cpu_milli, settings.cpu_milli_min),
+        ("profile.memory_bytes", profile.memory_bytes, settings.memory_bytes_min),
+    ):
+        if value < least:
+            raise InvalidArgument(field, value, f"at least {least}")
+    limit = event.cpu_limit_milli
+    if limit and limit < profile.cpu_milli:
+        raise InvalidArgument(
+            "cpu_limit_milli",
+            limit,
+            f"at least the profile's cpu_milli, {profile.cpu_milli}, or 0 for the same",
+        )
+    _check_class(profile.cpu_milli, limit, policy.qos)
+    return Resize(0, profile, max(limit, profile.cpu_milli), event.wait_for_use)
+
+
+def _check_class(cpu_milli: int, limit: int, qos: QosClass) -> None:
+    """Lets only sizes pass that slots of a class can have.
+
+    Raises:
+        InvalidArgument: it is none.
+    """
+    if qos.is_pinned and (cpu_milli % MILLI_PER_CPU or not cpu_milli):
+        expected = f"whole cpus, multiples of {MILLI_PER_CPU}, as for all {qos} slots"
+        raise InvalidArgument("profile.cpu_milli", cpu_milli, expected)
+    if limit > cpu_milli and qos is not QosClass.LS:
+        expected = f"the profile's cpu_milli, {cpu_milli}, or 0: only LS slots have a higher limit"
+        raise InvalidArgument("cpu_limit_milli", limit, expected)
+
+
+def _is_same_call(slot: Slot, number: int, target: Resize) -> bool:
+    """True if this is what the slot is to have already, or has, and asks for no other number."""
+    latest = slot.wanted or slot.ordered
+    if latest is None:
+        return number in (0, slot.resize_number) and has_size(slot, target)
+    return (
+        number in (0, latest.number)
+        and (latest.profile, latest.cpu_limit_milli) == (target.profile, target.cpu_limit_milli)
+        and latest.wait_for_use == target.wait_for_use
+    )
+
+
+def _refuse_number(slot: Slot, number: int) -> None:
+    """Lets only the next number pass, or none (0).
+
+    Raises:
+        FailedPrecondition: it is another one.
+    """
+    if number in (0, slot.resize_number + 1):
+        return
+    last = slot.resize_number
+    if number == last:
+        text = f"change {number} of slot {slot.allocation_id} was another one, or has ended"
+    else:
+        text = f"change {number} of slot {slot.allocation_id} is not the next one"
+    raise FailedPrecondition(
+        f"{text}; the last one was {last}: look at the slot, and ask with {last + 1}",
+        reason=Reason.STALE_RESIZE,
+        details={"resize_number": last, "asked": number},
+    )
+
+
+def _refuse_unsuited(state: State, host: Host, slot: Slot, target: Resize) -> None:
+    """Lets only sizes pass that the slot's cpus and NUMA nodes could have, were it alone there.
+
+    Raises:
+        FailedPrecondition: they could not.
+    """
+    refusal = unsuited(state, host, slot, target)
+    if refusal is not None:
+        raise FailedPrecondition(
+            f"slot {slot.allocation_id} could not have that size on executor {host.host_id} even if"
+            f" it were the only one: {refusal.text}; ask for another one, or release it and request"
+            " a new one",
+            reason=Reason.INFEASIBLE_NEVER,
+            details={"blocker": str(refusal.blocker), **dict(refusal.numbers)},
+        )
+
+
+def _refuse_too_large(host: Host, slot: Slot, target: Resize) -> None:
+    """Lets only what the executor could host, were it empty, grow.
+
+    Raises:
+        FailedPrecondition: it could not.
+    """
+    total = host.total
+    need = host.booking_of(target.profile, best_effort=slot.best_effort)
+    grows = shortfall(need, slot.booked)
+    beyond = {name: need[name] for name in grows if need[name] > total.get(name, 0)}
+    if not beyond:
+        return
+    lacks = ", ".join(f"{name} {asked} of {total.get(name, 0)}" for name, asked in beyond.items())
+    raise FailedPrecondition(
+        f"executor {host.host_id} could not host slot {slot.allocation_id} of that size even if it"
+        f" had no other ({lacks}); ask for less, or release it and request a new one",
+        reason=Reason.INFEASIBLE_NEVER,
+        details={
+            detail: amount
+            for name, asked in beyond.items()
+            for detail, amount in ((f"{name}_asked", asked), (f"{name}_total", total.get(name, 0)))
+        },
+    )

@@ -1,0 +1,279 @@
+"""Slot requests: taken in, taken back, given back. Decides what is accepted; who is served,
+`placement` decides.
+
+A call carries many items, and each gets its own answer; only what is wrong with the call as a
+whole (an unknown job, a mix of specified and unknown requests) refuses all of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+from finegrain.errors import InvalidArgument, NotFound, Reason, ResourceExhausted
+from resource_manager.engine.context import Turn
+from resource_manager.engine.jobs.lifecycle import active_job, known_job
+from resource_manager.engine.model.entities import (
+    ENDED_REQUEST_STATES,
+    GangSpec,
+    Job,
+    Request,
+    RequestSpec,
+)
+from resource_manager.engine.model.events import (
+    ItemOutcome,
+    Members,
+    RequestsCancelled,
+    RequestsSubmitted,
+    SlotsReleased,
+)
+from resource_manager.engine.placement.feasibility import rejection
+from resource_manager.engine.queue.scheduling_classes import shape_key
+from resource_manager.engine.requests.gang_intake import join, refused_members, take_in
+from resource_manager.engine.requests.range_ends import Why, give_up_members
+from resource_manager.engine.requests.range_intake import new_members, submit_range
+from resource_manager.engine.requests.soundness import taken, unsound
+from resource_manager.engine.scheduling.gangs import give_up
+from resource_manager.engine.state import State
+
+
+def known_request(state: State, allocation_id: str) -> Request:
+    """The request.
+
+    Raises:
+        NotFound: there is none of that id (any more).
+    """
+    request = state.request_named(allocation_id)
+    if request is None:
+        raise NotFound(
+            f"allocation {allocation_id} is not known; it was never acknowledged, or is forgotten",
+            reason=Reason.ALLOCATION_UNKNOWN,
+            details={"allocation_id": allocation_id},
+        )
+    return request
+
+
+def submit_requests(turn: Turn, event: RequestsSubmitted) -> list[ItemOutcome]:
+    """Takes in what is new and sound, item by item.
+
+    Raises:
+        NotFound, FailedPrecondition: see `active_job`.
+        InvalidArgument: the job would mix specified and unknown requests; a gang has no members in
+            the call, or is declared twice.
+        ResourceExhausted: the job, or all jobs, would have more live requests than may be, or the
+            job would wait with more shapes.
+    """
+    state = turn.state
+    job = active_job(state, event.job_id)
+    _refuse_mix(job, chain(event.requests, (each.request for each in event.ranges)))
+    if not event.admitted:
+        new = {
+            spec.allocation_id: spec
+            for spec in chain(event.requests, event.following)
+            if state.request_named(spec.allocation_id) is None
+        }
+        ranges = {each: new_members(state, each) for each in event.ranges + event.following_ranges}
+        _refuse_too_many(state, job, len(new) + sum(ranges.values()))
+        shapes = [each.request for each, members in ranges.items() if members]
+        _refuse_too_many_shapes(state, job, [*new.values(), *shapes])
+    state.refresh_indexes()
+    refused = refused_members(state, job, event.gangs, event.requests)
+    gangs = [gang.gang_id for gang in event.gangs if gang.gang_id not in state.gangs.by_id]
+    outcomes = [_submit(turn, job, spec, event.gangs, refused) for spec in event.requests]
+    for gang_id in gangs:
+        if (gang := state.gangs.by_id.get(gang_id)) is not None:
+            take_in(turn, gang)
+    return outcomes + [submit_range(turn, job, spec) for spec in event.ranges]
+
+
+def _refuse_too_many(state: State, job: Job, new: int) -> None:
+    live, most = job.live_requests, state.settings.job_requests_max
+    if live + new > most:
+        raise ResourceExhausted(
+            f"job {job.job_id} has {live} live requests and asks for {new} more;"
+            f" one job may have {most}: cancel or release some first",
+            details={"live": live, "asked": new, "job_requests_max": most},
+            retry_after_s=5.0,
+        )
+    live, most = state.live_requests, state.settings.requests_max
+    if live + new > most:
+        raise ResourceExhausted(
+            f"all jobs together have {live} live requests, and {new} more are asked for; {most} may"
+            " be: try again when some have ended, or raise requests_max",
+            details={"live": live, "asked": new, "requests_max": most},
+            retry_after_s=5.0,
+        )
+
+
+def _refuse_too_many_shapes(state: State, job: Job, specs: Collection[RequestSpec]) -> None:
+    """Shapes take turns at being tried: one job's must not keep those of others waiting for long.
+
+    A gang counts with each of its different members. Those that would be served at once are counted
+    too: whether they would be is not known yet.
+    """
+    waiting = state.queue.job_shapes.get(job.job_id, 0) + state.gangs.by_job[job.job_id]
+    most = state.settings.job_shapes_max
+    if waiting + len(specs) <= most:
+        return
+    new = state.queue.new_shapes(job.job_id, [spec for spec in specs if not spec.gang_id])
+    new += len({(s.gang_id, *shape_key(s)) for s in specs if s.gang_id})
+    if waiting + new > most:
+        raise ResourceExhausted(
+            f"job {job.job_id} waits with {waiting} different profiles or labels, those of gangs"
+            f" apart, and asks with {new} more; one job may wait with {most} at once: ask for fewer"
+            " different ones, for less in one call, or again when some have been granted",
+            details={"waiting": waiting, "asked": new, "job_shapes_max": most},
+            retry_after_s=5.0,
+        )
+
+
+def _submit(
+    turn: Turn,
+    job: Job,
+    spec: RequestSpec,
+    gangs: Sequence[GangSpec],
+    refused: Mapping[str, ItemOutcome],
+) -> ItemOutcome:
+    state = turn.state
+    known = state.request_named(spec.allocation_id)
+    problem = refused.get(spec.allocation_id)
+    if known is not None:
+        if problem is None and known.job_id == job.job_id and known.spec == spec:
+            return ItemOutcome(spec.allocation_id)
+        return problem or taken(spec.allocation_id)
+    if not spec.gang_id:
+        problem = unsound(state.settings, spec) or rejection(state, spec)
+    if problem is None and spec.allocation_id in state.ranges:
+        problem = taken(spec.allocation_id)
+    if problem is not None:
+        turn.cluster_event(
+            "request_rejected",
+            job_id=job.job_id,
+            allocation_id=spec.allocation_id,
+            reason=problem.reason,
+            message=problem.message,
+        )
+        return problem
+    request = Request(
+        spec=spec,
+        job_id=job.job_id,
+        arrival_number=state.next_arrival_number(),
+        create_time_ms=turn.at.time_ms,
+    )
+    state.requests[spec.allocation_id] = request
+    state.by_arrival[request.arrival_number] = request
+    state.ranges.reserve(spec.allocation_id)
+    if spec.gang_id:
+        join(turn, request, gangs)
+    else:
+        state.queue.add(request)
+    state.newcomers.append(request)
+    job.arrivals.append(request.arrival_number)
+    job.live_requests += 1
+    state.live_requests += 1
+    if job.specified is None:
+        job.specified = spec.profile is not None
+        job.witness_allocation_id = spec.allocation_id
+        state.changes.job(job)
+    state.changes.request(request)
+    return ItemOutcome(spec.allocation_id)
+
+
+def cancel_requests(turn: Turn, event: RequestsCancelled) -> list[ItemOutcome]:
+    """Takes requests back; one that has been granted meanwhile is released, one that has ended
+    stays so.
+
+    Raises:
+        NotFound: the job is not known.
+    """
+    if event.job_id is not None:
+        known_job(turn.state, event.job_id)
+    by = _Caller.of(event.job_id)
+    outcomes = [
+        _give_up(turn, by, allocation_id, 0, None) for allocation_id in event.allocation_ids
+    ]
+    return outcomes + _give_up_members(turn, by, event.ranges, None)
+
+
+def release_slots(turn: Turn, event: SlotsReleased) -> list[ItemOutcome]:
+    """Gives slots back. It is about these allocation ids only and never makes a new request.
+
+    Raises:
+        NotFound: the job is not known.
+    """
+    if event.job_id is not None:
+        known_job(turn.state, event.job_id)
+    by = _Caller.of(event.job_id)
+    outcomes = [
+        _give_up(turn, by, allocation_id, generation, event.grace_ms)
+        for allocation_id, generation in event.slots
+    ]
+    return outcomes + _give_up_members(turn, by, event.ranges, event.grace_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class _Caller:
+    job_id: str | None
+    reason: str
+    message: str
+
+    @classmethod
+    def of(cls, job_id: str | None) -> _Caller:
+        if job_id is not None:
+            return cls(job_id, "", "")
+        return cls(None, Reason.TERMINATED, "taken back by an operator")
+
+
+def _give_up(
+    turn: Turn, by: _Caller, allocation_id: str, generation: int, grace_ms: int | None
+) -> ItemOutcome:
+    request = turn.state.request_named(allocation_id)
+    if request is None or by.job_id not in (None, request.job_id):
+        owner = "" if by.job_id is None else f" in job {by.job_id}"
+        return ItemOutcome(
+            allocation_id,
+            Reason.ALLOCATION_UNKNOWN,
+            f"allocation {allocation_id} is not known{owner}",
+        )
+    if generation > request.generation:
+        return ItemOutcome(
+            allocation_id,
+            Reason.STALE_GENERATION,
+            f"generation {generation} of {allocation_id} does not exist;"
+            f" the current one is {request.generation}",
+            (("generation", str(generation)), ("current", str(request.generation))),
+        )
+    if generation in (0, request.generation) and request.state not in ENDED_REQUEST_STATES:
+        give_up(
+            turn,
+            request,
+            alone=generation > 0,
+            reason=by.reason,
+            message=by.message,
+            grace_ms=grace_ms,
+        )
+    return ItemOutcome(allocation_id)
+
+
+def _give_up_members(
+    turn: Turn, by: _Caller, ranges: Iterable[Members], grace_ms: int | None
+) -> list[ItemOutcome]:
+    why = Why(by.reason, by.message, grace_ms)
+    return [give_up_members(turn, members, why, job_id=by.job_id) for members in ranges]
+
+
+def _refuse_mix(job: Job, specs: Iterable[RequestSpec]) -> None:
+    specified, witness = job.specified, job.witness_allocation_id
+    for spec in specs:
+        if specified is None:
+            specified, witness = spec.profile is not None, spec.allocation_id
+        elif specified != (spec.profile is not None):
+            kinds = {True: "specified", False: "unknown"}
+            raise InvalidArgument(
+                f"profile of request {spec.allocation_id}",
+                kinds[not specified],
+                f"{kinds[specified]} like request {witness} of the same job {job.job_id}:"
+                " one job asks either with resource profiles or without, never both",
+                reason=Reason.MIXED_KNOWN_AND_UNKNOWN,
+            )

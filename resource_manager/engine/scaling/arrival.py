@@ -1,0 +1,225 @@
+"""An executor registers: does it come because it was asked for, and who was promised it?
+
+One that was asked for is known by its id. One that came by itself takes over the plan of the most
+similar one that has not come. One that a provider started, and nobody remembers (it was given up
+and came all the same, or the books are older than it), is adopted, so that it is given back when
+nobody needs it. Whoever was planned is placed before anybody else; whoever does not fit, because
+the executor is smaller than promised, waits on and is planned anew; if it is too small for somebody
+even when empty, its shape backs off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import groupby, islice
+
+from finegrain.resources import shortfall
+from resource_manager.engine.context import Turn
+from resource_manager.engine.hosts.host import Host
+from resource_manager.engine.model.entities import Provision, ProvisionState, Request
+from resource_manager.engine.placement.gang_exact import Trials, as_if_empty
+from resource_manager.engine.placement.indexes import carries
+from resource_manager.engine.placement.placement_pass import Placing
+from resource_manager.engine.queue.non_batchable import Kind, Single
+from resource_manager.engine.queue.queue import Shape
+from resource_manager.engine.requests.moves import place
+from resource_manager.engine.scaling import provisions
+from resource_manager.engine.scaling.exactness import empty_like
+from resource_manager.engine.scaling.ledger import PENDING, Content
+from resource_manager.engine.scaling.texts import amounts_text, gang_text, shape_text
+from resource_manager.engine.scheduling.gangs import try_gang
+from resource_manager.engine.scheduling.quota_checks import admitted_of, gang_stop
+from resource_manager.engine.state import State
+
+
+def registered(turn: Turn, host: Host, *, new: bool) -> None:
+    """An executor has registered; `new`: it was not in the books."""
+    state, elastic = turn.state, turn.state.elastic
+    provision = state.provisions.get(host.host_id)
+    of_shape = provision.shape if provision is not None else host.executor.registration.provided_as
+    if of_shape in elastic.shapes:
+        elastic.seen[of_shape] = empty_like(host)
+    if provision is not None:
+        if provision.state in PENDING:
+            elastic.arrived[host.host_id] = host.host_id
+        provisions.registered(turn, provision, host)
+        return
+    if not elastic.provisioning:
+        return
+    if new:
+        elastic.arrived[host.host_id] = _nearest(state, host)
+    shape = host.executor.registration.provided_as
+    if shape in elastic.shapes:
+        _adopt(turn, host, shape)
+
+
+def _adopt(turn: Turn, host: Host, shape: str) -> None:
+    message = "it came although nobody waited for it any more"
+    provision = Provision(
+        executor_id=host.host_id,
+        shape=shape,
+        number=provisions.next_number(turn.state),
+        cause=message,
+        ask_time_ms=turn.at.time_ms,
+        state=ProvisionState.REGISTERED,
+        message="registered",
+    )
+    turn.state.provisions[host.host_id] = provision
+    turn.state.changes.provision(provision)
+    turn.state.elastic.version += 1
+    turn.cluster_event("provision_adopted", executor_id=host.host_id, message=message)
+
+
+def _nearest(state: State, host: Host) -> str:
+    """The executor that has not come and is most like this one; empty: none has its labels."""
+    total = host.executor.registration.total
+    best: tuple[float, int, str] | None = None
+    for provision in state.provisions.values():
+        shape = state.elastic.shapes.get(provision.shape)
+        if provision.state not in PENDING or shape is None:
+            continue
+        if not carries(host, shape.labels):
+            continue
+        apart = 0.0
+        for name in total.keys() | shape.total.keys():
+            one, other = total.get(name, 0), shape.total.get(name, 0)
+            if one != other:
+                apart += abs(one - other) / max(one, other)
+        if best is None or (apart, provision.number) < best[:2]:
+            best = (apart, provision.number, provision.executor_id)
+    return best[2] if best is not None else ""
+
+
+def hand_over(turn: Turn) -> None:
+    """Places those who were promised the executors that have come, before anybody else."""
+    state, elastic = turn.state, turn.state.elastic
+    for host_id, promised in elastic.arrived.items():
+        host = state.hosts.get(host_id)
+        content = elastic.plan.on.get(promised)
+        if promised == host_id:
+            elastic.plan.drop(promised)
+            if host is not None:
+                _judge(turn, host, content or Content())
+        if host is not None and content is not None and host.eligible:
+            _place(turn, host, content)
+            state.touch(host)
+            _place_gangs(turn, content)
+    elastic.arrived.clear()
+
+
+def _judge(turn: Turn, host: Host, content: Content) -> None:
+    """Whether it is what was promised, as far as anybody was promised something. An executor that
+    could not serve, even when empty, whom it was asked for is a failure of its shape; or one after
+    the other would be asked for, and given back, without end.
+    """
+    elastic, provision = turn.state.elastic, turn.state.provisions[host.host_id]
+    shape = elastic.shapes.get(provision.shape)
+    if shape is None:
+        return
+    lack = next(_lacks(turn.state, host, content), "")
+    if lack:
+        elastic.verdicts[host.host_id] = True  # whatever use it may be to others
+        message = (
+            f"{host.host_id}: registered with {amounts_text(host.executor.registration.total)}"
+        )
+        message += f" ({amounts_text(shape.total)} were promised), and {lack}"
+        provisions.back_off(turn, shape.name, message)
+    elif content:
+        elastic.backoffs[shape.name].until_ms = 0  # the rest is seen when somebody has a slot there
+    else:
+        provisions.proved(turn, provision)
+
+
+def _lacks(state: State, host: Host, content: Content) -> Iterator[str]:
+    """Why an executor could not serve, when empty, who was planned on it."""
+    total = host.total
+    for shape in content.shapes:
+        if not carries(host, shape.labels):
+            yield f"without the labels of {shape_text(shape)}"
+        elif not (need := host.need_of(shape)) or shortfall(need, total):
+            yield f"that is too little for {shape_text(shape)}"
+        elif not host.could_suit(shape):
+            yield f"its cpus and NUMA nodes do not suit {shape_text(shape)}"
+    together: dict[str, dict[str, int]] = {}
+    trials = Trials(as_if_empty)
+    for (gang_id, number), count in content.members.items():
+        if (waiting := state.gangs.waiting.get(gang_id)) is None:
+            continue
+        wish = waiting.kind.wishes[number]
+        if not carries(host, wish.labels):
+            yield f"without the labels of members of {gang_text(state, gang_id)}"
+        need = host.booking_for(wish)
+        sums = together.setdefault(gang_id, {})
+        for name, amount in need.items():
+            sums[name] = sums.get(name, 0) + amount * count
+        if trials.fit(wish, host, count) < count:
+            who = gang_text(state, gang_id)
+            yield f"its cpus and NUMA nodes do not suit what was planned of {who}"
+    for gang_id, sums in together.items():
+        if shortfall(sums, total):
+            yield f"that is too little for what was planned of {gang_text(state, gang_id)}"
+
+
+def _place_gangs(turn: Turn, content: Content) -> None:
+    """Gangs that may be whole now; those that are not go on waiting. They come after the others
+    who were promised the executor: a gang looks for room everywhere, and might take theirs.
+    """
+    state = turn.state
+    for gang_id in content.gangs:
+        waiting = state.gangs.waiting.get(gang_id)
+        if waiting is None:
+            continue
+        if gang_stop(state, waiting) is not None:
+            continue
+        state.refresh_indexes()
+        placing = Placing(state)
+        try_gang(turn, placing, Single(waiting.gang.arrival_number, Kind.GANG, gang_id))
+        placing.finish()
+
+
+def _place(turn: Turn, host: Host, content: Content) -> None:
+    """As many of these as fit, those who wait longest first."""
+    state = turn.state
+    line: list[tuple[int, Shape, Request]] = []
+    left = {shape: count for shape, count in content.shapes.items() if carries(host, shape.labels)}
+    for shape, count in left.items():
+        numbers = _first_admitted(state, shape, count)
+        line += [(number, shape, state.request_at(number)) for number in numbers]
+    line.sort(key=lambda each: each[0])
+    for (shape, job_id), run in groupby(line, key=lambda each: (each[1], each[2].job_id)):
+        requests = [request for _, _, request in run if not _has_been_there(state, request, host)]
+        most = min(len(requests), left[shape], _room_for(host, shape))
+        if fitting := requests[: admitted_of(state, shape, job_id, most)]:
+            place(turn, fitting, host)
+            state.queue.served(shape, fitting)
+            left[shape] -= len(fitting)
+
+
+def _first_admitted(state: State, shape: Shape, count: int) -> Iterable[int]:
+    """Arrival numbers of those with a shape, who wait longest first, without those whom a maximum
+    stops: nothing was planned for them. With maxima so many of each job, since some of them may
+    stop others.
+    """
+    if not any(group.maximum for group in state.flows.groups.values()):
+        return islice(shape.numbers(), count)
+    return [
+        number
+        for job_id, line in shape.lines.items()
+        for start, end in line.numbers.peek(admitted_of(state, shape, job_id, count))
+        for number in range(start, end)
+    ]
+
+
+def _room_for(host: Host, shape: Shape) -> int:
+    need, spare = host.need_of(shape), host.spare()
+    if not need:
+        return 0
+    fits = [spare.get(name, 0) // amount for name, amount in need.items()]
+    room = min([host.spare_slots(), *fits])
+    return len(host.assign_many(shape, room)) if host.exactly(shape) else room
+
+
+def _has_been_there(state: State, request: Request, host: Host) -> bool:
+    """True if the executor still holds an older slot of the request."""
+    behind = state.left_behind.get(request.allocation_id, ())
+    return any(slot.executor_id == host.host_id for slot in behind)

@@ -1,0 +1,337 @@
+"""From the books to a backlog of numbers, and from a plan back to executors that are asked for.
+
+Decides who is planned for: those who wait, the first `planned_requests_max` in line. Not those whom
+an executor with room refused lately: it is asked again soon. Nor those whom the maximum of a group
+would not admit. Nor those whom nothing that was asked
+for, or may be asked for now, could serve: however many they are, they keep nobody behind them from
+being planned for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from heapq import merge
+from itertools import islice
+
+from resource_manager.engine.context import Turn
+from resource_manager.engine.fairness.quotas import Ledger
+from resource_manager.engine.hosts.cpu_allocator import Asked
+from resource_manager.engine.hosts.host import Host
+from resource_manager.engine.model.entities import GangPlacement
+from resource_manager.engine.model.settings import ExecutorShape
+from resource_manager.engine.placement.indexes import carries
+from resource_manager.engine.queue.gangs import WaitingGang
+from resource_manager.engine.queue.job_queues import Line
+from resource_manager.engine.queue.queue import SLOTS, Shape, ShapeKey, in_grains
+from resource_manager.engine.scaling import provisions
+from resource_manager.engine.scaling.exact import UNBOUNDED
+from resource_manager.engine.scaling.exactness import amounts_of, counted, offering, together
+from resource_manager.engine.scaling.gang_planning import GangWish
+from resource_manager.engine.scaling.ledger import PENDING, Content, LastPlan, could_serve, of_shape
+from resource_manager.engine.scaling.packing import Capacity, Counts, Wish
+from resource_manager.engine.scaling.planning import Backlog, Plan, Supply, make_plan
+from resource_manager.engine.scaling.possible import wish_of
+from resource_manager.engine.scaling.texts import cause_of
+from resource_manager.engine.scaling.totals import may_ask, room_below_maximum
+from resource_manager.engine.scheduling.needs import booked_at_most
+from resource_manager.engine.scheduling.quota_checks import gang_need, limited, maxima
+from resource_manager.engine.state import State
+
+_Member = tuple[str, int]
+"""Equal members of a gang: its id, and the place of their wish among those of the gang."""
+
+PATIENCE = 3
+"""Requests that one executor refused so many times in a row are planned elsewhere."""
+
+
+def plan_waiting(turn: Turn) -> None:
+    """Plans for those who wait, if anything has changed, and asks for what is missing."""
+    state, elastic = turn.state, turn.state.elastic
+    shapes = may_ask(turn)
+    now = (
+        state.queue.moves + state.gangs.moves,
+        state.cluster_version,
+        elastic.version,
+        tuple(shape.name for shape in shapes),
+        maxima(state),
+    )
+    if now == elastic.looked_at and not state.gangs.waiting and not state.refusing:
+        return
+    reading = _Reading(state, shapes)
+    if shapes or reading.pending:
+        plan = make_plan(reading.backlog)
+        elastic.plan = reading.last_plan(plan)
+        for new in plan.new:
+            content = reading.content(new.content)
+            provision = provisions.ask(turn, shapes[new.supply], cause_of(state, content))
+            elastic.plan.on[provision.executor_id] = content
+    else:
+        elastic.plan = _nothing_may_be_asked(state)
+    elastic.looked_at = (*now[:2], elastic.version, *now[3:])
+
+
+def _nothing_may_be_asked(state: State) -> LastPlan:
+    left = {shape: shape.waiting for shape in state.queue.shapes()}
+    return LastPlan(left=left, gangs_left=sorted(state.gangs.waiting))
+
+
+class _Reading:
+    """Those who wait, as numbers, and back.
+
+    Attributes:
+        pending: executors that have not come, oldest first.
+        backlog: everything that a plan is made of.
+    """
+
+    def __init__(self, state: State, shapes: list[ExecutorShape]) -> None:
+        self._state = state
+        self._wishes: list[Wish] = []
+        self._owners: list[Shape | _Member] = []  # by kind
+        elastic = state.elastic
+        self.pending = [
+            each
+            for each in state.provisions.values()
+            if each.state in PENDING and each.shape in elastic.shapes
+        ]
+        self._hopeless: list[Shape] = []
+        self._hopeless_gangs: list[str] = []
+        self._ledger = Ledger()
+        self._stopped: dict[Shape, int] = {}  # that a maximum of a group does not admit
+        self._stopped_gangs: list[str] = []
+        names = {shape.name for shape in shapes} | {each.shape for each in self.pending}
+        self._names = sorted(names)
+        self._exact: dict[int, Asked] = {}  # kinds that amounts do not say of how many fit
+        line = self._line() if shapes or self.pending else []
+        gangs = self._gangs([number for number, _ in line]) if shapes or self.pending else []
+        self._together = together(gangs)
+        self.backlog = Backlog(
+            wishes=self._wishes,
+            line=_runs(line),
+            supplies=[self._supply(shape) for shape in shapes],
+            pending={each.executor_id: self._capacity(each.shape) for each in self.pending},
+            gangs=gangs,
+            hosts=_free_hosts(state, self._wishes, gangs, self._exact),
+            limits=room_below_maximum(state),
+            kept=self._kept(),
+        )
+
+    def last_plan(self, plan: Plan) -> LastPlan:
+        """A plan in words of the books."""
+        left: dict[Shape, int] = {shape: shape.waiting for shape in self._hopeless}
+        for kind, count in plan.left.items():
+            owner = self._owners[kind]
+            if isinstance(owner, Shape):
+                left[owner] = count
+        gangs = {owner[0] for owner in self._owners if not isinstance(owner, Shape)}
+        gangs -= {self._gang_of(self.backlog.gangs[at]) for at in plan.gangs}
+        gangs.update(self._hopeless_gangs)
+        on = {name: self.content(content) for name, content in plan.pending.items()}
+        return LastPlan(
+            on, left, sorted(gangs), plan.counted_on, self._stopped, self._stopped_gangs
+        )
+
+    def content(self, counts: Counts) -> Content:
+        """What is planned on one executor."""
+        content = Content()
+        for kind, count in sorted(counts.items()):
+            owner = self._owners[kind]
+            if isinstance(owner, Shape):
+                content.shapes[owner] = count
+            else:
+                content.members[owner] = count
+        return content
+
+    def _gang_of(self, wish: GangWish) -> str:
+        owner = self._owners[next(iter(wish.members))]
+        return "" if isinstance(owner, Shape) else owner[0]
+
+    def _line(self) -> list[tuple[int, int]]:
+        """(arrival number, kind) of the first in line."""
+        most = self._state.settings.provisioning.planned_requests_max
+        refused = _refused_lately(self._state)
+        found: list[tuple[Shape, int]] = []
+        for shape in self._state.queue.shapes():
+            if shape.key in refused:
+                continue
+            if not self._is_served(shape):
+                self._hopeless.append(shape)
+                continue
+            kind = self._kind(Wish(*shape.amounts, shape.labels), shape, shape)
+            found.append((shape, kind))
+        admitted = self._admitted([shape for shape, _ in found])
+        runs = [_arrivals(shape, kind, admitted.get(shape)) for shape, kind in found]
+        return list(islice(merge(*runs), most))
+
+    def _admitted(self, shapes: list[Shape]) -> dict[Shape, dict[Line, int]]:
+        """How many of each line maxima of groups would admit, if there were capacity for all of
+        them; only of shapes of which they do not admit everybody.
+        """
+        state = self._state
+        if not maxima(state):
+            return {}
+        found: dict[Shape, dict[Line, int]] = {}
+        lines = [line for shape in shapes for line in shape.lines.values()]
+        for line in sorted(lines, key=lambda line: line.numbers.first):
+            need, count = booked_at_most(state, line.shape), len(line.numbers)
+            here = self._ledger.admit(limited(state, line.job_id), need, count)
+            found.setdefault(line.shape, {})[line] = here
+            if here < count:
+                left = self._stopped.get(line.shape, 0) + count - here
+                self._stopped[line.shape] = left
+        return {shape: found[shape] for shape in self._stopped}
+
+    def _kind(self, wish: Wish, owner: Shape | _Member, asked: Asked) -> int:
+        kind = len(self._wishes)
+        if asked.exact or (self._state.indexes.strict and not isinstance(owner, Shape)):
+            self._exact[kind] = asked
+            wish = counted(wish, kind)
+        self._wishes.append(wish)
+        self._owners.append(owner)
+        return kind
+
+    def _capacity(self, name: str) -> Capacity:
+        elastic = self._state.elastic
+        seen = elastic.seen.get(name)
+        return offering(elastic.capacities[name], seen, self._exact, self._together)
+
+    def _supply(self, shape: ExecutorShape) -> Supply:
+        most = UNBOUNDED
+        if shape.count_max:
+            most = max(0, shape.count_max - of_shape(self._state.provisions, shape.name))
+        return Supply(self._capacity(shape.name), shape.total, shape.cost, most)
+
+    def _gangs(self, arrivals: list[int]) -> list[GangWish]:
+        wished: list[GangWish] = []
+        at, left = 0, self._state.settings.provisioning.planned_requests_max
+        for waiting in self._state.gangs.in_line():
+            if not any(self._is_served(shape) for shape in _shapes_of(self._state, waiting)):
+                self._hopeless_gangs.append(waiting.gang.gang_id)
+                continue
+            groups = limited(self._state, waiting.gang.job_id)
+            if groups and not self._ledger.admit(groups, gang_need(self._state, waiting), 1):
+                self._stopped_gangs.append(waiting.gang.gang_id)
+                continue
+            left -= len(waiting.members)
+            if left < 0 and wished:
+                break
+            while at < len(arrivals) and arrivals[at] < waiting.gang.arrival_number:
+                at += 1
+            wished.append(self._gang(waiting, at))
+        return wished
+
+    def _gang(self, waiting: WaitingGang, before: int) -> GangWish:
+        gang_id = waiting.gang.gang_id
+        members = {
+            self._kind(wish_of(each), (gang_id, number), each): each.count
+            for number, each in enumerate(waiting.kind.wishes)
+        }
+        where = waiting.kind.where
+        return GangWish(members, where.placement, where.label, before)
+
+    def _is_served(self, shape: Shape) -> bool:
+        """True if anything that was asked for, or may be, could serve one such request."""
+        elastic = self._state.elastic
+        return any(
+            could_serve(elastic.capacities[name], shape) and elastic.suits(name, shape)
+            for name in self._names
+        )
+
+    def _kept(self) -> dict[str, Counts]:
+        """The last plan as numbers."""
+        kinds = {owner: kind for kind, owner in enumerate(self._owners)}
+        kept: dict[str, Counts] = {}
+        for name, content in self._state.elastic.plan.on.items():
+            planned: list[tuple[Shape | _Member, int]] = [*content.shapes.items()]
+            planned += content.members.items()
+            kept[name] = {kinds[owner]: count for owner, count in planned if owner in kinds}
+        return kept
+
+
+def _shapes_of(state: State, waiting: WaitingGang) -> Iterator[Shape]:
+    for wish in waiting.kind.wishes:
+        yield state.queue.shape_at(wish.key)
+
+
+def _arrivals(
+    shape: Shape, kind: int, admitted: Mapping[Line, int] | None
+) -> Iterator[tuple[int, int]]:
+    """In order of arrival: all of a shape, or so many of each line."""
+    if admitted is None:
+        for start, end in shape.runs():
+            for number in range(start, end):
+                yield number, kind
+        return
+    lines = [islice(_numbers(line), count) for line, count in admitted.items()]
+    for number in merge(*lines):
+        yield number, kind
+
+
+def _numbers(line: Line) -> Iterator[int]:
+    for start, end in line.numbers.runs():
+        yield from range(start, end)
+
+
+def _runs(line: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """(kind, how many one behind the other)."""
+    runs: list[tuple[int, int]] = []
+    last, count = -1, 0
+    for _, kind in line:
+        if kind == last:
+            count += 1
+            continue
+        if count:
+            runs.append((last, count))
+        last, count = kind, 1
+    if count:
+        runs.append((last, count))
+    return runs
+
+
+def _free_hosts(
+    state: State, wishes: list[Wish], gangs: list[GangWish], exact: Mapping[int, Asked]
+) -> dict[str, Capacity]:
+    """What executors that are there have to spare, as far as members of gangs could use it: of
+    those with room for one, as many as there are members are enough, unless they have to share a
+    label.
+    """
+    index = state.indexes.main
+    members = sum(sum(gang.members.values()) for gang in gangs)
+    found: set[str] = set()
+    for gang in gangs:
+        most = None if gang.placement is GangPlacement.SAME_LABEL else members
+        for kind in gang.members:
+            wish = wishes[kind]
+            with_room = (
+                index.ids[at]
+                for at in index.covering([amounts_of(wish.pooled), amounts_of(wish.separate)])
+                if carries(state.hosts[index.ids[at]], wish.labels)
+                and (kind not in exact or state.hosts[index.ids[at]].suits(exact[kind]))
+            )
+            found.update(islice(with_room, most))
+    free: dict[str, Capacity] = {}
+    for host_id in sorted(found):
+        host = state.hosts[host_id]
+        if host.eligible and (slots := host.spare_slots()):
+            counted_together = [gang.members for gang in gangs]
+            free[host_id] = offering(_free_of(host, slots), host, exact, counted_together)
+    return free
+
+
+def _free_of(host: Host, slots: int) -> Capacity:
+    return Capacity(
+        {**in_grains(host.spare()), SLOTS: slots},
+        host.default_need,
+        host.labels,
+        host.separate_pools,
+    )
+
+
+def _refused_lately(state: State) -> set[ShapeKey]:
+    """What executors with room refused, and are to be asked for again soon."""
+    return {
+        key
+        for name in state.refusing
+        if (host := state.hosts.get(name)) is not None
+        for key, refusal in host.refusals.items()
+        if refusal.active and refusal.failures <= PATIENCE
+    }

@@ -1,0 +1,279 @@
+"""The regular look at what is wanted and what is there: who has to be asked for, who is given back.
+
+A look is due `plan_interval_ms` after something happened, never more often, so that requests that
+come one by one are planned together and a slot that is just being freed can still serve the next
+request. Who waits is planned anew only if that could come to something else than the last time.
+
+After a restart nothing is planned while executors of the books have yet to register again: what
+waits may well fit there.
+"""
+
+from __future__ import annotations
+
+from math import gcd
+
+from finegrain.resources import Amounts
+from resource_manager.engine.context import Turn
+from resource_manager.engine.hosts.host import Host
+from resource_manager.engine.model.entities import (
+    ExecutorState,
+    Provision,
+    ProvisionState,
+    SlotState,
+)
+from resource_manager.engine.model.settings import ExecutorShape
+from resource_manager.engine.model.timers import Timer
+from resource_manager.engine.scaling import provisions
+from resource_manager.engine.scaling.backlog import PATIENCE, plan_waiting
+from resource_manager.engine.scaling.exact import UNBOUNDED, Offer, equal_cover
+from resource_manager.engine.scaling.ledger import PENDING, of_shape
+from resource_manager.engine.scaling.planning import COST_UNIT
+from resource_manager.engine.scaling.totals import counted, may_ask, room_below_maximum, staying
+from resource_manager.engine.state import State
+
+_PARTS_MAX = 5_000
+"""In so many equal parts at most it is counted what lacks to the minimum."""
+
+MINIMUM = "minimum"
+"""Cause of what is asked for although nobody waits."""
+
+
+def provide(turn: Turn) -> None:
+    """To be called with every decision, after those who wait were tried."""
+    state, elastic = turn.state, turn.state.elastic
+    if not elastic.provisioning and not state.provisions:
+        return
+    if elastic.resumes:
+        elastic.resumes = False
+        provisions.resume(turn)
+    interval_ms = elastic.provisioning.plan_interval_ms
+    if elastic.next_pass_ms is None:
+        elastic.next_pass_ms = turn.now_ms + interval_ms
+    elif turn.now_ms >= elastic.next_pass_ms and not state.unfinished:
+        _look(turn)
+        again = _is_restless(state)
+        elastic.next_pass_ms = turn.now_ms + interval_ms if again else None
+    if elastic.next_pass_ms is not None:
+        state.timers.arm(Timer.PLAN, "", elastic.next_pass_ms)
+
+
+def _is_restless(state: State) -> bool:
+    """True if time alone may change something."""
+    waiting = bool(state.queue.job_shapes) or bool(state.gangs.waiting)
+    return waiting or bool(state.provisions) or bool(_missing(state))
+
+
+def _look(turn: Turn) -> None:
+    state = turn.state
+    for provision in list(state.provisions.values()):
+        _look_at(turn, provision)
+    if _are_expected_back(turn):
+        return
+    number = state.elastic.number
+    plan_waiting(turn)
+    _ask_for_minimum(turn)
+    if state.elastic.number > number:
+        state.elastic.asked_up_to = _asked_up_to(state, number)
+    _give_back_surplus(turn)
+    _give_back_idle(turn)
+
+
+def _asked_up_to(state: State, number: int) -> dict[str, int]:
+    """What there is of all that was just asked for, those with a higher number than this."""
+    there = counted(state)
+    names = {
+        name
+        for each in state.provisions.values()
+        if each.number > number
+        for name in state.elastic.shapes[each.shape].total
+    }
+    return {name: there[name] for name in names}
+
+
+def _look_at(turn: Turn, provision: Provision) -> None:
+    """Whether one came in time, is lost for long, or was forgotten."""
+    state, elastic = turn.state, turn.state.elastic
+    shape = elastic.shapes.get(provision.shape)
+    if provision.state in PENDING and shape is not None:
+        heard_ms = state.timers.listening_since_ms + shape.start_timeout_ms
+        if turn.now_ms >= max(provision.deadline_at_ms or 0, heard_ms):
+            seconds = shape.start_timeout_ms // 1_000
+            provisions.fail(turn, provision, f"did not register within {seconds} s")
+    elif provision.state is ProvisionState.REGISTERED:
+        host = state.hosts.get(provision.executor_id)
+        if host is None:
+            provisions.stop(turn, provision, "an operator had it forgotten")
+        elif provisions.is_lost(host):
+            since_ms = elastic.lost_since_ms.setdefault(provision.executor_id, turn.now_ms)
+            if turn.now_ms - since_ms >= elastic.provisioning.provided_lost_timeout_ms:
+                seconds = elastic.provisioning.provided_lost_timeout_ms // 1_000
+                provisions.stop(turn, provision, f"was lost for {seconds} s")
+        else:
+            elastic.lost_since_ms.pop(provision.executor_id, None)
+            _judge_by_use(turn, provision, host)
+
+
+def _judge_by_use(turn: Turn, provision: Provision, host: Host) -> None:
+    """One that came is a failure of its shape all the same if it cannot be reached, or takes nobody
+    in; or one after the other would be asked for, and given back, without end.
+    """
+    verdicts = turn.state.elastic.verdicts
+    if verdicts.get(host.host_id):
+        return
+    if any(slot.state is SlotState.ALLOCATED for slot in host.slots.values()):
+        provisions.proved(turn, provision)
+        return
+    lack = ""
+    if host.reach.unreachable:
+        lack = f"cannot be reached at {host.executor.registration.address}"
+    elif (refused := max([r.failures for r in host.refusals.values()], default=0)) > PATIENCE:
+        lack = f"refused {refused} times what it was asked for"
+    if lack and host.host_id not in verdicts:
+        verdicts[host.host_id] = False
+        provisions.back_off(turn, provision.shape, f"{host.host_id}: registered, and {lack}")
+
+
+def _are_expected_back(turn: Turn) -> bool:
+    """True while executors may yet register with this incarnation of the RM."""
+    state = turn.state
+    if turn.now_ms >= state.started.monotonic_ms + state.settings.lost_timeout_ms:
+        return False
+    return any(
+        host.executor.state is ExecutorState.UNCONFIRMED and not host.reach.unreachable
+        for host in state.hosts.values()
+    )
+
+
+def _missing(state: State) -> dict[str, int]:
+    """What lacks to the minimum, by dimension."""
+    least = state.settings.provisioning.total_min
+    if not least:
+        return {}
+    there = staying(state)
+    return {
+        name: amount - there.get(name, 0)
+        for name, amount in least.items()
+        if amount > there.get(name, 0)
+    }
+
+
+def _ask_for_minimum(turn: Turn) -> None:
+    """The cheapest set for what lacks in one dimension, then for what still lacks in the next."""
+    state = turn.state
+    for name in sorted(_missing(state)):
+        lack = _missing(state).get(name, 0)
+        if lack <= 0:
+            continue
+        shapes = [each for each in may_ask(turn) if each.total.get(name, 0)]
+        room = room_below_maximum(state)
+        for shape, count in _cheapest(state, shapes, name, lack):
+            for _ in range(count):
+                if any(shape.total.get(each, 0) > left for each, left in room.items()):
+                    break
+                provisions.ask(turn, shape, MINIMUM)
+                room = {each: left - shape.total.get(each, 0) for each, left in room.items()}
+
+
+def _cheapest(
+    state: State, shapes: list[ExecutorShape], name: str, lack: int
+) -> list[tuple[ExecutorShape, int]]:
+    if not shapes:
+        return []
+    unit = gcd(*[shape.total[name] for shape in shapes])
+    if lack // unit > _PARTS_MAX:  # odd amounts of bytes: they are taken a little too small
+        unit = max(unit, min(lack // _PARTS_MAX, *[shape.total[name] for shape in shapes]))
+    served = [shape.total[name] // unit for shape in shapes]
+    offers = [
+        Offer((), (), max(1, round(shape.cost * COST_UNIT)), _more_of(state, shape))
+        for shape in shapes
+    ]
+    wanted = -(-lack // unit)
+    chosen = equal_cover(wanted, served, offers)
+    while chosen is None and wanted > 1:  # not that much can be had: as much as can be
+        wanted = sum(n * min(offer.most, wanted) for n, offer in zip(served, offers, strict=True))
+        chosen = equal_cover(wanted, served, offers)
+    return list(zip(shapes, chosen or [0] * len(shapes), strict=True))
+
+
+def _more_of(state: State, shape: ExecutorShape) -> int:
+    """How many more of a shape there may be, whatever their size."""
+    if not shape.count_max:
+        return UNBOUNDED
+    return max(0, shape.count_max - of_shape(state.provisions, shape.name))
+
+
+def _give_back_surplus(turn: Turn) -> None:
+    """Those that have not come and that nobody needs, now and at the last look."""
+    state, elastic = turn.state, turn.state.elastic
+    before, elastic.surplus = elastic.surplus, set()
+    spare = _Spare(state)
+    for provision in _dearest_first(state):
+        name = provision.executor_id
+        if provision.state not in PENDING or elastic.plan.on.get(name):
+            continue
+        total = elastic.shapes[provision.shape].total
+        if not spare.has(total):
+            continue
+        if name in before:
+            provisions.stop(turn, provision, "nobody needs it any more")
+            spare.give(total)
+        else:
+            elastic.surplus.add(name)
+
+
+def _give_back_idle(turn: Turn) -> None:
+    """Those that had no slots for long enough."""
+    state, elastic = turn.state, turn.state.elastic
+    timeout_ms = elastic.provisioning.idle_timeout_ms
+    spare = _Spare(state)
+    for provision in _dearest_first(state):
+        host = state.hosts.get(provision.executor_id)
+        if provision.state is not ProvisionState.REGISTERED or host is None:
+            continue
+        busy = host.slots or host.held is not None
+        if busy or host.executor.state is not ExecutorState.ACTIVE:
+            provision.idle_since_ms = None
+            continue
+        # Commands tell of slots that came and went between two looks.
+        mark = (host.executor.registration_number, host.executor.command_number)
+        if provision.idle_since_ms is None or elastic.idle_marks.get(host.host_id) != mark:
+            provision.idle_since_ms = turn.now_ms
+            elastic.idle_marks[host.host_id] = mark
+        idle_ms = turn.now_ms - provision.idle_since_ms
+        if idle_ms < timeout_ms or provision.executor_id in elastic.plan.counted_on:
+            continue
+        total = host.executor.registration.total
+        if spare.has(total):
+            provisions.stop(turn, provision, f"had no slots for {idle_ms // 1_000} s")
+            spare.give(total)
+
+
+def _dearest_first(state: State) -> list[Provision]:
+    """What costs most first; of equal ones the latest first."""
+    shapes = state.elastic.shapes
+
+    def rank(each: Provision) -> tuple[float, int]:
+        shape = shapes.get(each.shape)
+        return (-shape.cost if shape is not None else 0.0, -each.number)
+
+    return sorted(state.provisions.values(), key=rank)
+
+
+class _Spare:
+    """What may go before the rest is below the minimum."""
+
+    def __init__(self, state: State) -> None:
+        self._least = state.settings.provisioning.total_min
+        self._rest = staying(state) if self._least else {}
+
+    def has(self, total: Amounts) -> bool:
+        """True if the rest is not below the minimum without this, or not further than with it."""
+        return all(
+            self._rest.get(name, 0) - total[name] >= amount
+            for name, amount in self._least.items()
+            if total.get(name, 0)
+        )
+
+    def give(self, total: Amounts) -> None:
+        """This goes."""
+        self._rest = {name: left - total.get(name, 0) for name, left in self._rest.items()}

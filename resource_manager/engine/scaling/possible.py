@@ -1,0 +1,120 @@
+"""Whether a gang could be placed as a whole, if executors were asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
+
+from finegrain.resources import total_of
+from resource_manager.engine.hosts.cpu_allocator import Asked
+from resource_manager.engine.hosts.host import ONLINE, Host, shared_booking
+from resource_manager.engine.model.entities import GangPlacement
+from resource_manager.engine.placement.indexes import carries
+from resource_manager.engine.queue.gangs import Where
+from resource_manager.engine.queue.gangs import Wish as GangMembers
+from resource_manager.engine.queue.queue import DEFAULT_SLOTS, SLOTS, in_grains
+from resource_manager.engine.scaling.exact import UNBOUNDED
+from resource_manager.engine.scaling.exactness import counted, empty_like, offering, together
+from resource_manager.engine.scaling.gang_planning import GangWish
+from resource_manager.engine.scaling.packing import Capacity, Wish
+from resource_manager.engine.scaling.planning import Backlog, Supply, make_plan
+from resource_manager.engine.state import State
+
+
+def gang_could_be_provided(state: State, where: Where, members: Sequence[GangMembers]) -> bool:
+    """True if all members could be placed on new executors and on those that are there, were all of
+    them empty, and those gone that had been asked for. The indexes must be fresh.
+    """
+    elastic = state.elastic
+    gang = GangWish(
+        {kind: each.count for kind, each in enumerate(members)}, where.placement, where.label
+    )
+    exact: dict[int, Asked] = {
+        kind: each for kind, each in enumerate(members) if each.exact or state.indexes.strict
+    }
+    wishes = [wish_of(each) for each in members]
+    backlog = Backlog(
+        wishes=[counted(w, kind) if kind in exact else w for kind, w in enumerate(wishes)],
+        line=[],
+        supplies=[
+            Supply(
+                offering(elastic.capacities[n], elastic.seen.get(n), exact, together([gang])),
+                shape.total,
+                shape.cost,
+                shape.count_max or UNBOUNDED,
+            )
+            for n, shape in elastic.shapes.items()
+        ],
+        gangs=[gang],
+        limits=_room_beside_those_there(state),
+    )
+    if make_plan(backlog).gangs:  # most often, and the hosts may be many
+        return True
+    hosts = _hosts(state, gang, wishes, exact)
+    return bool(hosts) and bool(make_plan(replace(backlog, hosts=hosts)).gangs)
+
+
+def wish_of(members: GangMembers) -> Wish:
+    """Equal members of a gang, as numbers."""
+    if members.profile is None:
+        need = {DEFAULT_SLOTS: 1}
+        return Wish(need, need, members.labels)
+    pooled, separate = (
+        {**in_grains(shared_booking(members.profile, pools, members.best_effort)), SLOTS: 1}
+        for pools in (False, True)
+    )
+    return Wish(pooled, separate, members.labels)
+
+
+def _room_beside_those_there(state: State) -> dict[str, int]:
+    limits = state.elastic.provisioning.total_max
+    if not limits:
+        return {}
+    there = total_of(
+        host.executor.registration.total
+        for name, host in state.hosts.items()
+        if host.online and name not in state.provisions
+    )
+    return {name: max(0, most - there.get(name, 0)) for name, most in limits.items()}
+
+
+def _hosts(
+    state: State, gang: GangWish, wishes: Sequence[Wish], exact: Mapping[int, Asked]
+) -> dict[str, Capacity]:
+    """Executors that stay and could serve a member when empty: as many as there are members are
+    enough, unless they have to share a label. (None where all go to one: whoever asks has looked
+    at those by themselves.)
+    """
+    if gang.placement is GangPlacement.SAME_EXECUTOR:
+        return {}
+    index = state.indexes.main
+    same_label = gang.placement is GangPlacement.SAME_LABEL
+    most = None if same_label else sum(gang.members.values())
+    found: set[str] = set()
+    for wish in wishes:
+        needs = [
+            {ONLINE + name: amount for name, amount in need.items()}
+            for need in (wish.pooled, wish.separate)
+        ]
+        able = (
+            index.ids[at]
+            for at in index.covering(needs)
+            if index.ids[at] not in state.provisions
+            and carries(state.hosts[index.ids[at]], wish.labels)
+        )
+        found.update(islice(able, most))
+    return {name: _empty(state.hosts[name], exact, gang) for name in sorted(found)}
+
+
+def _empty(host: Host, exact: Mapping[int, Asked], gang: GangWish) -> Capacity:
+    registration = host.executor.registration
+    capacity = Capacity(
+        {**in_grains(host.total), SLOTS: registration.slots_max or UNBOUNDED},
+        host.default_need,
+        host.labels,
+        host.separate_pools,
+    )
+    if not exact:
+        return capacity
+    return offering(capacity, empty_like(host, host.operator_policy), exact, [gang.members])

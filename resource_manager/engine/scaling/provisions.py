@@ -1,0 +1,255 @@
+"""The life of an executor that was asked for: from the wish until its provider says that nothing is
+left of it.
+
+ASKED is durable before any provider is told, so that a resource manager that is killed knows of
+everything that it may have started. What fails, is late, idle, surplus or lost for too long is
+STOPPING: its provider is told until it confirms, and only then it is struck from the books, without
+waiting for it to be lost. Why one is asked for or given back, `passes.py` decides.
+"""
+
+from __future__ import annotations
+
+from finegrain.errors import IllegalTransition
+from resource_manager.engine.context import Turn
+from resource_manager.engine.executors.cpu_states import forget_settings
+from resource_manager.engine.executors.departures import lose_executor, strike
+from resource_manager.engine.executors.refusals import backoff_ms
+from resource_manager.engine.hosts.host import Host
+from resource_manager.engine.model.effects import StartExecutor, StopExecutor
+from resource_manager.engine.model.entities import ExecutorState, Provision, ProvisionState
+from resource_manager.engine.model.events import (
+    ProvisionEnded,
+    ProvisionFailed,
+    ProvisionStarted,
+    ProvisionStopFailed,
+)
+from resource_manager.engine.model.settings import ExecutorShape
+from resource_manager.engine.model.timers import Timer
+from resource_manager.engine.scaling.ledger import NUMBER, PENDING
+from resource_manager.engine.state import State
+
+_P = ProvisionState
+PROVISION_MOVES = frozenset(
+    {
+        (_P.ASKED, _P.STARTED),
+        (_P.ASKED, _P.REGISTERED),
+        (_P.ASKED, _P.STOPPING),
+        (_P.STARTED, _P.REGISTERED),
+        (_P.STARTED, _P.STOPPING),
+        (_P.REGISTERED, _P.STOPPING),
+    }
+)
+"""Everything else is a bug. From every state it may be known to have ended; then it is gone."""
+
+
+def ask(turn: Turn, shape: ExecutorShape, cause: str) -> Provision:
+    """Asks for one more executor of a shape."""
+    state = turn.state
+    number = next_number(state)
+    provision = Provision(
+        executor_id=f"{shape.name}-{state.rm_epoch}-{number}",
+        shape=shape.name,
+        number=number,
+        cause=cause,
+        ask_time_ms=turn.at.time_ms,
+        deadline_at_ms=turn.now_ms + shape.start_timeout_ms,
+    )
+    state.provisions[provision.executor_id] = provision
+    _changed(turn, provision)
+    turn.effects.append(StartExecutor(provision.executor_id, shape.name))
+    _event(turn, "provision_asked", provision, cause)
+    return provision
+
+
+def next_number(state: State) -> int:
+    """Number of the next executor that is asked for."""
+    state.elastic.number += 1
+    state.changes.counter(NUMBER, state.elastic.number)
+    return state.elastic.number
+
+
+def resume(turn: Turn) -> None:
+    """After a restart: nobody knows what became of what was under way, so it is said again."""
+    state = turn.state
+    for provision in state.provisions.values():
+        shape = state.elastic.shapes.get(provision.shape)
+        if provision.state in PENDING:
+            if shape is None:
+                stop(turn, provision, f"no shape {provision.shape} is configured any more")
+                continue
+            provision.deadline_at_ms = turn.now_ms + shape.start_timeout_ms
+        if provision.state is ProvisionState.ASKED:
+            again = StartExecutor(provision.executor_id, provision.shape, again=True)
+            turn.effects.append(again)
+        elif provision.state is ProvisionState.STOPPING:
+            _tell_to_stop(turn, provision)
+
+
+def provision_started(turn: Turn, event: ProvisionStarted) -> None:
+    """Its provider has started it; it may have registered before that was known."""
+    provision = turn.state.provisions.get(event.executor_id)
+    if provision is None:
+        return
+    provision.handle = event.handle or provision.handle
+    if provision.state is ProvisionState.ASKED:
+        move(turn, provision, ProvisionState.STARTED, event.message)
+        _event(turn, "provision_started", provision, event.message)
+    else:
+        _changed(turn, provision)
+
+
+def provision_failed(turn: Turn, event: ProvisionFailed) -> None:
+    """Its provider could not start it. Whatever came of the attempt is stopped."""
+    provision = turn.state.provisions.get(event.executor_id)
+    if provision is not None and provision.state in PENDING:
+        fail(turn, provision, event.message)
+
+
+def fail(turn: Turn, provision: Provision, message: str) -> None:
+    """One that was asked for does not come."""
+    back_off(turn, provision.shape, f"{provision.executor_id}: {message}")
+    _event(turn, "provision_failed", provision, message)
+    stop(turn, provision, message)
+
+
+def back_off(turn: Turn, shape: str, message: str) -> None:
+    """Does not ask for a shape for a while; failures of the same interval count once."""
+    state = turn.state
+    backoff = state.elastic.backoffs.get(shape)
+    if backoff is None:
+        return
+    backoff.last_failure = message
+    if turn.now_ms < backoff.until_ms:
+        return
+    settings = state.settings.provisioning
+    pause = backoff_ms(backoff.failures, settings.backoff_min_ms, settings.backoff_max_ms)
+    backoff.failures += 1
+    backoff.until_ms = turn.now_ms + pause
+    backoff.until_time_ms = turn.at.time_ms + pause
+
+
+def provision_ended(turn: Turn, event: ProvisionEnded) -> None:
+    """Nothing is left of it: it is struck from the books, with its slots if it had any."""
+    state = turn.state
+    provision = state.provisions.pop(event.executor_id, None)
+    if provision is None:
+        return
+    message = event.message or "its provider says that nothing is left of it"
+    if provision.state in PENDING:
+        back_off(turn, provision.shape, f"{provision.executor_id}: ended before it came: {message}")
+    state.changes.delete_provision(provision)
+    _forget(state, provision.executor_id)
+    forget_settings(state, provision.executor_id)
+    _event(turn, "provision_ended", provision, message)
+    host = state.hosts.get(provision.executor_id)
+    if host is not None:
+        if host.executor.state is not ExecutorState.LOST:
+            lose_executor(turn, host, f"executor {host.host_id} has ended: {message}")
+        strike(turn, host)
+
+
+def provision_stop_failed(turn: Turn, event: ProvisionStopFailed) -> None:
+    """It is told again later."""
+    provision = turn.state.provisions.get(event.executor_id)
+    if provision is None or provision.state is not ProvisionState.STOPPING:
+        return
+    settings = turn.state.settings.provisioning
+    pause = backoff_ms(provision.stop_failures, settings.backoff_min_ms, settings.backoff_max_ms)
+    provision.stop_failures += 1
+    provision.message = f"could not be stopped: {event.message}"
+    _changed(turn, provision)
+    turn.state.timers.arm(Timer.PROVISION, provision.executor_id, turn.now_ms + pause)
+
+
+def provision_rang(turn: Turn, executor_id: str) -> None:
+    """Tells a provider once more to stop an executor."""
+    provision = turn.state.provisions.get(executor_id)
+    if provision is not None and provision.state is ProvisionState.STOPPING:
+        _tell_to_stop(turn, provision)
+
+
+def stop(turn: Turn, provision: Provision, message: str) -> None:
+    """Gives an executor back, whatever it has; nothing more is placed on it."""
+    move(turn, provision, ProvisionState.STOPPING, message)
+    provision.deadline_at_ms = None
+    _forget(turn.state, provision.executor_id)
+    host = turn.state.hosts.get(provision.executor_id)
+    if host is not None:
+        drain(turn, host, message)
+    _event(turn, "provision_stopping", provision, message)
+    _tell_to_stop(turn, provision)
+
+
+def drain(turn: Turn, host: Host, message: str) -> None:
+    """Nothing more is placed on an executor that is given back."""
+    executor = host.executor
+    if executor.draining:
+        return
+    executor.draining = True
+    executor.drain_reason = f"is given back: {message}"
+    turn.state.changes.executor(executor)
+    turn.state.touch_cluster(host)
+
+
+def registered(turn: Turn, provision: Provision, host: Host) -> None:
+    """It came. One that is given back already is not used."""
+    if provision.state is ProvisionState.STOPPING:
+        drain(turn, host, provision.message)
+    elif provision.state in PENDING:
+        move(turn, provision, ProvisionState.REGISTERED, "registered")
+        provision.deadline_at_ms = provision.idle_since_ms = None
+
+
+def proved(turn: Turn, provision: Provision) -> None:
+    """It came and is of use: that ends the back-off of its shape."""
+    turn.state.elastic.verdicts[provision.executor_id] = True
+    backoff = turn.state.elastic.backoffs.get(provision.shape)
+    if backoff is not None:
+        backoff.failures = backoff.until_ms = 0
+
+
+def move(turn: Turn, provision: Provision, to: ProvisionState, message: str) -> None:
+    """Moves a provision.
+
+    Raises:
+        IllegalTransition: the table does not list the move.
+    """
+    if (provision.state, to) not in PROVISION_MOVES:
+        raise IllegalTransition(
+            f"provision {provision.executor_id} is {provision.state}, which does not allow {to}",
+            details={"entity": provision.executor_id, "state": provision.state, "input": to},
+        )
+    provision.state = to
+    provision.message = message
+    _changed(turn, provision)
+
+
+def is_lost(host: Host | None) -> bool:
+    """True if an executor is out of sight."""
+    return host is not None and host.executor.state is ExecutorState.LOST
+
+
+def _tell_to_stop(turn: Turn, provision: Provision) -> None:
+    """Tells its provider, and once more if no answer comes for long."""
+    told = StopExecutor(provision.executor_id, provision.shape, provision.handle)
+    turn.effects.append(told)
+    patience_ms = turn.state.settings.provisioning.backoff_max_ms
+    turn.state.timers.arm(Timer.PROVISION, provision.executor_id, turn.now_ms + patience_ms)
+
+
+def _forget(state: State, executor_id: str) -> None:
+    """Nothing is planned on it any more."""
+    state.elastic.plan.drop(executor_id)
+    state.elastic.surplus.discard(executor_id)
+    state.elastic.lost_since_ms.pop(executor_id, None)
+    state.elastic.idle_marks.pop(executor_id, None)
+    state.elastic.verdicts.pop(executor_id, None)
+
+
+def _changed(turn: Turn, provision: Provision) -> None:
+    turn.state.elastic.version += 1
+    turn.state.changes.provision(provision)
+
+
+def _event(turn: Turn, kind: str, provision: Provision, message: str) -> None:
+    turn.cluster_event(kind, executor_id=provision.executor_id, message=message)

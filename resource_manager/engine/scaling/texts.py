@@ -1,0 +1,64 @@
+"""What is said about plans, for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from finegrain.resources import CPU_MILLI, Amounts, ResourceProfile, booking
+from finegrain.units import format_bytes, format_cpu
+from resource_manager.engine.queue.queue import Shape
+from resource_manager.engine.scaling.ledger import Content
+from resource_manager.engine.state import State
+
+_TOLD_MAX = 3
+"""So many different requests are spelled out."""
+
+
+def cause_of(state: State, content: Content) -> str:
+    """Why an executor is asked for: "3 requests of 1 cpu, 1Gi fit no executor"."""
+    told = [*counted(content.shapes), *(gang_text(state, name) for name in content.gangs)]
+    more = len(told) - _TOLD_MAX
+    told = [*told[:_TOLD_MAX], *([f"{more} more"] if more > 0 else [])]
+    one = len(told) == 1 and (content.requests == 1 or not content.shapes)
+    whole = " and ".join([", ".join(told[:-1]), told[-1]]) if len(told) > 1 else told[0]
+    return f"{whole} {'fits' if one else 'fit'} no executor"
+
+
+def counted(shapes: Mapping[Shape, int]) -> list[str]:
+    """Requests by what they ask for: "3 requests of 1 cpu, 1Gi"."""
+    return [
+        f"{count} {'request' if count == 1 else 'requests'} of {shape_text(shape)}"
+        for shape, count in shapes.items()
+    ]
+
+
+def gang_text(state: State, gang_id: str) -> str:
+    """A gang and its size."""
+    waiting = state.gangs.waiting.get(gang_id)
+    return f"gang {gang_id}" + (f" of {len(waiting.members)}" if waiting is not None else "")
+
+
+def shape_text(shape: Shape) -> str:
+    """What a request asks for."""
+    labels = "".join(f", {name}={value}" for name, value in shape.labels)
+    return profile_text(shape.profile) + labels
+
+
+def profile_text(profile: ResourceProfile | None) -> str:
+    """The same without labels."""
+    if profile is None:
+        return "a default slot"
+    return amounts_text(booking(profile, separate_pools=False))
+
+
+def amounts_text(amounts: Amounts) -> str:
+    """Amounts in human units: "1 cpu, 1Gi"."""
+    parts = []
+    for name, amount in amounts.items():
+        if name == CPU_MILLI:
+            parts.append(f"{format_cpu(amount)} cpu")
+        elif name.endswith("memory_bytes"):
+            parts.append(format_bytes(amount))
+        else:
+            parts.append(f"{amount} {name.removeprefix('extended.')}")
+    return ", ".join(parts)

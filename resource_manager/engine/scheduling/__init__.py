@@ -1,0 +1,1 @@
+"""What `Decide` does: the cycle, reservations, gangs, resizes, and commands to executors."""

@@ -1,0 +1,272 @@
+"""Orders to executors: numbered, at most one in flight per executor, many slots in each that frees
+or allocates, one in each that resizes.
+
+Frees go first: they are finite, since nothing is freed that was not allocated, and they give room.
+Resizes and allocations take turns, so that neither many of the ones nor many of the others keep the
+rest waiting for longer than one command. Which resize or allocation goes first does not matter for
+what fits: all of them are booked already.
+
+Decides when what is sent, and what the answer means for the books. The order of a command and its
+answer does not matter to reports: a slot whose order is in flight is neither confirmed nor missed
+before the answer, unless a report shows it.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+
+from finegrain.errors import InvariantBroken
+from resource_manager.engine.context import Turn
+from resource_manager.engine.executors.epochs import refuse_seen_epoch
+from resource_manager.engine.executors.reachability import command_arrived, find_unreachable
+from resource_manager.engine.executors.refusals import backoff_ms, remember_refusal
+from resource_manager.engine.executors.reports import settle, take_in
+from resource_manager.engine.hosts.host import Command, Host
+from resource_manager.engine.model.effects import SendAllocate, SendFree, SendResize, SlotOrder
+from resource_manager.engine.model.entities import Executor, ExecutorState, Slot, SlotState
+from resource_manager.engine.model.events import (
+    CommandAnswered,
+    CommandRefused,
+    CommandUndelivered,
+    ItemOutcome,
+)
+from resource_manager.engine.model.timers import Timer
+from resource_manager.engine.requests.moves import vanish
+from resource_manager.engine.scheduling.gangs import requeue
+from resource_manager.engine.scheduling.resizes import resize_answered
+
+
+def dispatch(turn: Turn) -> None:
+    """Sends what is due to every executor that is not busy with a command."""
+    state = turn.state
+    executor_ids = sorted(state.outbox)
+    state.outbox.clear()
+    for executor_id in executor_ids:
+        host = state.hosts.get(executor_id)
+        if host is None or host.executor.state is not ExecutorState.ACTIVE:
+            continue  # whoever registers gets its orders anew
+        if host.reach.unreachable:
+            continue  # likewise whoever can be dialled again
+        command = host.in_flight
+        if command is None:
+            _send_next(turn, host)
+        elif command.retry_at_ms is not None and command.retry_at_ms <= turn.now_ms:
+            command.retry_at_ms = None
+            turn.effects.append(command.effect)
+
+
+def _send_next(turn: Turn, host: Host) -> None:
+    most = turn.state.settings.command_items_max
+    executor = host.executor
+    if host.to_free and host.hold_frees_until_ms <= turn.now_ms:
+        keys = tuple(islice(host.to_free, most))
+        executor.command_number += 1
+        free = SendFree(
+            executor_id=host.host_id,
+            address=executor.registration.address,
+            registration_number=executor.registration_number,
+            command_number=executor.command_number,
+            slots=tuple((key[0], key[1], host.slots[key].grace_ms) for key in keys),
+        )
+        host.in_flight = Command(free, keys)
+        turn.effects.append(free)
+        for key in keys:
+            del host.to_free[key]
+    elif host.to_resize and not (host.resized_last and host.to_allocate):
+        host.resized_last = True
+        _send_resize(turn, host)
+    elif host.to_allocate:
+        host.resized_last = False
+        _send_allocate(turn, host, most)
+
+
+def _send_allocate(turn: Turn, host: Host, most: int) -> None:
+    executor = host.executor
+    keys = tuple(islice(host.to_allocate, most))
+    executor.command_number += 1
+    allocate = SendAllocate(
+        executor_id=host.host_id,
+        address=executor.registration.address,
+        registration_number=executor.registration_number,
+        command_number=executor.command_number,
+        orders=tuple(_order(turn, host.slots[key], executor) for key in keys),
+    )
+    host.in_flight = Command(allocate, keys)
+    turn.effects.append(allocate)
+    for key in keys:
+        del host.to_allocate[key]
+
+
+def _send_resize(turn: Turn, host: Host) -> None:
+    executor, key = host.executor, next(iter(host.to_resize))
+    del host.to_resize[key]
+    ordered = host.slots[key].ordered
+    if ordered is None:
+        raise InvariantBroken(f"slot {key} is to be resized, and no size is ordered")
+    executor.command_number += 1
+    resize = SendResize(
+        executor_id=host.host_id,
+        address=executor.registration.address,
+        registration_number=executor.registration_number,
+        command_number=executor.command_number,
+        allocation_id=key[0],
+        generation=key[1],
+        resize=ordered,
+    )
+    host.in_flight = Command(resize, (key,))
+    turn.effects.append(resize)
+
+
+def _order(turn: Turn, slot: Slot, executor: Executor) -> SlotOrder:
+    slot.placed_with_command = executor.command_number
+    return SlotOrder(
+        slot=Slot(
+            allocation_id=slot.allocation_id,
+            generation=slot.generation,
+            job_id=slot.job_id,
+            executor_id=slot.executor_id,
+            profile=slot.profile,
+            cpu_limit_milli=slot.cpu_limit_milli,
+            pids_max=slot.pids_max,
+            cpus=slot.cpus,
+            state=slot.state,
+            booked=slot.booked,
+            placed_with_command=slot.placed_with_command,
+            assignment=slot.assignment,
+        ),
+        job_secret_sha256=turn.state.jobs[slot.job_id].secret_sha256,
+        target_address=turn.state.requests[slot.allocation_id].spec.target_address,
+    )
+
+
+def command_answered(turn: Turn, event: CommandAnswered) -> None:
+    """Takes in what became of each item, then the true state that came along."""
+    host = _host_of_command(turn, event)
+    if host is None or host.in_flight is None:
+        return
+    command = host.in_flight
+    command_arrived(host)
+    refused: list[tuple[Slot, ItemOutcome]] = []
+    for key, outcome in zip(command.keys, event.outcomes, strict=False):
+        slot = host.slots.get(key)
+        if slot is None or not outcome.reason or command.resizes:
+            continue
+        if command.allocates:
+            refused.append((slot, outcome))
+        else:
+            _free_failed(turn, host, slot)
+    if not any(outcome.reason for outcome in event.outcomes):
+        host.frees_failed = 0 if command.frees else host.frees_failed
+    for slot, outcome in refused:
+        _refused(turn, slot, outcome)
+    host.in_flight = None
+    turn.state.outbox[host.host_id] = None
+    taken = take_in(turn, host, event.report, at_least_command=event.command_number)
+    if taken.base_missing:
+        _distrust(turn, host, "it answered a command without its full state")
+        return
+    if not taken.taken:  # a newer state was taken in before this answer came, and contains it
+        host.contained_command = max(host.contained_command, event.command_number)
+        settle(turn, host)
+    for slot, _ in refused:
+        remember_refusal(turn, host, slot)
+    if isinstance(command.effect, SendResize):
+        outcome = event.outcomes[0] if event.outcomes else ItemOutcome(command.keys[0][0])
+        resize_answered(turn, host, command.keys[0], command.effect.resize.number, outcome)
+
+
+def command_refused(turn: Turn, event: CommandRefused) -> None:
+    """The executor does not accept our numbers: nothing believed of it holds until it registers
+    again.
+
+    Raises:
+        EpochSeen: the executor knows newer books than these.
+    """
+    refuse_seen_epoch(turn.state, event.executor_id, event.known_rm_epoch)
+    host = _host_of_command(turn, event)
+    if host is None:
+        return
+    why = f"it refused command {event.command_number}"
+    host.reach.refused += 1
+    if host.reach.refused >= turn.state.settings.refused_commands_max:
+        host.reach.cause = (
+            f"{why} with {event.reason}, and {host.reach.refused - 1} before that; is it another"
+            " executor that listens at this address?"
+        )
+        find_unreachable(turn, host)
+        return
+    _distrust(turn, host, why, event.reason)
+
+
+def _distrust(turn: Turn, host: Host, why: str, reason: str = "") -> None:
+    host.in_flight = None
+    host.executor.state = ExecutorState.UNCONFIRMED
+    turn.state.touch_cluster(host)  # nothing new may be placed there: whatever is held there moves
+    turn.cluster_event(
+        "executor_distrusted",
+        executor_id=host.host_id,
+        reason=reason,
+        message=f"{why}; it has to register again",
+    )
+
+
+def command_undelivered(turn: Turn, event: CommandUndelivered) -> None:
+    """Nobody knows what became of the command: it is sent again, with the same number and
+    content.
+    """
+    host = _host_of_command(turn, event)
+    if host is None or host.in_flight is None:
+        return
+    settings = turn.state.settings
+    command = host.in_flight
+    delay = backoff_ms(
+        command.failures, settings.command_retry_min_ms, settings.command_retry_max_ms
+    )
+    command.failures += 1
+    if command.failing_since_ms is None:
+        command.failing_since_ms = turn.now_ms
+    host.reach.cause = event.cause
+    command.retry_at_ms = turn.now_ms + delay
+    turn.state.timers.arm(Timer.COMMAND, host.host_id, command.retry_at_ms)
+
+
+def command_rang(turn: Turn, executor_id: str) -> None:
+    """A command may be sent (again)."""
+    turn.state.outbox[executor_id] = None
+
+
+def _host_of_command(
+    turn: Turn, event: CommandAnswered | CommandRefused | CommandUndelivered
+) -> Host | None:
+    """The host, if the event is about the command that is in flight there now."""
+    host = turn.state.hosts.get(event.executor_id)
+    if (
+        host is None
+        or host.in_flight is None
+        or host.executor.registration_number != event.registration_number
+        or host.in_flight.number != event.command_number
+    ):
+        return None
+    return host
+
+
+def _free_failed(turn: Turn, host: Host, slot: Slot) -> None:
+    settings = turn.state.settings
+    delay = backoff_ms(
+        host.frees_failed, settings.command_retry_min_ms, settings.command_retry_max_ms
+    )
+    host.frees_failed += 1
+    host.hold_frees_until_ms = turn.now_ms + delay
+    host.to_free[slot.allocation_id, slot.generation] = None
+    turn.state.timers.arm(Timer.COMMAND, host.host_id, host.hold_frees_until_ms)
+
+
+def _refused(turn: Turn, slot: Slot, outcome: ItemOutcome) -> None:
+    """The slot does not exist; its request goes back to its old place in line."""
+    if slot.state is SlotState.ALLOCATED:
+        return  # a report has shown it; the answer is about an older attempt
+    request = turn.state.request_of(slot)
+    if request is not None:
+        requeue(turn, request, slot, outcome.reason, outcome.message)
+    turn.slot_event("allocation_refused", slot, reason=outcome.reason, message=outcome.message)
+    vanish(turn, slot)

@@ -1,0 +1,237 @@
+"""Serves those who wait: the job that is to be served first, its oldest request first; and whoever
+is behind one that does not fit is tried all the same.
+
+Each shape of the round is looked at once: where there is no room for it, it sleeps until a host of
+its labels has more room than before; then only hosts that grew are looked at. Then jobs are served
+in the order of `fairness/choice.py`, in runs: `Placing` says how many of them go where, and each
+gets its slot. A host that refused the shape lately, or still holds an older slot of the same
+request, is left out.
+
+So one decision costs what it places, plus the shapes it looks at in vain, of which
+`EngineSettings.shapes_tried_max` are enough, plus those that had room and have it no more (as many
+at most), plus lines that are parked or stand in line again, and shapes looked at that had room
+(`MOVES_MAX`). The next decision goes on where this one stopped.
+
+What waits one by one (`queue/non_batchable.py`) is tried when it is its job's turn and nothing of
+that job came before it; and counted like a shape if it is tried in vain, a gang like as many as it
+has different members. So do hosts that had to be asked whether their cpus and NUMA nodes suit a
+shape, if none did. Where that are too many for one decision (`exact.py`), the shape is looked at
+again in the next one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import islice
+from math import inf
+
+from resource_manager.engine.context import Turn
+from resource_manager.engine.model.entities import Request
+from resource_manager.engine.placement.placement_pass import Placing
+from resource_manager.engine.queue.job_queues import Line
+from resource_manager.engine.queue.non_batchable import Kind, Single
+from resource_manager.engine.queue.queue import Shape
+from resource_manager.engine.requests.moves import place
+from resource_manager.engine.scheduling.gangs import try_gang
+from resource_manager.engine.scheduling.needs import cost_of
+from resource_manager.engine.scheduling.quota_checks import admitted, ease, single_stop
+from resource_manager.engine.scheduling.reservations import tried_in_vain
+from resource_manager.engine.scheduling.resizes import try_growth
+from resource_manager.engine.state import State
+
+MOVES_MAX = 10_000
+"""Lines that are parked or stand in line again, and shapes found to have room, in one decision at
+most. No more than half of them may be spent on lines that maxima have stopped.
+"""
+
+LOOKED_AT_AGAIN_MAX = 16
+"""Shapes that are looked at again, after something was placed, at most."""
+
+ATTEMPTS: dict[Kind, Callable[[Turn, Placing, Single], bool]] = {
+    Kind.GANG: try_gang,
+    Kind.RESIZE: try_growth,
+}
+"""How what waits one by one is tried, by what it is. True: it waits no more; False: nothing fits.
+
+Whoever books something in an attempt lets the pass `follow` these hosts; room may only shrink.
+"""
+
+
+@dataclass(slots=True)
+class _Budget:
+    """What is left for one decision to do in vain."""
+
+    looks: int  # at shapes for which there is no room
+    tries: int  # of those for which there was some, and of what waits one by one
+    moves: int  # see `MOVES_MAX`
+
+
+def place_waiting(turn: Turn) -> None:
+    """Places waiting requests that fit, those first who are to be served first: all of them, unless
+    too much is tried in vain. `State.unfinished` says so then.
+    """
+    state, queue = turn.state, turn.state.queue
+    state.refresh_indexes()
+    eased = ease(state, MOVES_MAX // 2)
+    if not queue.awake:
+        return
+    placing = Placing(state)
+    set_aside: list[Request] = []
+    unknown: dict[Shape, None] = {}  # whether there is room
+    most = state.settings.shapes_tried_max
+    budget = _Budget(looks=most, tries=most, moves=MOVES_MAX - eased)
+    queue.singles.order()
+    goes_on = queue.in_round or queue.begin_round()
+    while goes_on:
+        _look(turn, placing, budget, unknown)
+        if budget.moves:
+            set_aside += _serve(turn, placing, budget, unknown)
+        queue.turns.end_halts()
+        goes_on = queue.begin_round()
+    placing.finish()
+    for shape in unknown:
+        queue.look_on(shape)
+    for request in set_aside:  # which is no work left over: nothing has changed for them yet
+        queue.take_back(request)
+
+
+def _look(turn: Turn, placing: Placing, budget: _Budget, unknown: dict[Shape, None]) -> None:
+    """Finds out for which shapes there is room."""
+    queue = turn.state.queue
+    while budget.looks and budget.moves and (shape := queue.look()) is not None:
+        if placing.has_room(shape):
+            budget.moves -= max(1, queue.has_room(shape, budget.moves))
+        else:
+            _found_none(turn, placing, shape, unknown)
+            budget.looks -= min(budget.looks, 1 + placing.asked(shape))
+
+
+def _found_none(turn: Turn, placing: Placing, shape: Shape, unknown: dict[Shape, None]) -> None:
+    """Nothing was found for a shape: there is no room, or not all hosts were asked."""
+    if placing.stopped(shape):
+        turn.state.queue.roomy.pop(shape, None)
+        unknown[shape] = None
+    else:
+        turn.state.queue.sleep(shape)
+        tried_in_vain(turn, shape)
+
+
+def _serve(
+    turn: Turn, placing: Placing, budget: _Budget, unknown: dict[Shape, None]
+) -> list[Request]:
+    """Serves those for whom there is room, as long as there is; answers with whoever has to be set
+    aside meanwhile.
+    """
+    state, queue = turn.state, turn.state.queue
+    set_aside: list[Request] = []
+    while budget.tries and budget.moves:
+        line = queue.turns.next_line() if queue.roomy else None
+        single = queue.turns.next_single(line)
+        if single is not None:
+            if not _attempt(turn, placing, single):
+                budget.tries -= min(budget.tries, _weight(state, single))
+        elif line is None:
+            queue.rest()
+            break
+        elif line.shape not in queue.roomy:
+            queue.park(line)
+            budget.moves -= 1
+        else:
+            set_aside += _serve_line(turn, placing, line, budget, unknown)
+    return set_aside
+
+
+def _weight(state: State, single: Single) -> int:
+    """As how many shapes something counts that was tried in vain."""
+    waiting = state.gangs.waiting.get(single.name) if single.kind is Kind.GANG else None
+    return len(waiting.kind.wishes) if waiting is not None else 1
+
+
+def _attempt(turn: Turn, placing: Placing, single: Single) -> bool:
+    """Tries what waits by itself; False: in vain."""
+    state, singles = turn.state, turn.state.queue.singles
+    if (stop := single_stop(state, single)) is not None:
+        if single.kind is Kind.GANG:
+            state.gangs.waiting[single.name].tried = True
+        singles.stop(single, stop.group_id)
+        return False
+    if ATTEMPTS[single.kind](turn, placing, single):
+        singles.remove(single.arrival_number)
+        turn.state.starving.over(single.arrival_number)
+        return True
+    singles.sleep(single)
+    tried_in_vain(turn, single.arrival_number)
+    return False
+
+
+def _serve_line(
+    turn: Turn, placing: Placing, line: Line, budget: _Budget, unknown: dict[Shape, None]
+) -> list[Request]:
+    """Places the next requests of a line as far as there is room; answers with whoever has to be
+    set aside.
+    """
+    state, queue, shape = turn.state, turn.state.queue, line.shape
+    length, more = inf, True
+    if not queue.turns.is_alone(line):
+        more = placing.has_room_for_more(shape)
+        length = queue.turns.run_length(line, cost_of(state, shape)) if more else 1
+    numbers = queue.turns.next_of(line, length)
+    if not (most := admitted(state, line, len(numbers))):
+        budget.moves -= 1
+        return []
+    del numbers[most:]
+    count, elsewhere = _together(state, numbers)
+    placed = 0
+    for host_id, share in placing.place(shape, count, elsewhere):
+        some = [state.request_at(number) for number in islice(numbers, placed, placed + share)]
+        host = state.hosts[host_id]
+        place(turn, some, host)
+        placed += share
+        if host.exactly(shape):
+            placing.follow([host])
+    if placed:
+        queue.taken(line, placed)
+        line.placed(turn.now_ms, state.starving.placements)
+    elif elsewhere:  # only this one is held back; others of the shape may fit
+        request = state.request_at(numbers[0])
+        queue.set_aside(line, numbers[0])
+        return [request]
+    if not placed:
+        budget.tries -= 1
+    if placed < count or not more:
+        _look_again(turn, placing, shape, budget, unknown)
+    if placed and (shape in queue.roomy or not shape.waiting):
+        state.starving.over(shape)  # there is enough for all who ask for this
+    return []
+
+
+def _look_again(
+    turn: Turn, placing: Placing, shape: Shape, budget: _Budget, unknown: dict[Shape, None]
+) -> None:
+    """Room has become scarce for a shape. Finds out for it, and for others if they are few, whether
+    there is any left: to find that out when they have their turns would take longer.
+    """
+    queue = turn.state.queue
+    few = len(queue.roomy) <= LOOKED_AT_AGAIN_MAX
+    for each in list(queue.roomy) if few else [shape]:
+        if each in queue.roomy and not placing.has_room(each):
+            _found_none(turn, placing, each, unknown)
+            budget.tries -= min(1, budget.tries)
+
+
+def _together(state: State, numbers: list[int]) -> tuple[int, list[str]]:
+    """How many of these are placed together, and the hosts that they must not have: one that still
+    has an older slot somewhere comes alone.
+    """
+    if not state.left_behind:
+        return len(numbers), []
+    for at, number in enumerate(numbers):
+        if elsewhere := _holders(state, state.request_at(number)):
+            return (at, []) if at else (1, elsewhere)
+    return len(numbers), []
+
+
+def _holders(state: State, request: Request) -> list[str]:
+    """Hosts that hold an older slot of a request."""
+    return [slot.executor_id for slot in state.left_behind.get(request.spec.allocation_id, ())]

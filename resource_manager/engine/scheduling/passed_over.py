@@ -1,0 +1,88 @@
+"""Whether somebody who did not fit was passed over at all, or comes later anyhow.
+
+Whoever has received more for his weight than he and those have together that were served beside him
+since then, and want more, is not passed over. Those only: somebody who waits for what he can never
+have must not make everybody else look well served, and whoever has all that he asked for takes
+nothing from others.
+
+Knows the tree of flows; what somebody needs, and where that might be, is not its business.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+from itertools import accumulate
+
+from resource_manager.engine.fairness.flows import Flow
+from resource_manager.engine.state import State
+
+_ROUNDED = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class _Served:
+    """The flows below a group that were served and want more: who was served last comes first,
+    each with what all until him have together.
+    """
+
+    times: list[int]  # the negative of when, so that they ascend
+    tallies: list[float]
+    weights: list[float]
+
+
+class Turns:
+    """Answers for one moment; many answers cost one look at each group's flows, until somebody is
+    placed.
+    """
+
+    def __init__(self, state: State) -> None:
+        self._tree = state.flows
+        self._starving = state.starving
+        self._placements = state.starving.placements
+        self._in_turn = state.settings.fairness.order == "fair"
+        self._served: dict[Flow, _Served] = {}
+
+    def is_passed_over(self, job_id: str, since_ms: int) -> bool:
+        """True if a job, and each group above it, has received no more than its share beside those
+        who were served since then.
+        """
+        tree = self._tree
+        if self._placements != self._starving.placements:
+            self._placements = self._starving.placements
+            self._served.clear()
+        job = tree.jobs.get(job_id)
+        if not self._in_turn or job is None:
+            return True
+        for flow in (job, *job.ancestors()):
+            if flow.parent is None or flow.parent.children is None:
+                continue
+            served = self._below(flow.parent)
+            count = bisect_left(served.times, -since_ms + 1)
+            own = tree.key(flow)
+            tally, weight = served.tallies[count], served.weights[count]
+            if not _is_among(flow, since_ms):
+                tally, weight = tally + own * flow.weight, weight + flow.weight
+            if own > tally / weight * (1 + _ROUNDED):
+                return False
+        return True
+
+    def _below(self, parent: Flow) -> _Served:
+        known = self._served.get(parent)
+        if known is None:
+            children = parent.children.by_id.values() if parent.children is not None else ()
+            served = sorted(
+                (-flow.served_ms, self._tree.key(flow) * flow.weight, flow.weight)
+                for flow in children
+                if flow.waiting and flow.served_ms is not None
+            )
+            known = self._served[parent] = _Served(
+                [time for time, _, _ in served],
+                list(accumulate((tally for _, tally, _ in served), initial=0.0)),
+                list(accumulate((weight for _, _, weight in served), initial=0.0)),
+            )
+        return known
+
+
+def _is_among(flow: Flow, since_ms: int) -> bool:
+    return bool(flow.waiting) and flow.served_ms is not None and flow.served_ms >= since_ms

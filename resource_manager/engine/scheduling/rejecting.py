@@ -1,0 +1,191 @@
+"""Rejects requests that have turned out to be infeasible while they waited.
+
+A request that comes before any executor is known has to wait. Once executors have been known for
+`infeasible_after` and neither they nor any that a provider could start could host it, it is
+rejected with the same reason and message as one that comes then. `queue/rejection_clock.py` says
+when; each scheduling class and each kind of gang is judged once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from resource_manager.engine.context import Turn
+from resource_manager.engine.explain.provisions import clock_at
+from resource_manager.engine.model.entities import ExecutorState, Request
+from resource_manager.engine.model.events import ItemOutcome
+from resource_manager.engine.model.timers import Timer
+from resource_manager.engine.placement.feasibility import INFEASIBLE, feasibility, rejection
+from resource_manager.engine.placement.gang_feasibility import kind_feasibility
+from resource_manager.engine.queue.gangs import WaitingGang, Where, wishes_for
+from resource_manager.engine.queue.ranges import Part
+from resource_manager.engine.queue.scheduling_classes import Shape
+from resource_manager.engine.requests.gang_intake import Verdicts, infeasible_members
+from resource_manager.engine.requests.moves import reject
+from resource_manager.engine.requests.range_ends import Why, reject_waiting
+from resource_manager.engine.scheduling.gangs import reject_gang
+from resource_manager.engine.state import State
+
+STEPS_MAX = 1_000
+"""Scheduling classes, gangs and requests that one event looks at; the rest comes with the next."""
+
+_Run = tuple[Part, int, int] | Request
+"""Members of a range that wait and were never placed, from one index to another; or a request."""
+
+
+def infeasible_rang(turn: Turn) -> None:
+    """Rejects what is infeasible, if the clock is over and all executors are known."""
+    state = turn.state
+    clock = state.rejection_clock
+    due_ms = clock.due_ms
+    if due_ms is None or not _all_known(state):
+        return  # the clock restarts with the change that this waits for
+    if turn.now_ms < due_ms:
+        state.timers.arm(Timer.INFEASIBLE, "", due_ms)
+        return
+    if clock.everything:
+        clock.everything = False
+        clock.shapes = {shape: 0 for shape in state.queue.shapes() if _may_reject(shape)}
+        clock.gangs = {
+            gang_id: None for gang_id, each in state.gangs.waiting.items() if each.may_reject
+        }
+    if not clock.shapes and not clock.gangs:
+        return
+    state.refresh_indexes()
+    left = STEPS_MAX
+    while clock.shapes and left > 0:
+        left -= _look_at_shape(turn, next(iter(clock.shapes)), left)
+    verdicts: Verdicts = {}
+    while clock.gangs and left > 0:
+        left -= _look_at_gang(turn, next(iter(clock.gangs)), verdicts)
+    if clock.shapes or clock.gangs:
+        state.timers.arm(Timer.INFEASIBLE, "", turn.now_ms)  # goes on with the next tick
+
+
+def rejection_notice(state: State, request: Request) -> str:
+    """Says when a request that waits is rejected, for people; empty: it is not.
+
+    The indexes must be fresh.
+    """
+    if not _is_infeasible(state, request):
+        return ""
+    clock = state.rejection_clock
+    states = {host.executor.state for host in state.hosts.values()}
+    seconds = f"{clock.after_ms / 1_000:g} s"
+    unless = "unless an executor that could host it registers first"
+    if clock.due_ms is None or ExecutorState.ACTIVE not in states:
+        return f"it is rejected {seconds} after an executor has registered, {unless}"
+    if ExecutorState.UNCONFIRMED in states:
+        known = "after every known executor has registered again or is lost"
+        return f"it is rejected {seconds} {known}, {unless}"
+    return f"it is rejected at {clock_at(state, clock.due_ms)}, {unless}"
+
+
+def _all_known(state: State) -> bool:
+    """True if an executor is registered, and none has yet to register with this incarnation.
+
+    Holds since the clock restarted if it holds now: an executor that registers restarts it, and so
+    does an unconfirmed one that is lost.
+    """
+    states = {host.executor.state for host in state.hosts.values()}
+    return ExecutorState.ACTIVE in states and ExecutorState.UNCONFIRMED not in states
+
+
+def _may_reject(shape: Shape) -> bool:
+    return any(line.may_reject for line in shape.lines.values())
+
+
+def _look_at_shape(turn: Turn, shape: Shape, most: int) -> int:
+    """Rejects requests of a scheduling class if it is infeasible, up to `most` of them.
+
+    Returns:
+        Steps taken, at least 1.
+    """
+    clock = turn.state.rejection_clock
+    after = clock.shapes.pop(shape)
+    if not _may_reject(shape) or feasibility(turn.state, shape) not in INFEASIBLE:
+        return 1
+    steps, runs = 1, []
+    for run, following in _runs(turn.state, shape, after):
+        runs.append(run)
+        steps += 1
+        if steps >= most:
+            clock.shapes[shape] = following
+            break
+    else:
+        for line in shape.lines.values():
+            line.may_reject = False  # what is left allows to wait
+    outcome: ItemOutcome | None = None
+    for run in runs:
+        request = run if isinstance(run, Request) else run[0].member(run[1])
+        if request.spec.allow_pending:
+            continue
+        outcome = outcome or rejection(turn.state, request.spec)
+        if outcome is None:
+            continue
+        if isinstance(run, Request):
+            reject(turn, run, outcome.reason, outcome.message)
+        else:
+            reject_waiting(turn, *run, Why(outcome.reason, outcome.message))
+    return steps
+
+
+def _runs(state: State, shape: Shape, after: int) -> Iterator[tuple[_Run, int]]:
+    """What waits with a shape, in order of arrival from a number on, each with the number behind
+    it. Members of a range that were never placed come together.
+    """
+    for start, end in shape.runs():
+        number = max(start, after)
+        while number < end:
+            part = state.ranges.at(number)
+            if part is None or part.index_of(number) not in part.waiting:
+                yield state.request_at(number), number + 1
+                number += 1
+                continue
+            first = part.index_of(number)
+            last = min(part.end, first + end - number)
+            _, last = next(part.waiting.runs_within(first, last))
+            number += last - first
+            yield (part, first, last), number
+
+
+def _look_at_gang(turn: Turn, gang_id: str, verdicts: Verdicts) -> int:
+    """Rejects a gang if it is infeasible, or one of its members is. Returns the steps taken."""
+    state = turn.state
+    del state.rejection_clock.gangs[gang_id]
+    waiting = state.gangs.waiting.get(gang_id)
+    if waiting is None or not _gang_fails(state, waiting):
+        return 1
+    outcomes = _gang_outcomes(state, waiting, verdicts)
+    if outcomes:
+        reject_gang(turn, waiting, {each.id: (each.reason, each.message) for each in outcomes})
+    return 1 + len(outcomes)
+
+
+def _gang_fails(state: State, waiting: WaitingGang) -> bool:
+    """True if the gang is infeasible by its kind and what its members ask for, so that each member
+    has to be looked at.
+    """
+    if not waiting.may_reject:
+        return False
+    shapes = (state.queue.shape_at(wish.key) for wish in waiting.kind.wishes)
+    if any(feasibility(state, shape) in INFEASIBLE for shape in shapes):
+        return True
+    return kind_feasibility(state, waiting.kind) in INFEASIBLE
+
+
+def _gang_outcomes(state: State, waiting: WaitingGang, verdicts: Verdicts) -> list[ItemOutcome]:
+    """Why the members of a gang are rejected, those that are to blame first; none: they are not."""
+    spec, specs = waiting.gang.spec, [member.spec for member in waiting.members]
+    verdicts[Where.of(spec), wishes_for(specs)] = kind_feasibility(state, waiting.kind)
+    return infeasible_members(state, spec, specs, verdicts)
+
+
+def _is_infeasible(state: State, request: Request) -> bool:
+    """True if a request that waits is rejected once the clock is over."""
+    waiting = state.gangs.waiting.get(request.spec.gang_id)
+    if waiting is not None:
+        return _gang_fails(state, waiting) and bool(_gang_outcomes(state, waiting, {}))
+    if request.spec.allow_pending or request.spec.gang_id:
+        return False
+    return feasibility(state, state.queue.shape_of(request.spec)) in INFEASIBLE

@@ -1,0 +1,279 @@
+"""Who may have capacity held for himself: a request, a gang, or a slot that is to grow. What each
+needs and where, whether it still waits, and how it is placed where its share is kept.
+
+Knows the three kinds; when something is held for whom, `reservations.py` decides.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Sequence
+
+from finegrain.errors import InvariantBroken
+from finegrain.resources import Amounts, subtract, total_of
+from resource_manager.engine.context import Turn
+from resource_manager.engine.cpus.refusals import CpuRefusal
+from resource_manager.engine.fairness.starvation import Waiter
+from resource_manager.engine.model.entities import GangPlacement, Request, Slot
+from resource_manager.engine.placement.gang_exact import Trials, as_if_empty
+from resource_manager.engine.placement.gang_room import Share
+from resource_manager.engine.placement.reserved import Held, Place
+from resource_manager.engine.queue.gangs import WaitingGang, Where, Wish
+from resource_manager.engine.queue.job_queues import Line
+from resource_manager.engine.queue.non_batchable import Kind, Single
+from resource_manager.engine.requests.moves import place
+from resource_manager.engine.scheduling.gangs import place_together, wishes_now
+from resource_manager.engine.scheduling.needs import booked_at_most
+from resource_manager.engine.scheduling.quota_checks import gang_need
+from resource_manager.engine.scheduling.reservation_search import where_to_hold
+from resource_manager.engine.scheduling.resizes import assignment_for, growth, order, unsuited
+from resource_manager.engine.state import State
+
+_ANYWHERE = Where(GangPlacement.ANYWHERE)
+
+
+class Holder(ABC):
+    """Somebody who waits.
+
+    Attributes:
+        who: how `starving.py` calls him.
+        number: arrival number, his identity.
+        job_id: whose he is.
+        allocation_id: of a gang, of its first member that lives.
+        gang_id: empty: he is no gang.
+    """
+
+    who: Waiter
+    number: int
+    job_id: str
+    allocation_id: str
+    gang_id: str = ""
+
+    @property
+    def title(self) -> str:
+        """Who he is, for people."""
+        return f"gang {self.gang_id}" if self.gang_id else self.allocation_id
+
+    @abstractmethod
+    def waits(self, state: State) -> bool:
+        """True as long as he does."""
+
+    @abstractmethod
+    def choose(self, state: State, taken: Collection[str]) -> Place | None:
+        """Where to keep room for him, on none of the hosts `taken`; None: nowhere would it do."""
+
+    @abstractmethod
+    def suits(self, state: State, at: Place) -> bool:
+        """True if he could still be placed there if everything else on these hosts, which are fit
+        to host anything, ended.
+        """
+
+    @abstractmethod
+    def is_suited(self, state: State, at: Place) -> bool:
+        """True if cpus and NUMA nodes of these hosts suit him now, given that amounts are there."""
+
+    @abstractmethod
+    def settle(self, turn: Turn, at: Place) -> None:
+        """Places him there; there is room."""
+
+    @abstractmethod
+    def need_at_most(self, state: State) -> Amounts:
+        """What he books in all, wherever he goes."""
+
+
+class RequestHolder(Holder):
+    """A request."""
+
+    def __init__(self, request: Request, line: Line) -> None:
+        self._request = request  # of a member of a range, perhaps made for the occasion
+        self._shape = self.who = line.shape
+        self.line = line
+        self.number = request.arrival_number
+        self.job_id = request.job_id
+        self.allocation_id = request.allocation_id
+
+    def waits(self, state: State) -> bool:
+        """See `Holder`."""
+        return self._request in state.queue
+
+    def choose(self, state: State, taken: Collection[str]) -> Place | None:
+        """See `Holder`."""
+        return _place_for(state, _ANYWHERE, (self._wish(state),), taken)
+
+    def suits(self, state: State, at: Place) -> bool:
+        """See `Holder`."""
+        return _suits(state, at, (self._wish(state),))
+
+    def is_suited(self, state: State, at: Place) -> bool:
+        """See `Holder`."""
+        return _are_suited(state, at)
+
+    def settle(self, turn: Turn, at: Place) -> None:
+        """See `Holder`."""
+        state = turn.state
+        request = state.request_at(self.number)
+        place(turn, [request], state.hosts[at.shares[0].host_id])
+        self.line.placed(turn.now_ms, state.starving.placements)
+        state.queue.served(self._shape, [request])
+
+    def need_at_most(self, state: State) -> Amounts:
+        """See `Holder`."""
+        return booked_at_most(state, self._shape)
+
+    def _wish(self, state: State) -> Wish:
+        behind = state.left_behind.get(self.allocation_id, ())
+        elsewhere = frozenset(slot.executor_id for slot in behind)
+        return Wish(self._shape.profile, self._shape.labels, 1, elsewhere, self._shape.cpus)
+
+
+class GangHolder(Holder):
+    """A gang, as a whole."""
+
+    def __init__(self, waiting: WaitingGang) -> None:
+        self.gang_id = waiting.gang.gang_id
+        self.number = self.who = waiting.gang.arrival_number
+        self.job_id = waiting.gang.job_id
+        self.allocation_id = waiting.members[0].allocation_id
+
+    def waits(self, state: State) -> bool:
+        """See `Holder`."""
+        return self.gang_id in state.gangs.waiting
+
+    def choose(self, state: State, taken: Collection[str]) -> Place | None:
+        """See `Holder`."""
+        waiting = state.gangs.waiting[self.gang_id]
+        wishes = wishes_now(state, waiting)
+        return _place_for(state, waiting.kind.where, wishes, taken)
+
+    def suits(self, state: State, at: Place) -> bool:
+        """See `Holder`."""
+        return _suits(state, at, wishes_now(state, state.gangs.waiting[self.gang_id]))
+
+    def is_suited(self, state: State, at: Place) -> bool:
+        """See `Holder`."""
+        return _are_suited(state, at)
+
+    def settle(self, turn: Turn, at: Place) -> None:
+        """See `Holder`."""
+        waiting = turn.state.gangs.waiting[self.gang_id]
+        place_together(turn, waiting, at.wishes, at.shares)
+
+    def need_at_most(self, state: State) -> Amounts:
+        """See `Holder`."""
+        return gang_need(state, state.gangs.waiting[self.gang_id])
+
+
+class GrowthHolder(Holder):
+    """A slot that is to grow, which it can only do where it is."""
+
+    def __init__(self, slot: Slot, single: Single) -> None:
+        self._slot = slot
+        self.number = self.who = single.arrival_number
+        self.job_id = slot.job_id
+        self.allocation_id = slot.allocation_id
+
+    @property
+    def title(self) -> str:
+        """See `Holder`."""
+        return f"the growth of {self.allocation_id}"
+
+    def waits(self, state: State) -> bool:
+        """See `Holder`."""
+        return self.number in state.queue.singles
+
+    def choose(self, state: State, taken: Collection[str]) -> Place | None:
+        """See `Holder`."""
+        host = state.hosts[self._slot.executor_id]
+        if not host.eligible or host.host_id in taken:
+            return None
+        more, total = growth(host, self._slot), host.total
+        stays = state.reservations.stays_booked(host)
+        if (self._slot.allocation_id, self._slot.generation) in state.reservations.outlasted_by:
+            stays = subtract(stays, self._slot.booked)
+        whole = total_of((self._slot.booked, more, stays))
+        if any(amount > total.get(name, 0) for name, amount in whole.items()):
+            return None
+        if self._slot.wanted is not None and unsuited(state, host, self._slot, self._slot.wanted):
+            return None
+        return Place({host.host_id: Held(more, 0)})
+
+    def suits(self, state: State, at: Place) -> bool:
+        """See `Holder`."""
+        host = state.hosts[self._slot.executor_id]
+        return at.held == {host.host_id: Held(growth(host, self._slot), 0)}
+
+    def is_suited(self, state: State, at: Place) -> bool:  # noqa: ARG002 -- there is one place only
+        """See `Holder`."""
+        host = state.hosts[self._slot.executor_id]
+        return not isinstance(assignment_for(state, host, self._slot), CpuRefusal)
+
+    def settle(self, turn: Turn, at: Place) -> None:  # noqa: ARG002 -- likewise
+        """See `Holder`."""
+        found = assignment_for(turn.state, turn.host_of(self._slot), self._slot)
+        if isinstance(found, CpuRefusal):
+            raise InvariantBroken(f"{self.title} was to be ordered, and {found.text}")
+        order(turn, self._slot, found)
+        turn.state.queue.singles.remove(self.number)
+
+    def need_at_most(self, state: State) -> Amounts:
+        """See `Holder`."""
+        return growth(state.hosts[self._slot.executor_id], self._slot)
+
+
+def holder_of(state: State, single: Single) -> Holder:
+    """What waits by itself, as a holder."""
+    if single.kind is Kind.GANG:
+        return GangHolder(state.gangs.waiting[single.name])
+    return GrowthHolder(state.slots[single.name, single.generation], single)
+
+
+def _place_for(
+    state: State, where: Where, wishes: Sequence[Wish], taken: Collection[str]
+) -> Place | None:
+    shares = where_to_hold(state, where, wishes, taken)
+    return None if shares is None else Place(held_for(state, wishes, shares), wishes, shares)
+
+
+def held_for(state: State, wishes: Sequence[Wish], shares: Sequence[Share]) -> dict[str, Held]:
+    """What these shares take on each host."""
+    held: dict[str, Held] = {}
+    for share in shares:
+        wish, host = wishes[share.wish], state.hosts[share.host_id]
+        booked = host.booking_for(wish)
+        more = {name: amount * share.count for name, amount in booked.items()}
+        before = held.get(share.host_id, Held({}, 0))
+        held[share.host_id] = Held(total_of((before.amounts, more)), before.slots + share.count)
+    return held
+
+
+def _are_suited(state: State, at: Place) -> bool:
+    """True if on each host those that are to go there can go there now, in the order of shares."""
+    trials = Trials()
+    return all(trials.fits_all(wishes, state.hosts[name]) for name, wishes in _by_host(at).items())
+
+
+def could_suit(state: State, at: Place) -> bool:
+    """True if they could if all else on these hosts ended."""
+    trials = Trials(as_if_empty)
+    return all(trials.fits_all(wishes, state.hosts[name]) for name, wishes in _by_host(at).items())
+
+
+def _by_host(at: Place) -> dict[str, list[tuple[Wish, int]]]:
+    found: dict[str, list[tuple[Wish, int]]] = {}
+    for share in at.shares:
+        found.setdefault(share.host_id, []).append((at.wishes[share.wish], share.count))
+    return found
+
+
+def _suits(state: State, at: Place, wishes: Sequence[Wish]) -> bool:
+    """True if those who wish for slots are the same, and none of the hosts refuses one, is one
+    that he must not have, or has come to count otherwise what he asks for.
+    """
+    if tuple(wishes) != tuple(at.wishes):
+        return False
+    refusing = [state.hosts[name] for name in state.refusing if name in at.held]
+    for wish in wishes if refusing else ():
+        shape = state.queue.shape_at(wish.key)
+        if any(host.refuses(shape) for host in refusing):
+            return False
+    return True

@@ -1,0 +1,112 @@
+"""Whether a reservation can stay as it is, and whether there is room for its holder by now.
+
+Nobody knows when a slot ends. A reservation that has waited for very long for slots to end, which
+may be services and never end at all, is given up; they are noted, so that nobody else waits for
+them. Refuses to know who gets a reservation (`reservations.py`).
+"""
+
+from __future__ import annotations
+
+from resource_manager.engine.context import Turn
+from resource_manager.engine.fairness.flows import GROUP
+from resource_manager.engine.fairness.quotas import Stop, counted, stopped_by, whole
+from resource_manager.engine.model.entities import SlotState
+from resource_manager.engine.placement.indexes import carries
+from resource_manager.engine.placement.reserved import Place, Reservation
+from resource_manager.engine.scheduling.reservation_owners import Holder, could_suit, held_for
+from resource_manager.engine.state import State
+
+
+def void(state: State, each: Reservation) -> str:
+    """Why a reservation cannot stay; empty: it can."""
+    if not each.holder.waits(state):
+        return "it waits no more"
+    if each.version != state.cluster_version:
+        if unfit := _unfit(state, each):
+            return unfit
+        each.version = state.cluster_version
+    if not each.holder.suits(state, each.place):
+        return "it cannot be placed there any more"
+    stop = stop_of(state, each.holder, each.place)
+    if stop is not None:
+        return f"a maximum of group {stop.group_id.removeprefix(GROUP)} stops it"
+    host = state.hosts[each.lacking]
+    if not host.slots and not host.unowned and not _fits(state, each.lacking, each):
+        return f"executor {each.lacking} has less than it says, even when empty"
+    return ""
+
+
+def outlasted(turn: Turn, each: Reservation) -> str:
+    """Gives up what cannot come true before slots end that have not ended for very long, as
+    services do not; they are noted, so that nobody else waits for them. Why, or empty: it stays.
+    """
+    state, books = turn.state, turn.state.reservations
+    if turn.now_ms < each.until_ms or has_room(state, each):
+        return ""
+    hosts = [state.hosts[name] for name in each.place.held if not _fits(state, name, each)]
+    lasting = [
+        (host.host_id, key)
+        for host in hosts
+        for key, slot in host.slots.items()
+        if host.held is not None
+        and key in host.held.before
+        and slot.state is not SlotState.FREEING
+        and key[0] != each.holder.allocation_id  # it grows
+    ]
+    if not lasting:
+        each.until_ms = turn.now_ms + state.settings.fairness.starvation_timeout_ms
+        return ""
+    books.outlasted_by = {key for key in books.outlasted_by if key in state.slots}
+    books.outlasted_by.update(key for _, key in lasting)
+    passed = state.starving.of(each.holder.who)
+    if passed is not None:
+        passed.outlasted += 1
+    where, (allocation_id, _) = lasting[0]
+    more = f" and {len(lasting) - 1} more" if len(lasting) > 1 else ""
+    return f"slot {allocation_id}{more} on executor {where} did not end for too long"
+
+
+def _unfit(state: State, each: Reservation) -> str:
+    """Why one of the hosts cannot take the holder in; empty: all can, when empty."""
+    place = each.place
+    for name, held in place.held.items():
+        host = state.hosts.get(name)
+        if host is None:
+            return f"executor {name} is not known any more"
+        if not host.eligible:
+            return f"nothing new may be placed on executor {name}"
+        total, slots_max = host.total, host.executor.registration.slots_max
+        too_small = any(amount > total.get(name, 0) for name, amount in held.amounts.items())
+        if too_small or (slots_max and held.slots > slots_max):
+            return f"executor {name} has become too small"
+    for share in place.shares:
+        if not carries(state.hosts[share.host_id], place.wishes[share.wish].labels):
+            return f"executor {share.host_id} does not carry its labels any more"
+    if place.shares and held_for(state, place.wishes, place.shares) != place.held:
+        return "what it asks for is counted otherwise there now"
+    if not could_suit(state, place):
+        return "cpus and NUMA nodes there do not suit it any more"
+    return ""
+
+
+def has_room(state: State, each: Reservation) -> bool:
+    """True if the holder fits where his share is kept."""
+    if not _fits(state, each.lacking, each):
+        return False
+    for name in each.place.held:
+        if not _fits(state, name, each):
+            each.lacking = name
+            return False
+    return each.holder.is_suited(state, each.place)
+
+
+def _fits(state: State, name: str, each: Reservation) -> bool:
+    missing, slots = each.place.held[name].missing(state.hosts[name])
+    return not missing and not slots
+
+
+def stop_of(state: State, holder: Holder, place: Place) -> Stop | None:
+    """The maximum that does not let a holder be placed."""
+    job = state.flows.jobs.get(holder.job_id)
+    groups = job.ancestors() if job is not None else ()
+    return stopped_by(groups, whole((counted(held.amounts), 1) for held in place.held.values()))

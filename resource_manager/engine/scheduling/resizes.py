@@ -1,0 +1,381 @@
+"""Slots that change their size: asked, in line, ordered, confirmed or refused.
+
+The life of a change. It gets the slot's next number when it is asked for. What takes no more room
+on the slot's executor than the slot has is ordered at once; what grows waits in line at its own
+arrival number and is ordered when the growth fits there. From the order on, the larger of both
+sizes is booked, in each dimension. What an executor reports is what it enforces: a state that shows
+the number of the change confirms it, and only then is free for others what shrank. The order is
+repeated until a state or an answer says what became of it.
+
+A slot that has cpus of its own, or is bound to NUMA nodes, keeps them: what it grows by has to be
+found beside them (`cpus/resizing.py`). Where that is, is decided with the order; until the executor
+has confirmed, both are booked.
+
+A change that is asked for replaces one that waits; behind one that is ordered it waits. One that
+the executor could not carry out goes back to its old place in line after a pause, or ends.
+
+Knows one slot and its executor; which one of those in line is tried when, the queue knows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from finegrain.cpu_assignment import CpuAssignment
+from finegrain.cpu_policy import PLAIN
+from finegrain.errors import InvariantBroken, Reason
+from finegrain.resources import Amounts, ResourceProfile, fits, shortfall
+from resource_manager.engine.context import Turn
+from resource_manager.engine.cpus.assign import Wish
+from resource_manager.engine.cpus.refusals import CpuRefusal
+from resource_manager.engine.cpus.resizing import fits_alone, resized
+from resource_manager.engine.executors.refusals import backoff_ms
+from resource_manager.engine.fairness import usage
+from resource_manager.engine.hosts.cpu_allocator import NO_TOPOLOGY
+from resource_manager.engine.hosts.host import Host, ResizeHold, SlotKey
+from resource_manager.engine.model.entities import Request, RequestState, Resize, Slot, SlotState
+from resource_manager.engine.model.events import ItemOutcome
+from resource_manager.engine.model.reported import ReportedSlot
+from resource_manager.engine.model.timers import Timer
+from resource_manager.engine.queue.non_batchable import Single
+
+if TYPE_CHECKING:
+    from resource_manager.engine.placement.placement_pass import Placing
+    from resource_manager.engine.state import State
+
+
+def try_growth(turn: Turn, placing: Placing, single: Single) -> bool:
+    """Orders a change that waits in line if its growth fits now; False: it does not."""
+    state = turn.state
+    slot = state.slots[single.name, single.generation]
+    host = state.hosts[slot.executor_id]
+    asked = growth(host, slot)
+    if asked and not (host.eligible and fits(asked, host.spare())):
+        return False
+    if asked and is_kept_from(host, slot):
+        return False
+    found = assignment_for(state, host, slot)
+    if isinstance(found, CpuRefusal):
+        return False
+    order(turn, slot, found)
+    if asked or found is not None:
+        placing.follow([host])
+    return True
+
+
+def growth(host: Host, slot: Slot) -> Amounts:
+    """What a slot has to have more than it has booked for the change that waits; empty: nothing."""
+    if slot.wanted is None:
+        return {}
+    need = host.booking_of(slot.wanted.profile, best_effort=slot.best_effort)
+    return shortfall(need, slot.booked)
+
+
+def is_kept_from(host: Host, slot: Slot) -> bool:
+    """True if a host is held for somebody, and the slot would grow by cpus or NUMA shares there:
+    which of them he needs, amounts do not say. (Whom it is held for does not ask.)
+    """
+    held = slot.assignment
+    return host.held is not None and held is not None and bool(held.cpus or held.numa)
+
+
+def assignment_for(state: State, host: Host, slot: Slot) -> CpuAssignment | CpuRefusal | None:
+    """The cpus and NUMA nodes that a slot has with the change that waits, or why there are none
+    now; None: it runs in the whole shared pool, and goes on to.
+    """
+    held, wanted = slot.assignment, slot.wanted
+    if held is None or wanted is None:
+        return held
+    if host.cpus is None:
+        return NO_TOPOLOGY if held.cpus or held.numa else held
+    return resized(
+        host.cpus, (slot.allocation_id, slot.generation), held, wish_of(state, host, slot, wanted)
+    )
+
+
+def unsuited(state: State, host: Host, slot: Slot, size: Resize) -> CpuRefusal | None:
+    """Why a host's cpus and NUMA nodes could not suit a slot of this size, even if it were the only
+    one there; None: they could.
+    """
+    held = slot.assignment
+    if slot.ordered is not None:
+        held = slot.ordered.assignment or held
+    if held is None or host.cpus is None:
+        return None
+    key = (slot.allocation_id, slot.generation)
+    return fits_alone(host.cpus, key, held, wish_of(state, host, slot, size))
+
+
+def wish_of(state: State, host: Host, slot: Slot, size: Resize) -> Wish:
+    """What a slot of this size needs of its host's cpus and NUMA nodes."""
+    request = state.requests.get(slot.allocation_id)
+    policy = request.spec.cpu_policy if request is not None else PLAIN
+    booked = host.booking_of(size.profile, best_effort=slot.best_effort)
+    return Wish.of(policy, booked, size.cpu_limit_milli)
+
+
+def go_on(turn: Turn, slot: Slot) -> None:
+    """Lets the change that a slot waits with, if any, take its next step: it is ordered, or stands
+    in line.
+    """
+    state = turn.state
+    wanted = slot.wanted
+    if wanted is None or slot.ordered is not None or slot.state is not SlotState.ALLOCATED:
+        return
+    host = turn.host_of(slot)
+    hold = host.resize_holds.get((slot.allocation_id, slot.generation))
+    if hold is not None and hold.active:
+        return
+    if has_size(slot, wanted):  # since what was ordered before it was refused
+        withdraw(state, host, slot)
+        state.changes.slot(slot)
+        _tell(turn, slot, wanted.number)
+        return
+    found = assignment_for(state, host, slot)
+    if not (growth(host, slot) or isinstance(found, CpuRefusal)):
+        state.queue.singles.remove(wanted.arrival_number)
+        order(turn, slot, found)
+    elif wanted.arrival_number not in state.queue.singles:
+        state.line_up(slot)
+    else:
+        state.queue.singles.wake(wanted.arrival_number)  # it may grow by less than it was to
+
+
+def stop(turn: Turn, slot: Slot) -> None:
+    """A slot is being taken down: its size is changed no more.
+
+    What it wants is kept, for the case that it is taken back; and what was ordered, since the
+    executor may have done it.
+    """
+    host = turn.host_of(slot)
+    key = (slot.allocation_id, slot.generation)
+    host.to_resize.pop(key, None)
+    host.resize_holds.pop(key, None)
+    if slot.wanted is not None:
+        turn.state.queue.singles.remove(slot.wanted.arrival_number)
+
+
+def resume(turn: Turn, slot: Slot) -> None:
+    """A conversation with an executor began anew, or it came back with the slot: what was ordered
+    and is not enforced is ordered again, and what waits stands in line.
+    """
+    if slot.state is not SlotState.ALLOCATED:
+        return
+    if slot.ordered is None:
+        go_on(turn, slot)
+        return
+    host = turn.host_of(slot)
+    host.to_resize[slot.allocation_id, slot.generation] = None
+    turn.state.outbox[host.host_id] = None
+
+
+def take_in_size(turn: Turn, slot: Slot, seen: ReportedSlot) -> None:
+    """Makes the books follow the size that an executor enforces, as a newer state shows it.
+
+    If that is not what was ordered, it is the truth all the same. A number above the one that was
+    ordered, or that waits, or that was ever given out here, is of a change that later books than
+    these ordered before they were lost; so is one with another content. And an executor that
+    crashed when its disk was full may do what it had refused, or take back what it had confirmed.
+    """
+    ordered, wanted, number = slot.ordered, slot.wanted, seen.resize_number
+    if ordered is not None and number == ordered.number and _size(seen) == _size(ordered):
+        _adopt(turn, slot, seen)
+        return
+    if ordered is not None:
+        unknown_from = ordered.number
+    else:
+        unknown_from = wanted.number if wanted is not None else slot.resize_number + 1
+    if number < unknown_from and _size(seen) == _size(slot):
+        return
+    slot.resize_number = max(slot.resize_number, number)
+    if wanted is not None and wanted.number <= number:
+        withdraw(turn.state, turn.host_of(slot), slot)
+    _adopt(turn, slot, seen)
+    turn.host_of(slot).notice_shrinking()
+
+
+def _adopt(turn: Turn, slot: Slot, seen: ReportedSlot) -> None:
+    """The slot has this size. What is ordered stays so if it is newer."""
+    state, host = turn.state, turn.host_of(slot)
+    key = (slot.allocation_id, slot.generation)
+    ordered, number = slot.ordered, seen.resize_number
+    if ordered is not None and ordered.number <= number:
+        ordered = None
+        host.to_resize.pop(key, None)
+    host.resize_holds.pop(key, None)
+    slot.assignment = _assignment_seen(slot, seen)
+    _set_size(state, host, slot, seen.profile, ordered)
+    _, slot.cpu_limit_milli = _size(seen)
+    slot.cpus = seen.cpus  # of another size it may have others
+    if seen.isolation is not None:
+        slot.isolation = seen.isolation
+    state.changes.slot(slot)
+    if slot.wanted is not None and ordered is None and has_size(slot, slot.wanted):
+        number = slot.wanted.number
+        withdraw(state, host, slot)
+    _tell(turn, slot, number)
+    go_on(turn, slot)
+
+
+def _assignment_seen(slot: Slot, seen: ReportedSlot) -> CpuAssignment | None:
+    """What a slot has of its host's cpus with the change that was confirmed."""
+    if seen.assignment is not None:
+        return seen.assignment
+    ordered = slot.ordered
+    if ordered is not None and ordered.number == seen.resize_number and ordered.assignment:
+        return ordered.assignment
+    return slot.assignment
+
+
+def _tell(turn: Turn, slot: Slot, number: int) -> None:
+    """The job master hears that a change is done, if it still has the slot."""
+    request = _granted(turn.state, slot)
+    if request is not None:
+        message = f"change {number}: {size_text(slot)}"
+        turn.slot_event("slot_resized", slot, message=message)
+        turn.job_event(request, reason=Reason.RESIZED, message=message, slot=slot)
+
+
+def resize_answered(
+    turn: Turn, host: Host, key: SlotKey, number: int, outcome: ItemOutcome
+) -> None:
+    """The executor has answered the order of a change, and the state that came along was taken in.
+
+    If that has not confirmed the change, the executor has refused it.
+    """
+    slot = host.slots.get(key)
+    if slot is None or slot.ordered is None or slot.ordered.number != number:
+        return
+    state, ordered = turn.state, slot.ordered
+    _set_size(state, host, slot, slot.profile, None)
+    state.touch(host)
+    state.changes.slot(slot)
+    request = _granted(state, slot)
+    if request is None:
+        return
+    message = outcome.message or f"executor {host.host_id} did not do what it said"
+    reason = outcome.reason or Reason.RESIZE_REFUSED
+    ends = _ends(outcome, ordered)
+    if slot.wanted is None and not ends:
+        slot.wanted = replace(ordered, assignment=None)  # others may be there by then
+        _hold(turn, host, slot, outcome, message)
+        return
+    text = f"change {number} to {size_text(ordered)}: {message}"
+    turn.slot_event("slot_resize_refused", slot, reason=reason, message=text)
+    host.resize_holds.pop(key, None)
+    turn.job_event(request, reason=Reason.RESIZE_REFUSED, message=text, slot=slot)
+    go_on(turn, slot)
+
+
+def _ends(outcome: ItemOutcome, ordered: Resize) -> bool:
+    if outcome.reason == Reason.BELOW_USE:
+        return not ordered.wait_for_use
+    # What makes no sense to an executor or its kernel, hardly will later; whoever asked decides.
+    return outcome.reason in (
+        Reason.STALE_RESIZE,
+        Reason.VERSION_MISMATCH,
+        Reason.CARVE_FAILED,
+        Reason.INVALID_ARGUMENT,
+    )
+
+
+def _hold(turn: Turn, host: Host, slot: Slot, outcome: ItemOutcome, message: str) -> None:
+    """Lets a change that could not be carried out pause; its place in line stays what it was."""
+    settings, key = turn.state.settings, (slot.allocation_id, slot.generation)
+    before = host.resize_holds.get(key)
+    failures = before.failures if before is not None else 0
+    delay = backoff_ms(failures, settings.resize_retry_min_ms, settings.resize_retry_max_ms)
+    until_ms = turn.now_ms + delay
+    below_use = outcome.reason == Reason.BELOW_USE  # which the state does not tell
+    host.resize_holds[key] = ResizeHold(
+        number=slot.wanted.number if slot.wanted is not None else 0,
+        failures=failures + 1,
+        until_ms=until_ms,
+        reason=outcome.reason,
+        message=message,
+        state_seen=None if below_use else host.state_seen(),
+    )
+    turn.state.timers.arm(Timer.RESIZE, slot.allocation_id, until_ms)
+
+
+def resize_rang(turn: Turn, allocation_id: str) -> None:
+    """A change that could not be carried out may be tried again."""
+    state = turn.state
+    request = state.requests.get(allocation_id)
+    slot = state.slot_of(request) if request is not None else None
+    if slot is None:
+        return
+    hold = turn.host_of(slot).resize_holds.get((allocation_id, slot.generation))
+    if hold is None or not hold.active:
+        return
+    if turn.now_ms < hold.until_ms:
+        state.timers.arm(Timer.RESIZE, allocation_id, hold.until_ms)
+        return
+    hold.active = False
+    go_on(turn, slot)
+
+
+def end_holds(turn: Turn, host: Host) -> None:
+    """A new state of the host was taken in: who was refused on another one may try again."""
+    present = host.state_seen()
+    for key, hold in list(host.resize_holds.items()):
+        if hold.active and hold.state_seen is not None and hold.state_seen != present:
+            hold.active = False
+            go_on(turn, host.slots[key])
+
+
+def order(turn: Turn, slot: Slot, assignment: CpuAssignment | None) -> None:
+    """The change that waits is the executor's to carry out; its growth must fit there, and the
+    slot has these cpus and NUMA nodes then (`assignment_for`).
+    """
+    host = turn.host_of(slot)
+    if slot.wanted is None:
+        raise InvariantBroken(f"slot {slot.allocation_id} waits for no other size")
+    ordered, slot.wanted = replace(slot.wanted, assignment=assignment), None
+    turn.state.starving.placements += 1
+    _set_size(turn.state, host, slot, slot.profile, ordered)
+    host.to_resize[slot.allocation_id, slot.generation] = None
+    turn.state.outbox[host.host_id] = None
+    turn.state.changes.slot(slot)
+
+
+def _set_size(
+    state: State, host: Host, slot: Slot, profile: ResourceProfile, ordered: Resize | None
+) -> None:
+    before = slot.booked
+    host.set_size(slot, profile, ordered)
+    usage.rebooked(state, [(slot, before)])
+
+
+def withdraw(state: State, host: Host, slot: Slot) -> None:
+    """Strikes the change that a slot waits with, if any."""
+    if slot.wanted is not None:
+        state.queue.singles.remove(slot.wanted.arrival_number)
+        host.resize_holds.pop((slot.allocation_id, slot.generation), None)
+        slot.wanted = None
+
+
+def _granted(state: State, slot: Slot) -> Request | None:
+    """The request that has been granted this slot; None: it was given up or replaced."""
+    request = state.request_of(slot)
+    return request if request is not None and request.state is RequestState.GRANTED else None
+
+
+def _size(of: ReportedSlot | Slot | Resize) -> tuple[ResourceProfile, int]:
+    """What makes two sizes equal; a cap that is not told is what is booked."""
+    return of.profile, max(of.cpu_limit_milli, of.profile.cpu_milli)
+
+
+def has_size(slot: Slot, target: Resize) -> bool:
+    """True if a slot has this size, as its executor has confirmed."""
+    return _size(slot) == _size(target)
+
+
+def size_text(size: Slot | Resize) -> str:
+    """A size for people."""
+    profile, limit_milli = size.profile, size.cpu_limit_milli
+    limit = f" (at most {limit_milli})" if limit_milli > profile.cpu_milli else ""
+    extended = "".join(f", {name} {amount}" for name, amount in profile.extended)
+    memory = profile.booked_memory_bytes
+    return f"cpu_milli {profile.cpu_milli}{limit}, memory_bytes {memory}{extended}"

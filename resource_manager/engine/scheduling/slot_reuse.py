@@ -1,0 +1,181 @@
+"""Whether a slot whose work is done may serve another request of its job, instead of being taken
+down and carved anew.
+
+It may if that is what would come of giving it back: the job would be served next with what it
+frees. So nobody gets more than his share by it, but the one slot that he has anyway; and whoever
+comes first does not wait while others hand their slots on among themselves. If it may not, the slot
+is given back, and its request says why.
+
+The answer to a call is kept where the books keep what ended: a request whose work a slot took over
+is RELEASED with reason REUSED, a slot that was given back instead has the reason why. So the same
+call gets the same answer, also after a restart. Messages are the same for everybody, since a range
+keeps its ends by reason and message.
+
+Decides for one slot at a time; who is served before whom, `next_turn.py` knows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from finegrain.errors import Reason
+from resource_manager.engine.context import Turn
+from resource_manager.engine.fairness import threads
+from resource_manager.engine.jobs.lifecycle import known_job
+from resource_manager.engine.model.entities import (
+    ENDED_REQUEST_STATES,
+    Request,
+    RequestState,
+    Slot,
+    SlotState,
+)
+from resource_manager.engine.model.events import ItemOutcome, SlotsReuseAsked
+from resource_manager.engine.model.transitions import RequestInput
+from resource_manager.engine.requests.moves import end_request
+from resource_manager.engine.scheduling.gangs import give_up
+from resource_manager.engine.scheduling.next_in_order import NextTurn
+
+HANDED_ON = "a slot that its job has already does its work"
+FAIR_SHARE = "others are to be served before its job with what it frees"
+NOT_WAITING = "the request that was to take it over does not wait"
+NOT_THE_SAME = "the request that was to take it over asks for something else"
+NOT_HERE = "nothing new may be placed on its executor"
+OF_A_GANG = "slots and requests of gangs are not handed on"
+RESIZED = "its size was changed, or is to be"
+ENDED = "it has ended before"
+NOT_GRANTED = "it was not granted"
+
+
+def reuse_slots(turn: Turn, event: SlotsReuseAsked) -> list[ItemOutcome]:
+    """Agrees to what is fair, and gives back the other slots.
+
+    Raises:
+        NotFound: the job is not known.
+    """
+    known_job(turn.state, event.job_id)
+    following = NextTurn(turn.state)
+    return [_ask(turn, event, following, each) for each in event.slots]
+
+
+def _ask(
+    turn: Turn, event: SlotsReuseAsked, following: NextTurn, asked: tuple[str, int, str]
+) -> ItemOutcome:
+    state, job_id = turn.state, event.job_id
+    allocation_id, generation, for_id = asked
+    request, waiting = state.request_named(allocation_id), state.request_named(for_id)
+    if request is None or request.job_id != job_id:
+        return ItemOutcome(
+            allocation_id,
+            Reason.ALLOCATION_UNKNOWN,
+            f"allocation {allocation_id} is not known in job {job_id}",
+        )
+    if waiting is not None and _was_agreed(request, waiting, following):
+        return ItemOutcome(allocation_id)
+    if request.state in ENDED_REQUEST_STATES:
+        if request.reason in (Reason.FAIR_SHARE, Reason.NOT_REUSABLE):
+            return ItemOutcome(allocation_id, request.reason, request.message)
+        return ItemOutcome(allocation_id, Reason.NOT_REUSABLE, ENDED)
+    if generation != request.generation:
+        return ItemOutcome(
+            allocation_id,
+            Reason.STALE_GENERATION,
+            f"generation {generation} of {allocation_id} is not the current one, which is"
+            f" {request.generation}",
+            (("generation", str(generation)), ("current", str(request.generation))),
+        )
+    reason, message = _obstacle(turn, request, waiting, following)
+    if not reason and waiting is not None:
+        _hand_on(turn, request, waiting)
+        following.work_of(job_id)[for_id] = allocation_id
+        return ItemOutcome(allocation_id)
+    _end_thread(turn, request)
+    give_up(turn, request, alone=True, reason=reason, message=message, grace_ms=event.grace_ms)
+    following.gave_back(job_id)
+    return ItemOutcome(allocation_id, reason, message)
+
+
+def _was_agreed(request: Request, waiting: Request, following: NextTurn) -> bool:
+    """True if a slot took over the work of a request, as far as can be told: which one did is not
+    stored. It was another one if that does it still, or if this one had been given back before.
+    """
+    if waiting.job_id != request.job_id or waiting.reason != Reason.REUSED:
+        return False
+    if request.end_time_ms and waiting.end_time_ms and request.end_time_ms < waiting.end_time_ms:
+        return False
+    by = following.work_of(request.job_id).get(waiting.allocation_id)
+    return by in (None, request.allocation_id)
+
+
+def _obstacle(
+    turn: Turn, request: Request, waiting: Request | None, following: NextTurn
+) -> tuple[str, str]:
+    """Why a slot may not be handed on: reason and message; empty: it may."""
+    slot = turn.state.slot_of(request)
+    why = ""
+    if slot is None or request.state is not RequestState.GRANTED:
+        why = NOT_GRANTED
+    elif (
+        waiting is None
+        or waiting.job_id != request.job_id
+        or waiting.state is not RequestState.PENDING
+    ):
+        why = NOT_WAITING
+    elif request.spec.gang_id or waiting.spec.gang_id:
+        why = OF_A_GANG
+    elif not _ask_for_the_same(request, waiting):
+        why = NOT_THE_SAME
+    elif not _has_its_size(turn, slot, request):
+        why = RESIZED
+    elif slot.state is not SlotState.ALLOCATED or not turn.host_of(slot).eligible:
+        why = NOT_HERE
+    if why or slot is None:
+        return Reason.NOT_REUSABLE, why
+    return (Reason.FAIR_SHARE, FAIR_SHARE) if following.is_anothers(slot) else ("", "")
+
+
+def _ask_for_the_same(request: Request, waiting: Request) -> bool:
+    """True if they differ in nothing that makes one slot different from another."""
+    like = replace(
+        waiting.spec,
+        allocation_id=request.allocation_id,
+        allow_pending=request.spec.allow_pending,
+        restart_on_loss=request.spec.restart_on_loss,
+    )
+    return like == request.spec
+
+
+def _has_its_size(turn: Turn, slot: Slot, request: Request) -> bool:
+    """True if the slot is of the size that its request asked for, and is to stay so."""
+    if slot.ordered is not None or slot.wanted is not None:
+        return False
+    default = turn.host_of(slot).executor.registration.default_profile
+    profile = request.spec.profile or default
+    limit_milli = max(request.spec.cpu_limit_milli, profile.cpu_milli)
+    return (slot.profile, slot.cpu_limit_milli) == (profile, limit_milli)
+
+
+def _end_thread(turn: Turn, request: Request) -> None:
+    """Counts the thread of a slot that is given back because it may not be reused.
+
+    Its job master asked because the thread is done. `give_up` cannot tell: to it, a reason means
+    that the slot is taken away.
+    """
+    slot = turn.state.slot_of(request)
+    if slot is not None and request.state is RequestState.GRANTED:
+        threads.end(turn.state.jobs[request.job_id], slot, turn.now_ms)
+
+
+def _hand_on(turn: Turn, request: Request, waiting: Request) -> None:
+    """The slot goes on with the work of a request that waits."""
+    state = turn.state
+    slot = state.slot_of(request)
+    line = state.queue.shape_of(waiting.spec).lines.get(waiting.job_id)
+    if line is not None:
+        line.placed(turn.now_ms, state.starving.placements)
+    end_request(turn, waiting, RequestInput.REUSE, reason=Reason.REUSED, message=HANDED_ON)
+    if slot is not None:
+        slot.works_for = waiting.allocation_id
+        threads.hand_on(state.jobs[request.job_id], slot, turn.now_ms)
+        turn.slot_event("slot_reused", slot, message=f"by {waiting.allocation_id}")
+    state.starving.placements += 1
+    state.flows.hand_on(request.job_id)

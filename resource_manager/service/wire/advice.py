@@ -1,0 +1,50 @@
+"""A recommendation of how many threads to split a job's work into, asked and answered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from finegrain.errors import InvalidArgument
+from finegrain.ids import check_id
+from finegrain.rpc.wire import duration_ms_from_proto, duration_ms_to_proto
+from finegrain.v1 import cluster_pb2
+from resource_manager.engine.explain.advice import advise_threads
+from resource_manager.engine.fairness.advice import QUANTILE, TARGET_MS, Advice
+from resource_manager.engine.state import State
+
+TARGET_MS_MAX = 366 * 24 * 3600 * 1000
+
+
+def advice_wanted(
+    request: cluster_pb2.AdviseThreadsRequest, now_ms: int
+) -> Callable[[State], cluster_pb2.AdviseThreadsResponse]:
+    """What is to be looked up in the books.
+
+    Raises:
+        InvalidArgument: a malformed id, a target of no time, a quantile that is none.
+    """
+    job_id = check_id("job_id", request.job_id)
+    target_ms, quantile = TARGET_MS, request.quantile or QUANTILE
+    if request.HasField("target"):
+        target_ms = duration_ms_from_proto(
+            request.target, "target", smallest_ms=1, largest_ms=TARGET_MS_MAX
+        )
+    if not 0 < quantile < 1:
+        raise InvalidArgument("quantile", quantile, "above 0 and below 1, such as 0.95")
+    return lambda state: _advice(advise_threads(state, job_id, target_ms, quantile, now_ms))
+
+
+def _advice(advice: Advice) -> cluster_pb2.AdviseThreadsResponse:
+    return cluster_pb2.AdviseThreadsResponse(
+        threads_recommended=advice.threads_recommended,
+        threads_observed=advice.threads_observed,
+        threads_running=advice.threads_running,
+        threads_waiting=advice.threads_waiting,
+        median=duration_ms_to_proto(advice.median_ms),
+        at_quantile=duration_ms_to_proto(advice.at_quantile_ms),
+        longest=duration_ms_to_proto(advice.longest_ms),
+        share_within_target=advice.share_within_target,
+        target=duration_ms_to_proto(advice.target_ms),
+        quantile=advice.quantile,
+        remarks=advice.remarks,
+    )

@@ -1,0 +1,305 @@
+"""From requests on the wire to the engine's vocabulary: every field is checked here, and only here.
+
+Decides which messages are well-formed; `InvalidArgument` carries the path of the field. Refuses to
+know the books: whether an id is known, a lease allowed or an amount above the minimum is for the
+engine to say.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+
+from google.protobuf.duration_pb2 import Duration
+
+from finegrain.errors import FailedPrecondition, InvalidArgument, Reason
+from finegrain.ids import ID_PATTERN, check_id, check_text
+from finegrain.resources import AMOUNT_MAX, ResourceProfile
+from finegrain.rpc.addresses import check_dialable
+from finegrain.rpc.wire import (
+    amounts_from_proto,
+    check_amount,
+    duration_ms_from_proto,
+    isolation_from_proto,
+    labels_from_proto,
+    profile_from_proto,
+    topology_from_proto,
+)
+from finegrain.rpc.wire_cpus import assignment_from_proto, host_cpus_from_proto
+from finegrain.rpc.wire_topology import check_cpu_list
+from finegrain.v1 import resource_manager_pb2 as rm_pb2
+from finegrain.v1 import slots_pb2
+from resource_manager.engine.model.entities import Registration, RequestSpec, SlotState, Usage
+from resource_manager.engine.model.events import ItemOutcome
+from resource_manager.engine.model.reported import EndedSlot, Report, ReportedSlot
+from resource_manager.service.wire.cpu_policy import request_policy
+from resource_manager.service.wire.cpus import cpu_state_from_proto
+
+BATCH_ITEMS_MAX = 10_000
+PIDS_MAX = 4_194_304  # the kernel's own limit
+SLOTS_MAX = 1_000_000
+NAME_LENGTH_MAX = 200
+REQUEST_ID_LENGTH_MIN = 16
+REQUEST_ID_LENGTH_MAX = 256
+GRACE_MS_MAX = 24 * 3600 * 1000
+REASON_LENGTH_MAX = 500
+PROTOCOL_VERSION = "1.0"
+"""Version of the protocol that this RM speaks: "MAJOR.MINOR"."""
+
+_VERSION = re.compile(r"(\d{1,4})\.(\d{1,4})")
+_REASON_CODE = re.compile(r"[A-Z][A-Z0-9_]{0,63}")
+_REPORTED_STATES = {
+    slots_pb2.SLOT_STATE_ALLOCATED: SlotState.ALLOCATED,
+    slots_pb2.SLOT_STATE_FREEING: SlotState.FREEING,
+}
+
+
+def check_batch(field: str, items: Sequence[object], *, ranges: Sequence[object] = ()) -> None:
+    """Raises InvalidArgument unless there are 1 to `BATCH_ITEMS_MAX` items; with ranges, 0 will do
+    as well.
+    """
+    if not (0 if ranges else 1) <= len(items) <= BATCH_ITEMS_MAX:
+        raise InvalidArgument(field, f"{len(items)} items", f"1 to {BATCH_ITEMS_MAX} items")
+
+
+def grace_ms(message: Duration, *, present: bool) -> int | None:
+    """Milliseconds between SIGTERM and SIGKILL; None: the executor's default."""
+    return duration_ms_from_proto(message, "grace", largest_ms=GRACE_MS_MAX) if present else None
+
+
+def request_id(text: str) -> str:
+    """A well-formed request id; the error does not repeat it, because it is a secret."""
+    fits = REQUEST_ID_LENGTH_MIN <= len(text) <= REQUEST_ID_LENGTH_MAX
+    if not fits or not text.isprintable():
+        raise InvalidArgument(
+            "request_id",
+            f"{len(text)} characters",
+            f"{REQUEST_ID_LENGTH_MIN} to {REQUEST_ID_LENGTH_MAX} printable random characters",
+        )
+    return text
+
+
+def slot_request(message: slots_pb2.SlotRequest, field: str) -> RequestSpec:
+    """One slot request."""
+    allocation_id = message.allocation_id
+    if not ID_PATTERN.fullmatch(allocation_id):  # thousands come at once: no path for sound ones
+        check_id(f"{field}.allocation_id", allocation_id)
+    specified = message.HasField("profile")
+    profile = profile_from_proto(message.profile, f"{field}.profile") if specified else None
+    limit = message.cpu_limit_milli
+    if limit:
+        _check_limit(limit, profile, f"{field}.cpu_limit_milli")
+    pids_max, target_address = message.pids_max, message.target_address
+    if not 0 <= pids_max <= PIDS_MAX:
+        raise InvalidArgument(f"{field}.pids_max", pids_max, f"0 to {PIDS_MAX}")
+    if target_address:
+        check_dialable(target_address, f"{field}.target_address")
+    if gang_id := message.gang_id:
+        check_id(f"{field}.gang_id", gang_id)
+    return RequestSpec(
+        allocation_id=allocation_id,
+        profile=profile,
+        cpu_limit_milli=limit,
+        pids_max=pids_max,
+        required_labels=labels_from_proto(message.required_labels, f"{field}.required_labels"),
+        target_address=target_address,
+        allow_pending=message.allow_pending,
+        restart_on_loss=message.restart_on_loss,
+        gang_id=gang_id,
+        cpu_policy=request_policy(message, profile, field),
+    )
+
+
+def _check_limit(limit: int, profile: ResourceProfile | None, field: str) -> None:
+    if profile is None:
+        raise InvalidArgument(field, limit, "0 where the profile is absent (unknown)")
+    lowest = profile.cpu_milli
+    if not lowest <= limit <= AMOUNT_MAX:
+        raise InvalidArgument(field, limit, f"0, or cpu_milli ({lowest}) to {AMOUNT_MAX}")
+
+
+def slot_requests_from(messages: Sequence[slots_pb2.SlotRequest], first: int) -> list[RequestSpec]:
+    """A part of a batch, which begins at the position `first`."""
+    return [slot_request(each, f"requests[{first + at}]") for at, each in enumerate(messages)]
+
+
+def repetitions(ids: Sequence[str], field: str) -> dict[int, ItemOutcome]:
+    """By position, the refusal of every item whose id stood earlier in the same batch."""
+    first: dict[str, int] = {}
+    repeated: dict[int, ItemOutcome] = {}
+    for index, each in enumerate(ids):
+        earlier = first.setdefault(each, index)
+        if earlier != index:
+            error = InvalidArgument(
+                field.format(index), each, f"an id that {field.format(earlier)} does not have"
+            )
+            repeated[index] = ItemOutcome(
+                each, error.reason.value, error.message, tuple(error.details.items())
+            )
+    return repeated
+
+
+def allocation_ids(ids: Sequence[str], *, ranges: Sequence[object] = ()) -> tuple[str, ...]:
+    """A batch of well-formed ids; none with ranges, if need be."""
+    check_batch("allocation_ids", ids, ranges=ranges)
+    return tuple(check_id(f"allocation_ids[{index}]", each) for index, each in enumerate(ids))
+
+
+def slot_releases(
+    messages: Sequence[rm_pb2.SlotRelease], *, ranges: Sequence[object] = ()
+) -> tuple[tuple[str, int], ...]:
+    """A batch of slots (id, generation; 0: the current one); none with ranges, if need be."""
+    check_batch("slots", messages, ranges=ranges)
+    slots = tuple((each.allocation_id, each.generation) for each in messages)
+    sound = ID_PATTERN.fullmatch
+    for index, (allocation_id, generation) in enumerate(slots):
+        if generation < 0 or not sound(allocation_id):
+            check_id(f"slots[{index}].allocation_id", allocation_id)
+            _check_counter(f"slots[{index}].generation", generation)
+    return slots
+
+
+def registration(message: rm_pb2.RegisterExecutorRequest) -> Registration:
+    """What an executor announces of itself."""
+    check_id("executor_id", message.executor_id)
+    check_id("instance_id", message.instance_id)
+    check_dialable(message.address, "address")
+    total = amounts_from_proto(message.total, "total")
+    if not total:
+        raise InvalidArgument("total", "empty", "what slots can be carved from")
+    if not 0 <= message.slots_max <= SLOTS_MAX:
+        raise InvalidArgument("slots_max", message.slots_max, f"0 to {SLOTS_MAX}")
+    check_text("boot_id", message.boot_id, longest=100, empty_ok=True)
+    check_text("software_version", message.software_version, longest=100, empty_ok=True)
+    return Registration(
+        executor_id=message.executor_id,
+        instance_id=message.instance_id,
+        address=message.address,
+        total=total,
+        reserved=amounts_from_proto(message.reserved, "reserved"),
+        default_profile=profile_from_proto(message.default_slot_profile, "default_slot_profile"),
+        labels=labels_from_proto(message.labels, "labels"),
+        slots_max=message.slots_max,
+        shared_cpus=check_cpu_list(message.shared_cpus, "shared_cpus"),
+        topology=json.dumps(
+            topology_from_proto(message.topology, "topology"), separators=(",", ":")
+        ),
+        isolation=isolation_from_proto(message.isolation, "isolation"),
+        boot_id=message.boot_id,
+        protocol_version=check_protocol_version(message.protocol_version),
+        software_version=message.software_version,
+        provided_as=message.provided_as and check_id("provided_as", message.provided_as),
+        host_cpus=host_cpus_from_proto(message.host_cpus, "host_cpus"),
+    )
+
+
+def check_protocol_version(text: str) -> str:
+    """The version itself if both sides understand each other: same major, minors at most one apart.
+
+    Raises:
+        InvalidArgument: malformed.
+        FailedPrecondition: too far apart.
+    """
+    found = _VERSION.fullmatch(text)
+    ours = _VERSION.fullmatch(PROTOCOL_VERSION)
+    if found is None or ours is None:
+        raise InvalidArgument("protocol_version", text, 'a version such as "1.0"')
+    major, minor = int(found[1]), int(found[2])
+    if major != int(ours[1]) or abs(minor - int(ours[2])) > 1:
+        raise FailedPrecondition(
+            f"protocol_version is {text}; this resource manager speaks {PROTOCOL_VERSION} and "
+            "understands one minor version more or less; upgrade the older side",
+            reason=Reason.VERSION_MISMATCH,
+            details={"protocol_version": text, "spoken": PROTOCOL_VERSION},
+        )
+    return text
+
+
+def report(message: slots_pb2.SlotReport, field: str) -> Report:
+    """One numbered state of an executor."""
+    if message.report_number < 1:
+        raise InvalidArgument(f"{field}.report_number", message.report_number, "1 or more")
+    _check_counter(f"{field}.rm_epoch", message.rm_epoch)
+    _check_counter(f"{field}.command_number", message.command_number)
+    _check_counter(f"{field}.base_report_number", message.base_report_number)
+    if message.unchanged and (message.slots or message.HasField("available")):
+        raise InvalidArgument(f"{field}.unchanged", True, "no slots and no available amounts")
+    slots = tuple(
+        _reported_slot(each, f"{field}.slots[{index}]") for index, each in enumerate(message.slots)
+    )
+    # Two generations of one id may well stand on a host until the older one is freed.
+    if len({(slot.allocation_id, slot.generation) for slot in slots}) != len(slots):
+        raise InvalidArgument(
+            f"{field}.slots", f"{len(slots)} slots", "every id and generation once"
+        )
+    return Report(
+        report_number=message.report_number,
+        rm_epoch=message.rm_epoch,
+        command_number=message.command_number,
+        unchanged=message.unchanged,
+        base_report_number=message.base_report_number,
+        slots=slots,
+        available=amounts_from_proto(message.available, f"{field}.available"),
+        ended=tuple(
+            _ended_slot(each, f"{field}.ended[{index}]") for index, each in enumerate(message.ended)
+        ),
+        cpu_state=cpu_state_from_proto(message.cpu_state, f"{field}.cpu_state")
+        if message.HasField("cpu_state")
+        else None,
+    )
+
+
+def usage(message: slots_pb2.UsageReport, field: str) -> Usage:
+    """What slots really use."""
+    return Usage(
+        cpu_milli=check_amount(f"{field}.cpu_milli", message.cpu_milli),
+        memory_bytes=check_amount(f"{field}.memory_bytes", message.memory_bytes),
+        tasks=check_amount(f"{field}.tasks", message.tasks),
+    )
+
+
+def _reported_slot(message: slots_pb2.SlotStatus, field: str) -> ReportedSlot:
+    state = _REPORTED_STATES.get(message.state)
+    if state is None:
+        raise InvalidArgument(f"{field}.state", message.state, "ALLOCATED or FREEING")
+    generation = message.generation
+    if generation < 1:
+        raise InvalidArgument(f"{field}.generation", generation, "1 or more")
+    allocation_id, job_id, cpus = message.allocation_id, message.job_id, message.cpus
+    if not (ID_PATTERN.fullmatch(allocation_id) and ID_PATTERN.fullmatch(job_id)):
+        check_id(f"{field}.allocation_id", allocation_id)
+        check_id(f"{field}.job_id", job_id)
+    isolation = None
+    if message.HasField("isolation"):
+        isolation = isolation_from_proto(message.isolation, f"{field}.isolation")
+    assignment = None
+    if message.HasField("assignment"):
+        assignment = assignment_from_proto(message.assignment, f"{field}.assignment")
+    return ReportedSlot(
+        allocation_id=allocation_id,
+        generation=generation,
+        job_id=job_id,
+        profile=profile_from_proto(message.profile, f"{field}.profile"),
+        state=state,
+        cpu_limit_milli=check_amount(f"{field}.cpu_limit_milli", message.cpu_limit_milli),
+        pids_max=check_amount(f"{field}.pids_max", message.pids_max),
+        cpus=check_cpu_list(cpus, f"{field}.cpus") if cpus else "",
+        isolation=isolation,
+        resize_number=check_amount(f"{field}.resize_number", message.resize_number),
+        assignment=assignment,
+    )
+
+
+def _ended_slot(message: slots_pb2.EndedSlot, field: str) -> EndedSlot:
+    if not _REASON_CODE.fullmatch(message.reason):
+        raise InvalidArgument(f"{field}.reason", message.reason, "a code in capitals")
+    if message.generation < 1:
+        raise InvalidArgument(f"{field}.generation", message.generation, "1 or more")
+    check_id(f"{field}.allocation_id", message.allocation_id)
+    return EndedSlot(message.allocation_id, message.generation, message.reason)
+
+
+def _check_counter(field: str, value: int) -> None:
+    if value < 0:
+        raise InvalidArgument(field, value, "0 or more")

@@ -1,0 +1,128 @@
+"""Gangs on the wire, both ways.
+
+Decides what a call with gangs must look like; `InvalidArgument` carries the path of the field.
+Refuses to know the books, and whether a gang fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from finegrain.errors import InvalidArgument
+from finegrain.ids import LABEL_KEY_PATTERN, check_id
+from finegrain.rpc.wire import duration_ms_from_proto, duration_ms_to_proto
+from finegrain.v1 import slots_pb2
+from resource_manager.engine.model.entities import GangPlacement, GangSpec, RequestSpec
+from resource_manager.engine.model.events import ItemOutcome
+
+_TO_WIRE: dict[GangPlacement, slots_pb2.GangPlacement.ValueType] = {
+    placement: slots_pb2.GangPlacement.Value(f"GANG_PLACEMENT_{placement.value}")
+    for placement in GangPlacement
+}
+_FROM_WIRE: dict[int, GangPlacement] = {
+    slots_pb2.GANG_PLACEMENT_UNSPECIFIED: GangPlacement.ANYWHERE,
+    **{number: placement for placement, number in _TO_WIRE.items()},
+}
+
+
+def gang_message(spec: GangSpec) -> slots_pb2.Gang:
+    """A gang as it was asked for."""
+    return slots_pb2.Gang(
+        gang_id=spec.gang_id,
+        placement=_TO_WIRE[spec.placement],
+        label=spec.label,
+        timeout=None if spec.timeout_ms is None else duration_ms_to_proto(spec.timeout_ms),
+    )
+
+
+def gangs_of_call(
+    messages: Sequence[slots_pb2.Gang],
+    requests: Sequence[RequestSpec],
+    repeated: Mapping[int, ItemOutcome],
+    *,
+    members_max: int,
+) -> tuple[GangSpec, ...]:
+    """The gangs that a call declares, each with all its members among the requests of the call.
+
+    Args:
+        messages: what it declares.
+        requests: all its requests, in the order sent.
+        repeated: those of them, by position, whose id stood before.
+        members_max: what one gang may consist of.
+
+    Raises:
+        InvalidArgument: a malformed gang, one that is declared twice or has too few or too many
+            members here, or a request that cannot be a member of the gang that it names.
+    """
+    if not messages and not any(request.gang_id for request in requests):
+        return ()
+    if len(messages) > len(requests):  # which costs less to see than to read them all
+        expected = "at most as many as requests, to which they belong"
+        raise InvalidArgument("gangs", f"{len(messages)} gangs", expected)
+    gangs: dict[str, GangSpec] = {}
+    places: dict[str, int] = {}
+    for at, message in enumerate(messages):
+        spec = _gang(message, f"gangs[{at}]")
+        if spec.gang_id in gangs:
+            expected = f"an id that gangs[{places[spec.gang_id]}].gang_id does not have"
+            raise InvalidArgument(f"gangs[{at}].gang_id", spec.gang_id, expected)
+        gangs[spec.gang_id], places[spec.gang_id] = spec, at
+    members = _members(requests, gangs, repeated)
+    for gang_id, at in places.items():
+        count = len(members.get(gang_id, ()))
+        if not 1 <= count <= members_max:
+            raise InvalidArgument(
+                f"gangs[{at}]",
+                f"{gang_id} with {count} members",
+                f"1 to {members_max} requests of this call with its gang_id",
+            )
+    return tuple(gangs.values())
+
+
+def _gang(message: slots_pb2.Gang, field: str) -> GangSpec:
+    gang_id = check_id(f"{field}.gang_id", message.gang_id)
+    placement = _FROM_WIRE.get(message.placement)
+    if placement is None:
+        raise InvalidArgument(f"{field}.placement", message.placement, "a known GangPlacement")
+    label = message.label
+    if placement is not GangPlacement.SAME_LABEL:
+        if label:
+            expected = "empty, but with GANG_PLACEMENT_SAME_LABEL"
+            raise InvalidArgument(f"{field}.label", label, expected)
+    elif not LABEL_KEY_PATTERN.fullmatch(label):
+        expected = "the name of a label: 1 to 63 characters out of A-Z a-z 0-9 . _ / -"
+        raise InvalidArgument(f"{field}.label", label, expected)
+    timeout_ms = None
+    if message.HasField("timeout"):
+        timeout_ms = duration_ms_from_proto(message.timeout, f"{field}.timeout", smallest_ms=1)
+    return GangSpec(gang_id, placement, label, timeout_ms)
+
+
+def _members(
+    requests: Sequence[RequestSpec],
+    gangs: Mapping[str, GangSpec],
+    repeated: Mapping[int, ItemOutcome],
+) -> dict[str, list[int]]:
+    """Positions of the members, by gang."""
+    members: dict[str, list[int]] = {}
+    for at, request in enumerate(requests):
+        gang_id = request.gang_id
+        if not gang_id:
+            continue
+        field = f"requests[{at}]"
+        if gang_id not in gangs:
+            expected = "the gang_id of one of the gangs that this call declares"
+            raise InvalidArgument(f"{field}.gang_id", gang_id, expected)
+        if request.target_address:
+            expected = "empty for a member of a gang: nobody is offered half a gang"
+            raise InvalidArgument(f"{field}.target_address", request.target_address, expected)
+        if at in repeated:
+            expected = "an id of its own: a gang is taken in whole or not at all"
+            raise InvalidArgument(f"{field}.allocation_id", request.allocation_id, expected)
+        others = members.setdefault(gang_id, [])
+        others.append(at)
+        first = others[0]
+        if request.restart_on_loss != requests[first].restart_on_loss:
+            expected = f"the same as of requests[{first}], which is of the same gang"
+            raise InvalidArgument(f"{field}.restart_on_loss", request.restart_on_loss, expected)
+    return members

@@ -1,0 +1,52 @@
+"""What is asked of slots whose work is done, on the wire.
+
+Decides which calls are well-formed. Refuses to know the books: whether a slot may be reused is for
+the engine to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from finegrain.errors import InvalidArgument
+from finegrain.ids import check_id
+from finegrain.v1 import resource_manager_pb2 as rm_pb2
+from resource_manager.engine.model.entities import Instant
+from resource_manager.engine.model.events import Event, SlotsReuseAsked
+from resource_manager.service.wire import decoding
+
+ReusePart = tuple[tuple[str, int, str], ...]
+"""Slots: id, generation, and the request whose work each is to do."""
+
+
+def slot_reuses(messages: Sequence[rm_pb2.SlotReuse]) -> ReusePart:
+    """A batch of slots. None of them, and no request, may be named twice.
+
+    Raises:
+        InvalidArgument: something is missing, malformed, or there twice.
+    """
+    decoding.check_batch("slots", messages)
+    slots: list[tuple[str, int, str]] = []
+    named: dict[str, str] = {}
+    for index, each in enumerate(messages):
+        field = f"slots[{index}]"
+        allocation_id = check_id(f"{field}.allocation_id", each.allocation_id)
+        if each.generation < 1:
+            raise InvalidArgument(f"{field}.generation", each.generation, "1 or more")
+        for_id = check_id(f"{field}.for_allocation_id", each.for_allocation_id)
+        for name, value in (("allocation_id", allocation_id), ("for_allocation_id", for_id)):
+            earlier = named.setdefault(value, f"{field}.{name}")
+            if earlier != f"{field}.{name}":
+                raise InvalidArgument(f"{field}.{name}", value, f"an id that {earlier} has not")
+        slots.append((allocation_id, each.generation, for_id))
+    return tuple(slots)
+
+
+def reuse_events(
+    job_id: str, parts: Sequence[ReusePart], grace_ms: int | None
+) -> list[Callable[[Instant], Event]]:
+    """What is to happen, part by part."""
+    return [
+        partial(SlotsReuseAsked, job_id=job_id, slots=part, grace_ms=grace_ms) for part in parts
+    ]

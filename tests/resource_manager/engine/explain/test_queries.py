@@ -1,0 +1,196 @@
+"""Lists are stable, paged without loss, and their sums add up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from finegrain.errors import InvalidArgument, NotFound
+from finegrain.resources import GIB, MIB, ResourceProfile
+from resource_manager.engine.explain import lists
+from resource_manager.engine.explain.lists import (
+    Page,
+    cluster_view,
+    get_request,
+    list_executors,
+    list_jobs,
+    list_requests,
+    list_slots,
+)
+from resource_manager.engine.explain.requests import explain
+from resource_manager.engine.model.entities import RequestSpec, RequestState
+from resource_manager.engine.model.events import (
+    Decide,
+    JobEndRequested,
+    JobRegistered,
+    RequestsSubmitted,
+    SlotsReleased,
+)
+from resource_manager.engine.step import step
+from tests.resource_manager.engine.model import ModelCluster, ModelExecutor
+
+SMALL = ResourceProfile(1_000, 256 * MIB)
+
+
+@pytest.fixture
+def cluster() -> ModelCluster:
+    """Two hosts with four slots each, ten requests of two jobs: eight granted, two waiting."""
+    cluster = ModelCluster()
+    total = {"cpu_milli": 4_000, "memory_bytes": 4 * GIB}
+    for name in ("host-b", "host-a"):
+        cluster.register(ModelExecutor(name, total, SMALL))
+    for job_id in ("job-1", "job-2"):
+        cluster.batch(JobRegistered(cluster.at, job_id, job_id, "default", None, "s", "r"))
+    for number in range(5):
+        for job_id in ("job-1", "job-2"):
+            spec = RequestSpec(f"{job_id}.{number}", SMALL)
+            cluster.batch(RequestsSubmitted(cluster.at, job_id, (spec,)))
+    cluster.settle()
+    return cluster
+
+
+def everything(query: Callable[..., Page[Any, Any]], **arguments: Any) -> list[Any]:
+    """All pages of two entries each."""
+    page = query(limit=2, **arguments)
+    items = list(page.items)
+    while page.next_key is not None:
+        assert len(page.items) == 2
+        page = query(limit=2, after=page.next_key, **arguments)
+        items.extend(page.items)
+    return items
+
+
+def ids(views: list[Any]) -> list[str]:
+    return [view.request.allocation_id for view in views]
+
+
+def test_pages_of_requests_follow_the_queue_and_lose_nothing(cluster: ModelCluster) -> None:
+    order = [f"job-{job}.{number}" for number in range(5) for job in (1, 2)]
+    found = everything(lambda **a: list_requests(cluster.state, **a))
+    assert ids(found) == order
+    mine = everything(lambda **a: list_requests(cluster.state, job_id="job-2", **a))
+    assert ids(mine) == order[1::2]
+
+
+def test_requests_are_found_by_state_and_by_the_beginning_of_their_id(
+    cluster: ModelCluster,
+) -> None:
+    waiting = list_requests(cluster.state, states=[RequestState.PENDING], limit=10).items
+    assert ids(waiting) == ["job-1.4", "job-2.4"]
+    assert {view.reason for view in waiting} == {"WAITING_CAPACITY"}
+    some = list_requests(cluster.state, allocation_ids=["job-1.2", "job-2"], limit=3)
+    assert ids(some.items) == ["job-2.0", "job-2.1", "job-1.2"]
+    assert some.next_key is not None
+    some = list_requests(cluster.state, allocation_ids=["job-1.", "job-1.2", "x"], limit=9)
+    assert ids(some.items) == [f"job-1.{number}" for number in range(5)]
+    exact = list_requests(cluster.state, allocation_ids=["job-2.1", "job-1.2"], limit=9)
+    assert ids(exact.items) == ["job-2.1", "job-1.2"]
+    mine = list_requests(
+        cluster.state, job_id="job-1", allocation_ids=["job-2.1", "job-1.2"], limit=9
+    )
+    assert ids(mine.items) == ["job-1.2"]
+
+
+def test_a_page_ends_after_so_many_that_were_looked_at(
+    cluster: ModelCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lists, "LOOKED_AT_MAX", 3)
+    asked = ["job-2.3", "job-3"]
+    page = list_requests(cluster.state, allocation_ids=asked, limit=9)
+    pages = [ids(page.items)]
+    while page.next_key is not None:
+        page = list_requests(cluster.state, allocation_ids=asked, after=page.next_key, limit=9)
+        pages.append(ids(page.items))
+    assert pages == [[], [], ["job-2.3"], []]
+
+
+def test_pages_of_slots_go_by_executor_and_id(cluster: ModelCluster) -> None:
+    found = everything(lambda **a: list_slots(cluster.state, **a))
+    keys = [(view.slot.executor_id, view.slot.allocation_id) for view in found]
+    assert len(keys) == 8
+    assert keys == sorted(keys)
+    on_b = everything(lambda **a: list_slots(cluster.state, executor_id="host-b", **a))
+    assert {view.executor_address for view in on_b} == {"host-b:7000"}
+    both = list_slots(cluster.state, executor_id="host-b", job_id="job-1", limit=10).items
+    assert [v.slot.job_id for v in both] == ["job-1", "job-1"]
+
+
+def test_executors_and_jobs_are_paged(cluster: ModelCluster) -> None:
+    hosts = everything(lambda **a: list_executors(cluster.state, **a))
+    assert [view.executor.executor_id for view in hosts] == ["host-a", "host-b"]
+    assert [view.slots for view in hosts] == [4, 4]
+    assert list_executors(cluster.state, limit=1).next_key == "host-a"
+    cluster.batch(JobEndRequested(cluster.at, "job-1", "ENDED"))
+    live = list_jobs(cluster.state, limit=10).items
+    assert [view.job.job_id for view in live] == ["job-2"]
+    every = everything(lambda **a: list_jobs(cluster.state, include_ended=True, **a))
+    assert [view.job.job_id for view in every] == ["job-1", "job-2"]
+
+
+def test_the_sums_of_the_cluster_add_up(cluster: ModelCluster) -> None:
+    view = cluster_view(cluster.state)
+    assert view.total == {"cpu_milli": 8_000, "memory_bytes": 8 * GIB}
+    assert view.allocated == {"cpu_milli": 8_000, "memory_bytes": 2 * GIB}
+    assert view.available == {"memory_bytes": 6 * GIB}
+    assert view.executors == {
+        "active": 2,
+        "unconfirmed": 0,
+        "lost": 0,
+        "draining": 0,
+        "unreachable": 0,
+    }
+    assert view.pending_requests == {"WAITING_CAPACITY": 2}
+    assert (view.slots, view.jobs) == (8, 2)
+    jobs = list_jobs(cluster.state, limit=10).items
+    assert [(job.pending_requests, job.slots) for job in jobs] == [(1, 4), (1, 4)]
+    assert sum(job.allocated["cpu_milli"] for job in jobs) == view.allocated["cpu_milli"]
+
+
+def test_a_slot_counts_until_it_is_really_gone(cluster: ModelCluster) -> None:
+    cluster.batch(SlotsReleased(cluster.at, "job-1", (("job-1.0", 0),)))
+    view = get_request(cluster.state, "job-1.0")
+    assert (view.request.state, view.slot) == (RequestState.RELEASED, None)
+    assert cluster_view(cluster.state).slots == 8
+
+
+def test_what_came_after_the_last_decision_was_not_considered_yet(cluster: ModelCluster) -> None:
+    spec = RequestSpec("late", SMALL)
+    step(cluster.state, RequestsSubmitted(cluster.at, "job-1", (spec,)))
+    assert get_request(cluster.state, "late").reason == "NOT_YET_CONSIDERED"
+    assert cluster_view(cluster.state).pending_requests == {
+        "WAITING_CAPACITY": 2,
+        "NOT_YET_CONSIDERED": 1,
+    }
+    step(cluster.state, Decide(cluster.at))
+    assert get_request(cluster.state, "late").reason == "WAITING_CAPACITY"
+
+
+def test_explain_counts_who_is_ahead_and_lists_no_more_than_asked(cluster: ModelCluster) -> None:
+    found = explain(cluster.state, "job-2.4", max_executors=1)
+    assert found.requests_ahead == 1
+    assert (found.executors_considered, found.executors_fitting) == (2, 0)
+    assert [verdict.executor_id for verdict in found.executors] == ["host-a"]
+    assert len(found.blocked_by) == 1
+    assert found.snapshot_number == cluster.state.snapshot_number
+
+
+def test_unknown_things_are_said_to_be_unknown(cluster: ModelCluster) -> None:
+    for query in (
+        lambda: list_slots(cluster.state, executor_id="host-z", limit=1),
+        lambda: list_requests(cluster.state, job_id="job-z", limit=1),
+        lambda: explain(cluster.state, "nothing"),
+        lambda: explain(cluster.state, "job-2.4", "host-z"),
+    ):
+        with pytest.raises(NotFound):
+            query()
+
+
+def test_a_refused_call_leaves_the_books_untouched(cluster: ModelCluster) -> None:
+    cluster.state.take_changes()
+    mixed = (RequestSpec("known", SMALL), RequestSpec("unknown", None))
+    with pytest.raises(InvalidArgument, match="unknown"):
+        step(cluster.state, RequestsSubmitted(cluster.at, "job-1", mixed))
+    assert not cluster.state.take_changes()
+    assert "known" not in cluster.state.requests

@@ -1,0 +1,192 @@
+"""Which durations of threads the books learn, and which they do not; what a restart makes of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from finegrain.resources import GIB, MIB, ResourceProfile
+from resource_manager.engine.explain.advice import advise_threads
+from resource_manager.engine.fairness import threads
+from resource_manager.engine.model.durations import Durations
+from resource_manager.engine.model.entities import Instant, RequestSpec, Tally
+from resource_manager.engine.model.events import (
+    JobEndRequested,
+    JobRegistered,
+    RequestsSubmitted,
+    SlotsReleased,
+    SlotsReuseAsked,
+)
+from resource_manager.engine.model.settings import EngineSettings
+from tests.resource_manager.engine.model import ModelCluster, ModelExecutor
+from tests.support import books
+
+SMALL = ResourceProfile(100, 64 * MIB)
+
+
+def cluster_with(*names: str, restart: bool = False) -> ModelCluster:
+    """One host with a granted slot for each name."""
+    cluster = ModelCluster(EngineSettings(lost_timeout_ms=10**9))
+    cluster.register(ModelExecutor("host-a", {"cpu_milli": 4_000, "memory_bytes": GIB}, SMALL))
+    cluster.batch(JobRegistered(cluster.at, "job", "job", "default", None, "s", "r"))
+    specs = tuple(RequestSpec(name, SMALL, restart_on_loss=restart) for name in names)
+    cluster.batch(RequestsSubmitted(cluster.at, "job", specs))
+    cluster.settle()
+    return cluster
+
+
+def durations(cluster: ModelCluster) -> Durations:
+    return cluster.state.jobs["job"].durations or Durations()
+
+
+def release(cluster: ModelCluster, *names: str, operator: bool = False) -> None:
+    slots = tuple((name, 0) for name in names)
+    cluster.batch(SlotsReleased(cluster.at, None if operator else "job", slots))
+    cluster.settle()
+
+
+def test_a_thread_lasts_from_being_granted_until_it_is_given_back() -> None:
+    cluster = cluster_with("a", "b")
+    cluster.wait(90_000)
+    release(cluster, "a")
+    cluster.wait(30_000)
+    release(cluster, "b")
+    release(cluster, "b")  # again: the same call
+
+    found = durations(cluster)
+    assert (found.count, found.shortest_ms, found.longest_ms) == (2, 90_000, 120_000)
+
+
+def test_waiting_is_no_part_of_it() -> None:
+    cluster = cluster_with(*(f"fills-{number}" for number in range(16)), "waits")
+    cluster.wait(60_000)
+    release(cluster, "fills-0")
+    cluster.wait(5_000)
+    release(cluster, "waits")
+
+    assert sorted((durations(cluster).shortest_ms, durations(cluster).longest_ms)) == [
+        5_000,
+        60_000,
+    ]
+
+
+@pytest.mark.parametrize("how", ["operator", "end", "cancelled before it was granted", "lost"])
+def test_what_was_taken_away_says_nothing(how: str) -> None:
+    cluster = cluster_with("a", restart=True)
+    cluster.wait(10_000)
+    if how == "operator":
+        release(cluster, "a", operator=True)
+    elif how == "end":
+        cluster.batch(JobEndRequested(cluster.at, "job", ""))
+    elif how == "lost":
+        executor = cluster.executors["host-a"]
+        executor.end(("a", 1), "SLOT_BROKEN")
+        cluster.report(executor)
+    else:
+        cluster.batch(RequestsSubmitted(cluster.at, "job", (RequestSpec("b", SMALL),)))
+        cluster.wait(10_000)
+        cluster.batch(SlotsReleased(cluster.at, "job", (("b", 0),)))
+    cluster.settle()
+
+    assert durations(cluster).count == 0
+
+
+def test_one_that_was_lost_counts_from_where_it_began_anew() -> None:
+    cluster = cluster_with("a", restart=True)
+    cluster.wait(10_000)
+    executor = cluster.executors["host-a"]
+    executor.end(("a", 1), "SLOT_BROKEN")
+    cluster.report(executor)
+    cluster.wait(60_000)  # the host is left alone for a while
+    cluster.settle()
+    cluster.wait(4_000)
+    release(cluster, "a")
+
+    assert (durations(cluster).count, durations(cluster).longest_ms) == (1, 4_000)
+
+
+def test_a_slot_that_is_handed_on_counts_once_for_every_thread() -> None:
+    job, slot = books.job(), books.slot()
+    threads.begin(slot, 1_000)
+    threads.hand_on(job, slot, 3_000)
+    threads.hand_on(job, slot, 4_000)
+    threads.end(job, slot, 9_000)
+    threads.end(job, slot, 9_000)
+
+    assert job.durations is not None
+    assert (job.durations.count, job.durations.total_ms, job.durations.handed_on) == (3, 8_000, 2)
+
+
+def test_a_thread_is_counted_although_its_slot_may_not_be_reused() -> None:
+    cluster = cluster_with(*(f"fills-{number}" for number in range(16)), "waits")
+    cluster.wait(60_000)
+    cluster.batch(JobRegistered(cluster.at, "other", "other", "default", None, "s", "r"))
+    cluster.batch(RequestsSubmitted(cluster.at, "other", (RequestSpec("theirs", SMALL),)))
+    reuse = SlotsReuseAsked(cluster.at, "job", (("fills-0", 1, "waits"), ("fills-1", 1, "nobody")))
+    refused = cluster.batch(reuse)
+    cluster.settle()
+
+    assert [each.reason for each in refused] == ["FAIR_SHARE", "NOT_REUSABLE"]
+    assert (durations(cluster).count, durations(cluster).longest_ms) == (2, 60_000)
+    assert cluster.batch(reuse) == refused
+    assert durations(cluster).count == 2
+
+
+def test_a_restart_knows_what_finished_and_since_when_the_rest_runs() -> None:
+    finished = Durations()
+    finished.add(7_000)
+    job, slot = books.job(), books.slot(allocated_time_ms=50_000)
+    tallies = [
+        Tally("job/job-1", "slots", 0.0, 0.0, 1, finished.to_text()),
+        Tally("job/forgotten", "slots", 0.0, 0.0, 1, finished.to_text()),
+        Tally("group/job-1", "slots", 0.0, 0.0, 1, ""),
+    ]
+    threads.restore({"job-1": job}, [slot], tallies, Instant(500, 80_000))
+    threads.end(job, slot, 1_500)
+
+    assert job.durations is not None
+    assert (job.durations.count, job.durations.total_ms) == (2, 7_000 + 30_000 + 1_000)
+
+
+def test_after_a_restart_a_clock_that_was_set_back_makes_nothing_negative() -> None:
+    job, slot = books.job(), books.slot(allocated_time_ms=50_000)
+    threads.restore({"job-1": job}, [slot], [], Instant(500, 20_000))
+    threads.end(job, slot, 1_500)
+
+    assert job.durations is not None
+    assert job.durations.total_ms == 1_000
+
+
+def test_after_a_restart_nobody_guesses_when_a_thread_of_a_slot_began_that_was_handed_on() -> None:
+    job, slot = books.job(), books.slot(allocated_time_ms=1)
+    handed_on = Durations(handed_on=1)
+    tallies = [Tally("job/job-1", "slots", 0.0, 0.0, 1, handed_on.to_text())]
+    threads.restore({"job-1": job}, [slot], tallies, Instant(0, 9_000_000))
+    threads.end(job, slot, 1_000)
+
+    assert job.durations == handed_on
+
+
+def test_what_runs_and_waits_is_told_besides() -> None:
+    old, new, unknown = books.slot("old"), books.slot("new"), books.slot("unknown")
+    threads.begin(old, 2_000)
+    threads.begin(new, 8_000)
+    found = threads.observed(books.job(), [old, new, unknown], 40, 10_000)
+
+    assert (found.running, found.waiting, found.running_longest_ms) == (3, 40, 8_000)
+    assert found.threads == 43
+
+
+def test_advice_outlives_restarts_also_for_a_job_that_has_ended() -> None:
+    cluster = cluster_with("a", "b", "c")
+    cluster.wait(20_000)
+    release(cluster, "a")
+    release(cluster, "b")
+    cluster.wait(11_000)  # tallies are kept every ten seconds
+    cluster.restart_rm()
+    assert durations(cluster).count == 2
+    cluster.batch(JobEndRequested(cluster.at, "job", ""))
+    cluster.restart_rm()
+    advice = advise_threads(cluster.state, "job", 10_000, 0.95, cluster.at.monotonic_ms)
+
+    assert (advice.threads_observed, advice.longest_ms) == (2, 20_000)
+    assert advice.threads_recommended >= 4

@@ -1,0 +1,181 @@
+"""A job with very many requests comes and goes in bounded steps; nobody waits for all of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from finegrain.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
+from finegrain.resources import GIB, MIB, ResourceProfile
+from resource_manager.engine.explain.lists import list_requests
+from resource_manager.engine.invariants.all import check_invariants
+from resource_manager.engine.jobs import lifecycle
+from resource_manager.engine.jobs.lifecycle import ENDED_AT_ONCE, FORGOTTEN_AT_ONCE
+from resource_manager.engine.model.entities import JobState, RequestSpec, RequestState
+from resource_manager.engine.model.events import (
+    JobEndRequested,
+    JobRegistered,
+    RequestsSubmitted,
+    Ticked,
+)
+from resource_manager.engine.model.settings import DAY_MS
+from resource_manager.engine.state import EngineSettings
+from tests.resource_manager.engine.model import ModelCluster, ModelExecutor
+
+SMALL = ResourceProfile(100, 64 * MIB)
+LARGE = ResourceProfile(1_000_000, 64 * MIB)
+MANY = 2 * FORGOTTEN_AT_ONCE + 500
+
+
+def large_cluster(count: int = MANY, **settings: int) -> ModelCluster:
+    """One host, and one job whose requests wait for a larger one."""
+    cluster = ModelCluster(EngineSettings(**settings))  # type: ignore[arg-type]
+    cluster.register(ModelExecutor("host-a", {"cpu_milli": 4_000, "memory_bytes": 4 * GIB}, SMALL))
+    for job_id in ("large", "small"):
+        event = JobRegistered(cluster.at, job_id, job_id, "default", None, "s", "r")
+        cluster.batch(event)
+    submit(cluster, "large", *(f"r{n}" for n in range(count)), profile=LARGE)
+    return cluster
+
+
+def submit(
+    cluster: ModelCluster, job_id: str, *names: str, profile: ResourceProfile = SMALL
+) -> None:
+    specs = tuple(RequestSpec(name, profile, allow_pending=True) for name in names)
+    cluster.batch(RequestsSubmitted(cluster.at, job_id, specs))
+
+
+def live(cluster: ModelCluster) -> int:
+    return cluster.state.jobs["large"].live_requests
+
+
+def test_a_large_job_ends_in_steps_and_others_are_served_between_them() -> None:
+    cluster = large_cluster()
+    cluster.batch(JobEndRequested(cluster.at, "large", "ENDED"))
+    assert cluster.state.jobs["large"].state is JobState.ENDED
+    with pytest.raises(FailedPrecondition):
+        submit(cluster, "large", "late")
+    submit(cluster, "small", "r")
+    steps = 0
+    while cluster.state.unfinished:
+        assert not check_invariants(cluster.state)
+        before = live(cluster)
+        cluster.batch(Ticked(cluster.at))
+        assert 0 < before - live(cluster) <= ENDED_AT_ONCE
+        steps += 1
+    assert steps > 5
+    assert live(cluster) == 0
+    cluster.settle()
+    assert cluster.state.requests["r"].state is RequestState.GRANTED
+    ended = [each.sequence for each in cluster.store.cluster_events if each.kind == "job_ended"]
+    cancelled = [
+        each.sequence for each in cluster.store.cluster_events if each.kind == "request_cancelled"
+    ]
+    assert len(ended) == 1
+    assert len(cancelled) == MANY
+    assert max(cancelled) < ended[0]
+
+
+def test_nobody_of_an_ended_job_is_placed_while_it_is_cleared_away() -> None:
+    cluster = large_cluster()
+    cluster.batch(JobEndRequested(cluster.at, "large", "ENDED"))
+    total = {"cpu_milli": 10**9, "memory_bytes": 10**15}
+    cluster.register(ModelExecutor("host-b", total, SMALL))
+    while cluster.state.unfinished:
+        cluster.batch(Ticked(cluster.at))
+    assert not cluster.state.slots
+    assert not check_invariants(cluster.state)
+
+
+def test_nobody_of_a_job_that_ended_behind_a_large_one_is_placed_either(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lifecycle, "TAKEN_OUT_AT_ONCE", 500)
+    monkeypatch.setattr(lifecycle, "ENDED_AT_ONCE", 100)
+    cluster = large_cluster(3_000)
+    submit(cluster, "small", *(f"s{n}" for n in range(3_000)), profile=LARGE)
+    for job_id in ("large", "small"):
+        cluster.batch(JobEndRequested(cluster.at, job_id, "ENDED"))
+    for _ in range(12):
+        cluster.batch(Ticked(cluster.at))
+    assert live(cluster) > 1_000
+    total = {"cpu_milli": 10**10, "memory_bytes": 10**15}
+    cluster.register(ModelExecutor("host-b", total, SMALL))
+    while cluster.state.unfinished:
+        cluster.batch(Ticked(cluster.at))
+        assert not cluster.state.slots
+    assert not check_invariants(cluster.state)
+
+
+def test_nobody_of_an_ended_job_is_placed_after_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lifecycle, "TAKEN_OUT_AT_ONCE", 500)
+    cluster = large_cluster(3_000)
+    cluster.batch(JobEndRequested(cluster.at, "large", "ENDED"))
+    cluster.restart_rm()
+    total = {"cpu_milli": 10**10, "memory_bytes": 10**15}
+    cluster.register(ModelExecutor("host-b", total, SMALL))
+    assert cluster.state.unfinished
+    assert not cluster.state.slots
+
+
+def test_an_end_that_a_restart_interrupts_goes_on() -> None:
+    cluster = large_cluster()
+    cluster.batch(JobEndRequested(cluster.at, "large", "ENDED"))
+    cluster.batch(Ticked(cluster.at))
+    left = live(cluster)
+    assert 0 < left < MANY
+    cluster.restart_rm()
+    assert live(cluster) == left
+    assert not check_invariants(cluster.state)
+    while cluster.state.unfinished:
+        cluster.batch(Ticked(cluster.at))
+    assert live(cluster) == 0
+    assert {each.state for each in cluster.state.requests.values()} == {RequestState.CANCELLED}
+
+
+def test_a_large_job_is_forgotten_in_steps() -> None:
+    cluster = large_cluster()
+    cluster.batch(JobEndRequested(cluster.at, "large", "ENDED"))
+    while cluster.state.unfinished:
+        cluster.batch(Ticked(cluster.at))
+    cluster.now_ms += DAY_MS + 1_000
+    sizes = []
+    while "large" in cluster.state.jobs:
+        cluster.batch(Ticked(cluster.at))
+        assert not check_invariants(cluster.state)
+        assert set(cluster.store.requests) == set(cluster.state.requests)
+        sizes.append(len(cluster.state.requests))
+    assert sizes == [MANY - FORGOTTEN_AT_ONCE, MANY - 2 * FORGOTTEN_AT_ONCE, 0]
+
+
+def test_later_parts_of_a_call_count_with_the_first_one() -> None:
+    cluster = large_cluster(0, job_requests_max=3, requests_max=4)
+    first, *rest = (RequestSpec(f"r{n}", LARGE, allow_pending=True) for n in range(4))
+    with pytest.raises(ResourceExhausted, match="asks for 4 more"):
+        cluster.batch(RequestsSubmitted(cluster.at, "large", (first,), following=tuple(rest)))
+    assert not cluster.state.requests
+    following = tuple(rest[:2])
+    cluster.batch(RequestsSubmitted(cluster.at, "large", (first,), following=following))
+    cluster.batch(RequestsSubmitted(cluster.at, "large", following, admitted=True))
+    # The whole call once more, because its answer was lost: nothing of it is new.
+    cluster.batch(RequestsSubmitted(cluster.at, "large", (first,), following=following))
+    with pytest.raises(ResourceExhausted, match="all jobs together have 3 live requests"):
+        submit(cluster, "small", "s0", "s1")
+    submit(cluster, "small", "s0")
+    mixed = (RequestSpec("s1", None),)
+    with pytest.raises(InvalidArgument):
+        cluster.batch(RequestsSubmitted(cluster.at, "small", mixed, admitted=True))
+
+
+def test_requests_of_a_job_are_listed_from_any_place_on() -> None:
+    cluster = large_cluster(50)
+    submit(cluster, "small", "s0")
+    submit(cluster, "large", "r50", profile=LARGE)
+    names: list[str] = []
+    after = 0
+    while True:
+        page = list_requests(cluster.state, job_id="large", after=after, limit=7)
+        names += [view.request.allocation_id for view in page.items]
+        if page.next_key is None:
+            break
+        after = page.next_key
+    assert names == [f"r{n}" for n in range(51)]

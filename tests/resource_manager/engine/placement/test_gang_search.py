@@ -1,0 +1,341 @@
+"""Where the members of a gang go: held against trying out everything, on small clusters."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from itertools import permutations
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from finegrain.resources import MIB, ResourceProfile
+from resource_manager.engine.model.entities import GangPlacement
+from resource_manager.engine.model.settings import EngineSettings
+from resource_manager.engine.placement.gang_search import seek
+from resource_manager.engine.queue.gangs import Where, Wish
+from tests.resource_manager.engine.model import ModelCluster, ModelExecutor
+from tests.resource_manager.engine.placement.test_placing import POOL_PER_PART, cluster_of
+from tests.support.properties import examples
+
+ANYWHERE, SAME_EXECUTOR, SAME_LABEL, SPREAD = GangPlacement
+
+SMALL = ResourceProfile(1000, 512 * MIB)
+LARGE = ResourceProfile(2000, 1024 * MIB, managed_memory_bytes=64 * MIB)
+WIDE = ResourceProfile(500, 2048 * MIB)
+
+hosts = st.lists(
+    st.tuples(
+        st.integers(0, 5),  # cpus
+        st.integers(0, 6),  # half GiBs
+        st.sampled_from([0, 0, 1, 2]),  # slots_max
+        st.sampled_from(["", "r1", "r2"]),  # rack
+        st.booleans(),  # ssd
+        st.booleans(),  # a pool per part of the memory
+    ),
+    min_size=1,
+    max_size=4,
+)
+wishes = st.lists(
+    st.tuples(
+        st.sampled_from([SMALL, LARGE, WIDE]),
+        st.sampled_from([(), (("disk", "ssd"),)]),
+        st.integers(1, 3),
+        st.sets(st.sampled_from(["host-0", "host-1"]), max_size=1),
+    ),
+    min_size=1,
+    max_size=3,
+    unique_by=lambda wish: wish[:2],
+).filter(lambda many: sum(wish[2] for wish in many) <= 5)
+
+
+def cluster_with(described: Any, strategy: Any = "pack") -> ModelCluster:
+    cluster = ModelCluster(EngineSettings(strategy=strategy, pack_candidates=2))
+    for number, (cpus, memory, slots_max, rack, ssd, parts) in enumerate(described):
+        labels = {"rack": rack} if rack else {}
+        labels |= {"disk": "ssd"} if ssd else {}
+        total = {"cpu_milli": 1000 * cpus, "memory_bytes": 512 * MIB * memory}
+        if parts:
+            total = {
+                "cpu_milli": 1000 * cpus,
+                "task_heap_memory_bytes": 512 * MIB * memory,
+                "managed_memory_bytes": 64 * MIB,
+            }
+        cluster.register(
+            ModelExecutor(
+                f"host-{number}",
+                {name: amount for name, amount in total.items() if amount},
+                ResourceProfile(800, 300 * MIB),
+                labels=tuple(sorted(labels.items())),
+                slots_max=slots_max,
+            )
+        )
+    return cluster
+
+
+class Everything:
+    """All ways to place some members, tried one after the other."""
+
+    def __init__(self, cluster: ModelCluster, asked: list[Wish]) -> None:
+        self.hosts = dict(sorted(cluster.state.hosts.items()))
+        self.members = [wish for wish in asked for _ in range(wish.count)]
+
+    def exists(self, placement: GangPlacement, names: list[str] | None = None) -> bool:
+        match placement:
+            case GangPlacement.ANYWHERE:
+                return self._anywhere(list(self.hosts) if names is None else names)
+            case GangPlacement.SAME_EXECUTOR:
+                return any(self._anywhere([name]) for name in self.hosts)
+            case GangPlacement.SAME_LABEL:
+                racks: dict[str, list[str]] = {}
+                for name, host in self.hosts.items():
+                    racks.setdefault(host.labels.get("rack", ""), []).append(name)
+                racks.pop("", None)
+                return any(self._anywhere(some) for some in racks.values())
+            case GangPlacement.SPREAD:
+                return any(
+                    all(self.fits([m], n) for m, n in zip(self.members, order, strict=True))
+                    for order in permutations(self.hosts, len(self.members))
+                )
+
+    def _anywhere(self, names: list[str]) -> bool:
+        return any(True for _ in self._assignments(names, 0, {name: [] for name in names}))
+
+    def _assignments(
+        self, names: list[str], at: int, on: dict[str, list[Wish]]
+    ) -> Iterator[dict[str, list[Wish]]]:
+        if at == len(self.members):
+            yield on
+            return
+        for name in names:
+            on[name].append(self.members[at])
+            if self.fits(on[name], name):
+                yield from self._assignments(names, at + 1, on)
+            on[name].pop()
+
+    def fits(self, some: list[Wish], name: str) -> bool:
+        host = self.hosts[name]
+        if any(name in wish.elsewhere for wish in some):
+            return False
+        if any(host.labels.get(k) != v for wish in some for k, v in wish.labels):
+            return False
+        needs: Counter[str] = Counter()
+        for wish in some:
+            needs.update(host.booking_of(wish.profile) if wish.profile else host.default_booking)
+            if not wish.profile and not host.default_booking:
+                return False
+        free = host.free()
+        return len(some) <= host.slots_left() and all(
+            free.get(dimension, 0) >= amount for dimension, amount in needs.items()
+        )
+
+
+def asked_for(wished: Any) -> list[Wish]:
+    return [Wish(profile, labels, n, frozenset(barred)) for profile, labels, n, barred in wished]
+
+
+def index_of(cluster: ModelCluster) -> Any:
+    main = cluster.state.indexes.main
+    return {name: [list(level) for level in column] for name, column in main.columns.items()}, dict(
+        main.sums
+    )
+
+
+def check_sound(cluster: ModelCluster, asked: list[Wish], found: Any, placement: Any) -> None:
+    """What was found really is a way to place them."""
+    everything = Everything(cluster, asked)
+    on: dict[str, list[Wish]] = {}
+    placed: Counter[int] = Counter()
+    for share in found:
+        on.setdefault(share.host_id, []).extend([asked[share.wish]] * share.count)
+        placed[share.wish] += share.count
+    assert placed == {number: wish.count for number, wish in enumerate(asked)}
+    assert all(everything.fits(some, name) for name, some in on.items())
+    if placement is SAME_EXECUTOR:
+        assert len(on) == 1
+    if placement is SPREAD:
+        assert all(len(some) == 1 for some in on.values())
+    if placement is SAME_LABEL:
+        racks = {cluster.state.hosts[name].labels.get("rack") for name in on}
+        assert len(racks) == 1
+        assert None not in racks
+
+
+@pytest.mark.parametrize("strategy", ["pack", "spread"])
+@pytest.mark.parametrize("placement", [SAME_EXECUTOR, SPREAD])
+@settings(max_examples=examples(150))
+@given(described=hosts, wished=wishes, may_build=st.booleans())
+def test_one_host_and_hosts_apart_are_found_whenever_they_exist(
+    placement: GangPlacement, strategy: str, described: Any, wished: Any, may_build: bool
+) -> None:
+    cluster = cluster_with(described, strategy)
+    asked = asked_for(wished)
+    before = index_of(cluster)
+    found = seek(cluster.state, Where(placement), asked, may_build=may_build)
+    assert (found is not None) == Everything(cluster, asked).exists(placement)
+    assert index_of(cluster) == before
+    if found is not None:
+        check_sound(cluster, asked, found, placement)
+
+
+@pytest.mark.parametrize("strategy", ["pack", "spread"])
+@pytest.mark.parametrize("placement", [ANYWHERE, SAME_LABEL])
+@settings(max_examples=examples(150))
+@given(
+    described=hosts,
+    wished=wishes,
+    profile=st.sampled_from([SMALL, LARGE, None]),
+    may_build=st.booleans(),
+)
+def test_equal_members_are_placed_whenever_they_fit(
+    placement: GangPlacement,
+    strategy: str,
+    described: Any,
+    wished: Any,
+    profile: Any,
+    may_build: bool,
+) -> None:
+    """Also if they differ in labels, or in the hosts that they must not have."""
+    cluster = cluster_with(described, strategy)
+    merged: dict[Any, Wish] = {}
+    for _, labels, count, barred in wished:
+        merged[labels] = Wish(profile, labels, count, frozenset(barred))
+    asked = list(merged.values())
+    before = index_of(cluster)
+    found = seek(cluster.state, Where(placement, "rack"), asked, may_build=may_build)
+    assert (found is not None) == Everything(cluster, asked).exists(placement)
+    assert index_of(cluster) == before
+    if found is not None:
+        check_sound(cluster, asked, found, placement)
+
+
+@pytest.mark.parametrize("placement", [ANYWHERE, SAME_LABEL])
+@settings(max_examples=examples(150))
+@given(described=hosts, wished=wishes)
+def test_unequal_members_are_placed_soundly_or_not_at_all(
+    placement: GangPlacement, described: Any, wished: Any
+) -> None:
+    cluster = cluster_with(described)
+    asked = asked_for(wished)
+    before = index_of(cluster)
+    found = seek(cluster.state, Where(placement, "rack"), asked)
+    assert index_of(cluster) == before
+    if found is not None:
+        check_sound(cluster, asked, found, placement)
+        assert Everything(cluster, asked).exists(placement)
+
+
+def test_largest_members_go_first() -> None:
+    """In order of arrival the small ones would take what the large one needs."""
+    cluster = cluster_with([(2, 4, 0, "", False, False), (1, 2, 0, "", False, False)])
+    small, large = Wish(SMALL, (), 1), Wish(ResourceProfile(2000, 1024 * MIB), (), 1)
+    found = seek(cluster.state, Where(ANYWHERE), [small, large])
+    assert found is not None
+    assert {share.wish: share.host_id for share in found} == {0: "host-1", 1: "host-0"}
+
+
+def test_the_value_that_fits_best_is_taken() -> None:
+    """A rack with room to spare is left to whoever needs it."""
+    racks = ["r1", "r1", "r2", "r2", "r3"]
+    cpus = [4, 4, 1, 2, 2]
+    cluster = cluster_with(
+        [(c, 6, 0, rack, False, False) for c, rack in zip(cpus, racks, strict=True)]
+    )
+    found = seek(cluster.state, Where(SAME_LABEL, "rack"), [Wish(SMALL, (), 3)])
+    assert found is not None
+    assert {share.host_id for share in found} == {"host-2", "host-3"}
+    cluster = cluster_with(
+        [(c, 6, 0, rack, False, False) for c, rack in zip(cpus, racks, strict=True)], "spread"
+    )
+    found = seek(cluster.state, Where(SAME_LABEL, "rack"), [Wish(SMALL, (), 3)])
+    assert found is not None
+    assert {share.host_id for share in found} == {"host-0", "host-1"}
+
+
+def test_whoever_has_a_choice_moves_on_for_whoever_has_none() -> None:
+    """One after the other, along a chain: each host has a little less memory and more cpus than the
+    one before, and each member asks for as much cpu as one host has and for less memory.
+    """
+    hosts = [(n + 1, 8 - n, 0, "", False, False) for n in range(5)]
+    cluster = cluster_with(hosts)
+    members = [Wish(ResourceProfile(1, 512 * MIB * (8 - n)), (), 1) for n in range(5)]
+    for order in ([0, 1, 2, 3, 4], [4, 3, 2, 1, 0], [2, 0, 4, 1, 3]):
+        asked = [members[n] for n in order]
+        found = seek(cluster.state, Where(SPREAD), asked)
+        assert found is not None
+        assert {order[share.wish]: share.host_id for share in found} == {
+            n: f"host-{n}" for n in range(5)
+        }
+
+
+def test_equal_members_move_on_for_those_that_must_not_go_there() -> None:
+    """Three places on each of two hosts, and two members that only one of the hosts is left to."""
+    cluster = cluster_with([(3, 6, 0, "", False, False)] * 2)
+    free = Wish(SMALL, (), 3)
+    bound = Wish(SMALL, (), 3, frozenset({"host-0"}))
+    for asked in ([free, bound], [bound, free]):
+        found = seek(cluster.state, Where(ANYWHERE), asked)
+        assert found is not None
+        check_sound(cluster, asked, found, ANYWHERE)
+
+
+@st.composite
+def crossed(draw: st.DrawFn) -> tuple[list[Any], list[Wish]]:
+    """Hosts and members of which each has much of one thing and little of the other."""
+    sizes = st.tuples(st.integers(1, 6), st.integers(1, 6))
+    hosts = [
+        (cpus, memory, 0, "", False, False)
+        for cpus, memory in draw(st.lists(sizes, min_size=2, max_size=6))
+    ]
+    asked = draw(st.lists(sizes, min_size=2, max_size=5, unique=True))
+    return hosts, [Wish(ResourceProfile(1000 * c, 512 * MIB * m), (), 1) for c, m in asked]
+
+
+@pytest.mark.parametrize("strategy", ["pack", "spread"])
+@settings(max_examples=examples(300))
+@given(case=crossed())
+def test_a_host_each_is_found_whenever_there_is_one(strategy: str, case: Any) -> None:
+    described, asked = case
+    cluster = cluster_with(described, strategy)
+    before = index_of(cluster)
+    found = seek(cluster.state, Where(SPREAD), asked)
+    assert index_of(cluster) == before
+    exists = len(asked) <= len(described) and Everything(cluster, asked).exists(SPREAD)
+    assert (found is not None) == exists
+    if found is not None:
+        check_sound(cluster, asked, found, SPREAD)
+
+
+def test_a_large_spread_needs_few_searches() -> None:
+    """Whoever fits on one host only is not left over."""
+    cluster = cluster_of([(POOL_PER_PART, 0, number == 0) for number in range(36)])
+    ssd = Wish(ResourceProfile(100, 128 * MIB), (("disk", "ssd"),), 1)
+    others = [Wish(ResourceProfile(100 + n, 128 * MIB), (), 1) for n in range(35)]
+    found = seek(cluster.state, Where(SPREAD), [*others, ssd])
+    assert found is not None
+    assert len({share.host_id for share in found}) == 36
+    assert {share.host_id for share in found if share.wish == 35} == {"host-00"}
+
+
+def test_large_values_of_a_label_are_searched_like_the_whole() -> None:
+    """Zones with more hosts than are gone through one by one."""
+    described = [
+        (1 if n < 320 else 4, 8, 0, "r1" if n < 320 else "r2", False, False) for n in range(640)
+    ]
+    cluster = cluster_with(described)
+    where = Where(SAME_LABEL, "rack")
+    found = seek(cluster.state, where, [Wish(SMALL, (), 321)])
+    assert found is not None
+    assert {cluster.state.hosts[share.host_id].labels["rack"] for share in found} == {"r2"}
+    found = seek(cluster.state, where, [Wish(SMALL, (), 320)], may_build=True)
+    assert found is not None
+    assert sum(share.count for share in found) == 320
+    assert (
+        seek(cluster.state, where, [Wish(SMALL, (), 641), Wish(LARGE, (), 320)], may_build=True)
+        is None
+    )
+    found = seek(cluster.state, where, [Wish(SMALL, (), 640), Wish(LARGE, (), 320)])
+    assert found is not None
+    assert seek(cluster.state, where, [Wish(SMALL, (), 1281)]) is None

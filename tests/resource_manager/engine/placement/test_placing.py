@@ -1,0 +1,208 @@
+"""A pass by count places what a look at every host for every slot would, and leaves the indexes
+exact.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from finegrain.resources import MIB, ResourceProfile, fits, subtract
+from resource_manager.engine.model.entities import RequestSpec, Slot
+from resource_manager.engine.model.settings import EngineSettings
+from resource_manager.engine.placement.placement_pass import Placing
+from resource_manager.engine.placement.rank import Proportions
+from resource_manager.engine.queue.queue import Shape
+from tests.resource_manager.engine.model import ModelCluster, ModelExecutor
+from tests.support.properties import examples
+
+ONE_POOL = {"cpu_milli": 4_000, "memory_bytes": 4_096 * MIB}
+POOL_PER_PART = {
+    "cpu_milli": 6_000,
+    "task_heap_memory_bytes": 2_048 * MIB,
+    "managed_memory_bytes": 1_024 * MIB,
+}
+SSD = (("disk", "ssd"),)
+
+hosts = st.lists(
+    st.tuples(
+        st.sampled_from([ONE_POOL, POOL_PER_PART]), st.sampled_from([0, 0, 2]), st.booleans()
+    ),
+    min_size=1,
+    max_size=36,
+)
+profiles = st.builds(
+    lambda cpu, heap, managed: ResourceProfile(
+        100 * cpu, heap * 128 * MIB, managed_memory_bytes=managed * 128 * MIB
+    ),
+    st.integers(1, 40),
+    st.integers(1, 8),
+    st.integers(0, 4),
+)
+wishes = st.lists(
+    st.tuples(st.none() | profiles, st.sampled_from([(), (), SSD]), st.integers(1, 60)),
+    min_size=1,
+    max_size=8,
+)
+
+
+def cluster_of(described: Any, **chosen: Any) -> ModelCluster:
+    cluster = ModelCluster(EngineSettings(**chosen))
+    for number, (total, slots_max, ssd) in enumerate(described):
+        cluster.register(
+            ModelExecutor(
+                f"host-{number:02d}",
+                total,
+                ResourceProfile(700, 300 * MIB),
+                labels=SSD if ssd else (),
+                slots_max=slots_max,
+            )
+        )
+    return cluster
+
+
+def shapes_of(cluster: ModelCluster, wished: Any) -> list[tuple[Shape, int]]:
+    queue = cluster.state.queue
+    specs = [(RequestSpec("", profile, required_labels=labels), n) for profile, labels, n in wished]
+    return [(queue.shape_of(spec), count) for spec, count in specs]
+
+
+class Naive:
+    """The same hosts, looked at one by one."""
+
+    def __init__(self, cluster: ModelCluster) -> None:
+        self.hosts = dict(sorted(cluster.state.hosts.items()))
+        self.free = {name: host.free() for name, host in self.hosts.items()}
+        self.slots = {name: host.slots_left() for name, host in self.hosts.items()}
+
+    def has_room(self, name: str, shape: Shape) -> bool:
+        host = self.hosts[name]
+        labelled = all(host.labels.get(key) == value for key, value in shape.labels)
+        return labelled and self.slots[name] > 0 and fits(host.need_of(shape), self.free[name])
+
+    def take(self, name: str, shape: Shape) -> None:
+        assert self.has_room(name, shape)
+        self.free[name] = subtract(self.free[name], self.hosts[name].need_of(shape))
+        self.slots[name] -= 1
+
+    def first_fit(self, shape: Shape, count: int) -> list[str]:
+        taken: list[str] = []
+        for name in self.hosts:
+            while len(taken) < count and self.has_room(name, shape):
+                self.take(name, shape)
+                taken.append(name)
+        return taken
+
+
+def spelled_out(runs: list[tuple[str, int]]) -> list[str]:
+    return [name for name, count in runs for _ in range(count)]
+
+
+def book(cluster: ModelCluster, shape: Shape, runs: list[tuple[str, int]]) -> None:
+    """What `matching` does with runs, as far as capacity is concerned."""
+    for name, count in runs:
+        host = cluster.state.hosts[name]
+        host.book(host.need_of(shape), count)
+        for number in range(len(host.slots), len(host.slots) + count):
+            host.slots[f"slot-{number}", 1] = Slot(
+                f"slot-{number}", 1, "job", name, ResourceProfile(), 0, 0
+            )
+
+
+@settings(max_examples=examples(30))
+@given(hosts, wishes)
+def test_first_fit_by_count_is_first_fit_slot_by_slot(described: Any, wished: Any) -> None:
+    cluster = cluster_of(described, pack_candidates=1)
+    naive = Naive(cluster)
+    placing = Placing(cluster.state)
+    for shape, count in shapes_of(cluster, wished):
+        runs = placing.place(shape, count)
+        assert spelled_out(runs) == naive.first_fit(shape, count)
+        book(cluster, shape, runs)
+
+
+@pytest.mark.parametrize("own_index", [0, 64], ids=["labels-looked-at", "labels-sorted-out"])
+@pytest.mark.parametrize("strategy", ["pack", "spread"])
+@settings(max_examples=examples(30))
+@given(described=hosts, wished=wishes)
+def test_nothing_is_promised_twice_and_nothing_that_fits_is_left(
+    strategy: Any, own_index: int, described: Any, wished: Any
+) -> None:
+    cluster = cluster_of(described, strategy=strategy, label_indexes_max=own_index)
+    naive = Naive(cluster)
+    placing = Placing(cluster.state)
+    for shape, count in shapes_of(cluster, wished):
+        assert placing.has_room(shape) == any(naive.has_room(name, shape) for name in naive.hosts)
+        runs = placing.place(shape, count)
+        for name in spelled_out(runs):
+            naive.take(name, shape)
+        if sum(share for _, share in runs) < count:
+            assert not any(naive.has_room(name, shape) for name in naive.hosts)
+        book(cluster, shape, runs)
+
+
+@pytest.mark.parametrize("chosen", [{"pack_candidates": 1}, {}, {"strategy": "spread"}])
+@settings(max_examples=examples(30))
+@given(described=hosts, wished=wishes)
+def test_after_a_pass_the_indexes_say_what_the_hosts_have(
+    chosen: Any, described: Any, wished: Any
+) -> None:
+    cluster = cluster_of(described, **chosen)
+    placing = Placing(cluster.state)
+    for shape, count in shapes_of(cluster, wished):
+        book(cluster, shape, placing.place(shape, count))
+    placing.finish()
+    for index in cluster.state.indexes.all().values():
+        assert index.problems() == []
+        for name in index.ids:
+            there = cluster.state.hosts[name].vector(cluster.settings.strategy)
+            assert index.vector(name) == {column: value for column, value in there.items() if value}
+
+
+@settings(max_examples=examples(30))
+@given(hosts, wishes)
+def test_what_hosts_have_left_is_known_to_the_ranking_all_through_a_pass(
+    described: Any, wished: Any
+) -> None:
+    cluster = cluster_of(described)
+    placing = Placing(cluster.state)
+    placed = 0
+    for shape, count in shapes_of(cluster, wished):
+        placing.has_room(shape)
+        runs = placing.place(shape, count)
+        book(cluster, shape, runs)
+        placed += sum(share for _, share in runs)
+        for index, proportions in placing._proportions.items():
+            afresh = Proportions(index, cluster.state.indexes.main).free
+            for position, free in proportions.free.items():
+                assert 0 <= free - afresh[position] <= placed + 1, "but for roundings"
+
+
+@pytest.mark.parametrize("strategy", ["pack", "spread"])
+@settings(max_examples=examples(30))
+@given(described=hosts, wished=wishes)
+def test_the_same_books_give_the_same_answer_whoever_has_an_index_of_its_own(
+    strategy: Any, described: Any, wished: Any
+) -> None:
+    answers: list[Any] = []
+    for own_index in (64, 64, 0):
+        cluster = cluster_of(described, strategy=strategy, label_indexes_max=own_index)
+        placing = Placing(cluster.state)
+        answers.append([])
+        for shape, count in shapes_of(cluster, wished):
+            answers[-1].append(runs := placing.place(shape, count))
+            book(cluster, shape, runs)
+    assert answers[0] == answers[1] == answers[2]
+
+
+def test_a_request_is_not_placed_where_its_older_slot_still_is() -> None:
+    cluster = cluster_of([(ONE_POOL, 0, False)] * 2)
+    shape = cluster.state.queue.shape_of(RequestSpec("", ResourceProfile(100, 64 * MIB)))
+    placing = Placing(cluster.state)
+    assert placing.place(shape, 1, elsewhere=["host-00"]) == [("host-01", 1)]
+    assert placing.place(shape, 1, elsewhere=["host-00", "host-01"]) == []
+    assert placing.place(shape, 1) == [("host-00", 1)]
+    assert placing.has_room(shape)

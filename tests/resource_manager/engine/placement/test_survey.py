@@ -1,0 +1,98 @@
+"""What a glance at every host says is what judging each of them says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from finegrain.resources import GIB, MIB, ResourceProfile
+from resource_manager.engine.explain.requests import explain
+from resource_manager.engine.model.entities import ExecutorState, RequestSpec
+from resource_manager.engine.model.events import JobRegistered, RequestsSubmitted
+from resource_manager.engine.placement.feasibility import Blocker, Judgement
+from resource_manager.engine.placement.survey import MILLION, Survey
+from tests.resource_manager.engine.model import ModelExecutor
+from tests.resource_manager.engine.placement.test_placing import (
+    ONE_POOL,
+    SSD,
+    cluster_of,
+    hosts,
+    profiles,
+)
+from tests.support.properties import examples
+
+moods = st.sampled_from(["", "", "", "draining", "unreachable", "lost", "full", "busy"])
+
+
+def distance(one: Judgement) -> tuple[int, int, str]:
+    hard = sum(not blocker.startswith("INSUFFICIENT_") for blocker in one.blockers)
+    lacks = [missing * MILLION // one.asked[name] for name, missing in one.missing.items()]
+    return hard, max(lacks, default=0), one.host.host_id
+
+
+@settings(max_examples=examples(50))
+@given(
+    hosts,
+    st.lists(moods, min_size=40, max_size=40),
+    st.none() | profiles,
+    st.sampled_from([(), SSD]),
+)
+def test_a_glance_and_a_judgement_agree(
+    described: Any, mooded: list[str], profile: ResourceProfile | None, labels: Any
+) -> None:
+    cluster = cluster_of(described)
+    for host, mood in zip(cluster.state.hosts.values(), mooded, strict=False):
+        host.executor.draining = mood == "draining"
+        host.reach.unreachable = mood == "unreachable"
+        if mood == "lost":
+            host.executor.state = ExecutorState.LOST
+        if mood in {"full", "busy"}:
+            host.book(host.booking_of(ResourceProfile(3_900, 100 * MIB)), 1)
+    shape = cluster.state.queue.shape_of(RequestSpec("", profile, required_labels=labels))
+    survey = Survey.of(cluster.state.hosts.values(), shape)
+    judged = sorted((survey.judge(name) for name in survey.hosts), key=distance)
+    usable = [
+        one for one in judged if one.host.eligible and Blocker.LABEL_MISMATCH not in one.blockers
+    ]
+    assert survey.nearest(len(judged)) == judged
+    assert survey.fitting == sum(one.fits for one in judged)
+    assert survey.usable == len(usable)
+    assert set(survey.unlabelled) == {
+        one.host.host_id for one in judged if one.blockers == (Blocker.LABEL_MISMATCH,)
+    }
+    for dimension in survey.dimensions():
+        there = [one.free.get(dimension.name, 0) for one in usable if dimension.name in one.asked]
+        assert sorted(dimension.free) == sorted(there)
+        assert dimension.asked == min(
+            one.asked[dimension.name] for one in usable if dimension.name in one.asked
+        )
+    large_enough = [one for one in usable if Blocker.TOTAL_TOO_SMALL not in one.blockers]
+    assert (survey.promising or (0, 0, ""))[2] == (
+        large_enough[0].host.host_id if large_enough else ""
+    )
+
+
+def test_a_host_whose_default_slot_is_nothing_would_not_fit_without_the_labels_either() -> None:
+    cluster = cluster_of([])
+    cluster.register(ModelExecutor("host-a", ONE_POOL, ResourceProfile()))
+    shape = cluster.state.queue.shape_of(RequestSpec("", None, required_labels=SSD))
+    survey = Survey.of(cluster.state.hosts.values(), shape)
+    assert survey.unlabelled == []
+    assert survey.judge("host-a").blockers == (Blocker.LABEL_MISMATCH, Blocker.TOTAL_TOO_SMALL)
+
+
+def test_nobody_is_told_to_ask_for_less_than_may_be_asked_for() -> None:
+    cluster = cluster_of([])
+    parts = {"cpu_milli": 4_000, "task_heap_memory_bytes": GIB, "managed_memory_bytes": GIB}
+    cluster.register(ModelExecutor("host-a", parts, ResourceProfile(100, 64 * MIB)))
+    cluster.batch(JobRegistered(cluster.at, "job", "job", "default", None, "s", "r"))
+    filling = RequestSpec("filling", ResourceProfile(100, GIB))
+    both = ResourceProfile(100, MIB, managed_memory_bytes=4 * MIB)
+    heap_alone = ResourceProfile(100, 5 * MIB)
+    specs = (filling, RequestSpec("both", both), RequestSpec("heap-alone", heap_alone))
+    cluster.batch(RequestsSubmitted(cluster.at, "job", specs))
+    (change,) = explain(cluster.state, "both").would_fit_if
+    assert [(one.dimension, one.free) for one in change.at_most] == [("task_heap_memory_bytes", 0)]
+    assert explain(cluster.state, "heap-alone").would_fit_if == []

@@ -1,0 +1,248 @@
+"""Lines: within one, arrival numbers decide, whoever left and came back included; between the lines
+of one job, who waits longest; between jobs, the tree of flows.
+"""
+
+from __future__ import annotations
+
+import gc
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from finegrain.resources import MIB, ResourceProfile
+from resource_manager.engine.fairness.flows import FlowTree
+from resource_manager.engine.model.entities import Request, RequestSpec
+from resource_manager.engine.model.settings import Fairness
+from resource_manager.engine.queue.job_queues import PARKED, Line
+from resource_manager.engine.queue.queue import Shape, WaitingQueue
+
+SMALL, LARGE = ResourceProfile(100, 64 * MIB), ResourceProfile(900, 64 * MIB)
+
+
+def request(number: int, job_id: str = "job", profile: ResourceProfile | None = None) -> Request:
+    return Request(RequestSpec(f"r{number}", profile), job_id, number, 0)
+
+
+def tree(*job_ids: str) -> FlowTree:
+    flows = FlowTree(Fairness(service="slots"), 0)
+    flows.put_group("default")
+    for job_id in job_ids:
+        flows.add_job(job_id, "default")
+    return flows
+
+
+def turns(queue: WaitingQueue, count: int = 100) -> list[int]:
+    """Who is served, one by one, if there is room for everybody."""
+    queue.begin_round()
+    while (shape := queue.look()) is not None:
+        queue.has_room(shape, 1_000)
+    served: list[int] = []
+    while len(served) < count and (line := queue.turns.next_line()) is not None:
+        served += queue.turns.next_of(line, 1)
+        queue.taken(line, 1)
+    return served
+
+
+def test_a_request_that_comes_back_stands_at_its_old_place() -> None:
+    queue = WaitingQueue()
+    requests = [request(number) for number in range(1, 6)]
+    for one in requests:
+        queue.add(one)
+    (shape,) = queue.shapes()
+    queue.served(shape, requests[:3])
+    queue.add(requests[1])
+    assert list(shape.numbers()) == [2, 4, 5]
+    assert shape.head() == 2
+    assert shape.count_before(5) == 2
+    assert turns(queue) == [2, 4, 5]
+    assert len(queue) == 0
+    assert queue.shapes() == []
+
+
+def test_a_job_is_served_in_order_of_arrival_whatever_it_asks_for() -> None:
+    queue = WaitingQueue(tree("job"))
+    for number in range(1, 9):
+        queue.add(request(number, profile=LARGE if number % 3 == 0 else SMALL))
+    assert turns(queue, 5) == [1, 2, 3, 4, 5]
+    queue.add(request(2, profile=SMALL))
+    assert turns(queue) == [2, 6, 7, 8]
+
+
+def test_what_is_served_together_ends_where_another_line_stands() -> None:
+    queue = WaitingQueue(tree("job"))
+    for number in (1, 2, 3, 5, 6):
+        queue.add(request(number, profile=SMALL))
+    queue.add(request(4, profile=LARGE))
+    line = queue.turns.next_line()
+    assert line is not None
+    assert queue.turns.next_of(line, 100) == [1, 2, 3]
+    assert queue.turns.next_of(line, 2) == [1, 2]
+
+
+def test_a_line_that_is_parked_leaves_the_turn_to_others_until_there_is_room() -> None:
+    flows = tree("first", "second")
+    queue = WaitingQueue(flows)
+    queue.add(request(1, "first", LARGE))
+    queue.add(request(2, "second", SMALL))
+    queue.begin_round()
+    large, small = queue.look(), queue.look()
+    assert large is not None
+    assert small is not None
+    queue.sleep(large)
+    queue.has_room(small, 10)
+    line = queue.turns.next_line()
+    assert line is not None
+    assert line.shape is large
+    queue.park(line)
+    assert flows.jobs["first"].active == 0
+    line = queue.turns.next_line()
+    assert line is not None
+    assert line.job_id == "second"
+    queue.rest()
+    assert not queue.awake
+    queue.wake(())
+    queue.begin_round()
+    assert queue.look() is large
+    assert queue.has_room(large, 10) == 1
+    line = queue.turns.next_line()
+    assert line is not None
+    assert line.job_id == "first"
+
+
+def test_very_many_parked_lines_stand_again_a_part_at_a_time() -> None:
+    names = [f"j{number}" for number in range(10)]
+    queue = WaitingQueue(tree(*names))
+    for number, name in enumerate(names):
+        queue.add(request(number, name))
+    queue.begin_round()
+    shape = queue.look()
+    assert shape is not None
+    queue.sleep(shape)
+    for line in queue.lines():
+        queue.park(line)
+    queue.wake(())
+    queue.begin_round()
+    assert queue.look() is shape
+    assert queue.has_room(shape, 6) == 6
+    assert queue.in_round
+    assert shape not in queue.roomy
+    assert queue.look() is shape
+    assert queue.has_room(shape, 6) == 4
+    assert shape in queue.roomy
+
+
+def test_a_line_stopped_by_a_limit_is_tried_again_when_that_is_eased() -> None:
+    queue = WaitingQueue(tree("job"))
+    queue.add(request(1))
+    queue.begin_round()
+    shape = queue.look()
+    assert shape is not None
+    queue.has_room(shape, 10)
+    line = queue.turns.next_line()
+    assert line is not None
+    queue.stop(line, "group/default")
+    assert queue.turns.next_line() is None
+    queue.rest()
+    assert not queue.round
+    assert not queue.open
+    assert queue.ease("group/default", lambda _: True, 10) == 1
+    assert queue.awake
+    assert turns(queue) == [1]
+
+
+def test_of_very_many_who_were_stopped_some_are_eased_at_a_time_whom_the_maximum_admits() -> None:
+    names = [f"j{number}" for number in range(6)]
+    queue = WaitingQueue(tree(*names))
+    for number, name in enumerate(names):
+        queue.add(request(number, name, LARGE if number < 2 else SMALL))
+    queue.begin_round()
+    for line in queue.lines():
+        queue.look()
+        queue.stop(line, "group/default")
+    small = queue.shape_of(request(0, profile=SMALL).spec)
+    assert queue.ease("group/another", lambda _: True, 10) == 0
+    assert queue.ease("group/default", lambda shape: shape is small, 3) == 3
+    assert [line.job_id for line in queue.stopped] == ["j0", "j1", "j5"]
+    assert queue.ease("group/default", lambda shape: shape is small, 3) == 1
+    assert queue.ease("group/default", lambda shape: shape is small, 3) == 0
+    assert [line.job_id for line in queue.stopped] == ["j0", "j1"]
+    assert [line.job_id for line in queue.lines() if line.stands != PARKED] == names[2:]
+
+
+def test_those_who_come_and_go_leave_nothing_behind_with_one_who_stays() -> None:
+    """Nobody asks who is first as long as the first one stays."""
+    for fair in (True, False):
+        queue = WaitingQueue(tree("old", "new"), fair=fair)
+        queue.add(request(1, "old", SMALL))
+        queue.add(request(2, "new", LARGE))
+        for number in range(3, 1_003):
+            queue.add(one := request(number, "new", SMALL))
+            queue.remove(one)
+        gc.collect()
+        assert sum(isinstance(each, Line) for each in gc.get_objects()) < 200
+        queue.add(request(1_003, "new", SMALL))
+        queue.add(request(1_004, "old", LARGE))
+        assert list(queue.shape_of(request(0, profile=SMALL).spec).numbers()) == [1, 1_003]
+        assert sorted(turns(queue)) == [1, 2, 1_003, 1_004]
+
+
+def test_a_line_that_is_emptied_wherever_it_is_leaves_nothing_behind() -> None:
+    for how in ("stands", "parked", "stopped"):
+        queue = WaitingQueue(tree("job"))
+        queue.add(one := request(1))
+        queue.begin_round()
+        shape = queue.look()
+        assert shape is not None
+        queue.has_room(shape, 10)
+        line = queue.turns.next_line()
+        assert line is not None
+        if how == "parked":
+            queue.park(line)
+        elif how == "stopped":
+            queue.stop(line, "group/default")
+        queue.remove(one)
+        assert line.stands == PARKED
+        assert not queue.awake
+        assert queue.job_shapes == {}
+        assert not queue.stopped
+        queue.add(one)
+        assert turns(queue) == [1]
+
+
+def test_a_million_that_came_together_are_one_run() -> None:
+    queue = WaitingQueue(tree("job"))
+    queue.add_run(RequestSpec("r", SMALL), "job", 10, 1_000_000)
+    (line,) = queue.lines()
+    assert (len(queue), line.numbers.run_count) == (1_000_000, 1)
+    queue.remove_run(RequestSpec("r", SMALL), "job", 500, 1_000)
+    assert (len(queue), line.numbers.run_count) == (999_000, 2)
+    assert request(499, profile=SMALL) in queue
+    assert request(500, profile=SMALL) not in queue
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 30), st.sampled_from("abc"))))
+def test_the_line_is_who_waits_in_order(moves: list[tuple[bool, int, str]]) -> None:
+    """Of a shape over all jobs, and of each job."""
+    queue = WaitingQueue(tree("a", "b", "c", "keeper"))
+    waiting: dict[int, Request] = {}
+    queue.add(keeper := request(100, "keeper"))
+    (shape,) = queue.shapes()
+    for comes, number, job_id in moves:
+        if comes and number not in waiting:
+            queue.add(waiting.setdefault(number, request(number, job_id)))
+        elif not comes and number in waiting:
+            queue.remove(waiting.pop(number))
+        assert shape.head() == min([*waiting, 100])
+        assert list(shape.numbers()) == [*sorted(waiting), keeper.arrival_number]
+        by_job = {line.job_id: list(line.numbers) for line in _lines(shape)}
+        assert by_job == {
+            name: found
+            for name in ("a", "b", "c", "keeper")
+            if (
+                found := sorted(n for n, r in [*waiting.items(), (100, keeper)] if r.job_id == name)
+            )
+        }
+
+
+def _lines(shape: Shape) -> list[Line]:
+    return list(shape.lines.values())

@@ -1,0 +1,36 @@
+"""A member of a range is a request like any other."""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, fields, replace
+
+from finegrain.cpu_policy import CpuPolicy, QosClass
+from finegrain.resources import GIB, ResourceProfile
+from resource_manager.engine.model.entities import RangeSpec, RequestSpec
+from resource_manager.engine.model.events import JobRegistered, RequestsSubmitted
+from tests.resource_manager.engine.model import ModelCluster
+
+NOT_OF_RANGES = {"target_address", "gang_id"}
+ASKED = RequestSpec(
+    "many",
+    ResourceProfile(2_000, GIB),
+    cpu_limit_milli=2_000,
+    pids_max=9,
+    required_labels=(("zone", "a"),),
+    allow_pending=True,
+    restart_on_loss=True,
+    cpu_policy=CpuPolicy(QosClass.LSR),
+)
+
+
+def test_a_member_asks_for_all_that_its_range_asks_for() -> None:
+    said = {each.name for each in fields(ASKED) if getattr(ASKED, each.name) != each.default}
+    assert said == {each.name for each in fields(ASKED)} - NOT_OF_RANGES
+    assert all(each.default is not MISSING for each in fields(ASKED)[2:])
+    cluster = ModelCluster()
+    cluster.batch(JobRegistered(cluster.at, "job", "job", "default", None, "s", "r"))
+    cluster.batch(RequestsSubmitted(cluster.at, "job", (), ranges=(RangeSpec(ASKED, 7, 3),)))
+    cluster.settle()
+
+    (part,) = cluster.state.ranges.parts()
+    assert part.member(8).spec == replace(ASKED, allocation_id="many.8")

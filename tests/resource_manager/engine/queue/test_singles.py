@@ -1,0 +1,299 @@
+"""What waits one by one stands in one line with the requests, and is tried in the same rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from finegrain.resources import GIB, MIB, ResourceProfile
+from resource_manager.engine.context import Turn
+from resource_manager.engine.invariants.all import check_invariants
+from resource_manager.engine.model.entities import RequestSpec, RequestState
+from resource_manager.engine.model.events import JobRegistered, RequestsSubmitted, SlotsReleased
+from resource_manager.engine.model.settings import EngineSettings
+from resource_manager.engine.placement.placement_pass import Placing
+from resource_manager.engine.queue.non_batchable import Kind, Single, Singles
+from resource_manager.engine.requests.moves import place
+from resource_manager.engine.scheduling.cycle import ATTEMPTS
+from tests.resource_manager.engine.model import ModelCluster, ModelExecutor
+
+SMALL = ResourceProfile(100, 64 * MIB)
+ZONE_A = (("zone", "a"),)
+
+
+def single(number: int, **more: object) -> Single:
+    return Single(number, Kind.GANG, f"gang{number}", **more)  # type: ignore[arg-type]
+
+
+def turns(singles: Singles) -> list[int]:
+    """Who has a turn in the next round, in order; all are put to sleep."""
+    singles.begin_round()
+    found = []
+    while (one := singles.next_before(None)) is not None:
+        found.append(one.arrival_number)
+        singles.sleep(one)
+    return found
+
+
+def test_they_have_their_turns_in_order_of_arrival() -> None:
+    singles = Singles()
+    for number in (5, 2, 9):
+        singles.add(single(number))
+    assert turns(singles) == [2, 5, 9]
+    assert not singles.awake
+    assert singles.problems() == []
+
+
+def test_nobody_takes_a_turn_before_those_who_came_earlier() -> None:
+    singles = Singles()
+    singles.add(single(5))
+    singles.begin_round()
+    assert singles.until() == 5
+    assert singles.next_before(((), 4)) is None
+    assert singles.next_before(((), 6)) == single(5)
+
+
+def test_one_that_sleeps_wakes_when_an_executor_that_concerns_it_has_grown() -> None:
+    singles = Singles()
+    anywhere, labelled, on_a = single(1), single(2, labels=ZONE_A), single(3, host_id="host-a")
+    for one in (anywhere, labelled, on_a):
+        singles.add(one)
+    assert turns(singles) == [1, 2, 3]
+    singles.grew("host-b", {})
+    assert turns(singles) == [1]
+    singles.grew("host-b", {"zone": "a", "rack": "7"})
+    assert turns(singles) == [1, 2]
+    singles.grew("host-a", {"zone": "b"})
+    assert turns(singles) == [1, 3]
+    assert singles.problems() == []
+
+
+def test_what_wakes_or_comes_during_a_round_is_tried_in_the_next_one() -> None:
+    singles = Singles()
+    for number in (1, 2):
+        singles.add(single(number))
+    singles.begin_round()
+    first = singles.next_before(None)
+    assert first is not None
+    singles.sleep(first)
+    singles.grew("host-a", {})
+    singles.add(single(0))
+    assert singles.until() == 2
+    assert singles.next_before(None) == single(2)
+    assert singles.next_before(None) is None
+    assert singles.awake
+    singles.sleep(single(2))
+    assert turns(singles) == [0, 1]
+
+
+def test_one_that_was_woken_while_it_was_tried_stays_awake() -> None:
+    singles = Singles()
+    singles.add(single(1))
+    singles.begin_round()
+    one = singles.next_before(None)
+    assert one is not None
+    singles.wake(1)
+    singles.sleep(one)
+    assert turns(singles) == [1]
+
+
+def test_one_that_leaves_is_nowhere_any_more() -> None:
+    singles = Singles()
+    for number in (1, 2, 3, 4):
+        singles.add(single(number, host_id="host-a" if number % 2 else ""))
+    singles.begin_round()
+    for one in (singles.next_before(None), singles.next_before(None)):
+        assert one is not None
+        singles.sleep(one)
+    for number in (1, 2, 3, 4):
+        singles.remove(number)
+        assert number not in singles
+        assert singles.problems() == []
+    assert singles.remove(1) is None
+    singles.grew("host-a", {})
+    assert not singles.awake
+    assert len(singles) == 0
+
+
+def test_those_whom_a_maximum_stops_are_tried_again_when_it_is_eased() -> None:
+    singles = Singles()
+    for number in range(5):
+        singles.add(single(number))
+    singles.begin_round()
+    while (one := singles.next_before(None)) is not None:
+        singles.stop(one, "group/one" if one.arrival_number else "group/other")
+    assert sorted(singles.stopped_by) == ["group/one", "group/other"]
+    singles.remove(0)
+    assert singles.stopped_by == ["group/one"]  # nothing is left of it
+    singles.ease("group/one")
+    assert singles.stopped_by == []
+    assert turns(singles) == [1, 2, 3, 4]
+    assert singles.problems() == []
+
+
+def test_one_can_be_woken_though_nothing_grew() -> None:
+    singles = Singles()
+    for one in (single(1), single(2, labels=ZONE_A), single(3, host_id="host-a")):
+        singles.add(one)
+    assert turns(singles) == [1, 2, 3]
+    singles.wake(2)
+    singles.wake(3)
+    assert turns(singles) == [2, 3]
+
+
+# In line with requests.
+
+
+Attempt = Callable[[Turn, Placing, Single], bool]
+
+
+class Line:
+    """A host, a job, and singles that do what a test says."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **settings: int) -> None:
+        self.cluster = ModelCluster(EngineSettings(**settings))  # type: ignore[arg-type]
+        self.executor = ModelExecutor("host-a", {"cpu_milli": 1_000, "memory_bytes": GIB}, SMALL)
+        self.cluster.register(self.executor)
+        event = JobRegistered(self.cluster.at, "job", "job", "default", None, "s", "r")
+        self.cluster.batch(event)
+        self.tried: list[str] = []
+        self.attempt: Attempt = lambda turn, placing, one: False
+        monkeypatch.setitem(ATTEMPTS, Kind.GANG, self._try)
+
+    def _try(self, turn: Turn, placing: Placing, one: Single) -> bool:
+        self.tried.append(one.name)
+        return self.attempt(turn, placing, one)
+
+    def wait_with(self, name: str) -> int:
+        """A single comes; its number."""
+        state = self.cluster.state
+        number = state.next_arrival_number()
+        state.queue.singles.add(Single(number, Kind.GANG, name, "job"))
+        return number
+
+    def request(self, *names: str, cpu: int = 100) -> None:
+        profile = ResourceProfile(cpu, 64 * MIB)
+        specs = tuple(RequestSpec(name, profile, allow_pending=True) for name in names)
+        self.cluster.batch(RequestsSubmitted(self.cluster.at, "job", specs))
+
+    def release(self, *names: str) -> None:
+        slots = tuple((name, 0) for name in names)
+        self.cluster.batch(SlotsReleased(self.cluster.at, "job", slots))
+        self.cluster.settle()
+
+    def carved(self) -> list[str]:
+        return [name for name, _ in self.cluster.state.slots]
+
+
+def unfinished(line: Line) -> bool:
+    """True if the last decision left somebody over."""
+    return line.cluster.state.unfinished
+
+
+def test_one_that_came_before_a_request_is_tried_before_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    line = Line(monkeypatch)
+    seen: list[list[str]] = []
+
+    def look(turn: Turn, placing: Placing, one: Single) -> bool:
+        seen.append(line.carved())
+        return True
+
+    line.attempt = look
+    line.request("full", cpu=1_000)
+    line.cluster.settle()
+    line.request("a1", "a2")
+    first = line.wait_with("first")
+    line.request("a3", "a4", "b1")
+    line.wait_with("second")
+    line.request("a5")
+    line.release("full")
+    assert line.tried == ["first", "second"]
+    assert seen == [["full"], ["full"]]  # as they came
+    assert line.carved() == ["a1", "a2", "a3", "a4", "b1", "a5"]
+    assert first not in line.cluster.state.queue.singles
+
+
+def test_requests_that_are_placed_together_stop_where_a_single_stands(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    line = Line(monkeypatch)
+    seen: list[list[str]] = []
+
+    def look(turn: Turn, placing: Placing, one: Single) -> bool:
+        seen.append(line.carved())
+        return len(seen) > 1
+
+    line.attempt = look
+    line.request("full", cpu=1_000)
+    line.cluster.settle()
+    line.request("a1", "a2")
+    line.wait_with("single")
+    line.request("a3", "a4")
+    assert seen == [["full"]]  # it sleeps now
+    line.release("full")
+    assert seen == [["full"], ["a1", "a2"]]
+    assert line.carved() == ["a1", "a2", "a3", "a4"]
+
+
+def test_what_a_single_takes_is_not_given_to_those_behind_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for strategy in ("pack", "spread"):
+        line = Line(monkeypatch, strategy=strategy)  # type: ignore[arg-type]
+
+        def take(turn: Turn, placing: Placing, one: Single) -> bool:
+            """All but 200 of the cpus, for a request that was put aside for this."""
+            host = turn.state.hosts["host-a"]
+            if host.free().get("cpu_milli", 0) < 800:
+                return False
+            request = turn.state.requests["large"]
+            turn.state.queue.remove(request)
+            place(turn, [request], host)
+            placing.follow([host])
+            return True
+
+        line.attempt = take
+        line.request("full", cpu=1_000)
+        line.cluster.settle()
+        line.wait_with("single")
+        line.request("large", cpu=800)
+        line.request("a1", "a2", "a3")
+        line.release("full")
+        assert line.carved() == ["large", "a1", "a2"]
+        assert check_invariants(line.cluster.state) == []
+        assert line.cluster.state.requests["a3"].state is RequestState.PENDING
+
+
+def test_tries_in_vain_are_counted_and_the_rest_is_left_for_the_next_decision(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    line = Line(monkeypatch, shapes_tried_max=2)
+    for name in ("s1", "s2", "s3"):
+        line.wait_with(name)
+    line.request("never", cpu=5_000)
+    assert line.tried == ["s1", "s2"]
+    assert unfinished(line)
+    line.cluster.batch()
+    assert line.tried == ["s1", "s2", "s3"]
+    assert not unfinished(line)
+    line.cluster.batch()
+    assert line.tried == ["s1", "s2", "s3"]  # nothing has grown
+
+
+def test_one_that_sleeps_is_tried_again_when_a_slot_has_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    line = Line(monkeypatch)
+    line.request("r")
+    line.cluster.settle()
+    line.wait_with("single")
+    line.cluster.batch()
+    line.cluster.wait(1)
+    assert line.tried == ["single"]
+    line.release("r")
+    assert line.tried == ["single", "single"]
+    line.cluster.register(ModelExecutor("host-b", {"cpu_milli": 1_000, "memory_bytes": GIB}, SMALL))
+    assert line.tried == ["single"] * 3

@@ -1,0 +1,313 @@
+"""How often it is looked at what is wanted: rarely, and never for nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from finegrain.resources import GIB, MIB, ResourceProfile
+from resource_manager.engine.explain.provisions import planned_on, providers_view
+from resource_manager.engine.model.effects import StartExecutor, StopExecutor
+from resource_manager.engine.model.entities import GangSpec, ProvisionState, RequestSpec
+from resource_manager.engine.model.events import (
+    JobKeptAlive,
+    JobRegistered,
+    ProvisionEnded,
+    ProvisionFailed,
+    RequestsCancelled,
+    RequestsSubmitted,
+    SlotsReleased,
+)
+from resource_manager.engine.model.settings import EngineSettings, ExecutorShape, Provisioning
+from resource_manager.engine.scaling import backlog, possible
+from resource_manager.engine.scaling.planning import make_plan
+from tests.resource_manager.engine.model import ModelCluster, ModelExecutor
+
+ONE = ResourceProfile(1_000, 256 * MIB)
+SMALL = ExecutorShape("small", "test", {"cpu_milli": 4_000, "memory_bytes": 8 * GIB}, ONE)
+
+
+@pytest.fixture
+def plans(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Every plan that is made."""
+    made: list[Any] = []
+
+    def counted(asked: Any) -> Any:
+        made.append(asked)
+        return make_plan(asked)
+
+    monkeypatch.setattr(backlog, "make_plan", counted)
+    return made
+
+
+def cluster_with(*shapes: ExecutorShape, **more: Any) -> ModelCluster:
+    cluster = ModelCluster(EngineSettings(provisioning=Provisioning(shapes=shapes, **more)))
+    cluster.batch(JobRegistered(cluster.at, "job", "job", "default", None, "s", "r"))
+    return cluster
+
+
+def ask(cluster: ModelCluster, *names: str, profile: ResourceProfile = ONE) -> None:
+    requests = tuple(RequestSpec(name, profile) for name in names)
+    cluster.batch(RequestsSubmitted(cluster.at, "job", requests))
+
+
+def test_requests_that_come_one_by_one_are_planned_together(plans: list[Any]) -> None:
+    cluster = cluster_with(SMALL)
+    for number in range(50):
+        cluster.now_ms += 10
+        ask(cluster, f"r{number}")
+    assert plans == []
+    cluster.wait(1_000)
+    assert len(plans) == 1
+    assert len(cluster.state.provisions) == 13
+
+
+def test_while_nothing_changes_nothing_is_planned_anew(plans: list[Any]) -> None:
+    cluster = cluster_with(SMALL, total_max={"cpu_milli": 4_000})
+    ask(cluster, *(f"r{number}" for number in range(9)))
+    for _ in range(20):
+        cluster.wait(1_000)
+    assert len(plans) == 2  # once to ask for one, once with that one on its way
+    ask(cluster, "one-more")
+    for _ in range(20):
+        cluster.wait(1_000)
+    assert len(plans) == 3
+
+
+def test_without_providers_nobody_looks(plans: list[Any]) -> None:
+    cluster = cluster_with()
+    ask(cluster, "r")
+    cluster.wait(5_000)
+    assert plans == []
+    assert cluster.state.elastic.next_pass_ms is None
+
+
+def test_a_minimum_is_asked_for_without_anybody_coming_first() -> None:
+    cluster = ModelCluster(
+        EngineSettings(provisioning=Provisioning(shapes=(SMALL,), total_min={"cpu_milli": 5_000}))
+    )
+    started = []
+    for _ in range(3):  # nothing but the timers that are armed
+        due_ms = cluster.state.next_timer_ms()
+        assert due_ms is not None
+        cluster.wait(max(0, due_ms - cluster.now_ms))
+        started += [each for each in cluster.effects if isinstance(each, StartExecutor)]
+    assert len(started) == 2
+
+
+def test_slots_that_come_and_go_between_two_looks_keep_an_executor() -> None:
+    cluster = cluster_with(SMALL, idle_timeout_ms=3_000)
+    ask(cluster, "first")
+    cluster.wait(1_000)
+    executor = ModelExecutor("small-1-1", SMALL.total, ONE)
+    cluster.register(executor)
+    cluster.settle()
+    cluster.batch(SlotsReleased(cluster.at, "job", (("first", 0),)))
+    cluster.settle()
+    for number in range(10):
+        cluster.wait(1_000)
+        name = f"short-{number}"
+        ask(cluster, name)
+        cluster.settle()
+        cluster.batch(SlotsReleased(cluster.at, "job", ((name, 0),)))
+        cluster.settle()
+        cluster.report(executor)
+        assert not executor.slots
+    assert cluster.state.provisions["small-1-1"].state == "REGISTERED"
+    for _ in range(4):
+        cluster.wait(1_000)
+    assert cluster.state.provisions["small-1-1"].state == "STOPPING"
+
+
+def test_those_whom_nothing_could_serve_keep_nobody_behind_them_waiting() -> None:
+    cluster = cluster_with(SMALL, planned_requests_max=2)
+    larger = tuple(
+        RequestSpec(f"larger-{number}", ResourceProfile(8_000, 256 * MIB), allow_pending=True)
+        for number in range(5)
+    )
+    cluster.batch(RequestsSubmitted(cluster.at, "job", larger))
+    ask(cluster, "small")
+    cluster.wait(1_000)
+    assert [each.shape for each in cluster.state.provisions.values()] == ["small"]
+    left = cluster.state.elastic.plan.left
+    assert [(shape.profile, count) for shape, count in left.items()] == [(larger[0].profile, 5)]
+
+
+def test_what_was_asked_for_a_gang_that_left_is_given_back() -> None:
+    cluster = cluster_with(SMALL)
+    asked = tuple(RequestSpec(f"m{number}", ONE, gang_id="g") for number in range(6))
+    cluster.batch(RequestsSubmitted(cluster.at, "job", asked, gangs=(GangSpec("g"),)))
+    cluster.wait(1_000)
+    assert len(cluster.state.provisions) == 2
+    cluster.wait(1_000)
+    cluster.batch(RequestsCancelled(cluster.at, "job", ("m0",)))
+    for _ in range(3):
+        cluster.wait(1_000)
+    states = {each.state for each in cluster.state.provisions.values()}
+    assert states == {ProvisionState.STOPPING}
+
+
+def test_gangs_that_nothing_could_serve_keep_none_behind_them_from_being_planned() -> None:
+    cluster = cluster_with(SMALL, planned_requests_max=5)
+    large = ResourceProfile(5_000, 256 * MIB)
+    for gang_id, profile, count in (("h", large, 4), ("i", large, 4), ("g", ONE, 6)):
+        asked = tuple(
+            RequestSpec(f"{gang_id}{n}", profile, allow_pending=True, gang_id=gang_id)
+            for n in range(count)
+        )
+        cluster.batch(RequestsSubmitted(cluster.at, "job", asked, gangs=(GangSpec(gang_id),)))
+    cluster.wait(1_000)
+    assert len(cluster.state.provisions) == 2  # for all six, though one look counts five requests
+    assert cluster.state.elastic.plan.gangs_left == ["h", "i"]
+
+
+def test_a_gang_is_taken_in_that_needs_executors_of_both_kinds_though_most_there_are_too_small(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked_at = []
+
+    def noting(asked: Any) -> Any:
+        looked_at.append(set(asked.hosts))
+        return make_plan(asked)
+
+    monkeypatch.setattr(possible, "make_plan", noting)
+    cluster = cluster_with(SMALL, total_max={"cpu_milli": 13_000})
+    for number in range(8):
+        cpu_milli = 2_000 if number == 7 else 500
+        total = {"cpu_milli": cpu_milli, "memory_bytes": GIB}
+        cluster.register(ModelExecutor(f"host-{number}", total, ONE))
+    for gang_id, count in (("six", 6), ("seven", 7)):
+        asked = tuple(RequestSpec(f"{gang_id}{n}", ONE, gang_id=gang_id) for n in range(count))
+        outcomes = cluster.batch(
+            RequestsSubmitted(cluster.at, "job", asked, gangs=(GangSpec(gang_id),))
+        )
+        assert {each.reason for each in outcomes} == {"" if count == 6 else "INFEASIBLE_NEVER"}
+    assert set(map(frozenset, looked_at)) == {frozenset(), frozenset({"host-7"})}
+
+
+def test_a_minimum_of_odd_amounts_takes_no_longer() -> None:
+    """Counted by the byte, it would take more memory than there is."""
+    large = ExecutorShape("large", "test", {"memory_bytes": 64 * GIB}, ONE, count_max=3)
+    odd = ExecutorShape("odd", "test", {"memory_bytes": 63 * GIB - 1}, ONE, count_max=3)
+    cluster = cluster_with(large, odd, total_min={"memory_bytes": 300 * GIB})
+    cluster.wait(1_000)
+    asked = [each.shape for each in cluster.state.provisions.values()]
+    assert sorted(asked) == ["large"] * 3 + ["odd"] * 2
+
+
+def test_of_very_many_who_are_planned_nowhere_only_some_are_told_one_by_one() -> None:
+    cluster = cluster_with(SMALL, total_max={"cpu_milli": 4_000})
+    requests = tuple(
+        RequestSpec(f"r{number}", ResourceProfile(3_000 + number, 256 * MIB))
+        for number in range(300)
+    )
+    cluster.batch(RequestsSubmitted(cluster.at, "job", requests))
+    cluster.wait(1_000)
+    told = providers_view(cluster.state).unplanned
+    assert told[0] == "1 request of 3.001 cpu, 256Mi: the maximum is reached"
+    assert told[100:] == ["199 requests of other sizes"]
+
+
+def test_everybody_is_told_which_executor_it_is_planned_on() -> None:
+    cluster = cluster_with(SMALL)
+    requests = tuple(
+        RequestSpec(f"r{number}", ResourceProfile(3_000 + number, 256 * MIB)) for number in range(3)
+    )
+    cluster.batch(RequestsSubmitted(cluster.at, "job", requests))
+    cluster.wait(1_000)
+
+    def planned() -> set[str]:
+        live = cluster.state.requests.values()
+        return {planned_on(cluster.state, each) for each in live if each.state == "PENDING"}
+
+    assert planned() == {"small-1-1", "small-1-2", "small-1-3"}
+    cluster.batch(ProvisionFailed(cluster.at, "small-1-2", "no"))
+    assert planned() == {"small-1-1", "small-1-3", ""}
+    cluster.register(ModelExecutor("small-1-1", SMALL.total, ONE))
+    assert planned() == {"small-1-3", ""}
+
+
+def test_a_cancelled_request_is_shown_as_planned_no_more() -> None:
+    cluster = cluster_with(SMALL)
+    names = [f"r{number}" for number in range(6)]
+    ask(cluster, *names)
+    gang = GangSpec("gang")
+    members = tuple(RequestSpec(name, ONE, gang_id="gang") for name in ("g0", "g1"))
+    cluster.batch(RequestsSubmitted(cluster.at, "job", members, gangs=(gang,)))
+    cluster.wait(1_000)
+
+    def planned() -> list[tuple[int, tuple[str, ...]]]:
+        seen = providers_view(cluster.state).executors
+        return [(each.planned_requests, each.planned) for each in seen]
+
+    assert sum(count for count, _ in planned()) == 8
+    cluster.batch(RequestsCancelled(cluster.at, "job", (*names[:5], "g0")))
+    (first, text), *others = planned()
+    assert (first, text) == (1, ("1 request of 1 cpu, 256Mi",))
+    assert others == [(0, ())] * len(others)
+    cluster.batch(RequestsCancelled(cluster.at, "job", (names[5],)))
+    assert sum(count for count, _ in planned()) == 0
+
+
+@pytest.mark.parametrize("trouble", ["cannot be reached", "refused 4 times"])
+def test_executors_that_come_and_are_of_no_use_are_asked_for_ever_more_rarely(trouble: str) -> None:
+    cluster = cluster_with(SMALL)
+    ask(cluster, "r")
+    asked = 0
+    for _ in range(600):
+        cluster.wait(1_000)
+        cluster.batch(JobKeptAlive(cluster.at, "job"))
+        told = cluster.providers[:]
+        cluster.providers.clear()
+        for each in told:
+            if isinstance(each, StartExecutor):
+                asked += 1
+                executor = ModelExecutor(each.executor_id, SMALL.total, ONE, broken={"r"})
+                cluster.register(executor)
+            else:
+                cluster.batch(ProvisionEnded(cluster.at, each.executor_id, "gone"))
+        for sent in cluster.wire[:]:
+            if trouble == "cannot be reached":
+                cluster.fail(sent)
+            else:
+                cluster.deliver(sent)
+        for host_id in cluster.state.hosts:
+            cluster.report(cluster.executors[host_id])
+    assert asked < 12  # and not one every ten seconds
+    (shape,) = providers_view(cluster.state).shapes
+    assert trouble in shape.last_failure
+
+    good = ModelExecutor("small-1-99", SMALL.total, ONE, provided_as="small")
+    cluster.register(good)
+    cluster.settle()
+    cluster.wait(1_000)
+    (shape,) = providers_view(cluster.state).shapes
+    assert shape.failures == 0
+
+
+def test_the_first_in_line_are_planned_for_whatever_they_ask_for(plans: list[Any]) -> None:
+    cluster = cluster_with(SMALL, planned_requests_max=3)
+    for number in range(4):
+        ask(cluster, f"one-{number}")
+        ask(cluster, f"two-{number}", profile=ResourceProfile(2_000, 256 * MIB))
+    cluster.batch(RequestsCancelled(cluster.at, "job", ("two-0",)))
+    cluster.wait(1_000)
+    (made,) = plans
+    sizes = [made.wishes[kind].pooled["cpu_milli"] for kind, _ in made.line]
+    assert list(zip(sizes, [count for _, count in made.line], strict=True)) == [
+        (1_000, 2),
+        (2_000, 1),
+    ]
+
+
+def test_nothing_is_started_again_of_a_shape_that_is_configured_no_longer() -> None:
+    cluster = cluster_with(SMALL)
+    ask(cluster, "r")
+    cluster.wait(1_000)
+    cluster.settings = EngineSettings()
+    cluster.restart_rm()
+    cluster.batch()
+    assert cluster.providers == [StopExecutor("small-1-1", "small", "")]
+    (provision,) = cluster.state.provisions.values()
+    assert provision.message == "no shape small is configured any more"

@@ -1,0 +1,91 @@
+"""Random lives of a cluster where whoever is passed over once has capacity held for himself, and
+slots go on with further work: the books stay sound, and nothing is held for nobody.
+"""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, invariant, rule
+
+from finegrain.resources import fits, total_of
+from resource_manager.engine.model.entities import RequestSpec, RequestState
+from resource_manager.engine.model.events import RequestsSubmitted, SlotsReuseAsked
+from resource_manager.engine.model.settings import Fairness
+from tests.resource_manager.engine.scheduling.test_gang_machine import GangsStayWhole
+from tests.resource_manager.engine.test_machine import JOBS, MACHINE, PROFILES
+from tests.support.properties import examples
+
+
+class NothingIsHeldForNobody(GangsStayWhole):
+    """Jobs, gangs and slots that grow, of which two may have a reservation at once."""
+
+    fairness = Fairness(starvation_timeout_ms=2_000, starvation_placements=1, reservations_max=2)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answers: dict[tuple[str, int, str], str] = {}
+
+    @initialize()
+    def a_full_cluster(self) -> None:
+        """Small ones in every place, and more of them in line."""
+        specs = tuple(RequestSpec(f"r{self.made + n}", PROFILES[0]) for n in range(12))
+        self.made += len(specs)
+        self.acknowledged.update(each.allocation_id for each in specs)
+        self.cluster.batch(RequestsSubmitted(self.cluster.at, JOBS[0], specs))
+        self.cluster.settle()
+
+    @rule(data=st.data(), same=st.booleans())
+    def reuse(self, data: st.DataObject, same: bool) -> None:
+        """A slot is to go on with somebody who waits; or the same was asked before."""
+        if same and self.answers:
+            self._ask_again(data.draw(st.sampled_from(sorted(self.answers))))
+            return
+        granted, waiting = [], []
+        for request in self.state.requests.values():
+            if request.job_id == JOBS[0]:
+                granted += [request] * (request.state is RequestState.GRANTED)
+                waiting += [request] * (request.state is RequestState.PENDING)
+        if granted and waiting:
+            slot, next_one = (
+                data.draw(st.sampled_from(granted)),
+                data.draw(st.sampled_from(waiting)),
+            )
+            self._ask_again((slot.allocation_id, slot.generation, next_one.allocation_id))
+
+    def _ask_again(self, asked: tuple[str, int, str]) -> None:
+        running = {key for key, slot in self.state.slots.items() if slot.state == "ALLOCATED"}
+        event = SlotsReuseAsked(self.cluster.at, JOBS[0], (asked,))
+        (outcome,) = self.cluster.batch(event)
+        named = self.state.requests[asked[2]]
+        if not outcome.reason:
+            assert (named.state, named.reason) == ("RELEASED", "REUSED")
+            # What was agreed to once changes nothing any more, whatever became of the slot.
+            after = {key for key, slot in self.state.slots.items() if slot.state == "ALLOCATED"}
+            assert running <= after
+        before = self.answers.setdefault(asked, outcome.reason)
+        if not before:
+            assert not outcome.reason
+
+    @invariant()
+    def what_came_since_takes_nothing_of_what_is_held(self) -> None:
+        """Once all has ended that was there when it began, all that is held is free."""
+        for host in self.state.hosts.values():
+            if host.held is None or host.shrunk:
+                continue
+            came = [s.booked for key, s in host.slots.items() if key not in host.held.before]
+            total = host.executor.registration.total
+            assert fits(total_of((host.held.amounts, *came)), total)
+
+
+class NothingIsHeldForNobodySpread(NothingIsHeldForNobody):
+    """The same with the other strategy, and with decisions that stop after every try in vain."""
+
+    strategy = "spread"
+    shapes_tried_max = 1
+
+
+TestReservations = NothingIsHeldForNobody.TestCase
+TestReservations.settings = settings(MACHINE, max_examples=examples(30))
+TestReservationsSpread = NothingIsHeldForNobodySpread.TestCase
+TestReservationsSpread.settings = settings(MACHINE, max_examples=examples(15))
