@@ -44,7 +44,8 @@ class ScaledUp:
         return next(
             int(entry.name)
             for entry in Path("/proc").glob("[0-9]*")
-            if _parent(entry) == self.process.pid and b"local_sweeper" in _words(entry)
+            if _parent(entry) == self.process.pid
+            and b"finegrain_cli.local.sweeper" in _words(entry)
         )
 
     @property
