@@ -46,13 +46,16 @@ async def test_a_burst_on_an_empty_cluster(home: Path) -> None:
         eventually(lambda: not up.provided, "all executors were given back")
         assert up.cli.items("executors") == []
         assert up.directories == []
+        kinds = {each["kind"] for each in up.cli.items("events", "--newest", "1000")}
         watch.terminate()
         seen = [json.loads(line) for line in finish(watch).stdout.splitlines() if line]
         code, said = up.end()
 
     assert codes == [0] * BURST
     states = [{each["executor_id"]: each["state"] for each in one["executors"]} for one in seen]
-    assert {state for one in states for state in one.values()} >= {"STARTED", "REGISTERED"}
+    assert "REGISTERED" in {state for one in states for state in one.values()}
+    # Not of what was shown: a busy machine may show none while it is started.
+    assert kinds >= {"provision_asked", "provision_started", "provision_ended"}
     assert max(len(one) for one in states) == 4
     assert max(each["planned_requests"] for one in seen for each in one["executors"]) > 1
     assert all(each["cause"] for one in seen for each in one["executors"])
