@@ -320,7 +320,8 @@ class Driver:
         return descendants(shims)
 
     def ask_to_end(self, group: Group, shims: Iterable[int]) -> None:
-        # A shell before its child: it would go on to its next command.
+        """Sends SIGTERM to every process of a group."""
+        # A shell before its child (the older pid): else it goes on to its next command.
         for pid in sorted(self.pids(group, shims)):
             self.signal(pid, signal.SIGTERM)
 
