@@ -22,7 +22,7 @@ import time
 from dataclasses import replace
 
 from finegrain.resources import GIB, MEMORY_GRAIN_BYTES, MIB
-from resource_manager.engine.queue.queue import SLOTS
+from resource_manager.engine.model.scheduling_key import SLOTS
 from resource_manager.engine.scaling.packing import Capacity, Wish
 from resource_manager.engine.scaling.planning import Backlog, Plan, Supply, make_plan
 

@@ -16,9 +16,9 @@ from resource_manager.engine.fairness.costs import Costs
 from resource_manager.engine.fairness.flows import FlowTree
 from resource_manager.engine.fairness.starvation import Starving
 from resource_manager.engine.fairness.usage import count_total
-from resource_manager.engine.hosts.host import Host, SlotKey
+from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.model.changes import ChangeTracker
-from resource_manager.engine.model.counter_names import FORGOTTEN, GENERATION_FLOOR, REGISTERED_WITH
+from resource_manager.engine.model.counter_names import FORGOTTEN
 from resource_manager.engine.model.effects import Changes, Snapshot
 from resource_manager.engine.model.endings import Ending
 from resource_manager.engine.model.entities import (
@@ -33,9 +33,10 @@ from resource_manager.engine.model.entities import (
     Request,
     RequestState,
     Slot,
+    SlotKey,
 )
 from resource_manager.engine.model.history import History
-from resource_manager.engine.model.settings import EngineSettings, Strategy
+from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.engine.model.timers import Timer, Timers
 from resource_manager.engine.model.transitions import Story
 from resource_manager.engine.placement.indexes import Indexes
@@ -47,8 +48,6 @@ from resource_manager.engine.queue.ranges import Part, RangeBooks
 from resource_manager.engine.queue.rejection_clock import RejectionClock
 from resource_manager.engine.restoring import fill
 from resource_manager.engine.scaling.ledger import Elastic
-
-__all__ = ["GENERATION_FLOOR", "REGISTERED_WITH", "Ending", "EngineSettings", "State", "Strategy"]
 
 Heard = dict[str, tuple[str, int]]
 """Instance id and number of the last report that was taken in, by executor."""

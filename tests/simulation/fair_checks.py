@@ -26,8 +26,8 @@ from resource_manager.engine.model.entities import (
     SlotState,
 )
 from resource_manager.engine.model.events import ItemOutcome, SlotsReuseAsked
-from resource_manager.engine.queue.job_queues import Line
-from resource_manager.engine.queue.scheduling_classes import shape_key
+from resource_manager.engine.model.scheduling_key import shape_key
+from resource_manager.engine.queue.scheduling_classes import Line
 from resource_manager.engine.scheduling.needs import booked_at_most
 from resource_manager.engine.state import State
 from resource_manager.storage.codecs import Row

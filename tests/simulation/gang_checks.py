@@ -21,8 +21,8 @@ from resource_manager.engine.model.entities import (
     RequestState,
     Slot,
 )
+from resource_manager.engine.model.scheduling_key import shape_key
 from resource_manager.engine.queue.gangs import living
-from resource_manager.engine.queue.scheduling_classes import shape_key
 from resource_manager.engine.scheduling.needs import booked_at_most
 from resource_manager.engine.state import State
 from tests.simulation.fair_checks import Limits
@@ -183,7 +183,7 @@ def _count(state: State, host: Host, members: list[Request]) -> int:
     names = {request.allocation_id for request in members}
     if any(name in names for name, _ in host.slots):
         return 0
-    need, free, count = host.need_of(shape), host.spare(), 0
+    need, free, count = host.booking_for(shape), host.spare(), 0
     while count < min(len(members), host.spare_slots()) and fits(need, free):
         free = {name: amount - need.get(name, 0) for name, amount in free.items()}
         count += 1

@@ -9,8 +9,8 @@ from resource_manager.engine.model.entities import (
     Request,
     RequestState,
 )
+from resource_manager.engine.model.scheduling_key import shape_key
 from resource_manager.engine.placement.feasibility import waiting_reason
-from resource_manager.engine.queue.scheduling_classes import shape_key
 from resource_manager.engine.state import State
 from tests.simulation.checks import Checks, Violation
 from tests.simulation.executor import Executor

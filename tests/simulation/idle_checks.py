@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from resource_manager.engine.hosts.host import Host
-from resource_manager.engine.queue.queue import DEFAULT_SLOTS, SLOTS, Shape
+from resource_manager.engine.model.scheduling_key import DEFAULT_SLOTS, SLOTS
+from resource_manager.engine.queue.scheduling_classes import Shape
 from resource_manager.engine.scheduling.needs import booked_at_most
 from resource_manager.engine.state import State
 from tests.simulation.fair_checks import Limits
@@ -39,7 +40,7 @@ def _has_room(host: Host, shape: Shape, free: dict[str, int], slots: int) -> boo
         return False
     if host.exactly(shape) and (host.held is not None or not host.suits(shape)):
         return False
-    need = host.need_of(shape)
+    need = host.booking_for(shape)
     if DEFAULT_SLOTS in need:
         need = host.default_booking
     return all(free.get(name, 0) >= amount for name, amount in need.items() if name != SLOTS)

@@ -23,9 +23,9 @@ from resource_manager.engine.model.entities import (
     RequestSpec,
     Slot,
 )
+from resource_manager.engine.model.scheduling_key import shape_key
 from resource_manager.engine.model.settings import ExecutorShape, Provisioning
-from resource_manager.engine.queue.queue import Shape
-from resource_manager.engine.queue.scheduling_classes import shape_key
+from resource_manager.engine.queue.scheduling_classes import Shape
 from resource_manager.engine.scaling.passes import MINIMUM
 from resource_manager.engine.scheduling.needs import booked_at_most
 from resource_manager.engine.state import State

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from resource_manager.engine.model.counter_names import GENERATION_FLOOR
 from resource_manager.engine.model.effects import Changes
 from resource_manager.engine.model.entities import JobEvent
-from resource_manager.engine.state import GENERATION_FLOOR
 from resource_manager.storage.codecs import MoveCodec
 from resource_manager.storage.fair_rows import GROUPS, RANGES, TALLIES
 from resource_manager.storage.host_rows import HOST_SETTINGS

@@ -18,13 +18,14 @@ from finegrain.cpu_policy import BindPolicy
 from resource_manager.engine.cpus.alignment import Case
 from resource_manager.engine.cpus.empty_hosts import ANSWERS_KNOWN_MAX, HostKind, empty_books
 from resource_manager.engine.cpus.hints import SCORE_MAX, quantities, share_score
-from resource_manager.engine.cpus.ledger import CpuBooks, SlotKey
+from resource_manager.engine.cpus.ledger import CpuBooks
 from resource_manager.engine.cpus.numa import MILLI
 from resource_manager.engine.cpus.pinning import cpus_for
 from resource_manager.engine.cpus.refusals import CpuRefusal
 from resource_manager.engine.cpus.request import Wish
 from resource_manager.engine.cpus.resolve import resolve
 from resource_manager.engine.cpus.shortages import poolless, without_topology
+from resource_manager.engine.model.entities import SlotKey
 
 __all__ = ["Wish", "assign", "assign_many", "fits_empty", "score"]
 

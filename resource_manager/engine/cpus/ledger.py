@@ -17,9 +17,7 @@ from finegrain.cpuset import EMPTY, CpuSet
 from finegrain.resources import BEST_EFFORT_CPU_MILLI, CPU_MILLI
 from resource_manager.engine.cpus.layout import CpuLayout
 from resource_manager.engine.cpus.numa import MILLI, node_capacities
-from resource_manager.engine.hosts.notes import SlotKey
-
-__all__ = ["CpuBooks", "PinRoom", "SlotKey"]
+from resource_manager.engine.model.entities import SlotKey
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from finegrain.cpuset import CpuSet
 from finegrain.resources import BEST_EFFORT_CPU_MILLI, CPU_MILLI, MEMORY_BYTES
 from resource_manager.engine.cpus.assign import Wish
 from resource_manager.engine.cpus.layout import CpuLayout
-from resource_manager.engine.cpus.ledger import CpuBooks, SlotKey
+from resource_manager.engine.cpus.ledger import CpuBooks
 from resource_manager.engine.cpus.numa import MILLI, memory_positions, positions, split
 from resource_manager.engine.cpus.pinning import cpus_for, holders, notes_on, short, wish_of
 from resource_manager.engine.cpus.refusals import CpuBlocker, CpuRefusal
@@ -30,6 +30,7 @@ from resource_manager.engine.cpus.resize_cpus import grow, shrink
 from resource_manager.engine.cpus.resolve import Resolved, resolve
 from resource_manager.engine.cpus.shortages import told
 from resource_manager.engine.cpus.take import Short, Taken
+from resource_manager.engine.model.entities import SlotKey
 
 _CPU = (CPU_MILLI, BEST_EFFORT_CPU_MILLI)
 

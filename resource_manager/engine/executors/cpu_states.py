@@ -18,7 +18,7 @@ from resource_manager.engine.model.entities import NO_CPU_STATE, NOTHING_SET, Cp
 if TYPE_CHECKING:
     from resource_manager.engine.context import Turn
     from resource_manager.engine.hosts.host import Host
-    from resource_manager.engine.hosts.notes import SlotKey
+    from resource_manager.engine.model.entities import SlotKey
     from resource_manager.engine.state import State
 
 CLUSTER = ""

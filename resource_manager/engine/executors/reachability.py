@@ -13,9 +13,10 @@ from __future__ import annotations
 from finegrain.errors import Reason
 from resource_manager.engine.context import Turn
 from resource_manager.engine.executors.refusals import backoff_ms
-from resource_manager.engine.hosts.host import Host, Reach, SlotKey
+from resource_manager.engine.hosts.host import Host
+from resource_manager.engine.hosts.notes import Reach
 from resource_manager.engine.model.effects import ProbeExecutor
-from resource_manager.engine.model.entities import ExecutorState, SlotState
+from resource_manager.engine.model.entities import ExecutorState, SlotKey, SlotState
 from resource_manager.engine.model.events import ExecutorProbed
 from resource_manager.engine.model.timers import Timer
 

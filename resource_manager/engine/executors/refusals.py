@@ -8,10 +8,11 @@ until the host serves the shape.
 from __future__ import annotations
 
 from resource_manager.engine.context import Turn
-from resource_manager.engine.hosts.host import Host, Refusal
+from resource_manager.engine.hosts.host import Host
+from resource_manager.engine.hosts.notes import Refusal
 from resource_manager.engine.model.entities import Slot
+from resource_manager.engine.model.scheduling_key import shape_key
 from resource_manager.engine.model.timers import Timer
-from resource_manager.engine.queue.scheduling_classes import shape_key
 
 _BACKOFF_DOUBLINGS_MAX = 16
 

@@ -19,6 +19,7 @@ from resource_manager.engine.executors.reachability import unreachable_registere
 from resource_manager.engine.executors.reports import take_in
 from resource_manager.engine.fairness import usage
 from resource_manager.engine.hosts.host import Host
+from resource_manager.engine.model.counter_names import REGISTERED_WITH
 from resource_manager.engine.model.entities import (
     NO_CPU_STATE,
     Executor,
@@ -38,7 +39,7 @@ from resource_manager.engine.model.timers import Timer
 from resource_manager.engine.requests.moves import key_of
 from resource_manager.engine.scaling.arrival import registered
 from resource_manager.engine.scheduling.resizes import resume
-from resource_manager.engine.state import REGISTERED_WITH, State
+from resource_manager.engine.state import State
 
 
 def known_host(state: State, executor_id: str) -> Host:

@@ -29,8 +29,14 @@ from resource_manager.engine.executors.reachability import (
     frees_to_tell,
 )
 from resource_manager.engine.executors.refusals import remember_refusal
-from resource_manager.engine.hosts.host import Host, SlotKey
-from resource_manager.engine.model.entities import ExecutorState, RequestState, Slot, SlotState
+from resource_manager.engine.hosts.host import Host
+from resource_manager.engine.model.entities import (
+    ExecutorState,
+    RequestState,
+    Slot,
+    SlotKey,
+    SlotState,
+)
 from resource_manager.engine.model.events import ReportAnswer, SlotsReported
 from resource_manager.engine.model.reported import EndedSlot, Report, ReportedSlot
 from resource_manager.engine.requests.moves import key_of, reclaim, vanish

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from finegrain.resources import shortfall
 from resource_manager.engine.explain.cpus import loosened, required_policies
 from resource_manager.engine.model.entities import GangPlacement, GangSpec, Request
+from resource_manager.engine.model.scheduling_key import cpu_key
 from resource_manager.engine.placement.feasibility import Feasibility
 from resource_manager.engine.placement.gang_feasibility import kind_feasibility
 from resource_manager.engine.placement.gang_matching import Hosts
@@ -29,7 +30,6 @@ from resource_manager.engine.placement.gang_search import (
 )
 from resource_manager.engine.placement.reserved import Reservation
 from resource_manager.engine.queue.gangs import WaitingGang, Where, Wish
-from resource_manager.engine.queue.scheduling_classes import cpu_key
 from resource_manager.engine.scheduling.gangs import wishes_now
 from resource_manager.engine.scheduling.quota_checks import gang_stop
 from resource_manager.engine.state import State

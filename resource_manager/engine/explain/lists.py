@@ -18,7 +18,7 @@ from resource_manager.engine.executors.registration import known_host
 from resource_manager.engine.explain.prefixes import Beginnings
 from resource_manager.engine.explain.resizes import explain_resizes
 from resource_manager.engine.explain.waiting_reasons import pending_by_reason, pending_reason
-from resource_manager.engine.hosts.host import Host, SlotKey
+from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.jobs.lifecycle import known_job
 from resource_manager.engine.model.entities import (
     ENDED_REQUEST_STATES,
@@ -30,6 +30,7 @@ from resource_manager.engine.model.entities import (
     Request,
     RequestState,
     Slot,
+    SlotKey,
     Usage,
 )
 from resource_manager.engine.queue.iteration import Stretch, members_of, stretches, stretches_of

@@ -11,7 +11,7 @@ from finegrain.resources import Amounts
 from resource_manager.engine.model.entities import Request, Slot
 from resource_manager.engine.placement.reserved import Reservation
 from resource_manager.engine.placement.reserved_for_others import held_from
-from resource_manager.engine.queue.queue import Shape
+from resource_manager.engine.queue.scheduling_classes import Shape
 from resource_manager.engine.state import State
 
 EXECUTORS_NAMED_MAX = 5

@@ -13,7 +13,8 @@ from finegrain.resources import Amounts, add, fits, shortfall, subtract
 from resource_manager.engine.cpus.refusals import CpuRefusal
 from resource_manager.engine.explain.dimensions import DimensionStatus
 from resource_manager.engine.fairness.flows import GROUP
-from resource_manager.engine.hosts.host import Host, ResizeHold
+from resource_manager.engine.hosts.host import Host
+from resource_manager.engine.hosts.notes import ResizeHold
 from resource_manager.engine.model.entities import ExecutorState, Resize, Slot, SlotState
 from resource_manager.engine.scheduling.quota_checks import growth_stop
 from resource_manager.engine.scheduling.resizes import assignment_for, growth, is_kept_from

@@ -12,7 +12,7 @@ from resource_manager.engine.model.entities import Request, RequestState
 from resource_manager.engine.placement.feasibility import waiting_reason
 from resource_manager.engine.placement.gang_feasibility import member_reason, reasons
 from resource_manager.engine.queue.gangs import WaitingGang
-from resource_manager.engine.queue.queue import Shape
+from resource_manager.engine.queue.scheduling_classes import Shape
 from resource_manager.engine.scheduling.quota_checks import gang_stop, request_stop
 from resource_manager.engine.state import State
 

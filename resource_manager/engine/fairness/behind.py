@@ -17,8 +17,7 @@ from resource_manager.engine.context import Turn
 from resource_manager.engine.fairness.choice import turn_of
 from resource_manager.engine.fairness.flows import Flow
 from resource_manager.engine.fairness.starvation import Mark
-from resource_manager.engine.queue.job_queues import Line
-from resource_manager.engine.queue.scheduling_classes import Shape
+from resource_manager.engine.queue.scheduling_classes import Line, Shape
 from resource_manager.engine.state import State
 
 RIVALS_LOOKED_AT_MAX = 256

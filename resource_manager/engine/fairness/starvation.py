@@ -13,15 +13,14 @@ Nothing is kept over a restart; whoever restores the books says from when it cou
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from resource_manager.engine.model.settings import Fairness
-from resource_manager.engine.queue.queue import Shape
 
-Waiter = Shape | int
-"""A shape, or the arrival number of what waits by itself."""
+Waiter = Hashable
+"""A shape (by identity), or the arrival number of what waits by itself."""
 
 LOOK_INTERVAL_MS = 1_000
 """Whoever starves and could not be helped is looked at again after this."""

@@ -20,20 +20,26 @@ from finegrain.cpu_assignment import CpuAssignment
 from finegrain.cpu_policy import PLAIN, QosClass
 from finegrain.cpuset import CpuSet
 from finegrain.errors import InvalidArgument, InvariantBroken
-from finegrain.resources import BEST_EFFORT_CPU_MILLI
+from finegrain.resources import BEST_EFFORT_CPU_MILLI, CPU_MILLI
 from resource_manager.engine.cpus.assign import Wish as CpuWish
 from resource_manager.engine.cpus.assign import assign, assign_many, fits_empty, score
 from resource_manager.engine.cpus.layout import CpuLayout, layout_of
 from resource_manager.engine.cpus.ledger import CpuBooks
 from resource_manager.engine.cpus.refusals import CpuBlocker, CpuRefusal
 from resource_manager.engine.cpus.resizing import together
+from resource_manager.engine.model.scheduling_key import (
+    NODE_CPU_MILLI,
+    PIN_CORE_CPUS,
+    PIN_CPUS,
+    PIN_NODE_CPUS,
+    ShapeKey,
+)
 
 if TYPE_CHECKING:
     from finegrain.resources import ResourceProfile
     from resource_manager.engine.hosts.allowed_cpus import HostCpus
-    from resource_manager.engine.hosts.notes import SlotKey
-    from resource_manager.engine.model.entities import Executor, Registration, Slot
-    from resource_manager.engine.queue.scheduling_classes import CpuKey
+    from resource_manager.engine.model.entities import Executor, Registration, Slot, SlotKey
+    from resource_manager.engine.model.scheduling_key import CpuKey
 
 CpuKind = tuple[object, ...]
 """What decides whom the cpus of a host suit when it is empty; hosts that are alike share one."""
@@ -72,6 +78,10 @@ class Asked(Protocol):
     @property
     def exact(self) -> bool:
         """True if amounts alone never say whether a host can serve it."""
+
+    @property
+    def key(self) -> ShapeKey:
+        """All by which a host is chosen."""
 
 
 @dataclass(slots=True)
@@ -262,6 +272,17 @@ def cpus_booked(slot: Slot) -> CpuAssignment | None:
     if slot.assignment is None or ordered is None:
         return slot.assignment
     return together(slot.assignment, ordered)
+
+
+def cpu_offer(books: CpuBooks) -> dict[str, int]:
+    """What a host has of these columns."""
+    room = books.pin_room()
+    return {
+        PIN_CPUS: room.cpus,
+        PIN_CORE_CPUS: room.whole_core_cpus,
+        PIN_NODE_CPUS: room.most_on_a_node,
+        NODE_CPU_MILLI: max(books.available(at, CPU_MILLI) for at in books.layout.cpu_nodes),
+    }
 
 
 def _answer(books: CpuBooks, wish: CpuWish, count: int) -> Answer:

@@ -23,19 +23,10 @@ from finegrain.resources import (
     larger_of,
     subtract,
 )
-from resource_manager.engine.cpus.columns import cpu_offer
 from resource_manager.engine.hosts.allowed_cpus import HostCpus, host_cpus
 from resource_manager.engine.hosts.bookings import decrease, increase, shared_booking
-from resource_manager.engine.hosts.cpu_allocator import Asked, CpuGiver, cpus_booked
-from resource_manager.engine.hosts.notes import (
-    Command,
-    Hold,
-    Reach,
-    Refusal,
-    ResizeHold,
-    SlotKey,
-    StateSeen,
-)
+from resource_manager.engine.hosts.cpu_allocator import Asked, CpuGiver, cpu_offer, cpus_booked
+from resource_manager.engine.hosts.notes import Command, Hold, Reach, Refusal, ResizeHold, StateSeen
 from resource_manager.engine.model.entities import (
     NOTHING_SET,
     Executor,
@@ -43,24 +34,13 @@ from resource_manager.engine.model.entities import (
     Registration,
     Resize,
     Slot,
+    SlotKey,
     SlotState,
 )
-from resource_manager.engine.queue.queue import DEFAULT_SLOTS, SLOTS, Shape, ShapeKey, in_grains
+from resource_manager.engine.model.scheduling_key import DEFAULT_SLOTS, SLOTS, ShapeKey, in_grains
 
 if TYPE_CHECKING:
     from resource_manager.engine.model.settings import Strategy
-
-__all__ = [
-    "Command",
-    "Hold",
-    "Host",
-    "Reach",
-    "Refusal",
-    "ResizeHold",
-    "SlotKey",
-    "StateSeen",
-    "shared_booking",
-]
 
 UNLIMITED = AMOUNT_MAX
 """Stands for "no limit" where a number is needed."""
@@ -213,10 +193,6 @@ class Host(CpuGiver):
             return self.default_booking if asked.profile is None else self.booking_of(asked.profile)
         profile = asked.profile or self.executor.registration.default_profile
         return self.booking_of(profile, best_effort=asked.best_effort)
-
-    def need_of(self, shape: Shape) -> dict[str, int]:
-        """What a slot of this shape books here."""
-        return self.booking_for(shape)
 
     def book(self, booked: Amounts, count: int) -> None:
         """Counts so many new slots, which no report contains yet."""
@@ -378,11 +354,11 @@ class Host(CpuGiver):
         available = self.executor.reported_available or {}
         return frozenset(self.reported), tuple(sorted(available.items()))
 
-    def refuses(self, shape: Shape) -> bool:
-        """True if the host refused this shape lately."""
+    def refuses(self, asked: Asked) -> bool:
+        """True if the host refused such requests lately."""
         if not self.refusals:
             return False
-        refusal = self.refusals.get(shape.key)
+        refusal = self.refusals.get(asked.key)
         return refusal is not None and refusal.active
 
     def end_refusals(self, now_ms: int) -> bool:

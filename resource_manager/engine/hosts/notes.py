@@ -9,10 +9,7 @@ from dataclasses import dataclass
 
 from finegrain.resources import Amounts
 from resource_manager.engine.model.effects import SendAllocate, SendFree, SendResize
-from resource_manager.engine.model.entities import Slot
-
-SlotKey = tuple[str, int]
-"""Identity of a slot: allocation id and generation."""
+from resource_manager.engine.model.entities import Slot, SlotKey
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
 from finegrain.resources import total_of
-from resource_manager.engine.hosts.host import Host, SlotKey
+from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.invariants import resizes
 from resource_manager.engine.invariants.cpus import cpu_problems
 from resource_manager.engine.invariants.fairness import flow_problems
@@ -27,6 +27,7 @@ from resource_manager.engine.model.entities import (
     Request,
     RequestState,
     Slot,
+    SlotKey,
     SlotState,
 )
 from resource_manager.engine.placement.indexes import carries

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from finegrain.resources import CPU_MILLI
 from resource_manager.engine.cpus.ledger import CpuBooks
 from resource_manager.engine.hosts.cpu_allocator import cpus_booked
-from resource_manager.engine.hosts.host import Host, SlotKey
+from resource_manager.engine.hosts.host import Host
+from resource_manager.engine.model.entities import SlotKey
 
 MILLI_PER_CPU = 1_000
 

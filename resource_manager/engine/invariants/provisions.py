@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from resource_manager.engine.model.entities import ExecutorState, Provision, ProvisionState
-from resource_manager.engine.queue.queue import DEFAULT_SLOTS, SLOTS
+from resource_manager.engine.model.scheduling_key import DEFAULT_SLOTS, SLOTS
 from resource_manager.engine.scaling.ledger import PENDING, Content
 from resource_manager.engine.scaling.packing import Capacity
 from resource_manager.engine.state import State

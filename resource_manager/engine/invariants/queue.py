@@ -10,8 +10,7 @@ from itertools import chain
 
 from resource_manager.engine.invariants.ranges import in_line
 from resource_manager.engine.model.entities import RequestState
-from resource_manager.engine.queue.job_queues import PARKED, Line
-from resource_manager.engine.queue.scheduling_classes import Shape
+from resource_manager.engine.queue.scheduling_classes import PARKED, Line, Shape
 from resource_manager.engine.state import State
 
 

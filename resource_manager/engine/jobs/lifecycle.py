@@ -16,12 +16,13 @@ from resource_manager.engine.fairness.flows import JOB
 from resource_manager.engine.fairness.usage import retire
 from resource_manager.engine.jobs.groups import known_group
 from resource_manager.engine.jobs.usage_checkpoints import keep_ended
+from resource_manager.engine.model.endings import Ending
 from resource_manager.engine.model.entities import ENDED_REQUEST_STATES, Job, JobState, RequestState
 from resource_manager.engine.model.events import JobEndRequested, JobKeptAlive, JobRegistered
 from resource_manager.engine.model.timers import Timer
 from resource_manager.engine.requests.range_ends import Why, end_members, take_out_part
 from resource_manager.engine.scheduling.gangs import give_up, take_out
-from resource_manager.engine.state import Ending, State
+from resource_manager.engine.state import State
 
 ENDED_AT_ONCE = 500
 """Requests that end in one step with their job, or as their gang's time is over; each writes three

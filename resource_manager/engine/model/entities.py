@@ -18,6 +18,9 @@ from finegrain.intervals import IntervalSet
 from finegrain.resources import Amounts, ResourceProfile
 from resource_manager.engine.model.durations import Durations
 
+SlotKey = tuple[str, int]
+"""Identity of a slot: allocation id and generation."""
+
 
 @dataclass(frozen=True, slots=True)
 class Instant:

@@ -25,10 +25,11 @@ from dataclasses import dataclass
 from finegrain.cpu_assignment import CpuAssignment
 from finegrain.resources import BEST_EFFORT_CPU_MILLI, CPU_MILLI
 from resource_manager.engine.hosts.host import SCORE, Host
+from resource_manager.engine.model.scheduling_key import SLOTS, in_grains
 from resource_manager.engine.placement.index import CapacityIndex, Need
 from resource_manager.engine.placement.indexes import Positions, carries
 from resource_manager.engine.placement.search import needs_of
-from resource_manager.engine.queue.queue import SLOTS, Shape, in_grains
+from resource_manager.engine.queue.scheduling_classes import Shape
 
 
 @dataclass(slots=True)
@@ -200,7 +201,7 @@ class ExactSearch:
         shape = self._shape
         if shape.profile is not None:
             return shape.separate_need if host.separate_pools else shape.pooled_need
-        booked = host.need_of(shape)
+        booked = host.booking_for(shape)
         return {**in_grains(booked), SLOTS: 1} if booked else {}
 
     def _host(self, position: int) -> Host:

@@ -15,14 +15,15 @@ from itertools import chain, islice
 from finegrain.errors import Reason
 from finegrain.resources import Amounts, shortfall
 from resource_manager.engine.cpus.refusals import CpuRefusal
-from resource_manager.engine.hosts.host import KNOWN, ONLINE, Host, shared_booking
+from resource_manager.engine.hosts.bookings import shared_booking
+from resource_manager.engine.hosts.host import KNOWN, ONLINE, Host
 from resource_manager.engine.model.entities import ExecutorState, RequestSpec
 from resource_manager.engine.model.events import ItemOutcome
+from resource_manager.engine.model.scheduling_key import Labels
 from resource_manager.engine.placement.index import Need
 from resource_manager.engine.placement.indexes import carries
 from resource_manager.engine.placement.reserved_for_others import held_from, is_held_from
-from resource_manager.engine.queue.non_batchable import Labels
-from resource_manager.engine.queue.queue import Shape
+from resource_manager.engine.queue.scheduling_classes import Shape
 from resource_manager.engine.state import State
 
 ASKED_MAX = 64
@@ -78,7 +79,7 @@ class Judgement:
 
 def judge(host: Host, shape: Shape) -> Judgement:
     """All that stands between a shape and a host."""
-    asked = host.need_of(shape)
+    asked = host.booking_for(shape)
     free = host.free()
     total = dict(host.total)
     missing = shortfall(asked, free)

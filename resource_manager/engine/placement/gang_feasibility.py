@@ -12,10 +12,10 @@ from collections.abc import Iterator, Sequence
 from finegrain.errors import Reason
 from resource_manager.engine.hosts.host import KNOWN, ONLINE
 from resource_manager.engine.model.entities import Request
+from resource_manager.engine.model.scheduling_key import ShapeKey, shape_key
 from resource_manager.engine.placement.feasibility import Feasibility, has_room, waiting_reason
 from resource_manager.engine.placement.gang_search import seek
 from resource_manager.engine.queue.gangs import GangKind, WaitingGang, Where, Wish
-from resource_manager.engine.queue.scheduling_classes import ShapeKey, shape_key
 from resource_manager.engine.scaling.possible import gang_could_be_provided
 from resource_manager.engine.state import State
 

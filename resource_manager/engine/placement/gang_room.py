@@ -13,15 +13,21 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 
-from resource_manager.engine.cpus.columns import CPU_COLUMNS, NODE_CPU_MILLI, PIN_NODE_CPUS
 from resource_manager.engine.hosts.host import KNOWN, SCORE, Host
+from resource_manager.engine.model.scheduling_key import (
+    CPU_COLUMNS,
+    DEFAULT_SLOTS,
+    NODE_CPU_MILLI,
+    PIN_NODE_CPUS,
+    SLOTS,
+    Labels,
+    in_grains,
+)
 from resource_manager.engine.placement.gang_exact import Trials, as_if_empty
 from resource_manager.engine.placement.index import CapacityIndex, Need
 from resource_manager.engine.placement.indexes import carries
 from resource_manager.engine.placement.rank import Proportions, candidates_compared
 from resource_manager.engine.queue.gangs import Wish
-from resource_manager.engine.queue.non_batchable import Labels
-from resource_manager.engine.queue.queue import DEFAULT_SLOTS, SLOTS, in_grains
 from resource_manager.engine.state import State
 
 LISTED_MAX = 256

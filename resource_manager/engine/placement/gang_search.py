@@ -20,11 +20,11 @@ from itertools import islice
 
 from finegrain.resources import larger_of
 from resource_manager.engine.model.entities import GangPlacement
+from resource_manager.engine.model.scheduling_key import SLOTS
 from resource_manager.engine.placement.gang_matching import Hosts, Matching
 from resource_manager.engine.placement.gang_room import Ask, Room, Share
 from resource_manager.engine.placement.search import GROWN_CHECKED_ONE_BY_ONE
 from resource_manager.engine.queue.gangs import GangKind, InVain, WaitingGang, Where, Wish
-from resource_manager.engine.queue.queue import SLOTS
 from resource_manager.engine.state import State
 
 VALUES_LOOKED_FURTHER = 128

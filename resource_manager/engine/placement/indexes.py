@@ -14,10 +14,10 @@ from typing import NamedTuple
 from finegrain.resources import Amounts
 from resource_manager.engine.hosts.cpu_allocator import CpuKind
 from resource_manager.engine.hosts.host import SCORE, UNLIMITED, Host
+from resource_manager.engine.model.scheduling_key import DEFAULT_SLOTS, SLOTS, Labels
 from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.engine.placement.index import CapacityIndex
-from resource_manager.engine.queue.non_batchable import Labels
-from resource_manager.engine.queue.queue import DEFAULT_SLOTS, SLOTS, WaitingQueue
+from resource_manager.engine.queue.queue import WaitingQueue
 
 BUILT_AT_ONCE = 4
 """Indexes of selectors that are made in one pass at most."""

@@ -24,7 +24,7 @@ from resource_manager.engine.placement.rank import (
     candidates_compared,
 )
 from resource_manager.engine.placement.search import Growth, Search
-from resource_manager.engine.queue.queue import Shape
+from resource_manager.engine.queue.scheduling_classes import Shape
 from resource_manager.engine.state import State
 
 Run = tuple[str, int]

@@ -18,10 +18,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from finegrain.resources import Amounts
-from resource_manager.engine.cpus.columns import CPU_COLUMNS
 from resource_manager.engine.hosts.host import KNOWN, UNLIMITED
+from resource_manager.engine.model.scheduling_key import (
+    CPU_COLUMNS,
+    DEFAULT_SLOTS,
+    SLOTS,
+    in_grains,
+)
 from resource_manager.engine.placement.index import CapacityIndex
-from resource_manager.engine.queue.queue import DEFAULT_SLOTS, SLOTS, in_grains
 
 HOSTS_PER_CANDIDATE = 8
 """One more candidate is compared for so many hosts in use: what ranking may leave half empty

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from finegrain.resources import Amounts, shortfall, total_of
-from resource_manager.engine.hosts.notes import SlotKey
+from resource_manager.engine.model.entities import SlotKey
 
 if TYPE_CHECKING:
     from resource_manager.engine.fairness.starvation import Mark

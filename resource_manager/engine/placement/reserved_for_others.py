@@ -10,7 +10,7 @@ from finegrain.resources import fits
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.placement.indexes import carries
 from resource_manager.engine.placement.reserved import Reservation
-from resource_manager.engine.queue.queue import Shape
+from resource_manager.engine.queue.scheduling_classes import Shape
 from resource_manager.engine.state import State
 
 
@@ -18,7 +18,7 @@ def is_held_from(host: Host, shape: Shape) -> bool:
     """True if one of a shape would fit on a host but for what is held there."""
     if host.held is None:
         return False
-    need = host.need_of(shape)
+    need = host.booking_for(shape)
     if not need or host.slots_left() < 1 or not fits(need, host.free()):
         return False
     if host.exactly(shape):  # there for nobody else, as long as anything is held

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 
-from resource_manager.engine.hosts.host import Host, shared_booking
+from resource_manager.engine.hosts.bookings import shared_booking
+from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.placement.index import CapacityIndex
 from resource_manager.engine.placement.indexes import carries
 from resource_manager.engine.placement.rank import Booking, Proportions
-from resource_manager.engine.queue.queue import Shape
-from resource_manager.engine.queue.scheduling_classes import Cursor
+from resource_manager.engine.queue.scheduling_classes import Cursor, Shape
 
 GROWN_CHECKED_ONE_BY_ONE = 32
 """Up to this many grown hosts are looked at directly instead of searching the tree."""
@@ -153,7 +153,7 @@ class Search:
         booking = self._bookings.get(position)
         if booking is None:
             host = self._hosts[self.index.ids[position]]
-            booking = self.proportions.booking(host.need_of(self._shape))
+            booking = self.proportions.booking(host.booking_for(self._shape))
             self._bookings[position] = booking
         return booking
 

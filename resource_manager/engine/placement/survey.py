@@ -20,7 +20,7 @@ from resource_manager.engine.model.entities import ExecutorState
 from resource_manager.engine.placement.feasibility import Judgement, judge
 from resource_manager.engine.placement.indexes import carries
 from resource_manager.engine.placement.reserved_for_others import is_held_from
-from resource_manager.engine.queue.queue import Shape
+from resource_manager.engine.queue.scheduling_classes import Shape
 
 MILLION = 1_000_000
 
@@ -157,7 +157,7 @@ class Survey:
         kind = id(own) if own is not None else int(host.separate_pools)
         asked = self._kinds.get(kind)
         if asked is None:
-            booked = host.need_of(self.shape)
+            booked = host.booking_for(self.shape)
             asked = [Dimension(name, amount, [], []) for name, amount in booked.items()]
             self._kinds[kind] = asked
         return asked

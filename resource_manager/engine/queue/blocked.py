@@ -7,8 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from itertools import chain, islice
 
-from resource_manager.engine.queue.job_queues import Line
-from resource_manager.engine.queue.scheduling_classes import Shape
+from resource_manager.engine.queue.scheduling_classes import Line, Shape
 
 
 class Stopped:

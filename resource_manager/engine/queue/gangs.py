@@ -24,8 +24,14 @@ from resource_manager.engine.model.entities import (
     RequestSpec,
     RequestState,
 )
-from resource_manager.engine.queue.non_batchable import Kind, Labels, Single, Singles
-from resource_manager.engine.queue.scheduling_classes import CpuKey, ShapeKey, is_exact, shape_key
+from resource_manager.engine.model.scheduling_key import (
+    CpuKey,
+    Labels,
+    ShapeKey,
+    is_exact,
+    shape_key,
+)
+from resource_manager.engine.queue.non_batchable import Kind, Single, Singles
 
 
 @dataclass(frozen=True, slots=True)

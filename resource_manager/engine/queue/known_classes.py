@@ -4,8 +4,8 @@ labels somebody waits for. Refuses to know who waits, and whether there is room.
 
 from __future__ import annotations
 
-from resource_manager.engine.queue.non_batchable import Labels
-from resource_manager.engine.queue.scheduling_classes import Shape, ShapeKey, make_shape
+from resource_manager.engine.model.scheduling_key import Labels, ShapeKey
+from resource_manager.engine.queue.scheduling_classes import Shape, make_shape
 
 IDLE_SHAPES_MAX = 1_024
 """Shapes remembered although nobody waits with them."""

@@ -17,9 +17,7 @@ from enum import StrEnum
 from typing import TypeVar
 
 from resource_manager.engine.fairness.flows import FlowTree, Standing
-
-Labels = tuple[tuple[str, str], ...]
-"""Names and values, sorted."""
+from resource_manager.engine.model.scheduling_key import Labels
 
 Turn = tuple[Standing, ...]
 """By what jobs are compared, the lesser first; see `fair.choice.turn_of`."""

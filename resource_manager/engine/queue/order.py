@@ -9,8 +9,8 @@ from math import inf
 
 from resource_manager.engine.fairness.choice import RUN_PART, first_job, run_length, turn_of
 from resource_manager.engine.fairness.flows import GROUP, FlowTree
-from resource_manager.engine.queue.job_queues import JobLines, Line
 from resource_manager.engine.queue.non_batchable import Rank, Single, Singles, Turn
+from resource_manager.engine.queue.scheduling_classes import JobLines, Line
 
 TOGETHER_MAX = 1_024
 """Requests that are placed together at most: what is looked up for them may be in vain."""

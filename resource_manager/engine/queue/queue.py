@@ -19,22 +19,16 @@ from collections.abc import Callable, Iterable
 
 from resource_manager.engine.fairness.flows import FlowTree
 from resource_manager.engine.model.entities import Request, RequestSpec
-from resource_manager.engine.queue.blocked import Stopped
-from resource_manager.engine.queue.candidates import Round
-from resource_manager.engine.queue.job_queues import PARKED, Line
-from resource_manager.engine.queue.known_classes import KnownShapes
-from resource_manager.engine.queue.non_batchable import Labels
-from resource_manager.engine.queue.order import Turns
-from resource_manager.engine.queue.scheduling_classes import (
-    DEFAULT_SLOTS,
-    SLOTS,
-    Shape,
+from resource_manager.engine.model.scheduling_key import (
+    Labels,
     ShapeKey,
-    in_grains,
     shape_key,
 )
-
-__all__ = ["DEFAULT_SLOTS", "SLOTS", "Line", "Shape", "ShapeKey", "WaitingQueue", "in_grains"]
+from resource_manager.engine.queue.blocked import Stopped
+from resource_manager.engine.queue.candidates import Round
+from resource_manager.engine.queue.known_classes import KnownShapes
+from resource_manager.engine.queue.order import Turns
+from resource_manager.engine.queue.scheduling_classes import PARKED, Line, Shape
 
 
 class WaitingQueue:

@@ -1,8 +1,13 @@
-"""Equal requests, and what is known of them. Knows what one asks for and how it is counted; whether
-there is room is not its business, nor who waits.
+"""Equal requests that wait, and the lines in which they do. Knows arrival numbers; whether anything
+fits, and which job comes first, is not its business.
 
 Requests that ask for the same (profile, labels and CPU policy) form a *shape*: where one of them
 does not fit, none does, so a failed search is remembered once per shape.
+
+What one job waits with of one shape is a *line*: the arrival numbers of its requests, as runs, so
+that a million of them that came together cost as much as one. A job's lines stand side by side,
+each at the number of who waits longest in it (`JobLines`). A line that cannot be served is
+*parked*: it stands there no more until whatever stopped it is over.
 """
 
 from __future__ import annotations
@@ -10,68 +15,27 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-from finegrain.cpu_policy import PLAIN, BindPolicy, CpuPolicy
-from finegrain.intervals import Run
-from finegrain.resources import (
-    MEMORY_BYTES,
-    MEMORY_GRAIN_BYTES,
-    MEMORY_PARTS,
-    Amounts,
-    ResourceProfile,
-    booking,
+from finegrain.cpu_policy import PLAIN, CpuPolicy
+from finegrain.intervals import IntervalSet, Run
+from finegrain.resources import ResourceProfile
+from resource_manager.engine.model.scheduling_key import (
+    CpuKey,
+    Labels,
+    ShapeKey,
+    amounts_only,
+    is_exact,
+    need_of,
 )
-from resource_manager.engine.cpus.columns import amounts_only, cpu_need
-from resource_manager.engine.queue.non_batchable import Labels
-
-if TYPE_CHECKING:
-    from resource_manager.engine.model.entities import RequestSpec
-    from resource_manager.engine.queue.job_queues import Line
-
-SLOTS = "slots"
-"""Index column: slots that a host may still take."""
-
-DEFAULT_SLOTS = "default_slots"
-"""Index column: default slots that a host may still take."""
 
 _NEVER = 1 << 62
 """Above every arrival number."""
 
-_MEMORY = frozenset({MEMORY_BYTES, *MEMORY_PARTS})
+PARKED = -1
+"""Instead of the number at which a line stands."""
 
 STALE_MAX = 64
 """Places at which nobody stands any more that a heap may have beside as many as are of use."""
-
-CpuKey = tuple[CpuPolicy, int]
-"""What a request says of its cpus: its policy, and its cpu limit where a host is chosen by that."""
-
-ShapeKey = tuple[ResourceProfile | None, Labels, CpuKey | None]
-"""All by which a host is chosen. Requests that say nothing of their cpus have None there."""
-
-
-def cpu_key(policy: CpuPolicy, cpu_limit_milli: int) -> CpuKey | None:
-    """What tells requests apart that ask for the same amounts; None: nothing."""
-    if policy is PLAIN or policy == PLAIN:
-        return None
-    burst = policy.bind is BindPolicy.CONSTRAINED_BURST
-    return policy, cpu_limit_milli if burst else 0
-
-
-def shape_key(spec: RequestSpec) -> ShapeKey:
-    """Requests with the same key are of one shape."""
-    policy = spec.cpu_policy
-    cpus = None if policy is PLAIN else cpu_key(policy, spec.cpu_limit_milli)
-    return spec.profile, spec.required_labels, cpus
-
-
-def is_exact(profile: ResourceProfile | None, cpus: CpuKey | None) -> bool:
-    """True if amounts alone never say whether a host can serve who asks for this. (Nor do they of a
-    default slot of best-effort cpu: the index counts those of the other kind.)
-    """
-    if cpus is None:
-        return False
-    return cpus[0].is_exact or (cpus[0].best_effort and profile is None)
 
 
 @dataclass(slots=True, eq=False)
@@ -212,6 +176,109 @@ class Shape:
         return sum(line.numbers.count_within(0, number) for line in self.lines.values())
 
 
+@dataclass(slots=True, eq=False)
+class Line:
+    """What one job waits with of one shape.
+
+    Attributes:
+        numbers: arrival numbers of those who wait.
+        stands: at which of them it stands among its job's lines; the first, or one before it that
+            left meanwhile. `PARKED`: it does not.
+        stopped_by: the group whose maximum it was parked for; empty: it was not.
+        served_ms: when something of it was placed last; None: nothing was.
+        served_placements: of everybody, until then.
+        may_reject: whether some of its requests may be rejected while they wait; False: all of them
+            allow to wait for an executor that may come.
+    """
+
+    shape: Shape
+    job_id: str
+    among: JobLines
+    numbers: IntervalSet = field(default_factory=IntervalSet)
+    stands: int = PARKED
+    stopped_by: str = ""
+    served_ms: int | None = None
+    served_placements: int = 0
+    may_reject: bool = False
+
+    def placed(self, now_ms: int, placements: int) -> None:
+        """Something of it was placed; `placements` of everybody until now."""
+        self.served_ms, self.served_placements = now_ms, placements
+
+    def __lt__(self, other: Line) -> bool:
+        """Of two that a heap has at one number, one is no more; which comes first, is all one."""
+        return False
+
+
+class JobLines:
+    """Lines of one job that are not parked (or, where arrival alone decides, of all jobs).
+
+    Nobody is searched for in the heap: places at which no line stands any more are passed over when
+    their turn comes, and thrown out when they are the most.
+
+    Attributes:
+        standing: how many lines are not parked.
+    """
+
+    __slots__ = ("_heap", "job_id", "standing")
+
+    def __init__(self, job_id: str) -> None:
+        self.job_id = job_id
+        self.standing = 0
+        self._heap: list[tuple[int, Line]] = []
+
+    def stand(self, line: Line) -> bool:
+        """Lets a line that is parked stand here; True if it is the only one."""
+        self._put(line, line.numbers.first)
+        self.standing += 1
+        return self.standing == 1
+
+    def park(self, line: Line) -> bool:
+        """Lets a line stand here no more; True if it was the only one."""
+        line.stands = PARKED
+        self.standing -= 1
+        if not self.standing:
+            self._heap.clear()
+        return not self.standing
+
+    def advance(self, line: Line, number: int) -> None:
+        """Somebody stands in a line here again, perhaps before all others."""
+        if number < line.stands:
+            self._put(line, number)
+
+    def first(self) -> Line | None:
+        """The line of who waits longest."""
+        heap = self._heap
+        while heap:
+            number, line = heap[0]
+            if line.stands != number:
+                heapq.heappop(heap)
+            elif (head := line.numbers.first) != number:
+                line.stands = head
+                heapq.heapreplace(heap, (head, line))
+            else:
+                return line
+        return None
+
+    def until(self, line: Line) -> int | None:
+        """Arrival number at which another line stands next, given the first one."""
+        heap = self._heap
+        heapq.heappop(heap)
+        while heap and (heap[0][1].stands != heap[0][0] or heap[0][1] is line):
+            heapq.heappop(heap)
+        number = heap[0][0] if heap else None
+        heapq.heappush(heap, (line.stands, line))
+        return number
+
+    def _put(self, line: Line, number: int) -> None:
+        line.stands = number
+        heapq.heappush(self._heap, (number, line))
+        if len(self._heap) > STALE_MAX + 2 * self.standing:
+            there = {line: number for number, line in self._heap if line.stands == number}
+            self._heap = [(number, line) for line, number in there.items()]
+            heapq.heapify(self._heap)
+
+
 def make_shape(number: int, key: ShapeKey) -> Shape:
     """The shape of requests that ask for this."""
     profile, labels, cpus = key
@@ -219,30 +286,7 @@ def make_shape(number: int, key: ShapeKey) -> Shape:
         number=number,
         profile=profile,
         labels=labels,
-        pooled_need=_need(profile, cpus, separate_pools=False),
-        separate_need=_need(profile, cpus, separate_pools=True),
+        pooled_need=need_of(profile, cpus, separate_pools=False),
+        separate_need=need_of(profile, cpus, separate_pools=True),
         cpus=cpus,
     )
-
-
-def _need(
-    profile: ResourceProfile | None, cpus: CpuKey | None, *, separate_pools: bool
-) -> dict[str, int]:
-    best_effort = cpus is not None and cpus[0].best_effort
-    if profile is None:
-        return {SLOTS: 1} if best_effort else {DEFAULT_SLOTS: 1}
-    booked = booking(profile, separate_pools=separate_pools, best_effort=best_effort)
-    need = {**in_grains(booked), SLOTS: 1}
-    return need if cpus is None else {**need, **cpu_need(profile, cpus[0])}
-
-
-def in_grains(amounts: Amounts) -> dict[str, int]:
-    """Amounts as the index counts them: memory in whole `MEMORY_GRAIN_BYTES`.
-
-    Small numbers are quicker to reckon with. Nothing is lost by it: bookings are multiples of the
-    grain.
-    """
-    return {
-        name: amount // MEMORY_GRAIN_BYTES if name in _MEMORY else amount
-        for name, amount in amounts.items()
-    }

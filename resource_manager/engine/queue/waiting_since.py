@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from resource_manager.engine.queue.job_queues import Line
+from resource_manager.engine.queue.scheduling_classes import Line
 from resource_manager.engine.state import State
 
 

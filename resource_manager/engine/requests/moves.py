@@ -15,16 +15,17 @@ from finegrain.cpu_policy import PLAIN
 from finegrain.errors import Reason
 from resource_manager.engine.context import Turn
 from resource_manager.engine.fairness import threads, usage
-from resource_manager.engine.hosts.host import Host, SlotKey
+from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.model.entities import (
     ENDED_REQUEST_STATES,
     Request,
     RequestState,
     Slot,
+    SlotKey,
     SlotState,
 )
+from resource_manager.engine.model.scheduling_key import shape_key
 from resource_manager.engine.model.transitions import RequestInput, SlotInput
-from resource_manager.engine.queue.scheduling_classes import shape_key
 from resource_manager.engine.requests.members import keep_end, keep_move, single_out
 from resource_manager.engine.scheduling.resizes import resume, stop
 

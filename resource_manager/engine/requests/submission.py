@@ -28,8 +28,8 @@ from resource_manager.engine.model.events import (
     RequestsSubmitted,
     SlotsReleased,
 )
+from resource_manager.engine.model.scheduling_key import shape_key
 from resource_manager.engine.placement.feasibility import rejection
-from resource_manager.engine.queue.scheduling_classes import shape_key
 from resource_manager.engine.requests.gang_intake import join, refused_members, take_in
 from resource_manager.engine.requests.range_ends import Why, give_up_members
 from resource_manager.engine.requests.range_intake import new_members, submit_range

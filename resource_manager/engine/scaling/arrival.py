@@ -21,7 +21,7 @@ from resource_manager.engine.placement.gang_exact import Trials, as_if_empty
 from resource_manager.engine.placement.indexes import carries
 from resource_manager.engine.placement.placement_pass import Placing
 from resource_manager.engine.queue.non_batchable import Kind, Single
-from resource_manager.engine.queue.queue import Shape
+from resource_manager.engine.queue.scheduling_classes import Shape
 from resource_manager.engine.requests.moves import place
 from resource_manager.engine.scaling import provisions
 from resource_manager.engine.scaling.exactness import empty_like
@@ -136,7 +136,7 @@ def _lacks(state: State, host: Host, content: Content) -> Iterator[str]:
     for shape in content.shapes:
         if not carries(host, shape.labels):
             yield f"without the labels of {shape_text(shape)}"
-        elif not (need := host.need_of(shape)) or shortfall(need, total):
+        elif not (need := host.booking_for(shape)) or shortfall(need, total):
             yield f"that is too little for {shape_text(shape)}"
         elif not host.could_suit(shape):
             yield f"its cpus and NUMA nodes do not suit {shape_text(shape)}"
@@ -211,7 +211,7 @@ def _first_admitted(state: State, shape: Shape, count: int) -> Iterable[int]:
 
 
 def _room_for(host: Host, shape: Shape) -> int:
-    need, spare = host.need_of(shape), host.spare()
+    need, spare = host.booking_for(shape), host.spare()
     if not need:
         return 0
     fits = [spare.get(name, 0) // amount for name, amount in need.items()]

@@ -18,11 +18,11 @@ from resource_manager.engine.fairness.quotas import Ledger
 from resource_manager.engine.hosts.cpu_allocator import Asked
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.model.entities import GangPlacement
+from resource_manager.engine.model.scheduling_key import SLOTS, ShapeKey, in_grains
 from resource_manager.engine.model.settings import ExecutorShape
 from resource_manager.engine.placement.indexes import carries
 from resource_manager.engine.queue.gangs import WaitingGang
-from resource_manager.engine.queue.job_queues import Line
-from resource_manager.engine.queue.queue import SLOTS, Shape, ShapeKey, in_grains
+from resource_manager.engine.queue.scheduling_classes import Line, Shape
 from resource_manager.engine.scaling import provisions
 from resource_manager.engine.scaling.exact import UNBOUNDED
 from resource_manager.engine.scaling.exactness import amounts_of, counted, offering, together

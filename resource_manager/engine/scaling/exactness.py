@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 from finegrain.resources import Amounts
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.model.entities import NOTHING_SET, Executor, GangPlacement
+from resource_manager.engine.model.scheduling_key import in_grains
 from resource_manager.engine.placement.gang_exact import Trials
-from resource_manager.engine.queue.queue import in_grains
 from resource_manager.engine.scaling.exact import UNBOUNDED
 from resource_manager.engine.scaling.gang_planning import GangWish
 from resource_manager.engine.scaling.packing import Capacity, Wish

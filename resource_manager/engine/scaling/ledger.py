@@ -18,8 +18,9 @@ from finegrain.resources import (
     has_separate_pools,
 )
 from resource_manager.engine.model.entities import Provision, ProvisionState
+from resource_manager.engine.model.scheduling_key import SLOTS, in_grains
 from resource_manager.engine.model.settings import ExecutorShape, Provisioning
-from resource_manager.engine.queue.queue import SLOTS, Shape, in_grains
+from resource_manager.engine.queue.scheduling_classes import Shape
 from resource_manager.engine.scaling.exact import UNBOUNDED
 from resource_manager.engine.scaling.packing import Capacity
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from finegrain.resources import Amounts
-from resource_manager.engine.queue.queue import DEFAULT_SLOTS, SLOTS
+from resource_manager.engine.model.scheduling_key import DEFAULT_SLOTS, SLOTS
 
 Need = tuple[tuple[int, int], ...]
 """What one wish takes: (dimension, amount) without zeros; the dimensions of one `Space`."""

@@ -7,13 +7,14 @@ from dataclasses import replace
 from itertools import islice
 
 from finegrain.resources import total_of
+from resource_manager.engine.hosts.bookings import shared_booking
 from resource_manager.engine.hosts.cpu_allocator import Asked
-from resource_manager.engine.hosts.host import ONLINE, Host, shared_booking
+from resource_manager.engine.hosts.host import ONLINE, Host
 from resource_manager.engine.model.entities import GangPlacement
+from resource_manager.engine.model.scheduling_key import DEFAULT_SLOTS, SLOTS, in_grains
 from resource_manager.engine.placement.indexes import carries
 from resource_manager.engine.queue.gangs import Where
 from resource_manager.engine.queue.gangs import Wish as GangMembers
-from resource_manager.engine.queue.queue import DEFAULT_SLOTS, SLOTS, in_grains
 from resource_manager.engine.scaling.exact import UNBOUNDED
 from resource_manager.engine.scaling.exactness import counted, empty_like, offering, together
 from resource_manager.engine.scaling.gang_planning import GangWish

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from finegrain.resources import CPU_MILLI, Amounts, ResourceProfile, booking
 from finegrain.units import format_bytes, format_cpu
-from resource_manager.engine.queue.queue import Shape
+from resource_manager.engine.queue.scheduling_classes import Shape
 from resource_manager.engine.scaling.ledger import Content
 from resource_manager.engine.state import State
 

@@ -21,7 +21,8 @@ from resource_manager.engine.executors.epochs import refuse_seen_epoch
 from resource_manager.engine.executors.reachability import command_arrived, find_unreachable
 from resource_manager.engine.executors.refusals import backoff_ms, remember_refusal
 from resource_manager.engine.executors.reports import settle, take_in
-from resource_manager.engine.hosts.host import Command, Host
+from resource_manager.engine.hosts.host import Host
+from resource_manager.engine.hosts.notes import Command
 from resource_manager.engine.model.effects import SendAllocate, SendFree, SendResize, SlotOrder
 from resource_manager.engine.model.entities import Executor, ExecutorState, Slot, SlotState
 from resource_manager.engine.model.events import (

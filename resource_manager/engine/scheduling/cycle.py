@@ -29,9 +29,8 @@ from math import inf
 from resource_manager.engine.context import Turn
 from resource_manager.engine.model.entities import Request
 from resource_manager.engine.placement.placement_pass import Placing
-from resource_manager.engine.queue.job_queues import Line
 from resource_manager.engine.queue.non_batchable import Kind, Single
-from resource_manager.engine.queue.queue import Shape
+from resource_manager.engine.queue.scheduling_classes import Line, Shape
 from resource_manager.engine.requests.moves import place
 from resource_manager.engine.scheduling.gangs import try_gang
 from resource_manager.engine.scheduling.needs import cost_of

@@ -21,13 +21,13 @@ from itertools import islice
 from finegrain.errors import Reason
 from resource_manager.engine.context import Turn
 from resource_manager.engine.model.entities import Gang, Request, RequestState, Slot
+from resource_manager.engine.model.scheduling_key import ShapeKey, shape_key
 from resource_manager.engine.model.timers import Timer
 from resource_manager.engine.placement.gang_room import Share
 from resource_manager.engine.placement.gang_search import find_together, passed_by
 from resource_manager.engine.placement.placement_pass import Placing
 from resource_manager.engine.queue.gangs import WaitingGang, Wish, living
 from resource_manager.engine.queue.non_batchable import Single
-from resource_manager.engine.queue.scheduling_classes import ShapeKey, shape_key
 from resource_manager.engine.requests import moves
 from resource_manager.engine.state import State
 

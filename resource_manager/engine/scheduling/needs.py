@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from finegrain.resources import Amounts
 from resource_manager.engine.fairness.quotas import counted
-from resource_manager.engine.hosts.host import shared_booking
-from resource_manager.engine.queue.queue import Shape
+from resource_manager.engine.hosts.bookings import shared_booking
+from resource_manager.engine.queue.scheduling_classes import Shape
 from resource_manager.engine.state import State
 
 
@@ -29,6 +29,6 @@ def _booked_at_most(state: State, shape: Shape) -> dict[str, int]:
         return counted(shared_booking(shape.profile, state.costs.in_parts, shape.best_effort))
     most: dict[str, int] = {}
     for host in state.hosts.values():
-        for name, amount in counted(host.need_of(shape)).items():
+        for name, amount in counted(host.booking_for(shape)).items():
             most[name] = max(most.get(name, 0), amount)
     return most

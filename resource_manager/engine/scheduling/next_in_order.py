@@ -21,7 +21,7 @@ from resource_manager.engine.hosts.host import UNLIMITED, Host
 from resource_manager.engine.model.entities import Slot
 from resource_manager.engine.placement.indexes import carries
 from resource_manager.engine.queue.non_batchable import Kind, Single
-from resource_manager.engine.queue.queue import Shape
+from resource_manager.engine.queue.scheduling_classes import Shape
 from resource_manager.engine.scheduling.resizes import growth
 from resource_manager.engine.state import State
 
@@ -92,7 +92,7 @@ class NextTurn:
         for shape in state.queue.shapes():
             self._left -= 1
             if there.fits(shape):
-                need = there.host.need_of(shape)
+                need = there.host.booking_for(shape)
                 for job_id in shape.lines:
                     self._left -= 1
                     if self._left < 0:
@@ -119,7 +119,7 @@ class NextTurn:
         for wish in state.gangs.waiting[single.name].kind.wishes:
             shape = state.queue.shape_at(wish.key)
             if there.fits(shape):
-                return there.host.need_of(shape)
+                return there.host.booking_for(shape)
         return {}
 
     def _came_before(self, slot: Slot, there: _There) -> bool:
@@ -159,7 +159,7 @@ class _There:
     def fits(self, shape: Shape) -> bool:
         """True if one of this shape would fit."""
         host = self.host
-        need = host.need_of(shape)
+        need = host.booking_for(shape)
         if not need or not fits(need, self.amounts) or self.slots < 1:
             return False
         if not carries(host, shape.labels) or host.refuses(shape):

@@ -14,9 +14,8 @@ from finegrain.resources import Amounts
 from resource_manager.engine.fairness.flows import GROUP, Flow
 from resource_manager.engine.fairness.quotas import Stop, counted, room, stopped_by, whole
 from resource_manager.engine.queue.gangs import WaitingGang
-from resource_manager.engine.queue.job_queues import Line
 from resource_manager.engine.queue.non_batchable import Kind, Single
-from resource_manager.engine.queue.queue import Shape
+from resource_manager.engine.queue.scheduling_classes import Line, Shape
 from resource_manager.engine.scheduling.needs import booked_at_most
 from resource_manager.engine.scheduling.resizes import growth
 from resource_manager.engine.state import State

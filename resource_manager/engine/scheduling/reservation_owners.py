@@ -19,8 +19,8 @@ from resource_manager.engine.placement.gang_exact import Trials, as_if_empty
 from resource_manager.engine.placement.gang_room import Share
 from resource_manager.engine.placement.reserved import Held, Place
 from resource_manager.engine.queue.gangs import WaitingGang, Where, Wish
-from resource_manager.engine.queue.job_queues import Line
 from resource_manager.engine.queue.non_batchable import Kind, Single
+from resource_manager.engine.queue.scheduling_classes import Line
 from resource_manager.engine.requests.moves import place
 from resource_manager.engine.scheduling.gangs import place_together, wishes_now
 from resource_manager.engine.scheduling.needs import booked_at_most

@@ -24,16 +24,20 @@ from collections.abc import Collection, Sequence
 from itertools import islice
 
 from finegrain.resources import Amounts, add
-from resource_manager.engine.cpus.columns import amounts_only
 from resource_manager.engine.cpus.ledger import CpuBooks
 from resource_manager.engine.hosts.host import ONLINE, Host
 from resource_manager.engine.model.entities import GangPlacement
+from resource_manager.engine.model.scheduling_key import (
+    DEFAULT_SLOTS,
+    SLOTS,
+    amounts_only,
+    in_grains,
+)
 from resource_manager.engine.placement.gang_exact import Trials
 from resource_manager.engine.placement.gang_room import Ask, Room, Share
 from resource_manager.engine.placement.gang_search import seek, sum_of, wanted
 from resource_manager.engine.placement.indexes import carries
 from resource_manager.engine.queue.gangs import Where, Wish
-from resource_manager.engine.queue.queue import DEFAULT_SLOTS, SLOTS, in_grains
 from resource_manager.engine.state import State
 
 MILLION = 1_000_000

@@ -41,12 +41,13 @@ from finegrain.resources import BEST_EFFORT_CPU_MILLI, add, total_of
 from resource_manager.engine.context import Turn
 from resource_manager.engine.fairness.behind import needs_help, since_served
 from resource_manager.engine.fairness.starvation import Blocked, Mark, PassedOver
-from resource_manager.engine.hosts.host import ONLINE, Hold
+from resource_manager.engine.hosts.host import ONLINE
+from resource_manager.engine.hosts.notes import Hold
+from resource_manager.engine.model.scheduling_key import in_grains
 from resource_manager.engine.model.settings import SECOND_MS
 from resource_manager.engine.model.timers import Timer
 from resource_manager.engine.placement.reserved import Place, Reservation
-from resource_manager.engine.queue.job_queues import Line
-from resource_manager.engine.queue.queue import Shape, in_grains
+from resource_manager.engine.queue.scheduling_classes import Line, Shape
 from resource_manager.engine.scheduling.passed_over import Turns
 from resource_manager.engine.scheduling.quota_checks import request_stop, single_stop
 from resource_manager.engine.scheduling.reservation_owners import Holder, RequestHolder, holder_of
@@ -155,7 +156,8 @@ def _look(turn: Turn) -> bool:
 
 def _weight(passed: PassedOver) -> int:
     """As how many jobs somebody counts."""
-    return 1 if isinstance(passed.who, int) else min(len(passed.who.lines), HEADS_LOOKED_AT_MAX)
+    who = passed.who
+    return min(len(who.lines), HEADS_LOOKED_AT_MAX) if isinstance(who, Shape) else 1
 
 
 def tried_in_vain(turn: Turn, who: Shape | int) -> None:
@@ -274,6 +276,7 @@ def _holders(state: State, passed: PassedOver) -> Iterator[Holder]:
             state.starving.over(who)
         elif single_stop(state, single) is None:
             yield holder_of(state, single)
+    if not isinstance(who, Shape):
         return
     if not who.waiting:
         state.starving.over(who)

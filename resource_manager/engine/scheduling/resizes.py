@@ -33,8 +33,16 @@ from resource_manager.engine.cpus.resizing import fits_alone, resized
 from resource_manager.engine.executors.refusals import backoff_ms
 from resource_manager.engine.fairness import usage
 from resource_manager.engine.hosts.cpu_allocator import NO_TOPOLOGY
-from resource_manager.engine.hosts.host import Host, ResizeHold, SlotKey
-from resource_manager.engine.model.entities import Request, RequestState, Resize, Slot, SlotState
+from resource_manager.engine.hosts.host import Host
+from resource_manager.engine.hosts.notes import ResizeHold
+from resource_manager.engine.model.entities import (
+    Request,
+    RequestState,
+    Resize,
+    Slot,
+    SlotKey,
+    SlotState,
+)
 from resource_manager.engine.model.events import ItemOutcome
 from resource_manager.engine.model.reported import ReportedSlot
 from resource_manager.engine.model.timers import Timer

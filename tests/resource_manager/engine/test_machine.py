@@ -43,10 +43,10 @@ from resource_manager.engine.model.events import (
     SlotsReported,
     UndrainRequested,
 )
-from resource_manager.engine.model.settings import Fairness
+from resource_manager.engine.model.settings import EngineSettings, Fairness
 from resource_manager.engine.placement.indexes import carries
 from resource_manager.engine.scheduling.resizes import growth
-from resource_manager.engine.state import EngineSettings, State
+from resource_manager.engine.state import State
 from tests.resource_manager.engine.model import ModelCluster, ModelExecutor
 from tests.support.properties import examples
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from bench.engine import Bench, gen_workload
-from resource_manager.engine.model.settings import Fairness
-from resource_manager.engine.state import EngineSettings
+from resource_manager.engine.model.settings import EngineSettings, Fairness
 from resource_manager.engine.step import step
 
 

@@ -34,7 +34,7 @@ from resource_manager.engine.model.events import (
 )
 from resource_manager.engine.model.settings import Fairness
 from resource_manager.engine.placement.indexes import carries
-from resource_manager.engine.queue.queue import Shape
+from resource_manager.engine.queue.scheduling_classes import Shape
 from tests.resource_manager.engine.model import ModelExecutor
 from tests.support.cpu_hosts import BE, LSE, LSR, CpuStory, host
 
@@ -62,7 +62,7 @@ POLICIES = [
 
 def serves(one: Host, shape: Shape) -> bool:
     """Looked at without any index: as if it were the only host."""
-    need = one.need_of(shape)
+    need = one.booking_for(shape)
     if one.held is not None and one.exactly(shape):
         return False  # it gives cpus and nodes to him alone for whom something is held there
     return (

@@ -142,7 +142,7 @@ class Life:
             f"{shape.profile} fits {host.host_id}"
             for shape in state.queue.shapes()
             for host in state.hosts.values()
-            if host.eligible and fits(host.need_of(shape), host.free())
+            if host.eligible and fits(host.booking_for(shape), host.free())
         ]
 
 

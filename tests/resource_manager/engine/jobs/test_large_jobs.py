@@ -17,8 +17,7 @@ from resource_manager.engine.model.events import (
     RequestsSubmitted,
     Ticked,
 )
-from resource_manager.engine.model.settings import DAY_MS
-from resource_manager.engine.state import EngineSettings
+from resource_manager.engine.model.settings import DAY_MS, EngineSettings
 from tests.resource_manager.engine.model import ModelCluster, ModelExecutor
 
 SMALL = ResourceProfile(100, 64 * MIB)

@@ -12,9 +12,9 @@ from finegrain.resources import GIB, MIB, ResourceProfile
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.model.entities import RequestSpec
 from resource_manager.engine.model.events import JobRegistered, RequestsSubmitted
+from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.engine.placement import index as index_module
 from resource_manager.engine.placement.index import CapacityIndex
-from resource_manager.engine.state import EngineSettings
 from tests.resource_manager.engine.model import ModelCluster, ModelExecutor
 
 AMOUNTS = st.fixed_dictionaries(

@@ -15,7 +15,7 @@ from resource_manager.engine.model.entities import RequestSpec, Slot
 from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.engine.placement.placement_pass import Placing
 from resource_manager.engine.placement.rank import Proportions
-from resource_manager.engine.queue.queue import Shape
+from resource_manager.engine.queue.scheduling_classes import Shape
 from tests.resource_manager.engine.model import ModelCluster, ModelExecutor
 from tests.support.properties import examples
 
@@ -81,11 +81,11 @@ class Naive:
     def has_room(self, name: str, shape: Shape) -> bool:
         host = self.hosts[name]
         labelled = all(host.labels.get(key) == value for key, value in shape.labels)
-        return labelled and self.slots[name] > 0 and fits(host.need_of(shape), self.free[name])
+        return labelled and self.slots[name] > 0 and fits(host.booking_for(shape), self.free[name])
 
     def take(self, name: str, shape: Shape) -> None:
         assert self.has_room(name, shape)
-        self.free[name] = subtract(self.free[name], self.hosts[name].need_of(shape))
+        self.free[name] = subtract(self.free[name], self.hosts[name].booking_for(shape))
         self.slots[name] -= 1
 
     def first_fit(self, shape: Shape, count: int) -> list[str]:
@@ -105,7 +105,7 @@ def book(cluster: ModelCluster, shape: Shape, runs: list[tuple[str, int]]) -> No
     """What `matching` does with runs, as far as capacity is concerned."""
     for name, count in runs:
         host = cluster.state.hosts[name]
-        host.book(host.need_of(shape), count)
+        host.book(host.booking_for(shape), count)
         for number in range(len(host.slots), len(host.slots) + count):
             host.slots[f"slot-{number}", 1] = Slot(
                 f"slot-{number}", 1, "job", name, ResourceProfile(), 0, 0

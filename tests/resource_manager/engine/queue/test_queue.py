@@ -13,8 +13,8 @@ from finegrain.resources import MIB, ResourceProfile
 from resource_manager.engine.fairness.flows import FlowTree
 from resource_manager.engine.model.entities import Request, RequestSpec
 from resource_manager.engine.model.settings import Fairness
-from resource_manager.engine.queue.job_queues import PARKED, Line
-from resource_manager.engine.queue.queue import Shape, WaitingQueue
+from resource_manager.engine.queue.queue import WaitingQueue
+from resource_manager.engine.queue.scheduling_classes import PARKED, Line, Shape
 
 SMALL, LARGE = ResourceProfile(100, 64 * MIB), ResourceProfile(900, 64 * MIB)
 

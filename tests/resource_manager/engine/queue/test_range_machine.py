@@ -31,8 +31,9 @@ from resource_manager.engine.model.events import (
     RequestsSubmitted,
     SlotsReleased,
 )
+from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.engine.queue.iteration import members_of, stretches_of
-from resource_manager.engine.state import EngineSettings, State
+from resource_manager.engine.state import State
 from tests.resource_manager.engine.model import ModelCluster, ModelExecutor
 from tests.resource_manager.engine.test_machine import JOBS, MACHINE, PROFILES, BooksStaySound
 from tests.support.properties import examples

@@ -6,7 +6,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from resource_manager.engine.model.entities import GangPlacement
-from resource_manager.engine.queue.queue import SLOTS
+from resource_manager.engine.model.scheduling_key import SLOTS
 from resource_manager.engine.scaling.gang_planning import GangWish
 from resource_manager.engine.scaling.packing import Capacity, Counts, Wish
 from resource_manager.engine.scaling.planning import Backlog, Plan, Supply, make_plan
