@@ -53,7 +53,7 @@ from resource_manager.engine.model.events import (
 from resource_manager.engine.model.reported import Report, ReportedSlot
 from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.engine.placement.placement_pass import Placing, Run
-from resource_manager.engine.state import State
+from resource_manager.engine.restoring import fresh
 from resource_manager.engine.step import step
 
 AT = Instant(0, 1_700_000_000_000)
@@ -132,7 +132,7 @@ class Bench:
 
     def __init__(self, workload: dict[str, Any], settings: EngineSettings) -> None:
         self.workload = workload
-        self.state = State.fresh(settings, 1, AT)
+        self.state = fresh(settings, 1, AT)
         self.profiles = [
             ResourceProfile(
                 p["cpu_milli"],
@@ -249,7 +249,7 @@ def counted(
     shapes = [bench.state.queue.shape_of(RequestSpec("", profile)) for profile in bench.profiles]
     entries = [(shapes[number], count) for job in workload["jobs"] for number, count in job]
     started = time.process_time()
-    placing = Placing(bench.state)
+    placing = Placing(bench.state.hosts, bench.state.reservations)
     runs = [placing.place(shape, count) for shape, count in entries]
     placing.finish()
     seconds = time.process_time() - started

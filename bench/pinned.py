@@ -51,6 +51,7 @@ from resource_manager.engine.model.events import (
 )
 from resource_manager.engine.model.reported import Report, ReportedSlot
 from resource_manager.engine.model.settings import EngineSettings
+from resource_manager.engine.restoring import fresh
 from resource_manager.engine.state import State
 from resource_manager.engine.step import step
 
@@ -112,9 +113,7 @@ class Cluster:
 
     hosts: int
     strict: int = 0
-    state: State = field(
-        default_factory=lambda: State.fresh(EngineSettings(memory_bytes_min=0), 1, AT)
-    )
+    state: State = field(default_factory=lambda: fresh(EngineSettings(memory_bytes_min=0), 1, AT))
     tables: dict[str, dict[tuple[str, int], ReportedSlot]] = field(default_factory=dict)
     numbers: dict[str, int] = field(default_factory=dict)
     made: int = 0

@@ -23,8 +23,9 @@ from dataclasses import replace
 
 from finegrain.resources import GIB, MEMORY_GRAIN_BYTES, MIB
 from resource_manager.engine.model.scheduling_key import SLOTS
-from resource_manager.engine.scaling.packing import Capacity, Wish
-from resource_manager.engine.scaling.planning import Backlog, Plan, Supply, make_plan
+from resource_manager.engine.placement.elastic import Capacity
+from resource_manager.engine.planning.packing import Wish
+from resource_manager.engine.planning.planning import Backlog, Plan, Supply, make_plan
 
 SEED = 20251120
 

@@ -49,9 +49,10 @@ from resource_manager.engine.model.events import (
     SlotsReleased,
 )
 from resource_manager.engine.model.settings import EngineSettings
-from resource_manager.engine.state import State
+from resource_manager.engine.restoring import restore
 from resource_manager.storage.location import sqlite_url
-from resource_manager.storage.store import Store, open_store
+from resource_manager.storage.opening import open_store
+from resource_manager.storage.store import Store
 from tests.resource_manager.engine.model import ModelCluster, ModelExecutor, Sent
 
 CALL_MEMBERS = 10_000
@@ -227,7 +228,7 @@ def restored_ms(members: int) -> float:
 
 def _read_ms(store: Store) -> float:
     begun = time.process_time()
-    State.restore(store.load(), EngineSettings(), ModelCluster().at)
+    restore(store.load(), EngineSettings(), ModelCluster().at)
     return 1e3 * (time.process_time() - begun)
 
 

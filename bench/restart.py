@@ -44,7 +44,7 @@ from finegrain.v1.cluster_pb2_grpc import ClusterServiceStub
 from finegrain.v1.resource_manager_pb2_grpc import ResourceManagerServiceStub
 from resource_manager.engine.model.entities import Slot
 from resource_manager.storage.location import sqlite_url
-from resource_manager.storage.store import open_store
+from resource_manager.storage.opening import open_store
 from tests.support.postgresql import PostgresqlServer
 
 BATCH = 5_000

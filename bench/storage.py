@@ -36,7 +36,8 @@ from resource_manager.engine.model.entities import (
     Slot,
     SlotState,
 )
-from resource_manager.storage.store import Store, open_store
+from resource_manager.storage.opening import open_store
+from resource_manager.storage.store import Store
 from tests.support.postgresql import PostgresqlServer
 
 BATCHES = (1, 10, 100, 500, 2000, 10_000)

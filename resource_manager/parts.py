@@ -47,7 +47,8 @@ from resource_manager.service.standby import Leadership
 from resource_manager.service.watch import WatchHub
 from resource_manager.storage.late_store import LateStore
 from resource_manager.storage.location import sqlite_url
-from resource_manager.storage.store import Store, open_store
+from resource_manager.storage.opening import open_store
+from resource_manager.storage.store import Store
 
 DATABASE_FILE = "finegrain.db"
 

@@ -54,7 +54,6 @@ from finegrain_client.errors import (
     SlotLost,
     StillResizing,
     StillWaiting,
-    TaskFailed,
     TaskNotStarted,
 )
 from finegrain_client.job.events import JobEvents
@@ -110,6 +109,7 @@ from finegrain_client.types.status import (
     SlotResize,
     SlotState,
     SlotStatus,
+    TaskFailed,
     TaskResult,
     TaskState,
     TaskStatus,

@@ -8,12 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from finegrain.errors import FailedPrecondition, FinegrainError, Reason
-
-if TYPE_CHECKING:
-    from finegrain_client.types.status import SlotStatus, TaskResult
+from finegrain_client.types.status import SlotStatus
 
 
 def reason_of(text: str, otherwise: Reason) -> Reason:
@@ -156,20 +153,6 @@ class SlotLost(FinegrainError):
                 "executor_id": executor_id,
             },
         )
-
-
-class TaskFailed(FinegrainError):
-    """A task ended otherwise than with exit code 0; `result` tells how."""
-
-    default_reason = Reason.TASK_ENDED
-
-    def __init__(self, message: str, result: TaskResult, *, reason: Reason | None = None) -> None:
-        super().__init__(
-            message,
-            reason=reason,
-            details={"task_id": result.task_id, "exit_code": result.exit_code},
-        )
-        self.result = result
 
 
 class TaskNotStarted(FinegrainError):

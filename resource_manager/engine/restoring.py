@@ -5,14 +5,12 @@ both; decides nothing about the future.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from finegrain.errors import InvariantBroken
-from resource_manager.engine.executors.cpu_states import CLUSTER, set_for
-from resource_manager.engine.fairness import threads, usage
+from resource_manager.engine.fairness import threads
 from resource_manager.engine.fairness.groups import adopt_groups
+from resource_manager.engine.hosts.allowed_cpus import CLUSTER, set_for
 from resource_manager.engine.hosts.host import Host
-from resource_manager.engine.jobs import usage_checkpoints
+from resource_manager.engine.lifecycle import usage, usage_checkpoints
 from resource_manager.engine.model.counter_names import (
     FORGOTTEN,
     GENERATION_FLOOR,
@@ -34,20 +32,23 @@ from resource_manager.engine.model.entities import (
     Slot,
     SlotState,
 )
+from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.engine.model.timers import Timer
+from resource_manager.engine.placement.elastic import NUMBER
 from resource_manager.engine.queue.ranges import Part, line_up_members
-from resource_manager.engine.scaling.ledger import NUMBER
-
-if TYPE_CHECKING:
-    from resource_manager.engine.state import State
+from resource_manager.engine.state import State
 
 
-def fill(state: State, snapshot: Snapshot, at: Instant) -> None:
-    """Fills empty books with what was stored.
+def restore(snapshot: Snapshot, settings: EngineSettings, at: Instant) -> State:
+    """Books as the store kept them; executors have to register before anything new is placed on
+    them.
+
+    Nobody is lost, and no lease lapses, before its full time from `at`: the RM was away, not they.
 
     Raises:
         InvariantBroken: the rows contradict each other.
     """
+    state = State(settings, snapshot.rm_epoch, at)
     _read_counters(state, snapshot)
     state.host_settings = {each.executor_id: each for each in snapshot.host_settings}
     for executor in snapshot.executors:
@@ -73,15 +74,21 @@ def fill(state: State, snapshot: Snapshot, at: Instant) -> None:
     usage.register(state)
     for host in state.hosts.values():
         host.adopt_registration()
-        state.hosts_in_use += bool(host.slots)
+        state.hosts.in_use += bool(host.slots)
     usage.adopt(state)
     _line_up(state, at)
     usage_checkpoints.restore(state, snapshot.tallies, at)
     if state.settings.provisioning or state.provisions:
         state.timers.arm(Timer.PLAN, "", at.monotonic_ms)
     state.timers.arm(Timer.HISTORY, "", at.monotonic_ms + state.history.mark_interval_ms)
-    state.refresh_indexes()
+    state.hosts.refresh(state.queue)
     state.considered_arrival = state.restored_arrival = state.arrival_number
+    return state
+
+
+def fresh(settings: EngineSettings, rm_epoch: int, at: Instant) -> State:
+    """Empty books."""
+    return restore(Snapshot(rm_epoch=rm_epoch), settings, at)
 
 
 def _read_counters(state: State, snapshot: Snapshot) -> None:
@@ -113,7 +120,7 @@ def _line_up(state: State, at: Instant) -> None:
     for part in state.ranges.parts():
         if part.row.job_id not in state.endings:
             for run in part.waiting.runs():
-                line_up_members(state, part, *run)
+                line_up_members(state.queue, part, *run)
     for shape in state.queue.shapes():
         shape.tried = True
 
@@ -126,9 +133,13 @@ def _restore_executor(state: State, executor: Executor) -> None:
         left = executor.drain_deadline_time_ms - state.started.time_ms
         executor.drain_deadline_at_ms = now + max(0, left)
         state.timers.arm(Timer.DRAIN, executor.executor_id, executor.drain_deadline_at_ms)
-    host = Host.of(executor, set_for(state, executor.executor_id), set_for(state, CLUSTER))
+    host = Host.of(
+        executor,
+        set_for(state.host_settings, executor.executor_id),
+        set_for(state.host_settings, CLUSTER),
+    )
     state.hosts[executor.executor_id] = host
-    state.touch_cluster(host)
+    usage.total_changed(state, host)
     state.timers.arm(Timer.SILENCE, executor.executor_id, now + state.settings.lost_timeout_ms)
 
 

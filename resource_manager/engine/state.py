@@ -15,11 +15,9 @@ from resource_manager.engine.fairness.checkpoints import Checkpoints
 from resource_manager.engine.fairness.costs import Costs
 from resource_manager.engine.fairness.flows import FlowTree
 from resource_manager.engine.fairness.starvation import Starving
-from resource_manager.engine.fairness.usage import count_total
-from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.model.changes import ChangeTracker
 from resource_manager.engine.model.counter_names import FORGOTTEN
-from resource_manager.engine.model.effects import Changes, Snapshot
+from resource_manager.engine.model.effects import Changes
 from resource_manager.engine.model.endings import Ending
 from resource_manager.engine.model.entities import (
     ENDED_REQUEST_STATES,
@@ -39,15 +37,14 @@ from resource_manager.engine.model.history import History
 from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.engine.model.timers import Timer, Timers
 from resource_manager.engine.model.transitions import Story
-from resource_manager.engine.placement.indexes import Indexes
+from resource_manager.engine.placement.elastic import Elastic
+from resource_manager.engine.placement.hosts import Hosts
 from resource_manager.engine.placement.reserved import Reservations
 from resource_manager.engine.queue.gangs import GangBooks, living
 from resource_manager.engine.queue.non_batchable import Kind, Single
 from resource_manager.engine.queue.queue import WaitingQueue
 from resource_manager.engine.queue.ranges import Part, RangeBooks
 from resource_manager.engine.queue.rejection_clock import RejectionClock
-from resource_manager.engine.restoring import fill
-from resource_manager.engine.scaling.ledger import Elastic
 
 Heard = dict[str, tuple[str, int]]
 """Instance id and number of the last report that was taken in, by executor."""
@@ -65,7 +62,7 @@ class State:
         self.jobs: dict[str, Job] = {}
         self.requests: dict[str, Request] = {}  # with members of ranges that are singled out
         self.slots: dict[SlotKey, Slot] = {}
-        self.hosts: dict[str, Host] = {}
+        self.hosts = Hosts(settings)
         self.gangs = GangBooks()
         self.ranges = RangeBooks()
         self.provisions: dict[str, Provision] = {}  # executors that were asked for, oldest first
@@ -88,44 +85,19 @@ class State:
         self.checkpoints = Checkpoints(self.flows, fairness)
         self.tallies_begun_anew = 0  # that were counted in another measure
         self.queue = WaitingQueue(self.flows, fair=fairness.order == "fair")
-        self.indexes = Indexes(settings)
         self.timers = Timers()
         self.rejection_clock = RejectionClock(self.timers, settings.infeasible_after_ms)
         self.story = Story()
         self.changes = ChangeTracker()
-        self.cluster_version = 0  # rises when what the hosts could give when empty changes
-        self.dirty_hosts: dict[str, None] = {}
         self.outbox: dict[str, None] = {}  # executors to look after when commands are sent
         self.newcomers: list[Request] = []  # accepted since the last decision
         self.new_parts: list[Part] = []  # of ranges; likewise
-        self.hosts_in_use = 0  # that have slots
-        self.refusing: dict[str, None] = {}  # hosts that refused something, perhaps long ago
         self.elastic = Elastic(settings.provisioning)
         self.starving = Starving(settings.fairness)
         self.reservations = Reservations()
         self.restored_arrival = 0  # last place in line that was given out before this incarnation
         self.considered_arrival = 0  # last place in line that a decision has looked at
         self.answered_executors: set[str] = set()  # by us: they may know our epoch from us
-
-    @classmethod
-    def fresh(cls, settings: EngineSettings, rm_epoch: int, at: Instant) -> State:
-        """Empty books."""
-        return cls.restore(Snapshot(rm_epoch=rm_epoch), settings, at)
-
-    @classmethod
-    def restore(cls, snapshot: Snapshot, settings: EngineSettings, at: Instant) -> State:
-        """Books as the store kept them; executors have to register before anything new is placed on
-        them.
-
-        Nobody is lost, and no lease lapses, before its full time from `at`: the RM was away, not
-        they.
-
-        Raises:
-            InvariantBroken: the rows contradict each other.
-        """
-        state = cls(settings, snapshot.rm_epoch, at)
-        fill(state, snapshot, at)
-        return state
 
     def heard(self) -> Heard:
         """Up to which report each executor was heard; for `remember`."""
@@ -177,22 +149,6 @@ class State:
         """
         self.forgotten_registration_number = max(self.forgotten_registration_number, number)
         self.changes.counter(FORGOTTEN, self.forgotten_registration_number)
-
-    def touch(self, host: Host) -> None:
-        """A host's free capacity may have changed."""
-        self.dirty_hosts[host.host_id] = None
-
-    def touch_cluster(self, host: Host) -> None:
-        """What a host could give when empty has changed, or whether it may."""
-        self.cluster_version += 1
-        count_total(self, host)
-        self.touch(host)
-
-    def refresh_indexes(self) -> None:
-        """Brings the indexes up to date with the hosts that were touched."""
-        dirty = [self.hosts[name] for name in sorted(self.dirty_hosts) if name in self.hosts]
-        self.dirty_hosts.clear()
-        self.indexes.refresh(dirty, self.queue)
 
     def requests_of(self, job: Job, after: int = 0) -> Iterator[Request]:
         """All requests of a job that are kept, in order of arrival, from behind `after` on; without

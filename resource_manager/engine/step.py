@@ -36,7 +36,10 @@ from resource_manager.engine.jobs.lifecycle import (
     request_job_end,
     retention_rang,
 )
-from resource_manager.engine.jobs.usage_checkpoints import keep_urgent, tally_rang
+from resource_manager.engine.lifecycle.gangs import gang_rang
+from resource_manager.engine.lifecycle.resizes import resize_rang
+from resource_manager.engine.lifecycle.usage_checkpoints import keep_urgent, tally_rang
+from resource_manager.engine.lifecycle.waiting import member_reason, waiting_reason
 from resource_manager.engine.model.effects import StepResult
 from resource_manager.engine.model.entities import Request, RequestState
 from resource_manager.engine.model.events import (
@@ -69,8 +72,6 @@ from resource_manager.engine.model.events import (
     UndrainRequested,
 )
 from resource_manager.engine.model.timers import Timer
-from resource_manager.engine.placement.feasibility import waiting_reason
-from resource_manager.engine.placement.gang_feasibility import member_reason
 from resource_manager.engine.requests.range_intake import tell_who_waits
 from resource_manager.engine.requests.resize_intake import request_resize
 from resource_manager.engine.requests.submission import (
@@ -78,7 +79,7 @@ from resource_manager.engine.requests.submission import (
     release_slots,
     submit_requests,
 )
-from resource_manager.engine.scaling.arrival import hand_over
+from resource_manager.engine.scaling.arrival import executor_came, hand_over
 from resource_manager.engine.scaling.passes import provide
 from resource_manager.engine.scaling.provisions import (
     provision_ended,
@@ -95,14 +96,12 @@ from resource_manager.engine.scheduling.commands import (
     dispatch,
 )
 from resource_manager.engine.scheduling.cycle import place_waiting
-from resource_manager.engine.scheduling.gangs import gang_rang
 from resource_manager.engine.scheduling.rejecting import infeasible_rang
 from resource_manager.engine.scheduling.reservations import (
     end_served,
     hold_for_starving,
     serve_holders,
 )
-from resource_manager.engine.scheduling.resizes import resize_rang
 from resource_manager.engine.scheduling.slot_reuse import reuse_slots
 from resource_manager.engine.state import State
 
@@ -139,7 +138,10 @@ def _handle(turn: Turn, event: Event) -> object:  # noqa: C901, PLR0912 -- one c
         case ResizeRequested():
             return request_resize(turn, event)
         case ExecutorRegistered():
-            return register_executor(turn, event)
+            new = event.registration.executor_id not in turn.state.hosts
+            answer = register_executor(turn, event)
+            executor_came(turn, event.registration.executor_id, new=new)
+            return answer
         case SlotsReported():
             return slots_reported(turn, event)
         case CommandAnswered():

@@ -26,6 +26,7 @@ from resource_manager.engine.model.effects import Effect, PublishJobEvent, StepR
 from resource_manager.engine.model.entities import Instant, RequestState
 from resource_manager.engine.model.events import Decide, Event, Ticked
 from resource_manager.engine.model.settings import EngineSettings
+from resource_manager.engine.restoring import restore
 from resource_manager.engine.state import Heard, State
 from resource_manager.service.metrics import ResourceManagerMetrics
 from resource_manager.storage.store import Store
@@ -140,7 +141,7 @@ class Books:
         with _no_collections():
             snapshot = self.store.load()
             snapshot.rm_epoch = self.rm_epoch
-            self._state = State.restore(snapshot, self._settings, self._clock())
+            self._state = restore(snapshot, self._settings, self._clock())
             self._state.remember(self._heard)
             del snapshot
         if others := self._state.tallies_begun_anew:

@@ -17,6 +17,7 @@ from resource_manager.engine.explain import lists
 from resource_manager.engine.explain.groups import job_flow
 from resource_manager.engine.explain.provisions import providers_view
 from resource_manager.engine.explain.topology import topology_view
+from resource_manager.engine.explain.waiting_since import jobs_waiting_since
 from resource_manager.engine.model.entities import ClusterEvent, Executor, RequestState
 from resource_manager.engine.model.events import (
     DrainRequested,
@@ -25,7 +26,6 @@ from resource_manager.engine.model.events import (
     SlotsReleased,
     UndrainRequested,
 )
-from resource_manager.engine.queue.waiting_since import jobs_waiting_since
 from resource_manager.engine.state import State
 from resource_manager.service.books import now
 from resource_manager.service.groups_service import GroupCalls

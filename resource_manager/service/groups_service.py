@@ -9,10 +9,10 @@ from finegrain.rpc.access import current_caller
 from finegrain.v1 import cluster_pb2
 from resource_manager.engine.explain.groups import GroupView, group_views
 from resource_manager.engine.explain.reservations import reservation_views
+from resource_manager.engine.explain.waiting_since import groups_waiting_since
 from resource_manager.engine.jobs.groups import known_group
 from resource_manager.engine.model.entities import Group, Instant
 from resource_manager.engine.model.events import GroupDeleted
-from resource_manager.engine.queue.waiting_since import groups_waiting_since
 from resource_manager.engine.state import State
 from resource_manager.service.books import now
 from resource_manager.service.runner import Runner

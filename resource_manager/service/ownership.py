@@ -14,7 +14,7 @@ from collections import OrderedDict
 
 from finegrain.errors import PermissionDenied, Reason, Unavailable
 from finegrain.rpc.access import current_caller
-from resource_manager.engine.jobs.lifecycle import known_job
+from resource_manager.engine.lifecycle.known import known_job
 from resource_manager.service.runner import Runner
 from resource_manager.storage.store import StoreAway
 

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from finegrain.errors import FailedPrecondition, FinegrainError, NotFound, OutOfRange, Reason
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
 from resource_manager.engine.explain.lists import request_view
+from resource_manager.engine.explain.stretches import Stretch, stretches_of
 from resource_manager.engine.model.entities import ClusterEvent, Job, JobEvent
 from resource_manager.engine.model.events import JobKeptAlive
-from resource_manager.engine.queue.iteration import Stretch, stretches_of
 from resource_manager.engine.state import State
 from resource_manager.service.metrics import ResourceManagerMetrics
 from resource_manager.service.runner import Runner

@@ -47,7 +47,7 @@ from resource_manager.engine.model.events import (
     Ticked,
 )
 from resource_manager.engine.model.settings import EngineSettings
-from resource_manager.engine.state import State
+from resource_manager.engine.restoring import fresh
 from resource_manager.engine.step import step
 from resource_manager.simulator.log import JobRecord, RunLog
 from resource_manager.simulator.nodes import Command, Labels, Node, SimulatedExecutor
@@ -98,7 +98,7 @@ class Cluster:
         self.changed_nodes: set[str] = set()
         self.on_settled: list[Callable[[Cluster], None]] = []
         self.settings = simulated(settings or EngineSettings())
-        self.state = State.fresh(self.settings, 1, self.at)
+        self.state = fresh(self.settings, 1, self.at)
         self._stopwatch = stopwatch
         self._jobs: dict[str, Submitted] = {}  # those that have not ended
         self._future: list[tuple[int, int, str]] = []  # heap of (moment, number, job): arrivals

@@ -276,7 +276,7 @@ class PostgresqlStore(SqlStore):
 def open_postgresql(
     location: DatabaseUrl, *, create: bool, upgrade: bool, read_only: bool, lease_ms: int
 ) -> PostgresqlStore:
-    """See `resource_manager.storage.store.open_store`."""
+    """See `resource_manager.storage.opening.open_store`."""
     if lease_ms < LEASE_MS_MIN:
         raise InvalidArgument("lease_ms", lease_ms, f"at least {LEASE_MS_MIN}")
     engine = postgresql_engine(location)

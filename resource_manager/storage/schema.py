@@ -15,8 +15,8 @@ from resource_manager.storage import migrate
 from resource_manager.storage.backup import Restored, backup, check_restorable, restore
 from resource_manager.storage.creation import create_sqlite, upgrade_sqlite
 from resource_manager.storage.location import DatabaseUrl
+from resource_manager.storage.opening import open_store
 from resource_manager.storage.sqlite_file import check_is_ours, os_errors, sqlite_engine
-from resource_manager.storage.store import open_store
 from resource_manager.storage.tables import SCHEMA_VERSION, metadata
 from resource_manager.storage.versions import check_not_ahead
 

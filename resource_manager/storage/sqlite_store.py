@@ -216,7 +216,7 @@ def version_findings() -> list[str]:
 def open_sqlite(
     location: DatabaseUrl, *, create: bool, upgrade: bool, read_only: bool
 ) -> SqliteStore:
-    """See `resource_manager.storage.store.open_store`."""
+    """See `resource_manager.storage.opening.open_store`."""
     path = location.path
     with os_errors(path):
         exists = path.exists()

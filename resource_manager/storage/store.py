@@ -13,7 +13,6 @@ from typing import Self
 from finegrain.errors import FailedPrecondition, Reason, StoreError
 from resource_manager.engine.model.effects import Changes, Snapshot
 from resource_manager.engine.model.entities import ClusterEvent, JobEvent
-from resource_manager.storage.location import DatabaseUrl
 
 LEASE_MS = 1000
 """How long a leadership lasts without renewal where another host may take over (PostgreSQL)."""
@@ -169,39 +168,3 @@ class Store(ABC):
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-
-def open_store(
-    url: str,
-    *,
-    create: bool = True,
-    upgrade: bool = True,
-    read_only: bool = False,
-    lease_ms: int = LEASE_MS,
-) -> Store:
-    """Open the database at `url`: sqlite:////absolute/path.db or postgresql://user@host/name.
-
-    Args:
-        url: where; postgres:// and postgresql+psycopg:// are the same as postgresql://.
-        create: make what is missing (never with `read_only`).
-        upgrade: bring an older schema up to date, provided that nobody leads; otherwise an older
-            schema is an error.
-        read_only: never write; `lead` and `commit` are refused.
-        lease_ms: PostgreSQL: how long a leadership lasts without renewal, at least 100.
-
-    Raises:
-        ConfigurationError: the URL is not understood, or the `postgres` extra is not installed.
-        StoreError: STORE_UNAVAILABLE (unreachable, no permission), STORE_IN_USE (locked),
-            STORE_SCHEMA (older, newer, or not ours), STORE_CORRUPT, DISK_FULL; every message says
-            what to do.
-    """
-    location = DatabaseUrl.parse(url)
-    if location.is_sqlite:
-        from resource_manager.storage.sqlite_store import open_sqlite
-
-        return open_sqlite(location, create=create, upgrade=upgrade, read_only=read_only)
-    from resource_manager.storage.postgresql_store import open_postgresql
-
-    return open_postgresql(
-        location, create=create, upgrade=upgrade, read_only=read_only, lease_ms=lease_ms
-    )

@@ -21,12 +21,8 @@ from typing import Any
 
 from task_executor.helper.cgroups import choose_driver
 from task_executor.helper.cgroups.base import Kernel
-from task_executor.helper.child import (
-    become_subreaper,
-    close_all_but,
-    default_signals,
-    spare_from_oom,
-)
+from task_executor.helper.child import spare_from_oom
+from task_executor.helper.forks import become_subreaper, close_all_but, default_signals
 from task_executor.helper.kubelet import KubeletFiles
 from task_executor.helper.launch import EXIT_CONFIG, EXIT_IN_USE, HelperConfig, digest
 from task_executor.helper.loop import Job, Loop

@@ -6,18 +6,21 @@ program.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import itertools
 import json
 import os
 import resource
-import signal
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from task_executor.helper.forks import (
+    apart,
+    default_signals,
+    prctl,
+)
 from task_executor.helper.paths import blocked_directory
 from task_executor.helper.protocol import Fault, as_fault, expand
 
@@ -25,20 +28,7 @@ if TYPE_CHECKING:
     from task_executor.helper.cgroups.base import Driver, Group
 
 _DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
-_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP = 1, 4, 24
-_PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 36, 38
-_prctl = ctypes.CDLL(None, use_errno=True).prctl  # resolved once, before any fork
-
-
-def become_subreaper() -> None:
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
-
-def default_signals() -> None:
-    signal.set_wakeup_fd(-1)
-    for signum in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
-        signal.signal(signum, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+_PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 4, 24, 38
 
 
 @contextmanager
@@ -97,35 +87,6 @@ def become_user(uid: int, gid: int) -> None:
         os.setresuid(uid, uid, uid)
 
 
-def close_all_but(keep: Collection[int]) -> None:
-    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
-        if int(name) not in keep:
-            try:
-                os.close(int(name))
-            except OSError:
-                continue  # the descriptor of the listing itself
-
-
-def apart(work: Callable[[], None]) -> int:
-    """Do what may take long in a process of its own. Returns its pid, for the caller to reap."""
-    if pid := os.fork():
-        return pid
-    try:
-        default_signals()
-        close_all_but(())
-        work()
-        os._exit(0)
-    finally:
-        os._exit(1)
-
-
-def end_with(parent: int) -> None:
-    """When the parent dies, so do we, however it happens."""
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it was faster
-        os._exit(1)
-
-
 def remove_as(uid: int, gid: int, path: str) -> int:
     """Remove a directory of a task in a process of its user, so that nothing in it can lead us
     astray. Returns its pid.
@@ -136,7 +97,7 @@ def remove_as(uid: int, gid: int, path: str) -> int:
 
     def work() -> None:
         _drop_privileges(uid, gid)
-        _prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+        prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
         _remove_tree(path)
 
     return apart(work)
@@ -183,10 +144,10 @@ def _drop_privileges(uid: int, gid: int) -> None:
     """uid 0 (allowed only on request) keeps its capabilities; nobody gains new ones by exec."""
     if os.geteuid() == 0:
         capability = 0
-        while uid != 0 and _prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) == 0:
+        while uid != 0 and prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) == 0:
             capability += 1
         become_user(uid, gid)
-    if _prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
+    if prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
         raise Fault("START_FAILED", "the kernel refused no_new_privs")
 
 

@@ -17,13 +17,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from task_executor.helper.cgroups.base import Driver, Group
-from task_executor.helper.child import (
-    become_subreaper,
-    become_task,
-    close_all_but,
-    default_signals,
-    remove_as,
-)
+from task_executor.helper.child import become_task, remove_as
+from task_executor.helper.forks import become_subreaper, close_all_but, default_signals
 from task_executor.helper.loop import WRITE, Job, Loop, within
 from task_executor.helper.paths import start_ticks, sync_directory, write_json
 from task_executor.helper.protocol import SHIM_VERBS, Fault, as_fault, fault_of

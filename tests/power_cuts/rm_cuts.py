@@ -21,10 +21,10 @@ import finegrain_client as fg
 from finegrain.errors import FinegrainError
 from resource_manager.engine.invariants.all import check_invariants
 from resource_manager.engine.model.settings import EngineSettings
-from resource_manager.engine.state import State
+from resource_manager.engine.restoring import restore
 from resource_manager.service.books import now
 from resource_manager.storage.location import sqlite_url
-from resource_manager.storage.store import open_store
+from resource_manager.storage.opening import open_store
 from tests.power_cuts import manager
 from tests.power_cuts.load import LATER, Ledger, Load, settled
 from tests.power_cuts.machine import Machine
@@ -132,7 +132,7 @@ class RmCuts:
             self.found.append(f"the database is damaged: {told}")
             return
         with open_store(sqlite_url(copy / DATABASE), create=False) as store:
-            books = State.restore(store.load(), EngineSettings(), now())
+            books = restore(store.load(), EngineSettings(), now())
         self.found += [f"the books are wrong: {each}" for each in check_invariants(books)]
         for told in promised.values():
             for allocation_id, state in told.items():

@@ -17,7 +17,8 @@ from typing import Any
 
 from resource_manager.engine.invariants.all import check_invariants
 from resource_manager.engine.model.effects import Changes
-from resource_manager.storage.store import Store, open_store
+from resource_manager.storage.opening import open_store
+from resource_manager.storage.store import Store
 from tests.previous.rows import rows_of
 from tests.previous.serving import listed, serving
 from tests.resource_manager.engine.model_store import ModelStore

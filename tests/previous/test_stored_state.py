@@ -18,12 +18,12 @@ from resource_manager.engine.model.entities import Executor, SlotState
 from resource_manager.engine.model.events import JobEndRequested
 from resource_manager.engine.model.reported import ReportedSlot
 from resource_manager.engine.model.settings import EngineSettings, ExecutorShape, Provisioning
-from resource_manager.engine.state import State
+from resource_manager.engine.restoring import restore
 from resource_manager.storage import schema
 from resource_manager.storage.location import DatabaseUrl
+from resource_manager.storage.opening import open_store
 from resource_manager.storage.postgresql_server import postgresql_engine
 from resource_manager.storage.sqlite_file import sqlite_engine
-from resource_manager.storage.store import open_store
 from tests.previous.code import EVIDENCE, PreviousCode
 from tests.previous.rows import lost, rows_of
 from tests.previous.serving import listed, serving
@@ -164,7 +164,7 @@ def cluster(snapshot: Snapshot) -> ModelCluster:
     made = ModelCluster(shapes())
     made.now_ms = 60_000
     snapshot.rm_epoch = 2
-    made.state = State.restore(snapshot, made.settings, made.at)
+    made.state = restore(snapshot, made.settings, made.at)
     made.store.apply(_as_stored(snapshot))
     return made
 

@@ -2,8 +2,10 @@
 
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
+import grimp
 import pytest
 
 from tests.support.components import REPOSITORY
@@ -21,6 +23,13 @@ def test_the_import_arrows_hold() -> None:
         [program, "--no-cache"], cwd=REPOSITORY, capture_output=True, text=True, check=False
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def test_no_imports_go_round_in_circles_those_for_type_checkers_included() -> None:
+    names = ("finegrain", "finegrain_cli", "finegrain_client", "resource_manager", "task_executor")
+    graph = grimp.build_graph(*names, cache_dir=None)
+    imported_by = {name: graph.find_modules_directly_imported_by(name) for name in graph.modules}
+    TopologicalSorter(imported_by).prepare()  # raises CycleError, which names the modules
 
 
 @pytest.mark.parametrize("module", HELPER_MODULES)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from finegrain.cpu_policy import HostPolicy
 from finegrain.cpuset import EMPTY, CpuSet
-from resource_manager.engine.executors.cpu_states import CLUSTER
 from resource_manager.engine.executors.host_settings import OF_ONE_HOST, SETTINGS
+from resource_manager.engine.hosts.allowed_cpus import CLUSTER
 from resource_manager.engine.model.events import HostPolicySet
 from tests.simulation.cpu_machines import some_policy
 

@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 from finegrain.errors import Reason
 from finegrain.resources import Amounts
 from resource_manager.engine.fairness.quotas import counted, fulfilment
+from resource_manager.engine.lifecycle.needs import booked_at_most
 from resource_manager.engine.model.effects import Changes, Effect, PublishClusterEvent
 from resource_manager.engine.model.entities import (
     Group,
@@ -28,7 +29,6 @@ from resource_manager.engine.model.entities import (
 from resource_manager.engine.model.events import ItemOutcome, SlotsReuseAsked
 from resource_manager.engine.model.scheduling_key import shape_key
 from resource_manager.engine.queue.scheduling_classes import Line
-from resource_manager.engine.scheduling.needs import booked_at_most
 from resource_manager.engine.state import State
 from resource_manager.storage.codecs import Row
 from resource_manager.storage.fair_rows import GROUPS, RANGES

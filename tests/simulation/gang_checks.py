@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from finegrain.errors import Reason
 from finegrain.resources import fits
 from resource_manager.engine.hosts.host import Host
+from resource_manager.engine.lifecycle.needs import booked_at_most
 from resource_manager.engine.model.effects import Changes, Effect, PublishJobEvent
 from resource_manager.engine.model.entities import (
     ENDED_REQUEST_STATES,
@@ -23,7 +24,6 @@ from resource_manager.engine.model.entities import (
 )
 from resource_manager.engine.model.scheduling_key import shape_key
 from resource_manager.engine.queue.gangs import living
-from resource_manager.engine.scheduling.needs import booked_at_most
 from resource_manager.engine.state import State
 from tests.simulation.fair_checks import Limits
 

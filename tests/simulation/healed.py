@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from finegrain.resources import BEST_EFFORT_CPU_MILLI, booking, fits, has_separate_pools
+from resource_manager.engine.lifecycle.waiting import waiting_reason
 from resource_manager.engine.model.entities import (
     ENDED_REQUEST_STATES,
     ExecutorState,
@@ -10,7 +11,6 @@ from resource_manager.engine.model.entities import (
     RequestState,
 )
 from resource_manager.engine.model.scheduling_key import shape_key
-from resource_manager.engine.placement.feasibility import waiting_reason
 from resource_manager.engine.state import State
 from tests.simulation.checks import Checks, Violation
 from tests.simulation.executor import Executor

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from resource_manager.engine.hosts.host import Host
+from resource_manager.engine.lifecycle.needs import booked_at_most
 from resource_manager.engine.model.scheduling_key import DEFAULT_SLOTS, SLOTS
 from resource_manager.engine.queue.scheduling_classes import Shape
-from resource_manager.engine.scheduling.needs import booked_at_most
 from resource_manager.engine.state import State
 from tests.simulation.fair_checks import Limits
 

@@ -47,6 +47,7 @@ from resource_manager.engine.model.events import (
     Ticked,
 )
 from resource_manager.engine.model.settings import EngineSettings
+from resource_manager.engine.restoring import restore
 from resource_manager.engine.state import Heard, State
 from resource_manager.engine.step import step
 from resource_manager.service.wire import decoding
@@ -114,7 +115,7 @@ class Manager(Client):
         self.held_down = False  # by an operator
         self._books = 0  # how often they were read
         self._sure_until_ms = -1
-        self.state = State.restore(Snapshot(rm_epoch=0), settings, self.at)
+        self.state = restore(Snapshot(rm_epoch=0), settings, self.at)
 
     @property
     def at(self) -> Instant:
@@ -183,7 +184,7 @@ class Manager(Client):
         self._books += 1
         if self.leading:
             self._heard |= self.state.heard()
-        self.state = State.restore(snapshot, self.settings, self.at)
+        self.state = restore(snapshot, self.settings, self.at)
         self.state.remember(self._heard)
         self.log(f"{self.name} leads at epoch {self.epoch}")
         self.checks.books(self.state)

@@ -19,11 +19,12 @@ from resource_manager.engine.executors import registration as executors
 from resource_manager.engine.executors import reports
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.jobs import lifecycle
+from resource_manager.engine.lifecycle import moves
 from resource_manager.engine.model.changes import ChangeTracker
 from resource_manager.engine.model.entities import Job, Request, RequestState, Slot
 from resource_manager.engine.model.events import CommandUndelivered
 from resource_manager.engine.queue.queue import WaitingQueue
-from resource_manager.engine.requests import moves, submission
+from resource_manager.engine.requests import submission
 from resource_manager.engine.scheduling import commands
 from task_executor.engine.command_fence import CommandFence
 from task_executor.engine.slot_table import SlotTable

@@ -12,6 +12,8 @@ from resource_manager.engine import restoring, step
 from resource_manager.engine.context import Turn
 from resource_manager.engine.executors import reports
 from resource_manager.engine.hosts.host import Host
+from resource_manager.engine.lifecycle import moves as plain_moves
+from resource_manager.engine.lifecycle import resizes
 from resource_manager.engine.model.changes import ChangeTracker
 from resource_manager.engine.model.entities import (
     GangPlacement,
@@ -24,13 +26,13 @@ from resource_manager.engine.model.entities import (
 from resource_manager.engine.model.events import ProvisionEnded, ProvisionStopFailed
 from resource_manager.engine.model.reported import ReportedSlot
 from resource_manager.engine.model.settings import ExecutorShape
+from resource_manager.engine.planning import planning
+from resource_manager.engine.planning.planning import Backlog, Plan
 from resource_manager.engine.queue.gangs import GangBooks, GangKind
 from resource_manager.engine.queue.non_batchable import Singles
-from resource_manager.engine.requests import moves as plain_moves
 from resource_manager.engine.requests import resize_intake
-from resource_manager.engine.scaling import arrival, backlog, passes, planning, provisions, totals
-from resource_manager.engine.scaling.planning import Backlog, Plan
-from resource_manager.engine.scheduling import commands, resizes
+from resource_manager.engine.scaling import arrival, backlog, passes, provisions, totals
+from resource_manager.engine.scheduling import commands
 from resource_manager.engine.state import State
 from task_executor.engine.slot_table import SlotTable
 from task_executor.engine.slots import Slot as TableSlot

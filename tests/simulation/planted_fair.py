@@ -18,17 +18,14 @@ from resource_manager.engine.fairness import flows
 from resource_manager.engine.fairness import groups as group_books
 from resource_manager.engine.fairness.flows import Flow, FlowTree
 from resource_manager.engine.fairness.quotas import UNBOUNDED, counted
+from resource_manager.engine.lifecycle import quota_checks
 from resource_manager.engine.model.effects import Effect
 from resource_manager.engine.model.entities import Group, Request, Slot, SlotState
 from resource_manager.engine.model.events import Event, GroupSet, SlotsReuseAsked
 from resource_manager.engine.placement.reserved import Reservation
-from resource_manager.engine.scheduling import (
-    quota_checks,
-    reservation_upkeep,
-    reservations,
-    slot_reuse,
-)
+from resource_manager.engine.scheduling import reservation_upkeep, reservations, slot_reuse
 from resource_manager.engine.scheduling.next_in_order import NextTurn
+from resource_manager.engine.scheduling.reservation_owners import owner_of
 from resource_manager.engine.state import State
 from tests.simulation.manager import Batch, Item, Manager
 
@@ -137,7 +134,7 @@ def hosts_are_held_for_whoever_is_gone(patch: Patch) -> None:
     real = reservation_upkeep.void
 
     def void(state: State, each: Reservation) -> str:
-        return real(state, each) if each.holder.waits(state) else ""
+        return real(state, each) if owner_of(each).waits(state) else ""
 
     patch.setattr(reservations, "void", void)
     patch.setattr(reservations, "has_room", lambda *_: False)

@@ -11,12 +11,11 @@ from resource_manager.engine import restoring, step
 from resource_manager.engine.context import Turn
 from resource_manager.engine.executors import registration, reports
 from resource_manager.engine.hosts.host import Host
-from resource_manager.engine.jobs import usage_checkpoints
+from resource_manager.engine.lifecycle import moves, usage_checkpoints
 from resource_manager.engine.model.entities import Executor as BookedExecutor
 from resource_manager.engine.model.entities import Job, JobState, Request, Slot
 from resource_manager.engine.model.events import CommandUndelivered
 from resource_manager.engine.model.timers import Timer
-from resource_manager.engine.requests import moves
 from resource_manager.engine.scheduling import commands
 from resource_manager.engine.state import State
 from task_executor.engine.command_fence import CommandFence, CommandNumbers

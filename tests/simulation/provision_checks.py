@@ -15,6 +15,7 @@ from finegrain.resources import (
     subtract,
     total_of,
 )
+from resource_manager.engine.lifecycle.needs import booked_at_most
 from resource_manager.engine.model.effects import Changes
 from resource_manager.engine.model.entities import (
     ExecutorState,
@@ -27,7 +28,6 @@ from resource_manager.engine.model.scheduling_key import shape_key
 from resource_manager.engine.model.settings import ExecutorShape, Provisioning
 from resource_manager.engine.queue.scheduling_classes import Shape
 from resource_manager.engine.scaling.passes import MINIMUM
-from resource_manager.engine.scheduling.needs import booked_at_most
 from resource_manager.engine.state import State
 from tests.simulation.cloud import Cloud
 from tests.simulation.fair_checks import Limits

@@ -7,7 +7,7 @@ know who may: the RM says.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import Protocol, TypeAlias
 
 from finegrain.v1 import resource_manager_pb2 as rm
 from finegrain_client.decoding import status as reading
@@ -15,11 +15,27 @@ from finegrain_client.job.context import JobContext
 from finegrain_client.specs import BATCH_ITEMS_MAX
 from finegrain_client.types.status import ItemOutcome
 
-if TYPE_CHECKING:
-    from finegrain_client.job.request import Request
-    from finegrain_client.slot.slot import Slot
 
-Reuse: TypeAlias = "tuple[Slot, Request | str]"
+class Reusable(Protocol):
+    """A request, as far as the reuse of a slot for its work goes."""
+
+    @property
+    def allocation_id(self) -> str:
+        """Its identity."""
+
+
+class Finished(Reusable, Protocol):
+    """A slot whose work is done."""
+
+    @property
+    def generation(self) -> int:
+        """Which placement of its request it is."""
+
+    def mark_released(self) -> None:
+        """The RM has taken it back."""
+
+
+Reuse: TypeAlias = tuple[Finished, Reusable | str]
 """A slot, and the request (or its allocation id) whose work it is to do."""
 
 

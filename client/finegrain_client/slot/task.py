@@ -18,7 +18,7 @@ from collections.abc import (
 )
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from finegrain.errors import FinegrainError, InvalidArgument, NotFound
 from finegrain.v1 import task_executor_pb2 as te
@@ -28,12 +28,10 @@ from finegrain_client.errors import JobEnded, TaskNotStarted, reason_of
 from finegrain_client.job.background import CLEANING_UP
 from finegrain_client.job.context import JobContext
 from finegrain_client.retry import REFUSALS, StreamCall, follow, resumed
+from finegrain_client.slot.at_executor import SlotAtExecutor
 from finegrain_client.slot.task_input import TaskInput
 from finegrain_client.slot.task_output import Capture, Offsets
 from finegrain_client.types.status import OutputChunk, TaskResult, TaskState, TaskStatus
-
-if TYPE_CHECKING:
-    from finegrain_client.slot.slot import Slot
 
 OutputFunction = Callable[[OutputChunk], Awaitable[None] | None]
 OutputMode = Literal["capture", "stream"] | OutputFunction
@@ -105,7 +103,7 @@ class Task:
     """
 
     def __init__(
-        self, slot: Slot, context: JobContext, status: TaskStatus, options: TaskOptions
+        self, slot: SlotAtExecutor, context: JobContext, status: TaskStatus, options: TaskOptions
     ) -> None:
         self._slot = slot
         self._context = context
@@ -268,7 +266,12 @@ class Task:
 
 
 async def start_task(
-    slot: Slot, context: JobContext, task_id: str, options: TaskOptions, *, take_back: bool = True
+    slot: SlotAtExecutor,
+    context: JobContext,
+    task_id: str,
+    options: TaskOptions,
+    *,
+    take_back: bool = True,
 ) -> Task:
     """Submits a task; repeated under the same id it stays one task.
 
@@ -300,7 +303,7 @@ async def start_task(
     return Task(slot, context, status, options)
 
 
-async def _forget(slot: Slot, context: JobContext, task_id: str) -> None:
+async def _forget(slot: SlotAtExecutor, context: JobContext, task_id: str) -> None:
     try:
         await _cancel(slot, context, task_id, None)
     except NotFound:
@@ -310,7 +313,9 @@ async def _forget(slot: Slot, context: JobContext, task_id: str) -> None:
             raise
 
 
-async def _cancel(slot: Slot, context: JobContext, task_id: str, grace_s: float | None) -> None:
+async def _cancel(
+    slot: SlotAtExecutor, context: JobContext, task_id: str, grace_s: float | None
+) -> None:
     message = te.CancelTaskRequest(
         task_id=task_id, grace=None if grace_s is None else duration(grace_s)
     )

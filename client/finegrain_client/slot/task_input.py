@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterable, Iterator
-from typing import TYPE_CHECKING
 
 import grpc
 
@@ -18,9 +17,7 @@ from finegrain.v1 import task_executor_pb2 as te
 from finegrain_client.errors import SlotLost
 from finegrain_client.job.context import JobContext
 from finegrain_client.retry import Backoff, delay_before_retry
-
-if TYPE_CHECKING:
-    from finegrain_client.slot.slot import Slot
+from finegrain_client.slot.at_executor import SlotAtExecutor
 
 MESSAGE_BYTES_MAX = 64 * 1024 - 1024  # 64 KiB per message with its envelope
 WRITE_BYTES_MAX = 1024 * 1024
@@ -30,7 +27,7 @@ WRITE_BYTES_MAX = 1024 * 1024
 class TaskInput:
     """The writing end of one task's standard input."""
 
-    def __init__(self, slot: Slot, context: JobContext, task_id: str) -> None:
+    def __init__(self, slot: SlotAtExecutor, context: JobContext, task_id: str) -> None:
         self._slot = slot
         self._context = context
         self._task_id = task_id

@@ -13,8 +13,8 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, Literal
 
+from finegrain.errors import FinegrainError, Reason
 from finegrain.resources import ResourceProfile
-from finegrain_client.errors import TaskFailed
 from finegrain_client.jsonable import Value
 from finegrain_client.types.cpus import NO_WISH, CpuWish, SlotCpus
 
@@ -397,3 +397,17 @@ class TaskResult(Value):
         said = self.stderr[-500:].decode("utf-8", errors="replace").strip()
         message = f"task {self.task_id} {self.how}"
         raise TaskFailed(f"{message}; it said: {said}" if said else message, self)
+
+
+class TaskFailed(FinegrainError):
+    """A task ended otherwise than with exit code 0; `result` tells how."""
+
+    default_reason = Reason.TASK_ENDED
+
+    def __init__(self, message: str, result: TaskResult, *, reason: Reason | None = None) -> None:
+        super().__init__(
+            message,
+            reason=reason,
+            details={"task_id": result.task_id, "exit_code": result.exit_code},
+        )
+        self.result = result

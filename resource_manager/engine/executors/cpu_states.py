@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 from finegrain.cpu_policy import HostPolicy
 from finegrain.cpuset import CpuSet
-from resource_manager.engine.hosts.allowed_cpus import announced_by
-from resource_manager.engine.model.entities import NO_CPU_STATE, NOTHING_SET, CpuState, SlotState
+from resource_manager.engine.hosts.allowed_cpus import CLUSTER, announced_by, set_for
+from resource_manager.engine.lifecycle import usage
+from resource_manager.engine.model.entities import NO_CPU_STATE, CpuState, SlotState
 
 if TYPE_CHECKING:
     from resource_manager.engine.context import Turn
@@ -21,27 +22,12 @@ if TYPE_CHECKING:
     from resource_manager.engine.model.entities import SlotKey
     from resource_manager.engine.state import State
 
-CLUSTER = ""
-"""Stands for the cluster where an executor's id stands."""
-
-
-def set_for(state: State, executor_id: str) -> HostPolicy:
-    """What operators have set for an executor, or for the cluster."""
-    setting = state.host_settings.get(executor_id)
-    return setting.policy if setting is not None else NOTHING_SET
-
-
-def forget_settings(state: State, executor_id: str) -> None:
-    """An executor is gone for good: nobody will ever have its id again."""
-    if state.host_settings.pop(executor_id, None) is not None:
-        state.changes.delete_host_setting(executor_id)
-
 
 def take_in_settings(turn: Turn, host: Host) -> None:
     """What operators have set for the host, or for all, is not what it was."""
     state = turn.state
-    host.operator_policy = set_for(state, host.host_id)
-    host.cluster_policy = set_for(state, CLUSTER)
+    host.operator_policy = set_for(state.host_settings, host.host_id)
+    host.cluster_policy = set_for(state.host_settings, CLUSTER)
     _settle(turn, host)
 
 
@@ -69,13 +55,13 @@ def _settle(turn: Turn, host: Host) -> None:
     state = turn.state
     if not host.settle_cpus():
         return
-    state.touch_cluster(host)
+    usage.total_changed(state, host)
     state.rejection_clock.restart(turn.now_ms)
     for refusal in host.refusals.values():
         if refusal.state_seen is not None:
             refusal.active = False  # it was about other cpus
     # Other cpus may suit those who wait although no amount has grown.
-    state.indexes.log_growth(host, state.queue)
+    state.hosts.indexes.log_growth(host, state.queue)
 
 
 def name_lost(turn: Turn, host: Host) -> None:

@@ -20,10 +20,16 @@ from finegrain.cpu_policy import (
 from finegrain.cpuset import EMPTY
 from finegrain.errors import InvalidArgument
 from resource_manager.engine.context import Turn
-from resource_manager.engine.executors.cpu_states import CLUSTER, set_for, take_in_settings
-from resource_manager.engine.executors.registration import known_host
-from resource_manager.engine.hosts.allowed_cpus import announced_by, host_cpus, unannounced
+from resource_manager.engine.executors.cpu_states import take_in_settings
+from resource_manager.engine.hosts.allowed_cpus import (
+    CLUSTER,
+    announced_by,
+    host_cpus,
+    set_for,
+    unannounced,
+)
 from resource_manager.engine.hosts.host import Host
+from resource_manager.engine.lifecycle.known import known_host
 from resource_manager.engine.model.counter_names import HOST_SETTING_NUMBER
 from resource_manager.engine.model.entities import NO_CPU_STATE, NOTHING_SET, HostSetting
 from resource_manager.engine.model.events import HostPolicySet
@@ -82,8 +88,8 @@ def policy_of(state: State, executor_id: str) -> EffectivePolicy:
     host = state.hosts.get(executor_id)
     if host is not None:
         return host.present.policy
-    own = NOTHING_SET if executor_id == CLUSTER else set_for(state, executor_id)
-    return unannounced(own, set_for(state, CLUSTER))
+    own = NOTHING_SET if executor_id == CLUSTER else set_for(state.host_settings, executor_id)
+    return unannounced(own, set_for(state.host_settings, CLUSTER))
 
 
 def set_host_policy(turn: Turn, event: HostPolicySet) -> HostSetting:

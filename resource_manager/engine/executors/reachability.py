@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from finegrain.errors import Reason
 from resource_manager.engine.context import Turn
-from resource_manager.engine.executors.refusals import backoff_ms
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.hosts.notes import Reach
+from resource_manager.engine.lifecycle import usage
 from resource_manager.engine.model.effects import ProbeExecutor
 from resource_manager.engine.model.entities import ExecutorState, SlotKey, SlotState
 from resource_manager.engine.model.events import ExecutorProbed
-from resource_manager.engine.model.timers import Timer
+from resource_manager.engine.model.timers import Timer, backoff_ms
 
 
 def delivery_overdue(turn: Turn, host: Host) -> bool:
@@ -40,7 +40,7 @@ def find_unreachable(turn: Turn, host: Host) -> None:
     reach.failures += 1
     host.in_flight = None
     host.executor.state = ExecutorState.UNCONFIRMED
-    state.touch_cluster(host)
+    usage.total_changed(state, host)
     address = host.executor.registration.address
     turn.cluster_event(
         "executor_unreachable",
@@ -89,7 +89,7 @@ def executor_probed(turn: Turn, event: ExecutorProbed) -> None:
     host.reach.unreachable = False
     host.reach.cause = ""
     host.reach.refused = 0
-    turn.state.touch_cluster(host)
+    usage.total_changed(turn.state, host)
     turn.state.outbox[host.host_id] = None
     turn.cluster_event(
         "executor_reachable",

@@ -12,9 +12,7 @@ from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.hosts.notes import Refusal
 from resource_manager.engine.model.entities import Slot
 from resource_manager.engine.model.scheduling_key import shape_key
-from resource_manager.engine.model.timers import Timer
-
-_BACKOFF_DOUBLINGS_MAX = 16
+from resource_manager.engine.model.timers import Timer, backoff_ms
 
 
 def remember_refusal(turn: Turn, host: Host, slot: Slot) -> None:
@@ -34,7 +32,7 @@ def remember_refusal(turn: Turn, host: Host, slot: Slot) -> None:
     until_ms = turn.now_ms + delay
     state_seen = None if request.spec.gang_id else host.state_seen()
     host.refusals[key] = Refusal(failures + 1, until_ms, state_seen)
-    turn.state.refusing[host.host_id] = None
+    turn.state.hosts.refusing[host.host_id] = None
     turn.state.timers.arm(Timer.REFUSAL, host.host_id, until_ms)
 
 
@@ -44,12 +42,7 @@ def refusal_rang(turn: Turn, executor_id: str) -> None:
     if host is None:
         return
     if host.end_refusals(turn.now_ms):
-        turn.state.indexes.log_growth(host, turn.state.queue)
+        turn.state.hosts.indexes.log_growth(host, turn.state.queue)
     left = [refusal.until_ms for refusal in host.refusals.values() if refusal.active]
     if left:
         turn.state.timers.arm(Timer.REFUSAL, executor_id, min(left))
-
-
-def backoff_ms(failures: int, shortest_ms: int, longest_ms: int) -> int:
-    """Doubles with every failure, within bounds."""
-    return min(longest_ms, shortest_ms << min(failures, _BACKOFF_DOUBLINGS_MAX))

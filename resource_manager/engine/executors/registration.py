@@ -8,17 +8,20 @@ from finegrain.errors import (
     AlreadyExists,
     FailedPrecondition,
     InvalidArgument,
-    NotFound,
     Reason,
 )
 from resource_manager.engine.context import Turn
-from resource_manager.engine.executors.cpu_states import CLUSTER, name_lost, set_for
-from resource_manager.engine.executors.departures import lose_executor, strike, take_all_away
+from resource_manager.engine.executors.cpu_states import name_lost
 from resource_manager.engine.executors.epochs import refuse_seen_epoch
 from resource_manager.engine.executors.reachability import unreachable_registered
 from resource_manager.engine.executors.reports import take_in
-from resource_manager.engine.fairness import usage
+from resource_manager.engine.hosts.allowed_cpus import CLUSTER, set_for
 from resource_manager.engine.hosts.host import Host
+from resource_manager.engine.lifecycle import usage
+from resource_manager.engine.lifecycle.departures import lose_executor, strike, take_all_away
+from resource_manager.engine.lifecycle.known import known_host
+from resource_manager.engine.lifecycle.moves import key_of
+from resource_manager.engine.lifecycle.resizes import resume
 from resource_manager.engine.model.counter_names import REGISTERED_WITH
 from resource_manager.engine.model.entities import (
     NO_CPU_STATE,
@@ -36,26 +39,6 @@ from resource_manager.engine.model.events import (
     UndrainRequested,
 )
 from resource_manager.engine.model.timers import Timer
-from resource_manager.engine.requests.moves import key_of
-from resource_manager.engine.scaling.arrival import registered
-from resource_manager.engine.scheduling.resizes import resume
-from resource_manager.engine.state import State
-
-
-def known_host(state: State, executor_id: str) -> Host:
-    """The books of an executor.
-
-    Raises:
-        NotFound: there is none of that id.
-    """
-    host = state.hosts.get(executor_id)
-    if host is None:
-        raise NotFound(
-            f"executor {executor_id} is not known",
-            reason=Reason.EXECUTOR_UNKNOWN,
-            details={"executor_id": executor_id},
-        )
-    return host
 
 
 def register_executor(turn: Turn, event: ExecutorRegistered) -> RegistrationAnswer:
@@ -85,7 +68,7 @@ def register_executor(turn: Turn, event: ExecutorRegistered) -> RegistrationAnsw
         _refuse_other_instance(host, registration)
         _refuse_overtaken(host, registration, event.report.report_number)
     state.answered_executors.add(registration.executor_id)
-    new, was_lost = host is None, host is not None and host.executor.lost
+    was_lost = host is not None and host.executor.lost
     host = _adopt(turn, host, registration)
     taken = take_in(turn, host, event.report, returning=was_lost)
     name_lost(turn, host)  # it may have announced others than before
@@ -102,7 +85,6 @@ def register_executor(turn: Turn, event: ExecutorRegistered) -> RegistrationAnsw
         executor_id=host.host_id,
         message=f"registration {host.executor.registration_number} at {registration.address}",
     )
-    registered(turn, host, new=new)
     setting = state.host_settings.get(host.host_id)
     return RegistrationAnswer(
         host.executor.registration_number,
@@ -144,7 +126,11 @@ def _adopt(turn: Turn, host: Host | None, registration: Registration) -> Host:
         number = state.forgotten_registration_number + 1
         executor = Executor(registration, number, first_seen_time_ms=turn.at.time_ms)
         executor_id = registration.executor_id
-        host = Host.of(executor, set_for(state, executor_id), set_for(state, CLUSTER))
+        host = Host.of(
+            executor,
+            set_for(state.host_settings, executor_id),
+            set_for(state.host_settings, CLUSTER),
+        )
         state.hosts[executor_id] = host
     else:
         executor = host.executor
@@ -165,15 +151,15 @@ def _adopt(turn: Turn, host: Host | None, registration: Registration) -> Host:
     executor.reported_available = None
     executor.cpu_state = NO_CPU_STATE
     if any(refusal.active for refusal in host.refusals.values()):
-        state.indexes.log_growth(host, state.queue)
+        state.hosts.indexes.log_growth(host, state.queue)
     host.start_conversation()
     booked = [(slot, slot.booked) for slot in host.slots.values()]
     kind = host.cpu_kind
     if not new:  # else it has
         host.adopt_registration()
     if host.cpu_kind is not kind:
-        state.indexes.log_growth(host, state.queue)  # other cpus may suit others
-    state.touch_cluster(host)
+        state.hosts.indexes.log_growth(host, state.queue)  # other cpus may suit others
+    usage.total_changed(state, host)
     state.rejection_clock.restart(turn.now_ms)
     usage.rebooked(state, booked)
     state.timers.arm(Timer.SILENCE, host.host_id, turn.now_ms + state.settings.lost_timeout_ms)
@@ -218,7 +204,7 @@ def request_drain(turn: Turn, event: DrainRequested) -> Executor:
         executor.drain_deadline_at_ms = turn.now_ms + event.deadline_ms
         state.timers.arm(Timer.DRAIN, host.host_id, executor.drain_deadline_at_ms)
     state.changes.executor(executor)
-    state.touch_cluster(host)
+    usage.total_changed(state, host)
     turn.cluster_event("executor_drained", executor_id=host.host_id, message=event.reason)
     return executor
 
@@ -244,7 +230,7 @@ def request_undrain(turn: Turn, event: UndrainRequested) -> Executor:
         executor.drain_reason = ""
         executor.drain_deadline_time_ms = executor.drain_deadline_at_ms = None
         turn.state.changes.executor(executor)
-        turn.state.touch_cluster(host)
+        usage.total_changed(turn.state, host)
         turn.cluster_event("executor_undrained", executor_id=host.host_id)
     return executor
 

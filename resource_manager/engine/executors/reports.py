@@ -30,6 +30,9 @@ from resource_manager.engine.executors.reachability import (
 )
 from resource_manager.engine.executors.refusals import remember_refusal
 from resource_manager.engine.hosts.host import Host
+from resource_manager.engine.lifecycle.gangs import confirm, decline, lose
+from resource_manager.engine.lifecycle.moves import key_of, reclaim, vanish
+from resource_manager.engine.lifecycle.resizes import end_holds, take_in_size
 from resource_manager.engine.model.entities import (
     ExecutorState,
     RequestState,
@@ -39,9 +42,6 @@ from resource_manager.engine.model.entities import (
 )
 from resource_manager.engine.model.events import ReportAnswer, SlotsReported
 from resource_manager.engine.model.reported import EndedSlot, Report, ReportedSlot
-from resource_manager.engine.requests.moves import key_of, reclaim, vanish
-from resource_manager.engine.scheduling.gangs import confirm, decline, lose
-from resource_manager.engine.scheduling.resizes import end_holds, take_in_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,9 +129,9 @@ def take_in(
             _seen(turn, host, slot, seen, returning=returning)
     settle(turn, host)
     take_in_cpu_state(turn, host, report.cpu_state)
-    turn.state.touch(host)
+    turn.state.hosts.touch(host)
     if host.refusals and host.end_refusals(turn.now_ms):
-        turn.state.indexes.log_growth(host, turn.state.queue)
+        turn.state.hosts.indexes.log_growth(host, turn.state.queue)
     if host.resize_holds:
         end_holds(turn, host)
     for slot in broken:

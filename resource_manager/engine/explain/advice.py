@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from resource_manager.engine.fairness import threads
 from resource_manager.engine.fairness.advice import Advice, advise
-from resource_manager.engine.jobs.lifecycle import known_job
+from resource_manager.engine.lifecycle.known import known_job
 from resource_manager.engine.state import State
 
 

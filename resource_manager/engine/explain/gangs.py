@@ -15,11 +15,13 @@ from dataclasses import dataclass, field, replace
 
 from finegrain.resources import shortfall
 from resource_manager.engine.explain.cpus import loosened, required_policies
+from resource_manager.engine.lifecycle.gangs import wishes_now
+from resource_manager.engine.lifecycle.quota_checks import gang_stop
+from resource_manager.engine.lifecycle.waiting import kind_feasibility
 from resource_manager.engine.model.entities import GangPlacement, GangSpec, Request
 from resource_manager.engine.model.scheduling_key import cpu_key
 from resource_manager.engine.placement.feasibility import Feasibility
-from resource_manager.engine.placement.gang_feasibility import kind_feasibility
-from resource_manager.engine.placement.gang_matching import Hosts
+from resource_manager.engine.placement.gang_matching import Candidates
 from resource_manager.engine.placement.gang_room import Ask, Room
 from resource_manager.engine.placement.gang_search import (
     least_of,
@@ -30,8 +32,6 @@ from resource_manager.engine.placement.gang_search import (
 )
 from resource_manager.engine.placement.reserved import Reservation
 from resource_manager.engine.queue.gangs import WaitingGang, Where, Wish
-from resource_manager.engine.scheduling.gangs import wishes_now
-from resource_manager.engine.scheduling.quota_checks import gang_stop
 from resource_manager.engine.state import State
 
 SPOTS_MAX = 5
@@ -88,22 +88,22 @@ def _given(state: State, held: Reservation | None) -> Iterator[None]:
     indexes were fresh are left as they are: nobody may miss that they have grown.
     """
     names = held.place.held if held is not None else ()
-    hosts = [state.hosts[name] for name in names if name not in state.dirty_hosts]
+    hosts = [state.hosts[name] for name in names if name not in state.hosts.touched]
     holds = [host.held for host in hosts]
     try:
         for host in hosts:
             host.held = None
-            state.indexes.follow(host)
+            state.hosts.indexes.follow(host)
         yield
     finally:
         for host, hold in zip(hosts, holds, strict=True):
             host.held = hold
-            state.indexes.follow(host)
+            state.hosts.indexes.follow(host)
 
 
 def _explained(state: State, waiting: WaitingGang) -> GangExplanation:
     gang = waiting.gang
-    room = Room(state)
+    room = Room(state.hosts)
     room.partly = True
     asks = [room.ask(number, wish) for number, wish in enumerate(wishes_now(state, waiting))]
     try:
@@ -141,7 +141,7 @@ def _spots(room: Room, asks: list[Ask], spec: GangSpec) -> list[GangSpot]:
     return [spot for spot in best if spot.placeable]
 
 
-def _most(room: Room, asks: list[Ask], hosts: Hosts) -> int:
+def _most(room: Room, asks: list[Ask], hosts: Candidates) -> int:
     """How many can be placed on these hosts together."""
     room.put_back()
     placed = together(room, asks, hosts)
@@ -153,11 +153,11 @@ def _most(room: Room, asks: list[Ask], hosts: Hosts) -> int:
     return placed
 
 
-def _only(host_id: str) -> Hosts:
+def _only(host_id: str) -> Candidates:
     return lambda ask: () if host_id in ask.barred else (host_id,)
 
 
-def _with(room: Room, label: tuple[str, str]) -> Hosts:
+def _with(room: Room, label: tuple[str, str]) -> Candidates:
     return lambda ask: room.hosts_with(ask, label)
 
 
@@ -241,7 +241,7 @@ def _remedies(
             found.append(f"fits if there is room for {missing} more{_there(where, spots)}")
     if where.placement is not GangPlacement.ANYWHERE:
         anywhere = Where(GangPlacement.ANYWHERE)
-        if seek(state, anywhere, wishes) is not None:
+        if seek(state.hosts, anywhere, wishes) is not None:
             found.append("fits now if its members may go anywhere")
     return found + _with_looser_policies(state, where, wishes)
 
@@ -250,7 +250,7 @@ def _with_looser_policies(state: State, where: Where, wishes: Sequence[Wish]) ->
     """A policy that would have to be preferred by all members instead of required."""
     required = [required_policies(wish.cpus[0]) for wish in wishes if wish.cpus is not None]
     for name in dict.fromkeys(name for names in required for name in names):
-        if seek(state, where, [_loosened(wish, name) for wish in wishes]) is not None:
+        if seek(state.hosts, where, [_loosened(wish, name) for wish in wishes]) is not None:
             return [f"fits now if {name} were preferred instead of required"]
     return []
 

@@ -14,12 +14,12 @@ from itertools import islice
 from typing import Generic, TypeVar
 
 from finegrain.resources import total_of
-from resource_manager.engine.executors.registration import known_host
 from resource_manager.engine.explain.prefixes import Beginnings
 from resource_manager.engine.explain.resizes import explain_resizes
+from resource_manager.engine.explain.stretches import Stretch, members_of, stretches, stretches_of
 from resource_manager.engine.explain.waiting_reasons import pending_by_reason, pending_reason
 from resource_manager.engine.hosts.host import Host
-from resource_manager.engine.jobs.lifecycle import known_job
+from resource_manager.engine.lifecycle.known import known_host, known_job, known_request
 from resource_manager.engine.model.entities import (
     ENDED_REQUEST_STATES,
     Executor,
@@ -33,8 +33,6 @@ from resource_manager.engine.model.entities import (
     SlotKey,
     Usage,
 )
-from resource_manager.engine.queue.iteration import Stretch, members_of, stretches, stretches_of
-from resource_manager.engine.requests.submission import known_request
 from resource_manager.engine.state import State
 
 LOOKED_AT_MAX = 50_000

@@ -13,8 +13,8 @@ from resource_manager.engine.cpus.refusals import CpuRefusal
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.model.entities import Instant, Provision, Request
 from resource_manager.engine.model.settings import ExecutorShape
+from resource_manager.engine.placement.elastic import PENDING, Content, could_serve, of_shape
 from resource_manager.engine.queue.scheduling_classes import Shape
-from resource_manager.engine.scaling.ledger import PENDING, Content, could_serve, of_shape
 from resource_manager.engine.scaling.texts import counted, gang_text, shape_text
 from resource_manager.engine.scaling.totals import counted as counted_totals
 from resource_manager.engine.scaling.totals import room_below_maximum

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 
 from finegrain.errors import Reason
 from resource_manager.engine.cpus.refusals import CpuBlocker, CpuRefusal
-from resource_manager.engine.executors.registration import known_host
 from resource_manager.engine.explain.dimensions import DimensionStatus
 from resource_manager.engine.explain.fairness import Step, steps
 from resource_manager.engine.explain.gangs import GangExplanation, explain_gang
@@ -20,15 +19,18 @@ from resource_manager.engine.explain.provisions import planned_on, waits_for
 from resource_manager.engine.explain.remedies import Counterfactual, blocking_slots, counterfactuals
 from resource_manager.engine.explain.reservations import ReservationView, held_for, held_for_others
 from resource_manager.engine.explain.resizes import ResizeExplanation, explain_resizes
-from resource_manager.engine.explain.waiting_reasons import pending_reason, waiting_stop
+from resource_manager.engine.explain.waiting_reasons import (
+    pending_reason,
+    rejection_notice,
+    waiting_stop,
+)
 from resource_manager.engine.fairness.flows import GROUP
 from resource_manager.engine.fairness.quotas import Stop
 from resource_manager.engine.hosts.host import Host
+from resource_manager.engine.lifecycle.known import known_host, known_request
 from resource_manager.engine.model.entities import Request, RequestState, Slot, SlotState
 from resource_manager.engine.placement.feasibility import Blocker, Judgement
 from resource_manager.engine.placement.survey import Survey
-from resource_manager.engine.requests.submission import known_request
-from resource_manager.engine.scheduling.rejecting import rejection_notice
 from resource_manager.engine.state import State
 
 EXECUTORS_DEFAULT = 20

@@ -57,7 +57,7 @@ def held_for(state: State, request: Request, slot: Slot | None) -> ReservationVi
 
 def held_for_others(state: State, shape: Shape) -> list[ReservationView]:
     """What is held where one of a shape would fit otherwise."""
-    return [_view(state, each) for each in held_from(state, shape)]
+    return [_view(state, each) for each in held_from(state.hosts, state.reservations, shape)]
 
 
 def _view(state: State, each: Reservation) -> ReservationView:

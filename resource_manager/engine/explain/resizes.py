@@ -15,9 +15,9 @@ from resource_manager.engine.explain.dimensions import DimensionStatus
 from resource_manager.engine.fairness.flows import GROUP
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.hosts.notes import ResizeHold
+from resource_manager.engine.lifecycle.quota_checks import growth_stop
+from resource_manager.engine.lifecycle.resizes import assignment_for, growth, is_kept_from
 from resource_manager.engine.model.entities import ExecutorState, Resize, Slot, SlotState
-from resource_manager.engine.scheduling.quota_checks import growth_stop
-from resource_manager.engine.scheduling.resizes import assignment_for, growth, is_kept_from
 from resource_manager.engine.state import State
 
 MILLION = 1_000_000

@@ -23,10 +23,10 @@ from finegrain.resources import (
 )
 from resource_manager.engine.cpus.ledger import CpuBooks
 from resource_manager.engine.cpus.numa import MILLI
-from resource_manager.engine.executors.registration import known_host
 from resource_manager.engine.explain.lists import SlotView, slot_view
 from resource_manager.engine.hosts.allowed_cpus import announced_by
 from resource_manager.engine.hosts.host import Host
+from resource_manager.engine.lifecycle.known import known_host
 from resource_manager.engine.model.entities import Executor, Registration
 from resource_manager.engine.state import State
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from finegrain.errors import Reason
-from resource_manager.engine.explain.provisions import planned_count, planned_on
+from resource_manager.engine.explain.provisions import clock_at, planned_count, planned_on
 from resource_manager.engine.fairness.flows import Flow
 from resource_manager.engine.fairness.quotas import Stop
-from resource_manager.engine.model.entities import Request, RequestState
-from resource_manager.engine.placement.feasibility import waiting_reason
-from resource_manager.engine.placement.gang_feasibility import member_reason, reasons
+from resource_manager.engine.lifecycle.quota_checks import gang_stop, request_stop
+from resource_manager.engine.lifecycle.waiting import member_reason, reasons, waiting_reason
+from resource_manager.engine.model.entities import ExecutorState, Request, RequestState
 from resource_manager.engine.queue.gangs import WaitingGang
 from resource_manager.engine.queue.scheduling_classes import Shape
-from resource_manager.engine.scheduling.quota_checks import gang_stop, request_stop
+from resource_manager.engine.scheduling.rejecting import is_infeasible
 from resource_manager.engine.state import State
 
 
@@ -91,3 +91,22 @@ def _gang_reasons(state: State, waiting: WaitingGang) -> Iterable[tuple[str, int
     if planned_on(state, waiting.members[0]):
         return [(Reason.WAITING_EXECUTOR, len(waiting.members))]
     return reasons(state, waiting)
+
+
+def rejection_notice(state: State, request: Request) -> str:
+    """Says when a request that waits is rejected, for people; empty: it is not.
+
+    The indexes must be fresh.
+    """
+    if not is_infeasible(state, request):
+        return ""
+    clock = state.rejection_clock
+    states = {host.executor.state for host in state.hosts.values()}
+    seconds = f"{clock.after_ms / 1_000:g} s"
+    unless = "unless an executor that could host it registers first"
+    if clock.due_ms is None or ExecutorState.ACTIVE not in states:
+        return f"it is rejected {seconds} after an executor has registered, {unless}"
+    if ExecutorState.UNCONFIRMED in states:
+        known = "after every known executor has registered again or is lost"
+        return f"it is rejected {seconds} {known}, {unless}"
+    return f"it is rejected at {clock_at(state, clock.due_ms)}, {unless}"

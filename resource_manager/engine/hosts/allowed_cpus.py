@@ -12,6 +12,7 @@ not its business.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -19,12 +20,16 @@ from typing import Any
 from finegrain.cpu_policy import EffectivePolicy, HostPolicy, PolicyOrigin, settle
 from finegrain.cpuset import EMPTY, CpuSet, union
 from finegrain.resources import BEST_EFFORT_CPU_MILLI, CPU_MILLI, Amounts
-from resource_manager.engine.model.entities import NOTHING_SET, CpuState, Registration
+from resource_manager.engine.model.entities import NOTHING_SET, CpuState, HostSetting, Registration
 
 MILLI_PER_CPU = 1000
 
 _KNOWN_MAX = 4_096
 """Announcements and combinations of layers that are remembered; a cluster has few different."""
+
+
+CLUSTER = ""
+"""Stands for the cluster where an executor's id stands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,3 +157,9 @@ def _with_best_effort(
         left = total[BEST_EFFORT_CPU_MILLI] * len(offered - lacks) // len(offered)
         total = total | {BEST_EFFORT_CPU_MILLI: left}
     return {name: amount for name, amount in total.items() if amount}
+
+
+def set_for(settings: Mapping[str, HostSetting], executor_id: str) -> HostPolicy:
+    """What operators have set for an executor, or for the cluster."""
+    setting = settings.get(executor_id)
+    return setting.policy if setting is not None else NOTHING_SET

@@ -202,8 +202,8 @@ def _host(host: Host) -> Iterator[str]:
 
 def _sums(state: State) -> Iterator[str]:
     in_use = sum(bool(host.slots) for host in state.hosts.values())
-    if state.hosts_in_use != in_use:
-        yield f"{state.hosts_in_use} hosts in use counted, there are {in_use}"
+    if state.hosts.in_use != in_use:
+        yield f"{state.hosts.in_use} hosts in use counted, there are {in_use}"
 
 
 def _order(host: Host, slot: Slot) -> Iterator[str]:
@@ -231,10 +231,10 @@ def _order(host: Host, slot: Slot) -> Iterator[str]:
 
 
 def _indexes(state: State) -> Iterator[str]:
-    for labels, index in state.indexes.all().items():
+    for labels, index in state.hosts.indexes.all().items():
         yield from index.problems()
         for host_id, host in state.hosts.items():
-            if host_id in state.dirty_hosts:
+            if host_id in state.hosts.touched:
                 continue
             if index.knows(host_id) != carries(host, labels):
                 yield f"index {labels}: holds {host_id} against its labels, or lacks it"

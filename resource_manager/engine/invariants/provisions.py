@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 from resource_manager.engine.model.entities import ExecutorState, Provision, ProvisionState
 from resource_manager.engine.model.scheduling_key import DEFAULT_SLOTS, SLOTS
-from resource_manager.engine.scaling.ledger import PENDING, Content
-from resource_manager.engine.scaling.packing import Capacity
+from resource_manager.engine.placement.elastic import PENDING, Capacity, Content
 from resource_manager.engine.state import State
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from resource_manager.engine.placement.reserved import Held, Reservation
+from resource_manager.engine.scheduling.reservation_owners import owner_of
 from resource_manager.engine.state import State
 
 
@@ -40,7 +41,7 @@ def reservations(state: State) -> Iterator[str]:
 
 def _one(state: State, each: Reservation) -> Iterator[str]:
     title = f"the reservation for {each.holder.title}"
-    if not each.holder.waits(state):
+    if not owner_of(each).waits(state):
         yield f"{title} is for somebody who does not wait"
     room = True
     for name, kept in each.place.held.items():
@@ -53,5 +54,5 @@ def _one(state: State, each: Reservation) -> Iterator[str]:
             yield f"{title} is on executor {name}, which is too small for it"
         missing, slots = kept.missing(host)
         room = room and not missing and not slots
-    if room and each.holder.is_suited(state, each.place):
+    if room and owner_of(each).is_suited(state, each.place):
         yield f"{title} holds what is all free, and its holder was not placed"

@@ -26,7 +26,7 @@ from resource_manager.engine.fairness.groups import DEFAULT_GROUP, above, below,
 from resource_manager.engine.fairness.quotas import unlimited_dimension
 from resource_manager.engine.model.entities import Group, Job
 from resource_manager.engine.model.events import GroupDeleted, GroupSet
-from resource_manager.engine.scaling.texts import amounts_text
+from resource_manager.engine.model.texts import amounts_text
 from resource_manager.engine.state import State
 
 NAME_PATTERN = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")

@@ -6,22 +6,21 @@ from __future__ import annotations
 
 from finegrain.errors import (
     AlreadyExists,
-    FailedPrecondition,
-    NotFound,
     Reason,
     ResourceExhausted,
 )
 from resource_manager.engine.context import Turn
 from resource_manager.engine.fairness.flows import JOB
-from resource_manager.engine.fairness.usage import retire
 from resource_manager.engine.jobs.groups import known_group
-from resource_manager.engine.jobs.usage_checkpoints import keep_ended
+from resource_manager.engine.lifecycle.gangs import give_up, take_out
+from resource_manager.engine.lifecycle.known import active_job, known_job
+from resource_manager.engine.lifecycle.range_ends import Why, end_members, take_out_part
+from resource_manager.engine.lifecycle.usage import retire
+from resource_manager.engine.lifecycle.usage_checkpoints import keep_ended
 from resource_manager.engine.model.endings import Ending
 from resource_manager.engine.model.entities import ENDED_REQUEST_STATES, Job, JobState, RequestState
 from resource_manager.engine.model.events import JobEndRequested, JobKeptAlive, JobRegistered
 from resource_manager.engine.model.timers import Timer
-from resource_manager.engine.requests.range_ends import Why, end_members, take_out_part
-from resource_manager.engine.scheduling.gangs import give_up, take_out
 from resource_manager.engine.state import State
 
 ENDED_AT_ONCE = 500
@@ -39,39 +38,6 @@ PARTS_FORGOTTEN_AT_ONCE = 500
 """Parts of ranges likewise: each moves what stands behind it in the lists of all."""
 
 _RETENTION_RETRY_MS = 1_000
-
-
-def known_job(state: State, job_id: str) -> Job:
-    """The job.
-
-    Raises:
-        NotFound: there is none of that id (any more).
-    """
-    job = state.jobs.get(job_id)
-    if job is None:
-        raise NotFound(
-            f"job {job_id} is not known; register it first",
-            reason=Reason.JOB_UNKNOWN,
-            details={"job_id": job_id},
-        )
-    return job
-
-
-def active_job(state: State, job_id: str) -> Job:
-    """The job, which has not ended.
-
-    Raises:
-        NotFound: there is none of that id.
-        FailedPrecondition: it has ended.
-    """
-    job = known_job(state, job_id)
-    if job.state is JobState.ENDED:
-        raise FailedPrecondition(
-            f"job {job_id} has ended ({job.end_reason}); register a new one",
-            reason=Reason.JOB_ENDED,
-            details={"job_id": job_id, "end_reason": job.end_reason},
-        )
-    return job
 
 
 def register_job(turn: Turn, event: JobRegistered) -> Job:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import heapq
 from enum import StrEnum
 
+_BACKOFF_DOUBLINGS_MAX = 16
+
 
 class Timer(StrEnum):
     """What a timer is about; the id that goes with it names a job, an executor, a
@@ -67,3 +69,8 @@ class Timers:
     def next_due_ms(self) -> int | None:
         """When the next one may ring; None if none is armed."""
         return self._heap[0][0] if self._heap else None
+
+
+def backoff_ms(failures: int, shortest_ms: int, longest_ms: int) -> int:
+    """Doubles with every failure, within bounds."""
+    return min(longest_ms, shortest_ms << min(failures, _BACKOFF_DOUBLINGS_MAX))

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from resource_manager.engine.placement.gang_room import Ask, Room
 from resource_manager.engine.placement.indexes import carries
 
-Hosts = Callable[[Ask], Iterable[str]]
+Candidates = Callable[[Ask], Iterable[str]]
 """Hosts with room for one, in order of preference, as the room is when they are asked for."""
 
 
@@ -26,7 +26,7 @@ class Matching:
     `one_each`: a host takes one member; else as many as fit, and all asks take the same there.
     """
 
-    def __init__(self, room: Room, asks: list[Ask], hosts: Hosts, *, one_each: bool) -> None:
+    def __init__(self, room: Room, asks: list[Ask], hosts: Candidates, *, one_each: bool) -> None:
         self.on: dict[str, dict[int, int]] = {}  # members by host and position of the ask
         self._room = room
         self._asks = asks

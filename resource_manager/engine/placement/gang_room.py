@@ -22,13 +22,14 @@ from resource_manager.engine.model.scheduling_key import (
     SLOTS,
     Labels,
     in_grains,
+    need_of,
 )
 from resource_manager.engine.placement.gang_exact import Trials, as_if_empty
+from resource_manager.engine.placement.hosts import Hosts
 from resource_manager.engine.placement.index import CapacityIndex, Need
 from resource_manager.engine.placement.indexes import carries
 from resource_manager.engine.placement.rank import Proportions, candidates_compared
 from resource_manager.engine.queue.gangs import Wish
-from resource_manager.engine.state import State
 
 LISTED_MAX = 256
 """Hosts of one label that are gone through one by one, rather than by an index of their own."""
@@ -122,12 +123,12 @@ class Room:
         exactly: amounts do not say of everybody and everywhere whether there is room.
     """
 
-    def __init__(self, state: State, prefix: str = "", *, may_build: bool = False) -> None:
-        self.state = state
-        self.main = state.indexes.main
+    def __init__(self, every: Hosts, prefix: str = "", *, may_build: bool = False) -> None:
+        self.every = every
+        self.main = every.indexes.main
         self.shares: list[Share] = []
-        self.compared = candidates_compared(state.settings.pack_candidates, state.hosts_in_use)
-        self.spreads = state.settings.strategy == "spread" and not prefix
+        self.compared = candidates_compared(every.settings.pack_candidates, every.in_use)
+        self.spreads = every.settings.strategy == "spread" and not prefix
         self.any_will_do = bool(prefix)
         self.partly = False
         self._prefix = prefix
@@ -135,19 +136,18 @@ class Room:
         self._proportions: Proportions | None = None
         self._journal: list[tuple[int, str, int]] = []
         self._trials = Trials(as_if_empty, alike=True) if prefix else Trials()
-        self.exactly = bool(state.indexes.strict)
+        self.exactly = bool(every.indexes.strict)
 
     def ask(self, number: int, wish: Wish) -> Ask:
         """What the members of one wish ask for."""
-        shape = self.state.queue.shape_at(wish.key)
         barred = frozenset[str]()
         if not self._prefix:
-            hosts = self.state.hosts
-            refusing = [n for n in self.state.refusing if n in hosts and hosts[n].refuses(shape)]
+            hosts = self.every
+            refusing = [n for n in hosts.refusing if n in hosts and hosts[n].refuses(wish)]
             barred = wish.elsewhere.union(refusing)
         self.exactly = self.exactly or wish.exact
-        pooled, at_least = _apart(shape.pooled_need)
-        separate, _ = _apart(shape.separate_need)
+        pooled, at_least = _apart(need_of(wish.profile, wish.cpus, separate_pools=False))
+        separate, _ = _apart(need_of(wish.profile, wish.cpus, separate_pools=True))
         return Ask(
             number,
             wish.count,
@@ -162,11 +162,11 @@ class Room:
 
     def host(self, host_id: str) -> Host:
         """The books of a host."""
-        return self.state.hosts[host_id]
+        return self.every[host_id]
 
     def fit(self, ask: Ask, host_id: str) -> int:
         """How many times a host has room, whatever its labels."""
-        need = ask.need(self.state.hosts[host_id])
+        need = ask.need(self.every[host_id])
         if not need:
             return 0
         columns, prefix, at = self.main.columns, self._prefix, self.main.position[host_id]
@@ -176,28 +176,28 @@ class Room:
             if column is None:
                 return 0
             fit = column[0][at] // amount
-            if fit < most:  # noqa: PLR1730 -- as in `placing.py`
+            if fit < most:  # noqa: PLR1730 -- as in `placement_pass.py`
                 most = fit
         if self.exactly and most > 0 and ask.wishes:
             return self._exact_fit(ask, host_id, most)
         return max(0, most)
 
     def _exact_fit(self, ask: Ask, host_id: str, most: int) -> int:
-        host = self.state.hosts[host_id]
+        host = self.every[host_id]
         if len(ask.wishes) == 1 and ask.wishes[0][1] == 1:
             return self._trials.fit(ask.wishes[0][0], host, most)
         return int(self._trials.fits_all(ask.wishes, host))
 
     def suits_instead(self, ask: Ask, host_id: str) -> bool:
         """True if a host's cpus and NUMA nodes suit one if nothing were taken."""
-        host = self.state.hosts[host_id]
+        host = self.every[host_id]
         return not self.exactly or all(
             self._trials.suits_instead(wish, host) for wish, _ in ask.wishes
         )
 
     def take(self, ask: Ask, host_id: str, count: int) -> None:
         """Takes room for so many, which must be there."""
-        host, at = self.state.hosts[host_id], self.main.position[host_id]
+        host, at = self.every[host_id], self.main.position[host_id]
         need = ask.need(host)
         for name, amount in need.items():
             if name != SLOTS or host.executor.registration.slots_max:
@@ -245,7 +245,7 @@ class Room:
     def hosts_with(self, ask: Ask, label: tuple[str, str]) -> Iterator[str]:
         """Those of them that carry a label as well."""
         labels = (*(each for each in ask.labels if each != label), label)
-        indexes = self.state.indexes
+        indexes = self.every.indexes
         index = indexes.of((label,))
         if index is self.main and indexes.carrier_count((label,)) > LISTED_MAX:
             index = self._index((label,))
@@ -298,8 +298,8 @@ class Room:
 
     def _index(self, labels: Labels) -> CapacityIndex:
         if self._may_build:
-            return self.state.indexes.made_for(labels, self.state.hosts.values())
-        return self.state.indexes.of(labels)
+            return self.every.indexes.made_for(labels, self.every.values())
+        return self.every.indexes.of(labels)
 
     def _found(self, ask: Ask, index: CapacityIndex) -> Iterator[str]:
         needs = [self._prefixed(need) for need in ask.searched()]
@@ -310,7 +310,7 @@ class Room:
                 yield host_id
 
     def _carriers(self, ask: Ask, labels: Labels) -> Iterator[str]:
-        names = list(self.state.indexes.carriers(labels))
+        names = list(self.every.indexes.carriers(labels))
         position = self.main.position
         names.sort(key=position.__getitem__)
         if self.spreads:

@@ -21,27 +21,27 @@ from itertools import islice
 from finegrain.resources import larger_of
 from resource_manager.engine.model.entities import GangPlacement
 from resource_manager.engine.model.scheduling_key import SLOTS
-from resource_manager.engine.placement.gang_matching import Hosts, Matching
+from resource_manager.engine.placement.gang_matching import Candidates, Matching
 from resource_manager.engine.placement.gang_room import Ask, Room, Share
+from resource_manager.engine.placement.hosts import Hosts
 from resource_manager.engine.placement.search import GROWN_CHECKED_ONE_BY_ONE
 from resource_manager.engine.queue.gangs import GangKind, InVain, WaitingGang, Where, Wish
-from resource_manager.engine.state import State
 
 VALUES_LOOKED_FURTHER = 128
 """Hosts with room that are looked at for a better value of the label, once one is found."""
 
 
-def passed_by(state: State, kind: GangKind) -> bool:
+def passed_by(hosts: Hosts, kind: GangKind) -> bool:
     """True if gangs of this kind were looked for in vain, and nothing grew since that helps."""
-    grown = _grown_since(state, kind.in_vain)
-    if grown is None or _helps(state, kind, grown):
+    grown = _grown_since(hosts, kind.in_vain)
+    if grown is None or _helps(hosts, kind, grown):
         return False
-    kind.in_vain = _now(state)
+    kind.in_vain = _now(hosts)
     return True
 
 
 def find_together(
-    state: State, waiting: WaitingGang, wishes: tuple[Wish, ...]
+    hosts: Hosts, waiting: WaitingGang, wishes: tuple[Wish, ...]
 ) -> list[Share] | None:
     """Hosts for all members of a gang that waits, as a pass has left them; None: there are none.
 
@@ -50,21 +50,21 @@ def find_together(
     """
     kind = waiting.kind
     if wishes == kind.wishes:
-        grown = _grown_since(state, kind.in_vain)
-        found = seek(state, kind.where, wishes, among=grown, may_build=True)
-        kind.in_vain = _now(state) if found is None else None
+        grown = _grown_since(hosts, kind.in_vain)
+        found = seek(hosts, kind.where, wishes, among=grown, may_build=True)
+        kind.in_vain = _now(hosts) if found is None else None
         return found
     if waiting.in_vain is not None and waiting.in_vain[0] == wishes:
-        grown = _grown_since(state, waiting.in_vain[1])
-        if grown is not None and not _helps(state, kind, grown):
+        grown = _grown_since(hosts, waiting.in_vain[1])
+        if grown is not None and not _helps(hosts, kind, grown):
             return None
-    found = seek(state, kind.where, wishes, may_build=True)
-    waiting.in_vain = (wishes, _now(state)) if found is None else None
+    found = seek(hosts, kind.where, wishes, may_build=True)
+    waiting.in_vain = (wishes, _now(hosts)) if found is None else None
     return found
 
 
 def seek(
-    state: State,
+    hosts: Hosts,
     where: Where,
     wishes: Sequence[Wish],
     *,
@@ -76,7 +76,7 @@ def seek(
     """Hosts for as many slots as are wished for, or None.
 
     Args:
-        state: the books; nothing is changed.
+        hosts: all of them; nothing is changed.
         where: they go in relation to each other.
         wishes: what is asked for.
         prefix: of the index's columns: empty for what is free now, else `KNOWN` or `ONLINE`.
@@ -84,10 +84,10 @@ def seek(
         may_build: hosts of labels may get an index of their own.
         barred: hosts that must not be chosen, by wish, beside those that each bars itself.
     """
-    room = Room(state, prefix, may_build=may_build)
+    room = Room(hosts, prefix, may_build=may_build)
     asks = [room.ask(number, wish) for number, wish in enumerate(wishes)]
-    for ask, hosts in zip(asks, barred, strict=False):
-        ask.barred |= hosts
+    for ask, those in zip(asks, barred, strict=False):
+        ask.barred |= those
     try:
         placed = _placed(room, asks, where, among)
         return list(room.shares) if placed == wanted(asks) else None
@@ -125,7 +125,7 @@ def on_one_host(room: Room, asks: list[Ask]) -> int:
     return wanted(asks)
 
 
-def spread_out(room: Room, asks: list[Ask], hosts: Hosts) -> int:
+def spread_out(room: Room, asks: list[Ask], hosts: Candidates) -> int:
     """Takes room for each on a host of its own, for as many as possible."""
     if len(asks) > 1:
         return _match(room, asks, hosts, one_each=True)
@@ -136,7 +136,7 @@ def spread_out(room: Room, asks: list[Ask], hosts: Hosts) -> int:
     return len(chosen)
 
 
-def together(room: Room, asks: list[Ask], hosts: Hosts) -> int:
+def together(room: Room, asks: list[Ask], hosts: Candidates) -> int:
     """Takes room for all wherever it is; fewer, if it is not there."""
     if len(asks) == 1:
         return _fill(room, asks[0], hosts(asks[0]))
@@ -226,7 +226,7 @@ def _fill(room: Room, ask: Ask, hosts: Iterable[str]) -> int:
     return ask.count - left
 
 
-def _match(room: Room, asks: list[Ask], hosts: Hosts, *, one_each: bool = False) -> int:
+def _match(room: Room, asks: list[Ask], hosts: Candidates, *, one_each: bool = False) -> int:
     matching = Matching(room, asks, hosts, one_each=one_each)
     matching.run()
     room.put_back()
@@ -277,14 +277,14 @@ def _least(needs: Sequence[dict[str, int]]) -> dict[str, int]:
     return {name: min(need[name] for need in needs) for name in sorted(common)} or {SLOTS: 1}
 
 
-def _now(state: State) -> InVain:
-    main = state.indexes.main
+def _now(hosts: Hosts) -> InVain:
+    main = hosts.indexes.main
     return InVain(main.version, len(main.grown))
 
 
-def _grown_since(state: State, in_vain: InVain | None) -> list[str] | None:
+def _grown_since(hosts: Hosts, in_vain: InVain | None) -> list[str] | None:
     """Hosts that grew since a search in vain; None: it was never searched, or they are too many."""
-    main = state.indexes.main
+    main = hosts.indexes.main
     if in_vain is None or in_vain.version != main.version:
         return None
     grown = set(main.grown[in_vain.log_length :])
@@ -293,11 +293,11 @@ def _grown_since(state: State, in_vain: InVain | None) -> list[str] | None:
     return [main.ids[at] for at in sorted(grown)]
 
 
-def _helps(state: State, kind: GangKind, grown: Sequence[str]) -> bool:
+def _helps(hosts: Hosts, kind: GangKind, grown: Sequence[str]) -> bool:
     """True if one of these hosts has room for a member; for all, where they go to one host."""
     if not grown:
         return False
-    room = Room(state)
+    room = Room(hosts)
     asks = [room.ask(number, wish) for number, wish in enumerate(kind.wishes)]
     if kind.where.placement is GangPlacement.SAME_EXECUTOR:
         whole = sum_of(asks)

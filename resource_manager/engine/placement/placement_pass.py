@@ -7,7 +7,7 @@ subtraction per column of the index. What follows from the columns (their maxima
 default slots fit) may be too high meanwhile, which costs a look in vain and never hides a host;
 `finish` puts it right.
 
-Knows capacity and rank. Who is served first, and what a slot is, `matching.py` knows.
+Knows capacity and rank. Who is served first, and what a slot is, `scheduling/cycle.py` knows.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ from collections.abc import Collection, Iterable
 
 from resource_manager.engine.hosts.host import SCORE, Host
 from resource_manager.engine.placement.exact import Asks, ExactSearch
+from resource_manager.engine.placement.hosts import Hosts
 from resource_manager.engine.placement.index import CapacityIndex
 from resource_manager.engine.placement.rank import (
     HOSTS_PER_CANDIDATE,
     Proportions,
     candidates_compared,
 )
+from resource_manager.engine.placement.reserved import Reservations
 from resource_manager.engine.placement.search import Growth, Search
 from resource_manager.engine.queue.scheduling_classes import Shape
-from resource_manager.engine.state import State
 
 Run = tuple[str, int]
 """An executor's id, and how many slots are placed there."""
@@ -37,19 +38,21 @@ _Taken = tuple[int, int]
 class Placing:
     """One pass. The indexes must be fresh; until `finish`, nobody else may change them."""
 
-    def __init__(self, state: State) -> None:
-        self._state = state
-        self._in_use = state.hosts_in_use  # no longer counted when there are enough to compare
-        self._in_use_wanted = HOSTS_PER_CANDIDATE * state.settings.pack_candidates
+    def __init__(self, hosts: Hosts, reservations: Reservations) -> None:
+        self._hosts = hosts
+        self._reservations = reservations
+        self._settings = hosts.settings
+        self._in_use = hosts.in_use  # no longer counted when there are enough to compare
+        self._in_use_wanted = HOSTS_PER_CANDIDATE * self._settings.pack_candidates
         self._proportions: dict[CapacityIndex, Proportions] = {}
         self._searches: dict[Shape, Search] = {}
         self._exact: dict[Shape, ExactSearch] = {}
-        self._asks = Asks(state.settings.hosts_asked_max)
-        self._strict = state.indexes.strict
+        self._asks = Asks(self._settings.hosts_asked_max)
+        self._strict = hosts.indexes.strict
         self._growth: dict[CapacityIndex, Growth] = {}
-        for name in list(state.refusing):
-            if name not in state.hosts or not state.hosts[name].refusals:
-                del state.refusing[name]
+        for name in list(hosts.refusing):
+            if name not in hosts or not hosts[name].refusals:
+                del hosts.refusing[name]
 
     def has_room(self, shape: Shape) -> bool:
         """True if at least one slot of a shape can be placed."""
@@ -88,7 +91,7 @@ class Placing:
         runs = [] if shape.exact else self._by_count(shape, count, elsewhere)
         left = count - sum(share for _, share in runs)
         if left and self._has_exact(shape):
-            spread = self._state.settings.strategy == "spread"
+            spread = self._settings.strategy == "spread"
             search = self._exactly(shape)
             known = search.index.position
             besides = {known[name] for name in elsewhere if search.index.knows(name)}
@@ -109,7 +112,7 @@ class Placing:
 
     def _by_count(self, shape: Shape, count: int, elsewhere: Collection[str]) -> list[Run]:
         search = self._search(shape, elsewhere)
-        settings = self._state.settings
+        settings = self._settings
         if settings.strategy == "spread":
             taken = self._spread(search, count)
         else:
@@ -124,11 +127,11 @@ class Placing:
         that grows.
         """
         for host in hosts:
-            self._state.indexes.follow(host)
+            self._hosts.indexes.follow(host)
             for index, proportions in self._proportions.items():
                 if index.knows(host.host_id):
                     proportions.free.pop(index.position[host.host_id], None)
-        self._in_use = max(self._in_use, self._state.hosts_in_use)
+        self._in_use = max(self._in_use, self._hosts.in_use)
 
     def finish(self) -> None:
         """Makes the indexes exact again and remembers how far the searches came."""
@@ -138,32 +141,32 @@ class Placing:
             exact.finish()
         for proportions in self._proportions.values():
             proportions.settle()
-        self._state.indexes.settle(self._state.hosts)
+        self._hosts.indexes.settle(self._hosts)
 
     def _sleeps_on(self, shape: Shape) -> bool:
-        state = self._state
-        index = state.indexes.made_for(shape.labels, state.hosts.values())
+        hosts = self._hosts
+        index = hosts.indexes.made_for(shape.labels, hosts.values())
         growth = self._growth.get(index)
         if growth is None:
             growth = self._growth[index] = Growth(index, strict=bool(self._strict))
         return growth.passes_by(shape)
 
     def _search(self, shape: Shape, elsewhere: Collection[str] = ()) -> Search:
-        state = self._state
+        hosts = self._hosts
         search = self._searches.get(shape)
-        if search is not None and search.index is state.indexes.of(shape.labels) and not elsewhere:
+        if search is not None and search.index is hosts.indexes.of(shape.labels) and not elsewhere:
             return search
-        index = state.indexes.made_for(shape.labels, state.hosts.values())
+        index = hosts.indexes.made_for(shape.labels, hosts.values())
         proportions = self._proportions.get(index)
         if proportions is None:
-            proportions = self._proportions[index] = Proportions(index, state.indexes.main)
+            proportions = self._proportions[index] = Proportions(index, hosts.indexes.main)
         search = Search(
             shape,
             proportions,
-            state.hosts,
+            hosts,
             self._barred(shape, index, elsewhere),
-            aside=state.indexes.strict_at(index).all if self._strict else (),
-            every_host=index is state.indexes.main,
+            aside=hosts.indexes.strict_at(index).all if self._strict else (),
+            every_host=index is hosts.indexes.main,
         )
         if not elsewhere:
             self._searches[shape] = search
@@ -174,33 +177,33 @@ class Placing:
         return bool(self._strict) or shape.exact
 
     def _exactly(self, shape: Shape) -> ExactSearch:
-        state = self._state
+        hosts = self._hosts
         search = self._exact.get(shape)
-        if search is not None and search.index is state.indexes.of(shape.labels):
+        if search is not None and search.index is hosts.indexes.of(shape.labels):
             return search
-        index = state.indexes.made_for(shape.labels, state.hosts.values())
-        held = [name for name in state.reservations.on_host if name in state.hosts]
+        index = hosts.indexes.made_for(shape.labels, hosts.values())
+        held = [name for name in self._reservations.on_host if name in hosts]
         search = self._exact[shape] = ExactSearch(
             shape,
             index,
-            state.hosts,
+            hosts,
             self._barred(shape, index, held),
-            among=None if shape.exact else state.indexes.strict_at(index),
-            every_host=index is state.indexes.main,
-            compared=state.settings.pack_candidates,
+            among=None if shape.exact else hosts.indexes.strict_at(index),
+            every_host=index is hosts.indexes.main,
+            compared=self._settings.pack_candidates,
             asks=self._asks,
         )
         return search
 
     def _barred(self, shape: Shape, index: CapacityIndex, names: Iterable[str]) -> set[int]:
         """Positions of these hosts, and of those that refused the shape lately."""
-        state = self._state
-        refusing = [name for name in state.refusing if state.hosts[name].refuses(shape)]
+        hosts = self._hosts
+        refusing = [name for name in hosts.refusing if hosts[name].refuses(shape)]
         return {index.position[name] for name in (*refusing, *names) if index.knows(name)}
 
     def _keep(self, search: Search, taken: list[_Taken]) -> None:
         """Notes where leaves of the search's index were lowered, and lowers the other indexes'."""
-        index, hosts, indexes = search.index, self._state.hosts, self._state.indexes
+        index, hosts, indexes = search.index, self._hosts, self._hosts.indexes
         positions = [position for position, _ in taken]
         if self._in_use < self._in_use_wanted:
             new = set(positions) - index.taken
@@ -220,7 +223,7 @@ class Placing:
 
     def _spread(self, search: Search, count: int) -> list[_Taken]:
         """One slot at a time on the least loaded host."""
-        index, state = search.index, self._state
+        index, hosts = search.index, self._hosts
         found = filter(search.admits, index.best_first(search.needs(), SCORE))
         taken: list[_Taken] = []
         loaded: list[tuple[int, int]] = []  # heap of hosts that got slots here
@@ -232,7 +235,7 @@ class Placing:
             else:
                 _, position = heapq.heappop(loaded)
             booking = search.booking or search.booking_at(position)
-            state.indexes.lower(state.hosts[index.ids[position]], booking.amounts, 1)
+            hosts.indexes.lower(hosts[index.ids[position]], booking.amounts, 1)
             taken.append((position, 1))
             if all(leaves[position] >= amount for leaves, amount, _ in booking.columns):
                 heapq.heappush(loaded, (-score[position], position))

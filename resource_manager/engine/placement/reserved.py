@@ -6,17 +6,39 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from finegrain.resources import Amounts, shortfall, total_of
 from resource_manager.engine.model.entities import SlotKey
 
 if TYPE_CHECKING:
-    from resource_manager.engine.fairness.starvation import Mark
+    from resource_manager.engine.fairness.starvation import Mark, Waiter
     from resource_manager.engine.hosts.host import Host
     from resource_manager.engine.placement.gang_room import Share
     from resource_manager.engine.queue.gangs import Wish
-    from resource_manager.engine.scheduling.reservation_owners import Holder
+
+
+class Holder(Protocol):
+    """Somebody for whom capacity is held, as far as these books know him.
+
+    Attributes:
+        who: how `fairness/starvation.py` calls him.
+        number: arrival number, his identity.
+        job_id: whose he is.
+        allocation_id: of a gang, of its first member that lives.
+        gang_id: empty: he is no gang.
+    """
+
+    who: Waiter
+    number: int
+    job_id: str
+    allocation_id: str
+    gang_id: str = ""
+
+    @property
+    def title(self) -> str:
+        """Who he is, for people."""
+        return f"gang {self.gang_id}" if self.gang_id else self.allocation_id
 
 
 @dataclass(frozen=True, slots=True)

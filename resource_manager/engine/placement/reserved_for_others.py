@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 from finegrain.resources import fits
 from resource_manager.engine.hosts.host import Host
+from resource_manager.engine.placement.hosts import Hosts
 from resource_manager.engine.placement.indexes import carries
-from resource_manager.engine.placement.reserved import Reservation
+from resource_manager.engine.placement.reserved import Reservation, Reservations
 from resource_manager.engine.queue.scheduling_classes import Shape
-from resource_manager.engine.state import State
 
 
 def is_held_from(host: Host, shape: Shape) -> bool:
@@ -26,16 +26,16 @@ def is_held_from(host: Host, shape: Shape) -> bool:
     return host.spare_slots() < 1 or not fits(need, host.spare())
 
 
-def held_from(state: State, shape: Shape) -> Iterator[Reservation]:
+def held_from(hosts: Hosts, reservations: Reservations, shape: Shape) -> Iterator[Reservation]:
     """Reservations without which one of a shape would fit somewhere."""
-    for each in state.reservations.all():
-        hosts = (state.hosts.get(name) for name in each.place.held)
+    for each in reservations.all():
+        holding = (hosts.get(name) for name in each.place.held)
         if any(
             host is not None
             and host.eligible
             and carries(host, shape.labels)
             and not host.refuses(shape)
             and is_held_from(host, shape)
-            for host in hosts
+            for host in holding
         ):
             yield each

@@ -7,8 +7,8 @@ wake. In a round each shape is first looked at, in order of who waits longest wi
 no room for it, it sleeps until a host of its labels grows, else it may be served. Whose turn it is
 then among those who may, `order.py` says: the job that is to be served first, and its request that
 has waited longest. If that is of a shape that sleeps, or stopped by a limit, its line is parked
-(`job_queues.py`), and the job goes on with its next one, or has no turn while it has none. A shape
-that has room again gets its parked lines back.
+(`scheduling_classes.py`), and the job goes on with its next one, or has no turn while it has none.
+A shape that has room again gets its parked lines back.
 
 What waits one by one (`non_batchable.py`) belongs to jobs as well, and takes part in the rounds.
 """

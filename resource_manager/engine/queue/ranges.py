@@ -30,7 +30,7 @@ from resource_manager.engine.model.entities import (
 )
 
 if TYPE_CHECKING:
-    from resource_manager.engine.state import State
+    from resource_manager.engine.queue.queue import WaitingQueue
 
 PART_MEMBERS_MAX = 10_000
 """Members of one part. Its row is written whenever one of them ends: with half of them ended, in
@@ -306,16 +306,16 @@ class RangeBooks:
         self.members[request.arrival_number] = request
 
 
-def line_up_members(state: State, part: Part, start: int, end: int) -> None:
+def line_up_members(queue: WaitingQueue, part: Part, start: int, end: int) -> None:
     """Lets members wait who were never placed."""
     first = part.arrival_of(start)
-    state.queue.add_run(part.spec.request, part.row.job_id, first, end - start)
+    queue.add_run(part.spec.request, part.row.job_id, first, end - start)
 
 
-def leave_line(state: State, part: Part, start: int, end: int) -> None:
+def leave_line(queue: WaitingQueue, part: Part, start: int, end: int) -> None:
     """Lets members wait no more who were never placed."""
     first = part.arrival_of(start)
-    state.queue.remove_run(part.spec.request, part.row.job_id, first, end - start)
+    queue.remove_run(part.spec.request, part.row.job_id, first, end - start)
 
 
 def split(allocation_id: str) -> tuple[str, int] | None:

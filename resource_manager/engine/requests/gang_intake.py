@@ -11,6 +11,8 @@ from collections.abc import Iterable, Sequence
 
 from finegrain.errors import InvalidArgument, Reason
 from resource_manager.engine.context import Turn
+from resource_manager.engine.lifecycle.gangs import begin_to_wait
+from resource_manager.engine.lifecycle.waiting import rejection
 from resource_manager.engine.model.entities import (
     Gang,
     GangPlacement,
@@ -20,11 +22,10 @@ from resource_manager.engine.model.entities import (
     RequestSpec,
 )
 from resource_manager.engine.model.events import ItemOutcome
-from resource_manager.engine.placement.feasibility import Feasibility, rejection
-from resource_manager.engine.placement.gang_feasibility import gang_feasibility
+from resource_manager.engine.placement.feasibility import Feasibility
+from resource_manager.engine.planning.gang_feasibility import gang_feasibility
 from resource_manager.engine.queue.gangs import Where, Wish, wishes_for
 from resource_manager.engine.requests.soundness import taken, unsound
-from resource_manager.engine.scheduling.gangs import begin_to_wait
 from resource_manager.engine.state import State
 
 Verdicts = dict[tuple[Where, tuple[Wish, ...]], Feasibility]
@@ -195,7 +196,7 @@ def _impossible(
 ) -> list[ItemOutcome]:
     key = Where.of(gang), wishes_for(members)
     if key not in verdicts:
-        verdicts[key] = gang_feasibility(state, *key)
+        verdicts[key] = gang_feasibility(state.hosts, state.elastic, state.provisions, *key)
     if verdicts[key] is not Feasibility.NEVER:
         return []
     where = {

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from finegrain.errors import Reason
 from resource_manager.engine.context import Turn
+from resource_manager.engine.lifecycle.waiting import rejection, waiting_reason
 from resource_manager.engine.model.entities import Job, RangeSpec, RequestRange
 from resource_manager.engine.model.events import ItemOutcome
-from resource_manager.engine.placement.feasibility import rejection, waiting_reason
 from resource_manager.engine.queue.ranges import Part, line_up_members, parts_of
 from resource_manager.engine.requests.soundness import taken, unsound
 from resource_manager.engine.state import State
@@ -52,7 +52,7 @@ def submit_range(turn: Turn, job: Job, spec: RangeSpec) -> ItemOutcome:
         state.ranges.add(part)
         state.new_parts.append(part)
         state.changes.request_range(row)
-        line_up_members(state, part, part.first, part.end)
+        line_up_members(state.queue, part, part.first, part.end)
     job.live_requests += spec.count
     state.live_requests += spec.count
     if job.specified is None:

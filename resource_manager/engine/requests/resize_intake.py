@@ -1,5 +1,5 @@
 """What may be asked of a slot's size: which slot, which size, which number. What becomes of it,
-`scheduling/resizes.py` knows.
+`lifecycle/resizes.py` knows.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from finegrain.resources import shortfall
 from resource_manager.engine.context import Turn
 from resource_manager.engine.hosts.allowed_cpus import MILLI_PER_CPU
 from resource_manager.engine.hosts.host import Host
-from resource_manager.engine.jobs.lifecycle import active_job
-from resource_manager.engine.model.entities import Request, RequestState, Resize, Slot
-from resource_manager.engine.model.events import ResizeRequested
-from resource_manager.engine.scheduling.resizes import (
+from resource_manager.engine.lifecycle.known import active_job
+from resource_manager.engine.lifecycle.resizes import (
     go_on,
     has_size,
     size_text,
     unsuited,
     withdraw,
 )
+from resource_manager.engine.model.entities import Request, RequestState, Resize, Slot
+from resource_manager.engine.model.events import ResizeRequested
 from resource_manager.engine.state import State
 
 

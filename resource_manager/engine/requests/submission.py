@@ -11,9 +11,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from finegrain.errors import InvalidArgument, NotFound, Reason, ResourceExhausted
+from finegrain.errors import InvalidArgument, Reason, ResourceExhausted
 from resource_manager.engine.context import Turn
-from resource_manager.engine.jobs.lifecycle import active_job, known_job
+from resource_manager.engine.lifecycle.gangs import give_up
+from resource_manager.engine.lifecycle.known import active_job, known_job
+from resource_manager.engine.lifecycle.range_ends import Why, give_up_members
+from resource_manager.engine.lifecycle.waiting import rejection
 from resource_manager.engine.model.entities import (
     ENDED_REQUEST_STATES,
     GangSpec,
@@ -29,29 +32,10 @@ from resource_manager.engine.model.events import (
     SlotsReleased,
 )
 from resource_manager.engine.model.scheduling_key import shape_key
-from resource_manager.engine.placement.feasibility import rejection
 from resource_manager.engine.requests.gang_intake import join, refused_members, take_in
-from resource_manager.engine.requests.range_ends import Why, give_up_members
 from resource_manager.engine.requests.range_intake import new_members, submit_range
 from resource_manager.engine.requests.soundness import taken, unsound
-from resource_manager.engine.scheduling.gangs import give_up
 from resource_manager.engine.state import State
-
-
-def known_request(state: State, allocation_id: str) -> Request:
-    """The request.
-
-    Raises:
-        NotFound: there is none of that id (any more).
-    """
-    request = state.request_named(allocation_id)
-    if request is None:
-        raise NotFound(
-            f"allocation {allocation_id} is not known; it was never acknowledged, or is forgotten",
-            reason=Reason.ALLOCATION_UNKNOWN,
-            details={"allocation_id": allocation_id},
-        )
-    return request
 
 
 def submit_requests(turn: Turn, event: RequestsSubmitted) -> list[ItemOutcome]:
@@ -77,7 +61,7 @@ def submit_requests(turn: Turn, event: RequestsSubmitted) -> list[ItemOutcome]:
         _refuse_too_many(state, job, len(new) + sum(ranges.values()))
         shapes = [each.request for each, members in ranges.items() if members]
         _refuse_too_many_shapes(state, job, [*new.values(), *shapes])
-    state.refresh_indexes()
+    state.hosts.refresh(state.queue)
     refused = refused_members(state, job, event.gangs, event.requests)
     gangs = [gang.gang_id for gang in event.gangs if gang.gang_id not in state.gangs.by_id]
     outcomes = [_submit(turn, job, spec, event.gangs, refused) for spec in event.requests]

@@ -16,25 +16,26 @@ from itertools import groupby, islice
 from finegrain.resources import shortfall
 from resource_manager.engine.context import Turn
 from resource_manager.engine.hosts.host import Host
+from resource_manager.engine.lifecycle.gangs import try_gang
+from resource_manager.engine.lifecycle.moves import place
+from resource_manager.engine.lifecycle.quota_checks import admitted_of, gang_stop
 from resource_manager.engine.model.entities import Provision, ProvisionState, Request
+from resource_manager.engine.model.texts import amounts_text
+from resource_manager.engine.placement.elastic import PENDING, Content
 from resource_manager.engine.placement.gang_exact import Trials, as_if_empty
 from resource_manager.engine.placement.indexes import carries
 from resource_manager.engine.placement.placement_pass import Placing
+from resource_manager.engine.planning.exactness import empty_like
 from resource_manager.engine.queue.non_batchable import Kind, Single
 from resource_manager.engine.queue.scheduling_classes import Shape
-from resource_manager.engine.requests.moves import place
 from resource_manager.engine.scaling import provisions
-from resource_manager.engine.scaling.exactness import empty_like
-from resource_manager.engine.scaling.ledger import PENDING, Content
-from resource_manager.engine.scaling.texts import amounts_text, gang_text, shape_text
-from resource_manager.engine.scheduling.gangs import try_gang
-from resource_manager.engine.scheduling.quota_checks import admitted_of, gang_stop
+from resource_manager.engine.scaling.texts import gang_text, shape_text
 from resource_manager.engine.state import State
 
 
-def registered(turn: Turn, host: Host, *, new: bool) -> None:
+def executor_came(turn: Turn, executor_id: str, *, new: bool) -> None:
     """An executor has registered; `new`: it was not in the books."""
-    state, elastic = turn.state, turn.state.elastic
+    state, elastic, host = turn.state, turn.state.elastic, turn.state.hosts[executor_id]
     provision = state.provisions.get(host.host_id)
     of_shape = provision.shape if provision is not None else host.executor.registration.provided_as
     if of_shape in elastic.shapes:
@@ -102,7 +103,7 @@ def hand_over(turn: Turn) -> None:
                 _judge(turn, host, content or Content())
         if host is not None and content is not None and host.eligible:
             _place(turn, host, content)
-            state.touch(host)
+            state.hosts.touch(host)
             _place_gangs(turn, content)
     elastic.arrived.clear()
 
@@ -171,8 +172,8 @@ def _place_gangs(turn: Turn, content: Content) -> None:
             continue
         if gang_stop(state, waiting) is not None:
             continue
-        state.refresh_indexes()
-        placing = Placing(state)
+        state.hosts.refresh(state.queue)
+        placing = Placing(state.hosts, state.reservations)
         try_gang(turn, placing, Single(waiting.gang.arrival_number, Kind.GANG, gang_id))
         placing.finish()
 

@@ -17,24 +17,31 @@ from resource_manager.engine.context import Turn
 from resource_manager.engine.fairness.quotas import Ledger
 from resource_manager.engine.hosts.cpu_allocator import Asked
 from resource_manager.engine.hosts.host import Host
+from resource_manager.engine.lifecycle.needs import booked_at_most
+from resource_manager.engine.lifecycle.quota_checks import gang_need, limited, maxima
 from resource_manager.engine.model.entities import GangPlacement
 from resource_manager.engine.model.scheduling_key import SLOTS, ShapeKey, in_grains
 from resource_manager.engine.model.settings import ExecutorShape
+from resource_manager.engine.placement.elastic import (
+    PENDING,
+    UNBOUNDED,
+    Capacity,
+    Content,
+    LastPlan,
+    could_serve,
+    of_shape,
+)
 from resource_manager.engine.placement.indexes import carries
+from resource_manager.engine.planning.exactness import amounts_of, counted, offering, together
+from resource_manager.engine.planning.gang_planning import GangWish
+from resource_manager.engine.planning.packing import Counts, Wish
+from resource_manager.engine.planning.planning import Backlog, Plan, Supply, make_plan
+from resource_manager.engine.planning.possible import wish_of
 from resource_manager.engine.queue.gangs import WaitingGang
 from resource_manager.engine.queue.scheduling_classes import Line, Shape
 from resource_manager.engine.scaling import provisions
-from resource_manager.engine.scaling.exact import UNBOUNDED
-from resource_manager.engine.scaling.exactness import amounts_of, counted, offering, together
-from resource_manager.engine.scaling.gang_planning import GangWish
-from resource_manager.engine.scaling.ledger import PENDING, Content, LastPlan, could_serve, of_shape
-from resource_manager.engine.scaling.packing import Capacity, Counts, Wish
-from resource_manager.engine.scaling.planning import Backlog, Plan, Supply, make_plan
-from resource_manager.engine.scaling.possible import wish_of
 from resource_manager.engine.scaling.texts import cause_of
 from resource_manager.engine.scaling.totals import may_ask, room_below_maximum
-from resource_manager.engine.scheduling.needs import booked_at_most
-from resource_manager.engine.scheduling.quota_checks import gang_need, limited, maxima
 from resource_manager.engine.state import State
 
 _Member = tuple[str, int]
@@ -50,12 +57,12 @@ def plan_waiting(turn: Turn) -> None:
     shapes = may_ask(turn)
     now = (
         state.queue.moves + state.gangs.moves,
-        state.cluster_version,
+        state.hosts.version,
         elastic.version,
         tuple(shape.name for shape in shapes),
         maxima(state),
     )
-    if now == elastic.looked_at and not state.gangs.waiting and not state.refusing:
+    if now == elastic.looked_at and not state.gangs.waiting and not state.hosts.refusing:
         return
     reading = _Reading(state, shapes)
     if shapes or reading.pending:
@@ -182,7 +189,7 @@ class _Reading:
 
     def _kind(self, wish: Wish, owner: Shape | _Member, asked: Asked) -> int:
         kind = len(self._wishes)
-        if asked.exact or (self._state.indexes.strict and not isinstance(owner, Shape)):
+        if asked.exact or (self._state.hosts.indexes.strict and not isinstance(owner, Shape)):
             self._exact[kind] = asked
             wish = counted(wish, kind)
         self._wishes.append(wish)
@@ -294,7 +301,7 @@ def _free_hosts(
     those with room for one, as many as there are members are enough, unless they have to share a
     label.
     """
-    index = state.indexes.main
+    index = state.hosts.indexes.main
     members = sum(sum(gang.members.values()) for gang in gangs)
     found: set[str] = set()
     for gang in gangs:
@@ -330,7 +337,7 @@ def _refused_lately(state: State) -> set[ShapeKey]:
     """What executors with room refused, and are to be asked for again soon."""
     return {
         key
-        for name in state.refusing
+        for name in state.hosts.refusing
         if (host := state.hosts.get(name)) is not None
         for key, refusal in host.refusals.items()
         if refusal.active and refusal.failures <= PATIENCE

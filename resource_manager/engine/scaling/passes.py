@@ -23,11 +23,11 @@ from resource_manager.engine.model.entities import (
 )
 from resource_manager.engine.model.settings import ExecutorShape
 from resource_manager.engine.model.timers import Timer
+from resource_manager.engine.placement.elastic import PENDING, UNBOUNDED, of_shape
+from resource_manager.engine.planning.exact import Offer, equal_cover
+from resource_manager.engine.planning.planning import COST_UNIT
 from resource_manager.engine.scaling import provisions
 from resource_manager.engine.scaling.backlog import PATIENCE, plan_waiting
-from resource_manager.engine.scaling.exact import UNBOUNDED, Offer, equal_cover
-from resource_manager.engine.scaling.ledger import PENDING, of_shape
-from resource_manager.engine.scaling.planning import COST_UNIT
 from resource_manager.engine.scaling.totals import counted, may_ask, room_below_maximum, staying
 from resource_manager.engine.state import State
 

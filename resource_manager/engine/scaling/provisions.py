@@ -11,10 +11,9 @@ from __future__ import annotations
 
 from finegrain.errors import IllegalTransition
 from resource_manager.engine.context import Turn
-from resource_manager.engine.executors.cpu_states import forget_settings
-from resource_manager.engine.executors.departures import lose_executor, strike
-from resource_manager.engine.executors.refusals import backoff_ms
 from resource_manager.engine.hosts.host import Host
+from resource_manager.engine.lifecycle import usage
+from resource_manager.engine.lifecycle.departures import forget_settings, lose_executor, strike
 from resource_manager.engine.model.effects import StartExecutor, StopExecutor
 from resource_manager.engine.model.entities import ExecutorState, Provision, ProvisionState
 from resource_manager.engine.model.events import (
@@ -24,8 +23,8 @@ from resource_manager.engine.model.events import (
     ProvisionStopFailed,
 )
 from resource_manager.engine.model.settings import ExecutorShape
-from resource_manager.engine.model.timers import Timer
-from resource_manager.engine.scaling.ledger import NUMBER, PENDING
+from resource_manager.engine.model.timers import Timer, backoff_ms
+from resource_manager.engine.placement.elastic import NUMBER, PENDING
 from resource_manager.engine.state import State
 
 _P = ProvisionState
@@ -188,7 +187,7 @@ def drain(turn: Turn, host: Host, message: str) -> None:
     executor.draining = True
     executor.drain_reason = f"is given back: {message}"
     turn.state.changes.executor(executor)
-    turn.state.touch_cluster(host)
+    usage.total_changed(turn.state, host)
 
 
 def registered(turn: Turn, provision: Provision, host: Host) -> None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from finegrain.resources import CPU_MILLI, Amounts, ResourceProfile, booking
-from finegrain.units import format_bytes, format_cpu
+from resource_manager.engine.model.texts import profile_text
+from resource_manager.engine.placement.elastic import Content
 from resource_manager.engine.queue.scheduling_classes import Shape
-from resource_manager.engine.scaling.ledger import Content
 from resource_manager.engine.state import State
 
 _TOLD_MAX = 3
@@ -42,23 +41,3 @@ def shape_text(shape: Shape) -> str:
     """What a request asks for."""
     labels = "".join(f", {name}={value}" for name, value in shape.labels)
     return profile_text(shape.profile) + labels
-
-
-def profile_text(profile: ResourceProfile | None) -> str:
-    """The same without labels."""
-    if profile is None:
-        return "a default slot"
-    return amounts_text(booking(profile, separate_pools=False))
-
-
-def amounts_text(amounts: Amounts) -> str:
-    """Amounts in human units: "1 cpu, 1Gi"."""
-    parts = []
-    for name, amount in amounts.items():
-        if name == CPU_MILLI:
-            parts.append(f"{format_cpu(amount)} cpu")
-        elif name.endswith("memory_bytes"):
-            parts.append(format_bytes(amount))
-        else:
-            parts.append(f"{amount} {name.removeprefix('extended.')}")
-    return ", ".join(parts)

@@ -6,20 +6,20 @@ from finegrain.resources import Amounts, add, total_of
 from resource_manager.engine.context import Turn
 from resource_manager.engine.model.entities import ExecutorState, ProvisionState
 from resource_manager.engine.model.settings import ExecutorShape
-from resource_manager.engine.scaling.ledger import PENDING, of_shape
+from resource_manager.engine.placement.elastic import PENDING, of_shape
 from resource_manager.engine.state import State
 
 
 def present(state: State) -> dict[str, int]:
     """What all executors have that are not lost."""
     elastic = state.elastic
-    if elastic.present is None or elastic.present[0] != state.cluster_version:
+    if elastic.present is None or elastic.present[0] != state.hosts.version:
         here = total_of(
             host.executor.registration.total
             for host in state.hosts.values()
             if host.executor.state is not ExecutorState.LOST
         )
-        elastic.present = (state.cluster_version, here)
+        elastic.present = (state.hosts.version, here)
     return elastic.present[1]
 
 

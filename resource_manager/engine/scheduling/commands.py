@@ -19,10 +19,14 @@ from finegrain.errors import InvariantBroken
 from resource_manager.engine.context import Turn
 from resource_manager.engine.executors.epochs import refuse_seen_epoch
 from resource_manager.engine.executors.reachability import command_arrived, find_unreachable
-from resource_manager.engine.executors.refusals import backoff_ms, remember_refusal
+from resource_manager.engine.executors.refusals import remember_refusal
 from resource_manager.engine.executors.reports import settle, take_in
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.hosts.notes import Command
+from resource_manager.engine.lifecycle import usage
+from resource_manager.engine.lifecycle.gangs import requeue
+from resource_manager.engine.lifecycle.moves import vanish
+from resource_manager.engine.lifecycle.resizes import resize_answered
 from resource_manager.engine.model.effects import SendAllocate, SendFree, SendResize, SlotOrder
 from resource_manager.engine.model.entities import Executor, ExecutorState, Slot, SlotState
 from resource_manager.engine.model.events import (
@@ -31,10 +35,7 @@ from resource_manager.engine.model.events import (
     CommandUndelivered,
     ItemOutcome,
 )
-from resource_manager.engine.model.timers import Timer
-from resource_manager.engine.requests.moves import vanish
-from resource_manager.engine.scheduling.gangs import requeue
-from resource_manager.engine.scheduling.resizes import resize_answered
+from resource_manager.engine.model.timers import Timer, backoff_ms
 
 
 def dispatch(turn: Turn) -> None:
@@ -202,7 +203,9 @@ def command_refused(turn: Turn, event: CommandRefused) -> None:
 def _distrust(turn: Turn, host: Host, why: str, reason: str = "") -> None:
     host.in_flight = None
     host.executor.state = ExecutorState.UNCONFIRMED
-    turn.state.touch_cluster(host)  # nothing new may be placed there: whatever is held there moves
+    usage.total_changed(
+        turn.state, host
+    )  # nothing new may be placed there: whatever is held there moves
     turn.cluster_event(
         "executor_distrusted",
         executor_id=host.host_id,

@@ -27,16 +27,16 @@ from itertools import islice
 from math import inf
 
 from resource_manager.engine.context import Turn
+from resource_manager.engine.lifecycle.gangs import try_gang
+from resource_manager.engine.lifecycle.moves import place
+from resource_manager.engine.lifecycle.needs import cost_of
+from resource_manager.engine.lifecycle.quota_checks import admitted, ease, single_stop
+from resource_manager.engine.lifecycle.resizes import try_growth
 from resource_manager.engine.model.entities import Request
 from resource_manager.engine.placement.placement_pass import Placing
 from resource_manager.engine.queue.non_batchable import Kind, Single
 from resource_manager.engine.queue.scheduling_classes import Line, Shape
-from resource_manager.engine.requests.moves import place
-from resource_manager.engine.scheduling.gangs import try_gang
-from resource_manager.engine.scheduling.needs import cost_of
-from resource_manager.engine.scheduling.quota_checks import admitted, ease, single_stop
 from resource_manager.engine.scheduling.reservations import tried_in_vain
-from resource_manager.engine.scheduling.resizes import try_growth
 from resource_manager.engine.state import State
 
 MOVES_MAX = 10_000
@@ -71,11 +71,11 @@ def place_waiting(turn: Turn) -> None:
     too much is tried in vain. `State.unfinished` says so then.
     """
     state, queue = turn.state, turn.state.queue
-    state.refresh_indexes()
+    state.hosts.refresh(state.queue)
     eased = ease(state, MOVES_MAX // 2)
     if not queue.awake:
         return
-    placing = Placing(state)
+    placing = Placing(state.hosts, state.reservations)
     set_aside: list[Request] = []
     unknown: dict[Shape, None] = {}  # whether there is room
     most = state.settings.shapes_tried_max

@@ -18,11 +18,11 @@ from finegrain.resources import add, fits, subtract
 from resource_manager.engine.fairness.flows import Flow, Standing
 from resource_manager.engine.fairness.quotas import counted, fulfilment, room
 from resource_manager.engine.hosts.host import UNLIMITED, Host
+from resource_manager.engine.lifecycle.resizes import growth
 from resource_manager.engine.model.entities import Slot
 from resource_manager.engine.placement.indexes import carries
 from resource_manager.engine.queue.non_batchable import Kind, Single
 from resource_manager.engine.queue.scheduling_classes import Shape
-from resource_manager.engine.scheduling.resizes import growth
 from resource_manager.engine.state import State
 
 LOOKED_AT_MAX = 20_000

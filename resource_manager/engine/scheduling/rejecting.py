@@ -11,19 +11,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from resource_manager.engine.context import Turn
-from resource_manager.engine.explain.provisions import clock_at
+from resource_manager.engine.lifecycle.gangs import reject_gang
+from resource_manager.engine.lifecycle.moves import reject
+from resource_manager.engine.lifecycle.range_ends import Why, reject_waiting
+from resource_manager.engine.lifecycle.waiting import kind_feasibility, rejection
 from resource_manager.engine.model.entities import ExecutorState, Request
 from resource_manager.engine.model.events import ItemOutcome
 from resource_manager.engine.model.timers import Timer
-from resource_manager.engine.placement.feasibility import INFEASIBLE, feasibility, rejection
-from resource_manager.engine.placement.gang_feasibility import kind_feasibility
+from resource_manager.engine.placement.feasibility import INFEASIBLE, feasibility
 from resource_manager.engine.queue.gangs import WaitingGang, Where, wishes_for
 from resource_manager.engine.queue.ranges import Part
 from resource_manager.engine.queue.scheduling_classes import Shape
 from resource_manager.engine.requests.gang_intake import Verdicts, infeasible_members
-from resource_manager.engine.requests.moves import reject
-from resource_manager.engine.requests.range_ends import Why, reject_waiting
-from resource_manager.engine.scheduling.gangs import reject_gang
 from resource_manager.engine.state import State
 
 STEPS_MAX = 1_000
@@ -51,7 +50,7 @@ def infeasible_rang(turn: Turn) -> None:
         }
     if not clock.shapes and not clock.gangs:
         return
-    state.refresh_indexes()
+    state.hosts.refresh(state.queue)
     left = STEPS_MAX
     while clock.shapes and left > 0:
         left -= _look_at_shape(turn, next(iter(clock.shapes)), left)
@@ -60,25 +59,6 @@ def infeasible_rang(turn: Turn) -> None:
         left -= _look_at_gang(turn, next(iter(clock.gangs)), verdicts)
     if clock.shapes or clock.gangs:
         state.timers.arm(Timer.INFEASIBLE, "", turn.now_ms)  # goes on with the next tick
-
-
-def rejection_notice(state: State, request: Request) -> str:
-    """Says when a request that waits is rejected, for people; empty: it is not.
-
-    The indexes must be fresh.
-    """
-    if not _is_infeasible(state, request):
-        return ""
-    clock = state.rejection_clock
-    states = {host.executor.state for host in state.hosts.values()}
-    seconds = f"{clock.after_ms / 1_000:g} s"
-    unless = "unless an executor that could host it registers first"
-    if clock.due_ms is None or ExecutorState.ACTIVE not in states:
-        return f"it is rejected {seconds} after an executor has registered, {unless}"
-    if ExecutorState.UNCONFIRMED in states:
-        known = "after every known executor has registered again or is lost"
-        return f"it is rejected {seconds} {known}, {unless}"
-    return f"it is rejected at {clock_at(state, clock.due_ms)}, {unless}"
 
 
 def _all_known(state: State) -> bool:
@@ -103,7 +83,10 @@ def _look_at_shape(turn: Turn, shape: Shape, most: int) -> int:
     """
     clock = turn.state.rejection_clock
     after = clock.shapes.pop(shape)
-    if not _may_reject(shape) or feasibility(turn.state, shape) not in INFEASIBLE:
+    if (
+        not _may_reject(shape)
+        or feasibility(turn.state.hosts, turn.state.elastic, shape) not in INFEASIBLE
+    ):
         return 1
     steps, runs = 1, []
     for run, following in _runs(turn.state, shape, after):
@@ -169,7 +152,7 @@ def _gang_fails(state: State, waiting: WaitingGang) -> bool:
     if not waiting.may_reject:
         return False
     shapes = (state.queue.shape_at(wish.key) for wish in waiting.kind.wishes)
-    if any(feasibility(state, shape) in INFEASIBLE for shape in shapes):
+    if any(feasibility(state.hosts, state.elastic, shape) in INFEASIBLE for shape in shapes):
         return True
     return kind_feasibility(state, waiting.kind) in INFEASIBLE
 
@@ -181,11 +164,11 @@ def _gang_outcomes(state: State, waiting: WaitingGang, verdicts: Verdicts) -> li
     return infeasible_members(state, spec, specs, verdicts)
 
 
-def _is_infeasible(state: State, request: Request) -> bool:
+def is_infeasible(state: State, request: Request) -> bool:
     """True if a request that waits is rejected once the clock is over."""
     waiting = state.gangs.waiting.get(request.spec.gang_id)
     if waiting is not None:
         return _gang_fails(state, waiting) and bool(_gang_outcomes(state, waiting, {}))
     if request.spec.allow_pending or request.spec.gang_id:
         return False
-    return feasibility(state, state.queue.shape_of(request.spec)) in INFEASIBLE
+    return feasibility(state.hosts, state.elastic, state.queue.shape_of(request.spec)) in INFEASIBLE

@@ -13,46 +13,26 @@ from finegrain.errors import InvariantBroken
 from finegrain.resources import Amounts, subtract, total_of
 from resource_manager.engine.context import Turn
 from resource_manager.engine.cpus.refusals import CpuRefusal
-from resource_manager.engine.fairness.starvation import Waiter
+from resource_manager.engine.lifecycle.gangs import place_together, wishes_now
+from resource_manager.engine.lifecycle.moves import place
+from resource_manager.engine.lifecycle.needs import booked_at_most
+from resource_manager.engine.lifecycle.quota_checks import gang_need
+from resource_manager.engine.lifecycle.resizes import assignment_for, growth, order, unsuited
 from resource_manager.engine.model.entities import GangPlacement, Request, Slot
 from resource_manager.engine.placement.gang_exact import Trials, as_if_empty
 from resource_manager.engine.placement.gang_room import Share
-from resource_manager.engine.placement.reserved import Held, Place
+from resource_manager.engine.placement.reserved import Held, Holder, Place, Reservation
 from resource_manager.engine.queue.gangs import WaitingGang, Where, Wish
 from resource_manager.engine.queue.non_batchable import Kind, Single
 from resource_manager.engine.queue.scheduling_classes import Line
-from resource_manager.engine.requests.moves import place
-from resource_manager.engine.scheduling.gangs import place_together, wishes_now
-from resource_manager.engine.scheduling.needs import booked_at_most
-from resource_manager.engine.scheduling.quota_checks import gang_need
 from resource_manager.engine.scheduling.reservation_search import where_to_hold
-from resource_manager.engine.scheduling.resizes import assignment_for, growth, order, unsuited
 from resource_manager.engine.state import State
 
 _ANYWHERE = Where(GangPlacement.ANYWHERE)
 
 
-class Holder(ABC):
-    """Somebody who waits.
-
-    Attributes:
-        who: how `starving.py` calls him.
-        number: arrival number, his identity.
-        job_id: whose he is.
-        allocation_id: of a gang, of its first member that lives.
-        gang_id: empty: he is no gang.
-    """
-
-    who: Waiter
-    number: int
-    job_id: str
-    allocation_id: str
-    gang_id: str = ""
-
-    @property
-    def title(self) -> str:
-        """Who he is, for people."""
-        return f"gang {self.gang_id}" if self.gang_id else self.allocation_id
+class Owner(Holder, ABC):
+    """Somebody who waits, and for whom capacity may be held."""
 
     @abstractmethod
     def waits(self, state: State) -> bool:
@@ -81,7 +61,7 @@ class Holder(ABC):
         """What he books in all, wherever he goes."""
 
 
-class RequestHolder(Holder):
+class RequestOwner(Owner):
     """A request."""
 
     def __init__(self, request: Request, line: Line) -> None:
@@ -93,23 +73,23 @@ class RequestHolder(Holder):
         self.allocation_id = request.allocation_id
 
     def waits(self, state: State) -> bool:
-        """See `Holder`."""
+        """See `Owner`."""
         return self._request in state.queue
 
     def choose(self, state: State, taken: Collection[str]) -> Place | None:
-        """See `Holder`."""
+        """See `Owner`."""
         return _place_for(state, _ANYWHERE, (self._wish(state),), taken)
 
     def suits(self, state: State, at: Place) -> bool:
-        """See `Holder`."""
+        """See `Owner`."""
         return _suits(state, at, (self._wish(state),))
 
     def is_suited(self, state: State, at: Place) -> bool:
-        """See `Holder`."""
+        """See `Owner`."""
         return _are_suited(state, at)
 
     def settle(self, turn: Turn, at: Place) -> None:
-        """See `Holder`."""
+        """See `Owner`."""
         state = turn.state
         request = state.request_at(self.number)
         place(turn, [request], state.hosts[at.shares[0].host_id])
@@ -117,7 +97,7 @@ class RequestHolder(Holder):
         state.queue.served(self._shape, [request])
 
     def need_at_most(self, state: State) -> Amounts:
-        """See `Holder`."""
+        """See `Owner`."""
         return booked_at_most(state, self._shape)
 
     def _wish(self, state: State) -> Wish:
@@ -126,7 +106,7 @@ class RequestHolder(Holder):
         return Wish(self._shape.profile, self._shape.labels, 1, elsewhere, self._shape.cpus)
 
 
-class GangHolder(Holder):
+class GangOwner(Owner):
     """A gang, as a whole."""
 
     def __init__(self, waiting: WaitingGang) -> None:
@@ -136,34 +116,34 @@ class GangHolder(Holder):
         self.allocation_id = waiting.members[0].allocation_id
 
     def waits(self, state: State) -> bool:
-        """See `Holder`."""
+        """See `Owner`."""
         return self.gang_id in state.gangs.waiting
 
     def choose(self, state: State, taken: Collection[str]) -> Place | None:
-        """See `Holder`."""
+        """See `Owner`."""
         waiting = state.gangs.waiting[self.gang_id]
         wishes = wishes_now(state, waiting)
         return _place_for(state, waiting.kind.where, wishes, taken)
 
     def suits(self, state: State, at: Place) -> bool:
-        """See `Holder`."""
+        """See `Owner`."""
         return _suits(state, at, wishes_now(state, state.gangs.waiting[self.gang_id]))
 
     def is_suited(self, state: State, at: Place) -> bool:
-        """See `Holder`."""
+        """See `Owner`."""
         return _are_suited(state, at)
 
     def settle(self, turn: Turn, at: Place) -> None:
-        """See `Holder`."""
+        """See `Owner`."""
         waiting = turn.state.gangs.waiting[self.gang_id]
         place_together(turn, waiting, at.wishes, at.shares)
 
     def need_at_most(self, state: State) -> Amounts:
-        """See `Holder`."""
+        """See `Owner`."""
         return gang_need(state, state.gangs.waiting[self.gang_id])
 
 
-class GrowthHolder(Holder):
+class GrowthOwner(Owner):
     """A slot that is to grow, which it can only do where it is."""
 
     def __init__(self, slot: Slot, single: Single) -> None:
@@ -174,15 +154,15 @@ class GrowthHolder(Holder):
 
     @property
     def title(self) -> str:
-        """See `Holder`."""
+        """See `Owner`."""
         return f"the growth of {self.allocation_id}"
 
     def waits(self, state: State) -> bool:
-        """See `Holder`."""
+        """See `Owner`."""
         return self.number in state.queue.singles
 
     def choose(self, state: State, taken: Collection[str]) -> Place | None:
-        """See `Holder`."""
+        """See `Owner`."""
         host = state.hosts[self._slot.executor_id]
         if not host.eligible or host.host_id in taken:
             return None
@@ -198,17 +178,17 @@ class GrowthHolder(Holder):
         return Place({host.host_id: Held(more, 0)})
 
     def suits(self, state: State, at: Place) -> bool:
-        """See `Holder`."""
+        """See `Owner`."""
         host = state.hosts[self._slot.executor_id]
         return at.held == {host.host_id: Held(growth(host, self._slot), 0)}
 
     def is_suited(self, state: State, at: Place) -> bool:  # noqa: ARG002 -- there is one place only
-        """See `Holder`."""
+        """See `Owner`."""
         host = state.hosts[self._slot.executor_id]
         return not isinstance(assignment_for(state, host, self._slot), CpuRefusal)
 
     def settle(self, turn: Turn, at: Place) -> None:  # noqa: ARG002 -- likewise
-        """See `Holder`."""
+        """See `Owner`."""
         found = assignment_for(turn.state, turn.host_of(self._slot), self._slot)
         if isinstance(found, CpuRefusal):
             raise InvariantBroken(f"{self.title} was to be ordered, and {found.text}")
@@ -216,15 +196,26 @@ class GrowthHolder(Holder):
         turn.state.queue.singles.remove(self.number)
 
     def need_at_most(self, state: State) -> Amounts:
-        """See `Holder`."""
+        """See `Owner`."""
         return growth(state.hosts[self._slot.executor_id], self._slot)
 
 
-def holder_of(state: State, single: Single) -> Holder:
+def owner_of(made: Reservation) -> Owner:
+    """Whom something is held for.
+
+    Raises:
+        InvariantBroken: it is none of the three kinds.
+    """
+    if not isinstance(made.holder, Owner):
+        raise InvariantBroken(f"something is held for {made.holder.title}, which is no owner")
+    return made.holder
+
+
+def owner_waiting_as(state: State, single: Single) -> Owner:
     """What waits by itself, as a holder."""
     if single.kind is Kind.GANG:
-        return GangHolder(state.gangs.waiting[single.name])
-    return GrowthHolder(state.slots[single.name, single.generation], single)
+        return GangOwner(state.gangs.waiting[single.name])
+    return GrowthOwner(state.slots[single.name, single.generation], single)
 
 
 def _place_for(
@@ -271,7 +262,7 @@ def _suits(state: State, at: Place, wishes: Sequence[Wish]) -> bool:
     """
     if tuple(wishes) != tuple(at.wishes):
         return False
-    refusing = [state.hosts[name] for name in state.refusing if name in at.held]
+    refusing = [state.hosts[name] for name in state.hosts.refusing if name in at.held]
     for wish in wishes if refusing else ():
         shape = state.queue.shape_at(wish.key)
         if any(host.refuses(shape) for host in refusing):

@@ -37,6 +37,7 @@ from resource_manager.engine.placement.gang_exact import Trials
 from resource_manager.engine.placement.gang_room import Ask, Room, Share
 from resource_manager.engine.placement.gang_search import seek, sum_of, wanted
 from resource_manager.engine.placement.indexes import carries
+from resource_manager.engine.placement.reserved import Reservations
 from resource_manager.engine.queue.gangs import Where, Wish
 from resource_manager.engine.state import State
 
@@ -66,9 +67,9 @@ def where_to_hold(
         wishes: what is asked for, with the hosts that must not be chosen.
         taken: hosts that hold something for others already.
     """
-    room = Room(state)
+    room = Room(state.hosts)
     asks = [room.ask(number, wish) for number, wish in enumerate(wishes)]
-    field = _Field(room, taken, LOOKED_AT_MAX // len(asks))
+    field = _Field(room, state.reservations, taken, LOOKED_AT_MAX // len(asks))
     match where.placement:
         case GangPlacement.SAME_EXECUTOR:
             return _on_one_host(field, asks)
@@ -83,7 +84,7 @@ def where_to_hold(
         lasting = (state.slots.get(key) for key in state.reservations.outlasted_by)
         away.update(slot.executor_id for slot in lasting if slot is not None)
         barred = [ask.barred.union(away) for ask in asks]
-        found = seek(state, where, wishes, prefix=ONLINE, barred=barred)
+        found = seek(state.hosts, where, wishes, prefix=ONLINE, barred=barred)
     return found
 
 
@@ -99,8 +100,11 @@ def lack(need: dict[str, int], free: dict[str, int]) -> int:
 class _Field:
     """Hosts that could be kept, with what is free on them and what was chosen so far."""
 
-    def __init__(self, room: Room, taken: Collection[str], looked_at_max: int) -> None:
+    def __init__(
+        self, room: Room, reservations: Reservations, taken: Collection[str], looked_at_max: int
+    ) -> None:
         self.room = room
+        self._reservations = reservations
         self._taken = taken
         self._most = max(1, looked_at_max)
         self._chosen: dict[str, dict[str, int]] = {}  # needs of members that were given a host
@@ -108,7 +112,7 @@ class _Field:
 
     def candidates(self, ask: Ask) -> list[Candidate]:
         """The hosts that could serve one by their size, as far as is looked."""
-        index, hosts = self.room.main, self.room.state.hosts
+        index, hosts = self.room.main, self.room.every
         columns = index.columns
         needs = [
             {ONLINE + name: amount for name, amount in need.items()} for need in ask.searched()
@@ -133,7 +137,7 @@ class _Field:
         chosen = self._chosen.get(host.host_id)
         if chosen:
             need = add(need, chosen)
-        could = _could_give(host, self.room.state.reservations.stays_booked(host))
+        could = _could_give(host, self._reservations.stays_booked(host))
         free = _free(host)
         if any(could.get(name, 0) < amount for name, amount in need.items()):
             return None
@@ -192,7 +196,7 @@ class _Field:
         if host.cpus is None:
             return None
         books = host.cpus.empty()
-        for key in self.room.state.reservations.outlasted_by:
+        for key in self._reservations.outlasted_by:
             if key in host.cpus.holdings:
                 books.add(key, host.cpus.holdings[key])
         return books

@@ -13,21 +13,26 @@ from resource_manager.engine.fairness.quotas import Stop, counted, stopped_by, w
 from resource_manager.engine.model.entities import SlotState
 from resource_manager.engine.placement.indexes import carries
 from resource_manager.engine.placement.reserved import Place, Reservation
-from resource_manager.engine.scheduling.reservation_owners import Holder, could_suit, held_for
+from resource_manager.engine.scheduling.reservation_owners import (
+    Owner,
+    could_suit,
+    held_for,
+    owner_of,
+)
 from resource_manager.engine.state import State
 
 
 def void(state: State, each: Reservation) -> str:
     """Why a reservation cannot stay; empty: it can."""
-    if not each.holder.waits(state):
+    if not owner_of(each).waits(state):
         return "it waits no more"
-    if each.version != state.cluster_version:
+    if each.version != state.hosts.version:
         if unfit := _unfit(state, each):
             return unfit
-        each.version = state.cluster_version
-    if not each.holder.suits(state, each.place):
+        each.version = state.hosts.version
+    if not owner_of(each).suits(state, each.place):
         return "it cannot be placed there any more"
-    stop = stop_of(state, each.holder, each.place)
+    stop = stop_of(state, owner_of(each), each.place)
     if stop is not None:
         return f"a maximum of group {stop.group_id.removeprefix(GROUP)} stops it"
     host = state.hosts[each.lacking]
@@ -97,7 +102,7 @@ def has_room(state: State, each: Reservation) -> bool:
         if not _fits(state, name, each):
             each.lacking = name
             return False
-    return each.holder.is_suited(state, each.place)
+    return owner_of(each).is_suited(state, each.place)
 
 
 def _fits(state: State, name: str, each: Reservation) -> bool:
@@ -105,7 +110,7 @@ def _fits(state: State, name: str, each: Reservation) -> bool:
     return not missing and not slots
 
 
-def stop_of(state: State, holder: Holder, place: Place) -> Stop | None:
+def stop_of(state: State, holder: Owner, place: Place) -> Stop | None:
     """The maximum that does not let a holder be placed."""
     job = state.flows.jobs.get(holder.job_id)
     groups = job.ancestors() if job is not None else ()

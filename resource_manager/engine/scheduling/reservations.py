@@ -25,9 +25,9 @@ finds no hosts only because they are held for others, those that would do are he
 was passed over for less, until he has his. So everybody is the one who was passed over longest in
 the end.
 
-Refuses to know what the holders are (`holders.py`), who is passed over (`starving.py`), whether it
-is somebody's turn (`passed_over.py`), which hosts are best (`holding.py`) and whether what is held
-can stay (`staying.py`).
+Refuses to know what the holders are (`reservation_owners.py`), who is passed over
+(`fairness/starvation.py`), whether it is somebody's turn (`passed_over.py`), which hosts are best
+(`reservation_search.py`) and whether what is held can stay (`reservation_upkeep.py`).
 """
 
 from __future__ import annotations
@@ -39,18 +39,23 @@ from enum import Enum, auto
 from finegrain.cpu_policy import QosClass
 from finegrain.resources import BEST_EFFORT_CPU_MILLI, add, total_of
 from resource_manager.engine.context import Turn
-from resource_manager.engine.fairness.behind import needs_help, since_served
 from resource_manager.engine.fairness.starvation import Blocked, Mark, PassedOver
 from resource_manager.engine.hosts.host import ONLINE
 from resource_manager.engine.hosts.notes import Hold
+from resource_manager.engine.lifecycle.quota_checks import request_stop, single_stop
 from resource_manager.engine.model.scheduling_key import in_grains
 from resource_manager.engine.model.settings import SECOND_MS
 from resource_manager.engine.model.timers import Timer
 from resource_manager.engine.placement.reserved import Place, Reservation
 from resource_manager.engine.queue.scheduling_classes import Line, Shape
+from resource_manager.engine.scheduling.behind import needs_help, since_served
 from resource_manager.engine.scheduling.passed_over import Turns
-from resource_manager.engine.scheduling.quota_checks import request_stop, single_stop
-from resource_manager.engine.scheduling.reservation_owners import Holder, RequestHolder, holder_of
+from resource_manager.engine.scheduling.reservation_owners import (
+    Owner,
+    RequestOwner,
+    owner_of,
+    owner_waiting_as,
+)
 from resource_manager.engine.scheduling.reservation_upkeep import has_room, outlasted, stop_of, void
 from resource_manager.engine.state import State
 
@@ -93,7 +98,7 @@ def serve_holders(turn: Turn) -> None:
         if why:
             _end(turn, each, why)
         elif has_room(turn.state, each):
-            each.holder.settle(turn, each.place)
+            owner_of(each).settle(turn, each.place)
             _end(turn, each, "placed there")
 
 
@@ -101,7 +106,7 @@ def end_served(turn: Turn) -> bool:
     """Ends what is held for those who were placed elsewhere; True if there was anybody. To be
     called after others were served: what is free now is theirs.
     """
-    over = [each for each in turn.state.reservations.all() if not each.holder.waits(turn.state)]
+    over = [each for each in turn.state.reservations.all() if not owner_of(each).waits(turn.state)]
     for each in over:
         _end(turn, each, "placed elsewhere")
     return bool(over)
@@ -136,7 +141,7 @@ def _look(turn: Turn) -> bool:
         if looked >= LOOKED_AT_MAX or len(hopeless) == TRIED_MAX:
             starving.goes_on_at, stuck = at - len(hopeless), True
             break
-        if passed.is_hopeless(state.cluster_version, turn.now_ms):
+        if passed.is_hopeless(state.hosts.version, turn.now_ms):
             continue
         looked += _weight(passed)
         help_ = _help(turn, passed, turns, taken)
@@ -147,7 +152,7 @@ def _look(turn: Turn) -> bool:
             if blocked == TRIED_MAX:
                 break
         if help_ is _Help.HOPELESS:
-            passed.hopeless = state.cluster_version, turn.now_ms + HOPELESS_MS
+            passed.hopeless = state.hosts.version, turn.now_ms + HOPELESS_MS
             hopeless.append(passed)
         stuck = stuck or help_ is _Help.NOT_NOW
     starving.put_last(hopeless)
@@ -182,7 +187,7 @@ def _help(turn: Turn, passed: PassedOver, turns: Turns, taken: Collection[str]) 
             continue
         if not turns.is_passed_over(holder.job_id, mark.since_ms):
             continue
-        if isinstance(holder, RequestHolder):
+        if isinstance(holder, RequestOwner):
             if not needs_help(turn, holder.line):
                 continue
             mark = since_served(holder.line, mark)
@@ -201,13 +206,11 @@ def _help(turn: Turn, passed: PassedOver, turns: Turns, taken: Collection[str]) 
     return found
 
 
-def _blocked(
-    state: State, passed: PassedOver, holder: Holder, as_of: tuple[int, int, int]
-) -> _Help:
+def _blocked(state: State, passed: PassedOver, holder: Owner, as_of: tuple[int, int, int]) -> _Help:
     """Notes which hosts would do for a holder that others have. They stay the same, so that there
     are fewer and fewer of them that others have.
     """
-    version = state.cluster_version, len(state.reservations.outlasted_by)
+    version = state.hosts.version, len(state.reservations.outlasted_by)
     before = passed.blocked
     if before is not None and before.version == version:
         passed.blocked = Blocked(version, as_of, before.hosts)
@@ -217,7 +220,7 @@ def _blocked(
     return _Help.BLOCKED if place is not None else _Help.HOPELESS
 
 
-def _may_be_held(state: State, holder: Holder, mark: Mark) -> bool:
+def _may_be_held(state: State, holder: Owner, mark: Mark) -> bool:
     """True if a holder was passed over longer than all for whom something is held, or if he may
     have as much beside them.
     """
@@ -230,11 +233,11 @@ def _may_be_held(state: State, holder: Holder, mark: Mark) -> bool:
     for each in state.reservations.all():
         if each.holder.number != longest:
             whole = add(whole, in_grains(total_of(h.amounts for h in each.place.held.values())))
-    part, sums = state.settings.fairness.reserved_part_max, state.indexes.main.sums
+    part, sums = state.settings.fairness.reserved_part_max, state.hosts.indexes.main.sums
     return all(amount <= part * sums.get(ONLINE + name, 0) for name, amount in whole.items())
 
 
-def _hold(turn: Turn, holder: Holder, place: Place, mark: Mark, in_vain: int) -> None:
+def _hold(turn: Turn, holder: Owner, place: Place, mark: Mark, in_vain: int) -> None:
     """Makes a reservation; whoever has room at once does not need one."""
     state = turn.state
     patience_ms = PATIENCE * state.settings.fairness.starvation_timeout_ms
@@ -244,13 +247,13 @@ def _hold(turn: Turn, holder: Holder, place: Place, mark: Mark, in_vain: int) ->
         passed_over=mark,
         since_time_ms=turn.at.time_ms,
         lacking=next(iter(place.held)),
-        version=state.cluster_version,
+        version=state.hosts.version,
         until_ms=turn.now_ms + patience_ms * 2 ** min(in_vain, DOUBLED_MAX),
     )
     if has_room(state, made):  # an exact search finds more than the usual one
         holder.settle(turn, place)
         for name in place.held:
-            state.touch(state.hosts[name])
+            state.hosts.touch(state.hosts[name])
         return
     state.reservations.add(made)
     # Best-effort slots run wherever LSE slots do not: one after the other could keep those off the
@@ -261,11 +264,11 @@ def _hold(turn: Turn, holder: Holder, place: Place, mark: Mark, in_vain: int) ->
         host = state.hosts[name]
         before = {key: slot.booked for key, slot in host.slots.items()}
         host.held = Hold(held.amounts, held.slots, before, barred)
-        state.indexes.follow(host)
+        state.hosts.indexes.follow(host)
     _tell(turn, "reservation_made", made, _what_is_held(made))
 
 
-def _holders(state: State, passed: PassedOver) -> Iterator[Holder]:
+def _holders(state: State, passed: PassedOver) -> Iterator[Owner]:
     """Who they are that are passed over, the longest waiting first: of those who wait with the
     same, the first of each job.
     """
@@ -275,7 +278,7 @@ def _holders(state: State, passed: PassedOver) -> Iterator[Holder]:
         if single is None:
             state.starving.over(who)
         elif single_stop(state, single) is None:
-            yield holder_of(state, single)
+            yield owner_waiting_as(state, single)
     if not isinstance(who, Shape):
         return
     if not who.waiting:
@@ -284,7 +287,7 @@ def _holders(state: State, passed: PassedOver) -> Iterator[Holder]:
     # In order of arrival nobody is passed over by those who came earlier and ask for the same.
     most = HEADS_LOOKED_AT_MAX if state.settings.fairness.order == "fair" else 1
     for line in _first_lines(state, who, most):
-        yield RequestHolder(state.request_at(line.numbers.first), line)
+        yield RequestOwner(state.request_at(line.numbers.first), line)
 
 
 def _first_lines(state: State, shape: Shape, most: int) -> list[Line]:
@@ -309,9 +312,9 @@ def _end(turn: Turn, ended: Reservation, why: str) -> None:
         host = state.hosts.get(name)
         if host is not None:
             host.held = None
-            state.touch(host)
+            state.hosts.touch(host)
             # Whom it has to be asked about had no room there, whatever amounts were left over.
-            state.indexes.log_growth(host, state.queue)
+            state.hosts.indexes.log_growth(host, state.queue)
     _tell(turn, "reservation_ended", ended, f"{ended.holder.title}: {why}")
 
 

@@ -11,7 +11,7 @@ is RELEASED with reason REUSED, a slot that was given back instead has the reaso
 call gets the same answer, also after a restart. Messages are the same for everybody, since a range
 keeps its ends by reason and message.
 
-Decides for one slot at a time; who is served before whom, `next_turn.py` knows.
+Decides for one slot at a time; who is served before whom, `next_in_order.py` knows.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from dataclasses import replace
 from finegrain.errors import Reason
 from resource_manager.engine.context import Turn
 from resource_manager.engine.fairness import threads
-from resource_manager.engine.jobs.lifecycle import known_job
+from resource_manager.engine.lifecycle.gangs import give_up
+from resource_manager.engine.lifecycle.known import known_job
+from resource_manager.engine.lifecycle.moves import end_request
 from resource_manager.engine.model.entities import (
     ENDED_REQUEST_STATES,
     Request,
@@ -31,8 +33,6 @@ from resource_manager.engine.model.entities import (
 )
 from resource_manager.engine.model.events import ItemOutcome, SlotsReuseAsked
 from resource_manager.engine.model.transitions import RequestInput
-from resource_manager.engine.requests.moves import end_request
-from resource_manager.engine.scheduling.gangs import give_up
 from resource_manager.engine.scheduling.next_in_order import NextTurn
 
 HANDED_ON = "a slot that its job has already does its work"

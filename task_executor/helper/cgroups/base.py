@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
-from task_executor.helper.child import apart, end_with
+from task_executor.helper.forks import apart, end_with
 from task_executor.helper.loop import Job
 from task_executor.helper.processes import descendants, threads
 from task_executor.helper.protocol import Fault, expand

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from resource_manager.storage.store import open_store
+from resource_manager.storage.opening import open_store
 from tests.support.cli import Finegrain
 
 

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import Result
 
 from resource_manager.storage import postgresql_server as server_side
-from resource_manager.storage.store import open_store
+from resource_manager.storage.opening import open_store
 from tests.support.cli import Finegrain
 from tests.support.migrations import NEXT, know_next_version
 from tests.support.postgresql import PASSWORD_USER, PostgresqlServer

@@ -53,7 +53,7 @@ from resource_manager.engine.model.events import (
 )
 from resource_manager.engine.model.reported import EndedSlot, Report, ReportedSlot
 from resource_manager.engine.model.settings import EngineSettings
-from resource_manager.engine.state import State
+from resource_manager.engine.restoring import fresh, restore
 from resource_manager.engine.step import step
 from tests.resource_manager.engine.model_store import ModelStore
 
@@ -330,7 +330,7 @@ class ModelCluster:
         self.wire: list[OnTheWire] = []
         self.effects: list[Effect] = []  # of the last batch
         self.providers: list[StartExecutor | StopExecutor] = []  # what they were told to do
-        self.state = State.fresh(self.settings, 1, self.at)
+        self.state = fresh(self.settings, 1, self.at)
 
     @property
     def at(self) -> Instant:
@@ -365,7 +365,7 @@ class ModelCluster:
         """
         epoch = epoch or self.state.rm_epoch + 1
         self.providers.clear()  # their work is lost with the process, or was done unheard
-        self.state = State.restore(self.store.snapshot(epoch), self.settings, self.at)
+        self.state = restore(self.store.snapshot(epoch), self.settings, self.at)
 
     def register(self, executor: ModelExecutor) -> RegistrationAnswer:
         self.executors[executor.executor_id] = executor

@@ -8,7 +8,7 @@ from resource_manager.engine.model.effects import Snapshot
 from resource_manager.engine.model.entities import RequestSpec
 from resource_manager.engine.model.events import JobRegistered, RequestsSubmitted
 from resource_manager.engine.model.settings import EngineSettings
-from resource_manager.engine.state import State
+from resource_manager.engine.restoring import restore
 from tests.resource_manager.engine.model import ModelCluster, ModelExecutor
 
 SMALL = ResourceProfile(100, 64 * MIB)
@@ -17,7 +17,7 @@ SMALL = ResourceProfile(100, 64 * MIB)
 def test_the_first_placement_after_a_restore_is_above_the_floor() -> None:
     cluster = ModelCluster(EngineSettings())
     snapshot = Snapshot(rm_epoch=7, counters={GENERATION_FLOOR: 1_000_003})
-    cluster.state = State.restore(snapshot, cluster.state.settings, cluster.at)
+    cluster.state = restore(snapshot, cluster.state.settings, cluster.at)
     cluster.register(ModelExecutor("host-a", {"cpu_milli": 4_000, "memory_bytes": 4 * GIB}, SMALL))
     cluster.batch(JobRegistered(cluster.at, "job", "job", "default", None, "s", "r"))
     cluster.batch(RequestsSubmitted(cluster.at, "job", (RequestSpec("r1", SMALL),)))
@@ -27,7 +27,7 @@ def test_the_first_placement_after_a_restore_is_above_the_floor() -> None:
 def test_placing_anew_does_not_count_up_from_the_first_generation() -> None:
     cluster = ModelCluster(EngineSettings())
     snapshot = Snapshot(rm_epoch=7, counters={GENERATION_FLOOR: 10**12})  # would take for ever
-    cluster.state = State.restore(snapshot, cluster.state.settings, cluster.at)
+    cluster.state = restore(snapshot, cluster.state.settings, cluster.at)
     total = {"cpu_milli": 4_000, "memory_bytes": 4 * GIB}
     silent, other = (ModelExecutor(name, total, SMALL) for name in ("host-a", "host-b"))
     cluster.register(silent)

@@ -21,6 +21,7 @@ from finegrain.resources import (
     total_of,
 )
 from resource_manager.engine.invariants.all import check_invariants
+from resource_manager.engine.lifecycle.resizes import growth
 from resource_manager.engine.model.entities import (
     ENDED_REQUEST_STATES,
     ExecutorState,
@@ -45,7 +46,7 @@ from resource_manager.engine.model.events import (
 )
 from resource_manager.engine.model.settings import EngineSettings, Fairness
 from resource_manager.engine.placement.indexes import carries
-from resource_manager.engine.scheduling.resizes import growth
+from resource_manager.engine.restoring import restore
 from resource_manager.engine.state import State
 from tests.resource_manager.engine.model import ModelCluster, ModelExecutor
 from tests.support.properties import examples
@@ -406,7 +407,7 @@ class BooksStaySound(RuleBasedStateMachine):
     @invariant()
     def store_holds_what_the_books_hold(self) -> None:
         store = self.cluster.store
-        restored = State.restore(store.snapshot(99), self.state.settings, self.cluster.at)
+        restored = restore(store.snapshot(99), self.state.settings, self.cluster.at)
         assert durable(restored) == durable(self.state)
         assert check_invariants(restored) == []
 
@@ -477,7 +478,7 @@ class BooksStaySound(RuleBasedStateMachine):
 
     def _nothing_that_fits_waits(self) -> None:
         for shape in self.state.queue.shapes():
-            index = self.state.indexes.main
+            index = self.state.hosts.indexes.main
             room = index.covering([shape.pooled_need, shape.separate_need])
             hosts = [self.state.hosts[index.ids[position]] for position in room]
             assert not [host for host in hosts if carries(host, shape.labels)]

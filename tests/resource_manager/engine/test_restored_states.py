@@ -19,6 +19,7 @@ from resource_manager.engine.model.entities import (
     SlotState,
 )
 from resource_manager.engine.model.settings import EngineSettings
+from resource_manager.engine.restoring import restore
 from resource_manager.engine.state import State
 
 SMALL = ResourceProfile(100, 64 * MIB)
@@ -42,7 +43,7 @@ def restored(stored: tuple[RequestState, int], slots: dict[int, SlotState]) -> S
         executors=[Executor(registration, 1)],
         counters={"arrival_number": 2},
     )
-    state = State.restore(snapshot, EngineSettings(), Instant(1, 1))
+    state = restore(snapshot, EngineSettings(), Instant(1, 1))
     assert check_invariants(state) == []
     return state
 

@@ -29,7 +29,8 @@ from resource_manager.engine.step import step
 from resource_manager.main import EXIT_FAILED, EXIT_STEPPED_DOWN
 from resource_manager.options import ResourceManagerOptions
 from resource_manager.service import books, watch
-from resource_manager.storage.store import NotLeader, Store, StoreAway, open_store
+from resource_manager.storage.opening import open_store
+from resource_manager.storage.store import NotLeader, Store, StoreAway
 from tests.support.patience import PATIENCE_S
 from tests.support.rm_service import (
     ScriptedExecutor,

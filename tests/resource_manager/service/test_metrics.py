@@ -10,7 +10,7 @@ import pytest
 
 from finegrain.v1 import resources_pb2
 from resource_manager.storage.location import sqlite_url
-from resource_manager.storage.store import open_store
+from resource_manager.storage.opening import open_store
 from tests.support.rm_service import (
     ScriptedExecutor,
     ScriptedJob,

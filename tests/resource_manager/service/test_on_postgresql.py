@@ -11,7 +11,7 @@ import pytest
 from finegrain.v1 import slots_pb2
 from resource_manager.main import EXIT_STEPPED_DOWN
 from resource_manager.storage import schema
-from resource_manager.storage.store import open_store
+from resource_manager.storage.opening import open_store
 from tests.support.migrations import NEXT, know_next_version
 from tests.support.patience import PATIENCE_S
 from tests.support.postgresql import PostgresqlServer

@@ -15,7 +15,7 @@ import finegrain_client as fg
 from finegrain.resources import GIB
 from finegrain.v1 import cluster_pb2, slots_pb2
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
-from resource_manager.engine.requests import range_ends
+from resource_manager.engine.lifecycle import range_ends
 from tests.support.patience import PATIENCE_S
 from tests.support.rm_service import (
     RunningRm,

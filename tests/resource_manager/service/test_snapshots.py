@@ -22,7 +22,7 @@ from resource_manager.service.metrics import ResourceManagerMetrics
 from resource_manager.service.runner import Runner
 from resource_manager.service.watch import WatchHub
 from resource_manager.storage.location import sqlite_url
-from resource_manager.storage.store import open_store
+from resource_manager.storage.opening import open_store
 
 PROFILE = ResourceProfile(1_000, 64 * MIB)
 

@@ -3,7 +3,7 @@
 import sys
 
 from resource_manager.engine.model.effects import Changes
-from resource_manager.storage.store import open_store
+from resource_manager.storage.opening import open_store
 from tests.support.books import job, job_event, request
 
 store = open_store(sys.argv[1], lease_ms=1000)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from resource_manager.storage.store import Store, open_store
+from resource_manager.storage.opening import open_store
+from resource_manager.storage.store import Store
 from tests.support.postgresql import PostgresqlServer
 from tests.support.stores import OpenStore
 

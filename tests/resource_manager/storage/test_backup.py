@@ -17,7 +17,8 @@ from resource_manager.engine.model.effects import Changes
 from resource_manager.storage import backup as backup_module
 from resource_manager.storage import schema
 from resource_manager.storage.lost_history import SEQUENCE_STEP
-from resource_manager.storage.store import Store, open_store
+from resource_manager.storage.opening import open_store
+from resource_manager.storage.store import Store
 from tests.support.books import books_of, everything, job, same_books
 from tests.support.disk_calls import DiskCalls, Synced
 from tests.support.stores import inside

@@ -15,9 +15,10 @@ from sqlalchemy import Connection, text
 
 from resource_manager.engine.model.effects import Changes
 from resource_manager.engine.model.entities import Job
+from resource_manager.storage.opening import open_store
 from resource_manager.storage.sql_store import _PreparedChanges
 from resource_manager.storage.statements import Statements
-from resource_manager.storage.store import NotLeader, Store, open_store
+from resource_manager.storage.store import NotLeader, Store
 from tests.support.books import job
 from tests.support.postgresql import PostgresqlServer
 from tests.support.stores import inside

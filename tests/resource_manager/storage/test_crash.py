@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from resource_manager.engine.model.effects import Changes
+from resource_manager.storage.opening import open_store
 from resource_manager.storage.schema import check
 from resource_manager.storage.sqlite_file import wal_of
-from resource_manager.storage.store import open_store
 from tests.support.books import job
 
 pytestmark = pytest.mark.full

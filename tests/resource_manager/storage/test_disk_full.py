@@ -12,7 +12,8 @@ import pytest
 from finegrain.errors import Reason, StoreError
 from resource_manager.engine.model.effects import Changes
 from resource_manager.storage import schema
-from resource_manager.storage.store import Store, open_store
+from resource_manager.storage.opening import open_store
+from resource_manager.storage.store import Store
 from tests.support.books import job
 from tests.support.stores import inside
 
@@ -101,7 +102,7 @@ FAILING_DISK = """
 import resource, sys
 from finegrain.errors import StoreError
 from resource_manager.engine.model.effects import Changes
-from resource_manager.storage.store import open_store
+from resource_manager.storage.opening import open_store
 from tests.support.books import job
 
 store = open_store(sys.argv[1])

@@ -9,11 +9,12 @@ from sqlalchemy import create_engine, insert
 from resource_manager.engine.model.effects import Changes
 from resource_manager.engine.model.entities import Group, Instant, Tally
 from resource_manager.engine.model.settings import EngineSettings
-from resource_manager.engine.state import State
+from resource_manager.engine.restoring import restore
 from resource_manager.storage import creation, migrate, tables
 from resource_manager.storage.location import DatabaseUrl
+from resource_manager.storage.opening import open_store
 from resource_manager.storage.rows import JOBS
-from resource_manager.storage.store import Store, open_store
+from resource_manager.storage.store import Store
 from tests.support.books import job
 
 
@@ -58,9 +59,9 @@ def test_jobs_of_version_3_keep_their_groups_whatever_these_are_called(url: str)
         epoch = store.lead("new software")
         before = store.load()
         assert (before.groups, before.tallies, len(before.jobs)) == ([], [], 4)
-        state = State.restore(before, EngineSettings(), Instant(1_000, 2_000))
+        state = restore(before, EngineSettings(), Instant(1_000, 2_000))
         store.commit(state.take_changes())
-        again = State.restore(store.load(), EngineSettings(), Instant(9_000, 9_000))
+        again = restore(store.load(), EngineSettings(), Instant(9_000, 9_000))
     weights: dict[str, Any] = {name: group.weight for name, group in again.groups.items()}
     delivered = {"default": 1.0, "low": 1.0, "medium": 4.0, "high": 16.0, "critical": 64.0}
     assert weights == delivered | {"Team A/β": 1.0, "x" * 128: 1.0}

@@ -10,7 +10,8 @@ import pytest
 
 from finegrain.errors import Reason, StoreError
 from resource_manager.engine.model.effects import Changes
-from resource_manager.storage.store import StoreAway, StoreBroken, open_store
+from resource_manager.storage.opening import open_store
+from resource_manager.storage.store import StoreAway, StoreBroken
 from tests.support.books import job
 from tests.support.postgresql import PostgresqlServer
 from tests.support.stores import inside

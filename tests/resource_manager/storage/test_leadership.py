@@ -18,11 +18,12 @@ from resource_manager.engine.model.effects import Changes
 from resource_manager.storage import schema
 from resource_manager.storage.late_store import LateStore
 from resource_manager.storage.location import DatabaseUrl
+from resource_manager.storage.opening import open_store
 from resource_manager.storage.postgresql_server import CONNECTIONS, postgresql_engine
 from resource_manager.storage.postgresql_store import PostgresqlStore
 from resource_manager.storage.sql_store import _PreparedChanges
 from resource_manager.storage.sqlite_store import SqliteStore
-from resource_manager.storage.store import NotLeader, Store, StoreAway, open_store
+from resource_manager.storage.store import NotLeader, Store, StoreAway
 from tests.support.books import job
 from tests.support.migrations import NEXT, know_next_version
 from tests.support.patience import PATIENCE_S

@@ -9,7 +9,8 @@ from resource_manager.engine.model.effects import Changes
 from resource_manager.engine.model.entities import JobEvent, Request, RequestSpec, RequestState
 from resource_manager.storage import schema
 from resource_manager.storage.lost_history import GENERATION_STEP, SEQUENCE_STEP
-from resource_manager.storage.store import Store, open_store
+from resource_manager.storage.opening import open_store
+from resource_manager.storage.store import Store
 from tests.support.books import job
 
 

@@ -12,7 +12,7 @@ import pytest
 from finegrain.errors import ConfigurationError, FinegrainError, InvalidArgument, Reason, StoreError
 from resource_manager.engine.model.effects import Changes
 from resource_manager.storage import schema
-from resource_manager.storage.store import open_store
+from resource_manager.storage.opening import open_store
 from tests.support.books import job
 from tests.support.postgresql import PASSWORD_USER, PostgresqlServer
 

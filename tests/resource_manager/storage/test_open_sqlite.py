@@ -19,7 +19,8 @@ from finegrain.errors import ConfigurationError, FinegrainError, Reason, StoreEr
 from resource_manager.engine.model.effects import Changes
 from resource_manager.storage import schema, sqlite_file, sqlite_store, tables
 from resource_manager.storage.location import sqlite_url as sqlite_url_of
-from resource_manager.storage.store import StoreAway, open_store
+from resource_manager.storage.opening import open_store
+from resource_manager.storage.store import StoreAway
 from tests.support.books import job, request
 from tests.support.stores import inside
 
@@ -249,7 +250,7 @@ def test_a_second_process_is_told_who_has_the_database(sqlite_url: str, made: Pa
     code = """
 import sys
 import tempfile
-from resource_manager.storage.store import open_store
+from resource_manager.storage.opening import open_store
 try:
     open_store(sys.argv[1]).lead("second")
 except Exception as error:
@@ -321,7 +322,7 @@ def test_a_database_of_another_user_is_a_clear_error() -> None:
         code = (
             "import os, sys\n"
             "import resource_manager.storage.sqlite_store\n"
-            "from resource_manager.storage.store import open_store\n"
+            "from resource_manager.storage.opening import open_store\n"
             "os.setgid(65534); os.setuid(65534)\n"
             "try: open_store(sys.argv[1])\n"
             "except Exception as error: print(error.reason, error)\n"

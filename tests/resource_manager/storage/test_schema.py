@@ -17,7 +17,7 @@ from finegrain.errors import Reason, StoreError
 from resource_manager.engine.model.effects import Changes
 from resource_manager.storage import creation, migrate, schema, tables
 from resource_manager.storage.location import DatabaseUrl
-from resource_manager.storage.store import open_store
+from resource_manager.storage.opening import open_store
 from tests.support.books import books_of, everything, same_books
 from tests.support.migrations import NEXT, STEP, know_next_version
 from tests.support.postgresql import PostgresqlServer

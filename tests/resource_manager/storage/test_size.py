@@ -14,9 +14,10 @@ from finegrain.resources import KIB
 from resource_manager.engine.invariants.all import check_invariants
 from resource_manager.engine.model.entities import Instant
 from resource_manager.engine.model.settings import EngineSettings
+from resource_manager.engine.restoring import restore
 from resource_manager.engine.state import State
 from resource_manager.storage.location import sqlite_url
-from resource_manager.storage.store import open_store
+from resource_manager.storage.opening import open_store
 
 PER_EXECUTOR_BYTES = 50 * KIB
 PER_REQUEST_BYTES = 2 * KIB
@@ -30,7 +31,7 @@ def weight(folder: Path, size: Size) -> int:
     with open_store(sqlite_url(folder / "books.db")) as store:
         store.lead("test")
         fill(store, size)
-        return _allocated(lambda: State.restore(store.load(), EngineSettings(), Instant(0, 0)))
+        return _allocated(lambda: restore(store.load(), EngineSettings(), Instant(0, 0)))
 
 
 def _allocated(make: Callable[[], State]) -> int:

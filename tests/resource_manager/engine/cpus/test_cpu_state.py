@@ -73,10 +73,10 @@ def test_a_report_that_says_nothing_leaves_it_as_it_was_and_a_full_one_does_not(
 
 def test_offline_cpus_that_slots_never_could_have_change_nothing() -> None:
     story = CpuStory(host())
-    version = story.state.cluster_version
+    version = story.state.hosts.version
     story.see("host-a", offline_cpus="64-127")
     assert story.free_cpu() == 16_000
-    assert story.state.cluster_version == version
+    assert story.state.hosts.version == version
     assert story.state.hosts["host-a"].present.taken == CpuSet()
 
 

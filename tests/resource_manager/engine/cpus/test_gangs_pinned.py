@@ -18,6 +18,7 @@ from finegrain.cpu_policy import (
 from finegrain.cpuset import CpuSet
 from finegrain.errors import Reason
 from finegrain.resources import MIB, ResourceProfile
+from resource_manager.engine.lifecycle.waiting import member_reason
 from resource_manager.engine.model.entities import (
     GangPlacement,
     GangSpec,
@@ -26,7 +27,6 @@ from resource_manager.engine.model.entities import (
 )
 from resource_manager.engine.model.events import HostPolicySet, RequestsSubmitted, SlotsReleased
 from resource_manager.engine.placement.gang_exact import Trials
-from resource_manager.engine.placement.gang_feasibility import member_reason
 from resource_manager.engine.queue.gangs import Wish
 from tests.support.cpu_hosts import BE, LSE, LSR, PLAIN, CpuStory, host
 

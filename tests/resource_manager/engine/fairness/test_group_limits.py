@@ -14,6 +14,7 @@ from finegrain.resources import GIB, MIB, ResourceProfile, fits, total_of
 from resource_manager.engine.fairness.groups import above
 from resource_manager.engine.fairness.quotas import counted
 from resource_manager.engine.invariants.all import check_invariants
+from resource_manager.engine.lifecycle import quota_checks
 from resource_manager.engine.model.entities import GangSpec, RangeSpec, RequestSpec, RequestState
 from resource_manager.engine.model.events import (
     ForgetRequested,
@@ -26,7 +27,7 @@ from resource_manager.engine.model.events import (
     SlotsReleased,
 )
 from resource_manager.engine.model.settings import EngineSettings, Fairness
-from resource_manager.engine.scheduling import cycle, quota_checks
+from resource_manager.engine.scheduling import cycle
 from tests.resource_manager.engine.model import ModelCluster, ModelExecutor
 from tests.support.properties import examples
 

@@ -9,6 +9,7 @@ import pytest
 from finegrain.errors import FailedPrecondition, FinegrainError, InvalidArgument, NotFound, Reason
 from finegrain.resources import GIB, ResourceProfile
 from resource_manager.engine.explain.groups import group_views
+from resource_manager.engine.explain.waiting_since import groups_waiting_since, jobs_waiting_since
 from resource_manager.engine.fairness.groups import in_order
 from resource_manager.engine.jobs import groups
 from resource_manager.engine.model.effects import Snapshot
@@ -21,8 +22,7 @@ from resource_manager.engine.model.events import (
     RequestsSubmitted,
 )
 from resource_manager.engine.model.settings import EngineSettings
-from resource_manager.engine.queue.waiting_since import groups_waiting_since, jobs_waiting_since
-from resource_manager.engine.state import State
+from resource_manager.engine.restoring import restore
 from tests.resource_manager.engine.model import ModelCluster, ModelExecutor
 from tests.resource_manager.engine.scheduling.test_gangs import TINY, members
 from tests.support.books import job
@@ -193,7 +193,7 @@ def test_books_that_know_no_groups_get_those_that_their_jobs_live_in() -> None:
         job("c", group="gone", state=JobState.ENDED, end_time_ms=1, arrival_number=3),
         job("d", group="high", arrival_number=4),
     ]
-    state = State.restore(Snapshot(1, jobs=rows), EngineSettings(), Instant(1_000, 5))
+    state = restore(Snapshot(1, jobs=rows), EngineSettings(), Instant(1_000, 5))
     made = {name: group.weight for name, group in state.groups.items()}
     assert made == DELIVERED | {"Old_Team.1": 1.0}
     assert {group.name for group in state.take_changes().groups} == set(made)
@@ -208,7 +208,7 @@ def test_books_that_know_no_groups_get_those_that_their_jobs_live_in() -> None:
 def test_the_default_group_comes_back_whatever_happened_to_its_row() -> None:
     rows = [Group("low"), Group("part", parent="struck by hand")]
     counters = {"groups_delivered": 1}
-    state = State.restore(
+    state = restore(
         Snapshot(1, groups=rows, counters=counters), EngineSettings(), Instant(1_000, 5)
     )
     assert sorted(state.groups) == ["default", "low", "part"]

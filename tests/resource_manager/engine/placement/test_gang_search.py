@@ -137,7 +137,7 @@ def asked_for(wished: Any) -> list[Wish]:
 
 
 def index_of(cluster: ModelCluster) -> Any:
-    main = cluster.state.indexes.main
+    main = cluster.state.hosts.indexes.main
     return {name: [list(level) for level in column] for name, column in main.columns.items()}, dict(
         main.sums
     )
@@ -173,7 +173,7 @@ def test_one_host_and_hosts_apart_are_found_whenever_they_exist(
     cluster = cluster_with(described, strategy)
     asked = asked_for(wished)
     before = index_of(cluster)
-    found = seek(cluster.state, Where(placement), asked, may_build=may_build)
+    found = seek(cluster.state.hosts, Where(placement), asked, may_build=may_build)
     assert (found is not None) == Everything(cluster, asked).exists(placement)
     assert index_of(cluster) == before
     if found is not None:
@@ -204,7 +204,7 @@ def test_equal_members_are_placed_whenever_they_fit(
         merged[labels] = Wish(profile, labels, count, frozenset(barred))
     asked = list(merged.values())
     before = index_of(cluster)
-    found = seek(cluster.state, Where(placement, "rack"), asked, may_build=may_build)
+    found = seek(cluster.state.hosts, Where(placement, "rack"), asked, may_build=may_build)
     assert (found is not None) == Everything(cluster, asked).exists(placement)
     assert index_of(cluster) == before
     if found is not None:
@@ -220,7 +220,7 @@ def test_unequal_members_are_placed_soundly_or_not_at_all(
     cluster = cluster_with(described)
     asked = asked_for(wished)
     before = index_of(cluster)
-    found = seek(cluster.state, Where(placement, "rack"), asked)
+    found = seek(cluster.state.hosts, Where(placement, "rack"), asked)
     assert index_of(cluster) == before
     if found is not None:
         check_sound(cluster, asked, found, placement)
@@ -231,7 +231,7 @@ def test_largest_members_go_first() -> None:
     """In order of arrival the small ones would take what the large one needs."""
     cluster = cluster_with([(2, 4, 0, "", False, False), (1, 2, 0, "", False, False)])
     small, large = Wish(SMALL, (), 1), Wish(ResourceProfile(2000, 1024 * MIB), (), 1)
-    found = seek(cluster.state, Where(ANYWHERE), [small, large])
+    found = seek(cluster.state.hosts, Where(ANYWHERE), [small, large])
     assert found is not None
     assert {share.wish: share.host_id for share in found} == {0: "host-1", 1: "host-0"}
 
@@ -243,13 +243,13 @@ def test_the_value_that_fits_best_is_taken() -> None:
     cluster = cluster_with(
         [(c, 6, 0, rack, False, False) for c, rack in zip(cpus, racks, strict=True)]
     )
-    found = seek(cluster.state, Where(SAME_LABEL, "rack"), [Wish(SMALL, (), 3)])
+    found = seek(cluster.state.hosts, Where(SAME_LABEL, "rack"), [Wish(SMALL, (), 3)])
     assert found is not None
     assert {share.host_id for share in found} == {"host-2", "host-3"}
     cluster = cluster_with(
         [(c, 6, 0, rack, False, False) for c, rack in zip(cpus, racks, strict=True)], "spread"
     )
-    found = seek(cluster.state, Where(SAME_LABEL, "rack"), [Wish(SMALL, (), 3)])
+    found = seek(cluster.state.hosts, Where(SAME_LABEL, "rack"), [Wish(SMALL, (), 3)])
     assert found is not None
     assert {share.host_id for share in found} == {"host-0", "host-1"}
 
@@ -263,7 +263,7 @@ def test_whoever_has_a_choice_moves_on_for_whoever_has_none() -> None:
     members = [Wish(ResourceProfile(1, 512 * MIB * (8 - n)), (), 1) for n in range(5)]
     for order in ([0, 1, 2, 3, 4], [4, 3, 2, 1, 0], [2, 0, 4, 1, 3]):
         asked = [members[n] for n in order]
-        found = seek(cluster.state, Where(SPREAD), asked)
+        found = seek(cluster.state.hosts, Where(SPREAD), asked)
         assert found is not None
         assert {order[share.wish]: share.host_id for share in found} == {
             n: f"host-{n}" for n in range(5)
@@ -276,7 +276,7 @@ def test_equal_members_move_on_for_those_that_must_not_go_there() -> None:
     free = Wish(SMALL, (), 3)
     bound = Wish(SMALL, (), 3, frozenset({"host-0"}))
     for asked in ([free, bound], [bound, free]):
-        found = seek(cluster.state, Where(ANYWHERE), asked)
+        found = seek(cluster.state.hosts, Where(ANYWHERE), asked)
         assert found is not None
         check_sound(cluster, asked, found, ANYWHERE)
 
@@ -300,7 +300,7 @@ def test_a_host_each_is_found_whenever_there_is_one(strategy: str, case: Any) ->
     described, asked = case
     cluster = cluster_with(described, strategy)
     before = index_of(cluster)
-    found = seek(cluster.state, Where(SPREAD), asked)
+    found = seek(cluster.state.hosts, Where(SPREAD), asked)
     assert index_of(cluster) == before
     exists = len(asked) <= len(described) and Everything(cluster, asked).exists(SPREAD)
     assert (found is not None) == exists
@@ -313,7 +313,7 @@ def test_a_large_spread_needs_few_searches() -> None:
     cluster = cluster_of([(POOL_PER_PART, 0, number == 0) for number in range(36)])
     ssd = Wish(ResourceProfile(100, 128 * MIB), (("disk", "ssd"),), 1)
     others = [Wish(ResourceProfile(100 + n, 128 * MIB), (), 1) for n in range(35)]
-    found = seek(cluster.state, Where(SPREAD), [*others, ssd])
+    found = seek(cluster.state.hosts, Where(SPREAD), [*others, ssd])
     assert found is not None
     assert len({share.host_id for share in found}) == 36
     assert {share.host_id for share in found if share.wish == 35} == {"host-00"}
@@ -326,16 +326,18 @@ def test_large_values_of_a_label_are_searched_like_the_whole() -> None:
     ]
     cluster = cluster_with(described)
     where = Where(SAME_LABEL, "rack")
-    found = seek(cluster.state, where, [Wish(SMALL, (), 321)])
+    found = seek(cluster.state.hosts, where, [Wish(SMALL, (), 321)])
     assert found is not None
     assert {cluster.state.hosts[share.host_id].labels["rack"] for share in found} == {"r2"}
-    found = seek(cluster.state, where, [Wish(SMALL, (), 320)], may_build=True)
+    found = seek(cluster.state.hosts, where, [Wish(SMALL, (), 320)], may_build=True)
     assert found is not None
     assert sum(share.count for share in found) == 320
     assert (
-        seek(cluster.state, where, [Wish(SMALL, (), 641), Wish(LARGE, (), 320)], may_build=True)
+        seek(
+            cluster.state.hosts, where, [Wish(SMALL, (), 641), Wish(LARGE, (), 320)], may_build=True
+        )
         is None
     )
-    found = seek(cluster.state, where, [Wish(SMALL, (), 640), Wish(LARGE, (), 320)])
+    found = seek(cluster.state.hosts, where, [Wish(SMALL, (), 640), Wish(LARGE, (), 320)])
     assert found is not None
-    assert seek(cluster.state, where, [Wish(SMALL, (), 1281)]) is None
+    assert seek(cluster.state.hosts, where, [Wish(SMALL, (), 1281)]) is None

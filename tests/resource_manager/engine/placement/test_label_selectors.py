@@ -98,8 +98,8 @@ def test_selectors_that_nobody_waits_with_make_room_for_others() -> None:
     for number, label in enumerate(LABELS):
         submit(cluster, RequestSpec(f"r{number}", SMALL, required_labels=(label,)))
         assert cluster.state.requests[f"r{number}"].state is RequestState.ALLOCATING
-    assert 1 <= len(cluster.state.indexes.selected) <= 2
-    assert (LABELS[-1],) in cluster.state.indexes.selected
+    assert 1 <= len(cluster.state.hosts.indexes.selected) <= 2
+    assert (LABELS[-1],) in cluster.state.hosts.indexes.selected
     assert not check_invariants(cluster.state)
 
 
@@ -116,16 +116,16 @@ def test_selectors_of_gangs_that_wait_are_not_made_anew_all_the_time() -> None:
     cluster.batch(
         RequestsSubmitted(cluster.at, "job", tuple(members), gangs=tuple(map(GangSpec, gangs)))
     )
-    first = dict(cluster.state.indexes.selected)
+    first = dict(cluster.state.hosts.indexes.selected)
     assert len(first) == 2
     for host in cluster.state.hosts.values():
-        cluster.state.indexes.log_growth(host, cluster.state.queue)
+        cluster.state.hosts.indexes.log_growth(host, cluster.state.queue)
         cluster.batch()
-    assert cluster.state.indexes.selected == first
+    assert cluster.state.hosts.indexes.selected == first
     assert not check_invariants(cluster.state)
     cluster.batch(RequestsCancelled(cluster.at, "job", tuple(f"{name}.0" for name in gangs)))
     cluster.batch()
-    assert not cluster.state.indexes.selected
+    assert not cluster.state.hosts.indexes.selected
 
 
 def test_a_host_that_registers_twice_at_once_with_new_labels_and_a_broken_slot() -> None:
@@ -133,7 +133,7 @@ def test_a_host_that_registers_twice_at_once_with_new_labels_and_a_broken_slot()
     submit(cluster, RequestSpec("broken", SMALL, restart_on_loss=True))
     cluster.settle()
     submit(cluster, RequestSpec("wished", SMALL, required_labels=SSD, allow_pending=True))
-    assert SSD in cluster.state.indexes.selected
+    assert SSD in cluster.state.hosts.indexes.selected
     changed = replace(cluster.executors["host-0"], labels=SSD)
     changed.end(("broken", 1), "SLOT_BROKEN")
     again = [

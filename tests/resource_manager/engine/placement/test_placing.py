@@ -117,7 +117,7 @@ def book(cluster: ModelCluster, shape: Shape, runs: list[tuple[str, int]]) -> No
 def test_first_fit_by_count_is_first_fit_slot_by_slot(described: Any, wished: Any) -> None:
     cluster = cluster_of(described, pack_candidates=1)
     naive = Naive(cluster)
-    placing = Placing(cluster.state)
+    placing = Placing(cluster.state.hosts, cluster.state.reservations)
     for shape, count in shapes_of(cluster, wished):
         runs = placing.place(shape, count)
         assert spelled_out(runs) == naive.first_fit(shape, count)
@@ -133,7 +133,7 @@ def test_nothing_is_promised_twice_and_nothing_that_fits_is_left(
 ) -> None:
     cluster = cluster_of(described, strategy=strategy, label_indexes_max=own_index)
     naive = Naive(cluster)
-    placing = Placing(cluster.state)
+    placing = Placing(cluster.state.hosts, cluster.state.reservations)
     for shape, count in shapes_of(cluster, wished):
         assert placing.has_room(shape) == any(naive.has_room(name, shape) for name in naive.hosts)
         runs = placing.place(shape, count)
@@ -151,11 +151,11 @@ def test_after_a_pass_the_indexes_say_what_the_hosts_have(
     chosen: Any, described: Any, wished: Any
 ) -> None:
     cluster = cluster_of(described, **chosen)
-    placing = Placing(cluster.state)
+    placing = Placing(cluster.state.hosts, cluster.state.reservations)
     for shape, count in shapes_of(cluster, wished):
         book(cluster, shape, placing.place(shape, count))
     placing.finish()
-    for index in cluster.state.indexes.all().values():
+    for index in cluster.state.hosts.indexes.all().values():
         assert index.problems() == []
         for name in index.ids:
             there = cluster.state.hosts[name].vector(cluster.settings.strategy)
@@ -168,7 +168,7 @@ def test_what_hosts_have_left_is_known_to_the_ranking_all_through_a_pass(
     described: Any, wished: Any
 ) -> None:
     cluster = cluster_of(described)
-    placing = Placing(cluster.state)
+    placing = Placing(cluster.state.hosts, cluster.state.reservations)
     placed = 0
     for shape, count in shapes_of(cluster, wished):
         placing.has_room(shape)
@@ -176,7 +176,7 @@ def test_what_hosts_have_left_is_known_to_the_ranking_all_through_a_pass(
         book(cluster, shape, runs)
         placed += sum(share for _, share in runs)
         for index, proportions in placing._proportions.items():
-            afresh = Proportions(index, cluster.state.indexes.main).free
+            afresh = Proportions(index, cluster.state.hosts.indexes.main).free
             for position, free in proportions.free.items():
                 assert 0 <= free - afresh[position] <= placed + 1, "but for roundings"
 
@@ -190,7 +190,7 @@ def test_the_same_books_give_the_same_answer_whoever_has_an_index_of_its_own(
     answers: list[Any] = []
     for own_index in (64, 64, 0):
         cluster = cluster_of(described, strategy=strategy, label_indexes_max=own_index)
-        placing = Placing(cluster.state)
+        placing = Placing(cluster.state.hosts, cluster.state.reservations)
         answers.append([])
         for shape, count in shapes_of(cluster, wished):
             answers[-1].append(runs := placing.place(shape, count))
@@ -201,7 +201,7 @@ def test_the_same_books_give_the_same_answer_whoever_has_an_index_of_its_own(
 def test_a_request_is_not_placed_where_its_older_slot_still_is() -> None:
     cluster = cluster_of([(ONE_POOL, 0, False)] * 2)
     shape = cluster.state.queue.shape_of(RequestSpec("", ResourceProfile(100, 64 * MIB)))
-    placing = Placing(cluster.state)
+    placing = Placing(cluster.state.hosts, cluster.state.reservations)
     assert placing.place(shape, 1, elsewhere=["host-00"]) == [("host-01", 1)]
     assert placing.place(shape, 1, elsewhere=["host-00", "host-01"]) == []
     assert placing.place(shape, 1) == [("host-00", 1)]

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from finegrain.resources import GIB, MIB, ResourceProfile
+from resource_manager.engine.explain.stretches import members_of, stretches_of
 from resource_manager.engine.invariants.all import check_invariants
 from resource_manager.engine.model.entities import (
     ENDED_REQUEST_STATES,
@@ -32,7 +33,7 @@ from resource_manager.engine.model.events import (
     SlotsReleased,
 )
 from resource_manager.engine.model.settings import EngineSettings
-from resource_manager.engine.queue.iteration import members_of, stretches_of
+from resource_manager.engine.restoring import restore
 from resource_manager.engine.state import State
 from tests.resource_manager.engine.model import ModelCluster, ModelExecutor
 from tests.resource_manager.engine.test_machine import JOBS, MACHINE, PROFILES, BooksStaySound
@@ -255,7 +256,7 @@ class AsManyPlainRequests(RuleBasedStateMachine):
     def books_are_sound_and_stored(self) -> None:
         state = self.ranges.state
         assert check_invariants(state) == []
-        restored = State.restore(self.ranges.store.snapshot(99), state.settings, self.ranges.at)
+        restored = restore(self.ranges.store.snapshot(99), state.settings, self.ranges.at)
         assert check_invariants(restored) == []
         assert standing(restored) == standing(state)
 
@@ -358,7 +359,7 @@ class RangesAmongTheRest(BooksStaySound):
     @invariant()
     def where_members_stand_is_stored(self) -> None:
         snapshot = self.cluster.store.snapshot(99)
-        restored = State.restore(snapshot, self.state.settings, self.cluster.at)
+        restored = restore(snapshot, self.state.settings, self.cluster.at)
         assert standing(restored) == standing(self.state)
 
     @invariant()

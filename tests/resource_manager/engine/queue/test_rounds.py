@@ -131,11 +131,11 @@ def test_those_who_wake_again_and_again_do_not_starve_those_behind_them() -> Non
     submit(cluster, "flood", *(huge(number) for number in range(8)))
     decide(cluster)
     hosts = cluster.state.hosts
-    cluster.state.indexes.log_growth(hosts["host-a"], cluster.state.queue)
+    cluster.state.hosts.indexes.log_growth(hosts["host-a"], cluster.state.queue)
     submit(cluster, "other", RequestSpec("late", SMALL))
     decisions = 1
     while "late" in waiting(cluster):
-        cluster.state.indexes.log_growth(hosts["host-a"], cluster.state.queue)
+        cluster.state.hosts.indexes.log_growth(hosts["host-a"], cluster.state.queue)
         cluster.batch()
         decisions += 1
     assert decisions == 9  # eight before it in the one round that all of them were in

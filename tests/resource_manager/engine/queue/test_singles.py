@@ -9,12 +9,12 @@ import pytest
 from finegrain.resources import GIB, MIB, ResourceProfile
 from resource_manager.engine.context import Turn
 from resource_manager.engine.invariants.all import check_invariants
+from resource_manager.engine.lifecycle.moves import place
 from resource_manager.engine.model.entities import RequestSpec, RequestState
 from resource_manager.engine.model.events import JobRegistered, RequestsSubmitted, SlotsReleased
 from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.engine.placement.placement_pass import Placing
 from resource_manager.engine.queue.non_batchable import Kind, Single, Singles
-from resource_manager.engine.requests.moves import place
 from resource_manager.engine.scheduling.cycle import ATTEMPTS
 from tests.resource_manager.engine.model import ModelCluster, ModelExecutor
 

@@ -7,10 +7,10 @@ import pytest
 from finegrain.resources import GIB, MIB, ResourceProfile
 from resource_manager.engine.invariants.all import check_invariants
 from resource_manager.engine.jobs import lifecycle
+from resource_manager.engine.lifecycle.members import KINDS_OF_ENDS_MAX, keep_end_of_many
 from resource_manager.engine.model.effects import SendAllocate
 from resource_manager.engine.model.entities import RangeSpec, RequestSpec, RequestState
 from resource_manager.engine.model.events import JobEndRequested, JobRegistered, RequestsSubmitted
-from resource_manager.engine.requests.members import KINDS_OF_ENDS_MAX, keep_end_of_many
 from tests.resource_manager.engine.model import ModelCluster, ModelExecutor
 
 SMALL = ResourceProfile(1_000, 256 * MIB)

@@ -30,7 +30,7 @@ from resource_manager.engine.model.events import (
     ProvisionStopFailed,
 )
 from resource_manager.engine.model.settings import ExecutorShape, Provisioning
-from resource_manager.engine.scaling.ledger import PENDING
+from resource_manager.engine.placement.elastic import PENDING
 from resource_manager.engine.scaling.totals import counted, staying
 from tests.resource_manager.engine.model import ModelExecutor
 from tests.resource_manager.engine.scheduling.test_gang_machine import GangsStayWhole

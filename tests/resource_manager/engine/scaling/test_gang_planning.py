@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 
 from resource_manager.engine.model.entities import GangPlacement
 from resource_manager.engine.model.scheduling_key import SLOTS
-from resource_manager.engine.scaling.gang_planning import GangWish
-from resource_manager.engine.scaling.packing import Capacity, Counts, Wish
-from resource_manager.engine.scaling.planning import Backlog, Plan, Supply, make_plan
+from resource_manager.engine.placement.elastic import Capacity
+from resource_manager.engine.planning.gang_planning import GangWish
+from resource_manager.engine.planning.packing import Counts, Wish
+from resource_manager.engine.planning.planning import Backlog, Plan, Supply, make_plan
 from tests.support.properties import examples
 
 ROOMS = st.lists(st.tuples(st.integers(1, 8), st.sampled_from("ab")), max_size=4)

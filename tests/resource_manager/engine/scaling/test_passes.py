@@ -20,8 +20,9 @@ from resource_manager.engine.model.events import (
     SlotsReleased,
 )
 from resource_manager.engine.model.settings import EngineSettings, ExecutorShape, Provisioning
-from resource_manager.engine.scaling import backlog, possible
-from resource_manager.engine.scaling.planning import make_plan
+from resource_manager.engine.planning import possible
+from resource_manager.engine.planning.planning import make_plan
+from resource_manager.engine.scaling import backlog
 from tests.resource_manager.engine.model import ModelCluster, ModelExecutor
 
 ONE = ResourceProfile(1_000, 256 * MIB)

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from resource_manager.engine.model.entities import GangPlacement
 from resource_manager.engine.model.scheduling_key import DEFAULT_SLOTS, SLOTS
-from resource_manager.engine.scaling.gang_planning import GangWish
-from resource_manager.engine.scaling.packing import Capacity, Counts, Space, Wish
-from resource_manager.engine.scaling.planning import Backlog, Plan, Supply, make_plan
+from resource_manager.engine.placement.elastic import Capacity
+from resource_manager.engine.planning.gang_planning import GangWish
+from resource_manager.engine.planning.packing import Counts, Space, Wish
+from resource_manager.engine.planning.planning import Backlog, Plan, Supply, make_plan
 from tests.support.properties import examples
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 
 from finegrain.resources import ResourceProfile
+from resource_manager.engine.lifecycle.gangs import waiting_gangs
 from resource_manager.engine.model.entities import (
     GangPlacement,
     GangSpec,
@@ -22,7 +23,7 @@ from resource_manager.engine.model.entities import (
 from resource_manager.engine.model.events import RequestsSubmitted
 from resource_manager.engine.placement.gang_search import find_together, passed_by, seek
 from resource_manager.engine.queue.gangs import Where, living, wishes_of
-from resource_manager.engine.scheduling.gangs import waiting_gangs
+from resource_manager.engine.restoring import restore
 from resource_manager.engine.state import State
 from tests.resource_manager.engine.test_machine import (
     JOBS,
@@ -136,7 +137,7 @@ class GangsStayWhole(BooksStaySound):
     @invariant()
     def gangs_stand_after_a_restart_where_they_stood(self) -> None:
         store, now = self.cluster.store, self.cluster.at
-        restored = State.restore(store.snapshot(99), self.state.settings, now)
+        restored = restore(store.snapshot(99), self.state.settings, now)
         assert standing(restored, now) == standing(self.state, now)
 
     @invariant()
@@ -158,23 +159,23 @@ class GangsStayWhole(BooksStaySound):
         """A gang that is passed by would not be found room for, and one that is not has the same
         outcome with what is remembered as without.
         """
-        self.state.refresh_indexes()
+        self.state.hosts.refresh(self.state.queue)
         for gang, _ in waiting_gangs(self.state):
             waiting = self.state.gangs.waiting[gang.gang_id]
             kind = waiting.kind
-            room = seek(self.state, kind.where, kind.wishes)
+            room = seek(self.state.hosts, kind.where, kind.wishes)
             if len({wish.profile for wish in kind.wishes}) > 1:
                 continue  # first-fit decreasing may find another way with less room
-            if passed_by(self.state, kind):
+            if passed_by(self.state.hosts, kind):
                 assert room is None
             else:
-                found = find_together(self.state, waiting, kind.wishes)
+                found = find_together(self.state.hosts, waiting, kind.wishes)
                 assert (found is None) == (room is None)
 
     def _nothing_that_fits_waits(self) -> None:
         super()._nothing_that_fits_waits()
         for gang, members in waiting_gangs(self.state):
-            assert seek(self.state, Where.of(gang.spec), wishes_of(members)) is None
+            assert seek(self.state.hosts, Where.of(gang.spec), wishes_of(members)) is None
 
     def _both_sides_agree(self) -> None:
         super()._both_sides_agree()

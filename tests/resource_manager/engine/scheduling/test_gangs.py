@@ -17,6 +17,7 @@ from resource_manager.engine.explain.lists import cluster_view
 from resource_manager.engine.explain.requests import explain
 from resource_manager.engine.invariants.all import check_invariants
 from resource_manager.engine.jobs import lifecycle
+from resource_manager.engine.lifecycle.gangs import waiting_gangs
 from resource_manager.engine.model.entities import (
     GangPlacement,
     GangSpec,
@@ -32,7 +33,6 @@ from resource_manager.engine.model.events import (
 )
 from resource_manager.engine.model.settings import DAY_MS, EngineSettings
 from resource_manager.engine.queue.gangs import Wish
-from resource_manager.engine.scheduling.gangs import waiting_gangs
 from resource_manager.engine.step import step
 from tests.resource_manager.engine.model import ModelCluster, ModelExecutor
 from tests.resource_manager.engine.placement.test_gang_search import (

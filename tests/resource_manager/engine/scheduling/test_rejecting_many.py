@@ -136,9 +136,9 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The first label of every scheduling class that is looked at."""
     seen: list[str] = []
 
-    def counted(state: Any, shape: Any) -> Any:
+    def counted(hosts: Any, elastic: Any, shape: Any) -> Any:
         seen.append(shape.labels[0][1] if shape.labels else "")
-        return feasibility(state, shape)
+        return feasibility(hosts, elastic, shape)
 
     monkeypatch.setattr(rejecting, "feasibility", counted)
     return seen

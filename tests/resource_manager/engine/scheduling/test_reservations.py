@@ -23,7 +23,7 @@ from resource_manager.engine.model.events import (
     UndrainRequested,
 )
 from resource_manager.engine.model.settings import ExecutorShape, Provisioning
-from resource_manager.engine.scheduling.reservation_owners import GangHolder
+from resource_manager.engine.scheduling.reservation_owners import GangOwner
 from resource_manager.engine.scheduling.reservations import PATIENCE
 from tests.support.jobs_and_hosts import Story
 
@@ -212,13 +212,13 @@ def test_a_search_in_vain_is_not_made_again_before_something_has_changed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     searches: list[str] = []
-    choose = GangHolder.choose
+    choose = GangOwner.choose
 
-    def counted(self: GangHolder, *args: Any) -> Any:
+    def counted(self: GangOwner, *args: Any) -> Any:
         searches.append(self.gang_id)
         return choose(self, *args)
 
-    monkeypatch.setattr(GangHolder, "choose", counted)
+    monkeypatch.setattr(GangOwner, "choose", counted)
     story = Story(starvation_timeout_ms=1_000 * STARVING_S)
     flood = Flood(story)
     story.job("three")

@@ -21,10 +21,10 @@ from finegrain.resources import Amounts
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.model.entities import NOTHING_SET, Executor, GangPlacement
 from resource_manager.engine.model.scheduling_key import in_grains
+from resource_manager.engine.placement.elastic import UNBOUNDED, Capacity
 from resource_manager.engine.placement.gang_exact import Trials
-from resource_manager.engine.scaling.exact import UNBOUNDED
-from resource_manager.engine.scaling.gang_planning import GangWish
-from resource_manager.engine.scaling.packing import Capacity, Wish
+from resource_manager.engine.planning.gang_planning import GangWish
+from resource_manager.engine.planning.packing import Wish
 
 if TYPE_CHECKING:
     from finegrain.cpu_policy import HostPolicy

@@ -17,24 +17,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import prod
 
-from resource_manager.engine.scaling.batches import Batch, Cover, rest_of, rest_of_limits, within
-from resource_manager.engine.scaling.classes import (
+from resource_manager.engine.placement.elastic import UNBOUNDED
+from resource_manager.engine.planning.batches import Batch, Cover, rest_of, rest_of_limits, within
+from resource_manager.engine.planning.classes import (
     KINDS_MAX,
     classes_of,
     fits_somewhere,
     mean_offers,
     pack,
 )
-from resource_manager.engine.scaling.exact import (
+from resource_manager.engine.planning.exact import (
     STATES_MAX,
-    UNBOUNDED,
     VISITS_MAX,
     Offer,
     equal_cover,
     room_for,
     small_cover,
 )
-from resource_manager.engine.scaling.packing import Counts
+from resource_manager.engine.planning.packing import Counts
 
 _VALUE_UNIT = 1 << 20
 _IMPROVED_MAX = 12

@@ -30,11 +30,10 @@ from resource_manager.engine.context import Turn
 from resource_manager.engine.cpus.assign import Wish
 from resource_manager.engine.cpus.refusals import CpuRefusal
 from resource_manager.engine.cpus.resizing import fits_alone, resized
-from resource_manager.engine.executors.refusals import backoff_ms
-from resource_manager.engine.fairness import usage
 from resource_manager.engine.hosts.cpu_allocator import NO_TOPOLOGY
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.hosts.notes import ResizeHold
+from resource_manager.engine.lifecycle import usage
 from resource_manager.engine.model.entities import (
     Request,
     RequestState,
@@ -45,7 +44,7 @@ from resource_manager.engine.model.entities import (
 )
 from resource_manager.engine.model.events import ItemOutcome
 from resource_manager.engine.model.reported import ReportedSlot
-from resource_manager.engine.model.timers import Timer
+from resource_manager.engine.model.timers import Timer, backoff_ms
 from resource_manager.engine.queue.non_batchable import Single
 
 if TYPE_CHECKING:
@@ -257,7 +256,7 @@ def resize_answered(
         return
     state, ordered = turn.state, slot.ordered
     _set_size(state, host, slot, slot.profile, None)
-    state.touch(host)
+    state.hosts.touch(host)
     state.changes.slot(slot)
     request = _granted(state, slot)
     if request is None:

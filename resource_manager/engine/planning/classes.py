@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from resource_manager.engine.scaling.exact import UNBOUNDED, Offer
-from resource_manager.engine.scaling.packing import Counts, Need
+from resource_manager.engine.placement.elastic import UNBOUNDED
+from resource_manager.engine.planning.exact import Offer
+from resource_manager.engine.planning.packing import Counts, Need
 
 KINDS_MAX = 64
 """So many kinds are few enough to be told apart as they are."""

@@ -50,6 +50,13 @@ def count_total(state: State, host: Host) -> None:
     state.costs.count(host.host_id, {} if lost else host.total)
 
 
+def total_changed(state: State, host: Host) -> None:
+    """What a host could give when empty has changed, or whether it may."""
+    state.hosts.version += 1
+    count_total(state, host)
+    state.hosts.touch(host)
+
+
 def stopped(state: State, slot: Slot) -> None:
     """The slot begins to be taken down."""
     if slot.job_id in state.flows.jobs:

@@ -13,7 +13,7 @@ def booked_at_most(state: State, shape: Shape) -> Amounts:
     """What one slot books, wherever it goes, as limits count it; of default slots, what the largest
     one books on any executor. Empty: no executor is known.
     """
-    version = state.cluster_version
+    version = state.hosts.version
     if shape.need is None or shape.need[0] != version:
         shape.need = version, _booked_at_most(state, shape)
     return shape.need[1]

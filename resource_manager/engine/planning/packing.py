@@ -6,11 +6,12 @@ a registered one, or one that could be asked for.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from finegrain.resources import Amounts
 from resource_manager.engine.model.scheduling_key import DEFAULT_SLOTS, SLOTS
+from resource_manager.engine.placement.elastic import Capacity
 
 Need = tuple[tuple[int, int], ...]
 """What one wish takes: (dimension, amount) without zeros; the dimensions of one `Space`."""
@@ -29,18 +30,6 @@ class Wish:
     pooled: Amounts
     separate: Amounts
     labels: tuple[tuple[str, str], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Capacity:
-    """What a room has, in the same columns, `SLOTS` included; `default` is what one default slot
-    takes of it, without its slot. `separate`: it has a memory pool per part.
-    """
-
-    amounts: Amounts
-    default: Amounts = field(default_factory=dict)
-    labels: Mapping[str, str] = field(default_factory=dict)
-    separate: bool = False
 
 
 @dataclass(slots=True, eq=False)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from finegrain.resources import (
     BEST_EFFORT_CPU_MILLI,
     CPU_MILLI,
+    Amounts,
     booking,
     fits,
     has_separate_pools,
@@ -21,17 +22,31 @@ from resource_manager.engine.model.entities import Provision, ProvisionState
 from resource_manager.engine.model.scheduling_key import SLOTS, in_grains
 from resource_manager.engine.model.settings import ExecutorShape, Provisioning
 from resource_manager.engine.queue.scheduling_classes import Shape
-from resource_manager.engine.scaling.exact import UNBOUNDED
-from resource_manager.engine.scaling.packing import Capacity
 
 if TYPE_CHECKING:
     from resource_manager.engine.hosts.host import Host
+
+UNBOUNDED = 1 << 53
+"""Stands for "no limit" where a number is needed."""
 
 NUMBER = "provision_number"
 """Counter of all executors that were ever asked for."""
 
 PENDING = (ProvisionState.ASKED, ProvisionState.STARTED)
 """They were asked for and have not come."""
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What an executor has that could be asked for, or is empty, in columns of the capacity index,
+    `SLOTS` included; `default` is what one default slot takes of it, without its slot. `separate`:
+    it has a memory pool per part.
+    """
+
+    amounts: Amounts
+    default: Amounts = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
+    separate: bool = False
 
 
 @dataclass(slots=True)

@@ -15,14 +15,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from finegrain.resources import Amounts
-from resource_manager.engine.scaling.batches import Batch, rest_of, rest_of_limits
-from resource_manager.engine.scaling.classes import fits_somewhere
-from resource_manager.engine.scaling.cover import cover
-from resource_manager.engine.scaling.exact import UNBOUNDED, Offer
-from resource_manager.engine.scaling.filling import fill_rooms
-from resource_manager.engine.scaling.gang_planning import GangPlanner, GangWish, New
-from resource_manager.engine.scaling.packing import Capacity, Counts, Space, Wish
-from resource_manager.engine.scaling.within_limits import (
+from resource_manager.engine.placement.elastic import UNBOUNDED, Capacity
+from resource_manager.engine.planning.batches import Batch, rest_of, rest_of_limits
+from resource_manager.engine.planning.classes import fits_somewhere
+from resource_manager.engine.planning.cover import cover
+from resource_manager.engine.planning.exact import Offer
+from resource_manager.engine.planning.filling import fill_rooms
+from resource_manager.engine.planning.gang_planning import GangPlanner, GangWish, New
+from resource_manager.engine.planning.packing import Counts, Space, Wish
+from resource_manager.engine.planning.within_limits import (
     first_in_line,
     most_room,
     served_at_most,

@@ -12,10 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from resource_manager.engine.scaling.packing import Need
-
-UNBOUNDED = 1 << 53
-"""Stands for "no limit" where a number is needed."""
+from resource_manager.engine.placement.elastic import UNBOUNDED
+from resource_manager.engine.planning.packing import Need
 
 STATES_MAX = 256
 """Different sets of requests left, up to which a cover is searched for exactly."""

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from resource_manager.engine.scaling.classes import KINDS_MAX, classes_of, mean_offers
-from resource_manager.engine.scaling.cover import left_quickly
-from resource_manager.engine.scaling.exact import UNBOUNDED, Offer
-from resource_manager.engine.scaling.packing import Counts, Need
+from resource_manager.engine.placement.elastic import UNBOUNDED
+from resource_manager.engine.planning.classes import KINDS_MAX, classes_of, mean_offers
+from resource_manager.engine.planning.cover import left_quickly
+from resource_manager.engine.planning.exact import Offer
+from resource_manager.engine.planning.packing import Counts, Need
 
 _ROUNDS_MAX = 8
 """How often a number is tried at most."""

@@ -10,9 +10,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from resource_manager.engine.model.entities import GangPlacement
-from resource_manager.engine.scaling.cover import cover
-from resource_manager.engine.scaling.exact import UNBOUNDED, Offer
-from resource_manager.engine.scaling.packing import Capacity, Counts, Room, Space
+from resource_manager.engine.placement.elastic import UNBOUNDED, Capacity
+from resource_manager.engine.planning.cover import cover
+from resource_manager.engine.planning.exact import Offer
+from resource_manager.engine.planning.packing import Counts, Room, Space
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,11 @@ from functools import partial
 from finegrain.resources import Amounts
 from resource_manager.engine.fairness.flows import GROUP, Flow
 from resource_manager.engine.fairness.quotas import Stop, counted, room, stopped_by, whole
+from resource_manager.engine.lifecycle.needs import booked_at_most
+from resource_manager.engine.lifecycle.resizes import growth
 from resource_manager.engine.queue.gangs import WaitingGang
 from resource_manager.engine.queue.non_batchable import Kind, Single
 from resource_manager.engine.queue.scheduling_classes import Line, Shape
-from resource_manager.engine.scheduling.needs import booked_at_most
-from resource_manager.engine.scheduling.resizes import growth
 from resource_manager.engine.state import State
 
 SHAPES_ASKED_MAX = 64
@@ -116,8 +116,8 @@ def ease(state: State, most: int) -> int:
     none of those who were eased is among them again before the group has more than now.
     """
     queue, loosened = state.queue, state.flows.loosened
-    if queue.stopped_at_version != state.cluster_version:  # default slots may be others now
-        queue.stopped_at_version = state.cluster_version
+    if queue.stopped_at_version != state.hosts.version:  # default slots may be others now
+        queue.stopped_at_version = state.hosts.version
         loosened.update(dict.fromkeys([*queue.stopped.groups, *queue.singles.stopped_by]))
         queue.end_rest()
     left = most

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from resource_manager.engine.scaling.exact import UNBOUNDED, Offer
-from resource_manager.engine.scaling.packing import Counts
+from resource_manager.engine.placement.elastic import UNBOUNDED
+from resource_manager.engine.planning.exact import Offer
+from resource_manager.engine.planning.packing import Counts
 
 
 @dataclass(slots=True)

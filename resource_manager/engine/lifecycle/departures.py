@@ -9,9 +9,11 @@ from __future__ import annotations
 from finegrain.errors import Reason
 from resource_manager.engine.context import Turn
 from resource_manager.engine.hosts.host import Host
+from resource_manager.engine.lifecycle import usage
+from resource_manager.engine.lifecycle.gangs import lose
+from resource_manager.engine.lifecycle.moves import free, key_of, vanish
 from resource_manager.engine.model.entities import ExecutorState, Slot, SlotState
-from resource_manager.engine.requests.moves import free, key_of, vanish
-from resource_manager.engine.scheduling.gangs import lose
+from resource_manager.engine.state import State
 
 
 def lose_executor(turn: Turn, host: Host, message: str) -> None:
@@ -25,7 +27,7 @@ def lose_executor(turn: Turn, host: Host, message: str) -> None:
     take_all_away(turn, host, Reason.EXECUTOR_LOST, message)
     host.start_conversation()
     state.changes.executor(executor)
-    state.touch_cluster(host)
+    usage.total_changed(state, host)
 
 
 def strike(turn: Turn, host: Host) -> None:
@@ -34,11 +36,8 @@ def strike(turn: Turn, host: Host) -> None:
     for slot in list(host.slots.values()):
         vanish(turn, slot)
     state.keep_registration_number(host.executor.registration_number)
-    del state.hosts[host.host_id]
-    state.dirty_hosts.pop(host.host_id, None)
+    state.hosts.forget(host)
     state.outbox.pop(host.host_id, None)
-    state.indexes.remove(host)
-    state.cluster_version += 1
     state.rejection_clock.restart(turn.now_ms)
     state.costs.count(host.host_id, {})
     state.changes.delete_executor(host.host_id)
@@ -55,3 +54,9 @@ def take_all_away(turn: Turn, host: Host, reason: Reason, message: str) -> None:
             continue  # it went with another one of its gang
         lose(turn, slot, reason, message)
         free(turn, slot)
+
+
+def forget_settings(state: State, executor_id: str) -> None:
+    """An executor is gone for good: nobody will ever have its id again."""
+    if state.host_settings.pop(executor_id, None) is not None:
+        state.changes.delete_host_setting(executor_id)

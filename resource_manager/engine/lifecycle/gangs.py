@@ -8,7 +8,7 @@ master never sees half a gang, and no two gangs hold halves. After it was grante
 own way, but for one thing: members that ask for another slot when theirs is lost
 (`restart_on_loss`) go back into line together.
 
-The moves of `requests/moves.py` that a member cannot make alone stand here under the same names,
+The moves of `lifecycle/moves.py` that a member cannot make alone stand here under the same names,
 and do for requests without a gang what those do. Where there is room, `placement/gang_search.py`
 knows; what is accepted, `requests/gang_intake.py`.
 """
@@ -20,6 +20,7 @@ from itertools import islice
 
 from finegrain.errors import Reason
 from resource_manager.engine.context import Turn
+from resource_manager.engine.lifecycle import moves
 from resource_manager.engine.model.entities import Gang, Request, RequestState, Slot
 from resource_manager.engine.model.scheduling_key import ShapeKey, shape_key
 from resource_manager.engine.model.timers import Timer
@@ -28,7 +29,6 @@ from resource_manager.engine.placement.gang_search import find_together, passed_
 from resource_manager.engine.placement.placement_pass import Placing
 from resource_manager.engine.queue.gangs import WaitingGang, Wish, living
 from resource_manager.engine.queue.non_batchable import Single
-from resource_manager.engine.requests import moves
 from resource_manager.engine.state import State
 
 
@@ -59,10 +59,10 @@ def try_gang(turn: Turn, placing: Placing, single: Single) -> bool:
     state = turn.state
     waiting = state.gangs.waiting[single.name]
     waiting.tried = True
-    if passed_by(state, waiting.kind):
+    if passed_by(state.hosts, waiting.kind):
         return False
     wishes = wishes_now(state, waiting)
-    found = find_together(state, waiting, wishes)
+    found = find_together(state.hosts, waiting, wishes)
     if found is None:
         return False
     place_together(turn, waiting, wishes, found)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from resource_manager.engine.scaling.exact import UNBOUNDED
-from resource_manager.engine.scaling.packing import Need, Room, Space
+from resource_manager.engine.placement.elastic import UNBOUNDED
+from resource_manager.engine.planning.packing import Need, Room, Space
 
 _Needs = Sequence[Need | None]
 _Entry = tuple[Room, _Needs, Need]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 
@@ -12,27 +12,32 @@ from resource_manager.engine.hosts.cpu_allocator import Asked
 from resource_manager.engine.hosts.host import ONLINE, Host
 from resource_manager.engine.model.entities import GangPlacement
 from resource_manager.engine.model.scheduling_key import DEFAULT_SLOTS, SLOTS, in_grains
+from resource_manager.engine.placement.elastic import UNBOUNDED, Capacity, Elastic
+from resource_manager.engine.placement.hosts import Hosts
 from resource_manager.engine.placement.indexes import carries
+from resource_manager.engine.planning.exactness import counted, empty_like, offering, together
+from resource_manager.engine.planning.gang_planning import GangWish
+from resource_manager.engine.planning.packing import Wish
+from resource_manager.engine.planning.planning import Backlog, Supply, make_plan
 from resource_manager.engine.queue.gangs import Where
 from resource_manager.engine.queue.gangs import Wish as GangMembers
-from resource_manager.engine.scaling.exact import UNBOUNDED
-from resource_manager.engine.scaling.exactness import counted, empty_like, offering, together
-from resource_manager.engine.scaling.gang_planning import GangWish
-from resource_manager.engine.scaling.packing import Capacity, Wish
-from resource_manager.engine.scaling.planning import Backlog, Supply, make_plan
-from resource_manager.engine.state import State
 
 
-def gang_could_be_provided(state: State, where: Where, members: Sequence[GangMembers]) -> bool:
+def gang_could_be_provided(
+    hosts: Hosts,
+    elastic: Elastic,
+    provisions: Container[str],
+    where: Where,
+    members: Sequence[GangMembers],
+) -> bool:
     """True if all members could be placed on new executors and on those that are there, were all of
     them empty, and those gone that had been asked for. The indexes must be fresh.
     """
-    elastic = state.elastic
     gang = GangWish(
         {kind: each.count for kind, each in enumerate(members)}, where.placement, where.label
     )
     exact: dict[int, Asked] = {
-        kind: each for kind, each in enumerate(members) if each.exact or state.indexes.strict
+        kind: each for kind, each in enumerate(members) if each.exact or hosts.indexes.strict
     }
     wishes = [wish_of(each) for each in members]
     backlog = Backlog(
@@ -48,12 +53,12 @@ def gang_could_be_provided(state: State, where: Where, members: Sequence[GangMem
             for n, shape in elastic.shapes.items()
         ],
         gangs=[gang],
-        limits=_room_beside_those_there(state),
+        limits=_room_beside_those_there(hosts, elastic, provisions),
     )
     if make_plan(backlog).gangs:  # most often, and the hosts may be many
         return True
-    hosts = _hosts(state, gang, wishes, exact)
-    return bool(hosts) and bool(make_plan(replace(backlog, hosts=hosts)).gangs)
+    staying = _staying(hosts, provisions, gang, wishes, exact)
+    return bool(staying) and bool(make_plan(replace(backlog, hosts=staying)).gangs)
 
 
 def wish_of(members: GangMembers) -> Wish:
@@ -68,20 +73,26 @@ def wish_of(members: GangMembers) -> Wish:
     return Wish(pooled, separate, members.labels)
 
 
-def _room_beside_those_there(state: State) -> dict[str, int]:
-    limits = state.elastic.provisioning.total_max
+def _room_beside_those_there(
+    hosts: Hosts, elastic: Elastic, provisions: Container[str]
+) -> dict[str, int]:
+    limits = elastic.provisioning.total_max
     if not limits:
         return {}
     there = total_of(
         host.executor.registration.total
-        for name, host in state.hosts.items()
-        if host.online and name not in state.provisions
+        for name, host in hosts.items()
+        if host.online and name not in provisions
     )
     return {name: max(0, most - there.get(name, 0)) for name, most in limits.items()}
 
 
-def _hosts(
-    state: State, gang: GangWish, wishes: Sequence[Wish], exact: Mapping[int, Asked]
+def _staying(
+    hosts: Hosts,
+    provisions: Container[str],
+    gang: GangWish,
+    wishes: Sequence[Wish],
+    exact: Mapping[int, Asked],
 ) -> dict[str, Capacity]:
     """Executors that stay and could serve a member when empty: as many as there are members are
     enough, unless they have to share a label. (None where all go to one: whoever asks has looked
@@ -89,7 +100,7 @@ def _hosts(
     """
     if gang.placement is GangPlacement.SAME_EXECUTOR:
         return {}
-    index = state.indexes.main
+    index = hosts.indexes.main
     same_label = gang.placement is GangPlacement.SAME_LABEL
     most = None if same_label else sum(gang.members.values())
     found: set[str] = set()
@@ -101,11 +112,10 @@ def _hosts(
         able = (
             index.ids[at]
             for at in index.covering(needs)
-            if index.ids[at] not in state.provisions
-            and carries(state.hosts[index.ids[at]], wish.labels)
+            if index.ids[at] not in provisions and carries(hosts[index.ids[at]], wish.labels)
         )
         found.update(islice(able, most))
-    return {name: _empty(state.hosts[name], exact, gang) for name in sorted(found)}
+    return {name: _empty(hosts[name], exact, gang) for name in sorted(found)}
 
 
 def _empty(host: Host, exact: Mapping[int, Asked], gang: GangWish) -> Capacity:

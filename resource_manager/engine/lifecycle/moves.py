@@ -1,7 +1,7 @@
 """What happens to a request and its slot together: placed, confirmed, given up, lost, gone.
 
 Every move goes through the state tables and keeps the books, the queue and both logs in step. Why
-something moves, the handlers decide. They call those of `scheduling/gangs.py` where there are any:
+something moves, the handlers decide. They call those of `lifecycle/gangs.py` where there are any:
 what is done to a member of a gang may be done to all.
 """
 
@@ -14,8 +14,11 @@ from finegrain.cpu_assignment import CpuAssignment
 from finegrain.cpu_policy import PLAIN
 from finegrain.errors import Reason
 from resource_manager.engine.context import Turn
-from resource_manager.engine.fairness import threads, usage
+from resource_manager.engine.fairness import threads
 from resource_manager.engine.hosts.host import Host
+from resource_manager.engine.lifecycle import usage
+from resource_manager.engine.lifecycle.members import keep_end, keep_move, single_out
+from resource_manager.engine.lifecycle.resizes import resume, stop
 from resource_manager.engine.model.entities import (
     ENDED_REQUEST_STATES,
     Request,
@@ -26,8 +29,6 @@ from resource_manager.engine.model.entities import (
 )
 from resource_manager.engine.model.scheduling_key import shape_key
 from resource_manager.engine.model.transitions import RequestInput, SlotInput
-from resource_manager.engine.requests.members import keep_end, keep_move, single_out
-from resource_manager.engine.scheduling.resizes import resume, stop
 
 
 def key_of(slot: Slot) -> SlotKey:
@@ -51,7 +52,7 @@ def place(turn: Turn, requests: Sequence[Request], host: Host) -> None:
     if host.strict or policy is not PLAIN:
         shape = state.queue.shape_of(requests[0].spec)
         assignments = host.assignments(shape, len(requests))
-    state.hosts_in_use += not host.slots
+    state.hosts.in_use += not host.slots
     for request, assignment in zip(requests, assignments, strict=False):
         spec = request.spec
         request.generation = max(request.generation, state.generation_floor) + 1
@@ -118,7 +119,7 @@ def _serves(turn: Turn, host: Host, request: Request) -> None:
     """Whatever the host refused of this shape is over, and others of the shape may come."""
     refusal = host.refusals.pop(shape_key(request.spec), None) if host.refusals else None
     if refusal is not None and refusal.active:
-        turn.state.indexes.log_growth(host, turn.state.queue)
+        turn.state.hosts.indexes.log_growth(host, turn.state.queue)
 
 
 def reclaim(
@@ -177,24 +178,24 @@ def vanish(turn: Turn, slot: Slot) -> None:
     key = key_of(slot)
     stop(turn, slot)
     host.drop(key)
-    state.hosts_in_use -= not host.slots
+    state.hosts.in_use -= not host.slots
     state.no_longer_behind(slot)
     if slot.assignment is not None and (slot.assignment.cpus or slot.assignment.numa):
         # Its cpus and nodes may be all that somebody waits for, whatever amounts have grown.
-        state.indexes.log_growth(host, state.queue)
+        state.hosts.indexes.log_growth(host, state.queue)
     del state.slots[key]
     if slot.job_id in state.jobs:
         state.jobs[slot.job_id].slot_keys.discard(key)
     usage.gone(state, slot)
     state.changes.delete_slot(slot)
-    state.touch(host)
+    state.hosts.touch(host)
     if was_freeing:
         turn.slot_event("slot_freed", slot)
 
 
 def requeue(turn: Turn, request: Request, slot: Slot, reason: str, message: str) -> None:
     """Back to the old place in line, unless its job has ended. (The place of a gang's member is
-    that of its gang, which `scheduling/gangs.py` puts there.)
+    that of its gang, which `lifecycle/gangs.py` puts there.)
 
     The job master is told if it had been offered the slot.
     """

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from finegrain.errors import Reason
 from finegrain.intervals import Run
 from resource_manager.engine.context import Turn
+from resource_manager.engine.lifecycle.members import keep_end_of_many
+from resource_manager.engine.lifecycle.moves import give_up
 from resource_manager.engine.model.entities import RequestState
 from resource_manager.engine.model.events import ItemOutcome, Members
 from resource_manager.engine.model.transitions import RequestInput
 from resource_manager.engine.queue.ranges import INDEX_END, Part, leave_line
-from resource_manager.engine.requests.members import keep_end_of_many
-from resource_manager.engine.requests.moves import give_up
 from resource_manager.engine.state import State
 
 ENTRIES_AT_ONCE = 1_000
@@ -79,7 +79,7 @@ def end_members(
 def take_out_part(state: State, part: Part) -> None:
     """Lets no member of a part wait any more: its job has ended, and they are about to."""
     for start, end in part.waiting.runs():
-        leave_line(state, part, start, end)
+        leave_line(state.queue, part, start, end)
     for index in part.singled:
         request = state.ranges.members[part.arrival_of(index)]
         if request.state is RequestState.PENDING:
@@ -103,7 +103,7 @@ def _end_waiting(
     """Ends members who follow one another and were never placed: one entry in either log."""
     state, count = turn.state, end - start
     first = part.member(start)
-    leave_line(state, part, start, end)
+    leave_line(state.queue, part, start, end)
     state.story.move_request(first, how)
     first.reason, first.message = why.reason, why.message
     keep_end_of_many(state, part, first, count)

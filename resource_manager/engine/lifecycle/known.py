@@ -1,0 +1,73 @@
+"""Jobs, requests and executors that callers name: the one that is meant, or the error."""
+
+from __future__ import annotations
+
+from finegrain.errors import FailedPrecondition, NotFound, Reason
+from resource_manager.engine.hosts.host import Host
+from resource_manager.engine.model.entities import Job, JobState, Request
+from resource_manager.engine.state import State
+
+
+def known_host(state: State, executor_id: str) -> Host:
+    """The books of an executor.
+
+    Raises:
+        NotFound: there is none of that id.
+    """
+    host = state.hosts.get(executor_id)
+    if host is None:
+        raise NotFound(
+            f"executor {executor_id} is not known",
+            reason=Reason.EXECUTOR_UNKNOWN,
+            details={"executor_id": executor_id},
+        )
+    return host
+
+
+def known_job(state: State, job_id: str) -> Job:
+    """The job.
+
+    Raises:
+        NotFound: there is none of that id (any more).
+    """
+    job = state.jobs.get(job_id)
+    if job is None:
+        raise NotFound(
+            f"job {job_id} is not known; register it first",
+            reason=Reason.JOB_UNKNOWN,
+            details={"job_id": job_id},
+        )
+    return job
+
+
+def active_job(state: State, job_id: str) -> Job:
+    """The job, which has not ended.
+
+    Raises:
+        NotFound: there is none of that id.
+        FailedPrecondition: it has ended.
+    """
+    job = known_job(state, job_id)
+    if job.state is JobState.ENDED:
+        raise FailedPrecondition(
+            f"job {job_id} has ended ({job.end_reason}); register a new one",
+            reason=Reason.JOB_ENDED,
+            details={"job_id": job_id, "end_reason": job.end_reason},
+        )
+    return job
+
+
+def known_request(state: State, allocation_id: str) -> Request:
+    """The request.
+
+    Raises:
+        NotFound: there is none of that id (any more).
+    """
+    request = state.request_named(allocation_id)
+    if request is None:
+        raise NotFound(
+            f"allocation {allocation_id} is not known; it was never acknowledged, or is forgotten",
+            reason=Reason.ALLOCATION_UNKNOWN,
+            details={"allocation_id": allocation_id},
+        )
+    return request

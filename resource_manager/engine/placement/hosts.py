@@ -1,0 +1,53 @@
+"""All hosts, and what is derived of them together: the indexes by which they are found."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from resource_manager.engine.hosts.host import Host
+from resource_manager.engine.placement.indexes import Indexes
+
+if TYPE_CHECKING:
+    from resource_manager.engine.model.settings import EngineSettings
+    from resource_manager.engine.queue.queue import WaitingQueue
+
+
+class Hosts(dict[str, Host]):
+    """Hosts by the executor's id.
+
+    Attributes:
+        settings: of the engine.
+        indexes: by which hosts are found; up to date after `refresh`.
+        version: rises when what the hosts could give when empty changes.
+        in_use: how many have slots.
+        refusing: hosts that refused something, perhaps long ago.
+        touched: hosts whose free capacity may have changed since the last `refresh`.
+    """
+
+    def __init__(self, settings: EngineSettings) -> None:
+        super().__init__()
+        self.settings = settings
+        self.indexes = Indexes(settings)
+        self.version = 0
+        self.in_use = 0
+        self.refusing: dict[str, None] = {}
+        self.touched: dict[str, None] = {}
+
+    def touch(self, host: Host) -> None:
+        """A host's free capacity may have changed."""
+        self.touched[host.host_id] = None
+
+    def refresh(self, queue: WaitingQueue) -> None:
+        """Brings the indexes up to date with the hosts that were touched, and wakes those who may
+        fit now.
+        """
+        touched = [self[name] for name in sorted(self.touched) if name in self]
+        self.touched.clear()
+        self.indexes.refresh(touched, queue)
+
+    def forget(self, host: Host) -> None:
+        """Strikes a host."""
+        del self[host.host_id]
+        self.touched.pop(host.host_id, None)
+        self.indexes.remove(host)
+        self.version += 1

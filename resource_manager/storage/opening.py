@@ -1,0 +1,42 @@
+"""The store behind a URL."""
+
+from __future__ import annotations
+
+from resource_manager.storage.location import DatabaseUrl
+from resource_manager.storage.store import LEASE_MS, Store
+
+
+def open_store(
+    url: str,
+    *,
+    create: bool = True,
+    upgrade: bool = True,
+    read_only: bool = False,
+    lease_ms: int = LEASE_MS,
+) -> Store:
+    """Open the database at `url`: sqlite:////absolute/path.db or postgresql://user@host/name.
+
+    Args:
+        url: where; postgres:// and postgresql+psycopg:// are the same as postgresql://.
+        create: make what is missing (never with `read_only`).
+        upgrade: bring an older schema up to date, provided that nobody leads; otherwise an older
+            schema is an error.
+        read_only: never write; `lead` and `commit` are refused.
+        lease_ms: PostgreSQL: how long a leadership lasts without renewal, at least 100.
+
+    Raises:
+        ConfigurationError: the URL is not understood, or the `postgres` extra is not installed.
+        StoreError: STORE_UNAVAILABLE (unreachable, no permission), STORE_IN_USE (locked),
+            STORE_SCHEMA (older, newer, or not ours), STORE_CORRUPT, DISK_FULL; every message says
+            what to do.
+    """
+    location = DatabaseUrl.parse(url)
+    if location.is_sqlite:
+        from resource_manager.storage.sqlite_store import open_sqlite
+
+        return open_sqlite(location, create=create, upgrade=upgrade, read_only=read_only)
+    from resource_manager.storage.postgresql_store import open_postgresql
+
+    return open_postgresql(
+        location, create=create, upgrade=upgrade, read_only=read_only, lease_ms=lease_ms
+    )

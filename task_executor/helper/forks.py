@@ -1,0 +1,51 @@
+"""Processes of our own: forked, apart from what else we do, and ended with us."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from collections.abc import Callable, Collection
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+prctl = ctypes.CDLL(None, use_errno=True).prctl  # resolved once, before any fork
+
+
+def become_subreaper() -> None:
+    prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def default_signals() -> None:
+    signal.set_wakeup_fd(-1)
+    for signum in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        signal.signal(signum, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+
+
+def close_all_but(keep: Collection[int]) -> None:
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
+        if int(name) not in keep:
+            try:
+                os.close(int(name))
+            except OSError:
+                continue  # the descriptor of the listing itself
+
+
+def apart(work: Callable[[], None]) -> int:
+    """Do what may take long in a process of its own. Returns its pid, for the caller to reap."""
+    if pid := os.fork():
+        return pid
+    try:
+        default_signals()
+        close_all_but(())
+        work()
+        os._exit(0)
+    finally:
+        os._exit(1)
+
+
+def end_with(parent: int) -> None:
+    """When the parent dies, so do we, however it happens."""
+    prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it was faster
+        os._exit(1)

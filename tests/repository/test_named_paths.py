@@ -1,0 +1,48 @@
+"""Files that docs, docstrings and comments name in backticks exist under that name."""
+
+import re
+import subprocess
+
+import pytest
+
+from tests.support.components import REPOSITORY
+
+NAMED = re.compile(r"`([\w./-]+\.(?:py|md|proto|toml|yaml))`")
+NOT_OURS = {
+    "/etc/finegrain/finegrain.toml",  # where an operator puts it
+    "000N_what.py",  # how migrations are called
+}
+READ = (".md", ".py", ".proto", ".toml", ".yaml")
+OF_ANOTHER_TIME = ("CHANGELOG.md", "tests/data/")
+
+
+def _names() -> list[str]:
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=REPOSITORY,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    return [name for name in listed.stdout.split("\0") if (REPOSITORY / name).is_file()]
+
+
+@pytest.mark.needs("git")
+def test_named_files_exist() -> None:
+    names = _names()
+    # A file may be named by its last folders alone: `engine/step.py`, `step.py`.
+    known = {
+        "/".join(parts[at:])
+        for parts in (name.split("/") for name in names)
+        for at in range(len(parts))
+    }
+    missing = []
+    for name in names:
+        if not name.endswith(READ) or name.startswith(OF_ANOTHER_TIME):
+            continue
+        text = (REPOSITORY / name).read_text()
+        for match in NAMED.finditer(text):
+            if match[1] not in known and match[1] not in NOT_OURS:
+                line = text.count("\n", 0, match.start()) + 1
+                missing.append(f"{name}:{line}: {match[1]}")
+    assert missing == []
