@@ -18,6 +18,7 @@ from resource_manager.engine.lifecycle import usage
 from resource_manager.engine.model.effects import ProbeExecutor
 from resource_manager.engine.model.entities import ExecutorState, SlotKey, SlotState
 from resource_manager.engine.model.events import ExecutorProbed
+from resource_manager.engine.model.state_tables import ReachInput, RegistrationInput
 from resource_manager.engine.model.timers import Timer, backoff_ms
 
 
@@ -36,10 +37,12 @@ def delivery_overdue(turn: Turn, host: Host) -> bool:
 def find_unreachable(turn: Turn, host: Host) -> None:
     """Nothing more is placed here, and nothing believed of it holds until it registers again."""
     state, reach = turn.state, host.reach
-    reach.unreachable = True
+    reach.unreachable = state.story.reach(
+        host.host_id, unreachable=reach.unreachable, what=ReachInput.FAIL
+    )
     reach.failures += 1
     host.in_flight = None
-    host.executor.state = ExecutorState.UNCONFIRMED
+    state.story.move_executor(host.executor, RegistrationInput.DISTRUST)
     usage.total_changed(state, host)
     address = host.executor.registration.address
     turn.cluster_event(
@@ -86,7 +89,9 @@ def executor_probed(turn: Turn, event: ExecutorProbed) -> None:
     if event.cause:
         host.reach.cause = event.cause
         return
-    host.reach.unreachable = False
+    host.reach.unreachable = turn.state.story.reach(
+        host.host_id, unreachable=host.reach.unreachable, what=ReachInput.ANSWER
+    )
     host.reach.cause = ""
     host.reach.refused = 0
     usage.total_changed(turn.state, host)

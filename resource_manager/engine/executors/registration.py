@@ -38,6 +38,7 @@ from resource_manager.engine.model.events import (
     RegistrationAnswer,
     UndrainRequested,
 )
+from resource_manager.engine.model.state_tables import DrainInput, RegistrationInput
 from resource_manager.engine.model.timers import Timer
 
 
@@ -143,8 +144,7 @@ def _adopt(turn: Turn, host: Host | None, registration: Registration) -> Host:
             executor.report_number = 0
         executor.registration = registration
         executor.registration_number += 1
-    executor.lost = False
-    executor.state = ExecutorState.ACTIVE
+    state.story.move_executor(executor, RegistrationInput.REGISTER)
     executor.command_number = 0
     executor.report_at_ms = turn.now_ms
     executor.report_time_ms = turn.at.time_ms
@@ -196,7 +196,7 @@ def request_drain(turn: Turn, event: DrainRequested) -> Executor:
     state = turn.state
     host = known_host(state, event.executor_id)
     executor = host.executor
-    executor.draining = True
+    state.story.drain(executor, DrainInput.DRAIN)
     executor.drain_reason = event.reason
     executor.drain_deadline_time_ms = executor.drain_deadline_at_ms = None
     if event.deadline_ms is not None:
@@ -226,7 +226,7 @@ def request_undrain(turn: Turn, event: UndrainRequested) -> Executor:
             details={"executor_id": host.host_id},
         )
     if executor.draining:
-        executor.draining = False
+        turn.state.story.drain(executor, DrainInput.UNDRAIN)
         executor.drain_reason = ""
         executor.drain_deadline_time_ms = executor.drain_deadline_at_ms = None
         turn.state.changes.executor(executor)

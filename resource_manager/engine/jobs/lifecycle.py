@@ -20,6 +20,7 @@ from resource_manager.engine.lifecycle.usage_checkpoints import keep_ended
 from resource_manager.engine.model.endings import Ending
 from resource_manager.engine.model.entities import ENDED_REQUEST_STATES, Job, JobState, RequestState
 from resource_manager.engine.model.events import JobEndRequested, JobKeptAlive, JobRegistered
+from resource_manager.engine.model.state_tables import JobInput
 from resource_manager.engine.model.timers import Timer
 from resource_manager.engine.state import State
 
@@ -114,7 +115,7 @@ def end_job(turn: Turn, job: Job, reason: str, grace_ms: int | None = None) -> N
     if job.state is JobState.ENDED:
         return
     state = turn.state
-    job.state = JobState.ENDED
+    state.story.move_job(job, JobInput.END)
     state.live_jobs -= 1
     job.end_reason = reason
     job.end_time_ms = turn.at.time_ms

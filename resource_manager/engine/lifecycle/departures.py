@@ -13,6 +13,7 @@ from resource_manager.engine.lifecycle import usage
 from resource_manager.engine.lifecycle.gangs import lose
 from resource_manager.engine.lifecycle.moves import free, key_of, vanish
 from resource_manager.engine.model.entities import ExecutorState, Slot, SlotState
+from resource_manager.engine.model.state_tables import RegistrationInput
 from resource_manager.engine.state import State
 
 
@@ -21,8 +22,7 @@ def lose_executor(turn: Turn, host: Host, message: str) -> None:
     executor, state = host.executor, turn.state
     if executor.state is ExecutorState.UNCONFIRMED:
         state.rejection_clock.restart(turn.now_ms)  # which does not run while one is unconfirmed
-    executor.state = ExecutorState.LOST
-    executor.lost = True
+    state.story.move_executor(executor, RegistrationInput.FALL_SILENT)
     turn.cluster_event("executor_lost", executor_id=host.host_id, message=message)
     take_all_away(turn, host, Reason.EXECUTOR_LOST, message)
     host.start_conversation()

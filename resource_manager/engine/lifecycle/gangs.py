@@ -23,6 +23,7 @@ from resource_manager.engine.context import Turn
 from resource_manager.engine.lifecycle import moves
 from resource_manager.engine.model.entities import Gang, Request, RequestState, Slot
 from resource_manager.engine.model.scheduling_key import ShapeKey, shape_key
+from resource_manager.engine.model.state_tables import GangInput
 from resource_manager.engine.model.timers import Timer
 from resource_manager.engine.placement.gang_room import Share
 from resource_manager.engine.placement.gang_search import find_together, passed_by
@@ -82,6 +83,7 @@ def place_together(
     for share in found:
         some = list(islice(members[share.wish], share.count))
         moves.place(turn, some, state.hosts[share.host_id])
+    state.story.move_gang(waiting.gang, GangInput.PLACE)
     state.gangs.unconfirmed[waiting.gang.gang_id] = len(waiting.members)
     state.gangs.stop_waiting(waiting.gang, state.queue.singles)
 
@@ -100,6 +102,7 @@ def confirm(
     if state.gangs.unconfirmed[gang.gang_id]:
         return
     del state.gangs.unconfirmed[gang.gang_id]
+    state.story.move_gang(gang, GangInput.GRANT)
     gang.waiting_until_ms = None
     for request in living(state.requests, gang):
         moves.grant(turn, state.slots[request.allocation_id, request.generation])
@@ -169,7 +172,7 @@ def give_up(
         moves.give_up(turn, request, reason=reason, message=message, grace_ms=grace_ms)
         state.queue_gang(gang, tried=waiting.tried)
         return
-    _leave(state, gang)
+    _leave(state, gang, GangInput.END)
     gang.waiting_until_ms = None
     for member in list(living(state.requests, gang)):
         moves.give_up(turn, member, reason=reason, message=message, grace_ms=grace_ms)
@@ -208,14 +211,15 @@ def reject_gang(turn: Turn, waiting: WaitingGang, outcomes: Mapping[str, tuple[s
             this order.
     """
     state = turn.state
-    _leave(state, waiting.gang)
+    _leave(state, waiting.gang, GangInput.END)
     waiting.gang.waiting_until_ms = None
     for allocation_id, (reason, message) in outcomes.items():
         moves.reject(turn, state.requests[allocation_id], reason, message)
 
 
-def _leave(state: State, gang: Gang) -> None:
+def _leave(state: State, gang: Gang, what: GangInput) -> None:
     """It is not to be placed, nor are confirmations waited for."""
+    state.story.move_gang(gang, what)
     state.gangs.stop_waiting(gang, state.queue.singles)
     state.gangs.unconfirmed.pop(gang.gang_id, None)
 
@@ -248,7 +252,7 @@ def _break_up(turn: Turn, gang: Gang, culprit: Request, reason: str, message: st
         reason=reason,
         message=f"gang {gang.gang_id} goes back into line: {message}",
     )
-    _leave(state, gang)
+    _leave(state, gang, GangInput.BREAK)
     for member in members:
         slot = state.slots[member.allocation_id, member.generation]
         if member is culprit:

@@ -28,7 +28,7 @@ from resource_manager.engine.model.entities import (
     SlotState,
 )
 from resource_manager.engine.model.scheduling_key import shape_key
-from resource_manager.engine.model.transitions import RequestInput, SlotInput
+from resource_manager.engine.model.state_tables import RequestInput, SlotInput
 
 
 def key_of(slot: Slot) -> SlotKey:

@@ -17,7 +17,7 @@ from resource_manager.engine.lifecycle.members import keep_end_of_many
 from resource_manager.engine.lifecycle.moves import give_up
 from resource_manager.engine.model.entities import RequestState
 from resource_manager.engine.model.events import ItemOutcome, Members
-from resource_manager.engine.model.transitions import RequestInput
+from resource_manager.engine.model.state_tables import RequestInput
 from resource_manager.engine.queue.ranges import INDEX_END, Part, leave_line
 from resource_manager.engine.state import State
 

@@ -19,6 +19,7 @@ Knows one slot and its executor; which one of those in line is tried when, the q
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -44,6 +45,7 @@ from resource_manager.engine.model.entities import (
 )
 from resource_manager.engine.model.events import ItemOutcome
 from resource_manager.engine.model.reported import ReportedSlot
+from resource_manager.engine.model.state_tables import ResizeInput
 from resource_manager.engine.model.timers import Timer, backoff_ms
 from resource_manager.engine.queue.non_batchable import Single
 
@@ -212,7 +214,9 @@ def _adopt(turn: Turn, slot: Slot, seen: ReportedSlot) -> None:
         host.to_resize.pop(key, None)
     host.resize_holds.pop(key, None)
     slot.assignment = _assignment_seen(slot, seen)
-    _set_size(state, host, slot, seen.profile, ordered)
+    confirmed = slot.ordered is not None and ordered is None
+    with state.story.moving_resize(slot, ResizeInput.CONFIRM) if confirmed else nullcontext():
+        _set_size(state, host, slot, seen.profile, ordered)
     _, slot.cpu_limit_milli = _size(seen)
     slot.cpus = seen.cpus  # of another size it may have others
     if seen.isolation is not None:
@@ -255,7 +259,8 @@ def resize_answered(
     if slot is None or slot.ordered is None or slot.ordered.number != number:
         return
     state, ordered = turn.state, slot.ordered
-    _set_size(state, host, slot, slot.profile, None)
+    with state.story.moving_resize(slot, ResizeInput.REFUSE):
+        _set_size(state, host, slot, slot.profile, None)
     state.hosts.touch(host)
     state.changes.slot(slot)
     request = _granted(state, slot)
@@ -265,7 +270,8 @@ def resize_answered(
     reason = outcome.reason or Reason.RESIZE_REFUSED
     ends = _ends(outcome, ordered)
     if slot.wanted is None and not ends:
-        slot.wanted = replace(ordered, assignment=None)  # others may be there by then
+        with state.story.moving_resize(slot, ResizeInput.RETRY):
+            slot.wanted = replace(ordered, assignment=None)  # others may be there by then
         _hold(turn, host, slot, outcome, message)
         return
     text = f"change {number} to {size_text(ordered)}: {message}"
@@ -339,9 +345,11 @@ def order(turn: Turn, slot: Slot, assignment: CpuAssignment | None) -> None:
     host = turn.host_of(slot)
     if slot.wanted is None:
         raise InvariantBroken(f"slot {slot.allocation_id} waits for no other size")
-    ordered, slot.wanted = replace(slot.wanted, assignment=assignment), None
+    ordered = replace(slot.wanted, assignment=assignment)
     turn.state.starving.placements += 1
-    _set_size(turn.state, host, slot, slot.profile, ordered)
+    with turn.state.story.moving_resize(slot, ResizeInput.ORDER):
+        slot.wanted = None
+        _set_size(turn.state, host, slot, slot.profile, ordered)
     host.to_resize[slot.allocation_id, slot.generation] = None
     turn.state.outbox[host.host_id] = None
     turn.state.changes.slot(slot)
@@ -360,7 +368,8 @@ def withdraw(state: State, host: Host, slot: Slot) -> None:
     if slot.wanted is not None:
         state.queue.singles.remove(slot.wanted.arrival_number)
         host.resize_holds.pop((slot.allocation_id, slot.generation), None)
-        slot.wanted = None
+        with state.story.moving_resize(slot, ResizeInput.WITHDRAW):
+            slot.wanted = None
 
 
 def _granted(state: State, slot: Slot) -> Request | None:

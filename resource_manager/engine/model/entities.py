@@ -108,6 +108,15 @@ class RequestSpec:
     cpu_policy: CpuPolicy = PLAIN
 
 
+class GangState(StrEnum):
+    """Where a gang stands as a whole."""
+
+    WAITING = "WAITING"  # in line, or about to end with its job
+    ALLOCATING = "ALLOCATING"  # placed; some executors have not confirmed
+    GRANTED = "GRANTED"  # each member goes its own way, until one is to be placed again
+    ENDED = "ENDED"
+
+
 @dataclass(frozen=True, slots=True)
 class GangSpec:
     """A gang as a job master sent it, already validated. `label` only with SAME_LABEL."""
@@ -182,6 +191,7 @@ class Gang:
     arrival_number: int  # of its first member: its place in line
     waiting_since_time_ms: int  # when it began to wait, last
     # runtime
+    state: GangState = GangState.WAITING
     members: list[str] = field(default_factory=list)  # allocation ids, in order of arrival
     waiting_until_ms: int | None = None  # monotonic; None: no timeout, or it does not wait
 

@@ -1,23 +1,52 @@
-"""Which moves requests and slots may make. Everything not listed is a bug and raises
-`IllegalTransition`.
-
-Theory of operation. A request waits (PENDING), is placed (ALLOCATING), is confirmed by its
-executor (GRANTED) and ends. A placement that fails sends it back to PENDING, as often as it takes.
-A slot is the other side of one placement: it exists from the moment that capacity is booked until
-the executor's processes are known to be gone, whatever became of its request meanwhile; that is
-why a slot can be FREEING without a living request, and only then.
-
-What the tables cannot express, `invariants/all.py` checks: that request and slot move together, and
-that a request which waits stands in the queue.
+"""The one way by which things of the books change their state: through the tables of
+`state_tables.py`, with the latest moves remembered.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from enum import StrEnum
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from finegrain.errors import IllegalTransition
-from resource_manager.engine.model.entities import Request, RequestState, Slot, SlotState
+from resource_manager.engine.model.state_tables import (
+    DRAIN,
+    GANG,
+    JOB,
+    REACH,
+    REGISTRATION,
+    REQUEST,
+    RESIZE,
+    SLOT,
+    DrainInput,
+    DrainState,
+    GangInput,
+    I,
+    JobInput,
+    Reachability,
+    ReachInput,
+    RegistrationInput,
+    RequestInput,
+    ResizeInput,
+    ResizeState,
+    S,
+    SlotInput,
+    StateTable,
+)
+
+if TYPE_CHECKING:
+    from resource_manager.engine.model.entities import (
+        Executor,
+        ExecutorState,
+        Gang,
+        GangState,
+        Job,
+        Request,
+        RequestState,
+        Slot,
+        SlotState,
+    )
 
 STORY_LENGTH = 4_000
 """Moves kept over all entities, for the message of an `IllegalTransition`."""
@@ -26,63 +55,12 @@ STORY_SHOWN = 8
 """Moves of the entity concerned that such a message shows."""
 
 
-class RequestInput(StrEnum):
-    """What can happen to a request."""
-
-    PLACE = "PLACE"  # capacity was booked for it
-    CONFIRM = "CONFIRM"  # its executor carved the slot
-    REQUEUE = "REQUEUE"  # the placement failed or the slot was lost; back to its old place in line
-    RECLAIM = (
-        "RECLAIM"  # a lost executor came back with the slot before the request was placed anew
-    )
-    CANCEL = "CANCEL"  # taken back before it was granted
-    RELEASE = "RELEASE"  # the granted slot was given back
-    REUSE = "REUSE"  # a slot that its job has already does its work
-    DECLINE = "DECLINE"  # the executor's direct offer was not accepted
-    REJECT = "REJECT"  # it may not wait any longer
-    LOSE = "LOSE"  # the granted slot was lost, and no other one is wanted
-
-
-class SlotInput(StrEnum):
-    """What can happen to a slot."""
-
-    CONFIRM = "CONFIRM"  # its executor carved it
-    FREE = "FREE"  # it is to be taken down, or its executor is out of sight
-    RECLAIM = "RECLAIM"  # its executor came back with it and it is wanted
-    VANISH = "VANISH"  # it is known not to exist (any more); capacity returns
-
-
-_R = RequestState
-REQUEST_MOVES: dict[tuple[RequestState, RequestInput], RequestState] = {
-    (_R.PENDING, RequestInput.PLACE): _R.ALLOCATING,
-    (_R.PENDING, RequestInput.CANCEL): _R.CANCELLED,
-    (_R.PENDING, RequestInput.RECLAIM): _R.GRANTED,
-    (_R.PENDING, RequestInput.REUSE): _R.RELEASED,
-    (_R.PENDING, RequestInput.REJECT): _R.REJECTED,
-    (_R.ALLOCATING, RequestInput.CONFIRM): _R.GRANTED,
-    (_R.ALLOCATING, RequestInput.REQUEUE): _R.PENDING,
-    (_R.ALLOCATING, RequestInput.CANCEL): _R.CANCELLED,
-    (_R.ALLOCATING, RequestInput.DECLINE): _R.RELEASED,
-    (_R.GRANTED, RequestInput.REQUEUE): _R.PENDING,
-    (_R.GRANTED, RequestInput.RELEASE): _R.RELEASED,
-    (_R.GRANTED, RequestInput.DECLINE): _R.RELEASED,
-    (_R.GRANTED, RequestInput.LOSE): _R.LOST,
-}
-
-SLOT_MOVES: dict[tuple[SlotState, SlotInput], SlotState | None] = {
-    (SlotState.PENDING, SlotInput.CONFIRM): SlotState.ALLOCATED,
-    (SlotState.PENDING, SlotInput.FREE): SlotState.FREEING,
-    (SlotState.PENDING, SlotInput.VANISH): None,
-    (SlotState.ALLOCATED, SlotInput.FREE): SlotState.FREEING,
-    (SlotState.ALLOCATED, SlotInput.VANISH): None,
-    (SlotState.FREEING, SlotInput.RECLAIM): SlotState.ALLOCATED,
-    (SlotState.FREEING, SlotInput.VANISH): None,
-}
-"""None: the slot exists no longer."""
-
-
 class Story:
-    """The latest moves of all entities, so that an illegal one can be understood."""
+    """The latest moves of all entities, so that an illegal one can be understood.
+
+    All `move_*` raise `IllegalTransition` if the table does not list the move, and all `restore_*`
+    if no row may stand so.
+    """
 
     def __init__(self) -> None:
         self._moves: deque[tuple[str, str, str, str]] = deque(maxlen=STORY_LENGTH)
@@ -97,38 +75,98 @@ class Story:
         return moves[-STORY_SHOWN:]
 
     def move_request(self, request: Request, what: RequestInput) -> None:
-        """Moves a request.
-
-        Raises:
-            IllegalTransition: the table does not list the move.
-        """
-        entity = request.spec.allocation_id
-        before = request.state
-        after = REQUEST_MOVES.get((before, what))
-        if after is None:
-            raise self._illegal(f"request {entity}", entity, before, what)
-        self._moves.append((entity, before, what, after))
-        request.state = after
+        """Moves a request."""
+        request.state = self._moved(REQUEST, request.spec.allocation_id, request.state, what)
 
     def move_slot(self, slot: Slot, what: SlotInput) -> None:
         """Moves a slot. One that vanishes keeps its last state; the caller strikes it from the
         books.
-
-        Raises:
-            IllegalTransition: the table does not list the move.
         """
-        entity = f"{slot.allocation_id}/{slot.generation}"
-        before = slot.state
-        if (before, what) not in SLOT_MOVES:
-            raise self._illegal(f"slot {entity} on {slot.executor_id}", entity, before, what)
-        after = SLOT_MOVES[before, what]
-        self._moves.append((entity, before, what, after or "gone"))
+        name = f"{slot.allocation_id}/{slot.generation}"
+        after = self._after(SLOT, name, slot.state, what)
         if after is not None:
             slot.state = after
+
+    @contextmanager
+    def moving_resize(self, slot: Slot, what: ResizeInput) -> Iterator[None]:
+        """Moves the changes of a slot's size: what is done inside has to come to what the table
+        says.
+        """
+        name = f"{slot.allocation_id}/{slot.generation}"
+        due = self._moved(RESIZE, name, resize_state(slot), what)
+        yield
+        if resize_state(slot) is not due:
+            raise self._illegal(RESIZE.title, name, resize_state(slot), what)
+
+    def move_gang(self, gang: Gang, what: GangInput) -> None:
+        """Moves a gang."""
+        gang.state = self._moved(GANG, gang.gang_id, gang.state, what)
+
+    def move_job(self, job: Job, what: JobInput) -> None:
+        """Moves a job."""
+        job.state = self._moved(JOB, job.job_id, job.state, what)
+
+    def move_executor(self, executor: Executor, what: RegistrationInput) -> None:
+        """Moves an executor, as far as its registration goes."""
+        executor.state = self._moved(REGISTRATION, executor.executor_id, executor.state, what)
+        executor.lost = executor.state is REGISTRATION.states.LOST
+
+    def drain(self, executor: Executor, what: DrainInput) -> None:
+        """Moves an executor, as far as its drain goes."""
+        before = DrainState.DRAINING if executor.draining else DrainState.OPEN
+        after = self._moved(DRAIN, executor.executor_id, before, what)
+        executor.draining = after is DrainState.DRAINING
+
+    def reach(self, executor_id: str, *, unreachable: bool, what: ReachInput) -> bool:
+        """Moves an executor, as far as dialling it goes; True: it is unreachable then."""
+        before = Reachability.UNREACHABLE if unreachable else Reachability.REACHABLE
+        return self._moved(REACH, executor_id, before, what) is Reachability.UNREACHABLE
+
+    def restore_request(self, request: Request, state: RequestState) -> None:
+        """A request of the store stands so, as is known of its slot."""
+        request.state = self._restored(REQUEST, request.spec.allocation_id, state)
+
+    def restore_slot(self, slot: Slot, state: SlotState) -> None:
+        """A slot of the store stands so, as is known of its request."""
+        slot.state = self._restored(SLOT, f"{slot.allocation_id}/{slot.generation}", state)
+
+    def restore_gang(self, gang: Gang, state: GangState) -> None:
+        """A gang of the store stands so, as is known of its members."""
+        gang.state = self._restored(GANG, gang.gang_id, state)
+
+    def restore_executor(self, executor: Executor, state: ExecutorState) -> None:
+        """An executor of the store stands so."""
+        executor.state = self._restored(REGISTRATION, executor.executor_id, state)
+
+    def _moved(self, table: StateTable[S, I], entity: str, before: S, what: I) -> S:
+        after = self._after(table, entity, before, what)
+        if after is None:
+            raise self._illegal(table.title, entity, before, what)
+        return after
+
+    def _after(self, table: StateTable[S, I], entity: str, before: S, what: I) -> S | None:
+        move = before, what
+        if move not in table.moves:
+            raise self._illegal(table.title, entity, before, what)
+        after = table.moves[move]
+        self._moves.append((entity, before, what, after or "gone"))
+        return after
+
+    def _restored(self, table: StateTable[S, I], entity: str, state: S) -> S:
+        if state not in table.restored:
+            raise self._illegal(table.title, entity, state, "RESTORE")
+        return state
 
     def _illegal(self, title: str, entity: str, before: str, what: str) -> IllegalTransition:
         story = "; ".join(self.of(entity)) or "no moves on record"
         return IllegalTransition(
-            f"{title} is {before}, which does not allow {what}. Recent moves: {story}",
+            f"{title} {entity} is {before}, which does not allow {what}. Recent moves: {story}",
             details={"entity": entity, "state": before, "input": what},
         )
+
+
+def resize_state(slot: Slot) -> ResizeState:
+    """Where the changes of a slot's size stand."""
+    if slot.ordered is None:
+        return ResizeState.NONE if slot.wanted is None else ResizeState.WAITING
+    return ResizeState.ORDERED if slot.wanted is None else ResizeState.ORDERED_AND_WAITING

@@ -19,6 +19,7 @@ from resource_manager.engine.model.entities import (
     Gang,
     GangPlacement,
     GangSpec,
+    GangState,
     Instant,
     Request,
     RequestSpec,
@@ -31,6 +32,7 @@ from resource_manager.engine.model.scheduling_key import (
     is_exact,
     shape_key,
 )
+from resource_manager.engine.model.transitions import Story
 from resource_manager.engine.queue.non_batchable import Kind, Single, Singles
 
 
@@ -203,7 +205,7 @@ class GangBooks:
         if gang_id:
             self.by_id[gang_id].members.append(request.allocation_id)
 
-    def sort_out(self, requests: dict[str, Request], now: Instant) -> list[Gang]:
+    def sort_out(self, requests: dict[str, Request], story: Story, now: Instant) -> list[Gang]:
         """Finds out where restored gangs stand; answers with those that are to stand in line.
 
         A gang is granted if the slots of all its living members were carved; else those that were
@@ -214,10 +216,12 @@ class GangBooks:
             members = list(living(requests, gang))
             missing = sum(each.state is RequestState.ALLOCATING for each in members)
             for request in members if missing else ():
-                request.state = RequestState.ALLOCATING
-            if not members or members[0].state is RequestState.GRANTED:
+                story.restore_request(request, RequestState.ALLOCATING)
+            stands = _stands(members)
+            story.restore_gang(gang, stands)
+            if stands in (GangState.ENDED, GangState.GRANTED):
                 continue
-            if missing:
+            if stands is GangState.ALLOCATING:
                 self.unconfirmed[gang.gang_id] = missing
             else:
                 waiting.append(gang)
@@ -233,6 +237,19 @@ class GangBooks:
         if kind is None:
             kind = self._kinds[key] = GangKind(*key)
         return kind
+
+
+def _stands(members: list[Request]) -> GangState:
+    """Where a gang stands as a whole, by its living members, who stand alike."""
+    if not members:
+        return GangState.ENDED
+    match members[0].state:
+        case RequestState.GRANTED:
+            return GangState.GRANTED
+        case RequestState.ALLOCATING:
+            return GangState.ALLOCATING
+        case _:
+            return GangState.WAITING
 
 
 def living(requests: dict[str, Request], gang: Gang) -> Iterator[Request]:

@@ -20,6 +20,7 @@ from resource_manager.engine.lifecycle.resizes import (
 )
 from resource_manager.engine.model.entities import Request, RequestState, Resize, Slot
 from resource_manager.engine.model.events import ResizeRequested
+from resource_manager.engine.model.state_tables import ResizeInput
 from resource_manager.engine.state import State
 
 
@@ -46,13 +47,14 @@ def request_resize(turn: Turn, event: ResizeRequested) -> Slot:
     withdraw(state, host, slot)
     slot.resize_number = number
     if slot.ordered is not None or not has_size(slot, target):
-        slot.wanted = Resize(
-            number,
-            target.profile,
-            target.cpu_limit_milli,
-            target.wait_for_use,
-            state.next_arrival_number(),
-        )
+        with state.story.moving_resize(slot, ResizeInput.ASK):
+            slot.wanted = Resize(
+                number,
+                target.profile,
+                target.cpu_limit_milli,
+                target.wait_for_use,
+                state.next_arrival_number(),
+            )
     instead = f", instead of change {replaced.number} which waited" if replaced is not None else ""
     nothing = "" if slot.wanted is not None else ": the size that it has"
     who = "an operator" if event.job_id is None else f"job {request.job_id}"

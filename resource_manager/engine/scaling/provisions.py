@@ -23,6 +23,7 @@ from resource_manager.engine.model.events import (
     ProvisionStopFailed,
 )
 from resource_manager.engine.model.settings import ExecutorShape
+from resource_manager.engine.model.state_tables import DrainInput
 from resource_manager.engine.model.timers import Timer, backoff_ms
 from resource_manager.engine.placement.elastic import NUMBER, PENDING
 from resource_manager.engine.state import State
@@ -184,7 +185,7 @@ def drain(turn: Turn, host: Host, message: str) -> None:
     executor = host.executor
     if executor.draining:
         return
-    executor.draining = True
+    turn.state.story.drain(executor, DrainInput.DRAIN)
     executor.drain_reason = f"is given back: {message}"
     turn.state.changes.executor(executor)
     usage.total_changed(turn.state, host)

@@ -35,6 +35,7 @@ from resource_manager.engine.model.events import (
     CommandUndelivered,
     ItemOutcome,
 )
+from resource_manager.engine.model.state_tables import RegistrationInput
 from resource_manager.engine.model.timers import Timer, backoff_ms
 
 
@@ -202,10 +203,8 @@ def command_refused(turn: Turn, event: CommandRefused) -> None:
 
 def _distrust(turn: Turn, host: Host, why: str, reason: str = "") -> None:
     host.in_flight = None
-    host.executor.state = ExecutorState.UNCONFIRMED
-    usage.total_changed(
-        turn.state, host
-    )  # nothing new may be placed there: whatever is held there moves
+    turn.state.story.move_executor(host.executor, RegistrationInput.DISTRUST)
+    usage.total_changed(turn.state, host)  # whatever is held there moves to where it can be placed
     turn.cluster_event(
         "executor_distrusted",
         executor_id=host.host_id,

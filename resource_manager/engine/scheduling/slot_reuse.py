@@ -32,7 +32,7 @@ from resource_manager.engine.model.entities import (
     SlotState,
 )
 from resource_manager.engine.model.events import ItemOutcome, SlotsReuseAsked
-from resource_manager.engine.model.transitions import RequestInput
+from resource_manager.engine.model.state_tables import RequestInput
 from resource_manager.engine.scheduling.next_in_order import NextTurn
 
 HANDED_ON = "a slot that its job has already does its work"
