@@ -1,4 +1,4 @@
-"""`docs/states.md`: the diagrams of all state tables. A test says when it is due to be written again
+"""`docs/states.md`: the diagrams of all state tables. A test says when it has to be written again
 (`python -m tests.support.state_diagrams`).
 """
 
