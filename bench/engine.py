@@ -159,7 +159,7 @@ class Bench:
         effects: list[Effect] = []
         for event in (*events, Decide(AT)):
             effects.extend(step(self.state, event).effects)
-        self.state.take_changes()
+        self.state.changes.take()
         return effects
 
     def registrations(self) -> list[Event]:

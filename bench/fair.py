@@ -90,7 +90,7 @@ class FairBench(Bench):
     def take_in(self, *events: Event) -> None:
         for event in events:
             step(self.state, event)
-        self.state.take_changes()
+        self.state.changes.take()
 
     def decide(self, *events: Event) -> list[Effect]:
         """Events, and as many decisions as it takes until nothing is left over."""
@@ -99,7 +99,7 @@ class FairBench(Bench):
             effects.extend(step(self.state, event).effects)
         while True:
             effects.extend(step(self.state, Decide(self.now)).effects)
-            self.state.take_changes()
+            self.state.changes.take()
             if not self.state.unfinished:
                 return effects
 

@@ -141,7 +141,7 @@ class Cluster:
         effects: list[Effect] = []
         for event in (*events, Decide(AT)):
             effects.extend(step(self.state, event).effects)
-        self.state.take_changes()
+        self.state.changes.take()
         return effects
 
     def timed(self, *events: Event) -> tuple[float, float]:

@@ -11,6 +11,7 @@ from resource_manager.engine.fairness.groups import adopt_groups
 from resource_manager.engine.hosts.allowed_cpus import CLUSTER, set_for
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.lifecycle import usage, usage_checkpoints
+from resource_manager.engine.lifecycle.lines import leave_behind, queue_gang
 from resource_manager.engine.model.counter_names import (
     FORGOTTEN,
     GENERATION_FLOOR,
@@ -83,7 +84,7 @@ def restore(snapshot: Snapshot, settings: EngineSettings, at: Instant) -> State:
         state.timers.arm(Timer.PLAN, "", at.monotonic_ms)
     state.timers.arm(Timer.HISTORY, "", at.monotonic_ms + state.history.mark_interval_ms)
     state.hosts.refresh(state.queue)
-    state.considered_arrival = state.restored_arrival = state.arrival_number
+    state.considered_arrival = state.restored_arrival = state.numbers.arrival
     return state
 
 
@@ -93,11 +94,11 @@ def fresh(settings: EngineSettings, rm_epoch: int, at: Instant) -> State:
 
 
 def _read_counters(state: State, snapshot: Snapshot) -> None:
-    state.arrival_number = snapshot.counters.get("arrival_number", 0)
-    state.forgotten_registration_number = snapshot.counters.get(FORGOTTEN, 0)
-    state.generation_floor = snapshot.counters.get(GENERATION_FLOOR, 0)
+    state.numbers.arrival = snapshot.counters.get("arrival_number", 0)
+    state.numbers.forgotten_registration = snapshot.counters.get(FORGOTTEN, 0)
+    state.numbers.generation_floor = snapshot.counters.get(GENERATION_FLOOR, 0)
     state.elastic.number = snapshot.counters.get(NUMBER, 0)
-    state.host_setting_number = snapshot.counters.get(HOST_SETTING_NUMBER, 0)
+    state.numbers.host_setting = snapshot.counters.get(HOST_SETTING_NUMBER, 0)
     state.elastic.resumes = bool(snapshot.provisions)
     state.provisions = {
         each.executor_id: each
@@ -110,10 +111,10 @@ def _line_up(state: State, at: Instant) -> None:
     """Lets those wait who wait; whoever was here before has tried them all."""
     for slot in state.slots.values():
         if slot.state is SlotState.ALLOCATED and slot.wanted is not None and slot.ordered is None:
-            state.line_up(slot)
+            state.queue.add_resize(slot)
     for gang in state.gangs.sort_out(state.requests, state.story, at):
         if gang.job_id not in state.endings:
-            state.queue_gang(gang, tried=True)
+            queue_gang(state, gang, tried=True)
     for request in state.requests.values():
         waits = request.state is RequestState.PENDING and request.job_id not in state.endings
         if waits and not request.spec.gang_id:
@@ -175,7 +176,7 @@ def _restore_request(state: State, request: Request) -> None:
         part.stored.add(part.index_of(request.arrival_number))
         return  # counted with its part
     state.ranges.reserve(request.allocation_id)
-    state.by_arrival[request.arrival_number] = request
+    state.requests.by_arrival[request.arrival_number] = request
     state.gangs.restore_member(request)
     job.arrivals.append(request.arrival_number)
     _count_live(state, job, request.state not in ENDED_REQUEST_STATES)
@@ -225,7 +226,7 @@ def _restore_slot(state: State, slot: Slot) -> None:
         slot.allocation_id = request.spec.allocation_id
     _match(state.story, request, slot)
     if slot.state is SlotState.FREEING:
-        state.leave_behind(slot)
+        leave_behind(state, slot)
     slot.executor_id = host.host_id
     key = slot.allocation_id, slot.generation
     state.slots[key] = slot

@@ -5,7 +5,7 @@ the caller's input is raised before anything is changed. `IllegalTransition` and
 are bugs: the books may then be half changed, and whoever drives the engine drops them and
 restores.
 
-Order for whoever drives it: any events, then one `Decide`, then `State.take_changes()`, then
+Order for whoever drives it: any events, then one `Decide`, then `State.changes.take()`, then
 commit, then effects and answers. Only `Decide` places requests and sends commands.
 """
 
@@ -204,7 +204,7 @@ def _decide(turn: Turn) -> None:
     state.newcomers.clear()
     keep_urgent(turn)
     tell_who_waits(turn)
-    state.considered_arrival = state.arrival_number
+    state.considered_arrival = state.numbers.arrival
 
 
 def _waiting_reason(state: State, request: Request) -> str:

@@ -26,8 +26,9 @@ from resource_manager.engine.model.effects import Effect, PublishJobEvent, StepR
 from resource_manager.engine.model.entities import Instant, RequestState
 from resource_manager.engine.model.events import Decide, Event, Ticked
 from resource_manager.engine.model.settings import EngineSettings
+from resource_manager.engine.placement.hosts import Heard
 from resource_manager.engine.restoring import restore
-from resource_manager.engine.state import Heard, State
+from resource_manager.engine.state import State
 from resource_manager.service.metrics import ResourceManagerMetrics
 from resource_manager.storage.store import Store
 
@@ -124,7 +125,7 @@ class Books:
             StoreError, NotLeader: as the store says.
         """
         if self._state is not None:
-            self._heard |= self._state.heard()
+            self._heard |= self._state.hosts.heard()
         self._state = None
         self.rm_epoch = self.store.lead(
             self._holder, above_epoch=self.rm_epoch, address=self.address
@@ -142,7 +143,7 @@ class Books:
             snapshot = self.store.load()
             snapshot.rm_epoch = self.rm_epoch
             self._state = restore(snapshot, self._settings, self._clock())
-            self._state.remember(self._heard)
+            self._state.hosts.remember(self._heard)
             del snapshot
         if others := self._state.tallies_begun_anew:
             _log.warning(
@@ -188,7 +189,7 @@ class Books:
             self._stalled = False
         if not self.broken:
             effects += self._step_own(Decide(at))
-        changes = self.state.take_changes()
+        changes = self.state.changes.take()
         decided = time.perf_counter()
         self._metrics.decision_seconds.observe(decided - started)
         if changes:
@@ -213,7 +214,10 @@ class Books:
                 continue  # a grant has no reason: with one, a slot's size is told about
             request = self.state.requests.get(effect.event.allocation_id)
             # Placements are numbered from the floor on, which a restore raises.
-            first = request is not None and request.generation == self.state.generation_floor + 1
+            first = (
+                request is not None
+                and request.generation == self.state.numbers.generation_floor + 1
+            )
             if request is not None and first and effect.event.state is RequestState.GRANTED:
                 waited_ms = max(0, effect.event.time_ms - request.create_time_ms)
                 self._metrics.request_wait_seconds.observe(waited_ms / 1000)

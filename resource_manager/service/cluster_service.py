@@ -350,7 +350,7 @@ def _refuse_short(state: State, ids: Sequence[str]) -> None:
     for index, each in enumerate(ids):
         if len(each) >= PREFIX_LENGTH_MIN or each.removesuffix(".") in state.ranges:
             continue
-        if state.request_named(each) is None:
+        if state.requests.named(each) is None:
             raise _no_id(index, each)
 
 

@@ -224,7 +224,7 @@ class Cluster:
         if not known:
             return None
         moment = min(known)
-        timer = self.state.next_timer_ms()
+        timer = self.state.timers.next_due_ms()
         if timer is not None:
             moment = min(moment, max(timer, self._quiet_until_ms))
         return max(self.now_ms, moment)
@@ -245,7 +245,7 @@ class Cluster:
             observer(self)
 
     def _ticks(self) -> list[Event]:
-        due = self.state.next_timer_ms()
+        due = self.state.timers.next_due_ms()
         return [Ticked(self.at)] if due is not None and due <= self.now_ms else []
 
     def _orders_due(self) -> list[Event]:
@@ -325,7 +325,7 @@ class Cluster:
         result = step(self.state, Decide(self.at))
         took = self._stopwatch() - before
         self._take_in(result.effects)
-        self.state.take_changes()  # nobody keeps them
+        self.state.changes.take()  # nobody keeps them
         effort = self.effort
         effort.decisions += 1
         effort.cpu_s += took

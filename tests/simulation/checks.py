@@ -126,7 +126,7 @@ class Checks:
         self.require(
             f"acknowledged request {name} is forgotten"
             for name, job_id in self._promised.items()
-            if job_id in state.jobs and state.request_named(name) is None
+            if job_id in state.jobs and state.requests.named(name) is None
         )
         self.require(self.resizes.books(state))
         self.gangs.books()

@@ -114,7 +114,7 @@ class FairChecks:
 
     def asks(self, state: State, event: SlotsReuseAsked) -> set[str]:
         """Requests whose work has been taken over before this is asked."""
-        named = {name: state.request_named(name) for _, _, name in event.slots}
+        named = {name: state.requests.named(name) for _, _, name in event.slots}
         return {name for name, each in named.items() if each and each.reason == Reason.REUSED}
 
     def answers(
@@ -130,7 +130,7 @@ class FairChecks:
                 self.did["reuses agreed to again"] += 1
                 continue
             self.did["reuses agreed to"] += 1
-            slot, waiting = state.slots.get((name, generation)), state.request_named(for_id)
+            slot, waiting = state.slots.get((name, generation)), state.requests.named(for_id)
             if waiting is None or waiting.reason != Reason.REUSED:
                 yield f"{name} may do the work of {for_id}, which is {waiting}"
             if slot is None or slot.state is not SlotState.ALLOCATED:
@@ -277,13 +277,13 @@ def _minimum_passed_over(
             continue
         for line in lines:
             if _is_passed_over(state, line, request, used, more):
-                head = state.request_at(line.numbers.first).allocation_id
+                head = state.requests.at(line.numbers.first).allocation_id
                 yield f"{slot.allocation_id} was placed before {head}, whose minimum is lacking"
 
 
 def _may_go(state: State, line: Line) -> bool:
-    head = state.request_at(line.numbers.first).allocation_id
-    return line.job_id not in state.endings and head not in state.left_behind
+    head = state.requests.at(line.numbers.first).allocation_id
+    return line.job_id not in state.endings and head not in state.slots.left_behind
 
 
 def _is_passed_over(
@@ -323,7 +323,7 @@ def _held_for_nobody(state: State) -> Iterator[str]:
     """Whoever something is held for lives and waits."""
     for each in state.reservations.all():
         holder = each.holder
-        job, request = state.jobs.get(holder.job_id), state.request_named(holder.allocation_id)
+        job, request = state.jobs.get(holder.job_id), state.requests.named(holder.allocation_id)
         waits = request is not None and (
             request.state is RequestState.PENDING
             or any(

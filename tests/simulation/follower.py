@@ -246,7 +246,7 @@ def _read_log(
         for stretch in stretches_of(state, job):
             request = stretch.request
             if not stretch.ended:
-                slot = state.slot_of(request)
+                slot = state.slots.of(request)
                 shown = request.state is RequestState.GRANTED and slot is not None
                 told = Told(
                     request.state if shown else RequestState.PENDING,

@@ -119,7 +119,7 @@ class GangChecks:
 
     def _where(self, state: State, gang_id: str, members: list[Request]) -> Iterator[str]:
         """Looked at once for every placement: labels may change later."""
-        slots = [slot for request in members if (slot := state.slot_of(request)) is not None]
+        slots = [slot for request in members if (slot := state.slots.of(request)) is not None]
         keys = frozenset((slot.allocation_id, slot.generation) for slot in slots)
         if not keys or keys <= self._placed.get(gang_id, frozenset()):
             return

@@ -147,7 +147,7 @@ def _told(state: State, master: JobMaster) -> None:
             f" {state.jobs[master.name].last_sequence} events"
         )
     for name in sorted(master.acknowledged):
-        request, told = state.request_named(name), master.told_of(name)
+        request, told = state.requests.named(name), master.told_of(name)
         if request is None:
             raise Violation(f"{name} of {master.name} is forgotten")
         if told is None:

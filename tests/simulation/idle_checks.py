@@ -18,7 +18,7 @@ def idle_capacity(state: State) -> Iterator[str]:
         return
     limits = Limits(state)
     heads = [
-        (line.shape, state.request_at(line.numbers.first))
+        (line.shape, state.requests.at(line.numbers.first))
         for line in state.queue.lines()
         if line.numbers and not limits.stop(line.job_id, [booked_at_most(state, line.shape)])
     ]

@@ -47,8 +47,9 @@ from resource_manager.engine.model.events import (
     Ticked,
 )
 from resource_manager.engine.model.settings import EngineSettings
+from resource_manager.engine.placement.hosts import Heard
 from resource_manager.engine.restoring import restore
-from resource_manager.engine.state import Heard, State
+from resource_manager.engine.state import State
 from resource_manager.engine.step import step
 from resource_manager.service.wire import decoding
 from resource_manager.storage.store import NotLeader
@@ -183,9 +184,9 @@ class Manager(Client):
         snapshot.rm_epoch = self.epoch
         self._books += 1
         if self.leading:
-            self._heard |= self.state.heard()
+            self._heard |= self.state.hosts.heard()
         self.state = restore(snapshot, self.settings, self.at)
-        self.state.remember(self._heard)
+        self.state.hosts.remember(self._heard)
         self.log(f"{self.name} leads at epoch {self.epoch}")
         self.checks.books(self.state)
         self.checks.require(self.checks.tallies.restored(self))
@@ -270,7 +271,7 @@ class Manager(Client):
             self.checks.require(self.checks.gangs.late(self.state, at.monotonic_ms))
             self.checks.require(self.checks.resizes.late(self.state, at.monotonic_ms))
         self._step(Decide(at), batch.effects)
-        changes = self.state.take_changes()
+        changes = self.state.changes.take()
         return changes, idle and not changes and not batch.effects
 
     def _answer(self, event: Event, effects: list[Effect]) -> Any:

@@ -70,9 +70,9 @@ def refused_request_goes_to_the_end_of_the_line(patch: Patch) -> None:
     real = moves.requeue
 
     def requeue(turn: Turn, request: Request, slot: Slot, reason: str, message: str) -> None:
-        del turn.state.by_arrival[request.arrival_number]
-        request.arrival_number = turn.state.next_arrival_number()
-        turn.state.by_arrival[request.arrival_number] = request
+        del turn.state.requests.by_arrival[request.arrival_number]
+        request.arrival_number = turn.state.numbers.next_arrival()
+        turn.state.requests.by_arrival[request.arrival_number] = request
         real(turn, request, slot, reason, message)
 
     patch.setattr(commands, "requeue", requeue)
@@ -82,7 +82,7 @@ def slots_of_an_ended_job_are_kept(patch: Patch) -> None:
     """Its requests end, and nobody frees what was carved for them."""
 
     def give_up(turn: Turn, request: Request, **said: Any) -> None:
-        slot = turn.state.slot_of(request)
+        slot = turn.state.slots.of(request)
         moves.give_up(turn, request, **said)
         if slot is not None:
             turn.host_of(slot).to_free.pop(moves.key_of(slot), None)

@@ -224,9 +224,9 @@ def request_that_lost_its_slot_goes_to_the_end_of_the_line(patch: Patch) -> None
     real = moves.requeue
 
     def requeue(turn: Turn, request: Request, slot: Slot, reason: str, message: str) -> None:
-        del turn.state.by_arrival[request.arrival_number]
-        request.arrival_number = turn.state.next_arrival_number()
-        turn.state.by_arrival[request.arrival_number] = request
+        del turn.state.requests.by_arrival[request.arrival_number]
+        request.arrival_number = turn.state.numbers.next_arrival()
+        turn.state.requests.by_arrival[request.arrival_number] = request
         real(turn, request, slot, reason, message)
 
     patch.setattr(moves, "requeue", requeue)

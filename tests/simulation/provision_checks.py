@@ -213,7 +213,7 @@ def _somebody_may(state: State, wish: Shape) -> bool:
 
 
 def _is_of(state: State, slot: Slot, wish: Shape) -> bool:
-    request = state.request_named(slot.allocation_id)
+    request = state.requests.named(slot.allocation_id)
     assert request is not None
     return shape_key(request.spec) == wish.key
 

@@ -28,7 +28,7 @@ def rejected(state: State, effects: Iterable[Effect]) -> Iterator[str]:
         if ExecutorState.ACTIVE not in states or ExecutorState.UNCONFIRMED in states:
             yield f"{event.allocation_id} is rejected while executors are {sorted(states)}"
         for name in names_of(event.allocation_id, event.count):
-            request = state.request_named(name)
+            request = state.requests.named(name)
             if request is not None:
                 yield from _wrong(state, request.spec)
 

@@ -160,7 +160,7 @@ def _numbered(slot: Slot) -> Iterator[str]:
 
 
 def _waits_for_room(state: State, host: Host, slot: Slot) -> bool:
-    request = state.request_of(slot)
+    request = state.requests.served_by(slot)
     hold = host.resize_holds.get((slot.allocation_id, slot.generation))
     return (
         slot.wanted is not None

@@ -88,7 +88,7 @@ def offered_when_healed(monkeypatch: pytest.MonkeyPatch, crowded: World) -> tupl
     def look(checks: Checks, state: State) -> None:
         check_healed(checks, state)
         (host,) = state.hosts.values()
-        request = state.request_named("job-01-be")
+        request = state.requests.named("job-01-be")
         assert request is not None
         seen.append((host.free().get(BEST_EFFORT_CPU_MILLI, 0), request.state))
 

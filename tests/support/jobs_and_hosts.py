@@ -122,7 +122,7 @@ class Story:
     def where(self, name: str) -> str:
         """The host of a request; empty: it has none."""
         request = self.state.requests.get(name)
-        slot = self.state.slot_of(request) if request is not None else None
+        slot = self.state.slots.of(request) if request is not None else None
         return slot.executor_id if slot is not None else ""
 
     def history(self, kind: str) -> list[str]:

@@ -110,7 +110,7 @@ def set_host_policy(turn: Turn, event: HostPolicySet) -> HostSetting:
         _check_cpus(host, wanted)
     if before is not None and before.policy == wanted:
         return before
-    number = state.host_setting_number = state.host_setting_number + 1
+    number = state.numbers.host_setting = state.numbers.host_setting + 1
     setting = HostSetting(event.executor_id, wanted, number, turn.at.time_ms)
     state.changes.counter(HOST_SETTING_NUMBER, number)
     state.rejection_clock.restart(turn.now_ms)

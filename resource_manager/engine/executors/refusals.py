@@ -21,7 +21,7 @@ def remember_refusal(turn: Turn, host: Host, slot: Slot) -> None:
     What the others of a gang had is taken down, which changes the host's state, and says nothing:
     for members of a gang only time counts.
     """
-    request = turn.state.request_named(slot.allocation_id)
+    request = turn.state.requests.named(slot.allocation_id)
     if request is None:
         return
     settings = turn.state.settings

@@ -124,7 +124,7 @@ def _refuse_overtaken(host: Host, registration: Registration, report_number: int
 def _adopt(turn: Turn, host: Host | None, registration: Registration) -> Host:
     state, new = turn.state, host is None
     if host is None:
-        number = state.forgotten_registration_number + 1
+        number = state.numbers.forgotten_registration + 1
         executor = Executor(registration, number, first_seen_time_ms=turn.at.time_ms)
         executor_id = registration.executor_id
         host = Host.of(

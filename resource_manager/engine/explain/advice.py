@@ -18,6 +18,6 @@ def advise_threads(
     """
     job = known_job(state, job_id)
     slots = [state.slots[key] for key in job.slot_keys]
-    serving = [slot for slot in slots if state.request_of(slot) is not None]
+    serving = [slot for slot in slots if state.requests.served_by(slot) is not None]
     waiting = max(0, job.live_requests - len(serving))
     return advise(threads.observed(job, serving, waiting, now_ms), target_ms, quantile)

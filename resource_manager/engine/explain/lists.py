@@ -206,7 +206,7 @@ def list_requests(
     wanted = frozenset(states) or frozenset(RequestState) - ENDED_REQUEST_STATES
     candidates, beginnings = _requests_after(state, job_id, after), None
     if allocation_ids:
-        named = [state.request_named(each) for each in allocation_ids]
+        named = [state.requests.named(each) for each in allocation_ids]
         if all(named):
             candidates = _exactly(state, job_id, after, filter(None, named))
         else:
@@ -272,7 +272,7 @@ def list_jobs(
 def job_view(state: State, job: Job) -> JobView:
     """One job with its sums."""
     slots = [state.slots[key] for key in job.slot_keys]
-    served = sum(state.request_of(slot) is not None for slot in slots)
+    served = sum(state.requests.served_by(slot) is not None for slot in slots)
     return JobView(
         job=job,
         pending_requests=job.live_requests - served,
@@ -291,7 +291,7 @@ def slot_view(state: State, slot: Slot) -> SlotView:
 
 def request_view(state: State, request: Request, count: int = 1) -> RequestView:
     """One request, or so many who stand alike, with its reason and its slot."""
-    slot = state.slot_of(request)
+    slot = state.slots.of(request)
     gang = state.gangs.of(request)
     part = state.ranges.at(request.arrival_number)
     return RequestView(

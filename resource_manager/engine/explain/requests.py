@@ -90,7 +90,7 @@ def explain(
         hosts = [known_host(state, executor_id)]
     view = request_view(state, request)
     if request.state is not RequestState.PENDING:
-        slot = state.slot_of(request)
+        slot = state.slots.of(request)
         resizes = explain_resizes(state, slot) if slot is not None else []
         number = state.snapshot_number
         settled = _settled(view, state.gangs.unconfirmed.get(request.spec.gang_id, 0))

@@ -36,7 +36,7 @@ class Stretch:
 def stretches_of(state: State, job: Job, after: int = 0) -> Iterator[Stretch]:
     """All requests of a job that are kept, from behind an arrival number on."""
     parts = state.ranges.parts_of(job.job_id, after)
-    return _merged(state, state.requests_of(job, after), parts, after)
+    return _merged(state, state.requests.of_job(job, after), parts, after)
 
 
 def stretches(state: State, after: int = 0) -> Iterator[Stretch]:
@@ -51,7 +51,7 @@ def members_of(state: State, stretch: Stretch) -> Iterator[Stretch]:
         return
     first = stretch.request.arrival_number
     for number in range(first, first + stretch.count):
-        yield Stretch(state.request_at(number))
+        yield Stretch(state.requests.at(number))
 
 
 def _merged(
@@ -63,7 +63,7 @@ def _merged(
             yield Stretch(other)
             other = next(others, None)
         for _, (start, end) in part.stretches(after):
-            yield Stretch(state.request_at(part.arrival_of(start)), end - start)
+            yield Stretch(state.requests.at(part.arrival_of(start)), end - start)
     while other is not None:
         yield Stretch(other)
         other = next(others, None)
@@ -72,13 +72,13 @@ def _merged(
 def _others(state: State, after: int) -> Iterator[Request]:
     """Requests that are no members of ranges."""
     spans = list(_spans_between(state, after))
-    if sum(map(len, spans)) <= _DENSE * len(state.by_arrival):
+    if sum(map(len, spans)) <= _DENSE * len(state.requests.by_arrival):
         for span in spans:  # numbers are dense: go to the place directly
             for number in span:
-                if (request := state.by_arrival.get(number)) is not None:
+                if (request := state.requests.by_arrival.get(number)) is not None:
                     yield request
         return
-    for number, request in state.by_arrival.items():
+    for number, request in state.requests.by_arrival.items():
         if number > after:
             yield request
 
@@ -90,4 +90,4 @@ def _spans_between(state: State, after: int) -> Iterator[range]:
         if part.row.arrival_number > first:
             yield range(first, part.row.arrival_number)
         first = part.last_arrival + 1
-    yield range(first, state.arrival_number + 1)
+    yield range(first, state.numbers.arrival + 1)

@@ -22,7 +22,7 @@ def pending_by_reason(state: State) -> dict[str, int]:
     counts: dict[str, int] = {}
     for shape in state.queue.shapes():
         new = 0
-        if state.considered_arrival < state.arrival_number:
+        if state.considered_arrival < state.numbers.arrival:
             new = shape.waiting - shape.count_before(state.considered_arrival + 1)
         if new:
             reason = str(Reason.NOT_YET_CONSIDERED)

@@ -57,4 +57,8 @@ def _lines_of(state: State, job_ids: Collection[str]) -> Iterable[Line]:
 
 def _asked_ms(state: State, number: int) -> int:
     part = state.ranges.at(number)
-    return part.row.create_time_ms if part is not None else state.by_arrival[number].create_time_ms
+    return (
+        part.row.create_time_ms
+        if part is not None
+        else state.requests.by_arrival[number].create_time_ms
+    )

@@ -78,7 +78,7 @@ def _requests(state: State, *, ended: bool) -> Iterator[str]:
     for name, request in state.requests.items():
         if ended or request.state not in ENDED_REQUEST_STATES:
             yield from _request(state, name, request)
-    numbers = len(state.by_arrival) + len(state.ranges.members)
+    numbers = len(state.requests.by_arrival) + len(state.ranges.members)
     if numbers != len(state.requests):
         yield f"{numbers} arrival numbers for {len(state.requests)} requests"
 
@@ -86,7 +86,7 @@ def _requests(state: State, *, ended: bool) -> Iterator[str]:
 def _request(state: State, name: str, request: Request) -> Iterator[str]:
     title = f"request {name}"
     number = request.arrival_number
-    if (state.by_arrival.get(number) or state.ranges.members.get(number)) is not request:
+    if (state.requests.by_arrival.get(number) or state.ranges.members.get(number)) is not request:
         yield f"{title} is not at its arrival number {request.arrival_number}"
     job = state.jobs.get(request.job_id)
     is_member = request.arrival_number in state.ranges.members
@@ -129,7 +129,7 @@ def _jobs(state: State) -> Iterator[str]:
     for key, slot in state.slots.items():
         slot_keys.setdefault(slot.job_id, set()).add(key)
     for job in state.jobs.values():
-        requests = [state.by_arrival.get(number) for number in job.arrivals]
+        requests = [state.requests.by_arrival.get(number) for number in job.arrivals]
         if None in requests:
             yield f"job {job.job_id} names a request that does not exist"
         living = sum(
@@ -156,14 +156,14 @@ def _slots(state: State) -> Iterator[str]:
         host = state.hosts.get(slot.executor_id)
         if host is None or host.slots.get(key) is not slot:
             yield f"slot {key} is not in the books of its executor {slot.executor_id}"
-        if slot.state is not SlotState.FREEING and state.request_of(slot) is None:
+        if slot.state is not SlotState.FREEING and state.requests.served_by(slot) is None:
             yield f"slot {key} is {slot.state} without a living request"
         request = state.requests.get(slot.allocation_id)
         lives = request is not None and request.state not in ENDED_REQUEST_STATES
-        behind = state.left_behind.get(slot.allocation_id, [])
+        behind = state.slots.left_behind.get(slot.allocation_id, [])
         if lives and (slot.state is SlotState.FREEING) != (slot in behind):
             yield f"slot {key} is {slot.state}, counted as left behind: {slot in behind}"
-    for slot in chain.from_iterable(state.left_behind.values()):
+    for slot in chain.from_iterable(state.slots.left_behind.values()):
         if (slot.allocation_id, slot.generation) not in state.slots:
             yield f"slot {slot.allocation_id}/{slot.generation} was left behind, and is gone"
     on_hosts = sum(len(host.slots) for host in state.hosts.values())

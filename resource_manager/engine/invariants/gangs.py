@@ -69,5 +69,5 @@ def _gang(state: State, gang: Gang) -> Iterator[str]:
 
 
 def _is_unconfirmed(state: State, request: Request) -> bool:
-    slot = state.slot_of(request)
+    slot = state.slots.of(request)
     return slot is not None and slot.state is SlotState.PENDING

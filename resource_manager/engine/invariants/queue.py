@@ -77,7 +77,7 @@ def _line(state: State, line: Line) -> Iterator[str]:
     if line.stands != PARKED and line.numbers and line.stands > line.numbers.first:
         yield f"{title} stands at {line.stands}, behind its first, {line.numbers.first}"
     for start, _ in line.numbers.runs():
-        request = state.request_at(start)
+        request = state.requests.at(start)
         if request.job_id != line.job_id or state.queue.shape_of(request.spec) is not line.shape:
             yield f"{title} holds {request.allocation_id}, which is not of it"
 

@@ -71,7 +71,7 @@ def register_job(turn: Turn, event: JobRegistered) -> Job:
         lease_ms=event.lease_ms,
         secret_sha256=event.secret_sha256,
         request_id_sha256=event.request_id_sha256,
-        arrival_number=state.next_arrival_number(),
+        arrival_number=state.numbers.next_arrival(),
         create_time_ms=turn.at.time_ms,
     )
     state.jobs[job.job_id] = job
@@ -148,7 +148,7 @@ def _go_on_ending(turn: Turn, job: Job, most: int) -> int:
     until = min(ending.given_up + TAKEN_OUT_AT_ONCE, len(job.arrivals))
     # With one of a gang others end, too: they are counted as well.
     while job.live_requests and live - job.live_requests < most and ending.given_up < until:
-        request = state.by_arrival[job.arrivals[ending.given_up]]
+        request = state.requests.by_arrival[job.arrivals[ending.given_up]]
         ending.given_up += 1
         if request.state not in ENDED_REQUEST_STATES:
             reason, grace_ms = Reason.JOB_OVER, ending.grace_ms
@@ -187,7 +187,7 @@ def _take_out(state: State, job: Job, ending: Ending, most: int) -> int:
     first = max(ending.taken_out, ending.given_up)
     ending.taken_out = min(len(job.arrivals), first + most)
     for at in range(first, ending.taken_out):
-        request = state.by_arrival[job.arrivals[at]]
+        request = state.requests.by_arrival[job.arrivals[at]]
         if request.state is RequestState.PENDING:
             take_out(state, request)
     looked_at = ending.taken_out - first
@@ -229,7 +229,7 @@ def retention_rang(turn: Turn, job_id: str) -> None:
         state.ranges.forget(part)
         state.changes.delete_range(part.row)
     for _ in range(min(FORGOTTEN_AT_ONCE, len(job.arrivals))):
-        request = state.by_arrival.pop(job.arrivals.pop())
+        request = state.requests.by_arrival.pop(job.arrivals.pop())
         del state.requests[request.spec.allocation_id]
         state.ranges.give_back(request.spec.allocation_id)
         state.changes.delete_request(request)

@@ -35,7 +35,7 @@ def strike(turn: Turn, host: Host) -> None:
     state = turn.state
     for slot in list(host.slots.values()):
         vanish(turn, slot)
-    state.keep_registration_number(host.executor.registration_number)
+    state.numbers.keep_registration(host.executor.registration_number)
     state.hosts.forget(host)
     state.outbox.pop(host.host_id, None)
     state.rejection_clock.restart(turn.now_ms)

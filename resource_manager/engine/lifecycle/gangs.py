@@ -21,6 +21,7 @@ from itertools import islice
 from finegrain.errors import Reason
 from resource_manager.engine.context import Turn
 from resource_manager.engine.lifecycle import moves
+from resource_manager.engine.lifecycle.lines import queue_gang
 from resource_manager.engine.model.entities import Gang, Request, RequestState, Slot
 from resource_manager.engine.model.scheduling_key import ShapeKey, shape_key
 from resource_manager.engine.model.state_tables import GangInput
@@ -43,7 +44,7 @@ def waiting_gangs(state: State) -> Iterator[tuple[Gang, list[Request]]]:
 
 def wishes_now(state: State, waiting: WaitingGang) -> tuple[Wish, ...]:
     """What a gang that waits asks for, with the hosts that its members must not have now."""
-    if any(each.allocation_id in state.left_behind for each in waiting.members):
+    if any(each.allocation_id in state.slots.left_behind for each in waiting.members):
         return tuple(_by_wish(state, waiting))
     return waiting.kind.wishes
 
@@ -52,7 +53,7 @@ def begin_to_wait(turn: Turn, gang: Gang) -> None:
     """Puts a new gang into the line."""
     if gang.spec.timeout_ms is not None:
         gang.waiting_until_ms = turn.now_ms + gang.spec.timeout_ms
-    turn.state.queue_gang(gang)
+    queue_gang(turn.state, gang)
 
 
 def try_gang(turn: Turn, placing: Placing, single: Single) -> bool:
@@ -122,7 +123,7 @@ def requeue(turn: Turn, request: Request, slot: Slot, reason: str, message: str)
 
 def lose(turn: Turn, slot: Slot, reason: str, message: str) -> None:
     """The slot's request has lost it; likewise."""
-    request = turn.state.request_of(slot)
+    request = turn.state.requests.served_by(slot)
     gang = turn.state.gangs.of(request) if request is not None else None
     if request is None or gang is None:
         moves.lose(turn, slot, reason, message)
@@ -138,7 +139,7 @@ def decline(turn: Turn, slot: Slot) -> None:
     """Nobody accepted the executor's direct offer. (Members of a gang are not offered directly; if
     an executor does so all the same, a gang that is not granted yet goes back.)
     """
-    request = turn.state.request_of(slot)
+    request = turn.state.requests.served_by(slot)
     if request is None or not request.spec.gang_id or request.state is not RequestState.ALLOCATING:
         moves.decline(turn, slot)
         return
@@ -170,7 +171,7 @@ def give_up(
     if alone and waiting is not None and len(waiting.members) > 1:
         state.gangs.stop_waiting(gang, state.queue.singles)
         moves.give_up(turn, request, reason=reason, message=message, grace_ms=grace_ms)
-        state.queue_gang(gang, tried=waiting.tried)
+        queue_gang(state, gang, tried=waiting.tried)
         return
     _leave(state, gang, GangInput.END)
     gang.waiting_until_ms = None
@@ -228,7 +229,7 @@ def _by_wish(state: State, waiting: WaitingGang) -> dict[Wish, list[Request]]:
     """The members, by what they ask for and which hosts they must not have."""
     alike: dict[tuple[ShapeKey, frozenset[str]], list[Request]] = {}
     for request in waiting.members:
-        holders = state.left_behind.get(request.allocation_id, ())
+        holders = state.slots.left_behind.get(request.allocation_id, ())
         elsewhere = frozenset(slot.executor_id for slot in holders)
         alike.setdefault((shape_key(request.spec), elsewhere), []).append(request)
     return {
@@ -266,5 +267,5 @@ def _break_up(turn: Turn, gang: Gang, culprit: Request, reason: str, message: st
         if gang.spec.timeout_ms is not None:
             gang.waiting_until_ms = turn.now_ms + gang.spec.timeout_ms
     if gang.job_id not in state.endings:
-        state.queue_gang(gang)
+        queue_gang(state, gang)
         state.rejection_clock.gang_requeued(gang.gang_id, turn.now_ms)

@@ -63,7 +63,7 @@ def known_request(state: State, allocation_id: str) -> Request:
     Raises:
         NotFound: there is none of that id (any more).
     """
-    request = state.request_named(allocation_id)
+    request = state.requests.named(allocation_id)
     if request is None:
         raise NotFound(
             f"allocation {allocation_id} is not known; it was never acknowledged, or is forgotten",

@@ -17,6 +17,7 @@ from resource_manager.engine.context import Turn
 from resource_manager.engine.fairness import threads
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.lifecycle import usage
+from resource_manager.engine.lifecycle.lines import leave_behind, no_longer_behind
 from resource_manager.engine.lifecycle.members import keep_end, keep_move, single_out
 from resource_manager.engine.lifecycle.resizes import resume, stop
 from resource_manager.engine.model.entities import (
@@ -55,7 +56,7 @@ def place(turn: Turn, requests: Sequence[Request], host: Host) -> None:
     state.hosts.in_use += not host.slots
     for request, assignment in zip(requests, assignments, strict=False):
         spec = request.spec
-        request.generation = max(request.generation, state.generation_floor) + 1
+        request.generation = max(request.generation, state.numbers.generation_floor) + 1
         slot = Slot(
             allocation_id=spec.allocation_id,
             generation=request.generation,
@@ -129,7 +130,7 @@ def reclaim(
     state = turn.state
     request = state.requests[slot.allocation_id]
     state.queue.remove(request)
-    state.no_longer_behind(slot)
+    no_longer_behind(state, slot)
     state.story.move_slot(slot, SlotInput.RECLAIM)
     usage.taken_back(state, slot)
     state.story.move_request(request, RequestInput.RECLAIM)
@@ -159,7 +160,7 @@ def free(turn: Turn, slot: Slot, grace_ms: int | None = None) -> None:
     if slot.state is not SlotState.FREEING:
         usage.stopped(state, slot)
     state.story.move_slot(slot, SlotInput.FREE)
-    state.leave_behind(slot)
+    leave_behind(state, slot)
     stop(turn, slot)
     slot.thread_since_ms = None
     slot.grace_ms = grace_ms
@@ -179,7 +180,7 @@ def vanish(turn: Turn, slot: Slot) -> None:
     stop(turn, slot)
     host.drop(key)
     state.hosts.in_use -= not host.slots
-    state.no_longer_behind(slot)
+    no_longer_behind(state, slot)
     if slot.assignment is not None and (slot.assignment.cpus or slot.assignment.numa):
         # Its cpus and nodes may be all that somebody waits for, whatever amounts have grown.
         state.hosts.indexes.log_growth(host, state.queue)
@@ -218,7 +219,7 @@ def lose(turn: Turn, slot: Slot, reason: str, message: str) -> None:
 
     What becomes of the slot itself is the caller's next move.
     """
-    request = turn.state.request_of(slot)
+    request = turn.state.requests.served_by(slot)
     if request is None:
         return
     turn.slot_event("slot_lost", slot, reason=reason, message=message)
@@ -273,7 +274,7 @@ def give_up(
     """Ends a living request on somebody's wish: a waiting one is cancelled, a slot is taken
     down.
     """
-    slot = turn.state.slot_of(request)
+    slot = turn.state.slots.of(request)
     how = RequestInput.RELEASE if request.state is RequestState.GRANTED else RequestInput.CANCEL
     end_request(turn, request, how, reason=reason, message=message, slot=slot)
     if slot is not None:
@@ -294,7 +295,7 @@ def decline(turn: Turn, slot: Slot) -> None:
     """The job master did not take the executor's direct offer: the request ends, the slot is
     gone.
     """
-    request = turn.state.request_of(slot)
+    request = turn.state.requests.served_by(slot)
     if request is not None:
         message = "its job master did not accept the offered slot in time"
         reason = Reason.OFFER_NOT_ACCEPTED

@@ -146,7 +146,7 @@ def go_on(turn: Turn, slot: Slot) -> None:
         state.queue.singles.remove(wanted.arrival_number)
         order(turn, slot, found)
     elif wanted.arrival_number not in state.queue.singles:
-        state.line_up(slot)
+        state.queue.add_resize(slot)
     else:
         state.queue.singles.wake(wanted.arrival_number)  # it may grow by less than it was to
 
@@ -316,7 +316,7 @@ def resize_rang(turn: Turn, allocation_id: str) -> None:
     """A change that could not be carried out may be tried again."""
     state = turn.state
     request = state.requests.get(allocation_id)
-    slot = state.slot_of(request) if request is not None else None
+    slot = state.slots.of(request) if request is not None else None
     if slot is None:
         return
     hold = turn.host_of(slot).resize_holds.get((allocation_id, slot.generation))
@@ -374,7 +374,7 @@ def withdraw(state: State, host: Host, slot: Slot) -> None:
 
 def _granted(state: State, slot: Slot) -> Request | None:
     """The request that has been granted this slot; None: it was given up or replaced."""
-    request = state.request_of(slot)
+    request = state.requests.served_by(slot)
     return request if request is not None and request.state is RequestState.GRANTED else None
 
 

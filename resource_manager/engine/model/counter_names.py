@@ -15,3 +15,6 @@ HOST_SETTING_NUMBER = "host_setting_number"
 
 FORGOTTEN = "forgotten_registration_number"
 """Highest registration number of all executors that were forgotten."""
+
+ARRIVAL_NUMBER = "arrival_number"
+"""The last place in line that was given out, to jobs and requests alike."""

@@ -1,7 +1,7 @@
 """What `step` wants done, after the books are durable. Every effect may be repeated: it carries ids
 and numbers.
 
-Rows to store are not effects: `State.take_changes()` hands over what a batch touched, each row
+Rows to store are not effects: `State.changes.take()` hands over what a batch touched, each row
 once.
 """
 

@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from resource_manager.engine.queue.queue import WaitingQueue
 
 
+Heard = dict[str, tuple[str, int]]
+"""Instance id and number of the last report that was taken in, by executor."""
+
+
 class Hosts(dict[str, Host]):
     """Hosts by the executor's id.
 
@@ -51,3 +55,22 @@ class Hosts(dict[str, Host]):
         self.touched.pop(host.host_id, None)
         self.indexes.remove(host)
         self.version += 1
+
+    def heard(self) -> Heard:
+        """Up to which report each executor was heard; for `remember`."""
+        return {
+            name: (host.executor.registration.instance_id, host.executor.report_number)
+            for name, host in self.items()
+            if host.executor.report_number
+        }
+
+    def remember(self, heard: Heard) -> None:
+        """What this very process heard before it read its books anew is still on its way to
+        nobody else: a registration that was overtaken then is refused now as well.
+
+        Without this a late copy of one, taken for news, would strike slots that were made since.
+        """
+        for name, (instance_id, report_number) in heard.items():
+            host = self.get(name)
+            if host is not None and host.executor.registration.instance_id == instance_id:
+                host.executor.report_number = report_number

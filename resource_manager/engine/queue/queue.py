@@ -17,8 +17,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from finegrain.errors import InvariantBroken
 from resource_manager.engine.fairness.flows import FlowTree
-from resource_manager.engine.model.entities import Request, RequestSpec
+from resource_manager.engine.model.entities import Request, RequestSpec, Slot
 from resource_manager.engine.model.scheduling_key import (
     Labels,
     ShapeKey,
@@ -27,6 +28,7 @@ from resource_manager.engine.model.scheduling_key import (
 from resource_manager.engine.queue.blocked import Stopped
 from resource_manager.engine.queue.candidates import Round
 from resource_manager.engine.queue.known_classes import KnownShapes
+from resource_manager.engine.queue.non_batchable import Kind, Single
 from resource_manager.engine.queue.order import Turns
 from resource_manager.engine.queue.scheduling_classes import PARKED, Line, Shape
 
@@ -108,6 +110,25 @@ class WaitingQueue:
     def add_run(self, spec: RequestSpec, job_id: str, number: int, count: int) -> None:
         """Lets equal requests wait, with arrival numbers one after the other from `number` on."""
         self._add(spec, job_id, number, count)
+
+    def add_resize(self, slot: Slot) -> None:
+        """Lets the change that a slot waits with stand in line.
+
+        Raises:
+            InvariantBroken: it waits with none.
+        """
+        if slot.wanted is None:
+            raise InvariantBroken(f"slot {slot.allocation_id} waits with no change of its size")
+        self.singles.add(
+            Single(
+                slot.wanted.arrival_number,
+                Kind.RESIZE,
+                slot.allocation_id,
+                slot.job_id,
+                slot.generation,
+                slot.executor_id,
+            )
+        )
 
     def remove(self, request: Request) -> None:
         """Ends a request's waiting."""

@@ -160,7 +160,7 @@ def _problem(
     state: State, first: RequestSpec, spec: RequestSpec, shared: set[str]
 ) -> ItemOutcome | None:
     name = spec.allocation_id
-    if state.is_taken(name) or name in shared:
+    if state.requests.is_taken(name) or name in shared:
         return taken(name)
     if spec.target_address:
         message = "a member of a gang has no target_address: nobody is offered half a gang"

@@ -40,7 +40,7 @@ def submit_range(turn: Turn, job: Job, spec: RangeSpec) -> ItemOutcome:
             message=problem.message,
         )
         return problem
-    first_arrival = state.next_arrival_numbers(spec.count)
+    first_arrival = state.numbers.next_arrival(spec.count)
     for piece in parts_of(spec):
         row = RequestRange(
             spec=piece,
@@ -72,7 +72,7 @@ def _known(state: State, job: Job, spec: RangeSpec) -> ItemOutcome | None:
     if parts:
         has = sum(min(end, part.end) - max(first, part.first) for part in parts)
         return ItemOutcome(range_id) if has == spec.count else _overlaps(spec, parts)
-    if state.request_named(range_id) is not None or not state.ranges.is_free(range_id, first, end):
+    if state.requests.named(range_id) is not None or not state.ranges.is_free(range_id, first, end):
         return taken(range_id)
     return None
 

@@ -53,7 +53,7 @@ def request_resize(turn: Turn, event: ResizeRequested) -> Slot:
                 target.profile,
                 target.cpu_limit_milli,
                 target.wait_for_use,
-                state.next_arrival_number(),
+                state.numbers.next_arrival(),
             )
     instead = f", instead of change {replaced.number} which waited" if replaced is not None else ""
     nothing = "" if slot.wanted is not None else ": the size that it has"
@@ -86,7 +86,7 @@ def _slot_to_resize(turn: Turn, event: ResizeRequested) -> tuple[Request, Slot]:
     state, allocation_id = turn.state, event.allocation_id
     if event.job_id is not None:
         active_job(state, event.job_id)
-    request = state.request_named(allocation_id)
+    request = state.requests.named(allocation_id)
     if request is None or event.job_id not in (None, request.job_id):
         owner = "" if event.job_id is None else f" in job {event.job_id}"
         raise NotFound(
@@ -101,7 +101,7 @@ def _slot_to_resize(turn: Turn, event: ResizeRequested) -> tuple[Request, Slot]:
             reason=Reason.STALE_GENERATION,
             details={"generation": event.generation, "current": request.generation},
         )
-    slot = state.slot_of(request)
+    slot = state.slots.of(request)
     if slot is None or request.state is not RequestState.GRANTED:
         raise FailedPrecondition(
             f"allocation {allocation_id} is {request.state}; only a granted slot has a size that"

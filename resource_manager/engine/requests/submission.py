@@ -55,7 +55,7 @@ def submit_requests(turn: Turn, event: RequestsSubmitted) -> list[ItemOutcome]:
         new = {
             spec.allocation_id: spec
             for spec in chain(event.requests, event.following)
-            if state.request_named(spec.allocation_id) is None
+            if state.requests.named(spec.allocation_id) is None
         }
         ranges = {each: new_members(state, each) for each in event.ranges + event.following_ranges}
         _refuse_too_many(state, job, len(new) + sum(ranges.values()))
@@ -120,7 +120,7 @@ def _submit(
     refused: Mapping[str, ItemOutcome],
 ) -> ItemOutcome:
     state = turn.state
-    known = state.request_named(spec.allocation_id)
+    known = state.requests.named(spec.allocation_id)
     problem = refused.get(spec.allocation_id)
     if known is not None:
         if problem is None and known.job_id == job.job_id and known.spec == spec:
@@ -142,11 +142,11 @@ def _submit(
     request = Request(
         spec=spec,
         job_id=job.job_id,
-        arrival_number=state.next_arrival_number(),
+        arrival_number=state.numbers.next_arrival(),
         create_time_ms=turn.at.time_ms,
     )
     state.requests[spec.allocation_id] = request
-    state.by_arrival[request.arrival_number] = request
+    state.requests.by_arrival[request.arrival_number] = request
     state.ranges.reserve(spec.allocation_id)
     if spec.gang_id:
         join(turn, request, gangs)
@@ -212,7 +212,7 @@ class _Caller:
 def _give_up(
     turn: Turn, by: _Caller, allocation_id: str, generation: int, grace_ms: int | None
 ) -> ItemOutcome:
-    request = turn.state.request_named(allocation_id)
+    request = turn.state.requests.named(allocation_id)
     if request is None or by.job_id not in (None, request.job_id):
         owner = "" if by.job_id is None else f" in job {by.job_id}"
         return ItemOutcome(

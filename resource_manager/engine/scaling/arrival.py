@@ -185,7 +185,7 @@ def _place(turn: Turn, host: Host, content: Content) -> None:
     left = {shape: count for shape, count in content.shapes.items() if carries(host, shape.labels)}
     for shape, count in left.items():
         numbers = _first_admitted(state, shape, count)
-        line += [(number, shape, state.request_at(number)) for number in numbers]
+        line += [(number, shape, state.requests.at(number)) for number in numbers]
     line.sort(key=lambda each: each[0])
     for (shape, job_id), run in groupby(line, key=lambda each: (each[1], each[2].job_id)):
         requests = [request for _, _, request in run if not _has_been_there(state, request, host)]
@@ -222,5 +222,5 @@ def _room_for(host: Host, shape: Shape) -> int:
 
 def _has_been_there(state: State, request: Request, host: Host) -> bool:
     """True if the executor still holds an older slot of the request."""
-    behind = state.left_behind.get(request.allocation_id, ())
+    behind = state.slots.left_behind.get(request.allocation_id, ())
     return any(slot.executor_id == host.host_id for slot in behind)

@@ -268,7 +268,7 @@ def _refused(turn: Turn, slot: Slot, outcome: ItemOutcome) -> None:
     """The slot does not exist; its request goes back to its old place in line."""
     if slot.state is SlotState.ALLOCATED:
         return  # a report has shown it; the answer is about an older attempt
-    request = turn.state.request_of(slot)
+    request = turn.state.requests.served_by(slot)
     if request is not None:
         requeue(turn, request, slot, outcome.reason, outcome.message)
     turn.slot_event("allocation_refused", slot, reason=outcome.reason, message=outcome.message)

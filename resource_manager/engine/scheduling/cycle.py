@@ -183,7 +183,7 @@ def _serve_line(
     count, elsewhere = _together(state, numbers)
     placed = 0
     for host_id, share in placing.place(shape, count, elsewhere):
-        some = [state.request_at(number) for number in islice(numbers, placed, placed + share)]
+        some = [state.requests.at(number) for number in islice(numbers, placed, placed + share)]
         host = state.hosts[host_id]
         place(turn, some, host)
         placed += share
@@ -193,7 +193,7 @@ def _serve_line(
         queue.taken(line, placed)
         line.placed(turn.now_ms, state.starving.placements)
     elif elsewhere:  # only this one is held back; others of the shape may fit
-        request = state.request_at(numbers[0])
+        request = state.requests.at(numbers[0])
         queue.set_aside(line, numbers[0])
         return [request]
     if not placed:
@@ -223,14 +223,16 @@ def _together(state: State, numbers: list[int]) -> tuple[int, list[str]]:
     """How many of these are placed together, and the hosts that they must not have: one that still
     has an older slot somewhere comes alone.
     """
-    if not state.left_behind:
+    if not state.slots.left_behind:
         return len(numbers), []
     for at, number in enumerate(numbers):
-        if elsewhere := _holders(state, state.request_at(number)):
+        if elsewhere := _holders(state, state.requests.at(number)):
             return (at, []) if at else (1, elsewhere)
     return len(numbers), []
 
 
 def _holders(state: State, request: Request) -> list[str]:
     """Hosts that hold an older slot of a request."""
-    return [slot.executor_id for slot in state.left_behind.get(request.spec.allocation_id, ())]
+    return [
+        slot.executor_id for slot in state.slots.left_behind.get(request.spec.allocation_id, ())
+    ]

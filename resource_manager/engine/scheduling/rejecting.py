@@ -122,7 +122,7 @@ def _runs(state: State, shape: Shape, after: int) -> Iterator[tuple[_Run, int]]:
         while number < end:
             part = state.ranges.at(number)
             if part is None or part.index_of(number) not in part.waiting:
-                yield state.request_at(number), number + 1
+                yield state.requests.at(number), number + 1
                 number += 1
                 continue
             first = part.index_of(number)

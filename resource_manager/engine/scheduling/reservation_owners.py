@@ -91,7 +91,7 @@ class RequestOwner(Owner):
     def settle(self, turn: Turn, at: Place) -> None:
         """See `Owner`."""
         state = turn.state
-        request = state.request_at(self.number)
+        request = state.requests.at(self.number)
         place(turn, [request], state.hosts[at.shares[0].host_id])
         self.line.placed(turn.now_ms, state.starving.placements)
         state.queue.served(self._shape, [request])
@@ -101,7 +101,7 @@ class RequestOwner(Owner):
         return booked_at_most(state, self._shape)
 
     def _wish(self, state: State) -> Wish:
-        behind = state.left_behind.get(self.allocation_id, ())
+        behind = state.slots.left_behind.get(self.allocation_id, ())
         elsewhere = frozenset(slot.executor_id for slot in behind)
         return Wish(self._shape.profile, self._shape.labels, 1, elsewhere, self._shape.cpus)
 

@@ -133,7 +133,7 @@ def _look(turn: Turn) -> bool:
     hopeless: list[PassedOver] = []
     stuck, looked, blocked = False, 0, 0
     taken = set(books.on_host)  # and what those blocked come first at
-    those = starving.starving(turn.now_ms, state.arrival_number)
+    those = starving.starving(turn.now_ms, state.numbers.arrival)
     first, starving.goes_on_at = starving.goes_on_at, 0
     for at, passed in enumerate(those[first:], first):
         if len(books) >= state.settings.fairness.reservations_max:
@@ -169,7 +169,7 @@ def tried_in_vain(turn: Turn, who: Shape | int) -> None:
     """Somebody had a turn and did not fit."""
     state = turn.state
     if who not in state.starving:
-        state.starving.in_vain(who, _since_ms(turn, who), state.arrival_number)
+        state.starving.in_vain(who, _since_ms(turn, who), state.numbers.arrival)
 
 
 def _help(turn: Turn, passed: PassedOver, turns: Turns, taken: Collection[str]) -> _Help:
@@ -287,7 +287,7 @@ def _holders(state: State, passed: PassedOver) -> Iterator[Owner]:
     # In order of arrival nobody is passed over by those who came earlier and ask for the same.
     most = HEADS_LOOKED_AT_MAX if state.settings.fairness.order == "fair" else 1
     for line in _first_lines(state, who, most):
-        yield RequestOwner(state.request_at(line.numbers.first), line)
+        yield RequestOwner(state.requests.at(line.numbers.first), line)
 
 
 def _first_lines(state: State, shape: Shape, most: int) -> list[Line]:
@@ -347,7 +347,7 @@ def _since_ms(turn: Turn, who: Shape | int) -> int:
     if isinstance(who, Shape):
         head = who.head()
         if head is not None and head <= state.restored_arrival:
-            first = state.request_at(head)
+            first = state.requests.at(head)
             waiting_since_ms = None if first.generation else first.create_time_ms
     elif who <= state.restored_arrival:
         single = state.queue.singles.get(who)

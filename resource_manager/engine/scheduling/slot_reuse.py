@@ -62,7 +62,7 @@ def _ask(
 ) -> ItemOutcome:
     state, job_id = turn.state, event.job_id
     allocation_id, generation, for_id = asked
-    request, waiting = state.request_named(allocation_id), state.request_named(for_id)
+    request, waiting = state.requests.named(allocation_id), state.requests.named(for_id)
     if request is None or request.job_id != job_id:
         return ItemOutcome(
             allocation_id,
@@ -110,7 +110,7 @@ def _obstacle(
     turn: Turn, request: Request, waiting: Request | None, following: NextTurn
 ) -> tuple[str, str]:
     """Why a slot may not be handed on: reason and message; empty: it may."""
-    slot = turn.state.slot_of(request)
+    slot = turn.state.slots.of(request)
     why = ""
     if slot is None or request.state is not RequestState.GRANTED:
         why = NOT_GRANTED
@@ -160,7 +160,7 @@ def _end_thread(turn: Turn, request: Request) -> None:
     Its job master asked because the thread is done. `give_up` cannot tell: to it, a reason means
     that the slot is taken away.
     """
-    slot = turn.state.slot_of(request)
+    slot = turn.state.slots.of(request)
     if slot is not None and request.state is RequestState.GRANTED:
         threads.end(turn.state.jobs[request.job_id], slot, turn.now_ms)
 
@@ -168,7 +168,7 @@ def _end_thread(turn: Turn, request: Request) -> None:
 def _hand_on(turn: Turn, request: Request, waiting: Request) -> None:
     """The slot goes on with the work of a request that waits."""
     state = turn.state
-    slot = state.slot_of(request)
+    slot = state.slots.of(request)
     line = state.queue.shape_of(waiting.spec).lines.get(waiting.job_id)
     if line is not None:
         line.placed(turn.now_ms, state.starving.placements)

@@ -36,7 +36,7 @@ def ask(cluster: ModelCluster, *names: str, **what: Any) -> list[ItemOutcome]:
 
 
 def waits(cluster: ModelCluster, name: str = "early") -> bool:
-    request = cluster.state.request_named(name)
+    request = cluster.state.requests.named(name)
     assert request is not None
     assert not check_invariants(cluster.state)
     return request.state == "PENDING"

@@ -344,7 +344,7 @@ class ModelCluster:
             result = step(self.state, event)
             self.effects.extend(result.effects)
             answer = answer if isinstance(event, Decide) else result.answer
-        self.store.apply(self.state.take_changes())
+        self.store.apply(self.state.changes.take())
         self.wire.extend(
             OnTheWire(self.state.rm_epoch, effect)
             for effect in self.effects

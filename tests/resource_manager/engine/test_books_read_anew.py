@@ -28,9 +28,9 @@ def test_a_late_copy_of_a_registration_strikes_no_slot_that_was_made_since() -> 
     cluster.settle()
     assert ("r1", 1) in executor.slots
 
-    heard = cluster.state.heard()
+    heard = cluster.state.hosts.heard()
     cluster.restart_rm()
-    cluster.state.remember(heard)
+    cluster.state.hosts.remember(heard)
     with pytest.raises(FailedPrecondition) as refused:
         cluster.batch(ExecutorRegistered(cluster.at, *without_slots))
     assert refused.value.reason is Reason.STALE_REGISTRATION
@@ -59,7 +59,7 @@ def test_an_executor_registers_as_ever_when_the_books_were_read_anew() -> None:
     cluster = ModelCluster()
     executor = ModelExecutor("host-a", {"cpu_milli": 4_000, "memory_bytes": 4 * GIB}, SMALL)
     cluster.register(executor)
-    heard = cluster.state.heard()
+    heard = cluster.state.hosts.heard()
     cluster.restart_rm()
-    cluster.state.remember(heard)
+    cluster.state.hosts.remember(heard)
     assert cluster.register(executor).registration_number == 2

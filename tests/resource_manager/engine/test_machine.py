@@ -535,9 +535,10 @@ def durable(state: State) -> dict[str, Any]:
         },
         "executors": {
             name: (e.registration, e.registration_number, e.draining, e.drain_reason, e.lost)
-            for name, e in state.executors.items()
+            for name, host in state.hosts.items()
+            for e in [host.executor]
         },
-        "counters": (state.arrival_number, state.history.last_sequence),
+        "counters": (state.numbers.arrival, state.history.last_sequence),
     }
 
 

@@ -60,11 +60,11 @@ def test_jobs_of_version_3_keep_their_groups_whatever_these_are_called(url: str)
         before = store.load()
         assert (before.groups, before.tallies, len(before.jobs)) == ([], [], 4)
         state = restore(before, EngineSettings(), Instant(1_000, 2_000))
-        store.commit(state.take_changes())
+        store.commit(state.changes.take())
         again = restore(store.load(), EngineSettings(), Instant(9_000, 9_000))
     weights: dict[str, Any] = {name: group.weight for name, group in again.groups.items()}
     delivered = {"default": 1.0, "low": 1.0, "medium": 4.0, "high": 16.0, "critical": 64.0}
     assert weights == delivered | {"Team A/β": 1.0, "x" * 128: 1.0}
     assert {row.group for row in again.jobs.values()} == set(ODD)
-    assert not again.take_changes().groups
+    assert not again.changes.take().groups
     assert epoch == 1

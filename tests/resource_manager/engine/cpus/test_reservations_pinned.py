@@ -35,7 +35,7 @@ def starve(story: CpuStory) -> None:
         for executor in story.cluster.executors.values():
             story.cluster.report(executor)
         if not story.state.reservations.by_number:
-            name = f"passer-by-{story.state.arrival_number}-{at}"
+            name = f"passer-by-{story.state.numbers.arrival}-{at}"
             story.ask(name, 100, PLAIN)
             story.release(name)
     story.sound()

@@ -188,9 +188,9 @@ def test_unknown_things_are_said_to_be_unknown(cluster: ModelCluster) -> None:
 
 
 def test_a_refused_call_leaves_the_books_untouched(cluster: ModelCluster) -> None:
-    cluster.state.take_changes()
+    cluster.state.changes.take()
     mixed = (RequestSpec("known", SMALL), RequestSpec("unknown", None))
     with pytest.raises(InvalidArgument, match="unknown"):
         step(cluster.state, RequestsSubmitted(cluster.at, "job-1", mixed))
-    assert not cluster.state.take_changes()
+    assert not cluster.state.changes.take()
     assert "known" not in cluster.state.requests

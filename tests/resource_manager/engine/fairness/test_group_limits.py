@@ -184,7 +184,7 @@ class Limited(RuleBasedStateMachine):
             slot.allocation_id
             for slot in self.cluster.state.slots.values()
             if slot.job_id.endswith("-known")
-            and (request := self.cluster.state.request_of(slot)) is not None
+            and (request := self.cluster.state.requests.served_by(slot)) is not None
             and request.state is RequestState.GRANTED
         )
 

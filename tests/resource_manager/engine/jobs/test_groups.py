@@ -196,7 +196,7 @@ def test_books_that_know_no_groups_get_those_that_their_jobs_live_in() -> None:
     state = restore(Snapshot(1, jobs=rows), EngineSettings(), Instant(1_000, 5))
     made = {name: group.weight for name, group in state.groups.items()}
     assert made == DELIVERED | {"Old_Team.1": 1.0}
-    assert {group.name for group in state.take_changes().groups} == set(made)
+    assert {group.name for group in state.changes.take().groups} == set(made)
 
     cluster = ModelCluster()
     cluster.state = state
@@ -212,7 +212,7 @@ def test_the_default_group_comes_back_whatever_happened_to_its_row() -> None:
         Snapshot(1, groups=rows, counters=counters), EngineSettings(), Instant(1_000, 5)
     )
     assert sorted(state.groups) == ["default", "low", "part"]
-    changed = [(group.name, group.parent) for group in state.take_changes().groups]
+    changed = [(group.name, group.parent) for group in state.changes.take().groups]
     assert changed == [("default", ""), ("part", "")]
 
 

@@ -226,7 +226,7 @@ class AsManyPlainRequests(RuleBasedStateMachine):
     @invariant()
     def members_stand_where_plain_requests_would(self) -> None:
         for name in self.known:
-            left = self.ranges.state.request_named(name)
+            left = self.ranges.state.requests.named(name)
             right = self.plain.state.requests.get(name)
             if right is None:
                 assert left is None
@@ -278,7 +278,7 @@ class AsManyPlainRequests(RuleBasedStateMachine):
             for one in members_of(state, stretch)
         ]
         plain = self.plain.state
-        assert seen == [(r.allocation_id, r.state) for r in plain.requests_of(plain.jobs[JOB])]
+        assert seen == [(r.allocation_id, r.state) for r in plain.requests.of_job(plain.jobs[JOB])]
 
 
 def _said(cluster: ModelCluster) -> list[tuple[str, str, str]]:
@@ -368,7 +368,7 @@ class RangesAmongTheRest(BooksStaySound):
             for ended in part.row.ended.values():
                 self.over.update(part.id_of(index) for index in ended)
         for name in self.over:
-            request = self.state.request_named(name)
+            request = self.state.requests.named(name)
             assert request is None or request.state in ENDED_REQUEST_STATES
         for request in self.state.ranges.members.values():
             name = request.allocation_id
@@ -386,7 +386,7 @@ class RangesAmongTheRest(BooksStaySound):
     @invariant()
     def nobody_waits_who_has_a_slot(self) -> None:
         for slot in self.state.slots.values():
-            request = self.state.request_named(slot.allocation_id)
+            request = self.state.requests.named(slot.allocation_id)
             if request is not None and request.state is RequestState.PENDING:
                 assert slot.state == "FREEING"
 

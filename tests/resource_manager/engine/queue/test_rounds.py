@@ -201,7 +201,7 @@ def test_one_that_is_only_held_back_by_its_older_slot_is_not_work_left_over() ->
     cluster.batch(DrainRequested(cluster.at, "host-a", deadline_ms=0, reason="kernel"))
     cluster.wait(1)
     cluster.batch(UndrainRequested(cluster.at, "host-a"))
-    assert cluster.state.left_behind
+    assert cluster.state.slots.left_behind
     assert waiting(cluster) == {"r"}
     assert not unfinished(cluster)
     submit(cluster, "flood", huge(0), huge(1), huge(2))

@@ -168,7 +168,7 @@ class Line:
     def wait_with(self, name: str) -> int:
         """A single comes; its number."""
         state = self.cluster.state
-        number = state.next_arrival_number()
+        number = state.numbers.next_arrival()
         state.queue.singles.add(Single(number, Kind.GANG, name, "job"))
         return number
 

@@ -90,7 +90,7 @@ def test_a_minimum_is_asked_for_without_anybody_coming_first() -> None:
     )
     started = []
     for _ in range(3):  # nothing but the timers that are armed
-        due_ms = cluster.state.next_timer_ms()
+        due_ms = cluster.state.timers.next_due_ms()
         assert due_ms is not None
         cluster.wait(max(0, due_ms - cluster.now_ms))
         started += [each for each in cluster.effects if isinstance(each, StartExecutor)]

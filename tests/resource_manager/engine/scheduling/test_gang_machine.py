@@ -143,7 +143,7 @@ class GangsStayWhole(BooksStaySound):
     @invariant()
     def gangs_are_where_they_were_to_be(self) -> None:
         for gang in self.state.gangs.by_id.values():
-            slots = [self.state.slot_of(r) for r in living(self.state.requests, gang)]
+            slots = [self.state.slots.of(r) for r in living(self.state.requests, gang)]
             hosts = [slot.executor_id for slot in slots if slot is not None]
             if gang.spec.placement is GangPlacement.SPREAD:
                 assert len(set(hosts)) == len(hosts)

@@ -236,7 +236,7 @@ def test_a_gang_that_is_declined_before_it_was_granted_is_placed_anew() -> None:
     assert {request.generation for request in cluster.state.requests.values()} == {2}
     cluster.settle()
     assert states(cluster) == {RequestState.GRANTED}
-    slot = cluster.state.slot_of(cluster.state.requests["g0"])
+    slot = cluster.state.slots.of(cluster.state.requests["g0"])
     assert slot is not None
     executor = cluster.executors[slot.executor_id]
     executor.end(("g0", 2), "OFFER_NOT_ACCEPTED")
@@ -311,7 +311,7 @@ def test_many_gangs_whose_time_is_over_end_some_at_a_time(monkeypatch: pytest.Mo
     left: list[int] = []
     cluster.now_ms += 1_000
     while cluster.state.live_requests and len(left) < 10:
-        due_ms = cluster.state.next_timer_ms()
+        due_ms = cluster.state.timers.next_due_ms()
         assert due_ms is not None
         assert due_ms <= cluster.at.monotonic_ms
         cluster.wait(0)
@@ -337,7 +337,7 @@ def test_to_release_a_slot_of_a_gang_that_is_broken_up_meanwhile_takes_nobody_el
     cluster = cluster_of(2)
     submit(cluster, members(3, restart_on_loss=True), GANG)
     cluster.settle()
-    slot = cluster.state.slot_of(cluster.state.requests["g0"])
+    slot = cluster.state.slots.of(cluster.state.requests["g0"])
     assert slot is not None
     executor = cluster.executors[slot.executor_id]
     executor.end(("g0", 1), "ORPHANED")

@@ -125,7 +125,7 @@ def test_very_many_requests_are_rejected_some_at_a_time(monkeypatch: pytest.Monk
     cluster.wait(AFTER_MS)
     events = cluster.store.job_events["job"]
     assert 0 < len(events) < 10
-    while cluster.state.next_timer_ms() == cluster.now_ms:
+    while cluster.state.timers.next_due_ms() == cluster.now_ms:
         cluster.wait(0)
     assert [event.allocation_id for event in events] == [*names, "range.0"]
     assert waits(cluster, "patient")
