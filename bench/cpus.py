@@ -41,9 +41,10 @@ from finegrain.cpu_policy import (
 from finegrain.cpuset import CpuSet
 from finegrain.resources import CPU_MILLI, GIB, MEMORY_BYTES
 from resource_manager.engine.cpus import empty_hosts
-from resource_manager.engine.cpus.assign import Wish, assign
+from resource_manager.engine.cpus.assign import assign
 from resource_manager.engine.cpus.layout import CpuLayout, Node, layout_of_rows
-from resource_manager.engine.cpus.ledger import CpuBooks
+from resource_manager.engine.cpus.ledger import CpuLedger
+from resource_manager.engine.cpus.request import CpuRequest
 from resource_manager.engine.cpus.take import CpuWish, Holders, take
 
 NEEDS = (2, 8, 20, 50, 100, 200)
@@ -98,9 +99,9 @@ def held_cpus(layout: CpuLayout, state: str, seed: int) -> list[CpuSet]:
     return []
 
 
-def filled(layout: CpuLayout, held: list[CpuSet], strategy: NumaStrategy) -> CpuBooks:
+def filled(layout: CpuLayout, held: list[CpuSet], strategy: NumaStrategy) -> CpuLedger:
     """Books of the host; every third slot wants its cores, or nodes, to itself."""
-    books = CpuBooks(layout, EffectivePolicy(numa_strategy=strategy))
+    books = CpuLedger(layout, EffectivePolicy(numa_strategy=strategy))
     for number, cpus in enumerate(held):
         level = LEVELS[number % len(LEVELS)] if number < 24 else ExclusivePolicy.NONE
         books.add(("held", number), CpuAssignment(QosClass.LSR, cpus=cpus, exclusive=level))
@@ -131,7 +132,7 @@ def show(what: str, samples: list[Sample], by_need: bool) -> None:
     print(line)
 
 
-def choices(books: CpuBooks, bind: BindPolicy, repeat: int) -> Iterator[Sample]:
+def choices(books: CpuLedger, bind: BindPolicy, repeat: int) -> Iterator[Sample]:
     """`take` under one bind policy, by every exclusive policy and need."""
     holders = Holders(books.claimed_cores, books.claimed_nodes)
     for need, level in product(NEEDS, LEVELS):
@@ -143,7 +144,7 @@ def choices(books: CpuBooks, bind: BindPolicy, repeat: int) -> Iterator[Sample]:
 
 
 def decisions(
-    books: CpuBooks, alignment: NumaPolicy, qos: QosClass, repeat: int, *, cold: bool = False
+    books: CpuLedger, alignment: NumaPolicy, qos: QosClass, repeat: int, *, cold: bool = False
 ) -> Iterator[Sample]:
     """`assign` under one alignment policy, by every bind and exclusive policy and need."""
     any_policy = CpuPolicy(qos, numa=alignment, numa_required=alignment is not NumaPolicy.NONE)
@@ -154,9 +155,9 @@ def decisions(
             for bind, level in product(BINDS, LEVELS)
         ]
     for need, policy in product(NEEDS, policies):
-        wish = Wish(policy, ((CPU_MILLI, need * 1_000), (MEMORY_BYTES, need * GIB)))
+        wish = CpuRequest(policy, ((CPU_MILLI, need * 1_000), (MEMORY_BYTES, need * GIB)))
 
-        def decide(wish: Wish = wish) -> object:
+        def decide(wish: CpuRequest = wish) -> object:
             if cold:
                 empty_hosts.fewest_nodes_when_empty.cache_clear()
             return assign(books, wish)

@@ -14,7 +14,7 @@ Prints, as CPU time of this process, for each strategy:
   again; one full report of every host; a question why something waits, and the sums of the cluster;
 - the release of everything.
 
-Both passes go through the same function (`Placing.place`). "hosts used" is after the pass.
+Both passes go through the same function (`PlacementPass.place`). "hosts used" is after the pass.
 
 The workload is the one of `gen_workload` below (N equal hosts of 16 cores and 64 GiB with a pool
 per memory part, 24 slot profiles, jobs of 5 to 100 slots over 2 to 5 of them), made anew from a
@@ -52,7 +52,7 @@ from resource_manager.engine.model.events import (
 )
 from resource_manager.engine.model.reported import Report, ReportedSlot
 from resource_manager.engine.model.settings import EngineSettings
-from resource_manager.engine.placement.placement_pass import Placing, Run
+from resource_manager.engine.placement.placement_pass import PlacementPass, Run
 from resource_manager.engine.restoring import fresh
 from resource_manager.engine.step import step
 
@@ -249,7 +249,7 @@ def counted(
     shapes = [bench.state.queue.shape_of(RequestSpec("", profile)) for profile in bench.profiles]
     entries = [(shapes[number], count) for job in workload["jobs"] for number, count in job]
     started = time.process_time()
-    placing = Placing(bench.state.hosts, bench.state.reservations)
+    placing = PlacementPass(bench.state.hosts, bench.state.reservations)
     runs = [placing.place(shape, count) for shape, count in entries]
     placing.finish()
     seconds = time.process_time() - started

@@ -31,7 +31,7 @@ from typing import Any
 from bench.engine import Bench, show
 from finegrain.resources import GIB, ResourceProfile
 from resource_manager.engine import step as step_module
-from resource_manager.engine.context import Turn
+from resource_manager.engine.context import EventContext
 from resource_manager.engine.model.effects import Effect
 from resource_manager.engine.model.entities import Instant, RangeSpec, RequestSpec, SlotState
 from resource_manager.engine.model.events import (
@@ -133,11 +133,11 @@ class FairBench(Bench):
 def timed_choice(bench: FairBench) -> None:
     """Lets the bench note what each choice costs."""
 
-    def measured(turn: Turn) -> None:
+    def measured(context: EventContext) -> None:
         if bench.profile is not None:
             bench.profile.enable()
         started = time.process_time()
-        place_waiting(turn)
+        place_waiting(context)
         bench.choosing.append(time.process_time() - started)
         if bench.profile is not None:
             bench.profile.disable()

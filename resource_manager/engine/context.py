@@ -25,7 +25,7 @@ ACKNOWLEDGED_TRIM_STEP = 1_000
 
 
 @dataclass(slots=True)
-class Turn:
+class EventContext:
     """What a handler works with."""
 
     state: State

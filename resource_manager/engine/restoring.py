@@ -35,7 +35,7 @@ from resource_manager.engine.model.entities import (
 )
 from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.engine.model.timers import Timer
-from resource_manager.engine.model.transitions import Story
+from resource_manager.engine.model.transitions import Transitions
 from resource_manager.engine.placement.elastic import NUMBER
 from resource_manager.engine.queue.ranges import Part, line_up_members
 from resource_manager.engine.state import State
@@ -112,7 +112,7 @@ def _line_up(state: State, at: Instant) -> None:
     for slot in state.slots.values():
         if slot.state is SlotState.ALLOCATED and slot.wanted is not None and slot.ordered is None:
             state.queue.add_resize(slot)
-    for gang in state.gangs.sort_out(state.requests, state.story, at):
+    for gang in state.gangs.sort_out(state.requests, state.transitions, at):
         if gang.job_id not in state.endings:
             queue_gang(state, gang, tried=True)
     for request in state.requests.values():
@@ -129,7 +129,7 @@ def _line_up(state: State, at: Instant) -> None:
 
 def _restore_executor(state: State, executor: Executor) -> None:
     now = state.started.monotonic_ms
-    state.story.restore_executor(
+    state.transitions.restore_executor(
         executor, ExecutorState.LOST if executor.lost else ExecutorState.UNCONFIRMED
     )
     executor.report_at_ms = now
@@ -224,7 +224,7 @@ def _restore_slot(state: State, slot: Slot) -> None:
     request = state.requests.get(slot.allocation_id) or _member_of(state, slot)
     if request is not None:
         slot.allocation_id = request.spec.allocation_id
-    _match(state.story, request, slot)
+    _match(state.transitions, request, slot)
     if slot.state is SlotState.FREEING:
         leave_behind(state, slot)
     slot.executor_id = host.host_id
@@ -237,7 +237,7 @@ def _restore_slot(state: State, slot: Slot) -> None:
         job.slot_keys.add(key)
 
 
-def _match(story: Story, request: Request | None, slot: Slot) -> None:
+def _match(transitions: Transitions, request: Request | None, slot: Slot) -> None:
     """Where a request and one of its slots (older ones first) stand, by what was stored of both.
 
     Placing, granting and taking down are not written twice: a row of a request says how it stood
@@ -251,9 +251,11 @@ def _match(story: Story, request: Request | None, slot: Slot) -> None:
         and request.state in (RequestState.ALLOCATING, RequestState.GRANTED)
     )
     if request is None or not lives or slot.state is SlotState.FREEING:
-        story.restore_slot(slot, SlotState.FREEING)
+        transitions.restore_slot(slot, SlotState.FREEING)
         return
     granted = slot.state is SlotState.ALLOCATED
-    story.restore_request(request, RequestState.GRANTED if granted else RequestState.ALLOCATING)
+    transitions.restore_request(
+        request, RequestState.GRANTED if granted else RequestState.ALLOCATING
+    )
     request.generation = slot.generation
     request.reason = request.message = ""

@@ -25,13 +25,13 @@ from resource_manager.engine.model.history import History
 from resource_manager.engine.model.numbers import Numbers
 from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.engine.model.timers import Timers
-from resource_manager.engine.model.transitions import Story
+from resource_manager.engine.model.transitions import Transitions
 from resource_manager.engine.placement.elastic import Elastic
 from resource_manager.engine.placement.hosts import Hosts
 from resource_manager.engine.placement.reserved import Reservations
-from resource_manager.engine.queue.gangs import GangBooks
+from resource_manager.engine.queue.gangs import GangLedger
 from resource_manager.engine.queue.queue import WaitingQueue
-from resource_manager.engine.queue.ranges import Part, RangeBooks
+from resource_manager.engine.queue.ranges import Part, RangeLedger
 from resource_manager.engine.queue.rejection_clock import RejectionClock
 from resource_manager.engine.queue.requests import Requests
 
@@ -46,11 +46,11 @@ class State:
         self.snapshot_number = 0  # events taken in; names a state of the books
         # durable
         self.jobs: dict[str, Job] = {}
-        self.ranges = RangeBooks()
+        self.ranges = RangeLedger()
         self.requests = Requests(self.ranges)
         self.slots = Slots()
         self.hosts = Hosts(settings)
-        self.gangs = GangBooks()
+        self.gangs = GangLedger()
         self.provisions: dict[str, Provision] = {}  # executors that were asked for, oldest first
         self.groups: dict[str, Group] = {}
         self.host_settings: dict[str, HostSetting] = {}  # by executor; "": the cluster
@@ -69,7 +69,7 @@ class State:
         self.queue = WaitingQueue(self.flows, fair=fairness.order == "fair")
         self.timers = Timers()
         self.rejection_clock = RejectionClock(self.timers, settings.infeasible_after_ms)
-        self.story = Story()
+        self.transitions = Transitions()
         self.outbox: dict[str, None] = {}  # executors to look after when commands are sent
         self.newcomers: list[Request] = []  # accepted since the last decision
         self.new_parts: list[Part] = []  # of ranges; likewise

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from resource_manager.engine.context import Turn
+from resource_manager.engine.context import EventContext
 from resource_manager.engine.executors.host_settings import set_host_policy
 from resource_manager.engine.executors.reachability import executor_probed, probe_rang
 from resource_manager.engine.executors.refusals import refusal_rang
@@ -112,98 +112,98 @@ def step(state: State, event: Event) -> StepResult:
     Raises:
         FinegrainError: the event is refused as a whole; see the handler for which.
     """
-    turn = Turn(state, event.at)
+    context = EventContext(state, event.at)
     state.snapshot_number += 1
     state.flows.advance(event.at.monotonic_ms)
-    answer = _handle(turn, event)
-    return StepResult(answer, turn.effects)
+    answer = _handle(context, event)
+    return StepResult(answer, context.effects)
 
 
-def _handle(turn: Turn, event: Event) -> object:  # noqa: C901, PLR0912 -- one case per event
+def _handle(context: EventContext, event: Event) -> object:  # noqa: C901, PLR0912 -- one case per event
     match event:
         case JobRegistered():
-            return register_job(turn, event)
+            return register_job(context, event)
         case JobKeptAlive():
-            return keep_alive(turn, event)
+            return keep_alive(context, event)
         case JobEndRequested():
-            return request_job_end(turn, event)
+            return request_job_end(context, event)
         case RequestsSubmitted():
-            return submit_requests(turn, event)
+            return submit_requests(context, event)
         case RequestsCancelled():
-            return cancel_requests(turn, event)
+            return cancel_requests(context, event)
         case SlotsReleased():
-            return release_slots(turn, event)
+            return release_slots(context, event)
         case SlotsReuseAsked():
-            return reuse_slots(turn, event)
+            return reuse_slots(context, event)
         case ResizeRequested():
-            return request_resize(turn, event)
+            return request_resize(context, event)
         case ExecutorRegistered():
-            new = event.registration.executor_id not in turn.state.hosts
-            answer = register_executor(turn, event)
-            executor_came(turn, event.registration.executor_id, new=new)
+            new = event.registration.executor_id not in context.state.hosts
+            answer = register_executor(context, event)
+            executor_came(context, event.registration.executor_id, new=new)
             return answer
         case SlotsReported():
-            return slots_reported(turn, event)
+            return slots_reported(context, event)
         case CommandAnswered():
-            command_answered(turn, event)
+            command_answered(context, event)
         case CommandRefused():
-            command_refused(turn, event)
+            command_refused(context, event)
         case CommandUndelivered():
-            command_undelivered(turn, event)
+            command_undelivered(context, event)
         case ExecutorProbed():
-            executor_probed(turn, event)
+            executor_probed(context, event)
         case ProvisionStarted():
-            provision_started(turn, event)
+            provision_started(context, event)
         case ProvisionFailed():
-            provision_failed(turn, event)
+            provision_failed(context, event)
         case ProvisionEnded():
-            provision_ended(turn, event)
+            provision_ended(context, event)
         case ProvisionStopFailed():
-            provision_stop_failed(turn, event)
+            provision_stop_failed(context, event)
         case DrainRequested():
-            return request_drain(turn, event)
+            return request_drain(context, event)
         case UndrainRequested():
-            return request_undrain(turn, event)
+            return request_undrain(context, event)
         case ForgetRequested():
-            forget_executor(turn, event)
+            forget_executor(context, event)
         case GroupSet():
-            return set_group(turn, event)
+            return set_group(context, event)
         case GroupDeleted():
-            delete_group(turn, event)
+            delete_group(context, event)
         case HostPolicySet():
-            return set_host_policy(turn, event)
+            return set_host_policy(context, event)
         case Ticked():
-            _tick(turn, event)
+            _tick(context, event)
         case Decide():
-            _decide(turn)
+            _decide(context)
         case _:
             assert_never(event)
     return None
 
 
-def _decide(turn: Turn) -> None:
-    go_on_ending(turn)
-    if turn.state.elastic.arrived:
-        hand_over(turn)
-    serve_holders(turn)
-    place_waiting(turn)
-    while end_served(turn):
-        place_waiting(turn)
-    hold_for_starving(turn)
-    provide(turn)
-    dispatch(turn)
-    state = turn.state
+def _decide(context: EventContext) -> None:
+    go_on_ending(context)
+    if context.state.elastic.arrived:
+        hand_over(context)
+    serve_holders(context)
+    place_waiting(context)
+    while end_served(context):
+        place_waiting(context)
+    hold_for_starving(context)
+    provide(context)
+    dispatch(context)
+    state = context.state
     for request in state.newcomers:
         if request.state is RequestState.PENDING:
-            turn.cluster_event(
+            context.cluster_event(
                 "request_pending",
                 job_id=request.job_id,
                 allocation_id=request.allocation_id,
                 reason=_waiting_reason(state, request),
             )
     state.newcomers.clear()
-    keep_urgent(turn)
-    tell_who_waits(turn)
+    keep_urgent(context)
+    tell_who_waits(context)
     state.considered_arrival = state.numbers.arrival
 
 
@@ -213,47 +213,47 @@ def _waiting_reason(state: State, request: Request) -> str:
     return waiting_reason(state, state.queue.shape_of(request.spec))
 
 
-def _tick(turn: Turn, event: Ticked) -> None:  # noqa: C901, PLR0912 -- one case per timer
+def _tick(context: EventContext, event: Ticked) -> None:  # noqa: C901, PLR0912 -- one case per timer
     if event.after_stall:
-        turn.state.timers.listening_since_ms = turn.now_ms
+        context.state.timers.listening_since_ms = context.now_ms
     timed_out = 0  # requests, with their gangs
-    for timer, entity_id in turn.state.timers.pop_due(turn.now_ms):
+    for timer, entity_id in context.state.timers.pop_due(context.now_ms):
         match timer:
             case Timer.LEASE:
-                lease_rang(turn, entity_id)
+                lease_rang(context, entity_id)
             case Timer.RETENTION:
-                retention_rang(turn, entity_id)
+                retention_rang(context, entity_id)
             case Timer.SILENCE:
-                silence_rang(turn, entity_id)
+                silence_rang(context, entity_id)
             case Timer.DRAIN:
-                drain_rang(turn, entity_id)
+                drain_rang(context, entity_id)
             case Timer.COMMAND:
-                command_rang(turn, entity_id)
+                command_rang(context, entity_id)
             case Timer.PROBE:
-                probe_rang(turn, entity_id)
+                probe_rang(context, entity_id)
             case Timer.REFUSAL:
-                refusal_rang(turn, entity_id)
+                refusal_rang(context, entity_id)
             case Timer.GANG if timed_out >= ENDED_AT_ONCE:
-                turn.state.timers.arm(timer, entity_id, turn.now_ms)  # with the next tick
+                context.state.timers.arm(timer, entity_id, context.now_ms)  # with the next tick
             case Timer.GANG:
-                timed_out += gang_rang(turn, entity_id)
+                timed_out += gang_rang(context, entity_id)
             case Timer.INFEASIBLE:
-                infeasible_rang(turn)
+                infeasible_rang(context)
             case Timer.RESIZE:
-                resize_rang(turn, entity_id)
+                resize_rang(context, entity_id)
             case Timer.PLAN | Timer.STARVING:
                 pass  # the decision that follows looks
             case Timer.PROVISION:
-                provision_rang(turn, entity_id)
+                provision_rang(context, entity_id)
             case Timer.TALLY:
-                tally_rang(turn)
+                tally_rang(context)
             case Timer.HISTORY:
-                _history_rang(turn)
+                _history_rang(context)
             case _:
                 assert_never(timer)
 
 
-def _history_rang(turn: Turn) -> None:
-    history = turn.state.history
-    history.mark(turn.at.time_ms, turn.state.changes)
-    turn.state.timers.arm(Timer.HISTORY, "", turn.now_ms + history.mark_interval_ms)
+def _history_rang(context: EventContext) -> None:
+    history = context.state.history
+    history.mark(context.at.time_ms, context.state.changes)
+    context.state.timers.arm(Timer.HISTORY, "", context.now_ms + history.mark_interval_ms)

@@ -27,8 +27,8 @@ from resource_manager.engine.model.entities import (
     SlotState,
 )
 from resource_manager.engine.model.events import ItemOutcome, SlotsReuseAsked
-from resource_manager.engine.model.scheduling_key import shape_key
-from resource_manager.engine.queue.scheduling_classes import Line
+from resource_manager.engine.model.scheduling_key import scheduling_key
+from resource_manager.engine.queue.scheduling_classes import JobQueue
 from resource_manager.engine.state import State
 from resource_manager.storage.codecs import Row
 from resource_manager.storage.fair_rows import GROUPS, RANGES
@@ -281,14 +281,14 @@ def _minimum_passed_over(
                 yield f"{slot.allocation_id} was placed before {head}, whose minimum is lacking"
 
 
-def _may_go(state: State, line: Line) -> bool:
+def _may_go(state: State, line: JobQueue) -> bool:
     head = state.requests.at(line.numbers.first).allocation_id
     return line.job_id not in state.endings and head not in state.slots.left_behind
 
 
 def _is_passed_over(
     state: State,
-    line: Line,
+    line: JobQueue,
     request: Request,
     used: dict[str, Counter[str]],
     more: dict[str, Counter[str]],
@@ -297,7 +297,7 @@ def _is_passed_over(
     even before.
     """
     shape = line.shape
-    if shape.key != shape_key(request.spec):
+    if shape.key != scheduling_key(request.spec):
         return False
     for mine, theirs in zip(
         _steps(state, request.job_id), _steps(state, line.job_id), strict=False

@@ -22,7 +22,7 @@ from resource_manager.engine.model.entities import (
     RequestState,
     Slot,
 )
-from resource_manager.engine.model.scheduling_key import shape_key
+from resource_manager.engine.model.scheduling_key import scheduling_key
 from resource_manager.engine.queue.gangs import living
 from resource_manager.engine.state import State
 from tests.simulation.fair_checks import Limits
@@ -156,7 +156,7 @@ def room_for_gangs(state: State) -> Iterator[str]:
         if request.spec.gang_id and request.state is RequestState.PENDING:
             waiting.setdefault(request.spec.gang_id, []).append(request)
     for gang_id, members in waiting.items():
-        alike = {shape_key(each.spec) for each in members}
+        alike = {scheduling_key(each.spec) for each in members}
         if members[0].job_id in state.endings or len(alike) > 1:
             continue
         needs = [booked_at_most(state, state.queue.shape_of(each.spec)) for each in members]

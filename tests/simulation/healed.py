@@ -10,7 +10,7 @@ from resource_manager.engine.model.entities import (
     Request,
     RequestState,
 )
-from resource_manager.engine.model.scheduling_key import shape_key
+from resource_manager.engine.model.scheduling_key import scheduling_key
 from resource_manager.engine.state import State
 from tests.simulation.checks import Checks, Violation
 from tests.simulation.executor import Executor
@@ -41,7 +41,7 @@ def check_healed(checks: Checks, state: State) -> None:
     for request in (*state.requests.values(), *waiting):
         if request.state is RequestState.ALLOCATING:
             raise Violation(f"request {request.allocation_id} is still ALLOCATING")
-        shape = shape_key(request.spec)
+        shape = scheduling_key(request.spec)
         if request.spec.gang_id:
             continue  # of these every decision is looked at
         if request.state is not RequestState.PENDING or shape in looked_at:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.lifecycle.needs import booked_at_most
 from resource_manager.engine.model.scheduling_key import DEFAULT_SLOTS, SLOTS
-from resource_manager.engine.queue.scheduling_classes import Shape
+from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 from resource_manager.engine.state import State
 from tests.simulation.fair_checks import Limits
 
@@ -35,7 +35,7 @@ def idle_capacity(state: State) -> Iterator[str]:
                 yield f"{head.allocation_id} waits, but {host.host_id} has room for it"
 
 
-def _has_room(host: Host, shape: Shape, free: dict[str, int], slots: int) -> bool:
+def _has_room(host: Host, shape: SchedulingClass, free: dict[str, int], slots: int) -> bool:
     if slots < 1 or not all(host.labels.get(name) == value for name, value in shape.labels):
         return False
     if host.exactly(shape) and (host.held is not None or not host.suits(shape)):

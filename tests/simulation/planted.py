@@ -14,7 +14,7 @@ import pytest
 
 from finegrain.errors import Reason
 from resource_manager.engine import step
-from resource_manager.engine.context import Turn
+from resource_manager.engine.context import EventContext
 from resource_manager.engine.executors import registration as executors
 from resource_manager.engine.executors import reports
 from resource_manager.engine.hosts.host import Host
@@ -42,16 +42,16 @@ def late_report_frees_a_pending_slot(patch: Patch) -> None:
 def capacity_not_booked_while_outcome_unknown(patch: Patch) -> None:
     """A command that was not answered is taken for not carried out."""
 
-    def undelivered(turn: Turn, event: CommandUndelivered) -> None:
-        host = turn.state.hosts.get(event.executor_id)
+    def undelivered(context: EventContext, event: CommandUndelivered) -> None:
+        host = context.state.hosts.get(event.executor_id)
         if host is None or host.in_flight is None or not host.in_flight.allocates:
-            return commands.command_undelivered(turn, event)
+            return commands.command_undelivered(context, event)
         slots = [host.slots[key] for key in host.in_flight.keys if key in host.slots]
         host.in_flight = None
-        turn.state.outbox[host.host_id] = None
+        context.state.outbox[host.host_id] = None
         for slot in slots:
-            moves.lose(turn, slot, Reason.UNREACHABLE, "")
-            moves.vanish(turn, slot)
+            moves.lose(context, slot, Reason.UNREACHABLE, "")
+            moves.vanish(context, slot)
         return None
 
     patch.setattr(step, "command_undelivered", undelivered)
@@ -61,7 +61,9 @@ def generation_ignored_in_release(patch: Patch) -> None:
     """A job master that gives back an older slot loses the present one."""
     real = submission._give_up
     patch.setattr(
-        submission, "_give_up", lambda turn, by, name, _gen, grace: real(turn, by, name, 0, grace)
+        submission,
+        "_give_up",
+        lambda context, by, name, _gen, grace: real(context, by, name, 0, grace),
     )
 
 
@@ -69,11 +71,13 @@ def refused_request_goes_to_the_end_of_the_line(patch: Patch) -> None:
     """It gets a new place instead of its old one."""
     real = moves.requeue
 
-    def requeue(turn: Turn, request: Request, slot: Slot, reason: str, message: str) -> None:
-        del turn.state.requests.by_arrival[request.arrival_number]
-        request.arrival_number = turn.state.numbers.next_arrival()
-        turn.state.requests.by_arrival[request.arrival_number] = request
-        real(turn, request, slot, reason, message)
+    def requeue(
+        context: EventContext, request: Request, slot: Slot, reason: str, message: str
+    ) -> None:
+        del context.state.requests.by_arrival[request.arrival_number]
+        request.arrival_number = context.state.numbers.next_arrival()
+        context.state.requests.by_arrival[request.arrival_number] = request
+        real(context, request, slot, reason, message)
 
     patch.setattr(commands, "requeue", requeue)
 
@@ -81,11 +85,11 @@ def refused_request_goes_to_the_end_of_the_line(patch: Patch) -> None:
 def slots_of_an_ended_job_are_kept(patch: Patch) -> None:
     """Its requests end, and nobody frees what was carved for them."""
 
-    def give_up(turn: Turn, request: Request, **said: Any) -> None:
-        slot = turn.state.slots.of(request)
-        moves.give_up(turn, request, **said)
+    def give_up(context: EventContext, request: Request, **said: Any) -> None:
+        slot = context.state.slots.of(request)
+        moves.give_up(context, request, **said)
         if slot is not None:
-            turn.host_of(slot).to_free.pop(moves.key_of(slot), None)
+            context.host_of(slot).to_free.pop(moves.key_of(slot), None)
 
     patch.setattr(lifecycle, "give_up", give_up)
 
@@ -139,8 +143,8 @@ def overtaken_registration_is_taken_in(patch: Patch) -> None:
     """A late copy of a registration strikes slots that exist."""
     real = executors._adopt
 
-    def adopt(turn: Turn, host: Host | None, registration: Any) -> Host:
-        host = real(turn, host, registration)
+    def adopt(context: EventContext, host: Host | None, registration: Any) -> Host:
+        host = real(context, host, registration)
         host.executor.report_number = 0
         return host
 
@@ -152,8 +156,8 @@ def unowned_slots_are_never_told(patch: Patch) -> None:
     """What nobody owns stays on its host for ever."""
     real = reports.take_in
 
-    def take_in(turn: Turn, host: Host, report: Any, **said: Any) -> Any:
-        taken = real(turn, host, report, **said)
+    def take_in(context: EventContext, host: Host, report: Any, **said: Any) -> Any:
+        taken = real(context, host, report, **said)
         return reports.TakenIn(taken.taken, taken.base_missing)
 
     patch.setattr(reports, "take_in", take_in)

@@ -10,7 +10,7 @@ import pytest
 
 from finegrain.cpu_assignment import CpuAssignment
 from resource_manager.engine import restoring
-from resource_manager.engine.cpus.ledger import CpuBooks
+from resource_manager.engine.cpus.ledger import CpuLedger
 from resource_manager.engine.executors import reports
 from resource_manager.engine.hosts import cpu_allocator, host
 from resource_manager.engine.invariants import cpus
@@ -23,7 +23,7 @@ Patch = pytest.MonkeyPatch
 
 def cpus_are_given_that_do_not_run(patch: Patch) -> None:
     """What executors see of their cpus changes amounts, and not what is given."""
-    patch.setattr(CpuBooks, "set_unavailable", lambda _books, **_unavailable: None)
+    patch.setattr(CpuLedger, "set_unavailable", lambda _books, **_unavailable: None)
 
 
 def cpus_of_a_slot_that_shrinks_are_given_before_it_has_shrunk(patch: Patch) -> None:

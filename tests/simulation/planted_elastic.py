@@ -9,7 +9,7 @@ import pytest
 
 from finegrain.resources import Amounts
 from resource_manager.engine import restoring, step
-from resource_manager.engine.context import Turn
+from resource_manager.engine.context import EventContext
 from resource_manager.engine.executors import reports
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.lifecycle import moves as plain_moves
@@ -28,8 +28,8 @@ from resource_manager.engine.model.reported import ReportedSlot
 from resource_manager.engine.model.settings import ExecutorShape
 from resource_manager.engine.planning import planning
 from resource_manager.engine.planning.planning import Backlog, Plan
-from resource_manager.engine.queue.gangs import GangBooks, GangKind
-from resource_manager.engine.queue.non_batchable import Singles
+from resource_manager.engine.queue.gangs import GangKind, GangLedger
+from resource_manager.engine.queue.non_batchable import NonBatchables
 from resource_manager.engine.requests import resize_intake
 from resource_manager.engine.scaling import arrival, backlog, passes, provisions, totals
 from resource_manager.engine.scheduling import commands
@@ -67,7 +67,7 @@ def any_report_confirms_a_change(patch: Patch) -> None:
     """Also one that left before the executor had heard of it."""
     real = resizes.take_in_size
 
-    def take_in_size(turn: Turn, slot: Slot, seen: ReportedSlot) -> None:
+    def take_in_size(context: EventContext, slot: Slot, seen: ReportedSlot) -> None:
         if (ordered := slot.ordered) is not None:
             seen = replace(
                 seen,
@@ -75,7 +75,7 @@ def any_report_confirms_a_change(patch: Patch) -> None:
                 cpu_limit_milli=ordered.cpu_limit_milli,
                 resize_number=ordered.number,
             )
-        real(turn, slot, seen)
+        real(context, slot, seen)
 
     patch.setattr(reports, "take_in_size", take_in_size)
 
@@ -84,10 +84,10 @@ def next_change_replaces_one_whose_outcome_is_unknown(patch: Patch) -> None:
     """Two changes of a slot are under way, and the first one's growth is booked no longer."""
     real = resizes.go_on
 
-    def go_on(turn: Turn, slot: Slot) -> None:
+    def go_on(context: EventContext, slot: Slot) -> None:
         if slot.wanted is not None and slot.ordered is not None:
-            turn.host_of(slot).set_size(slot, slot.profile, None)
-        real(turn, slot)
+            context.host_of(slot).set_size(slot, slot.profile, None)
+        real(context, slot)
 
     patch.setattr(resize_intake, "go_on", go_on)
 
@@ -158,17 +158,17 @@ def loss_of_one_member_leaves_the_others_what_they_have(patch: Patch) -> None:
 
 def gang_goes_anywhere(patch: Patch) -> None:
     """Wherever it was to go."""
-    real = GangBooks._kind_of
+    real = GangLedger._kind_of
 
-    def kind_of(books: GangBooks, spec: GangSpec, members: list[Request]) -> GangKind:
+    def kind_of(books: GangLedger, spec: GangSpec, members: list[Request]) -> GangKind:
         return real(books, replace(spec, placement=GangPlacement.ANYWHERE, label=""), members)
 
-    patch.setattr(GangBooks, "_kind_of", kind_of)
+    patch.setattr(GangLedger, "_kind_of", kind_of)
 
 
 def gang_in_vain_is_never_tried_again(patch: Patch) -> None:
     """It sleeps on when an executor has more room. So does growth."""
-    patch.setattr(Singles, "grew", lambda _singles, _host, _labels: None)
+    patch.setattr(NonBatchables, "grew", lambda _singles, _host, _labels: None)
 
 
 def gang_never_times_out(patch: Patch) -> None:
@@ -199,9 +199,9 @@ def executor_is_struck_before_its_provider_said_that_it_is_gone(patch: Patch) ->
     """Being told to stop is taken for being gone."""
     real = provisions.stop
 
-    def stop(turn: Turn, provision: Provision, message: str) -> None:
-        real(turn, provision, message)
-        provisions.provision_ended(turn, ProvisionEnded(turn.at, provision.executor_id))
+    def stop(context: EventContext, provision: Provision, message: str) -> None:
+        real(context, provision, message)
+        provisions.provision_ended(context, ProvisionEnded(context.at, provision.executor_id))
 
     patch.setattr(provisions, "stop", stop)
 
@@ -209,8 +209,8 @@ def executor_is_struck_before_its_provider_said_that_it_is_gone(patch: Patch) ->
 def stop_that_failed_is_taken_for_done(patch: Patch) -> None:
     """Something of it runs on."""
 
-    def stop_failed(turn: Turn, event: ProvisionStopFailed) -> None:
-        provisions.provision_ended(turn, ProvisionEnded(event.at, event.executor_id))
+    def stop_failed(context: EventContext, event: ProvisionStopFailed) -> None:
+        provisions.provision_ended(context, ProvisionEnded(event.at, event.executor_id))
 
     patch.setattr(step, "provision_stop_failed", stop_failed)
 
@@ -242,9 +242,9 @@ def idle_executors_are_kept(patch: Patch) -> None:
 def who_was_planned_waits_like_everybody(patch: Patch) -> None:
     """Others take what was asked for on behalf of those."""
 
-    def hand_over(turn: Turn) -> None:
-        turn.state.elastic.plan.on.clear()
-        turn.state.elastic.arrived.clear()
+    def hand_over(context: EventContext) -> None:
+        context.state.elastic.plan.on.clear()
+        context.state.elastic.arrived.clear()
 
     patch.setattr(step, "hand_over", hand_over)
 
@@ -253,8 +253,8 @@ def shape_is_asked_for_beyond_its_count(patch: Patch) -> None:
     """As often as somebody waits."""
     real = totals.may_ask
 
-    def may_ask(turn: Turn) -> list[ExecutorShape]:
-        return [replace(shape, count_max=0) for shape in real(turn)]
+    def may_ask(context: EventContext) -> list[ExecutorShape]:
+        return [replace(shape, count_max=0) for shape in real(context)]
 
     patch.setattr(backlog, "may_ask", may_ask)
 

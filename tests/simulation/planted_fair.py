@@ -13,7 +13,7 @@ import pytest
 
 from finegrain.resources import Amounts
 from resource_manager.engine import restoring
-from resource_manager.engine.context import Turn
+from resource_manager.engine.context import EventContext
 from resource_manager.engine.fairness import flows
 from resource_manager.engine.fairness import groups as group_books
 from resource_manager.engine.fairness.flows import Flow, FlowTree
@@ -150,8 +150,8 @@ def slots_go_on_above_a_lowered_maximum(patch: Patch) -> None:
 def work_that_was_handed_on_still_waits(patch: Patch) -> None:
     """It is done twice."""
 
-    def hand_on(turn: Turn, request: Request, waiting: Request) -> None:
-        turn.state.flows.hand_on(request.job_id)
+    def hand_on(context: EventContext, request: Request, waiting: Request) -> None:
+        context.state.flows.hand_on(request.job_id)
 
     patch.setattr(slot_reuse, "_hand_on", hand_on)
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from resource_manager.engine import restoring, step
-from resource_manager.engine.context import Turn
+from resource_manager.engine.context import EventContext
 from resource_manager.engine.executors import registration, reports
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.lifecycle import moves, usage_checkpoints
@@ -146,14 +146,14 @@ def leases_go_on_while_the_manager_is_away(patch: Patch) -> None:
 def retry_gets_a_new_command_number(patch: Patch) -> None:
     """What was sent and not answered is ordered anew."""
 
-    def undelivered(turn: Turn, event: CommandUndelivered) -> None:
-        host = turn.state.hosts.get(event.executor_id)
+    def undelivered(context: EventContext, event: CommandUndelivered) -> None:
+        host = context.state.hosts.get(event.executor_id)
         if host is None or host.in_flight is None:
-            return commands.command_undelivered(turn, event)
+            return commands.command_undelivered(context, event)
         queue = host.to_allocate if host.in_flight.allocates else host.to_free
         queue.update(dict.fromkeys(key for key in host.in_flight.keys if key in host.slots))
         host.in_flight = None
-        turn.state.outbox[host.host_id] = None
+        context.state.outbox[host.host_id] = None
         return None
 
     patch.setattr(step, "command_undelivered", undelivered)
@@ -163,10 +163,10 @@ def old_reports_are_taken_in(patch: Patch) -> None:
     """A report that was overtaken undoes what came after it."""
     real = reports.take_in
 
-    def take_in(turn: Turn, host: Host, report: Any, **said: Any) -> Any:
+    def take_in(context: EventContext, host: Host, report: Any, **said: Any) -> Any:
         if not report.unchanged:
             host.executor.report_number = 0
-        return real(turn, host, report, **said)
+        return real(context, host, report, **said)
 
     patch.setattr(reports, "take_in", take_in)
     patch.setattr(commands, "take_in", take_in)
@@ -223,11 +223,13 @@ def request_that_lost_its_slot_goes_to_the_end_of_the_line(patch: Patch) -> None
     """It waits again, behind those who came later."""
     real = moves.requeue
 
-    def requeue(turn: Turn, request: Request, slot: Slot, reason: str, message: str) -> None:
-        del turn.state.requests.by_arrival[request.arrival_number]
-        request.arrival_number = turn.state.numbers.next_arrival()
-        turn.state.requests.by_arrival[request.arrival_number] = request
-        real(turn, request, slot, reason, message)
+    def requeue(
+        context: EventContext, request: Request, slot: Slot, reason: str, message: str
+    ) -> None:
+        del context.state.requests.by_arrival[request.arrival_number]
+        request.arrival_number = context.state.numbers.next_arrival()
+        context.state.requests.by_arrival[request.arrival_number] = request
+        real(context, request, slot, reason, message)
 
     patch.setattr(moves, "requeue", requeue)
 

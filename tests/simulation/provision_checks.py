@@ -24,9 +24,9 @@ from resource_manager.engine.model.entities import (
     RequestSpec,
     Slot,
 )
-from resource_manager.engine.model.scheduling_key import shape_key
+from resource_manager.engine.model.scheduling_key import scheduling_key
 from resource_manager.engine.model.settings import ExecutorShape, Provisioning
-from resource_manager.engine.queue.scheduling_classes import Shape
+from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 from resource_manager.engine.scaling.passes import MINIMUM
 from resource_manager.engine.state import State
 from tests.simulation.cloud import Cloud
@@ -139,7 +139,7 @@ class ProvisionChecks:
 def _too_many(state: State, new: list[Provision]) -> Iterator[str]:
     """Nobody is counted twice, and whoever is awaited for nothing serves those first."""
     plan = state.elastic.plan.on
-    planned: Counter[Shape] = Counter()
+    planned: Counter[SchedulingClass] = Counter()
     for content in plan.values():
         planned.update(content.shapes)
     for wish, count in planned.items():
@@ -169,7 +169,7 @@ def waits_in_vain(state: State, spec: RequestSpec) -> Iterator[str]:
             yield f"{spec.allocation_id} waits, and a {shape.name} could be asked for"
 
 
-Planned = dict[str, list[tuple[Shape, int]]]
+Planned = dict[str, list[tuple[SchedulingClass, int]]]
 """By executor that has not come: requests of which shape, and how many."""
 
 
@@ -204,7 +204,7 @@ def served_first(state: State, planned: Planned) -> Iterator[str]:
                 )
 
 
-def _somebody_may(state: State, wish: Shape) -> bool:
+def _somebody_may(state: State, wish: SchedulingClass) -> bool:
     """True if anybody waits with this whom no maximum stops."""
     limits, need = Limits(state), [booked_at_most(state, wish)]
     return any(
@@ -212,10 +212,10 @@ def _somebody_may(state: State, wish: Shape) -> bool:
     )
 
 
-def _is_of(state: State, slot: Slot, wish: Shape) -> bool:
+def _is_of(state: State, slot: Slot, wish: SchedulingClass) -> bool:
     request = state.requests.named(slot.allocation_id)
     assert request is not None
-    return shape_key(request.spec) == wish.key
+    return scheduling_key(request.spec) == wish.key
 
 
 def _may(provisioning: Provisioning, shape: ExecutorShape, state: State, have: Amounts) -> bool:

@@ -11,7 +11,7 @@ import pytest
 from finegrain.cpu_policy import CpuPolicy, HostPolicy, QosClass
 from finegrain.cpuset import CpuSet
 from finegrain.resources import BEST_EFFORT_CPU_MILLI, MIB, ResourceProfile
-from resource_manager.engine.hosts.cpu_allocator import CpuGiver
+from resource_manager.engine.hosts.cpu_allocator import CpuAllocator
 from resource_manager.engine.model.entities import RequestSpec, RequestState
 from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.engine.state import State
@@ -118,7 +118,7 @@ def test_a_best_effort_slot_that_waits_beside_a_free_cpu_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A planted bug: the resource manager takes every best-effort pool for empty."""
-    monkeypatch.setattr(CpuGiver, "lacks_best_effort_pool", True)
+    monkeypatch.setattr(CpuAllocator, "lacks_best_effort_pool", True)
     with pytest.raises(Failed, match=r"host-00 has .*best_effort_cpu_milli.*, the books say"):
         crowded_world(monkeypatch, HOST_CPUS - 1, HostPolicy()).run()
 

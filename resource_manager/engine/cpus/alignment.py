@@ -24,12 +24,12 @@ from resource_manager.engine.cpus.hints import (
     remoteness,
 )
 from resource_manager.engine.cpus.layout import CpuLayout
-from resource_manager.engine.cpus.ledger import CpuBooks
+from resource_manager.engine.cpus.ledger import CpuLedger
 from resource_manager.engine.cpus.merge import merge_ranked
 from resource_manager.engine.cpus.numa import MILLI, positions, split
 from resource_manager.engine.cpus.pinning import notes_on, pick, pick_on, short, suiting
 from resource_manager.engine.cpus.refusals import CpuRefusal
-from resource_manager.engine.cpus.request import Wish
+from resource_manager.engine.cpus.request import CpuRequest
 from resource_manager.engine.cpus.resolve import Resolved
 from resource_manager.engine.cpus.shortages import not_enough, unaligned, unsuited
 from resource_manager.engine.cpus.take import Short, Taken, sums_to, total_widths, whole_widths
@@ -38,7 +38,9 @@ from resource_manager.engine.cpus.take import Short, Taken, sums_to, total_width
 class Case:
     """One wish on one host."""
 
-    def __init__(self, books: CpuBooks, wish: Wish, resolved: Resolved, own: int | None) -> None:
+    def __init__(
+        self, books: CpuLedger, wish: CpuRequest, resolved: Resolved, own: int | None
+    ) -> None:
         self._books = books
         self._wish = wish
         self._resolved = resolved

@@ -18,19 +18,17 @@ from finegrain.cpu_policy import BindPolicy
 from resource_manager.engine.cpus.alignment import Case
 from resource_manager.engine.cpus.empty_hosts import ANSWERS_KNOWN_MAX, HostKind, empty_books
 from resource_manager.engine.cpus.hints import SCORE_MAX, quantities, share_score
-from resource_manager.engine.cpus.ledger import CpuBooks
+from resource_manager.engine.cpus.ledger import CpuLedger
 from resource_manager.engine.cpus.numa import MILLI
 from resource_manager.engine.cpus.pinning import cpus_for
 from resource_manager.engine.cpus.refusals import CpuRefusal
-from resource_manager.engine.cpus.request import Wish
+from resource_manager.engine.cpus.request import CpuRequest
 from resource_manager.engine.cpus.resolve import resolve
 from resource_manager.engine.cpus.shortages import poolless, without_topology
 from resource_manager.engine.model.entities import SlotKey
 
-__all__ = ["Wish", "assign", "assign_many", "fits_empty", "score"]
 
-
-def assign(books: CpuBooks | None, wish: Wish) -> CpuAssignment | CpuRefusal:
+def assign(books: CpuLedger | None, wish: CpuRequest) -> CpuAssignment | CpuRefusal:
     """The cpus and nodes of one more slot, or why there are none. Changes nothing.
 
     The same for the same holdings and wish, whatever happened before.
@@ -62,7 +60,7 @@ def assign(books: CpuBooks | None, wish: Wish) -> CpuAssignment | CpuRefusal:
     return CpuAssignment(resolved.qos, notes=resolved.notes)
 
 
-def assign_many(books: CpuBooks, wishes: Iterable[Wish]) -> list[CpuAssignment | CpuRefusal]:
+def assign_many(books: CpuLedger, wishes: Iterable[CpuRequest]) -> list[CpuAssignment | CpuRefusal]:
     """What each of several slots gets if they come one after the other; ends with the first
     refusal. Changes nothing.
     """
@@ -81,7 +79,7 @@ def _nobody(number: int) -> SlotKey:
     return "", number
 
 
-def fits_empty(books: CpuBooks | None, wish: Wish) -> CpuRefusal | None:
+def fits_empty(books: CpuLedger | None, wish: CpuRequest) -> CpuRefusal | None:
     """Why this host could not serve the wish even without slots, under the settings and
     circumstances that hold now; None: it could. Hosts that are alike share the answer.
     """
@@ -89,7 +87,7 @@ def fits_empty(books: CpuBooks | None, wish: Wish) -> CpuRefusal | None:
     return found if isinstance(found, CpuRefusal) else None
 
 
-def score(books: CpuBooks | None, wish: Wish, assignment: CpuAssignment) -> int:
+def score(books: CpuLedger | None, wish: CpuRequest, assignment: CpuAssignment) -> int:
     """How good an assignment is that `assign` gave, from 0 to `SCORE_MAX`; better hosts have more.
 
     A host that gives all that was preferred goes before one that does not; among such, by the
@@ -112,5 +110,5 @@ def score(books: CpuBooks | None, wish: Wish, assignment: CpuAssignment) -> int:
 
 
 @lru_cache(ANSWERS_KNOWN_MAX)
-def _assigned_empty(kind: HostKind, wish: Wish) -> CpuAssignment | CpuRefusal:
+def _assigned_empty(kind: HostKind, wish: CpuRequest) -> CpuAssignment | CpuRefusal:
     return assign(empty_books(kind), wish)

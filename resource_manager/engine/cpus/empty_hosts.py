@@ -14,10 +14,10 @@ from finegrain.cpu_policy import EffectivePolicy
 from finegrain.cpuset import CpuSet
 from resource_manager.engine.cpus.hints import fewest_nodes, quantities
 from resource_manager.engine.cpus.layout import CpuLayout
-from resource_manager.engine.cpus.ledger import CpuBooks
+from resource_manager.engine.cpus.ledger import CpuLedger
 from resource_manager.engine.cpus.pinning import cpus_for, pick_on
 from resource_manager.engine.cpus.refusals import CpuRefusal
-from resource_manager.engine.cpus.request import Wish
+from resource_manager.engine.cpus.request import CpuRequest
 from resource_manager.engine.cpus.resolve import resolve
 
 ANSWERS_KNOWN_MAX = 16_384
@@ -35,15 +35,15 @@ class HostKind(NamedTuple):
     unavailable: tuple[int, int, tuple[tuple[int, int], ...]]
 
     @classmethod
-    def of(cls, books: CpuBooks) -> HostKind:
+    def of(cls, books: CpuLedger) -> HostKind:
         """The kind of a host."""
         return cls(books.reported_layout, books.policy, books.best_effort_milli, books.unavailable)
 
 
 @lru_cache(_HOSTS_KNOWN_MAX)
-def empty_books(kind: HostKind) -> CpuBooks:
+def empty_books(kind: HostKind) -> CpuLedger:
     """Books without slots. All hosts that are alike share them, so nobody may change them."""
-    books = CpuBooks(kind.layout, kind.policy, best_effort_milli=kind.best_effort_milli)
+    books = CpuLedger(kind.layout, kind.policy, best_effort_milli=kind.best_effort_milli)
     offline, kubelet, kubelet_memory = kind.unavailable
     books.set_unavailable(
         offline=CpuSet.from_bits(offline),
@@ -54,7 +54,7 @@ def empty_books(kind: HostKind) -> CpuBooks:
 
 
 @lru_cache(ANSWERS_KNOWN_MAX)
-def fewest_nodes_when_empty(kind: HostKind, wish: Wish) -> int | None:
+def fewest_nodes_when_empty(kind: HostKind, wish: CpuRequest) -> int | None:
     """How many NUMA nodes a slot would need; None: it could not be served on any."""
     books = empty_books(kind)
     resolved = resolve(wish.policy, wish.cpu_milli, kind.policy, books.layout)

@@ -19,7 +19,7 @@ from typing import Final
 from finegrain.cpu_policy import NumaStrategy
 from finegrain.resources import BEST_EFFORT_CPU_MILLI, CPU_MILLI, MEMORY_BYTES
 from resource_manager.engine.cpus.layout import CpuLayout
-from resource_manager.engine.cpus.ledger import CpuBooks
+from resource_manager.engine.cpus.ledger import CpuLedger
 from resource_manager.engine.cpus.merge import Hint
 from resource_manager.engine.cpus.numa import MILLI, memory_positions, positions
 
@@ -93,7 +93,7 @@ def share_score(strategy: NumaStrategy, capacity: int, taken: int) -> int:
 
 
 def quantities(
-    books: CpuBooks,
+    books: CpuLedger,
     amounts: Mapping[str, int],
     strategy: NumaStrategy,
     own_cpus: int | None = None,

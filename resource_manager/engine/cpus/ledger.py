@@ -30,7 +30,7 @@ class PinRoom:
     most_on_a_node: int  # free cpus of the node that has most
 
 
-class CpuBooks:
+class CpuLedger:
     """The cpus and NUMA nodes of one host and what slots hold of them."""
 
     __slots__ = (
@@ -257,16 +257,16 @@ class CpuBooks:
         if tolerated:
             self._overdrawn = tolerated & self.beyond()
 
-    def scratch(self) -> CpuBooks:
+    def scratch(self) -> CpuLedger:
         """A copy to try things out on."""
-        copy = CpuBooks.__new__(CpuBooks)
-        for name in CpuBooks.__slots__:
+        copy = CpuLedger.__new__(CpuLedger)
+        for name in CpuLedger.__slots__:
             setattr(copy, name, getattr(self, name))
         copy.holdings = dict(self.holdings)
         copy._used = [dict(used) for used in self._used]
         return copy
 
-    def empty(self) -> CpuBooks:
+    def empty(self) -> CpuLedger:
         """Books of this host, under the same settings and circumstances, without slots."""
         copy = self.scratch()
         copy.holdings = {}

@@ -12,12 +12,12 @@ from typing import Final
 
 from finegrain.cpu_policy import BindPolicy, ExclusivePolicy, NumaStrategy, QosClass
 from resource_manager.engine.cpus.layout import CpuLayout
-from resource_manager.engine.cpus.ledger import CpuBooks
+from resource_manager.engine.cpus.ledger import CpuLedger
 from resource_manager.engine.cpus.numa import split
 from resource_manager.engine.cpus.refusals import CpuBlocker, CpuRefusal
 from resource_manager.engine.cpus.resolve import Resolved
 from resource_manager.engine.cpus.take import (
-    CpuWish,
+    CpuRequest,
     Holders,
     Short,
     ShortOf,
@@ -39,7 +39,7 @@ _BLOCKERS: Final = {
 }
 
 
-def cpus_for(books: CpuBooks, resolved: Resolved) -> int | CpuRefusal:
+def cpus_for(books: CpuLedger, resolved: Resolved) -> int | CpuRefusal:
     """The cpus that a slot can choose from: enough of them, and such that whatever it chooses, what
     is required holds and nobody in a pool loses what he was promised.
     """
@@ -52,7 +52,7 @@ def cpus_for(books: CpuBooks, resolved: Resolved) -> int | CpuRefusal:
     return _beside_last_cpus(books, resolved, left)
 
 
-def suiting(books: CpuBooks, resolved: Resolved, cpus: int) -> int:
+def suiting(books: CpuLedger, resolved: Resolved, cpus: int) -> int:
     """Those of the cpus that also keep to what is only preferred."""
     layout = books.layout
     if resolved.exclusive is ExclusivePolicy.PCPU_LEVEL:
@@ -66,7 +66,7 @@ def suiting(books: CpuBooks, resolved: Resolved, cpus: int) -> int:
     return cpus
 
 
-def pick(books: CpuBooks, resolved: Resolved, cpus: int) -> Taken | Short:
+def pick(books: CpuLedger, resolved: Resolved, cpus: int) -> Taken | Short:
     """As many of these cpus as the slot needs."""
     isolated = cpus & ~books.pool_cpus  # nobody else can use them
     return take(
@@ -74,7 +74,7 @@ def pick(books: CpuBooks, resolved: Resolved, cpus: int) -> Taken | Short:
     )
 
 
-def pick_on(books: CpuBooks, resolved: Resolved, cpus: int, nodes: Sequence[int]) -> Taken | None:
+def pick_on(books: CpuLedger, resolved: Resolved, cpus: int, nodes: Sequence[int]) -> Taken | None:
     """Likewise of several NUMA nodes, split over them as evenly as can be; None if what is required
     cannot be had there, which counting alone does not tell where cores differ.
     """
@@ -92,7 +92,7 @@ def pick_on(books: CpuBooks, resolved: Resolved, cpus: int, nodes: Sequence[int]
 
 
 def _pick_split(
-    books: CpuBooks, resolved: Resolved, cpus: int, nodes: Sequence[int]
+    books: CpuLedger, resolved: Resolved, cpus: int, nodes: Sequence[int]
 ) -> Taken | None:
     layout, all_holders = books.layout, holders(books)
     isolated = cpus & ~books.pool_cpus
@@ -122,14 +122,14 @@ def _parts(
     return split(resolved.count, [(at, mask.bit_count()) for at, mask in masks])
 
 
-def holders(books: CpuBooks) -> Holders:
+def holders(books: CpuLedger) -> Holders:
     """Whom exclusive policies have to avoid."""
     return Holders(books.claimed_cores, books.claimed_nodes)
 
 
-def wish_of(resolved: Resolved, need: int, *, preferred: int = 0) -> CpuWish:
+def wish_of(resolved: Resolved, need: int, *, preferred: int = 0) -> CpuRequest:
     """The wish for so many cpus."""
-    return CpuWish(
+    return CpuRequest(
         need,
         resolved.bind,
         resolved.bind_required,
@@ -174,7 +174,7 @@ def short(lack: Short, resolved: Resolved) -> CpuRefusal:
     )
 
 
-def _beside_promises(books: CpuBooks, resolved: Resolved, cpus: int) -> int:
+def _beside_promises(books: CpuLedger, resolved: Resolved, cpus: int) -> int:
     """Those of the cpus that slots bound to the pools of single nodes can do without."""
     for at in books.layout.cpu_nodes:
         spare = books.pool_spare(at, resolved.qos)
@@ -206,7 +206,7 @@ def _promised(resolved: Resolved, left: int) -> CpuRefusal:
     )
 
 
-def _beside_last_cpus(books: CpuBooks, resolved: Resolved, cpus: int) -> int | CpuRefusal:
+def _beside_last_cpus(books: CpuLedger, resolved: Resolved, cpus: int) -> int | CpuRefusal:
     """No pool that slots live in is emptied."""
     pools = [(books.shared_count, books.shared_cpus, CpuBlocker.SHARED_POOL_EMPTY, QosClass.LS)]
     if resolved.qos is QosClass.LSE:

@@ -13,7 +13,7 @@ from resource_manager.engine.cpus.numa import aligned_amounts
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class CpuRequest:
     """What one slot needs of a host's cpus and NUMA nodes."""
 
     policy: CpuPolicy
@@ -21,7 +21,7 @@ class Wish:
     cpu_limit_milli: int = 0  # 0: no more than it books
 
     @classmethod
-    def of(cls, policy: CpuPolicy, booking: Amounts, cpu_limit_milli: int = 0) -> Wish:
+    def of(cls, policy: CpuPolicy, booking: Amounts, cpu_limit_milli: int = 0) -> CpuRequest:
         """The wish of a slot that books so much on a host (see `finegrain.resources.booking`)."""
         return cls(policy, tuple(sorted(aligned_amounts(booking).items())), cpu_limit_milli)
 

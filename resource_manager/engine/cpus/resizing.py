@@ -20,12 +20,12 @@ from finegrain.cpu_policy import (
 )
 from finegrain.cpuset import CpuSet
 from finegrain.resources import BEST_EFFORT_CPU_MILLI, CPU_MILLI, MEMORY_BYTES
-from resource_manager.engine.cpus.assign import Wish
 from resource_manager.engine.cpus.layout import CpuLayout
-from resource_manager.engine.cpus.ledger import CpuBooks
+from resource_manager.engine.cpus.ledger import CpuLedger
 from resource_manager.engine.cpus.numa import MILLI, memory_positions, positions, split
 from resource_manager.engine.cpus.pinning import cpus_for, holders, notes_on, short, wish_of
 from resource_manager.engine.cpus.refusals import CpuBlocker, CpuRefusal
+from resource_manager.engine.cpus.request import CpuRequest
 from resource_manager.engine.cpus.resize_cpus import grow, shrink
 from resource_manager.engine.cpus.resolve import Resolved, resolve
 from resource_manager.engine.cpus.shortages import told
@@ -36,7 +36,7 @@ _CPU = (CPU_MILLI, BEST_EFFORT_CPU_MILLI)
 
 
 def resized(
-    books: CpuBooks, key: SlotKey, held: CpuAssignment, wish: Wish
+    books: CpuLedger, key: SlotKey, held: CpuAssignment, wish: CpuRequest
 ) -> CpuAssignment | CpuRefusal:
     """What a slot of the books has when it has the size of the wish. Changes nothing.
 
@@ -52,7 +52,9 @@ def resized(
     return case.pooled() if held.numa else held
 
 
-def fits_alone(books: CpuBooks, key: SlotKey, held: CpuAssignment, wish: Wish) -> CpuRefusal | None:
+def fits_alone(
+    books: CpuLedger, key: SlotKey, held: CpuAssignment, wish: CpuRequest
+) -> CpuRefusal | None:
     """Why a slot could not have the size of the wish even if it were the only one; None: it
     could.
     """
@@ -83,7 +85,9 @@ def together(before: CpuAssignment, after: CpuAssignment) -> CpuAssignment:
 class _Case:
     """One slot and the size that it is to have."""
 
-    def __init__(self, books: CpuBooks, key: SlotKey, held: CpuAssignment, wish: Wish) -> None:
+    def __init__(
+        self, books: CpuLedger, key: SlotKey, held: CpuAssignment, wish: CpuRequest
+    ) -> None:
         self._books = books
         self._key = key
         self._held = held
@@ -245,7 +249,7 @@ _OF_NEW_SLOTS = (CpuBlocker.BIND_POLICY_CONFLICT, CpuBlocker.NUMA_POLICY_MISMATC
 """Refusals by what a host demands, which does not hold for slots that were there before."""
 
 
-def _without_lost(books: CpuBooks, held: int, surplus: int) -> int:
+def _without_lost(books: CpuLedger, held: int, surplus: int) -> int:
     """Cpus that do not run any more are the first that are given back, then those that have become
     a kubelet's or reserved since, then the rest of their cores.
     """

@@ -17,10 +17,10 @@ from finegrain.resources import (
 )
 from finegrain.units import format_cpu
 from resource_manager.engine.cpus.hints import Quantities
-from resource_manager.engine.cpus.ledger import CpuBooks
+from resource_manager.engine.cpus.ledger import CpuLedger
 from resource_manager.engine.cpus.numa import MILLI
 from resource_manager.engine.cpus.refusals import CpuBlocker, CpuRefusal
-from resource_manager.engine.cpus.request import Wish
+from resource_manager.engine.cpus.request import CpuRequest
 from resource_manager.engine.cpus.resolve import Resolved, ignored_in_pools
 
 
@@ -81,7 +81,7 @@ def not_enough(asked: Quantities, lacking: str) -> CpuRefusal:
     )
 
 
-def unsuited(books: CpuBooks, wish: Wish, limit_milli: int) -> CpuRefusal:
+def unsuited(books: CpuLedger, wish: CpuRequest, limit_milli: int) -> CpuRefusal:
     """No node's shared pool is for a slot that may use so much."""
     sizes = {
         books.layout.nodes[at].id: (books.shared_cpus & books.layout.nodes[at].mask).bit_count()
@@ -96,7 +96,7 @@ def unsuited(books: CpuBooks, wish: Wish, limit_milli: int) -> CpuRefusal:
     )
 
 
-def poolless(books: CpuBooks, resolved: Resolved) -> CpuRefusal | None:
+def poolless(books: CpuLedger, resolved: Resolved) -> CpuRefusal | None:
     """The pool of its class is empty."""
     if resolved.qos is QosClass.BE:
         if books.best_effort_cpus:

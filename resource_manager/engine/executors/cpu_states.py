@@ -17,28 +17,28 @@ from resource_manager.engine.lifecycle import usage
 from resource_manager.engine.model.entities import NO_CPU_STATE, CpuState, SlotState
 
 if TYPE_CHECKING:
-    from resource_manager.engine.context import Turn
+    from resource_manager.engine.context import EventContext
     from resource_manager.engine.hosts.host import Host
     from resource_manager.engine.model.entities import SlotKey
     from resource_manager.engine.state import State
 
 
-def take_in_settings(turn: Turn, host: Host) -> None:
+def take_in_settings(context: EventContext, host: Host) -> None:
     """What operators have set for the host, or for all, is not what it was."""
-    state = turn.state
+    state = context.state
     host.operator_policy = set_for(state.host_settings, host.host_id)
     host.cluster_policy = set_for(state.host_settings, CLUSTER)
-    _settle(turn, host)
+    _settle(context, host)
 
 
-def take_in_cpu_state(turn: Turn, host: Host, seen: CpuState | None) -> None:
+def take_in_cpu_state(context: EventContext, host: Host, seen: CpuState | None) -> None:
     """What a full state of the executor says of its cpus; None: nothing out of the ordinary."""
     seen = seen or NO_CPU_STATE
     if seen == host.executor.cpu_state and not host.lost_cpus:
         return  # as with most states
     host.executor.cpu_state = seen
-    _settle(turn, host)
-    name_lost(turn, host)
+    _settle(context, host)
+    name_lost(context, host)
 
 
 def not_followed(state: State, host: Host) -> tuple[HostPolicy | None, int]:
@@ -51,12 +51,12 @@ def not_followed(state: State, host: Host) -> tuple[HostPolicy | None, int]:
     return setting.policy, setting.number
 
 
-def _settle(turn: Turn, host: Host) -> None:
-    state = turn.state
+def _settle(context: EventContext, host: Host) -> None:
+    state = context.state
     if not host.settle_cpus():
         return
     usage.total_changed(state, host)
-    state.rejection_clock.restart(turn.now_ms)
+    state.rejection_clock.restart(context.now_ms)
     for refusal in host.refusals.values():
         if refusal.state_seen is not None:
             refusal.active = False  # it was about other cpus
@@ -64,17 +64,17 @@ def _settle(turn: Turn, host: Host) -> None:
     state.hosts.indexes.log_growth(host, state.queue)
 
 
-def name_lost(turn: Turn, host: Host) -> None:
+def name_lost(context: EventContext, host: Host) -> None:
     """Tells of slots that lack cpus of their own, unless it was told already."""
     before, host.lost_cpus = host.lost_cpus, lost_cpus(host)
     for key, cpus in host.lost_cpus.items():
         if before.get(key) != cpus:
             message = f"cpus {cpus} of the slot's own do not run any more, or are a kubelet's"
-            turn.slot_event("cpus_lost", host.slots[key], message=message)
+            context.slot_event("cpus_lost", host.slots[key], message=message)
     for key, cpus in before.items():
         slot = host.slots.get(key)
         if slot is not None and key not in host.lost_cpus and slot.state is not SlotState.FREEING:
-            turn.slot_event("cpus_returned", slot, message=f"cpus {cpus} are the slot's again")
+            context.slot_event("cpus_returned", slot, message=f"cpus {cpus} are the slot's again")
 
 
 def lost_cpus(host: Host) -> dict[SlotKey, CpuSet]:

@@ -19,7 +19,7 @@ from finegrain.cpu_policy import (
 )
 from finegrain.cpuset import EMPTY
 from finegrain.errors import InvalidArgument
-from resource_manager.engine.context import Turn
+from resource_manager.engine.context import EventContext
 from resource_manager.engine.executors.cpu_states import take_in_settings
 from resource_manager.engine.hosts.allowed_cpus import (
     CLUSTER,
@@ -92,7 +92,7 @@ def policy_of(state: State, executor_id: str) -> EffectivePolicy:
     return unannounced(own, set_for(state.host_settings, CLUSTER))
 
 
-def set_host_policy(turn: Turn, event: HostPolicySet) -> HostSetting:
+def set_host_policy(context: EventContext, event: HostPolicySet) -> HostSetting:
     """Sets what is given, takes back what is named, leaves the rest as it is set.
 
     Raises:
@@ -100,7 +100,7 @@ def set_host_policy(turn: Turn, event: HostPolicySet) -> HostSetting:
         InvalidArgument: a setting that is none, or cpus that the host does not have or that leave
             it none.
     """
-    state = turn.state
+    state = context.state
     before = known_setting(state, event.executor_id)
     wanted = _wanted(before.policy if before is not None else NOTHING_SET, event)
     host = state.hosts.get(event.executor_id)
@@ -111,21 +111,21 @@ def set_host_policy(turn: Turn, event: HostPolicySet) -> HostSetting:
     if before is not None and before.policy == wanted:
         return before
     number = state.numbers.host_setting = state.numbers.host_setting + 1
-    setting = HostSetting(event.executor_id, wanted, number, turn.at.time_ms)
+    setting = HostSetting(event.executor_id, wanted, number, context.at.time_ms)
     state.changes.counter(HOST_SETTING_NUMBER, number)
-    state.rejection_clock.restart(turn.now_ms)
+    state.rejection_clock.restart(context.now_ms)
     if host is None and event.executor_id != CLUSTER and wanted == NOTHING_SET:
         del state.host_settings[event.executor_id]
         state.changes.delete_host_setting(event.executor_id)
     else:
         state.host_settings[event.executor_id] = setting
         state.changes.host_setting(setting)
-    turn.cluster_event(
+    context.cluster_event(
         "host_policy_set", executor_id=event.executor_id, message=_described(event, wanted)
     )
     for each in state.hosts.values() if event.executor_id == CLUSTER else (host,):
         if each is not None:
-            take_in_settings(turn, each)
+            take_in_settings(context, each)
     if event.executor_id == CLUSTER:
         for seen in state.elastic.seen.values():  # those to come will follow as well
             seen.cluster_policy = wanted

@@ -11,7 +11,7 @@ Whether it can, probes find out, which ask nothing of it.
 from __future__ import annotations
 
 from finegrain.errors import Reason
-from resource_manager.engine.context import Turn
+from resource_manager.engine.context import EventContext
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.hosts.notes import Reach
 from resource_manager.engine.lifecycle import usage
@@ -22,7 +22,7 @@ from resource_manager.engine.model.state_tables import ReachInput, RegistrationI
 from resource_manager.engine.model.timers import Timer, backoff_ms
 
 
-def delivery_overdue(turn: Turn, host: Host) -> bool:
+def delivery_overdue(context: EventContext, host: Host) -> bool:
     """True if the command in flight has failed to arrive for too long.
 
     To be asked when the executor has reported: one that is silent as well is a matter of the lost
@@ -31,21 +31,21 @@ def delivery_overdue(turn: Turn, host: Host) -> bool:
     command = host.in_flight
     if command is None or command.failing_since_ms is None:
         return False
-    return turn.now_ms - command.failing_since_ms >= turn.state.settings.unreachable_after_ms
+    return context.now_ms - command.failing_since_ms >= context.state.settings.unreachable_after_ms
 
 
-def find_unreachable(turn: Turn, host: Host) -> None:
+def find_unreachable(context: EventContext, host: Host) -> None:
     """Nothing more is placed here, and nothing believed of it holds until it registers again."""
-    state, reach = turn.state, host.reach
-    reach.unreachable = state.story.reach(
+    state, reach = context.state, host.reach
+    reach.unreachable = state.transitions.reach(
         host.host_id, unreachable=reach.unreachable, what=ReachInput.FAIL
     )
     reach.failures += 1
     host.in_flight = None
-    state.story.move_executor(host.executor, RegistrationInput.DISTRUST)
+    state.transitions.move_executor(host.executor, RegistrationInput.DISTRUST)
     usage.total_changed(state, host)
     address = host.executor.registration.address
-    turn.cluster_event(
+    context.cluster_event(
         "executor_unreachable",
         executor_id=host.host_id,
         reason=Reason.UNREACHABLE,
@@ -53,33 +53,35 @@ def find_unreachable(turn: Turn, host: Host) -> None:
     )
 
 
-def unreachable_registered(turn: Turn, host: Host, *, changed: bool) -> None:
+def unreachable_registered(context: EventContext, host: Host, *, changed: bool) -> None:
     """Plans the next probe; at once if something `changed` that may have been the obstacle."""
     reach = host.reach
     if changed:
         reach.failures = 0
-    _plan_probe(turn, host, turn.now_ms if changed else turn.now_ms + _pause_ms(turn, reach))
+    _plan_probe(
+        context, host, context.now_ms if changed else context.now_ms + _pause_ms(context, reach)
+    )
 
 
-def probe_rang(turn: Turn, executor_id: str) -> None:
+def probe_rang(context: EventContext, executor_id: str) -> None:
     """Has an unreachable executor dialled, and plans the next time in case that fails."""
-    host = turn.state.hosts.get(executor_id)
+    host = context.state.hosts.get(executor_id)
     if host is None or not host.reach.unreachable:
         return
     if host.executor.state is not ExecutorState.ACTIVE:
         return  # its registration plans the next one
     reach = host.reach
-    if turn.now_ms < reach.probe_at_ms:
-        turn.state.timers.arm(Timer.PROBE, executor_id, reach.probe_at_ms)
+    if context.now_ms < reach.probe_at_ms:
+        context.state.timers.arm(Timer.PROBE, executor_id, reach.probe_at_ms)
         return
     reach.failures += 1
-    turn.effects.append(ProbeExecutor(executor_id, host.executor.registration.address))
-    _plan_probe(turn, host, turn.now_ms + _pause_ms(turn, reach))
+    context.effects.append(ProbeExecutor(executor_id, host.executor.registration.address))
+    _plan_probe(context, host, context.now_ms + _pause_ms(context, reach))
 
 
-def executor_probed(turn: Turn, event: ExecutorProbed) -> None:
+def executor_probed(context: EventContext, event: ExecutorProbed) -> None:
     """An executor that answers is used again."""
-    host = turn.state.hosts.get(event.executor_id)
+    host = context.state.hosts.get(event.executor_id)
     if (
         host is None
         or not host.reach.unreachable
@@ -89,14 +91,14 @@ def executor_probed(turn: Turn, event: ExecutorProbed) -> None:
     if event.cause:
         host.reach.cause = event.cause
         return
-    host.reach.unreachable = turn.state.story.reach(
+    host.reach.unreachable = context.state.transitions.reach(
         host.host_id, unreachable=host.reach.unreachable, what=ReachInput.ANSWER
     )
     host.reach.cause = ""
     host.reach.refused = 0
-    usage.total_changed(turn.state, host)
-    turn.state.outbox[host.host_id] = None
-    turn.cluster_event(
+    usage.total_changed(context.state, host)
+    context.state.outbox[host.host_id] = None
+    context.cluster_event(
         "executor_reachable",
         executor_id=host.host_id,
         message=f"it answers at {event.address} again",
@@ -118,11 +120,11 @@ def frees_to_tell(host: Host) -> tuple[SlotKey, ...]:
     return tuple(key for key in host.to_free if host.reported.get(key) is SlotState.ALLOCATED)
 
 
-def _plan_probe(turn: Turn, host: Host, at_ms: int) -> None:
+def _plan_probe(context: EventContext, host: Host, at_ms: int) -> None:
     host.reach.probe_at_ms = at_ms
-    turn.state.timers.arm(Timer.PROBE, host.host_id, at_ms)
+    context.state.timers.arm(Timer.PROBE, host.host_id, at_ms)
 
 
-def _pause_ms(turn: Turn, reach: Reach) -> int:
-    settings = turn.state.settings
+def _pause_ms(context: EventContext, reach: Reach) -> int:
+    settings = context.state.settings
     return backoff_ms(max(0, reach.failures - 1), settings.probe_min_ms, settings.probe_max_ms)

@@ -7,42 +7,42 @@ until the host serves the shape.
 
 from __future__ import annotations
 
-from resource_manager.engine.context import Turn
+from resource_manager.engine.context import EventContext
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.hosts.notes import Refusal
 from resource_manager.engine.model.entities import Slot
-from resource_manager.engine.model.scheduling_key import shape_key
+from resource_manager.engine.model.scheduling_key import scheduling_key
 from resource_manager.engine.model.timers import Timer, backoff_ms
 
 
-def remember_refusal(turn: Turn, host: Host, slot: Slot) -> None:
+def remember_refusal(context: EventContext, host: Host, slot: Slot) -> None:
     """Keeps the host from being chosen again for the same wish on the same knowledge.
 
     What the others of a gang had is taken down, which changes the host's state, and says nothing:
     for members of a gang only time counts.
     """
-    request = turn.state.requests.named(slot.allocation_id)
+    request = context.state.requests.named(slot.allocation_id)
     if request is None:
         return
-    settings = turn.state.settings
-    key = shape_key(request.spec)
+    settings = context.state.settings
+    key = scheduling_key(request.spec)
     before = host.refusals.get(key)
     failures = before.failures if before is not None else 0
     delay = backoff_ms(failures, settings.refusal_backoff_min_ms, settings.refusal_backoff_max_ms)
-    until_ms = turn.now_ms + delay
+    until_ms = context.now_ms + delay
     state_seen = None if request.spec.gang_id else host.state_seen()
     host.refusals[key] = Refusal(failures + 1, until_ms, state_seen)
-    turn.state.hosts.refusing[host.host_id] = None
-    turn.state.timers.arm(Timer.REFUSAL, host.host_id, until_ms)
+    context.state.hosts.refusing[host.host_id] = None
+    context.state.timers.arm(Timer.REFUSAL, host.host_id, until_ms)
 
 
-def refusal_rang(turn: Turn, executor_id: str) -> None:
+def refusal_rang(context: EventContext, executor_id: str) -> None:
     """The executor may be asked again for what it refused long enough ago."""
-    host = turn.state.hosts.get(executor_id)
+    host = context.state.hosts.get(executor_id)
     if host is None:
         return
-    if host.end_refusals(turn.now_ms):
-        turn.state.hosts.indexes.log_growth(host, turn.state.queue)
+    if host.end_refusals(context.now_ms):
+        context.state.hosts.indexes.log_growth(host, context.state.queue)
     left = [refusal.until_ms for refusal in host.refusals.values() if refusal.active]
     if left:
-        turn.state.timers.arm(Timer.REFUSAL, executor_id, min(left))
+        context.state.timers.arm(Timer.REFUSAL, executor_id, min(left))

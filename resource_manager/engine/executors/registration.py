@@ -10,7 +10,7 @@ from finegrain.errors import (
     InvalidArgument,
     Reason,
 )
-from resource_manager.engine.context import Turn
+from resource_manager.engine.context import EventContext
 from resource_manager.engine.executors.cpu_states import name_lost
 from resource_manager.engine.executors.epochs import refuse_seen_epoch
 from resource_manager.engine.executors.reachability import unreachable_registered
@@ -42,7 +42,7 @@ from resource_manager.engine.model.state_tables import DrainInput, RegistrationI
 from resource_manager.engine.model.timers import Timer
 
 
-def register_executor(turn: Turn, event: ExecutorRegistered) -> RegistrationAnswer:
+def register_executor(context: EventContext, event: ExecutorRegistered) -> RegistrationAnswer:
     """A new executor, or a known one that starts its conversation anew.
 
     All orders that were under way are void. The state that comes along counts as newer than
@@ -55,7 +55,7 @@ def register_executor(turn: Turn, event: ExecutorRegistered) -> RegistrationAnsw
         FailedPrecondition: this registration was overtaken.
         InvalidArgument: the state that comes along is not a full one.
     """
-    state = turn.state
+    state = context.state
     registration = event.registration
     refuse_seen_epoch(state, registration.executor_id, event.report.rm_epoch)
     if event.report.unchanged or event.report.report_number < 1:
@@ -70,18 +70,18 @@ def register_executor(turn: Turn, event: ExecutorRegistered) -> RegistrationAnsw
         _refuse_overtaken(host, registration, event.report.report_number)
     state.answered_executors.add(registration.executor_id)
     was_lost = host is not None and host.executor.lost
-    host = _adopt(turn, host, registration)
-    taken = take_in(turn, host, event.report, returning=was_lost)
-    name_lost(turn, host)  # it may have announced others than before
+    host = _adopt(context, host, registration)
+    taken = take_in(context, host, event.report, returning=was_lost)
+    name_lost(context, host)  # it may have announced others than before
     for slot in list(host.slots.values()):
         if slot.state is SlotState.FREEING:
             host.to_free[key_of(slot)] = None
             state.outbox[host.host_id] = None
         elif slot.ordered is not None:
-            resume(turn, slot)
+            resume(context, slot)
     state.changes.executor(host.executor)
     state.changes.counter(REGISTERED_WITH + host.host_id, event.report.report_number)
-    turn.cluster_event(
+    context.cluster_event(
         "executor_returned" if was_lost else "executor_registered",
         executor_id=host.host_id,
         message=f"registration {host.executor.registration_number} at {registration.address}",
@@ -121,11 +121,11 @@ def _refuse_overtaken(host: Host, registration: Registration, report_number: int
         )
 
 
-def _adopt(turn: Turn, host: Host | None, registration: Registration) -> Host:
-    state, new = turn.state, host is None
+def _adopt(context: EventContext, host: Host | None, registration: Registration) -> Host:
+    state, new = context.state, host is None
     if host is None:
         number = state.numbers.forgotten_registration + 1
-        executor = Executor(registration, number, first_seen_time_ms=turn.at.time_ms)
+        executor = Executor(registration, number, first_seen_time_ms=context.at.time_ms)
         executor_id = registration.executor_id
         host = Host.of(
             executor,
@@ -139,15 +139,15 @@ def _adopt(turn: Turn, host: Host | None, registration: Registration) -> Host:
             # Unless it only did what it was told, whoever runs it may have mended something.
             told_to = executor.state is ExecutorState.UNCONFIRMED
             moved = executor.registration.address != registration.address
-            unreachable_registered(turn, host, changed=moved or not told_to)
+            unreachable_registered(context, host, changed=moved or not told_to)
         if executor.registration.instance_id != registration.instance_id:
             executor.report_number = 0
         executor.registration = registration
         executor.registration_number += 1
-    state.story.move_executor(executor, RegistrationInput.REGISTER)
+    state.transitions.move_executor(executor, RegistrationInput.REGISTER)
     executor.command_number = 0
-    executor.report_at_ms = turn.now_ms
-    executor.report_time_ms = turn.at.time_ms
+    executor.report_at_ms = context.now_ms
+    executor.report_time_ms = context.at.time_ms
     executor.reported_available = None
     executor.cpu_state = NO_CPU_STATE
     if any(refusal.active for refusal in host.refusals.values()):
@@ -160,65 +160,65 @@ def _adopt(turn: Turn, host: Host | None, registration: Registration) -> Host:
     if host.cpu_kind is not kind:
         state.hosts.indexes.log_growth(host, state.queue)  # other cpus may suit others
     usage.total_changed(state, host)
-    state.rejection_clock.restart(turn.now_ms)
+    state.rejection_clock.restart(context.now_ms)
     usage.rebooked(state, booked)
-    state.timers.arm(Timer.SILENCE, host.host_id, turn.now_ms + state.settings.lost_timeout_ms)
+    state.timers.arm(Timer.SILENCE, host.host_id, context.now_ms + state.settings.lost_timeout_ms)
     return host
 
 
-def silence_rang(turn: Turn, executor_id: str) -> None:
+def silence_rang(context: EventContext, executor_id: str) -> None:
     """An executor that has been silent for too long is lost, and so are its slots, as far as
     anybody knows.
 
     Its capacity does not count, and its slots stay booked there until it returns or is forgotten:
     lost means out of sight, not stopped.
     """
-    state = turn.state
+    state = context.state
     host = state.hosts.get(executor_id)
     if host is None or host.executor.state is ExecutorState.LOST:
         return
     executor = host.executor
     heard_at_ms = max(executor.report_at_ms, state.timers.listening_since_ms)
     due_ms = heard_at_ms + state.settings.lost_timeout_ms
-    if turn.now_ms < due_ms:
+    if context.now_ms < due_ms:
         state.timers.arm(Timer.SILENCE, executor_id, due_ms)
         return
-    message = f"executor {executor_id} was silent for {turn.now_ms - executor.report_at_ms} ms"
-    lose_executor(turn, host, message)
+    message = f"executor {executor_id} was silent for {context.now_ms - executor.report_at_ms} ms"
+    lose_executor(context, host, message)
 
 
-def request_drain(turn: Turn, event: DrainRequested) -> Executor:
+def request_drain(context: EventContext, event: DrainRequested) -> Executor:
     """No new slots here. With a deadline, what is left then is taken away.
 
     Raises:
         NotFound: no such executor.
     """
-    state = turn.state
+    state = context.state
     host = known_host(state, event.executor_id)
     executor = host.executor
-    state.story.drain(executor, DrainInput.DRAIN)
+    state.transitions.drain(executor, DrainInput.DRAIN)
     executor.drain_reason = event.reason
     executor.drain_deadline_time_ms = executor.drain_deadline_at_ms = None
     if event.deadline_ms is not None:
-        executor.drain_deadline_time_ms = turn.at.time_ms + event.deadline_ms
-        executor.drain_deadline_at_ms = turn.now_ms + event.deadline_ms
+        executor.drain_deadline_time_ms = context.at.time_ms + event.deadline_ms
+        executor.drain_deadline_at_ms = context.now_ms + event.deadline_ms
         state.timers.arm(Timer.DRAIN, host.host_id, executor.drain_deadline_at_ms)
     state.changes.executor(executor)
     usage.total_changed(state, host)
-    turn.cluster_event("executor_drained", executor_id=host.host_id, message=event.reason)
+    context.cluster_event("executor_drained", executor_id=host.host_id, message=event.reason)
     return executor
 
 
-def request_undrain(turn: Turn, event: UndrainRequested) -> Executor:
+def request_undrain(context: EventContext, event: UndrainRequested) -> Executor:
     """New slots are welcome again.
 
     Raises:
         NotFound: no such executor.
         FailedPrecondition: it is being given back.
     """
-    host = known_host(turn.state, event.executor_id)
+    host = known_host(context.state, event.executor_id)
     executor = host.executor
-    provision = turn.state.provisions.get(host.host_id)
+    provision = context.state.provisions.get(host.host_id)
     if provision is not None and provision.state is ProvisionState.STOPPING:
         raise FailedPrecondition(
             f"executor {host.host_id} is being given back ({provision.message}); it is gone when"
@@ -226,37 +226,37 @@ def request_undrain(turn: Turn, event: UndrainRequested) -> Executor:
             details={"executor_id": host.host_id},
         )
     if executor.draining:
-        turn.state.story.drain(executor, DrainInput.UNDRAIN)
+        context.state.transitions.drain(executor, DrainInput.UNDRAIN)
         executor.drain_reason = ""
         executor.drain_deadline_time_ms = executor.drain_deadline_at_ms = None
-        turn.state.changes.executor(executor)
-        usage.total_changed(turn.state, host)
-        turn.cluster_event("executor_undrained", executor_id=host.host_id)
+        context.state.changes.executor(executor)
+        usage.total_changed(context.state, host)
+        context.cluster_event("executor_undrained", executor_id=host.host_id)
     return executor
 
 
-def drain_rang(turn: Turn, executor_id: str) -> None:
+def drain_rang(context: EventContext, executor_id: str) -> None:
     """Takes away what is left on an executor whose drain deadline has passed."""
-    host = turn.state.hosts.get(executor_id)
+    host = context.state.hosts.get(executor_id)
     if host is None or host.executor.drain_deadline_at_ms is None:
         return
-    if turn.now_ms < host.executor.drain_deadline_at_ms:
-        turn.state.timers.arm(Timer.DRAIN, executor_id, host.executor.drain_deadline_at_ms)
+    if context.now_ms < host.executor.drain_deadline_at_ms:
+        context.state.timers.arm(Timer.DRAIN, executor_id, host.executor.drain_deadline_at_ms)
         return
     message = (
         f"executor {executor_id} was drained: {host.executor.drain_reason or 'no reason given'}"
     )
-    take_all_away(turn, host, Reason.EXECUTOR_DRAINED, message)
+    take_all_away(context, host, Reason.EXECUTOR_DRAINED, message)
 
 
-def forget_executor(turn: Turn, event: ForgetRequested) -> None:
+def forget_executor(context: EventContext, event: ForgetRequested) -> None:
     """Strikes a lost executor and its slots from the books.
 
     Raises:
         NotFound: no such executor.
         FailedPrecondition: it is not lost.
     """
-    state = turn.state
+    state = context.state
     host = known_host(state, event.executor_id)
     if host.executor.state is not ExecutorState.LOST:
         raise FailedPrecondition(
@@ -265,4 +265,4 @@ def forget_executor(turn: Turn, event: ForgetRequested) -> None:
             reason=Reason.EXECUTOR_NOT_LOST,
             details={"executor_id": host.host_id, "state": host.executor.state},
         )
-    strike(turn, host)
+    strike(context, host)

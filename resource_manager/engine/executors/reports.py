@@ -20,7 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from finegrain.errors import Reason
-from resource_manager.engine.context import Turn
+from resource_manager.engine.context import EventContext
 from resource_manager.engine.executors.cpu_states import not_followed, take_in_cpu_state
 from resource_manager.engine.executors.epochs import refuse_seen_epoch
 from resource_manager.engine.executors.reachability import (
@@ -53,13 +53,13 @@ class TakenIn:
     unowned: tuple[SlotKey, ...] = ()
 
 
-def slots_reported(turn: Turn, event: SlotsReported) -> ReportAnswer:
+def slots_reported(context: EventContext, event: SlotsReported) -> ReportAnswer:
     """Takes in a report, or says what to do first.
 
     Raises:
         EpochSeen: the executor knows newer books than these.
     """
-    state = turn.state
+    state = context.state
     refuse_seen_epoch(state, event.executor_id, event.report.rm_epoch)
     state.answered_executors.add(event.executor_id)
     host = state.hosts.get(event.executor_id)
@@ -73,13 +73,13 @@ def slots_reported(turn: Turn, event: SlotsReported) -> ReportAnswer:
         # does wait has an older registration than we, and would be silent to us for ever.
         return ReportAnswer(register_again=True)
     executor = host.executor
-    taken = take_in(turn, host, event.report)
+    taken = take_in(context, host, event.report)
     if taken.taken:
         executor.used = event.used
-    if delivery_overdue(turn, host):
-        find_unreachable(turn, host)
+    if delivery_overdue(context, host):
+        find_unreachable(context, host)
         return ReportAnswer(register_again=True)
-    host_policy, host_policy_number = not_followed(turn.state, host)
+    host_policy, host_policy_number = not_followed(context.state, host)
     return ReportAnswer(
         send_full_report=taken.base_missing,
         unowned=(*taken.unowned, *frees_to_tell(host)),
@@ -90,7 +90,7 @@ def slots_reported(turn: Turn, event: SlotsReported) -> ReportAnswer:
 
 
 def take_in(
-    turn: Turn,
+    context: EventContext,
     host: Host,
     report: Report,
     *,
@@ -108,16 +108,16 @@ def take_in(
     if report.unchanged and report.base_report_number != executor.report_number:
         return TakenIn(taken=False, base_missing=True)
     executor.report_number = report.report_number
-    executor.report_at_ms = turn.now_ms
-    executor.report_time_ms = turn.at.time_ms
-    broken = [slot for ended in report.ended if (slot := _ended(turn, host, ended)) is not None]
-    contained = report.command_number if report.rm_epoch == turn.state.rm_epoch else 0
+    executor.report_at_ms = context.now_ms
+    executor.report_time_ms = context.at.time_ms
+    broken = [slot for ended in report.ended if (slot := _ended(context, host, ended)) is not None]
+    contained = report.command_number if report.rm_epoch == context.state.rm_epoch else 0
     contained = max(contained, at_least_command)
     news = contained > host.contained_command
     host.contained_command = max(contained, host.contained_command)
     if report.unchanged:
         if news:
-            settle(turn, host)
+            settle(context, host)
         return TakenIn(taken=True, unowned=host.unowned)
     reported = {(slot.allocation_id, slot.generation): slot for slot in report.slots}
     host.reported = {key: slot.state for key, slot in reported.items()}
@@ -126,16 +126,16 @@ def take_in(
     for key, seen in reported.items():
         slot = host.slots.get(key)
         if slot is not None:
-            _seen(turn, host, slot, seen, returning=returning)
-    settle(turn, host)
-    take_in_cpu_state(turn, host, report.cpu_state)
-    turn.state.hosts.touch(host)
-    if host.refusals and host.end_refusals(turn.now_ms):
-        turn.state.hosts.indexes.log_growth(host, turn.state.queue)
+            _seen(context, host, slot, seen, returning=returning)
+    settle(context, host)
+    take_in_cpu_state(context, host, report.cpu_state)
+    context.state.hosts.touch(host)
+    if host.refusals and host.end_refusals(context.now_ms):
+        context.state.hosts.indexes.log_growth(host, context.state.queue)
     if host.resize_holds:
-        end_holds(turn, host)
+        end_holds(context, host)
     for slot in broken:
-        remember_refusal(turn, host, slot)
+        remember_refusal(context, host, slot)
     host.unowned = tuple(
         key
         for key, seen in reported.items()
@@ -144,7 +144,7 @@ def take_in(
     return TakenIn(taken=True, unowned=host.unowned)
 
 
-def settle(turn: Turn, host: Host) -> None:
+def settle(context: EventContext, host: Host) -> None:
     """Strikes the slots that the last state taken in should show and does not."""
     if host.reported.keys() >= host.slots.keys():
         return
@@ -154,41 +154,43 @@ def settle(turn: Turn, host: Host) -> None:
     for slot in missing:
         if slot.state is not SlotState.FREEING:
             message = f"executor {host.host_id} no longer has the slot"
-            lose(turn, slot, Reason.SLOT_MISSING, message)
-        vanish(turn, slot)
+            lose(context, slot, Reason.SLOT_MISSING, message)
+        vanish(context, slot)
 
 
-def _seen(turn: Turn, host: Host, slot: Slot, seen: ReportedSlot, *, returning: bool) -> None:
+def _seen(
+    context: EventContext, host: Host, slot: Slot, seen: ReportedSlot, *, returning: bool
+) -> None:
     ends = seen.state is SlotState.FREEING
     if slot.state is SlotState.PENDING and not ends:
-        confirm(turn, slot, isolation=seen.isolation, cpus=seen.cpus)
+        confirm(context, slot, isolation=seen.isolation, cpus=seen.cpus)
     if seen.resize_number:
-        take_in_size(turn, slot, seen)
+        take_in_size(context, slot, seen)
     if ends:
         return  # a later state, or its list of ended slots, will say so
     if slot.state is SlotState.FREEING:
-        if returning and _is_waited_for(turn, host, slot):
-            reclaim(turn, slot, isolation=seen.isolation, cpus=seen.cpus)
+        if returning and _is_waited_for(context, host, slot):
+            reclaim(context, slot, isolation=seen.isolation, cpus=seen.cpus)
         else:
-            _free_again(turn, host, slot)
+            _free_again(context, host, slot)
     elif seen.isolation is not None and seen.isolation != slot.isolation:
         slot.isolation = seen.isolation
-        turn.state.changes.slot_moved(slot)
+        context.state.changes.slot_moved(slot)
 
 
-def _is_waited_for(turn: Turn, host: Host, slot: Slot) -> bool:
-    request = turn.state.requests.get(slot.allocation_id)
+def _is_waited_for(context: EventContext, host: Host, slot: Slot) -> bool:
+    request = context.state.requests.get(slot.allocation_id)
     deadline_ms = host.executor.drain_deadline_at_ms
     return (
         request is not None
         and request.state is RequestState.PENDING
         and request.generation == slot.generation
         and not request.spec.gang_id  # whose members would not be taken back together
-        and not (deadline_ms is not None and deadline_ms <= turn.now_ms)
+        and not (deadline_ms is not None and deadline_ms <= context.now_ms)
     )
 
 
-def _free_again(turn: Turn, host: Host, slot: Slot) -> None:
+def _free_again(context: EventContext, host: Host, slot: Slot) -> None:
     """The executor does not (or no longer) free a slot that it should: the order is given once
     more.
     """
@@ -196,10 +198,10 @@ def _free_again(turn: Turn, host: Host, slot: Slot) -> None:
     command = host.in_flight
     if command is None or key not in command.keys:
         host.to_free[key] = None
-        turn.state.outbox[host.host_id] = None
+        context.state.outbox[host.host_id] = None
 
 
-def _ended(turn: Turn, host: Host, ended: EndedSlot) -> Slot | None:
+def _ended(context: EventContext, host: Host, ended: EndedSlot) -> Slot | None:
     """A slot that ended at its executor by itself; the slot, if it broke there.
 
     The executor repeats this until it is acknowledged.
@@ -208,10 +210,10 @@ def _ended(turn: Turn, host: Host, ended: EndedSlot) -> Slot | None:
     if slot is None:
         return None
     if ended.reason == Reason.OFFER_NOT_ACCEPTED:
-        decline(turn, slot)
+        decline(context, slot)
         return None
     if slot.state is not SlotState.FREEING:
         message = f"the slot ended on executor {host.host_id}: {ended.reason}"
-        lose(turn, slot, ended.reason, message)
-    vanish(turn, slot)
+        lose(context, slot, ended.reason, message)
+    vanish(context, slot)
     return slot if ended.reason == Reason.SLOT_BROKEN else None

@@ -13,12 +13,13 @@ from dataclasses import dataclass, replace
 
 from finegrain.cpu_policy import PLAIN, BindPolicy, CpuPolicy, ExclusivePolicy, QosClass
 from finegrain.resources import CPU_MILLI, Amounts
-from resource_manager.engine.cpus.assign import Wish, assign
-from resource_manager.engine.cpus.ledger import CpuBooks
+from resource_manager.engine.cpus.assign import assign
+from resource_manager.engine.cpus.ledger import CpuLedger
 from resource_manager.engine.cpus.refusals import CpuRefusal
+from resource_manager.engine.cpus.request import CpuRequest
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.model.entities import Slot
-from resource_manager.engine.queue.scheduling_classes import Shape
+from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 
 MILLI_PER_CPU = 1000
 
@@ -42,7 +43,7 @@ class Relaxation:
     text: str = ""  # what follows "it fits if"
 
 
-def relaxations(host: Host, shape: Shape) -> list[Relaxation]:
+def relaxations(host: Host, shape: SchedulingClass) -> list[Relaxation]:
     """The smallest changes with which one fits on a host that has the amounts, each of them alone;
     none if it fits as it is, or if nothing helps that is tried.
     """
@@ -50,7 +51,7 @@ def relaxations(host: Host, shape: Shape) -> list[Relaxation]:
     if books is None:
         return []
     policy, limit = shape.cpus or (PLAIN, 0)
-    wish = Wish.of(policy, host.booking_for(shape), limit)
+    wish = CpuRequest.of(policy, host.booking_for(shape), limit)
     if not _refused(books, wish):
         return []
     found = list(_preferred(books, wish))
@@ -63,20 +64,22 @@ def relaxations(host: Host, shape: Shape) -> list[Relaxation]:
     return found
 
 
-def fits_smaller(host: Host, shape: Shape, booking: Amounts) -> bool:
+def fits_smaller(host: Host, shape: SchedulingClass, booking: Amounts) -> bool:
     """True if the cpus and NUMA nodes of a host suit a shape that books less than it asks for."""
     if host.cpus is None or not host.exactly(shape):
         return host.suits(shape)
     policy, limit = shape.cpus or (PLAIN, 0)
-    return not _refused(host.cpus, Wish.of(policy, booking, min(limit, booking.get(CPU_MILLI, 0))))
+    return not _refused(
+        host.cpus, CpuRequest.of(policy, booking, min(limit, booking.get(CPU_MILLI, 0)))
+    )
 
 
 class EndsOfSlots:
     """Cpus of a host as they are when some of its slots have ended."""
 
-    def __init__(self, host: Host, shape: Shape) -> None:
+    def __init__(self, host: Host, shape: SchedulingClass) -> None:
         policy, limit = shape.cpus or (PLAIN, 0)
-        self._wish = Wish.of(policy, host.booking_for(shape), limit)
+        self._wish = CpuRequest.of(policy, host.booking_for(shape), limit)
         poolless = shape.best_effort and host.lacks_best_effort_pool
         self._books = host.cpus if poolless or host.exactly(shape) else None
         self.tries_left = ENDS_TRIED_MAX
@@ -96,7 +99,7 @@ class EndsOfSlots:
         return not _refused(scratch, self._wish)
 
 
-def _preferred(books: CpuBooks, wish: Wish) -> Iterator[Relaxation]:
+def _preferred(books: CpuLedger, wish: CpuRequest) -> Iterator[Relaxation]:
     """Policies that would have to be preferred: one of them, else all."""
     policy = wish.policy
     required = required_policies(policy)
@@ -146,7 +149,7 @@ def _shared(policy: CpuPolicy) -> CpuPolicy:
     )
 
 
-def _less(books: CpuBooks, wish: Wish) -> Iterator[Relaxation]:
+def _less(books: CpuLedger, wish: CpuRequest) -> Iterator[Relaxation]:
     """The most that it could have of one dimension, of the amounts that are tried."""
     for name, asked in wish.amounts:
         own_cpus = name == CPU_MILLI and wish.policy.qos.is_pinned
@@ -166,7 +169,7 @@ def _less(books: CpuBooks, wish: Wish) -> Iterator[Relaxation]:
                 yield Relaxation(at_most=(change,), text=f"{CPU_LIMIT} <= {limit}")
 
 
-def _fewer_cpus(books: CpuBooks, asked: int) -> list[int]:
+def _fewer_cpus(books: CpuLedger, asked: int) -> list[int]:
     """Smaller numbers of cpus of its own that are worth trying, largest first, in thousandths."""
     cpus = asked // MILLI_PER_CPU
     room = books.pin_room()
@@ -175,7 +178,7 @@ def _fewer_cpus(books: CpuBooks, asked: int) -> list[int]:
     return [count * MILLI_PER_CPU for count in sorted(tried, reverse=True) if 0 < count < cpus]
 
 
-def _on_one_node(books: CpuBooks, name: str, asked: int) -> list[int]:
+def _on_one_node(books: CpuLedger, name: str, asked: int) -> list[int]:
     """What the node has left that has most."""
     if not books.reports(name):
         return []
@@ -189,5 +192,5 @@ def _with(
     return tuple(sorted((dict(amounts) | {name: amount}).items()))
 
 
-def _refused(books: CpuBooks, wish: Wish) -> bool:
+def _refused(books: CpuLedger, wish: CpuRequest) -> bool:
     return isinstance(assign(books, wish), CpuRefusal)

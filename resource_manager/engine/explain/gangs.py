@@ -31,7 +31,7 @@ from resource_manager.engine.placement.gang_search import (
     wanted,
 )
 from resource_manager.engine.placement.reserved import Reservation
-from resource_manager.engine.queue.gangs import WaitingGang, Where, Wish
+from resource_manager.engine.queue.gangs import MemberRequest, WaitingGang, Where
 from resource_manager.engine.state import State
 
 SPOTS_MAX = 5
@@ -226,7 +226,7 @@ def _remedies(
     state: State,
     where: Where,
     asks: list[Ask],
-    wishes: Sequence[Wish],
+    wishes: Sequence[MemberRequest],
     spots: Sequence[GangSpot],
 ) -> list[str]:
     missing = wanted(asks) - (spots[0].placeable if spots else 0)
@@ -246,7 +246,7 @@ def _remedies(
     return found + _with_looser_policies(state, where, wishes)
 
 
-def _with_looser_policies(state: State, where: Where, wishes: Sequence[Wish]) -> list[str]:
+def _with_looser_policies(state: State, where: Where, wishes: Sequence[MemberRequest]) -> list[str]:
     """A policy that would have to be preferred by all members instead of required."""
     required = [required_policies(wish.cpus[0]) for wish in wishes if wish.cpus is not None]
     for name in dict.fromkeys(name for names in required for name in names):
@@ -255,7 +255,7 @@ def _with_looser_policies(state: State, where: Where, wishes: Sequence[Wish]) ->
     return []
 
 
-def _loosened(wish: Wish, name: str) -> Wish:
+def _loosened(wish: MemberRequest, name: str) -> MemberRequest:
     if wish.cpus is None:
         return wish
     policy, limit = wish.cpus
@@ -266,7 +266,7 @@ def _there(where: Where, spots: Sequence[GangSpot]) -> str:
     return f" with {where.label}={spots[0].name}" if where.label and spots else ""
 
 
-def _lack(state: State, wishes: Sequence[Wish], spots: Sequence[GangSpot]) -> list[str]:
+def _lack(state: State, wishes: Sequence[MemberRequest], spots: Sequence[GangSpot]) -> list[str]:
     """What the best executor lacks for all of them."""
     if not spots:
         return []

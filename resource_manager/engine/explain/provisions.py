@@ -14,7 +14,7 @@ from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.model.entities import Instant, Provision, Request
 from resource_manager.engine.model.settings import ExecutorShape
 from resource_manager.engine.placement.elastic import PENDING, Content, could_serve, of_shape
-from resource_manager.engine.queue.scheduling_classes import Shape
+from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 from resource_manager.engine.scaling.texts import counted, gang_text, shape_text
 from resource_manager.engine.scaling.totals import counted as counted_totals
 from resource_manager.engine.scaling.totals import room_below_maximum
@@ -84,7 +84,7 @@ def _still_planned(state: State) -> dict[str, Content]:
     The plan is up to a second old, and covers the requests of a shape that wait longest. So those
     that still wait fill the executors in the order of the plan.
     """
-    left: dict[Shape, int] = {}
+    left: dict[SchedulingClass, int] = {}
     still: dict[str, Content] = {}
     for name, content in state.elastic.plan.on.items():
         found = still[name] = Content()
@@ -127,7 +127,7 @@ def planned_on(state: State, request: Request) -> str:
     return _places(state, shape).get(request.arrival_number, "")
 
 
-def planned_count(state: State, shape: Shape) -> int:
+def planned_count(state: State, shape: SchedulingClass) -> int:
     """How many of those who wait with a shape are planned: the first ones."""
     if not state.elastic.plan.on:
         return 0
@@ -154,7 +154,7 @@ def _clock(time_ms: int) -> str:
     return datetime.fromtimestamp(time_ms // 1_000, UTC).strftime("%H:%M:%S UTC")
 
 
-def _places(state: State, shape: Shape) -> dict[int, str]:
+def _places(state: State, shape: SchedulingClass) -> dict[int, str]:
     """Where the first of those are planned who wait with a shape, by arrival number."""
     plan, moves = state.elastic.plan, state.queue.moves
     known = plan.places.get(shape)
@@ -213,7 +213,7 @@ def _unplanned(state: State) -> list[str]:
     return found
 
 
-def _why_not(state: State, wanted: Shape, room: Amounts) -> str:
+def _why_not(state: State, wanted: SchedulingClass, room: Amounts) -> str:
     elastic = state.elastic
     reasons: dict[str, None] = {}
     for name, shape in elastic.shapes.items():
@@ -236,7 +236,7 @@ def _why_not(state: State, wanted: Shape, room: Amounts) -> str:
     return "; ".join(reasons) or f"no shape could serve {shape_text(wanted)}"
 
 
-def _lack(seen: Host, wanted: Shape) -> str:
+def _lack(seen: Host, wanted: SchedulingClass) -> str:
     given = seen.assign(wanted)
     return given.text if isinstance(given, CpuRefusal) else ""
 

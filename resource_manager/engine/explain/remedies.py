@@ -36,7 +36,7 @@ from resource_manager.engine.model.entities import Request, Slot, SlotState
 from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.engine.placement.feasibility import Judgement
 from resource_manager.engine.placement.survey import MILLION, Survey
-from resource_manager.engine.queue.scheduling_classes import Shape
+from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 
 COUNTERFACTUALS_MAX = 5
 BLOCKING_SLOTS_MAX = 20
@@ -143,7 +143,7 @@ def _at_most(one: Judgement, name: str, amount: int) -> DimensionStatus:
     return DimensionStatus(name, one.asked[name], amount, amount, one.total.get(name, 0))
 
 
-def _askable(shape: Shape, cpu_milli: int) -> list[int]:
+def _askable(shape: SchedulingClass, cpu_milli: int) -> list[int]:
     """As much of it as can be asked for; of cpus of its own some numbers that are smaller."""
     if not shape.policy.qos.is_pinned:
         return [cpu_milli]

@@ -11,7 +11,7 @@ from finegrain.resources import Amounts
 from resource_manager.engine.model.entities import Request, Slot
 from resource_manager.engine.placement.reserved import Reservation
 from resource_manager.engine.placement.reserved_for_others import held_from
-from resource_manager.engine.queue.scheduling_classes import Shape
+from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 from resource_manager.engine.state import State
 
 EXECUTORS_NAMED_MAX = 5
@@ -55,7 +55,7 @@ def held_for(state: State, request: Request, slot: Slot | None) -> ReservationVi
     return _view(state, each) if each is not None else None
 
 
-def held_for_others(state: State, shape: Shape) -> list[ReservationView]:
+def held_for_others(state: State, shape: SchedulingClass) -> list[ReservationView]:
     """What is held where one of a shape would fit otherwise."""
     return [_view(state, each) for each in held_from(state.hosts, state.reservations, shape)]
 

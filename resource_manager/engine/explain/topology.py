@@ -21,7 +21,7 @@ from finegrain.resources import (
     EXTENDED_PREFIX,
     MEMORY_BYTES,
 )
-from resource_manager.engine.cpus.ledger import CpuBooks
+from resource_manager.engine.cpus.ledger import CpuLedger
 from resource_manager.engine.cpus.numa import MILLI
 from resource_manager.engine.explain.lists import SlotView, slot_view
 from resource_manager.engine.hosts.allowed_cpus import announced_by
@@ -91,7 +91,7 @@ def pools(host: Host) -> Pools:
     return pools_of(pooled, ((each.qos, each.cpus) for each in assignments if each is not None))
 
 
-def zones(books: CpuBooks) -> list[Zone]:
+def zones(books: CpuLedger) -> list[Zone]:
     """What each NUMA node has, in order of ids."""
     found = []
     for at, node in enumerate(books.layout.nodes):

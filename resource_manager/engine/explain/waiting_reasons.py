@@ -12,7 +12,7 @@ from resource_manager.engine.lifecycle.quota_checks import gang_stop, request_st
 from resource_manager.engine.lifecycle.waiting import member_reason, reasons, waiting_reason
 from resource_manager.engine.model.entities import ExecutorState, Request, RequestState
 from resource_manager.engine.queue.gangs import WaitingGang
-from resource_manager.engine.queue.scheduling_classes import Shape
+from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 from resource_manager.engine.scheduling.rejecting import is_infeasible
 from resource_manager.engine.state import State
 
@@ -68,7 +68,7 @@ def waiting_stop(state: State, request: Request) -> Stop | None:
     return request_stop(state, state.queue.shape_of(request.spec), request.job_id)
 
 
-def _stopped_by_limits(state: State, shape: Shape) -> int:
+def _stopped_by_limits(state: State, shape: SchedulingClass) -> int:
     """How many wait with a shape whom the maximum of a group stops."""
     if not any(flow.maximum for flow in state.flows.groups.values()):
         return 0

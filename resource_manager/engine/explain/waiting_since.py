@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from resource_manager.engine.queue.scheduling_classes import Line
+from resource_manager.engine.queue.scheduling_classes import JobQueue
 from resource_manager.engine.state import State
 
 
@@ -45,7 +45,7 @@ def groups_waiting_since(state: State) -> dict[str, int]:
     return {group: _asked_ms(state, number) for group, number in first.items()}
 
 
-def _lines_of(state: State, job_ids: Collection[str]) -> Iterable[Line]:
+def _lines_of(state: State, job_ids: Collection[str]) -> Iterable[JobQueue]:
     """The lines of some jobs, shape by shape, whichever are fewer: those jobs, or who waits."""
     for shape in state.queue.shapes():
         lines = shape.lines

@@ -21,18 +21,18 @@ from finegrain.cpu_policy import PLAIN, QosClass
 from finegrain.cpuset import CpuSet
 from finegrain.errors import InvalidArgument, InvariantBroken
 from finegrain.resources import BEST_EFFORT_CPU_MILLI, CPU_MILLI
-from resource_manager.engine.cpus.assign import Wish as CpuWish
 from resource_manager.engine.cpus.assign import assign, assign_many, fits_empty, score
 from resource_manager.engine.cpus.layout import CpuLayout, layout_of
-from resource_manager.engine.cpus.ledger import CpuBooks
+from resource_manager.engine.cpus.ledger import CpuLedger
 from resource_manager.engine.cpus.refusals import CpuBlocker, CpuRefusal
+from resource_manager.engine.cpus.request import CpuRequest
 from resource_manager.engine.cpus.resizing import together
 from resource_manager.engine.model.scheduling_key import (
     NODE_CPU_MILLI,
     PIN_CORE_CPUS,
     PIN_CPUS,
     PIN_NODE_CPUS,
-    ShapeKey,
+    SchedulingKey,
 )
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ NO_TOPOLOGY = CpuRefusal(
 )
 
 
-class Asked(Protocol):
+class ResourceRequest(Protocol):
     """What somebody asks for, as far as a host can tell: a shape, or the wish of members of a
     gang.
     """
@@ -80,7 +80,7 @@ class Asked(Protocol):
         """True if amounts alone never say whether a host can serve it."""
 
     @property
-    def key(self) -> ShapeKey:
+    def key(self) -> SchedulingKey:
         """All by which a host is chosen."""
 
 
@@ -92,7 +92,7 @@ class Answer:
     refusal: CpuRefusal | None
 
 
-Answers = tuple[int, dict[CpuWish, Answer]]
+Answers = tuple[int, dict[CpuRequest, Answer]]
 """Answers by wish, as of a version of the books of cpus."""
 
 
@@ -102,7 +102,7 @@ def no_answers() -> Answers:
 
 
 @dataclass(slots=True, eq=False)
-class CpuGiver:
+class CpuAllocator:
     """Cpus of one host, of whose books (`Host`) they are a part.
 
     Attributes:
@@ -114,14 +114,14 @@ class CpuGiver:
     executor: Executor
     present: HostCpus = field(init=False)  # what holds for its cpus
     slots: dict[SlotKey, Slot] = field(init=False, default_factory=dict)
-    cpus: CpuBooks | None = field(init=False, default=None)
+    cpus: CpuLedger | None = field(init=False, default=None)
     cpu_kind: CpuKind | None = field(init=False, default=None)
     strict: bool = field(init=False, default=False)
     answers: Answers = field(init=False, default_factory=no_answers)
 
     if TYPE_CHECKING:
 
-        def booking_for(self, asked: Asked) -> dict[str, int]: ...
+        def booking_for(self, asked: ResourceRequest) -> dict[str, int]: ...
 
     # What there is.
 
@@ -136,7 +136,7 @@ class CpuGiver:
             self.cpus, self.cpu_kind, self.strict = None, None, False
             return
         own = registration.total.get(BEST_EFFORT_CPU_MILLI)
-        self.cpus = CpuBooks(layout, self.present.policy, best_effort_milli=own)
+        self.cpus = CpuLedger(layout, self.present.policy, best_effort_milli=own)
         for key, slot in self.slots.items():
             self.cpus.add(key, cpus_booked(slot))
         self.follow_settings()
@@ -167,11 +167,11 @@ class CpuGiver:
         """True if best-effort slots would have no cpu to run on, whatever is left to book."""
         return self.cpus is not None and not self.cpus.best_effort_cpus
 
-    def exactly(self, asked: Asked) -> bool:
+    def exactly(self, asked: ResourceRequest) -> bool:
         """True if amounts do not say whether one of these fits here; ask `suits` then."""
         return self.strict or asked.exact
 
-    def assign(self, asked: Asked) -> CpuAssignment | CpuRefusal:
+    def assign(self, asked: ResourceRequest) -> CpuAssignment | CpuRefusal:
         """The cpus and NUMA nodes that one of these would get here now, or why there are none.
 
         Whether the host has the amounts and slots, and may be used at all, is for the caller to
@@ -184,7 +184,7 @@ class CpuGiver:
             return answer.given[0]
         return answer.refusal or NO_TOPOLOGY
 
-    def assign_many(self, asked: Asked, count: int) -> list[CpuAssignment]:
+    def assign_many(self, asked: ResourceRequest, count: int) -> list[CpuAssignment]:
         """What up to `count` of these would get if they came one after the other; fewer, if cpus or
         NUMA nodes do not suit more. Likewise.
         """
@@ -193,7 +193,7 @@ class CpuGiver:
             return [] if isinstance(found, CpuRefusal) else [found] * count
         return self._ask(self.cpus, asked, count).given[:count]
 
-    def suits(self, asked: Asked, count: int = 1) -> bool:
+    def suits(self, asked: ResourceRequest, count: int = 1) -> bool:
         """True if the host's cpus and NUMA nodes suit so many of these; always, where amounts
         decide.
         """
@@ -201,17 +201,17 @@ class CpuGiver:
             return True
         return len(self.assign_many(asked, count)) == count
 
-    def could_suit(self, asked: Asked) -> bool:
+    def could_suit(self, asked: ResourceRequest) -> bool:
         """True if they would if the host were empty, under the settings that hold now."""
         return self.never_suits(asked) is None
 
-    def never_suits(self, asked: Asked) -> CpuRefusal | None:
+    def never_suits(self, asked: ResourceRequest) -> CpuRefusal | None:
         """Why they would not even then; None: they would."""
         if not self.exactly(asked):
             return None
         return fits_empty(self.cpus, self._wish(asked))
 
-    def suits_without(self, asked: Asked, gone: SlotKey) -> bool:
+    def suits_without(self, asked: ResourceRequest, gone: SlotKey) -> bool:
         """True if they would suit one of these if a slot were gone."""
         if not self.exactly(asked):
             return True
@@ -220,14 +220,14 @@ class CpuGiver:
             books.remove(gone)
         return isinstance(assign(books, self._wish(asked)), CpuAssignment)
 
-    def score(self, asked: Asked) -> int:
+    def score(self, asked: ResourceRequest) -> int:
         """How well this host suits one of these that fits here; the best has the most."""
         found = self.assign(asked)
         if self.cpus is None or isinstance(found, CpuRefusal):
             return 0
         return score(self.cpus, self._wish(asked), found)
 
-    def assignments(self, asked: Asked, count: int) -> list[CpuAssignment | None]:
+    def assignments(self, asked: ResourceRequest, count: int) -> list[CpuAssignment | None]:
         """What so many slots get that are placed here now.
 
         Raises:
@@ -246,7 +246,7 @@ class CpuGiver:
         one = self.assign(asked)
         return [_in_pools(asked) if isinstance(one, CpuRefusal) else one] * count
 
-    def _ask(self, books: CpuBooks, asked: Asked, count: int) -> Answer:
+    def _ask(self, books: CpuLedger, asked: ResourceRequest, count: int) -> Answer:
         version, known = self.answers
         if version != books.version:
             known = {}
@@ -259,9 +259,9 @@ class CpuGiver:
             answer = known[wish] = _answer(books, wish, count)
         return answer
 
-    def _wish(self, asked: Asked) -> CpuWish:
+    def _wish(self, asked: ResourceRequest) -> CpuRequest:
         policy, limit_milli = asked.cpus or (PLAIN, 0)
-        return CpuWish.of(policy, self.booking_for(asked), limit_milli)
+        return CpuRequest.of(policy, self.booking_for(asked), limit_milli)
 
 
 def cpus_booked(slot: Slot) -> CpuAssignment | None:
@@ -274,7 +274,7 @@ def cpus_booked(slot: Slot) -> CpuAssignment | None:
     return together(slot.assignment, ordered)
 
 
-def cpu_offer(books: CpuBooks) -> dict[str, int]:
+def cpu_offer(books: CpuLedger) -> dict[str, int]:
     """What a host has of these columns."""
     room = books.pin_room()
     return {
@@ -285,7 +285,7 @@ def cpu_offer(books: CpuBooks) -> dict[str, int]:
     }
 
 
-def _answer(books: CpuBooks, wish: CpuWish, count: int) -> Answer:
+def _answer(books: CpuLedger, wish: CpuRequest, count: int) -> Answer:
     found = [assign(books, wish)] if count == 1 else assign_many(books, repeat(wish, count))
     given = [each for each in found if isinstance(each, CpuAssignment)]
     last = found[-1] if found else None
@@ -307,7 +307,7 @@ def _shared(kind: CpuKind) -> CpuKind:
     return kind
 
 
-def _in_pools(asked: Asked) -> CpuAssignment:
+def _in_pools(asked: ResourceRequest) -> CpuAssignment:
     """Where nothing is known of cpus: in whatever pool its class has."""
     return _of_class((asked.cpus or (PLAIN, 0))[0].qos)
 

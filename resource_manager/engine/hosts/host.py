@@ -25,7 +25,12 @@ from finegrain.resources import (
 )
 from resource_manager.engine.hosts.allowed_cpus import HostCpus, host_cpus
 from resource_manager.engine.hosts.bookings import decrease, increase, shared_booking
-from resource_manager.engine.hosts.cpu_allocator import Asked, CpuGiver, cpu_offer, cpus_booked
+from resource_manager.engine.hosts.cpu_allocator import (
+    CpuAllocator,
+    ResourceRequest,
+    cpu_offer,
+    cpus_booked,
+)
 from resource_manager.engine.hosts.notes import Command, Hold, Reach, Refusal, ResizeHold, StateSeen
 from resource_manager.engine.model.entities import (
     NOTHING_SET,
@@ -37,7 +42,12 @@ from resource_manager.engine.model.entities import (
     SlotKey,
     SlotState,
 )
-from resource_manager.engine.model.scheduling_key import DEFAULT_SLOTS, SLOTS, ShapeKey, in_grains
+from resource_manager.engine.model.scheduling_key import (
+    DEFAULT_SLOTS,
+    SLOTS,
+    SchedulingKey,
+    in_grains,
+)
 
 if TYPE_CHECKING:
     from resource_manager.engine.model.settings import Strategy
@@ -58,7 +68,7 @@ SHARE_UNIT = 1_000_000
 
 
 @dataclass(slots=True, eq=False)
-class Host(CpuGiver):
+class Host(CpuAllocator):
     """An executor with everything that the RM derives about it."""
 
     operator_policy: HostPolicy = NOTHING_SET  # what operators have set for it at runtime
@@ -83,7 +93,7 @@ class Host(CpuGiver):
     resized_last: bool = False  # by the last command that did not free
     frees_failed: int = 0
     hold_frees_until_ms: int = 0
-    refusals: dict[ShapeKey, Refusal] = field(default_factory=dict)
+    refusals: dict[SchedulingKey, Refusal] = field(default_factory=dict)
     reach: Reach = field(default_factory=Reach)
     shrunk: bool = False  # registered with less than its slots have booked
     held: Hold | None = None
@@ -187,7 +197,7 @@ class Host(CpuGiver):
         """What a slot of this profile books here."""
         return shared_booking(profile, self.separate_pools, best_effort)
 
-    def booking_for(self, asked: Asked) -> dict[str, int]:
+    def booking_for(self, asked: ResourceRequest) -> dict[str, int]:
         """What a slot books here of which this is asked."""
         if asked.cpus is None:
             return self.default_booking if asked.profile is None else self.booking_of(asked.profile)
@@ -354,7 +364,7 @@ class Host(CpuGiver):
         available = self.executor.reported_available or {}
         return frozenset(self.reported), tuple(sorted(available.items()))
 
-    def refuses(self, asked: Asked) -> bool:
+    def refuses(self, asked: ResourceRequest) -> bool:
         """True if the host refused such requests lately."""
         if not self.refusals:
             return False

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from finegrain.resources import CPU_MILLI
-from resource_manager.engine.cpus.ledger import CpuBooks
+from resource_manager.engine.cpus.ledger import CpuLedger
 from resource_manager.engine.hosts.cpu_allocator import cpus_booked
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.model.entities import SlotKey
@@ -31,7 +31,7 @@ def cpu_problems(host: Host) -> Iterator[str]:
     yield from _holdings(host, books)
 
 
-def _holdings(host: Host, books: CpuBooks) -> Iterator[str]:
+def _holdings(host: Host, books: CpuLedger) -> Iterator[str]:
     held: dict[SlotKey, object] = dict(books.holdings)
     for key, slot in host.slots.items():
         if key not in held:

@@ -10,7 +10,7 @@ from itertools import chain
 
 from resource_manager.engine.invariants.ranges import in_line
 from resource_manager.engine.model.entities import RequestState
-from resource_manager.engine.queue.scheduling_classes import PARKED, Line, Shape
+from resource_manager.engine.queue.scheduling_classes import INACTIVE, JobQueue, SchedulingClass
 from resource_manager.engine.state import State
 
 
@@ -42,7 +42,7 @@ def queue_problems(state: State) -> Iterator[str]:
     yield from queue.singles.problems()
 
 
-def _shape(state: State, shape: Shape, sleeping: set[Shape]) -> Iterator[str]:
+def _shape(state: State, shape: SchedulingClass, sleeping: set[SchedulingClass]) -> Iterator[str]:
     queue, title = state.queue, f"shape {shape.number}"
     places = [shape in queue.round, shape in queue.roomy, shape in queue.open, shape in sleeping]
     if places.count(True) != 1:
@@ -65,16 +65,16 @@ def _shape(state: State, shape: Shape, sleeping: set[Shape]) -> Iterator[str]:
         yield f"{title} has room, and {len(shape.parked)} parked lines"
 
 
-def _line(state: State, line: Line) -> Iterator[str]:
+def _line(state: State, line: JobQueue) -> Iterator[str]:
     title = f"line of {line.job_id} with shape {line.shape.number}"
     places = [
-        line.stands != PARKED,
+        line.stands != INACTIVE,
         line in line.shape.parked,
         line in state.queue.stopped,
     ]
     if places.count(True) != 1:
         yield f"{title} stands, is parked, is stopped: {places}; expected one"
-    if line.stands != PARKED and line.numbers and line.stands > line.numbers.first:
+    if line.stands != INACTIVE and line.numbers and line.stands > line.numbers.first:
         yield f"{title} stands at {line.stands}, behind its first, {line.numbers.first}"
     for start, _ in line.numbers.runs():
         request = state.requests.at(start)
@@ -86,7 +86,7 @@ def _lines(state: State) -> Iterator[str]:
     """Each job's lines stand where its turn is looked for, and it has one exactly if any do."""
     standing: Counter[str] = Counter()
     for line in state.queue.lines():
-        standing[line.among.job_id] += line.stands != PARKED
+        standing[line.among.job_id] += line.stands != INACTIVE
     for whose, lines in state.queue.turns.lines().items():
         if lines.standing != standing[whose]:
             yield f"{whose or 'all jobs'}: {lines.standing} lines counted, {standing[whose]} stand"

@@ -20,7 +20,7 @@ from finegrain.errors import (
 )
 from finegrain.resources import AMOUNT_MAX, Amounts
 from finegrain.texts import check_text
-from resource_manager.engine.context import Turn
+from resource_manager.engine.context import EventContext
 from resource_manager.engine.fairness.flows import GROUP
 from resource_manager.engine.fairness.groups import DEFAULT_GROUP, above, below, lives
 from resource_manager.engine.fairness.quotas import unlimited_dimension
@@ -63,7 +63,7 @@ def known_group(state: State, name: str) -> Group:
     return group
 
 
-def set_group(turn: Turn, event: GroupSet) -> Group:
+def set_group(context: EventContext, event: GroupSet) -> Group:
     """Makes a group, or changes what is given of one.
 
     Raises:
@@ -73,11 +73,11 @@ def set_group(turn: Turn, event: GroupSet) -> Group:
         FailedPrecondition: another parent for a group in which jobs live.
         ResourceExhausted: there are as many groups as may be.
     """
-    state = turn.state
+    state = context.state
     known = state.groups.get(event.name)
     if known is None:
         _check_new(state, event.name)
-    wanted = _wanted(event, known or Group(event.name, create_time_ms=turn.at.time_ms))
+    wanted = _wanted(event, known or Group(event.name, create_time_ms=context.at.time_ms))
     _check_minimum(wanted)
     if known is None or wanted.parent != known.parent:
         _check_parent(state, wanted)
@@ -96,18 +96,18 @@ def set_group(turn: Turn, event: GroupSet) -> Group:
             limits=(wanted.maximum, wanted.minimum),
         )
         state.changes.group(wanted)
-        turn.cluster_event("group_set", message=_described(wanted))
+        context.cluster_event("group_set", message=_described(wanted))
     return wanted
 
 
-def delete_group(turn: Turn, event: GroupDeleted) -> None:
+def delete_group(context: EventContext, event: GroupDeleted) -> None:
     """Strikes a group in which nobody lives.
 
     Raises:
         NotFound: there is none of that name.
         FailedPrecondition: it is "default", jobs live in it, or groups are part of it.
     """
-    state = turn.state
+    state = context.state
     group = known_group(state, event.name)
     why = ""
     if group.name == DEFAULT_GROUP:
@@ -122,7 +122,7 @@ def delete_group(turn: Turn, event: GroupDeleted) -> None:
     state.flows.remove_group(group.name)
     state.changes.delete_group(group)
     state.changes.delete_tally(GROUP + group.name)
-    turn.cluster_event("group_deleted", message=group.name)
+    context.cluster_event("group_deleted", message=group.name)
 
 
 def _check_new(state: State, name: str) -> None:

@@ -9,7 +9,7 @@ from finegrain.errors import (
     Reason,
     ResourceExhausted,
 )
-from resource_manager.engine.context import Turn
+from resource_manager.engine.context import EventContext
 from resource_manager.engine.fairness.flows import JOB
 from resource_manager.engine.jobs.groups import known_group
 from resource_manager.engine.lifecycle.gangs import give_up, take_out
@@ -41,7 +41,7 @@ PARTS_FORGOTTEN_AT_ONCE = 500
 _RETENTION_RETRY_MS = 1_000
 
 
-def register_job(turn: Turn, event: JobRegistered) -> Job:
+def register_job(context: EventContext, event: JobRegistered) -> Job:
     """A new job, or the same one again.
 
     Raises:
@@ -49,12 +49,12 @@ def register_job(turn: Turn, event: JobRegistered) -> Job:
         NotFound: its resource group does not exist.
         ResourceExhausted: there are as many live jobs as the RM takes.
     """
-    state = turn.state
+    state = context.state
     known = state.jobs.get(event.job_id)
     if known is not None:
         if not _same(known, event):
             raise AlreadyExists(f"job {event.job_id} exists with other content or another owner")
-        _renew(turn, known)
+        _renew(context, known)
         return known
     known_group(state, event.group)
     if state.live_jobs >= state.settings.jobs_max:
@@ -72,41 +72,41 @@ def register_job(turn: Turn, event: JobRegistered) -> Job:
         secret_sha256=event.secret_sha256,
         request_id_sha256=event.request_id_sha256,
         arrival_number=state.numbers.next_arrival(),
-        create_time_ms=turn.at.time_ms,
+        create_time_ms=context.at.time_ms,
     )
     state.jobs[job.job_id] = job
     state.flows.add_job(job.job_id, job.group)
     state.live_jobs += 1
-    _renew(turn, job)
+    _renew(context, job)
     state.changes.job(job)
-    turn.cluster_event("job_registered", job_id=job.job_id, message=job.name)
+    context.cluster_event("job_registered", job_id=job.job_id, message=job.name)
     return job
 
 
-def keep_alive(turn: Turn, event: JobKeptAlive) -> Job:
+def keep_alive(context: EventContext, event: JobKeptAlive) -> Job:
     """The lease runs anew.
 
     Raises:
         NotFound, FailedPrecondition: see `active_job`.
     """
-    job = active_job(turn.state, event.job_id)
-    _renew(turn, job)
-    turn.acknowledge(job, event.acknowledged_sequence)
+    job = active_job(context.state, event.job_id)
+    _renew(context, job)
+    context.acknowledge(job, event.acknowledged_sequence)
     return job
 
 
-def request_job_end(turn: Turn, event: JobEndRequested) -> Job:
+def request_job_end(context: EventContext, event: JobEndRequested) -> Job:
     """Ends a job; one that has ended stays as it is.
 
     Raises:
         NotFound: there is none of that id.
     """
-    job = known_job(turn.state, event.job_id)
-    end_job(turn, job, event.reason, event.grace_ms)
+    job = known_job(context.state, event.job_id)
+    end_job(context, job, event.reason, event.grace_ms)
     return job
 
 
-def end_job(turn: Turn, job: Job, reason: str, grace_ms: int | None = None) -> None:
+def end_job(context: EventContext, job: Job, reason: str, grace_ms: int | None = None) -> None:
     """Cancels what waits, frees what was granted, keeps the ids for a while.
 
     What a job with very many requests leaves behind is cleared away by the decisions that follow:
@@ -114,19 +114,19 @@ def end_job(turn: Turn, job: Job, reason: str, grace_ms: int | None = None) -> N
     """
     if job.state is JobState.ENDED:
         return
-    state = turn.state
-    state.story.move_job(job, JobInput.END)
+    state = context.state
+    state.transitions.move_job(job, JobInput.END)
     state.live_jobs -= 1
     job.end_reason = reason
-    job.end_time_ms = turn.at.time_ms
+    job.end_time_ms = context.at.time_ms
     state.changes.job(job)
     state.endings[job.job_id] = Ending(grace_ms)
-    _go_on_ending(turn, job, ENDED_AT_ONCE)
+    _go_on_ending(context, job, ENDED_AT_ONCE)
 
 
-def go_on_ending(turn: Turn) -> None:
+def go_on_ending(context: EventContext) -> None:
     """Clears away some of what jobs that have ended left behind."""
-    state = turn.state
+    state = context.state
     left = TAKEN_OUT_AT_ONCE
     for job_id, ending in state.endings.items():
         if left <= 0:
@@ -134,14 +134,14 @@ def go_on_ending(turn: Turn) -> None:
         left -= _take_out(state, state.jobs[job_id], ending, left)
     left = ENDED_AT_ONCE
     for job_id in list(state.endings):
-        left -= _go_on_ending(turn, state.jobs[job_id], left)
+        left -= _go_on_ending(context, state.jobs[job_id], left)
         if left <= 0:
             return
 
 
-def _go_on_ending(turn: Turn, job: Job, most: int) -> int:
+def _go_on_ending(context: EventContext, job: Job, most: int) -> int:
     """Ends up to so many requests of a job, and says when that was all; answers with how many."""
-    state = turn.state
+    state = context.state
     ending = state.endings[job.job_id]
     message = f"its job ended: {job.end_reason}"
     live = job.live_requests
@@ -152,28 +152,33 @@ def _go_on_ending(turn: Turn, job: Job, most: int) -> int:
         ending.given_up += 1
         if request.state not in ENDED_REQUEST_STATES:
             reason, grace_ms = Reason.JOB_OVER, ending.grace_ms
-            give_up(turn, request, reason=reason, message=message, grace_ms=grace_ms)
+            give_up(context, request, reason=reason, message=message, grace_ms=grace_ms)
     ended = live - job.live_requests
     if ended < most and ending.given_up == len(job.arrivals):
         why = Why(Reason.JOB_OVER, message, ending.grace_ms)
-        ended += _end_parts(turn, job, why, most - ended)
+        ended += _end_parts(context, job, why, most - ended)
     if job.live_requests:
         return ended
     del state.endings[job.job_id]
-    keep_ended(turn, job.job_id)
+    keep_ended(context, job.job_id)
     retire(state, job.job_id)
-    state.timers.arm(Timer.RETENTION, job.job_id, turn.now_ms + state.settings.ended_retention_ms)
-    turn.cluster_event("job_ended", job_id=job.job_id, reason=job.end_reason, message=job.name)
+    state.timers.arm(
+        Timer.RETENTION, job.job_id, context.now_ms + state.settings.ended_retention_ms
+    )
+    context.cluster_event("job_ended", job_id=job.job_id, reason=job.end_reason, message=job.name)
     return ended
 
 
-def _end_parts(turn: Turn, job: Job, why: Why, most: int) -> int:
+def _end_parts(context: EventContext, job: Job, why: Why, most: int) -> int:
     """Ends members of a job's ranges, part by part: there may be very many parts."""
-    ending, parts = turn.state.endings[job.job_id], turn.state.ranges.by_job.get(job.job_id, ())
+    ending, parts = (
+        context.state.endings[job.job_id],
+        context.state.ranges.by_job.get(job.job_id, ()),
+    )
     left = most
     while ending.parts_ended < len(parts):
         part = parts[ending.parts_ended]
-        left -= end_members(turn, (part,), why, left)
+        left -= end_members(context, (part,), why, left)
         if part.live:
             break
         ending.parts_ended += 1
@@ -200,29 +205,29 @@ def _take_out(state: State, job: Job, ending: Ending, most: int) -> int:
     return looked_at
 
 
-def lease_rang(turn: Turn, job_id: str) -> None:
+def lease_rang(context: EventContext, job_id: str) -> None:
     """Ends a job whose lease has lapsed."""
-    timers = turn.state.timers
-    job = turn.state.jobs.get(job_id)
+    timers = context.state.timers
+    job = context.state.jobs.get(job_id)
     if job is None or job.state is JobState.ENDED or job.lease_ms is None:
         return
     until_ms = max(job.lease_until_ms, timers.listening_since_ms + job.lease_ms)
-    if turn.now_ms < until_ms:
+    if context.now_ms < until_ms:
         timers.arm(Timer.LEASE, job_id, until_ms)
         return
-    end_job(turn, job, Reason.LEASE_EXPIRED)
+    end_job(context, job, Reason.LEASE_EXPIRED)
 
 
-def retention_rang(turn: Turn, job_id: str) -> None:
+def retention_rang(context: EventContext, job_id: str) -> None:
     """Forgets an ended job with its requests, once none of its slots exists (a lost executor may
     keep one for long): an id that comes back would be taken for that slot's.
     """
-    state = turn.state
+    state = context.state
     job = state.jobs.get(job_id)
     if job is None or job.state is not JobState.ENDED:
         return
     if job.slot_keys or job_id in state.endings:
-        state.timers.arm(Timer.RETENTION, job_id, turn.now_ms + _RETENTION_RETRY_MS)
+        state.timers.arm(Timer.RETENTION, job_id, context.now_ms + _RETENTION_RETRY_MS)
         return
     parts = state.ranges.by_job.get(job_id, ())
     for part in parts[: -1 - PARTS_FORGOTTEN_AT_ONCE : -1]:
@@ -236,17 +241,17 @@ def retention_rang(turn: Turn, job_id: str) -> None:
         if (gang := state.gangs.forget(request)) is not None:
             state.changes.delete_gang(gang)
     if job.arrivals or job_id in state.ranges.by_job:
-        state.timers.arm(Timer.RETENTION, job_id, turn.now_ms)
+        state.timers.arm(Timer.RETENTION, job_id, context.now_ms)
         return
     del state.jobs[job_id]
     state.changes.delete_job(job)
     state.changes.delete_tally(JOB + job_id)
 
 
-def _renew(turn: Turn, job: Job) -> None:
+def _renew(context: EventContext, job: Job) -> None:
     if job.lease_ms is not None and job.state is JobState.ACTIVE:
-        job.lease_until_ms = turn.now_ms + job.lease_ms
-        turn.state.timers.arm(Timer.LEASE, job.job_id, job.lease_until_ms)
+        job.lease_until_ms = context.now_ms + job.lease_ms
+        context.state.timers.arm(Timer.LEASE, job.job_id, job.lease_until_ms)
 
 
 def _same(job: Job, event: JobRegistered) -> bool:

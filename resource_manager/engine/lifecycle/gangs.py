@@ -19,18 +19,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
 from finegrain.errors import Reason
-from resource_manager.engine.context import Turn
+from resource_manager.engine.context import EventContext
 from resource_manager.engine.lifecycle import moves
 from resource_manager.engine.lifecycle.lines import queue_gang
 from resource_manager.engine.model.entities import Gang, Request, RequestState, Slot
-from resource_manager.engine.model.scheduling_key import ShapeKey, shape_key
+from resource_manager.engine.model.scheduling_key import SchedulingKey, scheduling_key
 from resource_manager.engine.model.state_tables import GangInput
 from resource_manager.engine.model.timers import Timer
 from resource_manager.engine.placement.gang_room import Share
 from resource_manager.engine.placement.gang_search import find_together, passed_by
-from resource_manager.engine.placement.placement_pass import Placing
-from resource_manager.engine.queue.gangs import WaitingGang, Wish, living
-from resource_manager.engine.queue.non_batchable import Single
+from resource_manager.engine.placement.placement_pass import PlacementPass
+from resource_manager.engine.queue.gangs import MemberRequest, WaitingGang, living
+from resource_manager.engine.queue.non_batchable import NonBatchable
 from resource_manager.engine.state import State
 
 
@@ -42,23 +42,23 @@ def waiting_gangs(state: State) -> Iterator[tuple[Gang, list[Request]]]:
         yield waiting.gang, waiting.members
 
 
-def wishes_now(state: State, waiting: WaitingGang) -> tuple[Wish, ...]:
+def wishes_now(state: State, waiting: WaitingGang) -> tuple[MemberRequest, ...]:
     """What a gang that waits asks for, with the hosts that its members must not have now."""
     if any(each.allocation_id in state.slots.left_behind for each in waiting.members):
         return tuple(_by_wish(state, waiting))
     return waiting.kind.wishes
 
 
-def begin_to_wait(turn: Turn, gang: Gang) -> None:
+def begin_to_wait(context: EventContext, gang: Gang) -> None:
     """Puts a new gang into the line."""
     if gang.spec.timeout_ms is not None:
-        gang.waiting_until_ms = turn.now_ms + gang.spec.timeout_ms
-    queue_gang(turn.state, gang)
+        gang.waiting_until_ms = context.now_ms + gang.spec.timeout_ms
+    queue_gang(context.state, gang)
 
 
-def try_gang(turn: Turn, placing: Placing, single: Single) -> bool:
+def try_gang(context: EventContext, placing: PlacementPass, single: NonBatchable) -> bool:
     """Places all members of a gang that waits, if there is room for all of them."""
-    state = turn.state
+    state = context.state
     waiting = state.gangs.waiting[single.name]
     waiting.tried = True
     if passed_by(state.hosts, waiting.kind):
@@ -67,88 +67,91 @@ def try_gang(turn: Turn, placing: Placing, single: Single) -> bool:
     found = find_together(state.hosts, waiting, wishes)
     if found is None:
         return False
-    place_together(turn, waiting, wishes, found)
+    place_together(context, waiting, wishes, found)
     placing.follow([state.hosts[name] for name in dict.fromkeys(share.host_id for share in found)])
     return True
 
 
 def place_together(
-    turn: Turn, waiting: WaitingGang, wishes: Sequence[Wish], found: Iterable[Share]
+    context: EventContext,
+    waiting: WaitingGang,
+    wishes: Sequence[MemberRequest],
+    found: Iterable[Share],
 ) -> None:
     """Books slots for all members of a gang that waits, on hosts that have room for them; `wishes`
     are `wishes_now`.
     """
-    state = turn.state
+    state = context.state
     groups = _by_wish(state, waiting)
     members = [iter(groups[wish]) for wish in wishes]
     for share in found:
         some = list(islice(members[share.wish], share.count))
-        moves.place(turn, some, state.hosts[share.host_id])
-    state.story.move_gang(waiting.gang, GangInput.PLACE)
+        moves.place(context, some, state.hosts[share.host_id])
+    state.transitions.move_gang(waiting.gang, GangInput.PLACE)
     state.gangs.unconfirmed[waiting.gang.gang_id] = len(waiting.members)
     state.gangs.stop_waiting(waiting.gang, state.queue.singles)
 
 
 def confirm(
-    turn: Turn, slot: Slot, *, isolation: dict[str, object] | None = None, cpus: str = ""
+    context: EventContext, slot: Slot, *, isolation: dict[str, object] | None = None, cpus: str = ""
 ) -> None:
     """The executor carved the slot. The last one of a gang lets all of them be granted."""
-    state = turn.state
+    state = context.state
     gang = state.gangs.of(state.requests[slot.allocation_id])
     if gang is None:
-        moves.confirm(turn, slot, isolation=isolation, cpus=cpus)
+        moves.confirm(context, slot, isolation=isolation, cpus=cpus)
         return
-    moves.carve(turn, slot, isolation=isolation, cpus=cpus)
+    moves.carve(context, slot, isolation=isolation, cpus=cpus)
     state.gangs.unconfirmed[gang.gang_id] -= 1
     if state.gangs.unconfirmed[gang.gang_id]:
         return
     del state.gangs.unconfirmed[gang.gang_id]
-    state.story.move_gang(gang, GangInput.GRANT)
+    state.transitions.move_gang(gang, GangInput.GRANT)
     gang.waiting_until_ms = None
     for request in living(state.requests, gang):
-        moves.grant(turn, state.slots[request.allocation_id, request.generation])
+        moves.grant(context, state.slots[request.allocation_id, request.generation])
 
 
-def requeue(turn: Turn, request: Request, slot: Slot, reason: str, message: str) -> None:
+def requeue(context: EventContext, request: Request, slot: Slot, reason: str, message: str) -> None:
     """Back to the old place in line; a gang goes back as a whole.
 
     What becomes of the slot itself is the caller's next move.
     """
-    gang = turn.state.gangs.of(request)
+    gang = context.state.gangs.of(request)
     if gang is None:
-        moves.requeue(turn, request, slot, reason, message)
+        moves.requeue(context, request, slot, reason, message)
     else:
-        _break_up(turn, gang, request, reason, message)
+        _break_up(context, gang, request, reason, message)
 
 
-def lose(turn: Turn, slot: Slot, reason: str, message: str) -> None:
+def lose(context: EventContext, slot: Slot, reason: str, message: str) -> None:
     """The slot's request has lost it; likewise."""
-    request = turn.state.requests.served_by(slot)
-    gang = turn.state.gangs.of(request) if request is not None else None
+    request = context.state.requests.served_by(slot)
+    gang = context.state.gangs.of(request) if request is not None else None
     if request is None or gang is None:
-        moves.lose(turn, slot, reason, message)
+        moves.lose(context, slot, reason, message)
         return
     if request.state is RequestState.GRANTED and not request.spec.restart_on_loss:
-        moves.lose(turn, slot, reason, message)
+        moves.lose(context, slot, reason, message)
         return
-    turn.slot_event("slot_lost", slot, reason=reason, message=message)
-    _break_up(turn, gang, request, reason, message)
+    context.slot_event("slot_lost", slot, reason=reason, message=message)
+    _break_up(context, gang, request, reason, message)
 
 
-def decline(turn: Turn, slot: Slot) -> None:
+def decline(context: EventContext, slot: Slot) -> None:
     """Nobody accepted the executor's direct offer. (Members of a gang are not offered directly; if
     an executor does so all the same, a gang that is not granted yet goes back.)
     """
-    request = turn.state.requests.served_by(slot)
+    request = context.state.requests.served_by(slot)
     if request is None or not request.spec.gang_id or request.state is not RequestState.ALLOCATING:
-        moves.decline(turn, slot)
+        moves.decline(context, slot)
         return
-    lose(turn, slot, Reason.OFFER_NOT_ACCEPTED, "its executor says that nobody accepted it")
-    moves.vanish(turn, slot)
+    lose(context, slot, Reason.OFFER_NOT_ACCEPTED, "its executor says that nobody accepted it")
+    moves.vanish(context, slot)
 
 
 def give_up(
-    turn: Turn,
+    context: EventContext,
     request: Request,
     *,
     alone: bool = False,
@@ -162,21 +165,21 @@ def give_up(
     `alone`: the wish is about a slot that was granted. Its gang may have gone back into line while
     the wish was on its way; the others are waited with as before.
     """
-    state = turn.state
+    state = context.state
     gang = state.gangs.of(request)
     if gang is None or request.state is RequestState.GRANTED:
-        moves.give_up(turn, request, reason=reason, message=message, grace_ms=grace_ms)
+        moves.give_up(context, request, reason=reason, message=message, grace_ms=grace_ms)
         return
     waiting = state.gangs.waiting.get(gang.gang_id)
     if alone and waiting is not None and len(waiting.members) > 1:
         state.gangs.stop_waiting(gang, state.queue.singles)
-        moves.give_up(turn, request, reason=reason, message=message, grace_ms=grace_ms)
+        moves.give_up(context, request, reason=reason, message=message, grace_ms=grace_ms)
         queue_gang(state, gang, tried=waiting.tried)
         return
     _leave(state, gang, GangInput.END)
     gang.waiting_until_ms = None
     for member in list(living(state.requests, gang)):
-        moves.give_up(turn, member, reason=reason, message=message, grace_ms=grace_ms)
+        moves.give_up(context, member, reason=reason, message=message, grace_ms=grace_ms)
 
 
 def take_out(state: State, request: Request) -> None:
@@ -188,65 +191,69 @@ def take_out(state: State, request: Request) -> None:
         state.gangs.stop_waiting(gang, state.queue.singles)
 
 
-def gang_rang(turn: Turn, gang_id: str) -> int:
+def gang_rang(context: EventContext, gang_id: str) -> int:
     """Ends a gang that has waited for too long; answers with how many requests ended."""
-    state = turn.state
+    state = context.state
     waiting = state.gangs.waiting.get(gang_id)
     if waiting is None or waiting.gang.waiting_until_ms is None:
         return 0
     gang = waiting.gang
-    if turn.now_ms < (gang.waiting_until_ms or 0):
+    if context.now_ms < (gang.waiting_until_ms or 0):
         state.timers.arm(Timer.GANG, gang_id, gang.waiting_until_ms or 0)
         return 0
     message = f"gang {gang_id} could not be placed as a whole within {gang.spec.timeout_ms} ms"
     why = (Reason.GANG_TIMEOUT, message)
-    reject_gang(turn, waiting, {member.allocation_id: why for member in waiting.members})
+    reject_gang(context, waiting, {member.allocation_id: why for member in waiting.members})
     return len(waiting.members)
 
 
-def reject_gang(turn: Turn, waiting: WaitingGang, outcomes: Mapping[str, tuple[str, str]]) -> None:
+def reject_gang(
+    context: EventContext, waiting: WaitingGang, outcomes: Mapping[str, tuple[str, str]]
+) -> None:
     """Ends a gang that may not wait any longer.
 
     Args:
         outcomes: reason and message by allocation id, for every member; the job master is told in
             this order.
     """
-    state = turn.state
+    state = context.state
     _leave(state, waiting.gang, GangInput.END)
     waiting.gang.waiting_until_ms = None
     for allocation_id, (reason, message) in outcomes.items():
-        moves.reject(turn, state.requests[allocation_id], reason, message)
+        moves.reject(context, state.requests[allocation_id], reason, message)
 
 
 def _leave(state: State, gang: Gang, what: GangInput) -> None:
     """It is not to be placed, nor are confirmations waited for."""
-    state.story.move_gang(gang, what)
+    state.transitions.move_gang(gang, what)
     state.gangs.stop_waiting(gang, state.queue.singles)
     state.gangs.unconfirmed.pop(gang.gang_id, None)
 
 
-def _by_wish(state: State, waiting: WaitingGang) -> dict[Wish, list[Request]]:
+def _by_wish(state: State, waiting: WaitingGang) -> dict[MemberRequest, list[Request]]:
     """The members, by what they ask for and which hosts they must not have."""
-    alike: dict[tuple[ShapeKey, frozenset[str]], list[Request]] = {}
+    alike: dict[tuple[SchedulingKey, frozenset[str]], list[Request]] = {}
     for request in waiting.members:
         holders = state.slots.left_behind.get(request.allocation_id, ())
         elsewhere = frozenset(slot.executor_id for slot in holders)
-        alike.setdefault((shape_key(request.spec), elsewhere), []).append(request)
+        alike.setdefault((scheduling_key(request.spec), elsewhere), []).append(request)
     return {
-        Wish(profile, labels, len(some), elsewhere, cpus): some
+        MemberRequest(profile, labels, len(some), elsewhere, cpus): some
         for ((profile, labels, cpus), elsewhere), some in alike.items()
     }
 
 
-def _break_up(turn: Turn, gang: Gang, culprit: Request, reason: str, message: str) -> None:
+def _break_up(
+    context: EventContext, gang: Gang, culprit: Request, reason: str, message: str
+) -> None:
     """All living members go back to their place in line. The slots of all but the culprit are
     taken down.
     """
-    state = turn.state
+    state = context.state
     was_granted = culprit.state is RequestState.GRANTED
     members = list(living(state.requests, gang))
     others = f"{culprit.allocation_id} of the same gang was lost: {message}"
-    turn.cluster_event(
+    context.cluster_event(
         "gang_broken",
         job_id=gang.job_id,
         allocation_id=culprit.allocation_id,
@@ -257,15 +264,15 @@ def _break_up(turn: Turn, gang: Gang, culprit: Request, reason: str, message: st
     for member in members:
         slot = state.slots[member.allocation_id, member.generation]
         if member is culprit:
-            moves.requeue(turn, member, slot, reason, message)
+            moves.requeue(context, member, slot, reason, message)
         else:
-            moves.requeue(turn, member, slot, Reason.GANG_BROKEN, others)
-            moves.free(turn, slot)
+            moves.requeue(context, member, slot, Reason.GANG_BROKEN, others)
+            moves.free(context, slot)
     if was_granted:
-        gang.waiting_since_time_ms = turn.at.time_ms
+        gang.waiting_since_time_ms = context.at.time_ms
         state.changes.gang(gang)
         if gang.spec.timeout_ms is not None:
-            gang.waiting_until_ms = turn.now_ms + gang.spec.timeout_ms
+            gang.waiting_until_ms = context.now_ms + gang.spec.timeout_ms
     if gang.job_id not in state.endings:
         queue_gang(state, gang)
-        state.rejection_clock.gang_requeued(gang.gang_id, turn.now_ms)
+        state.rejection_clock.gang_requeued(gang.gang_id, context.now_ms)

@@ -13,7 +13,7 @@ from itertools import repeat
 from finegrain.cpu_assignment import CpuAssignment
 from finegrain.cpu_policy import PLAIN
 from finegrain.errors import Reason
-from resource_manager.engine.context import Turn
+from resource_manager.engine.context import EventContext
 from resource_manager.engine.fairness import threads
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.lifecycle import usage
@@ -28,7 +28,7 @@ from resource_manager.engine.model.entities import (
     SlotKey,
     SlotState,
 )
-from resource_manager.engine.model.scheduling_key import shape_key
+from resource_manager.engine.model.scheduling_key import scheduling_key
 from resource_manager.engine.model.state_tables import RequestInput, SlotInput
 
 
@@ -37,7 +37,7 @@ def key_of(slot: Slot) -> SlotKey:
     return slot.allocation_id, slot.generation
 
 
-def place(turn: Turn, requests: Sequence[Request], host: Host) -> None:
+def place(context: EventContext, requests: Sequence[Request], host: Host) -> None:
     """Books slots for waiting requests of one job and one shape on a host that has room for all of
     them, with the cpus and NUMA nodes that the host gives them, and queues the orders. The caller
     takes the requests out of the queue.
@@ -45,7 +45,7 @@ def place(turn: Turn, requests: Sequence[Request], host: Host) -> None:
     Raises:
         InvariantBroken: cpus or NUMA nodes there do not suit all of them; see `Host.suits`.
     """
-    state, policy = turn.state, requests[0].spec.cpu_policy
+    state, policy = context.state, requests[0].spec.cpu_policy
     profile = requests[0].spec.profile or host.executor.registration.default_profile
     booked = host.booking_of(profile, best_effort=policy.best_effort)
     cost = state.costs.of(booked)
@@ -71,7 +71,7 @@ def place(turn: Turn, requests: Sequence[Request], host: Host) -> None:
         )
         if state.ranges:
             single_out(state, request)
-        state.story.move_request(request, RequestInput.PLACE)
+        state.transitions.move_request(request, RequestInput.PLACE)
         request.reason = request.message = ""
         key = key_of(slot)
         state.slots[key] = slot
@@ -88,96 +88,96 @@ def place(turn: Turn, requests: Sequence[Request], host: Host) -> None:
 
 
 def confirm(
-    turn: Turn, slot: Slot, *, isolation: dict[str, object] | None = None, cpus: str = ""
+    context: EventContext, slot: Slot, *, isolation: dict[str, object] | None = None, cpus: str = ""
 ) -> None:
     """The executor carved the slot: its request is granted."""
-    carve(turn, slot, isolation=isolation, cpus=cpus)
-    grant(turn, slot)
+    carve(context, slot, isolation=isolation, cpus=cpus)
+    grant(context, slot)
 
 
 def carve(
-    turn: Turn, slot: Slot, *, isolation: dict[str, object] | None = None, cpus: str = ""
+    context: EventContext, slot: Slot, *, isolation: dict[str, object] | None = None, cpus: str = ""
 ) -> None:
     """The executor carved the slot; its request may still have to wait for others."""
-    state = turn.state
-    state.story.move_slot(slot, SlotInput.CONFIRM)
-    slot.allocated_time_ms = turn.at.time_ms
+    state = context.state
+    state.transitions.move_slot(slot, SlotInput.CONFIRM)
+    slot.allocated_time_ms = context.at.time_ms
     _describe(slot, isolation, cpus)
     state.changes.slot_moved(slot)
 
 
-def grant(turn: Turn, slot: Slot) -> None:
+def grant(context: EventContext, slot: Slot) -> None:
     """A slot that was carved goes to its request."""
-    request = turn.state.requests[slot.allocation_id]
-    turn.state.story.move_request(request, RequestInput.CONFIRM)
-    threads.begin(slot, turn.now_ms)
-    _serves(turn, turn.host_of(slot), request)
-    turn.job_event(request, slot=slot)
-    turn.slot_event("slot_granted", slot)
+    request = context.state.requests[slot.allocation_id]
+    context.state.transitions.move_request(request, RequestInput.CONFIRM)
+    threads.begin(slot, context.now_ms)
+    _serves(context, context.host_of(slot), request)
+    context.job_event(request, slot=slot)
+    context.slot_event("slot_granted", slot)
 
 
-def _serves(turn: Turn, host: Host, request: Request) -> None:
+def _serves(context: EventContext, host: Host, request: Request) -> None:
     """Whatever the host refused of this shape is over, and others of the shape may come."""
-    refusal = host.refusals.pop(shape_key(request.spec), None) if host.refusals else None
+    refusal = host.refusals.pop(scheduling_key(request.spec), None) if host.refusals else None
     if refusal is not None and refusal.active:
-        turn.state.hosts.indexes.log_growth(host, turn.state.queue)
+        context.state.hosts.indexes.log_growth(host, context.state.queue)
 
 
 def reclaim(
-    turn: Turn, slot: Slot, *, isolation: dict[str, object] | None = None, cpus: str = ""
+    context: EventContext, slot: Slot, *, isolation: dict[str, object] | None = None, cpus: str = ""
 ) -> None:
     """A lost executor came back with a slot that its request still waits for."""
-    state = turn.state
+    state = context.state
     request = state.requests[slot.allocation_id]
     state.queue.remove(request)
     no_longer_behind(state, slot)
-    state.story.move_slot(slot, SlotInput.RECLAIM)
+    state.transitions.move_slot(slot, SlotInput.RECLAIM)
     usage.taken_back(state, slot)
-    state.story.move_request(request, RequestInput.RECLAIM)
-    slot.allocated_time_ms = slot.allocated_time_ms or turn.at.time_ms
+    state.transitions.move_request(request, RequestInput.RECLAIM)
+    slot.allocated_time_ms = slot.allocated_time_ms or context.at.time_ms
     slot.grace_ms = None
     _describe(slot, isolation, cpus)
-    turn.host_of(slot).to_free.pop(key_of(slot), None)
-    resume(turn, slot)
+    context.host_of(slot).to_free.pop(key_of(slot), None)
+    resume(context, slot)
     state.changes.slot_moved(slot)
     keep_move(state, request)
-    turn.job_event(request, slot=slot)
-    turn.slot_event("slot_reclaimed", slot)
+    context.job_event(request, slot=slot)
+    context.slot_event("slot_reclaimed", slot)
 
 
-def free(turn: Turn, slot: Slot, grace_ms: int | None = None) -> None:
+def free(context: EventContext, slot: Slot, grace_ms: int | None = None) -> None:
     """Begins to take a slot down; one that was never ordered is gone at once.
 
     Its row is not touched: a slot that no living request has is one that is being taken down, also
     after a restart.
     """
-    state = turn.state
-    host = turn.host_of(slot)
+    state = context.state
+    host = context.host_of(slot)
     key = key_of(slot)
     if key in host.to_allocate:
-        vanish(turn, slot)
+        vanish(context, slot)
         return
     if slot.state is not SlotState.FREEING:
         usage.stopped(state, slot)
-    state.story.move_slot(slot, SlotInput.FREE)
+    state.transitions.move_slot(slot, SlotInput.FREE)
     leave_behind(state, slot)
-    stop(turn, slot)
+    stop(context, slot)
     slot.thread_since_ms = None
     slot.grace_ms = grace_ms
     host.to_free[key] = None
     state.outbox[host.host_id] = None
 
 
-def vanish(turn: Turn, slot: Slot) -> None:
+def vanish(context: EventContext, slot: Slot) -> None:
     """The slot is known not to exist: its capacity is free again."""
-    state = turn.state
+    state = context.state
     was_freeing = slot.state is SlotState.FREEING
     if not was_freeing:
         usage.stopped(state, slot)
-    state.story.move_slot(slot, SlotInput.VANISH)
-    host = turn.host_of(slot)
+    state.transitions.move_slot(slot, SlotInput.VANISH)
+    host = context.host_of(slot)
     key = key_of(slot)
-    stop(turn, slot)
+    stop(context, slot)
     host.drop(key)
     state.hosts.in_use -= not host.slots
     no_longer_behind(state, slot)
@@ -191,46 +191,46 @@ def vanish(turn: Turn, slot: Slot) -> None:
     state.changes.delete_slot(slot)
     state.hosts.touch(host)
     if was_freeing:
-        turn.slot_event("slot_freed", slot)
+        context.slot_event("slot_freed", slot)
 
 
-def requeue(turn: Turn, request: Request, slot: Slot, reason: str, message: str) -> None:
+def requeue(context: EventContext, request: Request, slot: Slot, reason: str, message: str) -> None:
     """Back to the old place in line, unless its job has ended. (The place of a gang's member is
     that of its gang, which `lifecycle/gangs.py` puts there.)
 
     The job master is told if it had been offered the slot.
     """
-    state = turn.state
+    state = context.state
     was_granted = request.state is RequestState.GRANTED
-    state.story.move_request(request, RequestInput.REQUEUE)
+    state.transitions.move_request(request, RequestInput.REQUEUE)
     if request.job_id not in state.endings and not request.spec.gang_id:
         state.queue.add(request)
         if not request.spec.allow_pending:
             shape = state.queue.shape_of(request.spec)
-            state.rejection_clock.requeued(shape, turn.now_ms)
+            state.rejection_clock.requeued(shape, context.now_ms)
     keep_move(state, request)
     if was_granted:
-        turn.job_event(request, reason=reason, message=message, slot=slot)
+        context.job_event(request, reason=reason, message=message, slot=slot)
 
 
-def lose(turn: Turn, slot: Slot, reason: str, message: str) -> None:
+def lose(context: EventContext, slot: Slot, reason: str, message: str) -> None:
     """The slot's request has lost it: back in line if it was never granted or wants another one,
     else ended.
 
     What becomes of the slot itself is the caller's next move.
     """
-    request = turn.state.requests.served_by(slot)
+    request = context.state.requests.served_by(slot)
     if request is None:
         return
-    turn.slot_event("slot_lost", slot, reason=reason, message=message)
+    context.slot_event("slot_lost", slot, reason=reason, message=message)
     if request.state is RequestState.ALLOCATING or request.spec.restart_on_loss:
-        requeue(turn, request, slot, reason, message)
+        requeue(context, request, slot, reason, message)
     else:
-        end_request(turn, request, RequestInput.LOSE, reason=reason, message=message, slot=slot)
+        end_request(context, request, RequestInput.LOSE, reason=reason, message=message, slot=slot)
 
 
 def end_request(
-    turn: Turn,
+    context: EventContext,
     request: Request,
     how: RequestInput,
     *,
@@ -239,22 +239,22 @@ def end_request(
     slot: Slot | None = None,
 ) -> None:
     """Ends a request and tells its job master."""
-    state = turn.state
-    state.story.move_request(request, how)
+    state = context.state
+    state.transitions.move_request(request, how)
     if request.state not in ENDED_REQUEST_STATES:
         raise AssertionError(f"{how} does not end a request")
     state.queue.remove(request)
     request.reason = reason
     request.message = message
-    request.end_time_ms = turn.at.time_ms
+    request.end_time_ms = context.at.time_ms
     keep_end(state, request)
-    turn.job_event(request, reason=reason, message=message, slot=slot)
+    context.job_event(request, reason=reason, message=message, slot=slot)
 
 
-def reject(turn: Turn, request: Request, reason: str, message: str) -> None:
+def reject(context: EventContext, request: Request, reason: str, message: str) -> None:
     """Ends a request that may not wait any longer."""
-    end_request(turn, request, RequestInput.REJECT, reason=reason, message=message)
-    turn.cluster_event(
+    end_request(context, request, RequestInput.REJECT, reason=reason, message=message)
+    context.cluster_event(
         "request_rejected",
         job_id=request.job_id,
         allocation_id=request.allocation_id,
@@ -264,7 +264,7 @@ def reject(turn: Turn, request: Request, reason: str, message: str) -> None:
 
 
 def give_up(
-    turn: Turn,
+    context: EventContext,
     request: Request,
     *,
     reason: str = "",
@@ -274,15 +274,15 @@ def give_up(
     """Ends a living request on somebody's wish: a waiting one is cancelled, a slot is taken
     down.
     """
-    slot = turn.state.slots.of(request)
+    slot = context.state.slots.of(request)
     how = RequestInput.RELEASE if request.state is RequestState.GRANTED else RequestInput.CANCEL
-    end_request(turn, request, how, reason=reason, message=message, slot=slot)
+    end_request(context, request, how, reason=reason, message=message, slot=slot)
     if slot is not None:
         if how is RequestInput.RELEASE and not reason:  # by its job master, not taken away
-            threads.end(turn.state.jobs[slot.job_id], slot, turn.now_ms)
-        free(turn, slot, grace_ms)
+            threads.end(context.state.jobs[slot.job_id], slot, context.now_ms)
+        free(context, slot, grace_ms)
     if how is RequestInput.CANCEL:
-        turn.cluster_event(
+        context.cluster_event(
             "request_cancelled",
             job_id=request.job_id,
             allocation_id=request.allocation_id,
@@ -291,17 +291,19 @@ def give_up(
         )
 
 
-def decline(turn: Turn, slot: Slot) -> None:
+def decline(context: EventContext, slot: Slot) -> None:
     """The job master did not take the executor's direct offer: the request ends, the slot is
     gone.
     """
-    request = turn.state.requests.served_by(slot)
+    request = context.state.requests.served_by(slot)
     if request is not None:
         message = "its job master did not accept the offered slot in time"
         reason = Reason.OFFER_NOT_ACCEPTED
-        end_request(turn, request, RequestInput.DECLINE, reason=reason, message=message, slot=slot)
-        turn.slot_event("slot_declined", slot, reason=reason, message=message)
-    vanish(turn, slot)
+        end_request(
+            context, request, RequestInput.DECLINE, reason=reason, message=message, slot=slot
+        )
+        context.slot_event("slot_declined", slot, reason=reason, message=message)
+    vanish(context, slot)
 
 
 def _describe(slot: Slot, isolation: dict[str, object] | None, cpus: str) -> None:

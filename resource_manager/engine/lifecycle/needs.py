@@ -5,11 +5,11 @@ from __future__ import annotations
 from finegrain.resources import Amounts
 from resource_manager.engine.fairness.quotas import counted
 from resource_manager.engine.hosts.bookings import shared_booking
-from resource_manager.engine.queue.scheduling_classes import Shape
+from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 from resource_manager.engine.state import State
 
 
-def booked_at_most(state: State, shape: Shape) -> Amounts:
+def booked_at_most(state: State, shape: SchedulingClass) -> Amounts:
     """What one slot books, wherever it goes, as limits count it; of default slots, what the largest
     one books on any executor. Empty: no executor is known.
     """
@@ -19,12 +19,12 @@ def booked_at_most(state: State, shape: Shape) -> Amounts:
     return shape.need[1]
 
 
-def cost_of(state: State, shape: Shape) -> float:
+def cost_of(state: State, shape: SchedulingClass) -> float:
     """What one slot costs per second, at most."""
     return state.costs.of(booked_at_most(state, shape))
 
 
-def _booked_at_most(state: State, shape: Shape) -> dict[str, int]:
+def _booked_at_most(state: State, shape: SchedulingClass) -> dict[str, int]:
     if shape.profile is not None:
         return counted(shared_booking(shape.profile, state.costs.in_parts, shape.best_effort))
     most: dict[str, int] = {}

@@ -16,8 +16,8 @@ from resource_manager.engine.fairness.quotas import Stop, counted, room, stopped
 from resource_manager.engine.lifecycle.needs import booked_at_most
 from resource_manager.engine.lifecycle.resizes import growth
 from resource_manager.engine.queue.gangs import WaitingGang
-from resource_manager.engine.queue.non_batchable import Kind, Single
-from resource_manager.engine.queue.scheduling_classes import Line, Shape
+from resource_manager.engine.queue.non_batchable import Kind, NonBatchable
+from resource_manager.engine.queue.scheduling_classes import JobQueue, SchedulingClass
 from resource_manager.engine.state import State
 
 SHAPES_ASKED_MAX = 64
@@ -41,7 +41,7 @@ def maxima(state: State) -> tuple[tuple[str, tuple[int, ...]], ...]:
     )
 
 
-def admitted(state: State, line: Line, most: int) -> int:
+def admitted(state: State, line: JobQueue, most: int) -> int:
     """How many of a line may be placed now, at most so many; if none, the line is stopped, or all
     of the group with it, if that admits nothing else that there is room for either.
     """
@@ -67,13 +67,13 @@ def _is_full(state: State, groups: list[Flow], group_id: str) -> bool:
     )
 
 
-def admitted_of(state: State, shape: Shape, job_id: str, most: int) -> int:
+def admitted_of(state: State, shape: SchedulingClass, job_id: str, most: int) -> int:
     """Likewise of a job's requests of a shape; nobody is stopped for it."""
     groups = limited(state, job_id)
     return room(groups, booked_at_most(state, shape), most) if groups else most
 
 
-def request_stop(state: State, shape: Shape, job_id: str) -> Stop | None:
+def request_stop(state: State, shape: SchedulingClass, job_id: str) -> Stop | None:
     """The maximum that one request of a job does not get past."""
     groups = limited(state, job_id)
     return stopped_by(groups, booked_at_most(state, shape)) if groups else None
@@ -97,7 +97,7 @@ def growth_stop(state: State, job_id: str, more: Amounts) -> Stop | None:
     return stopped_by(groups, counted(more)) if groups else None
 
 
-def single_stop(state: State, single: Single) -> Stop | None:
+def single_stop(state: State, single: NonBatchable) -> Stop | None:
     """The maximum that stops what waits one by one."""
     if not limited(state, single.job_id):
         return None
@@ -129,7 +129,7 @@ def ease(state: State, most: int) -> int:
     return most - left
 
 
-def _admits(state: State, group_id: str, shape: Shape) -> bool:
+def _admits(state: State, group_id: str, shape: SchedulingClass) -> bool:
     """True if the maximum of a group lets one more of a shape be placed."""
     group = state.flows.groups.get(group_id.removeprefix(GROUP))
     return group is None or bool(room([group], booked_at_most(state, shape), 1))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from finegrain.errors import Reason
 from finegrain.intervals import Run
-from resource_manager.engine.context import Turn
+from resource_manager.engine.context import EventContext
 from resource_manager.engine.lifecycle.members import keep_end_of_many
 from resource_manager.engine.lifecycle.moves import give_up
 from resource_manager.engine.model.entities import RequestState
@@ -35,14 +35,19 @@ class Why:
 
 
 def give_up_members(
-    turn: Turn, members: Members, why: Why, *, job_id: str | None, most: int = ENTRIES_AT_ONCE
+    context: EventContext,
+    members: Members,
+    why: Why,
+    *,
+    job_id: str | None,
+    most: int = ENTRIES_AT_ONCE,
 ) -> ItemOutcome:
     """Ends those of these members who live: first who waits, then who has a slot.
 
     The outcome is `unfinished` where that is too much for one step; the same again goes on.
     `job_id` None: whosever they are.
     """
-    state = turn.state
+    state = context.state
     range_id, first, count = members
     parts = state.ranges.overlapping(range_id, first, first + count)
     if range_id not in state.ranges or not _is_of(state, range_id, job_id):
@@ -50,12 +55,12 @@ def give_up_members(
         return ItemOutcome(
             range_id, Reason.ALLOCATION_UNKNOWN, f"range {range_id} is not known{owner}"
         )
-    left = most - end_members(turn, parts, why, most, (first, first + count))
+    left = most - end_members(context, parts, why, most, (first, first + count))
     return ItemOutcome(range_id, unfinished=left <= 0 and _any_live(parts, first, first + count))
 
 
 def end_members(
-    turn: Turn, parts: Sequence[Part], why: Why, most: int, indexes: Run = (0, INDEX_END)
+    context: EventContext, parts: Sequence[Part], why: Why, most: int, indexes: Run = (0, INDEX_END)
 ) -> int:
     """Ends members of these parts that have such indexes, so many entries of the log at most;
     answers with how many that were.
@@ -65,13 +70,13 @@ def end_members(
     for part in parts:
         until = min(end, part.end)
         while left > 0 and (run := next(part.waiting.runs_within(first, until), None)) is not None:
-            _end_waiting(turn, part, *run, why)
+            _end_waiting(context, part, *run, why)
             left -= 1
     for part in parts:
         until = min(end, part.end)
         while left > 0 and (index := part.singled.next_from(first)) is not None and index < until:
-            request = turn.state.ranges.members[part.arrival_of(index)]
-            give_up(turn, request, reason=why.reason, message=why.message, grace_ms=why.grace_ms)
+            request = context.state.ranges.members[part.arrival_of(index)]
+            give_up(context, request, reason=why.reason, message=why.message, grace_ms=why.grace_ms)
             left -= 1
     return most - left
 
@@ -86,13 +91,13 @@ def take_out_part(state: State, part: Part) -> None:
             state.queue.remove(request)
 
 
-def reject_waiting(turn: Turn, part: Part, start: int, end: int, why: Why) -> None:
+def reject_waiting(context: EventContext, part: Part, start: int, end: int, why: Why) -> None:
     """Rejects members who follow one another and were never placed: one entry in either log."""
-    _end_waiting(turn, part, start, end, why, how=RequestInput.REJECT)
+    _end_waiting(context, part, start, end, why, how=RequestInput.REJECT)
 
 
 def _end_waiting(
-    turn: Turn,
+    context: EventContext,
     part: Part,
     start: int,
     end: int,
@@ -101,15 +106,15 @@ def _end_waiting(
     how: RequestInput = RequestInput.CANCEL,
 ) -> None:
     """Ends members who follow one another and were never placed: one entry in either log."""
-    state, count = turn.state, end - start
+    state, count = context.state, end - start
     first = part.member(start)
     leave_line(state.queue, part, start, end)
-    state.story.move_request(first, how)
+    state.transitions.move_request(first, how)
     first.reason, first.message = why.reason, why.message
     keep_end_of_many(state, part, first, count)
-    turn.job_event(first, reason=why.reason, message=why.message, count=count)
+    context.job_event(first, reason=why.reason, message=why.message, count=count)
     more = f"{count} members of range {part.spec.range_id}" if count > 1 else ""
-    turn.cluster_event(
+    context.cluster_event(
         "request_cancelled" if how is RequestInput.CANCEL else "request_rejected",
         job_id=first.job_id,
         allocation_id=first.allocation_id,

@@ -27,9 +27,9 @@ from finegrain.cpu_assignment import CpuAssignment
 from finegrain.cpu_policy import PLAIN
 from finegrain.errors import InvariantBroken, Reason
 from finegrain.resources import Amounts, ResourceProfile, fits, shortfall
-from resource_manager.engine.context import Turn
-from resource_manager.engine.cpus.assign import Wish
+from resource_manager.engine.context import EventContext
 from resource_manager.engine.cpus.refusals import CpuRefusal
+from resource_manager.engine.cpus.request import CpuRequest
 from resource_manager.engine.cpus.resizing import fits_alone, resized
 from resource_manager.engine.hosts.cpu_allocator import NO_TOPOLOGY
 from resource_manager.engine.hosts.host import Host
@@ -47,16 +47,16 @@ from resource_manager.engine.model.events import ItemOutcome
 from resource_manager.engine.model.reported import ReportedSlot
 from resource_manager.engine.model.state_tables import ResizeInput
 from resource_manager.engine.model.timers import Timer, backoff_ms
-from resource_manager.engine.queue.non_batchable import Single
+from resource_manager.engine.queue.non_batchable import NonBatchable
 
 if TYPE_CHECKING:
-    from resource_manager.engine.placement.placement_pass import Placing
+    from resource_manager.engine.placement.placement_pass import PlacementPass
     from resource_manager.engine.state import State
 
 
-def try_growth(turn: Turn, placing: Placing, single: Single) -> bool:
+def try_growth(context: EventContext, placing: PlacementPass, single: NonBatchable) -> bool:
     """Orders a change that waits in line if its growth fits now; False: it does not."""
-    state = turn.state
+    state = context.state
     slot = state.slots[single.name, single.generation]
     host = state.hosts[slot.executor_id]
     asked = growth(host, slot)
@@ -67,7 +67,7 @@ def try_growth(turn: Turn, placing: Placing, single: Single) -> bool:
     found = assignment_for(state, host, slot)
     if isinstance(found, CpuRefusal):
         return False
-    order(turn, slot, found)
+    order(context, slot, found)
     if asked or found is not None:
         placing.follow([host])
     return True
@@ -116,70 +116,70 @@ def unsuited(state: State, host: Host, slot: Slot, size: Resize) -> CpuRefusal |
     return fits_alone(host.cpus, key, held, wish_of(state, host, slot, size))
 
 
-def wish_of(state: State, host: Host, slot: Slot, size: Resize) -> Wish:
+def wish_of(state: State, host: Host, slot: Slot, size: Resize) -> CpuRequest:
     """What a slot of this size needs of its host's cpus and NUMA nodes."""
     request = state.requests.get(slot.allocation_id)
     policy = request.spec.cpu_policy if request is not None else PLAIN
     booked = host.booking_of(size.profile, best_effort=slot.best_effort)
-    return Wish.of(policy, booked, size.cpu_limit_milli)
+    return CpuRequest.of(policy, booked, size.cpu_limit_milli)
 
 
-def go_on(turn: Turn, slot: Slot) -> None:
+def go_on(context: EventContext, slot: Slot) -> None:
     """Lets the change that a slot waits with, if any, take its next step: it is ordered, or stands
     in line.
     """
-    state = turn.state
+    state = context.state
     wanted = slot.wanted
     if wanted is None or slot.ordered is not None or slot.state is not SlotState.ALLOCATED:
         return
-    host = turn.host_of(slot)
+    host = context.host_of(slot)
     hold = host.resize_holds.get((slot.allocation_id, slot.generation))
     if hold is not None and hold.active:
         return
     if has_size(slot, wanted):  # since what was ordered before it was refused
         withdraw(state, host, slot)
         state.changes.slot(slot)
-        _tell(turn, slot, wanted.number)
+        _tell(context, slot, wanted.number)
         return
     found = assignment_for(state, host, slot)
     if not (growth(host, slot) or isinstance(found, CpuRefusal)):
         state.queue.singles.remove(wanted.arrival_number)
-        order(turn, slot, found)
+        order(context, slot, found)
     elif wanted.arrival_number not in state.queue.singles:
         state.queue.add_resize(slot)
     else:
         state.queue.singles.wake(wanted.arrival_number)  # it may grow by less than it was to
 
 
-def stop(turn: Turn, slot: Slot) -> None:
+def stop(context: EventContext, slot: Slot) -> None:
     """A slot is being taken down: its size is changed no more.
 
     What it wants is kept, for the case that it is taken back; and what was ordered, since the
     executor may have done it.
     """
-    host = turn.host_of(slot)
+    host = context.host_of(slot)
     key = (slot.allocation_id, slot.generation)
     host.to_resize.pop(key, None)
     host.resize_holds.pop(key, None)
     if slot.wanted is not None:
-        turn.state.queue.singles.remove(slot.wanted.arrival_number)
+        context.state.queue.singles.remove(slot.wanted.arrival_number)
 
 
-def resume(turn: Turn, slot: Slot) -> None:
+def resume(context: EventContext, slot: Slot) -> None:
     """A conversation with an executor began anew, or it came back with the slot: what was ordered
     and is not enforced is ordered again, and what waits stands in line.
     """
     if slot.state is not SlotState.ALLOCATED:
         return
     if slot.ordered is None:
-        go_on(turn, slot)
+        go_on(context, slot)
         return
-    host = turn.host_of(slot)
+    host = context.host_of(slot)
     host.to_resize[slot.allocation_id, slot.generation] = None
-    turn.state.outbox[host.host_id] = None
+    context.state.outbox[host.host_id] = None
 
 
-def take_in_size(turn: Turn, slot: Slot, seen: ReportedSlot) -> None:
+def take_in_size(context: EventContext, slot: Slot, seen: ReportedSlot) -> None:
     """Makes the books follow the size that an executor enforces, as a newer state shows it.
 
     If that is not what was ordered, it is the truth all the same. A number above the one that was
@@ -189,7 +189,7 @@ def take_in_size(turn: Turn, slot: Slot, seen: ReportedSlot) -> None:
     """
     ordered, wanted, number = slot.ordered, slot.wanted, seen.resize_number
     if ordered is not None and number == ordered.number and _size(seen) == _size(ordered):
-        _adopt(turn, slot, seen)
+        _adopt(context, slot, seen)
         return
     if ordered is not None:
         unknown_from = ordered.number
@@ -199,14 +199,14 @@ def take_in_size(turn: Turn, slot: Slot, seen: ReportedSlot) -> None:
         return
     slot.resize_number = max(slot.resize_number, number)
     if wanted is not None and wanted.number <= number:
-        withdraw(turn.state, turn.host_of(slot), slot)
-    _adopt(turn, slot, seen)
-    turn.host_of(slot).notice_shrinking()
+        withdraw(context.state, context.host_of(slot), slot)
+    _adopt(context, slot, seen)
+    context.host_of(slot).notice_shrinking()
 
 
-def _adopt(turn: Turn, slot: Slot, seen: ReportedSlot) -> None:
+def _adopt(context: EventContext, slot: Slot, seen: ReportedSlot) -> None:
     """The slot has this size. What is ordered stays so if it is newer."""
-    state, host = turn.state, turn.host_of(slot)
+    state, host = context.state, context.host_of(slot)
     key = (slot.allocation_id, slot.generation)
     ordered, number = slot.ordered, seen.resize_number
     if ordered is not None and ordered.number <= number:
@@ -215,7 +215,7 @@ def _adopt(turn: Turn, slot: Slot, seen: ReportedSlot) -> None:
     host.resize_holds.pop(key, None)
     slot.assignment = _assignment_seen(slot, seen)
     confirmed = slot.ordered is not None and ordered is None
-    with state.story.moving_resize(slot, ResizeInput.CONFIRM) if confirmed else nullcontext():
+    with state.transitions.moving_resize(slot, ResizeInput.CONFIRM) if confirmed else nullcontext():
         _set_size(state, host, slot, seen.profile, ordered)
     _, slot.cpu_limit_milli = _size(seen)
     slot.cpus = seen.cpus  # of another size it may have others
@@ -225,8 +225,8 @@ def _adopt(turn: Turn, slot: Slot, seen: ReportedSlot) -> None:
     if slot.wanted is not None and ordered is None and has_size(slot, slot.wanted):
         number = slot.wanted.number
         withdraw(state, host, slot)
-    _tell(turn, slot, number)
-    go_on(turn, slot)
+    _tell(context, slot, number)
+    go_on(context, slot)
 
 
 def _assignment_seen(slot: Slot, seen: ReportedSlot) -> CpuAssignment | None:
@@ -239,17 +239,17 @@ def _assignment_seen(slot: Slot, seen: ReportedSlot) -> CpuAssignment | None:
     return slot.assignment
 
 
-def _tell(turn: Turn, slot: Slot, number: int) -> None:
+def _tell(context: EventContext, slot: Slot, number: int) -> None:
     """The job master hears that a change is done, if it still has the slot."""
-    request = _granted(turn.state, slot)
+    request = _granted(context.state, slot)
     if request is not None:
         message = f"change {number}: {size_text(slot)}"
-        turn.slot_event("slot_resized", slot, message=message)
-        turn.job_event(request, reason=Reason.RESIZED, message=message, slot=slot)
+        context.slot_event("slot_resized", slot, message=message)
+        context.job_event(request, reason=Reason.RESIZED, message=message, slot=slot)
 
 
 def resize_answered(
-    turn: Turn, host: Host, key: SlotKey, number: int, outcome: ItemOutcome
+    context: EventContext, host: Host, key: SlotKey, number: int, outcome: ItemOutcome
 ) -> None:
     """The executor has answered the order of a change, and the state that came along was taken in.
 
@@ -258,8 +258,8 @@ def resize_answered(
     slot = host.slots.get(key)
     if slot is None or slot.ordered is None or slot.ordered.number != number:
         return
-    state, ordered = turn.state, slot.ordered
-    with state.story.moving_resize(slot, ResizeInput.REFUSE):
+    state, ordered = context.state, slot.ordered
+    with state.transitions.moving_resize(slot, ResizeInput.REFUSE):
         _set_size(state, host, slot, slot.profile, None)
     state.hosts.touch(host)
     state.changes.slot(slot)
@@ -270,15 +270,15 @@ def resize_answered(
     reason = outcome.reason or Reason.RESIZE_REFUSED
     ends = _ends(outcome, ordered)
     if slot.wanted is None and not ends:
-        with state.story.moving_resize(slot, ResizeInput.RETRY):
+        with state.transitions.moving_resize(slot, ResizeInput.RETRY):
             slot.wanted = replace(ordered, assignment=None)  # others may be there by then
-        _hold(turn, host, slot, outcome, message)
+        _hold(context, host, slot, outcome, message)
         return
     text = f"change {number} to {size_text(ordered)}: {message}"
-    turn.slot_event("slot_resize_refused", slot, reason=reason, message=text)
+    context.slot_event("slot_resize_refused", slot, reason=reason, message=text)
     host.resize_holds.pop(key, None)
-    turn.job_event(request, reason=Reason.RESIZE_REFUSED, message=text, slot=slot)
-    go_on(turn, slot)
+    context.job_event(request, reason=Reason.RESIZE_REFUSED, message=text, slot=slot)
+    go_on(context, slot)
 
 
 def _ends(outcome: ItemOutcome, ordered: Resize) -> bool:
@@ -293,13 +293,15 @@ def _ends(outcome: ItemOutcome, ordered: Resize) -> bool:
     )
 
 
-def _hold(turn: Turn, host: Host, slot: Slot, outcome: ItemOutcome, message: str) -> None:
+def _hold(
+    context: EventContext, host: Host, slot: Slot, outcome: ItemOutcome, message: str
+) -> None:
     """Lets a change that could not be carried out pause; its place in line stays what it was."""
-    settings, key = turn.state.settings, (slot.allocation_id, slot.generation)
+    settings, key = context.state.settings, (slot.allocation_id, slot.generation)
     before = host.resize_holds.get(key)
     failures = before.failures if before is not None else 0
     delay = backoff_ms(failures, settings.resize_retry_min_ms, settings.resize_retry_max_ms)
-    until_ms = turn.now_ms + delay
+    until_ms = context.now_ms + delay
     below_use = outcome.reason == Reason.BELOW_USE  # which the state does not tell
     host.resize_holds[key] = ResizeHold(
         number=slot.wanted.number if slot.wanted is not None else 0,
@@ -309,50 +311,50 @@ def _hold(turn: Turn, host: Host, slot: Slot, outcome: ItemOutcome, message: str
         message=message,
         state_seen=None if below_use else host.state_seen(),
     )
-    turn.state.timers.arm(Timer.RESIZE, slot.allocation_id, until_ms)
+    context.state.timers.arm(Timer.RESIZE, slot.allocation_id, until_ms)
 
 
-def resize_rang(turn: Turn, allocation_id: str) -> None:
+def resize_rang(context: EventContext, allocation_id: str) -> None:
     """A change that could not be carried out may be tried again."""
-    state = turn.state
+    state = context.state
     request = state.requests.get(allocation_id)
     slot = state.slots.of(request) if request is not None else None
     if slot is None:
         return
-    hold = turn.host_of(slot).resize_holds.get((allocation_id, slot.generation))
+    hold = context.host_of(slot).resize_holds.get((allocation_id, slot.generation))
     if hold is None or not hold.active:
         return
-    if turn.now_ms < hold.until_ms:
+    if context.now_ms < hold.until_ms:
         state.timers.arm(Timer.RESIZE, allocation_id, hold.until_ms)
         return
     hold.active = False
-    go_on(turn, slot)
+    go_on(context, slot)
 
 
-def end_holds(turn: Turn, host: Host) -> None:
+def end_holds(context: EventContext, host: Host) -> None:
     """A new state of the host was taken in: who was refused on another one may try again."""
     present = host.state_seen()
     for key, hold in list(host.resize_holds.items()):
         if hold.active and hold.state_seen is not None and hold.state_seen != present:
             hold.active = False
-            go_on(turn, host.slots[key])
+            go_on(context, host.slots[key])
 
 
-def order(turn: Turn, slot: Slot, assignment: CpuAssignment | None) -> None:
+def order(context: EventContext, slot: Slot, assignment: CpuAssignment | None) -> None:
     """The change that waits is the executor's to carry out; its growth must fit there, and the
     slot has these cpus and NUMA nodes then (`assignment_for`).
     """
-    host = turn.host_of(slot)
+    host = context.host_of(slot)
     if slot.wanted is None:
         raise InvariantBroken(f"slot {slot.allocation_id} waits for no other size")
     ordered = replace(slot.wanted, assignment=assignment)
-    turn.state.starving.placements += 1
-    with turn.state.story.moving_resize(slot, ResizeInput.ORDER):
+    context.state.starving.placements += 1
+    with context.state.transitions.moving_resize(slot, ResizeInput.ORDER):
         slot.wanted = None
-        _set_size(turn.state, host, slot, slot.profile, ordered)
+        _set_size(context.state, host, slot, slot.profile, ordered)
     host.to_resize[slot.allocation_id, slot.generation] = None
-    turn.state.outbox[host.host_id] = None
-    turn.state.changes.slot(slot)
+    context.state.outbox[host.host_id] = None
+    context.state.changes.slot(slot)
 
 
 def _set_size(
@@ -368,7 +370,7 @@ def withdraw(state: State, host: Host, slot: Slot) -> None:
     if slot.wanted is not None:
         state.queue.singles.remove(slot.wanted.arrival_number)
         host.resize_holds.pop((slot.allocation_id, slot.generation), None)
-        with state.story.moving_resize(slot, ResizeInput.WITHDRAW):
+        with state.transitions.moving_resize(slot, ResizeInput.WITHDRAW):
             slot.wanted = None
 
 

@@ -18,7 +18,7 @@ from resource_manager.engine.model.entities import Instant, SlotState, Tally
 from resource_manager.engine.model.timers import Timer
 
 if TYPE_CHECKING:
-    from resource_manager.engine.context import Turn
+    from resource_manager.engine.context import EventContext
     from resource_manager.engine.state import State
 
 
@@ -34,32 +34,32 @@ def restore(state: State, tallies: Iterable[Tally], at: Instant) -> None:
     state.timers.arm(Timer.TALLY, "", at.monotonic_ms)  # what came to it while nobody led
 
 
-def tally_rang(turn: Turn) -> None:
+def tally_rang(context: EventContext) -> None:
     """Keeps what has changed."""
-    due, again_ms = turn.state.checkpoints.due(turn.now_ms, turn.at.time_ms)
+    due, again_ms = context.state.checkpoints.due(context.now_ms, context.at.time_ms)
     for tally in due:
-        _keep(turn.state, tally)
-    turn.state.timers.arm(Timer.TALLY, "", again_ms)
+        _keep(context.state, tally)
+    context.state.timers.arm(Timer.TALLY, "", again_ms)
 
 
-def keep_urgent(turn: Turn) -> None:
+def keep_urgent(context: EventContext) -> None:
     """Keeps the tallies of those who were raised, or began to accrue, since the last batch."""
-    flows = turn.state.flows
+    flows = context.state.flows
     for flow in flows.urgent.values():
-        _keep_flow(turn, flow)
+        _keep_flow(context, flow)
     flows.urgent.clear()
 
 
-def keep_ended(turn: Turn, job_id: str) -> None:
+def keep_ended(context: EventContext, job_id: str) -> None:
     """Keeps what a job that ends has received, and its groups."""
-    flow: Flow | None = turn.state.flows.jobs.get(job_id)
+    flow: Flow | None = context.state.flows.jobs.get(job_id)
     while flow is not None:
-        _keep_flow(turn, flow)
+        _keep_flow(context, flow)
         flow = flow.parent
 
 
-def _keep_flow(turn: Turn, flow: Flow) -> None:
-    _keep(turn.state, turn.state.checkpoints.written(flow, turn.at.time_ms))
+def _keep_flow(context: EventContext, flow: Flow) -> None:
+    _keep(context.state, context.state.checkpoints.written(flow, context.at.time_ms))
 
 
 def _keep(state: State, tally: Tally) -> None:

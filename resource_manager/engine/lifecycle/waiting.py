@@ -11,7 +11,7 @@ from finegrain.resources import Amounts
 from resource_manager.engine.hosts.bookings import shared_booking
 from resource_manager.engine.model.entities import Request, RequestSpec
 from resource_manager.engine.model.events import ItemOutcome
-from resource_manager.engine.model.scheduling_key import ShapeKey, shape_key
+from resource_manager.engine.model.scheduling_key import SchedulingKey, scheduling_key
 from resource_manager.engine.placement.feasibility import (
     INFEASIBLE,
     Feasibility,
@@ -26,7 +26,7 @@ from resource_manager.engine.placement.index import Need
 from resource_manager.engine.placement.reserved_for_others import held_from
 from resource_manager.engine.planning.gang_feasibility import gang_feasibility
 from resource_manager.engine.queue.gangs import GangKind, WaitingGang
-from resource_manager.engine.queue.scheduling_classes import Shape
+from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 from resource_manager.engine.state import State
 
 _OF_THE_MEMBER = frozenset(
@@ -40,7 +40,7 @@ _OF_THE_MEMBER = frozenset(
 """Reasons for which a member would wait on its own as well, whatever is free."""
 
 
-def waiting_reason(state: State, shape: Shape) -> Reason:
+def waiting_reason(state: State, shape: SchedulingClass) -> Reason:
     """Why a shape has to wait that does not fit, as far as is known; the indexes must be fresh."""
     if not shape.tried:
         return Reason.NOT_YET_CONSIDERED
@@ -50,7 +50,7 @@ def waiting_reason(state: State, shape: Shape) -> Reason:
     return Reason(shape.reason[1])
 
 
-def _waiting_reason(state: State, shape: Shape) -> Reason:
+def _waiting_reason(state: State, shape: SchedulingClass) -> Reason:
     match feasibility(state.hosts, state.elastic, shape):
         case Feasibility.NEVER:
             return Reason.INFEASIBLE_NEVER
@@ -94,7 +94,7 @@ def member_reason(state: State, request: Request) -> Reason:
     waiting = state.gangs.waiting.get(spec.gang_id)
     if waiting is None:  # its job has ended
         return waiting_reason(state, state.queue.shape_of(spec))
-    return _member_reason(state, waiting, shape_key(spec))
+    return _member_reason(state, waiting, scheduling_key(spec))
 
 
 def reasons(state: State, waiting: WaitingGang) -> Iterator[tuple[Reason, int]]:
@@ -103,7 +103,7 @@ def reasons(state: State, waiting: WaitingGang) -> Iterator[tuple[Reason, int]]:
         yield _member_reason(state, waiting, wish.key), wish.count
 
 
-def _member_reason(state: State, waiting: WaitingGang, key: ShapeKey) -> Reason:
+def _member_reason(state: State, waiting: WaitingGang, key: SchedulingKey) -> Reason:
     if not waiting.tried:
         return Reason.NOT_YET_CONSIDERED
     if waiting.reasons[0] != state.snapshot_number:

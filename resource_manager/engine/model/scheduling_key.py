@@ -52,7 +52,7 @@ _MEMORY = frozenset({MEMORY_BYTES, *MEMORY_PARTS})
 CpuKey = tuple[CpuPolicy, int]
 """What a request says of its cpus: its policy, and its cpu limit where a host is chosen by that."""
 
-ShapeKey = tuple[ResourceProfile | None, Labels, CpuKey | None]
+SchedulingKey = tuple[ResourceProfile | None, Labels, CpuKey | None]
 """All by which a host is chosen. Requests that say nothing of their cpus have None there."""
 
 
@@ -64,7 +64,7 @@ def cpu_key(policy: CpuPolicy, cpu_limit_milli: int) -> CpuKey | None:
     return policy, cpu_limit_milli if burst else 0
 
 
-def shape_key(spec: RequestSpec) -> ShapeKey:
+def scheduling_key(spec: RequestSpec) -> SchedulingKey:
     """Requests with the same key are of one shape."""
     policy = spec.cpu_policy
     cpus = None if policy is PLAIN else cpu_key(policy, spec.cpu_limit_milli)

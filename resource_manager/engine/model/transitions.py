@@ -55,7 +55,7 @@ STORY_SHOWN = 8
 """Moves of the entity concerned that such a message shows."""
 
 
-class Story:
+class Transitions:
     """The latest moves of all entities, so that an illegal one can be understood.
 
     All `move_*` raise `IllegalTransition` if the table does not list the move, and all `restore_*`
@@ -158,9 +158,9 @@ class Story:
         return state
 
     def _illegal(self, title: str, entity: str, before: str, what: str) -> IllegalTransition:
-        story = "; ".join(self.of(entity)) or "no moves on record"
+        recent = "; ".join(self.of(entity)) or "no moves on record"
         return IllegalTransition(
-            f"{title} {entity} is {before}, which does not allow {what}. Recent moves: {story}",
+            f"{title} {entity} is {before}, which does not allow {what}. Recent moves: {recent}",
             details={"entity": entity, "state": before, "input": what},
         )
 

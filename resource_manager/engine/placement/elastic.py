@@ -21,7 +21,7 @@ from finegrain.resources import (
 from resource_manager.engine.model.entities import Provision, ProvisionState
 from resource_manager.engine.model.scheduling_key import SLOTS, in_grains
 from resource_manager.engine.model.settings import ExecutorShape, Provisioning
-from resource_manager.engine.queue.scheduling_classes import Shape
+from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 
 if TYPE_CHECKING:
     from resource_manager.engine.hosts.host import Host
@@ -65,7 +65,7 @@ class Content:
     place of their wish among those of the gang.
     """
 
-    shapes: dict[Shape, int] = field(default_factory=dict)
+    shapes: dict[SchedulingClass, int] = field(default_factory=dict)
     members: dict[tuple[str, int], int] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
@@ -101,15 +101,15 @@ class LastPlan:
     """
 
     on: dict[str, Content] = field(default_factory=dict)
-    left: dict[Shape, int] = field(default_factory=dict)
+    left: dict[SchedulingClass, int] = field(default_factory=dict)
     gangs_left: list[str] = field(default_factory=list)
     counted_on: set[str] = field(default_factory=set)
-    stopped: dict[Shape, int] = field(default_factory=dict)
+    stopped: dict[SchedulingClass, int] = field(default_factory=dict)
     gangs_stopped: list[str] = field(default_factory=list)
-    places: dict[Shape, tuple[int, dict[int, str]]] = field(default_factory=dict)
-    _by_owner: tuple[dict[Shape, dict[str, int]], dict[str, list[str]]] | None = None
+    places: dict[SchedulingClass, tuple[int, dict[int, str]]] = field(default_factory=dict)
+    _by_owner: tuple[dict[SchedulingClass, dict[str, int]], dict[str, list[str]]] | None = None
 
-    def planned(self, shape: Shape) -> dict[str, int]:
+    def planned(self, shape: SchedulingClass) -> dict[str, int]:
         """How many requests of a shape are planned on which executor, oldest first."""
         return self._sorted_out()[0].get(shape, {})
 
@@ -123,10 +123,10 @@ class LastPlan:
         self._by_owner = None
         return self.on.pop(executor_id, None)
 
-    def _sorted_out(self) -> tuple[dict[Shape, dict[str, int]], dict[str, list[str]]]:
+    def _sorted_out(self) -> tuple[dict[SchedulingClass, dict[str, int]], dict[str, list[str]]]:
         """By shape and by gang: everybody may be asked about, of thousands on a thousand."""
         if self._by_owner is None:
-            shapes: dict[Shape, dict[str, int]] = {}
+            shapes: dict[SchedulingClass, dict[str, int]] = {}
             gangs: dict[str, list[str]] = {}
             for name, content in self.on.items():
                 for shape, count in content.shapes.items():
@@ -165,7 +165,7 @@ class Elastic:
         limits = self.provisioning.total_max
         return all(shape.total.get(name, 0) <= limit for name, limit in limits.items())
 
-    def fits_a_shape(self, shape: Shape, *, labels: bool = True) -> bool:
+    def fits_a_shape(self, shape: SchedulingClass, *, labels: bool = True) -> bool:
         """True if an executor that could be asked for could serve such a request when empty;
         `labels` False: if it carried what is asked for.
         """
@@ -176,7 +176,7 @@ class Elastic:
             for name, capacity in self.capacities.items()
         )
 
-    def suits(self, name: str, shape: Shape) -> bool:
+    def suits(self, name: str, shape: SchedulingClass) -> bool:
         """True if cpus and NUMA nodes of executors of a shape of this name suit such a request, as
         far as is known: by the last one that came.
         """
@@ -184,7 +184,7 @@ class Elastic:
         return seen is None or seen.could_suit(shape)
 
 
-def could_serve(capacity: Capacity, shape: Shape, *, labels: bool = True) -> bool:
+def could_serve(capacity: Capacity, shape: SchedulingClass, *, labels: bool = True) -> bool:
     """True if an empty executor could serve such a request; `labels` False: whatever it carries."""
     if labels and any(capacity.labels.get(name) != value for name, value in shape.labels):
         return False

@@ -29,7 +29,7 @@ from resource_manager.engine.model.scheduling_key import SLOTS, in_grains
 from resource_manager.engine.placement.index import CapacityIndex, Need
 from resource_manager.engine.placement.indexes import Positions, carries
 from resource_manager.engine.placement.search import needs_of
-from resource_manager.engine.queue.scheduling_classes import Shape
+from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 
 
 @dataclass(slots=True)
@@ -55,7 +55,7 @@ class ExactSearch:
 
     def __init__(
         self,
-        shape: Shape,
+        shape: SchedulingClass,
         index: CapacityIndex,
         hosts: Mapping[str, Host],
         barred: Collection[int],

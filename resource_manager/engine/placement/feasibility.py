@@ -22,7 +22,7 @@ from resource_manager.engine.placement.hosts import Hosts
 from resource_manager.engine.placement.index import Need
 from resource_manager.engine.placement.indexes import carries
 from resource_manager.engine.placement.reserved_for_others import is_held_from
-from resource_manager.engine.queue.scheduling_classes import Shape
+from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 
 ASKED_MAX = 64
 """Hosts that are asked at most whether their cpus and NUMA nodes suit, to tell why somebody waits.
@@ -75,7 +75,7 @@ class Judgement:
         return not self.blockers
 
 
-def judge(host: Host, shape: Shape) -> Judgement:
+def judge(host: Host, shape: SchedulingClass) -> Judgement:
     """All that stands between a shape and a host."""
     asked = host.booking_for(shape)
     free = host.free()
@@ -109,7 +109,7 @@ def judge(host: Host, shape: Shape) -> Judgement:
     return Judgement(host, asked, free, total, missing, tuple(dict.fromkeys(blockers)), refusal)
 
 
-def feasibility(hosts: Hosts, elastic: Elastic, shape: Shape) -> Feasibility:
+def feasibility(hosts: Hosts, elastic: Elastic, shape: SchedulingClass) -> Feasibility:
     """What the sizes of the hosts say, and of those that can be asked for; the indexes must be
     fresh.
     """
@@ -121,7 +121,7 @@ def feasibility(hosts: Hosts, elastic: Elastic, shape: Shape) -> Feasibility:
     return verdict
 
 
-def _feasibility(hosts: Hosts, elastic: Elastic, shape: Shape) -> Feasibility:
+def _feasibility(hosts: Hosts, elastic: Elastic, shape: SchedulingClass) -> Feasibility:
     if not hosts and not elastic.provisioning:
         return Feasibility.POSSIBLE  # nobody has come yet; somebody may any moment
     if elastic.fits_a_shape(shape):
@@ -138,7 +138,9 @@ def _feasibility(hosts: Hosts, elastic: Elastic, shape: Shape) -> Feasibility:
     return Feasibility.NEVER
 
 
-def _some_host_could(hosts: Hosts, shape: Shape, labels: Labels, needs: list[Need]) -> bool:
+def _some_host_could(
+    hosts: Hosts, shape: SchedulingClass, labels: Labels, needs: list[Need]
+) -> bool:
     """True if some host with these labels covers one of these needs, in columns that say what it
     has when empty, and its cpus and NUMA nodes would suit then.
 
@@ -168,7 +170,7 @@ def _some_host_could(hosts: Hosts, shape: Shape, labels: Labels, needs: list[Nee
 class _CouldSuit:
     """Whether cpus and NUMA nodes of hosts would suit one of a shape if they were empty."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: SchedulingClass) -> None:
         self._shape = shape
         self._known: dict[tuple[object, int], bool] = {}
 
@@ -196,7 +198,7 @@ def some_host_covers(hosts: Hosts, labels: Labels, needs: list[Need]) -> bool:
     return False
 
 
-def free_sums(hosts: Hosts, shape: Shape) -> Amounts:
+def free_sums(hosts: Hosts, shape: SchedulingClass) -> Amounts:
     """What all hosts together have free that carry the labels of a shape."""
     index = hosts.indexes.of(shape.labels)
     if not shape.labels or index is not hosts.indexes.main:
@@ -210,12 +212,12 @@ def free_sums(hosts: Hosts, shape: Shape) -> Amounts:
     }
 
 
-def _needs(shape: Shape, prefix: str) -> list[Need]:
+def _needs(shape: SchedulingClass, prefix: str) -> list[Need]:
     needs = {tuple(sorted(need.items())): need for need in (shape.pooled_need, shape.separate_need)}
     return [{prefix + name: amount for name, amount in need.items()} for need in needs.values()]
 
 
-def has_room(hosts: Hosts, shape: Shape) -> bool:
+def has_room(hosts: Hosts, shape: SchedulingClass) -> bool:
     """True if some host has room for one now, whether or not it would take it; the indexes must be
     fresh. Of hosts that have to be asked only so many are: whoever waits has asked them all.
     """
@@ -236,12 +238,12 @@ def has_room(hosts: Hosts, shape: Shape) -> bool:
     return False
 
 
-def is_exact_somewhere(hosts: Hosts, shape: Shape) -> bool:
+def is_exact_somewhere(hosts: Hosts, shape: SchedulingClass) -> bool:
     """True if there are hosts of which amounts do not say whether one fits."""
     return shape.exact or bool(hosts.indexes.strict)
 
 
-def large_and_unsuited(hosts: Hosts, shape: Shape) -> tuple[Host, CpuRefusal] | None:
+def large_and_unsuited(hosts: Hosts, shape: SchedulingClass) -> tuple[Host, CpuRefusal] | None:
     """A host that has the amounts when empty, and whose cpus or NUMA nodes do not suit then; the
     first one, of those that tell what their cpus are made of if there is any.
     """

@@ -17,30 +17,30 @@ from itertools import repeat
 from finegrain.cpu_assignment import CpuAssignment
 from finegrain.cpu_policy import PLAIN
 from finegrain.errors import InvariantBroken
-from resource_manager.engine.cpus.assign import Wish as CpuWish
 from resource_manager.engine.cpus.assign import assign, assign_many
-from resource_manager.engine.cpus.ledger import CpuBooks
-from resource_manager.engine.hosts.cpu_allocator import Asked
+from resource_manager.engine.cpus.ledger import CpuLedger
+from resource_manager.engine.cpus.request import CpuRequest
+from resource_manager.engine.hosts.cpu_allocator import ResourceRequest
 from resource_manager.engine.hosts.host import Host
-from resource_manager.engine.queue.gangs import Wish
+from resource_manager.engine.queue.gangs import MemberRequest
 
-BooksOf = Callable[[Host], CpuBooks | None]
+BooksOf = Callable[[Host], CpuLedger | None]
 """The books that a search begins with on a host; None: it does not tell what its cpus are."""
 
 
-_Known = dict[tuple[object, CpuWish], tuple[int, int]]
+_Known = dict[tuple[object, CpuRequest], tuple[int, int]]
 """How many were asked for, and how many fit, by whose books and what was asked."""
 
 _NOBODY = "\0"
 """Stands for the id of a slot that is only tried out."""
 
 
-def as_they_are(host: Host) -> CpuBooks | None:
+def as_they_are(host: Host) -> CpuLedger | None:
     """With all slots that are there."""
     return host.cpus
 
 
-def as_if_empty(host: Host) -> CpuBooks | None:
+def as_if_empty(host: Host) -> CpuLedger | None:
     """Without any."""
     return host.cpus.empty() if host.cpus is not None else None
 
@@ -52,7 +52,7 @@ class Trials:
         """`alike`: hosts of one kind (`CpuKind`) have equal books to begin with."""
         self._books_of = books_of
         self._alike = alike
-        self._trials: dict[str, CpuBooks] = {}
+        self._trials: dict[str, CpuLedger] = {}
         self._known: _Known = {}  # of books to begin with
         self._tried: _Known = {}  # of those of which something was given away
         self._given = 0  # assignments tried out: their keys
@@ -63,7 +63,7 @@ class Trials:
         self._tried.clear()  # versions count anew
         self._given = 0
 
-    def fit(self, wish: Asked, host: Host, most: int) -> int:
+    def fit(self, wish: ResourceRequest, host: Host, most: int) -> int:
         """How many members a host's cpus and NUMA nodes suit, so many at most."""
         if not most or not host.exactly(wish):
             return most
@@ -83,7 +83,7 @@ class Trials:
             known = answers[whose, asked] = most, found
         return min(most, known[1])
 
-    def fits_all(self, wishes: Iterable[tuple[Wish, int]], host: Host) -> bool:
+    def fits_all(self, wishes: Iterable[tuple[MemberRequest, int]], host: Host) -> bool:
         """True if a host suits all of these together, so many of each, in this order."""
         several = [(wish, count) for wish, count in wishes if host.exactly(wish)]
         if len(several) < 2:
@@ -94,7 +94,7 @@ class Trials:
         asked = [_wish(wish, host) for wish, count in several for _ in range(count)]
         return _count(books, asked) == len(asked)
 
-    def take(self, wish: Asked, host: Host, count: int) -> None:
+    def take(self, wish: ResourceRequest, host: Host, count: int) -> None:
         """Gives so many members what they get there.
 
         Raises:
@@ -120,7 +120,7 @@ class Trials:
             self._given += 1
             trial.add((_NOBODY, self._given), given)
 
-    def suits_instead(self, wish: Wish, host: Host) -> bool:
+    def suits_instead(self, wish: MemberRequest, host: Host) -> bool:
         """True if a host suits one if nothing were given away in this search."""
         if not host.exactly(wish):
             return True
@@ -134,11 +134,11 @@ class Trials:
         return host.host_id if kind is None else kind
 
 
-def _wish(wish: Asked, host: Host) -> CpuWish:
+def _wish(wish: ResourceRequest, host: Host) -> CpuRequest:
     policy, limit_milli = wish.cpus or (PLAIN, 0)
-    return CpuWish.of(policy, host.booking_for(wish), limit_milli)
+    return CpuRequest.of(policy, host.booking_for(wish), limit_milli)
 
 
-def _count(books: CpuBooks, asked: Iterable[CpuWish]) -> int:
+def _count(books: CpuLedger, asked: Iterable[CpuRequest]) -> int:
     """How many of these fit, one after the other, before the first that does not."""
     return sum(isinstance(each, CpuAssignment) for each in assign_many(books, asked))

@@ -29,7 +29,7 @@ from resource_manager.engine.placement.hosts import Hosts
 from resource_manager.engine.placement.index import CapacityIndex, Need
 from resource_manager.engine.placement.indexes import carries
 from resource_manager.engine.placement.rank import Proportions, candidates_compared
-from resource_manager.engine.queue.gangs import Wish
+from resource_manager.engine.queue.gangs import MemberRequest
 
 LISTED_MAX = 256
 """Hosts of one label that are gone through one by one, rather than by an index of their own."""
@@ -74,10 +74,10 @@ class Ask:
     labels: Labels
     barred: frozenset[str] = frozenset()
     at_least: dict[str, int] = field(default_factory=dict)
-    wishes: tuple[tuple[Wish, int], ...] = ()
+    wishes: tuple[tuple[MemberRequest, int], ...] = ()
 
     @property
-    def unsized(self) -> list[tuple[Wish, int]]:
+    def unsized(self) -> list[tuple[MemberRequest, int]]:
         """Those of the wishes that book best-effort cpu, and as much as the host says."""
         return [each for each in self.wishes if each[0].profile is None and each[0].best_effort]
 
@@ -138,7 +138,7 @@ class Room:
         self._trials = Trials(as_if_empty, alike=True) if prefix else Trials()
         self.exactly = bool(every.indexes.strict)
 
-    def ask(self, number: int, wish: Wish) -> Ask:
+    def ask(self, number: int, wish: MemberRequest) -> Ask:
         """What the members of one wish ask for."""
         barred = frozenset[str]()
         if not self._prefix:

@@ -25,7 +25,7 @@ from resource_manager.engine.placement.gang_matching import Candidates, Matching
 from resource_manager.engine.placement.gang_room import Ask, Room, Share
 from resource_manager.engine.placement.hosts import Hosts
 from resource_manager.engine.placement.search import GROWN_CHECKED_ONE_BY_ONE
-from resource_manager.engine.queue.gangs import GangKind, InVain, WaitingGang, Where, Wish
+from resource_manager.engine.queue.gangs import GangKind, InVain, MemberRequest, WaitingGang, Where
 
 VALUES_LOOKED_FURTHER = 128
 """Hosts with room that are looked at for a better value of the label, once one is found."""
@@ -41,7 +41,7 @@ def passed_by(hosts: Hosts, kind: GangKind) -> bool:
 
 
 def find_together(
-    hosts: Hosts, waiting: WaitingGang, wishes: tuple[Wish, ...]
+    hosts: Hosts, waiting: WaitingGang, wishes: tuple[MemberRequest, ...]
 ) -> list[Share] | None:
     """Hosts for all members of a gang that waits, as a pass has left them; None: there are none.
 
@@ -66,7 +66,7 @@ def find_together(
 def seek(
     hosts: Hosts,
     where: Where,
-    wishes: Sequence[Wish],
+    wishes: Sequence[MemberRequest],
     *,
     prefix: str = "",
     among: Iterable[str] | None = None,

@@ -1,5 +1,5 @@
-"""So many slots of one shape: on which hosts, and how many on each. One `Placing` is one pass over
-the books; everything in it is counted, nothing is made per slot.
+"""So many slots of one shape: on which hosts, and how many on each. A `PlacementPass` is one pass
+over the books; everything in it is counted, nothing is made per slot.
 
 Within a pass capacity only shrinks. So what a shape's search has passed stays passed; hosts that
 had room stay candidates until they have none; how many fit is a division, and taking them one
@@ -26,7 +26,7 @@ from resource_manager.engine.placement.rank import (
 )
 from resource_manager.engine.placement.reserved import Reservations
 from resource_manager.engine.placement.search import Growth, Search
-from resource_manager.engine.queue.scheduling_classes import Shape
+from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 
 Run = tuple[str, int]
 """An executor's id, and how many slots are placed there."""
@@ -35,7 +35,7 @@ _Taken = tuple[int, int]
 """The same by position in the index."""
 
 
-class Placing:
+class PlacementPass:
     """One pass. The indexes must be fresh; until `finish`, nobody else may change them."""
 
     def __init__(self, hosts: Hosts, reservations: Reservations) -> None:
@@ -45,8 +45,8 @@ class Placing:
         self._in_use = hosts.in_use  # no longer counted when there are enough to compare
         self._in_use_wanted = HOSTS_PER_CANDIDATE * self._settings.pack_candidates
         self._proportions: dict[CapacityIndex, Proportions] = {}
-        self._searches: dict[Shape, Search] = {}
-        self._exact: dict[Shape, ExactSearch] = {}
+        self._searches: dict[SchedulingClass, Search] = {}
+        self._exact: dict[SchedulingClass, ExactSearch] = {}
         self._asks = Asks(self._settings.hosts_asked_max)
         self._strict = hosts.indexes.strict
         self._growth: dict[CapacityIndex, Growth] = {}
@@ -54,7 +54,7 @@ class Placing:
             if name not in hosts or not hosts[name].refusals:
                 del hosts.refusing[name]
 
-    def has_room(self, shape: Shape) -> bool:
+    def has_room(self, shape: SchedulingClass) -> bool:
         """True if at least one slot of a shape can be placed."""
         known = shape in self._searches or shape in self._exact
         if not known and self._sleeps_on(shape):
@@ -63,7 +63,7 @@ class Placing:
             return True
         return self._has_exact(shape) and self._exactly(shape).has_room()
 
-    def has_room_for_more(self, shape: Shape) -> bool:
+    def has_room_for_more(self, shape: SchedulingClass) -> bool:
         """True if more than one slot of a shape can be placed, given that there is room for one."""
         if shape.exact:
             return self._exactly(shape).has_room_for_more()
@@ -78,7 +78,9 @@ class Placing:
         exactly = self._exactly(shape)
         return exactly.has_room() if ranked else exactly.has_room_for_more()
 
-    def place(self, shape: Shape, count: int, elsewhere: Collection[str] = ()) -> list[Run]:
+    def place(
+        self, shape: SchedulingClass, count: int, elsewhere: Collection[str] = ()
+    ) -> list[Run]:
         """Takes capacity for up to `count` slots, on hosts other than those of `elsewhere`; fewer
         come back if nothing more fits.
 
@@ -98,19 +100,21 @@ class Placing:
             runs += search.place(left, spread=spread, besides=besides)
         return runs
 
-    def asked(self, shape: Shape) -> int:
+    def asked(self, shape: SchedulingClass) -> int:
         """How many hosts were asked in this pass whether their cpus and NUMA nodes suit a shape."""
         search = self._exact.get(shape)
         return search.asked if search is not None else 0
 
-    def stopped(self, shape: Shape) -> bool:
+    def stopped(self, shape: SchedulingClass) -> bool:
         """True if too many hosts answered in this pass that they cannot serve a shape, or others,
         and there are more: nobody knows yet whether there is room.
         """
         search = self._exact.get(shape)
         return search is not None and search.stopped
 
-    def _by_count(self, shape: Shape, count: int, elsewhere: Collection[str]) -> list[Run]:
+    def _by_count(
+        self, shape: SchedulingClass, count: int, elsewhere: Collection[str]
+    ) -> list[Run]:
         search = self._search(shape, elsewhere)
         settings = self._settings
         if settings.strategy == "spread":
@@ -143,7 +147,7 @@ class Placing:
             proportions.settle()
         self._hosts.indexes.settle(self._hosts)
 
-    def _sleeps_on(self, shape: Shape) -> bool:
+    def _sleeps_on(self, shape: SchedulingClass) -> bool:
         hosts = self._hosts
         index = hosts.indexes.made_for(shape.labels, hosts.values())
         growth = self._growth.get(index)
@@ -151,7 +155,7 @@ class Placing:
             growth = self._growth[index] = Growth(index, strict=bool(self._strict))
         return growth.passes_by(shape)
 
-    def _search(self, shape: Shape, elsewhere: Collection[str] = ()) -> Search:
+    def _search(self, shape: SchedulingClass, elsewhere: Collection[str] = ()) -> Search:
         hosts = self._hosts
         search = self._searches.get(shape)
         if search is not None and search.index is hosts.indexes.of(shape.labels) and not elsewhere:
@@ -172,11 +176,11 @@ class Placing:
             self._searches[shape] = search
         return search
 
-    def _has_exact(self, shape: Shape) -> bool:
+    def _has_exact(self, shape: SchedulingClass) -> bool:
         """True if hosts have to be asked about a shape."""
         return bool(self._strict) or shape.exact
 
-    def _exactly(self, shape: Shape) -> ExactSearch:
+    def _exactly(self, shape: SchedulingClass) -> ExactSearch:
         hosts = self._hosts
         search = self._exact.get(shape)
         if search is not None and search.index is hosts.indexes.of(shape.labels):
@@ -195,7 +199,9 @@ class Placing:
         )
         return search
 
-    def _barred(self, shape: Shape, index: CapacityIndex, names: Iterable[str]) -> set[int]:
+    def _barred(
+        self, shape: SchedulingClass, index: CapacityIndex, names: Iterable[str]
+    ) -> set[int]:
         """Positions of these hosts, and of those that refused the shape lately."""
         hosts = self._hosts
         refusing = [name for name in hosts.refusing if hosts[name].refuses(shape)]

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from resource_manager.engine.fairness.starvation import Mark, Waiter
     from resource_manager.engine.hosts.host import Host
     from resource_manager.engine.placement.gang_room import Share
-    from resource_manager.engine.queue.gangs import Wish
+    from resource_manager.engine.queue.gangs import MemberRequest
 
 
 class Holder(Protocol):
@@ -60,7 +60,7 @@ class Place:
     """
 
     held: dict[str, Held]
-    wishes: Sequence[Wish] = ()
+    wishes: Sequence[MemberRequest] = ()
     shares: Sequence[Share] = ()
 
 

@@ -11,10 +11,10 @@ from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.placement.hosts import Hosts
 from resource_manager.engine.placement.indexes import carries
 from resource_manager.engine.placement.reserved import Reservation, Reservations
-from resource_manager.engine.queue.scheduling_classes import Shape
+from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 
 
-def is_held_from(host: Host, shape: Shape) -> bool:
+def is_held_from(host: Host, shape: SchedulingClass) -> bool:
     """True if one of a shape would fit on a host but for what is held there."""
     if host.held is None:
         return False
@@ -26,7 +26,9 @@ def is_held_from(host: Host, shape: Shape) -> bool:
     return host.spare_slots() < 1 or not fits(need, host.spare())
 
 
-def held_from(hosts: Hosts, reservations: Reservations, shape: Shape) -> Iterator[Reservation]:
+def held_from(
+    hosts: Hosts, reservations: Reservations, shape: SchedulingClass
+) -> Iterator[Reservation]:
     """Reservations without which one of a shape would fit somewhere."""
     for each in reservations.all():
         holding = (hosts.get(name) for name in each.place.held)

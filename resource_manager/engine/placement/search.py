@@ -13,7 +13,7 @@ from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.placement.index import CapacityIndex
 from resource_manager.engine.placement.indexes import carries
 from resource_manager.engine.placement.rank import Booking, Proportions
-from resource_manager.engine.queue.scheduling_classes import Cursor, Shape
+from resource_manager.engine.queue.scheduling_classes import Cursor, SchedulingClass
 
 GROWN_CHECKED_ONE_BY_ONE = 32
 """Up to this many grown hosts are looked at directly instead of searching the tree."""
@@ -31,7 +31,7 @@ class Growth:
         self._strict = strict
         self._since: dict[int, tuple[list[int], _Most]] = {}  # by length of the log
 
-    def passes_by(self, shape: Shape) -> bool:
+    def passes_by(self, shape: SchedulingClass) -> bool:
         """True if nothing that grew since the shape was last tried has room for it, which is
         remembered with it then; False says nothing.
         """
@@ -100,7 +100,7 @@ class Search:
 
     def __init__(
         self,
-        shape: Shape,
+        shape: SchedulingClass,
         proportions: Proportions,
         hosts: Mapping[str, Host],
         barred: Collection[int],
@@ -185,7 +185,7 @@ class Search:
         return found
 
 
-def needs_of(shape: Shape) -> list[dict[str, int]]:
+def needs_of(shape: SchedulingClass) -> list[dict[str, int]]:
     """What a host must cover for one, by kind of host."""
     pooled, separate = shape.pooled_need, shape.separate_need
     return [pooled] if pooled == separate else [pooled, separate]

@@ -20,7 +20,7 @@ from resource_manager.engine.model.entities import ExecutorState
 from resource_manager.engine.placement.feasibility import Judgement, judge
 from resource_manager.engine.placement.indexes import carries
 from resource_manager.engine.placement.reserved_for_others import is_held_from
-from resource_manager.engine.queue.scheduling_classes import Shape
+from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 
 MILLION = 1_000_000
 
@@ -51,7 +51,7 @@ class Dimension(NamedTuple):
 class Survey:
     """What a look at every host says about a shape; `usable` are eligible and carry the labels."""
 
-    shape: Shape
+    shape: SchedulingClass
     hosts: dict[str, Host]
     glances: list[Glance] = field(default_factory=list)
     usable: int = 0
@@ -68,7 +68,7 @@ class Survey:
     _kinds: dict[int, list[Dimension]] = field(default_factory=dict)  # by what a slot books
 
     @classmethod
-    def of(cls, hosts: Iterable[Host], shape: Shape, own: Collection[str] = ()) -> Survey:
+    def of(cls, hosts: Iterable[Host], shape: SchedulingClass, own: Collection[str] = ()) -> Survey:
         """Looks at these hosts, of which some are held for whoever asks."""
         survey = cls(shape, {host.host_id: host for host in hosts}, own=own, _exact=shape.exact)
         for host_id, host in survey.hosts.items():

@@ -28,7 +28,7 @@ from resource_manager.engine.planning.packing import Wish
 
 if TYPE_CHECKING:
     from finegrain.cpu_policy import HostPolicy
-    from resource_manager.engine.hosts.cpu_allocator import Asked
+    from resource_manager.engine.hosts.cpu_allocator import ResourceRequest
 
 EXACT = "exact/"
 """Prefix of the dimension of one kind of wish."""
@@ -60,7 +60,7 @@ def amounts_of(need: Amounts) -> dict[str, int]:
 def offering(
     capacity: Capacity,
     host: Host | None,
-    kinds: Mapping[int, Asked],
+    kinds: Mapping[int, ResourceRequest],
     together: Iterable[Mapping[int, int]] = (),
 ) -> Capacity:
     """A capacity with so many of each kind as the host's cpus and NUMA nodes suit now; None: nobody
@@ -85,7 +85,7 @@ def together(gangs: Iterable[GangWish]) -> list[Mapping[int, int]]:
     return [each.members for each in gangs if each.placement is GangPlacement.SAME_EXECUTOR]
 
 
-def _fit(host: Host | None, asked: Asked) -> int:
+def _fit(host: Host | None, asked: ResourceRequest) -> int:
     if host is None or not host.exactly(asked):
         return UNBOUNDED
     found = len(host.assign_many(asked, TRIED_MAX))
@@ -93,7 +93,7 @@ def _fit(host: Host | None, asked: Asked) -> int:
 
 
 def _fit_together(
-    host: Host, counts: Mapping[int, int], kinds: Mapping[int, Asked], amounts: Amounts
+    host: Host, counts: Mapping[int, int], kinds: Mapping[int, ResourceRequest], amounts: Amounts
 ) -> dict[int, int]:
     """How many of each there is room for, each kind taking what those before it leave."""
     trials, left = Trials(), dict(amounts)

@@ -15,7 +15,7 @@ from resource_manager.engine.placement.feasibility import Feasibility
 from resource_manager.engine.placement.gang_search import seek
 from resource_manager.engine.placement.hosts import Hosts
 from resource_manager.engine.planning.possible import gang_could_be_provided
-from resource_manager.engine.queue.gangs import Where, Wish
+from resource_manager.engine.queue.gangs import MemberRequest, Where
 
 
 def gang_feasibility(
@@ -23,7 +23,7 @@ def gang_feasibility(
     elastic: Elastic,
     provisions: Container[str],
     where: Where,
-    wishes: Sequence[Wish],
+    wishes: Sequence[MemberRequest],
 ) -> Feasibility:
     """What the sizes of the hosts, and of those that could be asked for, say about a gang as a
     whole; the indexes must be fresh.

@@ -8,7 +8,7 @@ from itertools import islice
 
 from finegrain.resources import total_of
 from resource_manager.engine.hosts.bookings import shared_booking
-from resource_manager.engine.hosts.cpu_allocator import Asked
+from resource_manager.engine.hosts.cpu_allocator import ResourceRequest
 from resource_manager.engine.hosts.host import ONLINE, Host
 from resource_manager.engine.model.entities import GangPlacement
 from resource_manager.engine.model.scheduling_key import DEFAULT_SLOTS, SLOTS, in_grains
@@ -19,8 +19,8 @@ from resource_manager.engine.planning.exactness import counted, empty_like, offe
 from resource_manager.engine.planning.gang_planning import GangWish
 from resource_manager.engine.planning.packing import Wish
 from resource_manager.engine.planning.planning import Backlog, Supply, make_plan
+from resource_manager.engine.queue.gangs import MemberRequest as GangMembers
 from resource_manager.engine.queue.gangs import Where
-from resource_manager.engine.queue.gangs import Wish as GangMembers
 
 
 def gang_could_be_provided(
@@ -36,7 +36,7 @@ def gang_could_be_provided(
     gang = GangWish(
         {kind: each.count for kind, each in enumerate(members)}, where.placement, where.label
     )
-    exact: dict[int, Asked] = {
+    exact: dict[int, ResourceRequest] = {
         kind: each for kind, each in enumerate(members) if each.exact or hosts.indexes.strict
     }
     wishes = [wish_of(each) for each in members]
@@ -92,7 +92,7 @@ def _staying(
     provisions: Container[str],
     gang: GangWish,
     wishes: Sequence[Wish],
-    exact: Mapping[int, Asked],
+    exact: Mapping[int, ResourceRequest],
 ) -> dict[str, Capacity]:
     """Executors that stay and could serve a member when empty: as many as there are members are
     enough, unless they have to share a label. (None where all go to one: whoever asks has looked
@@ -118,7 +118,7 @@ def _staying(
     return {name: _empty(hosts[name], exact, gang) for name in sorted(found)}
 
 
-def _empty(host: Host, exact: Mapping[int, Asked], gang: GangWish) -> Capacity:
+def _empty(host: Host, exact: Mapping[int, ResourceRequest], gang: GangWish) -> Capacity:
     registration = host.executor.registration
     capacity = Capacity(
         {**in_grains(host.total), SLOTS: registration.slots_max or UNBOUNDED},

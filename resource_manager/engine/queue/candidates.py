@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from resource_manager.engine.queue.scheduling_classes import Shape
+    from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 
 
 class Round:
@@ -19,16 +19,16 @@ class Round:
 
     def __init__(self) -> None:
         self._heap: list[int] = []  # arrival numbers
-        self._at: dict[int, Shape] = {}
-        self._stands: dict[Shape, int] = {}  # the reverse
+        self._at: dict[int, SchedulingClass] = {}
+        self._stands: dict[SchedulingClass, int] = {}  # the reverse
 
     def __len__(self) -> int:
         return len(self._at)
 
-    def __contains__(self, shape: Shape) -> bool:
+    def __contains__(self, shape: SchedulingClass) -> bool:
         return shape in self._stands
 
-    def begin(self, shapes: Iterable[Shape]) -> None:
+    def begin(self, shapes: Iterable[SchedulingClass]) -> None:
         """These, in place of what there was."""
         self._stands, self._at = {}, {}
         for shape in shapes:
@@ -37,19 +37,19 @@ class Round:
                 self._at[head] = shape
         self._heap = sorted(self._at)
 
-    def put(self, shape: Shape, number: int) -> None:
+    def put(self, shape: SchedulingClass, number: int) -> None:
         """Lets a shape stand at the place of this arrival number."""
         self.discard(shape)
         self._stands[shape] = number
         self._at[number] = shape
         heapq.heappush(self._heap, number)
 
-    def advance(self, shape: Shape, number: int) -> None:
+    def advance(self, shape: SchedulingClass, number: int) -> None:
         """The same, if the shape has its turn in this round, and only later than that."""
         if self._stands.get(shape, -1) > number:
             self.put(shape, number)
 
-    def discard(self, shape: Shape) -> None:
+    def discard(self, shape: SchedulingClass) -> None:
         """Takes a shape out."""
         number = self._stands.pop(shape, None)
         if number is not None:
@@ -64,7 +64,7 @@ class Round:
             self.put(self._at[number], head)  # those before it have left meanwhile
         return None
 
-    def take(self) -> Shape | None:
+    def take(self) -> SchedulingClass | None:
         """Takes out the shape whose turn it is."""
         number = self.first()
         if number is None:

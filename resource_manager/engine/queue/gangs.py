@@ -28,12 +28,12 @@ from resource_manager.engine.model.entities import (
 from resource_manager.engine.model.scheduling_key import (
     CpuKey,
     Labels,
-    ShapeKey,
+    SchedulingKey,
     is_exact,
-    shape_key,
+    scheduling_key,
 )
-from resource_manager.engine.model.transitions import Story
-from resource_manager.engine.queue.non_batchable import Kind, Single, Singles
+from resource_manager.engine.model.transitions import Transitions
+from resource_manager.engine.queue.non_batchable import Kind, NonBatchable, NonBatchables
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Where:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class MemberRequest:
     """Members of a gang that ask for the same: how many of them, and the executors that they must
     not have, since those still hold an older slot of theirs.
     """
@@ -62,7 +62,7 @@ class Wish:
     cpus: CpuKey | None = None  # what they say of their cpus; None: nothing
 
     @property
-    def key(self) -> ShapeKey:
+    def key(self) -> SchedulingKey:
         """The shape that each of them would wait with by itself."""
         return self.profile, self.labels, self.cpus
 
@@ -92,7 +92,7 @@ class GangKind:
     """What equal gangs ask for, with what was learnt about it."""
 
     where: Where
-    wishes: tuple[Wish, ...]
+    wishes: tuple[MemberRequest, ...]
     users: int = 0  # gangs of this kind that wait
     in_vain: InVain | None = None  # since the last search nothing grew that helps
     verdict: tuple[int, str] | None = None  # (version of the cluster, feasibility) as last judged
@@ -108,13 +108,13 @@ class WaitingGang:
     tried: bool = False
     may_reject: bool = False  # False: all members allow to wait for an executor that may come
     # How it fared when executors that still hold older slots were left out.
-    in_vain: tuple[tuple[Wish, ...], InVain] | None = None
+    in_vain: tuple[tuple[MemberRequest, ...], InVain] | None = None
     # Why members wait, by what they ask for, as of a state of the books.
-    reasons: tuple[int, dict[ShapeKey, str]] = (-1, {})
+    reasons: tuple[int, dict[SchedulingKey, str]] = (-1, {})
 
 
 @dataclass(slots=True)
-class GangBooks:
+class GangLedger:
     """All gangs by id. Of those that live, each waits, or has slots of which some are `unconfirmed`
     (so many), or is granted.
     """
@@ -124,7 +124,7 @@ class GangBooks:
     unconfirmed: dict[str, int] = field(default_factory=dict)
     by_job: Counter[str] = field(default_factory=Counter)  # wishes of gangs of a job that wait
     moves: int = 0  # rises whenever a gang begins or ends to wait
-    _kinds: dict[tuple[Where, tuple[Wish, ...]], GangKind] = field(default_factory=dict)
+    _kinds: dict[tuple[Where, tuple[MemberRequest, ...]], GangKind] = field(default_factory=dict)
 
     def in_line(self) -> list[WaitingGang]:
         """Those that wait, in order of their places in line."""
@@ -139,7 +139,7 @@ class GangBooks:
         return request.spec.gang_id in self.waiting and request.state not in ENDED_REQUEST_STATES
 
     def begin_to_wait(
-        self, gang: Gang, members: list[Request], singles: Singles, *, tried: bool = False
+        self, gang: Gang, members: list[Request], singles: NonBatchables, *, tried: bool = False
     ) -> None:
         """Puts a gang into the line, at its old place."""
         self.moves += 1
@@ -151,7 +151,7 @@ class GangBooks:
         labels = set(members[0].spec.required_labels)
         labels.intersection_update(*(each.spec.required_labels for each in members))
         singles.add(
-            Single(
+            NonBatchable(
                 gang.arrival_number,
                 Kind.GANG,
                 gang.gang_id,
@@ -162,7 +162,7 @@ class GangBooks:
             )
         )
 
-    def stop_waiting(self, gang: Gang, singles: Singles) -> None:
+    def stop_waiting(self, gang: Gang, singles: NonBatchables) -> None:
         """Takes a gang out of the line, if it is there."""
         waiting = self.waiting.pop(gang.gang_id, None)
         if waiting is None:
@@ -205,7 +205,9 @@ class GangBooks:
         if gang_id:
             self.by_id[gang_id].members.append(request.allocation_id)
 
-    def sort_out(self, requests: dict[str, Request], story: Story, now: Instant) -> list[Gang]:
+    def sort_out(
+        self, requests: dict[str, Request], transitions: Transitions, now: Instant
+    ) -> list[Gang]:
         """Finds out where restored gangs stand; answers with those that are to stand in line.
 
         A gang is granted if the slots of all its living members were carved; else those that were
@@ -216,9 +218,9 @@ class GangBooks:
             members = list(living(requests, gang))
             missing = sum(each.state is RequestState.ALLOCATING for each in members)
             for request in members if missing else ():
-                story.restore_request(request, RequestState.ALLOCATING)
+                transitions.restore_request(request, RequestState.ALLOCATING)
             stands = _stands(members)
-            story.restore_gang(gang, stands)
+            transitions.restore_gang(gang, stands)
             if stands in (GangState.ENDED, GangState.GRANTED):
                 continue
             if stands is GangState.ALLOCATING:
@@ -260,7 +262,7 @@ def living(requests: dict[str, Request], gang: Gang) -> Iterator[Request]:
             yield request
 
 
-def wishes_of(members: Iterable[Request]) -> tuple[Wish, ...]:
+def wishes_of(members: Iterable[Request]) -> tuple[MemberRequest, ...]:
     """What these members ask for, equal ones counted."""
     return tuple(
         sorted(
@@ -270,9 +272,10 @@ def wishes_of(members: Iterable[Request]) -> tuple[Wish, ...]:
     )
 
 
-def wishes_for(specs: Iterable[RequestSpec]) -> tuple[Wish, ...]:
+def wishes_for(specs: Iterable[RequestSpec]) -> tuple[MemberRequest, ...]:
     """The same of requests that are no members yet, in the order of the first of each."""
-    asked = Counter(shape_key(spec) for spec in specs)
+    asked = Counter(scheduling_key(spec) for spec in specs)
     return tuple(
-        Wish(profile, labels, count, cpus=cpus) for (profile, labels, cpus), count in asked.items()
+        MemberRequest(profile, labels, count, cpus=cpus)
+        for (profile, labels, cpus), count in asked.items()
     )

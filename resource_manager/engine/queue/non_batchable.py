@@ -19,10 +19,10 @@ from typing import TypeVar
 from resource_manager.engine.fairness.flows import FlowTree, Standing
 from resource_manager.engine.model.scheduling_key import Labels
 
-Turn = tuple[Standing, ...]
+OrderKey = tuple[Standing, ...]
 """By what jobs are compared, the lesser first; see `fair.choice.turn_of`."""
 
-Rank = tuple[Turn, int]
+Rank = tuple[OrderKey, int]
 """The same with an arrival number, for what one job waits with."""
 
 
@@ -34,7 +34,7 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Single:
+class NonBatchable:
     """One thing that waits by itself.
 
     Attributes:
@@ -60,7 +60,7 @@ class Single:
     count: int = 1
 
 
-class Singles:
+class NonBatchables:
     """All of them, by arrival number.
 
     One is in the present round, or open (to be tried in the next one), or asleep; the one that is
@@ -68,14 +68,14 @@ class Singles:
     """
 
     def __init__(
-        self, flows: FlowTree | None = None, turn_of: Callable[[str], Turn] | None = None
+        self, flows: FlowTree | None = None, turn_of: Callable[[str], OrderKey] | None = None
     ) -> None:
         """`flows` is told who waits; `turn_of` says when a job has its turn, None: arrival alone
         decides.
         """
         self._flows = flows
         self._turn_of = turn_of
-        self._all: dict[int, Single] = {}
+        self._all: dict[int, NonBatchable] = {}
         self._open: dict[int, None] = {}
         self._round: dict[int, None] = {}
         self._heap: list[Rank] = []  # of the round; some may have left it, or be due later by now
@@ -92,11 +92,11 @@ class Singles:
     def __contains__(self, number: int) -> bool:
         return number in self._all
 
-    def get(self, number: int) -> Single | None:
+    def get(self, number: int) -> NonBatchable | None:
         """The one at this number, if there is one."""
         return self._all.get(number)
 
-    def all(self) -> list[Single]:
+    def all(self) -> list[NonBatchable]:
         """All that wait, in order of arrival."""
         return [self._all[number] for number in sorted(self._all)]
 
@@ -114,7 +114,7 @@ class Singles:
         """True if executors with these labels are searched for."""
         return labels in self._asked_for
 
-    def add(self, single: Single) -> None:
+    def add(self, single: NonBatchable) -> None:
         """Lets it wait, awake: it is tried in the next round."""
         self._asked_for.update(single.asked_for)
         self._all[single.arrival_number] = single
@@ -122,7 +122,7 @@ class Singles:
         if self._flows is not None:
             self._flows.wait(single.job_id, single.arrival_number, single.count)
 
-    def remove(self, number: int) -> Single | None:
+    def remove(self, number: int) -> NonBatchable | None:
         """Ends the waiting of the one at this number; None if there is none."""
         single = self._all.pop(number, None)
         if single is not None:
@@ -138,7 +138,7 @@ class Singles:
                     del self._asked_for[labels]
         return single
 
-    def sleep(self, single: Single) -> None:
+    def sleep(self, single: NonBatchable) -> None:
         """It was tried in vain; it sleeps, unless somebody woke it meanwhile."""
         number = single.arrival_number
         if number not in self._all or number in self._open:
@@ -149,7 +149,7 @@ class Singles:
             groups = self._anywhere.setdefault(single.labels[:1], {})
             groups.setdefault(single.labels, {})[number] = None
 
-    def stop(self, single: Single, group_id: str) -> None:
+    def stop(self, single: NonBatchable, group_id: str) -> None:
         """The maximum of a group stops it; it sleeps until that is eased, at the latest."""
         number = single.arrival_number
         if number in self._all:
@@ -202,7 +202,7 @@ class Singles:
         """Puts those of the round in order anew: time has passed. Until the next time nobody's turn
         may come earlier than it was to come.
         """
-        turns: dict[str, Turn] = {}  # very many may be of few jobs
+        turns: dict[str, OrderKey] = {}  # very many may be of few jobs
         for number in self._round:
             if (job_id := self._all[number].job_id) not in turns:
                 turns[job_id] = self._rank(number)[0]
@@ -217,7 +217,7 @@ class Singles:
             return None
         return first[1]
 
-    def next_before(self, rank: Rank | None) -> Single | None:
+    def next_before(self, rank: Rank | None) -> NonBatchable | None:
         """The one whose turn it is, taken out of the round, if it comes before this rank (None: in
         any case).
 
@@ -272,7 +272,7 @@ class Singles:
         if (group_id := self._stopped_by.pop(number, None)) is not None:
             _strike(self._stopped, group_id, number)
 
-    def _rouse(self, single: Single) -> None:
+    def _rouse(self, single: NonBatchable) -> None:
         """Strikes one from those that sleep."""
         if single.host_id:
             _strike(self._on_host, single.host_id, single.arrival_number)

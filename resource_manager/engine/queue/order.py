@@ -9,8 +9,8 @@ from math import inf
 
 from resource_manager.engine.fairness.choice import RUN_PART, first_job, run_length, turn_of
 from resource_manager.engine.fairness.flows import GROUP, FlowTree
-from resource_manager.engine.queue.non_batchable import Rank, Single, Singles, Turn
-from resource_manager.engine.queue.scheduling_classes import JobLines, Line
+from resource_manager.engine.queue.non_batchable import NonBatchable, NonBatchables, OrderKey, Rank
+from resource_manager.engine.queue.scheduling_classes import ActiveQueues, JobQueue
 
 TOGETHER_MAX = 1_024
 """Requests that are placed together at most: what is looked up for them may be in vain."""
@@ -19,7 +19,7 @@ _EVERYBODY = ""
 """Instead of a job's id, where arrival alone decides."""
 
 
-class Turns:
+class ServiceOrder:
     """Lines that stand, by job, and what waits one by one beside them.
 
     Attributes:
@@ -31,20 +31,20 @@ class Turns:
         decides.
         """
         self._tree = flows if fair else None
-        self.singles = Singles(flows, self._turn_of if fair and flows is not None else None)
-        self._by_job: dict[str, JobLines] = {}
+        self.singles = NonBatchables(flows, self._turn_of if fair and flows is not None else None)
+        self._by_job: dict[str, ActiveQueues] = {}
         self._halted: list[str] = []
 
-    def lines(self) -> dict[str, JobLines]:
+    def lines(self) -> dict[str, ActiveQueues]:
         """Where each job's lines stand; where arrival alone decides, all of them under no name."""
         return dict(self._by_job)
 
-    def lines_of(self, job_id: str) -> JobLines:
+    def lines_of(self, job_id: str) -> ActiveQueues:
         """Where the lines of a job are to stand."""
         whose = job_id if self._tree is not None else _EVERYBODY
         among = self._by_job.get(whose)
         if among is None:
-            among = self._by_job[whose] = JobLines(whose)
+            among = self._by_job[whose] = ActiveQueues(whose)
         return among
 
     def forget(self, job_id: str) -> None:
@@ -52,17 +52,17 @@ class Turns:
         if self._tree is not None:
             del self._by_job[job_id]
 
-    def stand(self, line: Line) -> None:
+    def stand(self, line: JobQueue) -> None:
         """A line that is parked is to have its turn again."""
         if line.among.stand(line) and self._tree is not None:
             self._tree.activate(line.job_id)
 
-    def unstand(self, line: Line) -> None:
+    def unstand(self, line: JobQueue) -> None:
         """A line is not to have a turn."""
         if line.among.park(line) and self._tree is not None:
             self._tree.deactivate(line.job_id)
 
-    def next_line(self) -> Line | None:
+    def next_line(self) -> JobQueue | None:
         """The line whose turn it is among those that are not parked; None: nobody has one."""
         if self._tree is None:
             lines = self._by_job.get(_EVERYBODY)
@@ -71,7 +71,7 @@ class Turns:
             lines = self._by_job[job.name] if job is not None else None
         return lines.first() if lines is not None else None
 
-    def next_single(self, line: Line | None) -> Single | None:
+    def next_single(self, line: JobQueue | None) -> NonBatchable | None:
         """What waits one by one and has its turn before a line (None: before nobody), taken out of
         the round. Whoever takes it lets it sleep or removes it.
         """
@@ -84,14 +84,14 @@ class Turns:
                 rank = (self._turn_of(line.job_id), line.stands)
         return self.singles.next_before(rank)
 
-    def is_alone(self, line: Line) -> bool:
+    def is_alone(self, line: JobQueue) -> bool:
         """True if no other job has a turn."""
         if self._tree is None:
             return True
         job = self._tree.jobs[line.job_id]
         return not self.singles.in_round and all(flow.active == 1 for flow in job.ancestors())
 
-    def run_length(self, line: Line, cost: float) -> float:
+    def run_length(self, line: JobQueue, cost: float) -> float:
         """How many slots of this cost a line whose turn it is gets before it is another job's."""
         if self._tree is None:
             return inf
@@ -101,7 +101,7 @@ class Turns:
             length = min(length, max(1, job.running // RUN_PART))  # others may come first soon
         return length
 
-    def next_of(self, line: Line, most: float) -> list[int]:
+    def next_of(self, line: JobQueue, most: float) -> list[int]:
         """Arrival numbers of the next of a line whose turn it is: so many, of those who came before
         anything else that its job waits with.
         """
@@ -130,13 +130,13 @@ class Turns:
         while self._halted and self._tree is not None:
             self._tree.go_ahead(self._tree.groups[self._halted.pop().removeprefix(GROUP)])
 
-    def _until(self, line: Line) -> int | None:
+    def _until(self, line: JobQueue) -> int | None:
         """Arrival number of the next that a line's job waits with that is of another shape."""
         number = line.among.until(line)
         single = self.singles.until(line.job_id if self._tree is not None else "")
         return single if number is None or (single is not None and single < number) else number
 
-    def _turn_of(self, job_id: str) -> Turn:
+    def _turn_of(self, job_id: str) -> OrderKey:
         if self._tree is None or job_id not in self._tree.jobs:
             return ()
         return turn_of(self._tree, self._tree.jobs[job_id])

@@ -22,15 +22,15 @@ from resource_manager.engine.fairness.flows import FlowTree
 from resource_manager.engine.model.entities import Request, RequestSpec, Slot
 from resource_manager.engine.model.scheduling_key import (
     Labels,
-    ShapeKey,
-    shape_key,
+    SchedulingKey,
+    scheduling_key,
 )
-from resource_manager.engine.queue.blocked import Stopped
+from resource_manager.engine.queue.blocked import QuotaBlocked
 from resource_manager.engine.queue.candidates import Round
-from resource_manager.engine.queue.known_classes import KnownShapes
-from resource_manager.engine.queue.non_batchable import Kind, Single
-from resource_manager.engine.queue.order import Turns
-from resource_manager.engine.queue.scheduling_classes import PARKED, Line, Shape
+from resource_manager.engine.queue.known_classes import KnownClasses
+from resource_manager.engine.queue.non_batchable import Kind, NonBatchable
+from resource_manager.engine.queue.order import ServiceOrder
+from resource_manager.engine.queue.scheduling_classes import INACTIVE, JobQueue, SchedulingClass
 
 
 class WaitingQueue:
@@ -54,18 +54,18 @@ class WaitingQueue:
         there. Without them, or with `fair` False, arrival alone decides.
         """
         self._flows = flows
-        self.turns = Turns(flows, fair=fair)
+        self.turns = ServiceOrder(flows, fair=fair)
         self.singles = self.turns.singles
         self.round = Round()
-        self.roomy: dict[Shape, None] = {}
-        self.open: dict[Shape, None] = {}
-        self.sleeping: dict[Labels, dict[Shape, None]] = {}
-        self.stopped = Stopped()
+        self.roomy: dict[SchedulingClass, None] = {}
+        self.open: dict[SchedulingClass, None] = {}
+        self.sleeping: dict[Labels, dict[SchedulingClass, None]] = {}
+        self.stopped = QuotaBlocked()
         self.stopped_at_version = -1
         self.job_shapes: dict[str, int] = {}
         self.moves = 0
-        self._known = KnownShapes()
-        self._resting: dict[Shape, None] = {}  # asleep, with room: nobody may be served
+        self._known = KnownClasses()
+        self._resting: dict[SchedulingClass, None] = {}  # asleep, with room: nobody may be served
         self._waiting = 0
 
     def __len__(self) -> int:
@@ -81,25 +81,25 @@ class WaitingQueue:
         """True if somebody waits for a host with these labels."""
         return self._known.is_asked_for(labels) or self.singles.is_asked_for(labels)
 
-    def shapes(self) -> list[Shape]:
+    def shapes(self) -> list[SchedulingClass]:
         """Shapes that somebody waits with."""
         return list(self._known.waited_with.values())
 
-    def lines(self) -> list[Line]:
+    def lines(self) -> list[JobQueue]:
         """All lines, by shape."""
         return [line for shape in self._known.waited_with.values() for line in shape.lines.values()]
 
-    def shape_of(self, spec: RequestSpec) -> Shape:
+    def shape_of(self, spec: RequestSpec) -> SchedulingClass:
         """The shape of a request, whether or not anybody waits with it."""
-        return self._known.of(shape_key(spec))
+        return self._known.of(scheduling_key(spec))
 
-    def shape_at(self, key: ShapeKey) -> Shape:
+    def shape_at(self, key: SchedulingKey) -> SchedulingClass:
         """The shape of requests that ask for this, likewise."""
         return self._known.of(key)
 
     def new_shapes(self, job_id: str, specs: Iterable[RequestSpec]) -> int:
         """How many shapes more a job would wait with, if it asked for all of these."""
-        keys = {shape_key(spec) for spec in specs}
+        keys = {scheduling_key(spec) for spec in specs}
         shapes = (self._known.waited_with.get(key) for key in keys)
         return sum(shape is None or job_id not in shape.lines for shape in shapes)
 
@@ -120,7 +120,7 @@ class WaitingQueue:
         if slot.wanted is None:
             raise InvariantBroken(f"slot {slot.allocation_id} waits with no change of its size")
         self.singles.add(
-            Single(
+            NonBatchable(
                 slot.wanted.arrival_number,
                 Kind.RESIZE,
                 slot.allocation_id,
@@ -140,14 +140,14 @@ class WaitingQueue:
         if line is not None:
             self._leave(line, number, number + count)
 
-    def served(self, shape: Shape, requests: Iterable[Request]) -> None:
+    def served(self, shape: SchedulingClass, requests: Iterable[Request]) -> None:
         """Ends the waiting of requests of one shape."""
         for request in requests:
             line = shape.lines.get(request.job_id)
             if line is not None:
                 self._leave(line, request.arrival_number, request.arrival_number + 1)
 
-    def taken(self, line: Line, count: int) -> None:
+    def taken(self, line: JobQueue, count: int) -> None:
         """Ends the waiting of the first so many of a line."""
         line.numbers.take(count)
         self._left(line, count)
@@ -175,7 +175,7 @@ class WaitingQueue:
         self.singles.begin_round()
         return True
 
-    def look(self) -> Shape | None:
+    def look(self) -> SchedulingClass | None:
         """The next shape of the round that there may be room for; None: all were looked at.
 
         Whoever takes it says `has_room` or `sleep` of it afterwards.
@@ -185,7 +185,7 @@ class WaitingQueue:
             shape.tried = True
         return shape
 
-    def has_room(self, shape: Shape, most: int) -> int:
+    def has_room(self, shape: SchedulingClass, most: int) -> int:
         """There is room for a shape: its parked lines, up to so many of them, stand among those of
         their jobs again. Answers with how many; with more left, it is to be looked at once more.
         """
@@ -207,17 +207,17 @@ class WaitingQueue:
             self.sleep(shape)
             self._resting[shape] = None
 
-    def park(self, line: Line) -> None:
+    def park(self, line: JobQueue) -> None:
         """A line is not to have a turn while its shape sleeps."""
         line.shape.parked[line] = None
         self.turns.unstand(line)
 
-    def stop(self, line: Line, group_id: str) -> None:
+    def stop(self, line: JobQueue, group_id: str) -> None:
         """A line is not to have a turn while the maximum of a group stops it."""
         self.stopped.put(line, group_id)
         self.turns.unstand(line)
 
-    def ease(self, group_id: str, admits: Callable[[Shape], bool], most: int) -> int:
+    def ease(self, group_id: str, admits: Callable[[SchedulingClass], bool], most: int) -> int:
         """Whoever was stopped by the maximum of a group is to be tried again: of lines, so many at
         most, with shapes that it admits now. Answers with how many.
         """
@@ -236,12 +236,12 @@ class WaitingQueue:
         for shape in list(self._resting):
             self._rouse(shape)
 
-    def sleep(self, shape: Shape) -> None:
+    def sleep(self, shape: SchedulingClass) -> None:
         """Nothing fits this shape now."""
         self.roomy.pop(shape, None)
         self.sleeping.setdefault(shape.labels, {})[shape] = None
 
-    def look_on(self, shape: Shape) -> None:
+    def look_on(self, shape: SchedulingClass) -> None:
         """Nobody knows yet whether there is room for a shape, which is nowhere: the round goes on
         with it.
         """
@@ -255,7 +255,7 @@ class WaitingQueue:
             for shape in shapes if self._resting else ():
                 self._resting.pop(shape, None)
 
-    def set_aside(self, line: Line, number: int) -> None:
+    def set_aside(self, line: JobQueue, number: int) -> None:
         """Lets somebody not stand in the way of others of his line, until he is taken back."""
         self._leave(line, number, number + 1, counted=False)
 
@@ -264,26 +264,26 @@ class WaitingQueue:
         in the next round.
         """
         self._add(request.spec, request.job_id, request.arrival_number, 1, counted=False)
-        shape = self._known.waited_with[shape_key(request.spec)]
+        shape = self._known.waited_with[scheduling_key(request.spec)]
         shape.tried = True
         if shape not in self.round and shape not in self.roomy and not self.sleeps(shape):
             self.open[shape] = None
 
-    def sleeps(self, shape: Shape) -> bool:
+    def sleeps(self, shape: SchedulingClass) -> bool:
         """True if a shape sleeps."""
         return shape in self.sleeping.get(shape.labels, ())
 
     # How it is done.
 
-    def _line_of(self, spec: RequestSpec, job_id: str) -> Line | None:
-        shape = self._known.waited_with.get(shape_key(spec))
+    def _line_of(self, spec: RequestSpec, job_id: str) -> JobQueue | None:
+        shape = self._known.waited_with.get(scheduling_key(spec))
         return shape.lines.get(job_id) if shape is not None else None
 
     def _add(
         self, spec: RequestSpec, job_id: str, number: int, count: int, *, counted: bool = True
     ) -> None:
         self.moves += 1
-        key = shape_key(spec)
+        key = scheduling_key(spec)
         shape = self._known.waited_with.get(key) or self._begin(key)
         line = shape.lines.get(job_id) or self._begin_line(shape, job_id)
         line.may_reject |= not spec.allow_pending
@@ -296,32 +296,32 @@ class WaitingQueue:
             return
         shape.stand(line, number)
         self.round.advance(shape, number)
-        if line.stands != PARKED:
+        if line.stands != INACTIVE:
             line.among.advance(line, number)
         elif line not in shape.parked and not line.stopped_by:
             if shape in self._resting:
                 self._rouse(shape)
             self.turns.stand(line)
 
-    def _begin(self, key: ShapeKey) -> Shape:
+    def _begin(self, key: SchedulingKey) -> SchedulingClass:
         """Somebody begins to wait with a shape."""
         shape = self._known.begin(key)
         self.open[shape] = None
         shape.tried = False
         return shape
 
-    def _begin_line(self, shape: Shape, job_id: str) -> Line:
+    def _begin_line(self, shape: SchedulingClass, job_id: str) -> JobQueue:
         """A job begins to wait with a shape."""
-        line = shape.lines[job_id] = Line(shape, job_id, self.turns.lines_of(job_id))
+        line = shape.lines[job_id] = JobQueue(shape, job_id, self.turns.lines_of(job_id))
         self.job_shapes[job_id] = self.job_shapes.get(job_id, 0) + 1
         return line
 
-    def _leave(self, line: Line, start: int, end: int, *, counted: bool = True) -> None:
+    def _leave(self, line: JobQueue, start: int, end: int, *, counted: bool = True) -> None:
         left = line.numbers.remove_run(start, end)
         if left:
             self._left(line, left, counted=counted)
 
-    def _left(self, line: Line, left: int, *, counted: bool = True) -> None:
+    def _left(self, line: JobQueue, left: int, *, counted: bool = True) -> None:
         """So many of a line have left."""
         shape = line.shape
         self.moves += 1
@@ -334,11 +334,11 @@ class WaitingQueue:
         if counted and self._flows is not None:
             self._flows.wait_no_more(line.job_id, left)
 
-    def _close_line(self, line: Line) -> None:
+    def _close_line(self, line: JobQueue) -> None:
         """The last one of a line has left."""
         shape, job_id = line.shape, line.job_id
         del shape.lines[job_id]
-        if line.stands != PARKED:
+        if line.stands != INACTIVE:
             self.turns.unstand(line)
         elif line.stopped_by:
             self.stopped.take(line)
@@ -350,7 +350,7 @@ class WaitingQueue:
         del self.job_shapes[job_id]
         self.turns.forget(job_id)
 
-    def _close(self, shape: Shape) -> None:
+    def _close(self, shape: SchedulingClass) -> None:
         """The last one who waited with a shape has left."""
         self._known.end(shape)
         self.round.discard(shape)
@@ -359,7 +359,7 @@ class WaitingQueue:
         self.sleeping.get(shape.labels, {}).pop(shape, None)
         self._resting.pop(shape, None)
 
-    def _rouse(self, shape: Shape) -> None:
+    def _rouse(self, shape: SchedulingClass) -> None:
         """Has a shape looked at in the next round, if it sleeps."""
         shapes = self.sleeping.get(shape.labels, {})
         if shape in shapes:
@@ -367,6 +367,6 @@ class WaitingQueue:
             self._resting.pop(shape, None)
             self.open[shape] = None
 
-    def _put_into_round(self, shape: Shape) -> None:
+    def _put_into_round(self, shape: SchedulingClass) -> None:
         if (head := shape.head()) is not None:
             self.round.put(shape, head)

@@ -169,7 +169,7 @@ class Part:
             index = until
 
 
-class RangeBooks:
+class RangeLedger:
     """All parts of all ranges.
 
     Attributes:

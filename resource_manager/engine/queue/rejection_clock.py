@@ -8,7 +8,7 @@ registration. `scheduling/rejecting.py` looks and rejects.
 from __future__ import annotations
 
 from resource_manager.engine.model.timers import Timer, Timers
-from resource_manager.engine.queue.scheduling_classes import Shape
+from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 
 
 class RejectionClock:
@@ -26,7 +26,7 @@ class RejectionClock:
         self.after_ms = after_ms
         self.since_ms: int | None = None
         self.everything = False
-        self.shapes: dict[Shape, int] = {}
+        self.shapes: dict[SchedulingClass, int] = {}
         self.gangs: dict[str, None] = {}
         self._timers = timers
 
@@ -48,7 +48,7 @@ class RejectionClock:
         self.gangs.clear()
         self._arm(now_ms)
 
-    def requeued(self, shape: Shape, now_ms: int) -> None:
+    def requeued(self, shape: SchedulingClass, now_ms: int) -> None:
         """A request of this shape waits again after it had a slot."""
         if not self.everything:
             self.shapes[shape] = 0

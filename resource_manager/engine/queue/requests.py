@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from finegrain.errors import InvariantBroken
 from resource_manager.engine.model.entities import Job, Request, RequestState, Slot
-from resource_manager.engine.queue.ranges import RangeBooks
+from resource_manager.engine.queue.ranges import RangeLedger
 
 
 class Requests(dict[str, Request]):
@@ -18,7 +18,7 @@ class Requests(dict[str, Request]):
         ranges: where members of ranges stand.
     """
 
-    def __init__(self, ranges: RangeBooks) -> None:
+    def __init__(self, ranges: RangeLedger) -> None:
         super().__init__()
         self.by_arrival: dict[int, Request] = {}
         self.ranges = ranges

@@ -6,7 +6,7 @@ does not fit, none does, so a failed search is remembered once per shape.
 
 What one job waits with of one shape is a *line*: the arrival numbers of its requests, as runs, so
 that a million of them that came together cost as much as one. A job's lines stand side by side,
-each at the number of who waits longest in it (`JobLines`). A line that cannot be served is
+each at the number of who waits longest in it (`ActiveQueues`). A line that cannot be served is
 *parked*: it stands there no more until whatever stopped it is over.
 """
 
@@ -22,7 +22,7 @@ from finegrain.resources import ResourceProfile
 from resource_manager.engine.model.scheduling_key import (
     CpuKey,
     Labels,
-    ShapeKey,
+    SchedulingKey,
     amounts_only,
     is_exact,
     need_of,
@@ -31,7 +31,7 @@ from resource_manager.engine.model.scheduling_key import (
 _NEVER = 1 << 62
 """Above every arrival number."""
 
-PARKED = -1
+INACTIVE = -1
 """Instead of the number at which a line stands."""
 
 STALE_MAX = 64
@@ -51,7 +51,7 @@ class Cursor:
 
 
 @dataclass(slots=True, eq=False)
-class Shape:
+class SchedulingClass:
     """Equal requests that wait.
 
     Attributes:
@@ -75,18 +75,18 @@ class Shape:
     separate_need: dict[str, int]
     cpus: CpuKey | None = None
     waiting: int = 0
-    lines: dict[str, Line] = field(default_factory=dict)
-    parked: dict[Line, None] = field(default_factory=dict)
+    lines: dict[str, JobQueue] = field(default_factory=dict)
+    parked: dict[JobQueue, None] = field(default_factory=dict)
     tried: bool = True
     cursor: Cursor = field(default_factory=Cursor)
     strict_cursor: Cursor = field(default_factory=Cursor)  # among hosts that look exactly at all
     verdict: tuple[int, str] | None = None
     reason: tuple[int, str] | None = None
     need: tuple[int, dict[str, int]] | None = None
-    heads: list[tuple[int, Line]] = field(default_factory=list)  # see `head`
+    heads: list[tuple[int, JobQueue]] = field(default_factory=list)  # see `head`
 
     @property
-    def key(self) -> ShapeKey:
+    def key(self) -> SchedulingKey:
         """What all of them ask for."""
         return self.profile, self.labels, self.cpus
 
@@ -125,18 +125,18 @@ class Shape:
                 return number
         return None
 
-    def first_lines(self, most: int) -> list[Line]:
+    def first_lines(self, most: int) -> list[JobQueue]:
         """The lines of those who wait longest with it, one line each, in their order; so many at
         most. All others are not looked at.
         """
-        found: dict[Line, None] = {}
+        found: dict[JobQueue, None] = {}
         while len(found) < most and self.head() is not None:
             found[heapq.heappop(self.heads)[1]] = None  # some stand there more than once
         for line in found:
             heapq.heappush(self.heads, (line.numbers.first, line))
         return list(found)
 
-    def stand(self, line: Line, number: int) -> None:
+    def stand(self, line: JobQueue, number: int) -> None:
         """Who waits longest in a line of this shape has this number now, which is lower than it
         was.
         """
@@ -177,13 +177,13 @@ class Shape:
 
 
 @dataclass(slots=True, eq=False)
-class Line:
+class JobQueue:
     """What one job waits with of one shape.
 
     Attributes:
         numbers: arrival numbers of those who wait.
         stands: at which of them it stands among its job's lines; the first, or one before it that
-            left meanwhile. `PARKED`: it does not.
+            left meanwhile. `INACTIVE`: it does not.
         stopped_by: the group whose maximum it was parked for; empty: it was not.
         served_ms: when something of it was placed last; None: nothing was.
         served_placements: of everybody, until then.
@@ -191,11 +191,11 @@ class Line:
             allow to wait for an executor that may come.
     """
 
-    shape: Shape
+    shape: SchedulingClass
     job_id: str
-    among: JobLines
+    among: ActiveQueues
     numbers: IntervalSet = field(default_factory=IntervalSet)
-    stands: int = PARKED
+    stands: int = INACTIVE
     stopped_by: str = ""
     served_ms: int | None = None
     served_placements: int = 0
@@ -205,12 +205,12 @@ class Line:
         """Something of it was placed; `placements` of everybody until now."""
         self.served_ms, self.served_placements = now_ms, placements
 
-    def __lt__(self, other: Line) -> bool:
+    def __lt__(self, other: JobQueue) -> bool:
         """Of two that a heap has at one number, one is no more; which comes first, is all one."""
         return False
 
 
-class JobLines:
+class ActiveQueues:
     """Lines of one job that are not parked (or, where arrival alone decides, of all jobs).
 
     Nobody is searched for in the heap: places at which no line stands any more are passed over when
@@ -225,28 +225,28 @@ class JobLines:
     def __init__(self, job_id: str) -> None:
         self.job_id = job_id
         self.standing = 0
-        self._heap: list[tuple[int, Line]] = []
+        self._heap: list[tuple[int, JobQueue]] = []
 
-    def stand(self, line: Line) -> bool:
+    def stand(self, line: JobQueue) -> bool:
         """Lets a line that is parked stand here; True if it is the only one."""
         self._put(line, line.numbers.first)
         self.standing += 1
         return self.standing == 1
 
-    def park(self, line: Line) -> bool:
+    def park(self, line: JobQueue) -> bool:
         """Lets a line stand here no more; True if it was the only one."""
-        line.stands = PARKED
+        line.stands = INACTIVE
         self.standing -= 1
         if not self.standing:
             self._heap.clear()
         return not self.standing
 
-    def advance(self, line: Line, number: int) -> None:
+    def advance(self, line: JobQueue, number: int) -> None:
         """Somebody stands in a line here again, perhaps before all others."""
         if number < line.stands:
             self._put(line, number)
 
-    def first(self) -> Line | None:
+    def first(self) -> JobQueue | None:
         """The line of who waits longest."""
         heap = self._heap
         while heap:
@@ -260,7 +260,7 @@ class JobLines:
                 return line
         return None
 
-    def until(self, line: Line) -> int | None:
+    def until(self, line: JobQueue) -> int | None:
         """Arrival number at which another line stands next, given the first one."""
         heap = self._heap
         heapq.heappop(heap)
@@ -270,7 +270,7 @@ class JobLines:
         heapq.heappush(heap, (line.stands, line))
         return number
 
-    def _put(self, line: Line, number: int) -> None:
+    def _put(self, line: JobQueue, number: int) -> None:
         line.stands = number
         heapq.heappush(self._heap, (number, line))
         if len(self._heap) > STALE_MAX + 2 * self.standing:
@@ -279,10 +279,10 @@ class JobLines:
             heapq.heapify(self._heap)
 
 
-def make_shape(number: int, key: ShapeKey) -> Shape:
+def make_scheduling_class(number: int, key: SchedulingKey) -> SchedulingClass:
     """The shape of requests that ask for this."""
     profile, labels, cpus = key
-    return Shape(
+    return SchedulingClass(
         number=number,
         profile=profile,
         labels=labels,

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from finegrain.errors import InvalidArgument, Reason
-from resource_manager.engine.context import Turn
+from resource_manager.engine.context import EventContext
 from resource_manager.engine.lifecycle.gangs import begin_to_wait
 from resource_manager.engine.lifecycle.waiting import rejection
 from resource_manager.engine.model.entities import (
@@ -24,11 +24,11 @@ from resource_manager.engine.model.entities import (
 from resource_manager.engine.model.events import ItemOutcome
 from resource_manager.engine.placement.feasibility import Feasibility
 from resource_manager.engine.planning.gang_feasibility import gang_feasibility
-from resource_manager.engine.queue.gangs import Where, Wish, wishes_for
+from resource_manager.engine.queue.gangs import MemberRequest, Where, wishes_for
 from resource_manager.engine.requests.soundness import taken, unsound
 from resource_manager.engine.state import State
 
-Verdicts = dict[tuple[Where, tuple[Wish, ...]], Feasibility]
+Verdicts = dict[tuple[Where, tuple[MemberRequest, ...]], Feasibility]
 """What was found out about the gangs of a call: many may be alike, and each costs a search."""
 
 
@@ -87,22 +87,22 @@ def infeasible_members(
     return _impossible(state, gang, members, verdicts)
 
 
-def join(turn: Turn, request: Request, gangs: Iterable[GangSpec]) -> None:
+def join(context: EventContext, request: Request, gangs: Iterable[GangSpec]) -> None:
     """Notes a member that was taken in; the first one makes its gang known."""
-    by_id = turn.state.gangs.by_id
+    by_id = context.state.gangs.by_id
     gang = by_id.get(request.spec.gang_id)
     if gang is None:
         spec = next(each for each in gangs if each.gang_id == request.spec.gang_id)
-        gang = Gang(spec, request.job_id, request.arrival_number, turn.at.time_ms)
+        gang = Gang(spec, request.job_id, request.arrival_number, context.at.time_ms)
         by_id[gang.gang_id] = gang
     gang.members.append(request.allocation_id)
 
 
-def take_in(turn: Turn, gang: Gang) -> None:
+def take_in(context: EventContext, gang: Gang) -> None:
     """Lets a gang wait whose members have all been taken in."""
-    turn.state.changes.gang(gang)
-    begin_to_wait(turn, gang)
-    turn.cluster_event(
+    context.state.changes.gang(gang)
+    begin_to_wait(context, gang)
+    context.cluster_event(
         "gang_pending",
         job_id=gang.job_id,
         allocation_id=gang.members[0],

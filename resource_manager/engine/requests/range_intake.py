@@ -8,7 +8,7 @@ whose members are all known with the same content is the same call again.
 from __future__ import annotations
 
 from finegrain.errors import Reason
-from resource_manager.engine.context import Turn
+from resource_manager.engine.context import EventContext
 from resource_manager.engine.lifecycle.waiting import rejection, waiting_reason
 from resource_manager.engine.model.entities import Job, RangeSpec, RequestRange
 from resource_manager.engine.model.events import ItemOutcome
@@ -24,15 +24,15 @@ def new_members(state: State, spec: RangeSpec) -> int:
     return 0 if known else spec.count
 
 
-def submit_range(turn: Turn, job: Job, spec: RangeSpec) -> ItemOutcome:
+def submit_range(context: EventContext, job: Job, spec: RangeSpec) -> ItemOutcome:
     """Takes a range in, if it is new and sound."""
-    state = turn.state
+    state = context.state
     known = _known(state, job, spec)
     if known is not None:
         return known
     request = spec.request
     if (problem := unsound(state.settings, request) or rejection(state, request)) is not None:
-        turn.cluster_event(
+        context.cluster_event(
             "request_rejected",
             job_id=job.job_id,
             allocation_id=spec.range_id,
@@ -46,7 +46,7 @@ def submit_range(turn: Turn, job: Job, spec: RangeSpec) -> ItemOutcome:
             spec=piece,
             job_id=job.job_id,
             arrival_number=first_arrival + piece.first_index - spec.first_index,
-            create_time_ms=turn.at.time_ms,
+            create_time_ms=context.at.time_ms,
         )
         part = Part.of(row)
         state.ranges.add(part)
@@ -89,15 +89,15 @@ def _overlaps(spec: RangeSpec, parts: list[Part]) -> ItemOutcome:
     )
 
 
-def tell_who_waits(turn: Turn) -> None:
+def tell_who_waits(context: EventContext) -> None:
     """Writes into the cluster's history which of the newly accepted members were not placed at
     once.
     """
-    state = turn.state
+    state = context.state
     for part in state.new_parts:
         waiting = len(part.waiting)
         if waiting:
-            turn.cluster_event(
+            context.cluster_event(
                 "request_pending",
                 job_id=part.row.job_id,
                 allocation_id=part.id_of(part.waiting.first),

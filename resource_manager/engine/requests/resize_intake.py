@@ -7,7 +7,7 @@ from __future__ import annotations
 from finegrain.cpu_policy import CpuPolicy, QosClass
 from finegrain.errors import FailedPrecondition, InvalidArgument, NotFound, Reason
 from finegrain.resources import shortfall
-from resource_manager.engine.context import Turn
+from resource_manager.engine.context import EventContext
 from resource_manager.engine.hosts.allowed_cpus import MILLI_PER_CPU
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.lifecycle.known import active_job
@@ -24,7 +24,7 @@ from resource_manager.engine.model.state_tables import ResizeInput
 from resource_manager.engine.state import State
 
 
-def request_resize(turn: Turn, event: ResizeRequested) -> Slot:
+def request_resize(context: EventContext, event: ResizeRequested) -> Slot:
     """A slot is to have another size. The same call again changes nothing.
 
     Raises:
@@ -33,13 +33,13 @@ def request_resize(turn: Turn, event: ResizeRequested) -> Slot:
             generation; the number is not the next one; the executor is too small even when empty.
         InvalidArgument: the size is below what a slot must have.
     """
-    state = turn.state
-    request, slot = _slot_to_resize(turn, event)
-    target = _target_of(turn, event, request.spec.cpu_policy)
+    state = context.state
+    request, slot = _slot_to_resize(context, event)
+    target = _target_of(context, event, request.spec.cpu_policy)
     if _is_same_call(slot, event.resize_number, target):
         return slot
     _refuse_number(slot, event.resize_number)
-    host = turn.host_of(slot)
+    host = context.host_of(slot)
     _refuse_too_large(host, slot, target)
     _refuse_unsuited(state, host, slot, target)
     number = slot.resize_number + 1
@@ -47,7 +47,7 @@ def request_resize(turn: Turn, event: ResizeRequested) -> Slot:
     withdraw(state, host, slot)
     slot.resize_number = number
     if slot.ordered is not None or not has_size(slot, target):
-        with state.story.moving_resize(slot, ResizeInput.ASK):
+        with state.transitions.moving_resize(slot, ResizeInput.ASK):
             slot.wanted = Resize(
                 number,
                 target.profile,
@@ -58,13 +58,13 @@ def request_resize(turn: Turn, event: ResizeRequested) -> Slot:
     instead = f", instead of change {replaced.number} which waited" if replaced is not None else ""
     nothing = "" if slot.wanted is not None else ": the size that it has"
     who = "an operator" if event.job_id is None else f"job {request.job_id}"
-    turn.slot_event(
+    context.slot_event(
         "slot_resize_asked",
         slot,
         message=f"change {number} by {who}, to {size_text(target)}{nothing}{instead}",
     )
     state.changes.slot(slot)
-    go_on(turn, slot)
+    go_on(context, slot)
     if replaced is not None:  # whoever waits for it may be somebody else
         what = (
             f"{who} asked for change {number} instead"
@@ -72,18 +72,18 @@ def request_resize(turn: Turn, event: ResizeRequested) -> Slot:
             else (f"withdrawn by {who}")
         )
         message = f"change {replaced.number} to {size_text(replaced)}: {what}"
-        turn.job_event(request, reason=Reason.RESIZE_REFUSED, message=message, slot=slot)
+        context.job_event(request, reason=Reason.RESIZE_REFUSED, message=message, slot=slot)
     return slot
 
 
-def _slot_to_resize(turn: Turn, event: ResizeRequested) -> tuple[Request, Slot]:
+def _slot_to_resize(context: EventContext, event: ResizeRequested) -> tuple[Request, Slot]:
     """The granted slot that is meant, with its request.
 
     Raises:
         NotFound: no such job, or no such allocation of that job.
         FailedPrecondition: the job has ended, or the slot is of another generation or not granted.
     """
-    state, allocation_id = turn.state, event.allocation_id
+    state, allocation_id = context.state, event.allocation_id
     if event.job_id is not None:
         active_job(state, event.job_id)
     request = state.requests.named(allocation_id)
@@ -112,13 +112,13 @@ def _slot_to_resize(turn: Turn, event: ResizeRequested) -> tuple[Request, Slot]:
     return request, slot
 
 
-def _target_of(turn: Turn, event: ResizeRequested, policy: CpuPolicy) -> Resize:
+def _target_of(context: EventContext, event: ResizeRequested, policy: CpuPolicy) -> Resize:
     """The size that is asked for, without number and place in line.
 
     Raises:
         InvalidArgument: it is below what a slot must have, or none that the slot's class has.
     """
-    profile, settings = event.profile, turn.state.settings
+    profile, settings = event.profile, context.state.settings
     for field, value, least in (
         ("profile.cpu_milli", profile.cpu_milli, settings.cpu_milli_min),
         ("profile.memory_bytes", profile.memory_bytes, settings.memory_bytes_min),

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 from finegrain.errors import InvalidArgument, Reason, ResourceExhausted
-from resource_manager.engine.context import Turn
+from resource_manager.engine.context import EventContext
 from resource_manager.engine.lifecycle.gangs import give_up
 from resource_manager.engine.lifecycle.known import active_job, known_job
 from resource_manager.engine.lifecycle.range_ends import Why, give_up_members
@@ -31,14 +31,14 @@ from resource_manager.engine.model.events import (
     RequestsSubmitted,
     SlotsReleased,
 )
-from resource_manager.engine.model.scheduling_key import shape_key
+from resource_manager.engine.model.scheduling_key import scheduling_key
 from resource_manager.engine.requests.gang_intake import join, refused_members, take_in
 from resource_manager.engine.requests.range_intake import new_members, submit_range
 from resource_manager.engine.requests.soundness import taken, unsound
 from resource_manager.engine.state import State
 
 
-def submit_requests(turn: Turn, event: RequestsSubmitted) -> list[ItemOutcome]:
+def submit_requests(context: EventContext, event: RequestsSubmitted) -> list[ItemOutcome]:
     """Takes in what is new and sound, item by item.
 
     Raises:
@@ -48,7 +48,7 @@ def submit_requests(turn: Turn, event: RequestsSubmitted) -> list[ItemOutcome]:
         ResourceExhausted: the job, or all jobs, would have more live requests than may be, or the
             job would wait with more shapes.
     """
-    state = turn.state
+    state = context.state
     job = active_job(state, event.job_id)
     _refuse_mix(job, chain(event.requests, (each.request for each in event.ranges)))
     if not event.admitted:
@@ -64,11 +64,11 @@ def submit_requests(turn: Turn, event: RequestsSubmitted) -> list[ItemOutcome]:
     state.hosts.refresh(state.queue)
     refused = refused_members(state, job, event.gangs, event.requests)
     gangs = [gang.gang_id for gang in event.gangs if gang.gang_id not in state.gangs.by_id]
-    outcomes = [_submit(turn, job, spec, event.gangs, refused) for spec in event.requests]
+    outcomes = [_submit(context, job, spec, event.gangs, refused) for spec in event.requests]
     for gang_id in gangs:
         if (gang := state.gangs.by_id.get(gang_id)) is not None:
-            take_in(turn, gang)
-    return outcomes + [submit_range(turn, job, spec) for spec in event.ranges]
+            take_in(context, gang)
+    return outcomes + [submit_range(context, job, spec) for spec in event.ranges]
 
 
 def _refuse_too_many(state: State, job: Job, new: int) -> None:
@@ -101,7 +101,7 @@ def _refuse_too_many_shapes(state: State, job: Job, specs: Collection[RequestSpe
     if waiting + len(specs) <= most:
         return
     new = state.queue.new_shapes(job.job_id, [spec for spec in specs if not spec.gang_id])
-    new += len({(s.gang_id, *shape_key(s)) for s in specs if s.gang_id})
+    new += len({(s.gang_id, *scheduling_key(s)) for s in specs if s.gang_id})
     if waiting + new > most:
         raise ResourceExhausted(
             f"job {job.job_id} waits with {waiting} different profiles or labels, those of gangs"
@@ -113,13 +113,13 @@ def _refuse_too_many_shapes(state: State, job: Job, specs: Collection[RequestSpe
 
 
 def _submit(
-    turn: Turn,
+    context: EventContext,
     job: Job,
     spec: RequestSpec,
     gangs: Sequence[GangSpec],
     refused: Mapping[str, ItemOutcome],
 ) -> ItemOutcome:
-    state = turn.state
+    state = context.state
     known = state.requests.named(spec.allocation_id)
     problem = refused.get(spec.allocation_id)
     if known is not None:
@@ -131,7 +131,7 @@ def _submit(
     if problem is None and spec.allocation_id in state.ranges:
         problem = taken(spec.allocation_id)
     if problem is not None:
-        turn.cluster_event(
+        context.cluster_event(
             "request_rejected",
             job_id=job.job_id,
             allocation_id=spec.allocation_id,
@@ -143,13 +143,13 @@ def _submit(
         spec=spec,
         job_id=job.job_id,
         arrival_number=state.numbers.next_arrival(),
-        create_time_ms=turn.at.time_ms,
+        create_time_ms=context.at.time_ms,
     )
     state.requests[spec.allocation_id] = request
     state.requests.by_arrival[request.arrival_number] = request
     state.ranges.reserve(spec.allocation_id)
     if spec.gang_id:
-        join(turn, request, gangs)
+        join(context, request, gangs)
     else:
         state.queue.add(request)
     state.newcomers.append(request)
@@ -164,7 +164,7 @@ def _submit(
     return ItemOutcome(spec.allocation_id)
 
 
-def cancel_requests(turn: Turn, event: RequestsCancelled) -> list[ItemOutcome]:
+def cancel_requests(context: EventContext, event: RequestsCancelled) -> list[ItemOutcome]:
     """Takes requests back; one that has been granted meanwhile is released, one that has ended
     stays so.
 
@@ -172,28 +172,28 @@ def cancel_requests(turn: Turn, event: RequestsCancelled) -> list[ItemOutcome]:
         NotFound: the job is not known.
     """
     if event.job_id is not None:
-        known_job(turn.state, event.job_id)
+        known_job(context.state, event.job_id)
     by = _Caller.of(event.job_id)
     outcomes = [
-        _give_up(turn, by, allocation_id, 0, None) for allocation_id in event.allocation_ids
+        _give_up(context, by, allocation_id, 0, None) for allocation_id in event.allocation_ids
     ]
-    return outcomes + _give_up_members(turn, by, event.ranges, None)
+    return outcomes + _give_up_members(context, by, event.ranges, None)
 
 
-def release_slots(turn: Turn, event: SlotsReleased) -> list[ItemOutcome]:
+def release_slots(context: EventContext, event: SlotsReleased) -> list[ItemOutcome]:
     """Gives slots back. It is about these allocation ids only and never makes a new request.
 
     Raises:
         NotFound: the job is not known.
     """
     if event.job_id is not None:
-        known_job(turn.state, event.job_id)
+        known_job(context.state, event.job_id)
     by = _Caller.of(event.job_id)
     outcomes = [
-        _give_up(turn, by, allocation_id, generation, event.grace_ms)
+        _give_up(context, by, allocation_id, generation, event.grace_ms)
         for allocation_id, generation in event.slots
     ]
-    return outcomes + _give_up_members(turn, by, event.ranges, event.grace_ms)
+    return outcomes + _give_up_members(context, by, event.ranges, event.grace_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,9 +210,9 @@ class _Caller:
 
 
 def _give_up(
-    turn: Turn, by: _Caller, allocation_id: str, generation: int, grace_ms: int | None
+    context: EventContext, by: _Caller, allocation_id: str, generation: int, grace_ms: int | None
 ) -> ItemOutcome:
-    request = turn.state.requests.named(allocation_id)
+    request = context.state.requests.named(allocation_id)
     if request is None or by.job_id not in (None, request.job_id):
         owner = "" if by.job_id is None else f" in job {by.job_id}"
         return ItemOutcome(
@@ -230,7 +230,7 @@ def _give_up(
         )
     if generation in (0, request.generation) and request.state not in ENDED_REQUEST_STATES:
         give_up(
-            turn,
+            context,
             request,
             alone=generation > 0,
             reason=by.reason,
@@ -241,10 +241,10 @@ def _give_up(
 
 
 def _give_up_members(
-    turn: Turn, by: _Caller, ranges: Iterable[Members], grace_ms: int | None
+    context: EventContext, by: _Caller, ranges: Iterable[Members], grace_ms: int | None
 ) -> list[ItemOutcome]:
     why = Why(by.reason, by.message, grace_ms)
-    return [give_up_members(turn, members, why, job_id=by.job_id) for members in ranges]
+    return [give_up_members(context, members, why, job_id=by.job_id) for members in ranges]
 
 
 def _refuse_mix(job: Job, specs: Iterable[RequestSpec]) -> None:

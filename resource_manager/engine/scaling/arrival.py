@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby, islice
 
 from finegrain.resources import shortfall
-from resource_manager.engine.context import Turn
+from resource_manager.engine.context import EventContext
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.lifecycle.gangs import try_gang
 from resource_manager.engine.lifecycle.moves import place
@@ -24,18 +24,18 @@ from resource_manager.engine.model.texts import amounts_text
 from resource_manager.engine.placement.elastic import PENDING, Content
 from resource_manager.engine.placement.gang_exact import Trials, as_if_empty
 from resource_manager.engine.placement.indexes import carries
-from resource_manager.engine.placement.placement_pass import Placing
+from resource_manager.engine.placement.placement_pass import PlacementPass
 from resource_manager.engine.planning.exactness import empty_like
-from resource_manager.engine.queue.non_batchable import Kind, Single
-from resource_manager.engine.queue.scheduling_classes import Shape
+from resource_manager.engine.queue.non_batchable import Kind, NonBatchable
+from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 from resource_manager.engine.scaling import provisions
 from resource_manager.engine.scaling.texts import gang_text, shape_text
 from resource_manager.engine.state import State
 
 
-def executor_came(turn: Turn, executor_id: str, *, new: bool) -> None:
+def executor_came(context: EventContext, executor_id: str, *, new: bool) -> None:
     """An executor has registered; `new`: it was not in the books."""
-    state, elastic, host = turn.state, turn.state.elastic, turn.state.hosts[executor_id]
+    state, elastic, host = context.state, context.state.elastic, context.state.hosts[executor_id]
     provision = state.provisions.get(host.host_id)
     of_shape = provision.shape if provision is not None else host.executor.registration.provided_as
     if of_shape in elastic.shapes:
@@ -43,7 +43,7 @@ def executor_came(turn: Turn, executor_id: str, *, new: bool) -> None:
     if provision is not None:
         if provision.state in PENDING:
             elastic.arrived[host.host_id] = host.host_id
-        provisions.registered(turn, provision, host)
+        provisions.registered(context, provision, host)
         return
     if not elastic.provisioning:
         return
@@ -51,24 +51,24 @@ def executor_came(turn: Turn, executor_id: str, *, new: bool) -> None:
         elastic.arrived[host.host_id] = _nearest(state, host)
     shape = host.executor.registration.provided_as
     if shape in elastic.shapes:
-        _adopt(turn, host, shape)
+        _adopt(context, host, shape)
 
 
-def _adopt(turn: Turn, host: Host, shape: str) -> None:
+def _adopt(context: EventContext, host: Host, shape: str) -> None:
     message = "it came although nobody waited for it any more"
     provision = Provision(
         executor_id=host.host_id,
         shape=shape,
-        number=provisions.next_number(turn.state),
+        number=provisions.next_number(context.state),
         cause=message,
-        ask_time_ms=turn.at.time_ms,
+        ask_time_ms=context.at.time_ms,
         state=ProvisionState.REGISTERED,
         message="registered",
     )
-    turn.state.provisions[host.host_id] = provision
-    turn.state.changes.provision(provision)
-    turn.state.elastic.version += 1
-    turn.cluster_event("provision_adopted", executor_id=host.host_id, message=message)
+    context.state.provisions[host.host_id] = provision
+    context.state.changes.provision(provision)
+    context.state.elastic.version += 1
+    context.cluster_event("provision_adopted", executor_id=host.host_id, message=message)
 
 
 def _nearest(state: State, host: Host) -> str:
@@ -91,44 +91,44 @@ def _nearest(state: State, host: Host) -> str:
     return best[2] if best is not None else ""
 
 
-def hand_over(turn: Turn) -> None:
+def hand_over(context: EventContext) -> None:
     """Places those who were promised the executors that have come, before anybody else."""
-    state, elastic = turn.state, turn.state.elastic
+    state, elastic = context.state, context.state.elastic
     for host_id, promised in elastic.arrived.items():
         host = state.hosts.get(host_id)
         content = elastic.plan.on.get(promised)
         if promised == host_id:
             elastic.plan.drop(promised)
             if host is not None:
-                _judge(turn, host, content or Content())
+                _judge(context, host, content or Content())
         if host is not None and content is not None and host.eligible:
-            _place(turn, host, content)
+            _place(context, host, content)
             state.hosts.touch(host)
-            _place_gangs(turn, content)
+            _place_gangs(context, content)
     elastic.arrived.clear()
 
 
-def _judge(turn: Turn, host: Host, content: Content) -> None:
+def _judge(context: EventContext, host: Host, content: Content) -> None:
     """Whether it is what was promised, as far as anybody was promised something. An executor that
     could not serve, even when empty, whom it was asked for is a failure of its shape; or one after
     the other would be asked for, and given back, without end.
     """
-    elastic, provision = turn.state.elastic, turn.state.provisions[host.host_id]
+    elastic, provision = context.state.elastic, context.state.provisions[host.host_id]
     shape = elastic.shapes.get(provision.shape)
     if shape is None:
         return
-    lack = next(_lacks(turn.state, host, content), "")
+    lack = next(_lacks(context.state, host, content), "")
     if lack:
         elastic.verdicts[host.host_id] = True  # whatever use it may be to others
         message = (
             f"{host.host_id}: registered with {amounts_text(host.executor.registration.total)}"
         )
         message += f" ({amounts_text(shape.total)} were promised), and {lack}"
-        provisions.back_off(turn, shape.name, message)
+        provisions.back_off(context, shape.name, message)
     elif content:
         elastic.backoffs[shape.name].until_ms = 0  # the rest is seen when somebody has a slot there
     else:
-        provisions.proved(turn, provision)
+        provisions.proved(context, provision)
 
 
 def _lacks(state: State, host: Host, content: Content) -> Iterator[str]:
@@ -161,11 +161,11 @@ def _lacks(state: State, host: Host, content: Content) -> Iterator[str]:
             yield f"that is too little for what was planned of {gang_text(state, gang_id)}"
 
 
-def _place_gangs(turn: Turn, content: Content) -> None:
+def _place_gangs(context: EventContext, content: Content) -> None:
     """Gangs that may be whole now; those that are not go on waiting. They come after the others
     who were promised the executor: a gang looks for room everywhere, and might take theirs.
     """
-    state = turn.state
+    state = context.state
     for gang_id in content.gangs:
         waiting = state.gangs.waiting.get(gang_id)
         if waiting is None:
@@ -173,15 +173,15 @@ def _place_gangs(turn: Turn, content: Content) -> None:
         if gang_stop(state, waiting) is not None:
             continue
         state.hosts.refresh(state.queue)
-        placing = Placing(state.hosts, state.reservations)
-        try_gang(turn, placing, Single(waiting.gang.arrival_number, Kind.GANG, gang_id))
+        placing = PlacementPass(state.hosts, state.reservations)
+        try_gang(context, placing, NonBatchable(waiting.gang.arrival_number, Kind.GANG, gang_id))
         placing.finish()
 
 
-def _place(turn: Turn, host: Host, content: Content) -> None:
+def _place(context: EventContext, host: Host, content: Content) -> None:
     """As many of these as fit, those who wait longest first."""
-    state = turn.state
-    line: list[tuple[int, Shape, Request]] = []
+    state = context.state
+    line: list[tuple[int, SchedulingClass, Request]] = []
     left = {shape: count for shape, count in content.shapes.items() if carries(host, shape.labels)}
     for shape, count in left.items():
         numbers = _first_admitted(state, shape, count)
@@ -191,12 +191,12 @@ def _place(turn: Turn, host: Host, content: Content) -> None:
         requests = [request for _, _, request in run if not _has_been_there(state, request, host)]
         most = min(len(requests), left[shape], _room_for(host, shape))
         if fitting := requests[: admitted_of(state, shape, job_id, most)]:
-            place(turn, fitting, host)
+            place(context, fitting, host)
             state.queue.served(shape, fitting)
             left[shape] -= len(fitting)
 
 
-def _first_admitted(state: State, shape: Shape, count: int) -> Iterable[int]:
+def _first_admitted(state: State, shape: SchedulingClass, count: int) -> Iterable[int]:
     """Arrival numbers of those with a shape, who wait longest first, without those whom a maximum
     stops: nothing was planned for them. With maxima so many of each job, since some of them may
     stop others.
@@ -211,7 +211,7 @@ def _first_admitted(state: State, shape: Shape, count: int) -> Iterable[int]:
     ]
 
 
-def _room_for(host: Host, shape: Shape) -> int:
+def _room_for(host: Host, shape: SchedulingClass) -> int:
     need, spare = host.booking_for(shape), host.spare()
     if not need:
         return 0

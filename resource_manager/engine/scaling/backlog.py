@@ -13,14 +13,14 @@ from collections.abc import Iterator, Mapping
 from heapq import merge
 from itertools import islice
 
-from resource_manager.engine.context import Turn
+from resource_manager.engine.context import EventContext
 from resource_manager.engine.fairness.quotas import Ledger
-from resource_manager.engine.hosts.cpu_allocator import Asked
+from resource_manager.engine.hosts.cpu_allocator import ResourceRequest
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.lifecycle.needs import booked_at_most
 from resource_manager.engine.lifecycle.quota_checks import gang_need, limited, maxima
 from resource_manager.engine.model.entities import GangPlacement
-from resource_manager.engine.model.scheduling_key import SLOTS, ShapeKey, in_grains
+from resource_manager.engine.model.scheduling_key import SLOTS, SchedulingKey, in_grains
 from resource_manager.engine.model.settings import ExecutorShape
 from resource_manager.engine.placement.elastic import (
     PENDING,
@@ -38,7 +38,7 @@ from resource_manager.engine.planning.packing import Counts, Wish
 from resource_manager.engine.planning.planning import Backlog, Plan, Supply, make_plan
 from resource_manager.engine.planning.possible import wish_of
 from resource_manager.engine.queue.gangs import WaitingGang
-from resource_manager.engine.queue.scheduling_classes import Line, Shape
+from resource_manager.engine.queue.scheduling_classes import JobQueue, SchedulingClass
 from resource_manager.engine.scaling import provisions
 from resource_manager.engine.scaling.texts import cause_of
 from resource_manager.engine.scaling.totals import may_ask, room_below_maximum
@@ -51,10 +51,10 @@ PATIENCE = 3
 """Requests that one executor refused so many times in a row are planned elsewhere."""
 
 
-def plan_waiting(turn: Turn) -> None:
+def plan_waiting(context: EventContext) -> None:
     """Plans for those who wait, if anything has changed, and asks for what is missing."""
-    state, elastic = turn.state, turn.state.elastic
-    shapes = may_ask(turn)
+    state, elastic = context.state, context.state.elastic
+    shapes = may_ask(context)
     now = (
         state.queue.moves + state.gangs.moves,
         state.hosts.version,
@@ -70,7 +70,7 @@ def plan_waiting(turn: Turn) -> None:
         elastic.plan = reading.last_plan(plan)
         for new in plan.new:
             content = reading.content(new.content)
-            provision = provisions.ask(turn, shapes[new.supply], cause_of(state, content))
+            provision = provisions.ask(context, shapes[new.supply], cause_of(state, content))
             elastic.plan.on[provision.executor_id] = content
     else:
         elastic.plan = _nothing_may_be_asked(state)
@@ -93,21 +93,23 @@ class _Reading:
     def __init__(self, state: State, shapes: list[ExecutorShape]) -> None:
         self._state = state
         self._wishes: list[Wish] = []
-        self._owners: list[Shape | _Member] = []  # by kind
+        self._owners: list[SchedulingClass | _Member] = []  # by kind
         elastic = state.elastic
         self.pending = [
             each
             for each in state.provisions.values()
             if each.state in PENDING and each.shape in elastic.shapes
         ]
-        self._hopeless: list[Shape] = []
+        self._hopeless: list[SchedulingClass] = []
         self._hopeless_gangs: list[str] = []
         self._ledger = Ledger()
-        self._stopped: dict[Shape, int] = {}  # that a maximum of a group does not admit
+        self._stopped: dict[SchedulingClass, int] = {}  # that a maximum of a group does not admit
         self._stopped_gangs: list[str] = []
         names = {shape.name for shape in shapes} | {each.shape for each in self.pending}
         self._names = sorted(names)
-        self._exact: dict[int, Asked] = {}  # kinds that amounts do not say of how many fit
+        self._exact: dict[
+            int, ResourceRequest
+        ] = {}  # kinds that amounts do not say of how many fit
         line = self._line() if shapes or self.pending else []
         gangs = self._gangs([number for number, _ in line]) if shapes or self.pending else []
         self._together = together(gangs)
@@ -124,12 +126,12 @@ class _Reading:
 
     def last_plan(self, plan: Plan) -> LastPlan:
         """A plan in words of the books."""
-        left: dict[Shape, int] = {shape: shape.waiting for shape in self._hopeless}
+        left: dict[SchedulingClass, int] = {shape: shape.waiting for shape in self._hopeless}
         for kind, count in plan.left.items():
             owner = self._owners[kind]
-            if isinstance(owner, Shape):
+            if isinstance(owner, SchedulingClass):
                 left[owner] = count
-        gangs = {owner[0] for owner in self._owners if not isinstance(owner, Shape)}
+        gangs = {owner[0] for owner in self._owners if not isinstance(owner, SchedulingClass)}
         gangs -= {self._gang_of(self.backlog.gangs[at]) for at in plan.gangs}
         gangs.update(self._hopeless_gangs)
         on = {name: self.content(content) for name, content in plan.pending.items()}
@@ -142,7 +144,7 @@ class _Reading:
         content = Content()
         for kind, count in sorted(counts.items()):
             owner = self._owners[kind]
-            if isinstance(owner, Shape):
+            if isinstance(owner, SchedulingClass):
                 content.shapes[owner] = count
             else:
                 content.members[owner] = count
@@ -150,13 +152,13 @@ class _Reading:
 
     def _gang_of(self, wish: GangWish) -> str:
         owner = self._owners[next(iter(wish.members))]
-        return "" if isinstance(owner, Shape) else owner[0]
+        return "" if isinstance(owner, SchedulingClass) else owner[0]
 
     def _line(self) -> list[tuple[int, int]]:
         """(arrival number, kind) of the first in line."""
         most = self._state.settings.provisioning.planned_requests_max
         refused = _refused_lately(self._state)
-        found: list[tuple[Shape, int]] = []
+        found: list[tuple[SchedulingClass, int]] = []
         for shape in self._state.queue.shapes():
             if shape.key in refused:
                 continue
@@ -169,14 +171,16 @@ class _Reading:
         runs = [_arrivals(shape, kind, admitted.get(shape)) for shape, kind in found]
         return list(islice(merge(*runs), most))
 
-    def _admitted(self, shapes: list[Shape]) -> dict[Shape, dict[Line, int]]:
+    def _admitted(
+        self, shapes: list[SchedulingClass]
+    ) -> dict[SchedulingClass, dict[JobQueue, int]]:
         """How many of each line maxima of groups would admit, if there were capacity for all of
         them; only of shapes of which they do not admit everybody.
         """
         state = self._state
         if not maxima(state):
             return {}
-        found: dict[Shape, dict[Line, int]] = {}
+        found: dict[SchedulingClass, dict[JobQueue, int]] = {}
         lines = [line for shape in shapes for line in shape.lines.values()]
         for line in sorted(lines, key=lambda line: line.numbers.first):
             need, count = booked_at_most(state, line.shape), len(line.numbers)
@@ -187,9 +191,11 @@ class _Reading:
                 self._stopped[line.shape] = left
         return {shape: found[shape] for shape in self._stopped}
 
-    def _kind(self, wish: Wish, owner: Shape | _Member, asked: Asked) -> int:
+    def _kind(self, wish: Wish, owner: SchedulingClass | _Member, asked: ResourceRequest) -> int:
         kind = len(self._wishes)
-        if asked.exact or (self._state.hosts.indexes.strict and not isinstance(owner, Shape)):
+        if asked.exact or (
+            self._state.hosts.indexes.strict and not isinstance(owner, SchedulingClass)
+        ):
             self._exact[kind] = asked
             wish = counted(wish, kind)
         self._wishes.append(wish)
@@ -235,7 +241,7 @@ class _Reading:
         where = waiting.kind.where
         return GangWish(members, where.placement, where.label, before)
 
-    def _is_served(self, shape: Shape) -> bool:
+    def _is_served(self, shape: SchedulingClass) -> bool:
         """True if anything that was asked for, or may be, could serve one such request."""
         elastic = self._state.elastic
         return any(
@@ -248,19 +254,19 @@ class _Reading:
         kinds = {owner: kind for kind, owner in enumerate(self._owners)}
         kept: dict[str, Counts] = {}
         for name, content in self._state.elastic.plan.on.items():
-            planned: list[tuple[Shape | _Member, int]] = [*content.shapes.items()]
+            planned: list[tuple[SchedulingClass | _Member, int]] = [*content.shapes.items()]
             planned += content.members.items()
             kept[name] = {kinds[owner]: count for owner, count in planned if owner in kinds}
         return kept
 
 
-def _shapes_of(state: State, waiting: WaitingGang) -> Iterator[Shape]:
+def _shapes_of(state: State, waiting: WaitingGang) -> Iterator[SchedulingClass]:
     for wish in waiting.kind.wishes:
         yield state.queue.shape_at(wish.key)
 
 
 def _arrivals(
-    shape: Shape, kind: int, admitted: Mapping[Line, int] | None
+    shape: SchedulingClass, kind: int, admitted: Mapping[JobQueue, int] | None
 ) -> Iterator[tuple[int, int]]:
     """In order of arrival: all of a shape, or so many of each line."""
     if admitted is None:
@@ -273,7 +279,7 @@ def _arrivals(
         yield number, kind
 
 
-def _numbers(line: Line) -> Iterator[int]:
+def _numbers(line: JobQueue) -> Iterator[int]:
     for start, end in line.numbers.runs():
         yield from range(start, end)
 
@@ -295,7 +301,7 @@ def _runs(line: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _free_hosts(
-    state: State, wishes: list[Wish], gangs: list[GangWish], exact: Mapping[int, Asked]
+    state: State, wishes: list[Wish], gangs: list[GangWish], exact: Mapping[int, ResourceRequest]
 ) -> dict[str, Capacity]:
     """What executors that are there have to spare, as far as members of gangs could use it: of
     those with room for one, as many as there are members are enough, unless they have to share a
@@ -333,7 +339,7 @@ def _free_of(host: Host, slots: int) -> Capacity:
     )
 
 
-def _refused_lately(state: State) -> set[ShapeKey]:
+def _refused_lately(state: State) -> set[SchedulingKey]:
     """What executors with room refused, and are to be asked for again soon."""
     return {
         key

@@ -13,7 +13,7 @@ from __future__ import annotations
 from math import gcd
 
 from finegrain.resources import Amounts
-from resource_manager.engine.context import Turn
+from resource_manager.engine.context import EventContext
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.model.entities import (
     ExecutorState,
@@ -38,21 +38,21 @@ MINIMUM = "minimum"
 """Cause of what is asked for although nobody waits."""
 
 
-def provide(turn: Turn) -> None:
+def provide(context: EventContext) -> None:
     """To be called with every decision, after those who wait were tried."""
-    state, elastic = turn.state, turn.state.elastic
+    state, elastic = context.state, context.state.elastic
     if not elastic.provisioning and not state.provisions:
         return
     if elastic.resumes:
         elastic.resumes = False
-        provisions.resume(turn)
+        provisions.resume(context)
     interval_ms = elastic.provisioning.plan_interval_ms
     if elastic.next_pass_ms is None:
-        elastic.next_pass_ms = turn.now_ms + interval_ms
-    elif turn.now_ms >= elastic.next_pass_ms and not state.unfinished:
-        _look(turn)
+        elastic.next_pass_ms = context.now_ms + interval_ms
+    elif context.now_ms >= elastic.next_pass_ms and not state.unfinished:
+        _look(context)
         again = _is_restless(state)
-        elastic.next_pass_ms = turn.now_ms + interval_ms if again else None
+        elastic.next_pass_ms = context.now_ms + interval_ms if again else None
     if elastic.next_pass_ms is not None:
         state.timers.arm(Timer.PLAN, "", elastic.next_pass_ms)
 
@@ -63,19 +63,19 @@ def _is_restless(state: State) -> bool:
     return waiting or bool(state.provisions) or bool(_missing(state))
 
 
-def _look(turn: Turn) -> None:
-    state = turn.state
+def _look(context: EventContext) -> None:
+    state = context.state
     for provision in list(state.provisions.values()):
-        _look_at(turn, provision)
-    if _are_expected_back(turn):
+        _look_at(context, provision)
+    if _are_expected_back(context):
         return
     number = state.elastic.number
-    plan_waiting(turn)
-    _ask_for_minimum(turn)
+    plan_waiting(context)
+    _ask_for_minimum(context)
     if state.elastic.number > number:
         state.elastic.asked_up_to = _asked_up_to(state, number)
-    _give_back_surplus(turn)
-    _give_back_idle(turn)
+    _give_back_surplus(context)
+    _give_back_idle(context)
 
 
 def _asked_up_to(state: State, number: int) -> dict[str, int]:
@@ -90,38 +90,38 @@ def _asked_up_to(state: State, number: int) -> dict[str, int]:
     return {name: there[name] for name in names}
 
 
-def _look_at(turn: Turn, provision: Provision) -> None:
+def _look_at(context: EventContext, provision: Provision) -> None:
     """Whether one came in time, is lost for long, or was forgotten."""
-    state, elastic = turn.state, turn.state.elastic
+    state, elastic = context.state, context.state.elastic
     shape = elastic.shapes.get(provision.shape)
     if provision.state in PENDING and shape is not None:
         heard_ms = state.timers.listening_since_ms + shape.start_timeout_ms
-        if turn.now_ms >= max(provision.deadline_at_ms or 0, heard_ms):
+        if context.now_ms >= max(provision.deadline_at_ms or 0, heard_ms):
             seconds = shape.start_timeout_ms // 1_000
-            provisions.fail(turn, provision, f"did not register within {seconds} s")
+            provisions.fail(context, provision, f"did not register within {seconds} s")
     elif provision.state is ProvisionState.REGISTERED:
         host = state.hosts.get(provision.executor_id)
         if host is None:
-            provisions.stop(turn, provision, "an operator had it forgotten")
+            provisions.stop(context, provision, "an operator had it forgotten")
         elif provisions.is_lost(host):
-            since_ms = elastic.lost_since_ms.setdefault(provision.executor_id, turn.now_ms)
-            if turn.now_ms - since_ms >= elastic.provisioning.provided_lost_timeout_ms:
+            since_ms = elastic.lost_since_ms.setdefault(provision.executor_id, context.now_ms)
+            if context.now_ms - since_ms >= elastic.provisioning.provided_lost_timeout_ms:
                 seconds = elastic.provisioning.provided_lost_timeout_ms // 1_000
-                provisions.stop(turn, provision, f"was lost for {seconds} s")
+                provisions.stop(context, provision, f"was lost for {seconds} s")
         else:
             elastic.lost_since_ms.pop(provision.executor_id, None)
-            _judge_by_use(turn, provision, host)
+            _judge_by_use(context, provision, host)
 
 
-def _judge_by_use(turn: Turn, provision: Provision, host: Host) -> None:
+def _judge_by_use(context: EventContext, provision: Provision, host: Host) -> None:
     """One that came is a failure of its shape all the same if it cannot be reached, or takes nobody
     in; or one after the other would be asked for, and given back, without end.
     """
-    verdicts = turn.state.elastic.verdicts
+    verdicts = context.state.elastic.verdicts
     if verdicts.get(host.host_id):
         return
     if any(slot.state is SlotState.ALLOCATED for slot in host.slots.values()):
-        provisions.proved(turn, provision)
+        provisions.proved(context, provision)
         return
     lack = ""
     if host.reach.unreachable:
@@ -130,13 +130,13 @@ def _judge_by_use(turn: Turn, provision: Provision, host: Host) -> None:
         lack = f"refused {refused} times what it was asked for"
     if lack and host.host_id not in verdicts:
         verdicts[host.host_id] = False
-        provisions.back_off(turn, provision.shape, f"{host.host_id}: registered, and {lack}")
+        provisions.back_off(context, provision.shape, f"{host.host_id}: registered, and {lack}")
 
 
-def _are_expected_back(turn: Turn) -> bool:
+def _are_expected_back(context: EventContext) -> bool:
     """True while executors may yet register with this incarnation of the RM."""
-    state = turn.state
-    if turn.now_ms >= state.started.monotonic_ms + state.settings.lost_timeout_ms:
+    state = context.state
+    if context.now_ms >= state.started.monotonic_ms + state.settings.lost_timeout_ms:
         return False
     return any(
         host.executor.state is ExecutorState.UNCONFIRMED and not host.reach.unreachable
@@ -157,20 +157,20 @@ def _missing(state: State) -> dict[str, int]:
     }
 
 
-def _ask_for_minimum(turn: Turn) -> None:
+def _ask_for_minimum(context: EventContext) -> None:
     """The cheapest set for what lacks in one dimension, then for what still lacks in the next."""
-    state = turn.state
+    state = context.state
     for name in sorted(_missing(state)):
         lack = _missing(state).get(name, 0)
         if lack <= 0:
             continue
-        shapes = [each for each in may_ask(turn) if each.total.get(name, 0)]
+        shapes = [each for each in may_ask(context) if each.total.get(name, 0)]
         room = room_below_maximum(state)
         for shape, count in _cheapest(state, shapes, name, lack):
             for _ in range(count):
                 if any(shape.total.get(each, 0) > left for each, left in room.items()):
                     break
-                provisions.ask(turn, shape, MINIMUM)
+                provisions.ask(context, shape, MINIMUM)
                 room = {each: left - shape.total.get(each, 0) for each, left in room.items()}
 
 
@@ -202,9 +202,9 @@ def _more_of(state: State, shape: ExecutorShape) -> int:
     return max(0, shape.count_max - of_shape(state.provisions, shape.name))
 
 
-def _give_back_surplus(turn: Turn) -> None:
+def _give_back_surplus(context: EventContext) -> None:
     """Those that have not come and that nobody needs, now and at the last look."""
-    state, elastic = turn.state, turn.state.elastic
+    state, elastic = context.state, context.state.elastic
     before, elastic.surplus = elastic.surplus, set()
     spare = _Spare(state)
     for provision in _dearest_first(state):
@@ -215,15 +215,15 @@ def _give_back_surplus(turn: Turn) -> None:
         if not spare.has(total):
             continue
         if name in before:
-            provisions.stop(turn, provision, "nobody needs it any more")
+            provisions.stop(context, provision, "nobody needs it any more")
             spare.give(total)
         else:
             elastic.surplus.add(name)
 
 
-def _give_back_idle(turn: Turn) -> None:
+def _give_back_idle(context: EventContext) -> None:
     """Those that had no slots for long enough."""
-    state, elastic = turn.state, turn.state.elastic
+    state, elastic = context.state, context.state.elastic
     timeout_ms = elastic.provisioning.idle_timeout_ms
     spare = _Spare(state)
     for provision in _dearest_first(state):
@@ -237,14 +237,14 @@ def _give_back_idle(turn: Turn) -> None:
         # Commands tell of slots that came and went between two looks.
         mark = (host.executor.registration_number, host.executor.command_number)
         if provision.idle_since_ms is None or elastic.idle_marks.get(host.host_id) != mark:
-            provision.idle_since_ms = turn.now_ms
+            provision.idle_since_ms = context.now_ms
             elastic.idle_marks[host.host_id] = mark
-        idle_ms = turn.now_ms - provision.idle_since_ms
+        idle_ms = context.now_ms - provision.idle_since_ms
         if idle_ms < timeout_ms or provision.executor_id in elastic.plan.counted_on:
             continue
         total = host.executor.registration.total
         if spare.has(total):
-            provisions.stop(turn, provision, f"had no slots for {idle_ms // 1_000} s")
+            provisions.stop(context, provision, f"had no slots for {idle_ms // 1_000} s")
             spare.give(total)
 
 

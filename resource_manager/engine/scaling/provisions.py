@@ -10,7 +10,7 @@ waiting for it to be lost. Why one is asked for or given back, `passes.py` decid
 from __future__ import annotations
 
 from finegrain.errors import IllegalTransition
-from resource_manager.engine.context import Turn
+from resource_manager.engine.context import EventContext
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.lifecycle import usage
 from resource_manager.engine.lifecycle.departures import forget_settings, lose_executor, strike
@@ -42,22 +42,22 @@ PROVISION_MOVES = frozenset(
 """Everything else is a bug. From every state it may be known to have ended; then it is gone."""
 
 
-def ask(turn: Turn, shape: ExecutorShape, cause: str) -> Provision:
+def ask(context: EventContext, shape: ExecutorShape, cause: str) -> Provision:
     """Asks for one more executor of a shape."""
-    state = turn.state
+    state = context.state
     number = next_number(state)
     provision = Provision(
         executor_id=f"{shape.name}-{state.rm_epoch}-{number}",
         shape=shape.name,
         number=number,
         cause=cause,
-        ask_time_ms=turn.at.time_ms,
-        deadline_at_ms=turn.now_ms + shape.start_timeout_ms,
+        ask_time_ms=context.at.time_ms,
+        deadline_at_ms=context.now_ms + shape.start_timeout_ms,
     )
     state.provisions[provision.executor_id] = provision
-    _changed(turn, provision)
-    turn.effects.append(StartExecutor(provision.executor_id, shape.name))
-    _event(turn, "provision_asked", provision, cause)
+    _changed(context, provision)
+    context.effects.append(StartExecutor(provision.executor_id, shape.name))
+    _event(context, "provision_asked", provision, cause)
     return provision
 
 
@@ -68,147 +68,149 @@ def next_number(state: State) -> int:
     return state.elastic.number
 
 
-def resume(turn: Turn) -> None:
+def resume(context: EventContext) -> None:
     """After a restart: nobody knows what became of what was under way, so it is said again."""
-    state = turn.state
+    state = context.state
     for provision in state.provisions.values():
         shape = state.elastic.shapes.get(provision.shape)
         if provision.state in PENDING:
             if shape is None:
-                stop(turn, provision, f"no shape {provision.shape} is configured any more")
+                stop(context, provision, f"no shape {provision.shape} is configured any more")
                 continue
-            provision.deadline_at_ms = turn.now_ms + shape.start_timeout_ms
+            provision.deadline_at_ms = context.now_ms + shape.start_timeout_ms
         if provision.state is ProvisionState.ASKED:
             again = StartExecutor(provision.executor_id, provision.shape, again=True)
-            turn.effects.append(again)
+            context.effects.append(again)
         elif provision.state is ProvisionState.STOPPING:
-            _tell_to_stop(turn, provision)
+            _tell_to_stop(context, provision)
 
 
-def provision_started(turn: Turn, event: ProvisionStarted) -> None:
+def provision_started(context: EventContext, event: ProvisionStarted) -> None:
     """Its provider has started it; it may have registered before that was known."""
-    provision = turn.state.provisions.get(event.executor_id)
+    provision = context.state.provisions.get(event.executor_id)
     if provision is None:
         return
     provision.handle = event.handle or provision.handle
     if provision.state is ProvisionState.ASKED:
-        move(turn, provision, ProvisionState.STARTED, event.message)
-        _event(turn, "provision_started", provision, event.message)
+        move(context, provision, ProvisionState.STARTED, event.message)
+        _event(context, "provision_started", provision, event.message)
     else:
-        _changed(turn, provision)
+        _changed(context, provision)
 
 
-def provision_failed(turn: Turn, event: ProvisionFailed) -> None:
+def provision_failed(context: EventContext, event: ProvisionFailed) -> None:
     """Its provider could not start it. Whatever came of the attempt is stopped."""
-    provision = turn.state.provisions.get(event.executor_id)
+    provision = context.state.provisions.get(event.executor_id)
     if provision is not None and provision.state in PENDING:
-        fail(turn, provision, event.message)
+        fail(context, provision, event.message)
 
 
-def fail(turn: Turn, provision: Provision, message: str) -> None:
+def fail(context: EventContext, provision: Provision, message: str) -> None:
     """One that was asked for does not come."""
-    back_off(turn, provision.shape, f"{provision.executor_id}: {message}")
-    _event(turn, "provision_failed", provision, message)
-    stop(turn, provision, message)
+    back_off(context, provision.shape, f"{provision.executor_id}: {message}")
+    _event(context, "provision_failed", provision, message)
+    stop(context, provision, message)
 
 
-def back_off(turn: Turn, shape: str, message: str) -> None:
+def back_off(context: EventContext, shape: str, message: str) -> None:
     """Does not ask for a shape for a while; failures of the same interval count once."""
-    state = turn.state
+    state = context.state
     backoff = state.elastic.backoffs.get(shape)
     if backoff is None:
         return
     backoff.last_failure = message
-    if turn.now_ms < backoff.until_ms:
+    if context.now_ms < backoff.until_ms:
         return
     settings = state.settings.provisioning
     pause = backoff_ms(backoff.failures, settings.backoff_min_ms, settings.backoff_max_ms)
     backoff.failures += 1
-    backoff.until_ms = turn.now_ms + pause
-    backoff.until_time_ms = turn.at.time_ms + pause
+    backoff.until_ms = context.now_ms + pause
+    backoff.until_time_ms = context.at.time_ms + pause
 
 
-def provision_ended(turn: Turn, event: ProvisionEnded) -> None:
+def provision_ended(context: EventContext, event: ProvisionEnded) -> None:
     """Nothing is left of it: it is struck from the books, with its slots if it had any."""
-    state = turn.state
+    state = context.state
     provision = state.provisions.pop(event.executor_id, None)
     if provision is None:
         return
     message = event.message or "its provider says that nothing is left of it"
     if provision.state in PENDING:
-        back_off(turn, provision.shape, f"{provision.executor_id}: ended before it came: {message}")
+        back_off(
+            context, provision.shape, f"{provision.executor_id}: ended before it came: {message}"
+        )
     state.changes.delete_provision(provision)
     _forget(state, provision.executor_id)
     forget_settings(state, provision.executor_id)
-    _event(turn, "provision_ended", provision, message)
+    _event(context, "provision_ended", provision, message)
     host = state.hosts.get(provision.executor_id)
     if host is not None:
         if host.executor.state is not ExecutorState.LOST:
-            lose_executor(turn, host, f"executor {host.host_id} has ended: {message}")
-        strike(turn, host)
+            lose_executor(context, host, f"executor {host.host_id} has ended: {message}")
+        strike(context, host)
 
 
-def provision_stop_failed(turn: Turn, event: ProvisionStopFailed) -> None:
+def provision_stop_failed(context: EventContext, event: ProvisionStopFailed) -> None:
     """It is told again later."""
-    provision = turn.state.provisions.get(event.executor_id)
+    provision = context.state.provisions.get(event.executor_id)
     if provision is None or provision.state is not ProvisionState.STOPPING:
         return
-    settings = turn.state.settings.provisioning
+    settings = context.state.settings.provisioning
     pause = backoff_ms(provision.stop_failures, settings.backoff_min_ms, settings.backoff_max_ms)
     provision.stop_failures += 1
     provision.message = f"could not be stopped: {event.message}"
-    _changed(turn, provision)
-    turn.state.timers.arm(Timer.PROVISION, provision.executor_id, turn.now_ms + pause)
+    _changed(context, provision)
+    context.state.timers.arm(Timer.PROVISION, provision.executor_id, context.now_ms + pause)
 
 
-def provision_rang(turn: Turn, executor_id: str) -> None:
+def provision_rang(context: EventContext, executor_id: str) -> None:
     """Tells a provider once more to stop an executor."""
-    provision = turn.state.provisions.get(executor_id)
+    provision = context.state.provisions.get(executor_id)
     if provision is not None and provision.state is ProvisionState.STOPPING:
-        _tell_to_stop(turn, provision)
+        _tell_to_stop(context, provision)
 
 
-def stop(turn: Turn, provision: Provision, message: str) -> None:
+def stop(context: EventContext, provision: Provision, message: str) -> None:
     """Gives an executor back, whatever it has; nothing more is placed on it."""
-    move(turn, provision, ProvisionState.STOPPING, message)
+    move(context, provision, ProvisionState.STOPPING, message)
     provision.deadline_at_ms = None
-    _forget(turn.state, provision.executor_id)
-    host = turn.state.hosts.get(provision.executor_id)
+    _forget(context.state, provision.executor_id)
+    host = context.state.hosts.get(provision.executor_id)
     if host is not None:
-        drain(turn, host, message)
-    _event(turn, "provision_stopping", provision, message)
-    _tell_to_stop(turn, provision)
+        drain(context, host, message)
+    _event(context, "provision_stopping", provision, message)
+    _tell_to_stop(context, provision)
 
 
-def drain(turn: Turn, host: Host, message: str) -> None:
+def drain(context: EventContext, host: Host, message: str) -> None:
     """Nothing more is placed on an executor that is given back."""
     executor = host.executor
     if executor.draining:
         return
-    turn.state.story.drain(executor, DrainInput.DRAIN)
+    context.state.transitions.drain(executor, DrainInput.DRAIN)
     executor.drain_reason = f"is given back: {message}"
-    turn.state.changes.executor(executor)
-    usage.total_changed(turn.state, host)
+    context.state.changes.executor(executor)
+    usage.total_changed(context.state, host)
 
 
-def registered(turn: Turn, provision: Provision, host: Host) -> None:
+def registered(context: EventContext, provision: Provision, host: Host) -> None:
     """It came. One that is given back already is not used."""
     if provision.state is ProvisionState.STOPPING:
-        drain(turn, host, provision.message)
+        drain(context, host, provision.message)
     elif provision.state in PENDING:
-        move(turn, provision, ProvisionState.REGISTERED, "registered")
+        move(context, provision, ProvisionState.REGISTERED, "registered")
         provision.deadline_at_ms = provision.idle_since_ms = None
 
 
-def proved(turn: Turn, provision: Provision) -> None:
+def proved(context: EventContext, provision: Provision) -> None:
     """It came and is of use: that ends the back-off of its shape."""
-    turn.state.elastic.verdicts[provision.executor_id] = True
-    backoff = turn.state.elastic.backoffs.get(provision.shape)
+    context.state.elastic.verdicts[provision.executor_id] = True
+    backoff = context.state.elastic.backoffs.get(provision.shape)
     if backoff is not None:
         backoff.failures = backoff.until_ms = 0
 
 
-def move(turn: Turn, provision: Provision, to: ProvisionState, message: str) -> None:
+def move(context: EventContext, provision: Provision, to: ProvisionState, message: str) -> None:
     """Moves a provision.
 
     Raises:
@@ -221,7 +223,7 @@ def move(turn: Turn, provision: Provision, to: ProvisionState, message: str) -> 
         )
     provision.state = to
     provision.message = message
-    _changed(turn, provision)
+    _changed(context, provision)
 
 
 def is_lost(host: Host | None) -> bool:
@@ -229,12 +231,12 @@ def is_lost(host: Host | None) -> bool:
     return host is not None and host.executor.state is ExecutorState.LOST
 
 
-def _tell_to_stop(turn: Turn, provision: Provision) -> None:
+def _tell_to_stop(context: EventContext, provision: Provision) -> None:
     """Tells its provider, and once more if no answer comes for long."""
     told = StopExecutor(provision.executor_id, provision.shape, provision.handle)
-    turn.effects.append(told)
-    patience_ms = turn.state.settings.provisioning.backoff_max_ms
-    turn.state.timers.arm(Timer.PROVISION, provision.executor_id, turn.now_ms + patience_ms)
+    context.effects.append(told)
+    patience_ms = context.state.settings.provisioning.backoff_max_ms
+    context.state.timers.arm(Timer.PROVISION, provision.executor_id, context.now_ms + patience_ms)
 
 
 def _forget(state: State, executor_id: str) -> None:
@@ -246,10 +248,10 @@ def _forget(state: State, executor_id: str) -> None:
     state.elastic.verdicts.pop(executor_id, None)
 
 
-def _changed(turn: Turn, provision: Provision) -> None:
-    turn.state.elastic.version += 1
-    turn.state.changes.provision(provision)
+def _changed(context: EventContext, provision: Provision) -> None:
+    context.state.elastic.version += 1
+    context.state.changes.provision(provision)
 
 
-def _event(turn: Turn, kind: str, provision: Provision, message: str) -> None:
-    turn.cluster_event(kind, executor_id=provision.executor_id, message=message)
+def _event(context: EventContext, kind: str, provision: Provision, message: str) -> None:
+    context.cluster_event(kind, executor_id=provision.executor_id, message=message)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from resource_manager.engine.model.texts import profile_text
 from resource_manager.engine.placement.elastic import Content
-from resource_manager.engine.queue.scheduling_classes import Shape
+from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 from resource_manager.engine.state import State
 
 _TOLD_MAX = 3
@@ -23,7 +23,7 @@ def cause_of(state: State, content: Content) -> str:
     return f"{whole} {'fits' if one else 'fit'} no executor"
 
 
-def counted(shapes: Mapping[Shape, int]) -> list[str]:
+def counted(shapes: Mapping[SchedulingClass, int]) -> list[str]:
     """Requests by what they ask for: "3 requests of 1 cpu, 1Gi"."""
     return [
         f"{count} {'request' if count == 1 else 'requests'} of {shape_text(shape)}"
@@ -37,7 +37,7 @@ def gang_text(state: State, gang_id: str) -> str:
     return f"gang {gang_id}" + (f" of {len(waiting.members)}" if waiting is not None else "")
 
 
-def shape_text(shape: Shape) -> str:
+def shape_text(shape: SchedulingClass) -> str:
     """What a request asks for."""
     labels = "".join(f", {name}={value}" for name, value in shape.labels)
     return profile_text(shape.profile) + labels

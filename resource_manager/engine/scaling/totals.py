@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from finegrain.resources import Amounts, add, total_of
-from resource_manager.engine.context import Turn
+from resource_manager.engine.context import EventContext
 from resource_manager.engine.model.entities import ExecutorState, ProvisionState
 from resource_manager.engine.model.settings import ExecutorShape
 from resource_manager.engine.placement.elastic import PENDING, of_shape
@@ -50,14 +50,14 @@ def room_below_maximum(state: State) -> dict[str, int]:
     }
 
 
-def may_ask(turn: Turn) -> list[ExecutorShape]:
+def may_ask(context: EventContext) -> list[ExecutorShape]:
     """Shapes that may be asked for now: not in back-off, not too many, not above the maximum."""
-    state, elastic = turn.state, turn.state.elastic
+    state, elastic = context.state, context.state.elastic
     room = room_below_maximum(state)
     return [
         shape
         for name, shape in elastic.shapes.items()
-        if elastic.backoffs[name].until_ms <= turn.now_ms
+        if elastic.backoffs[name].until_ms <= context.now_ms
         and (not shape.count_max or of_shape(state.provisions, name) < shape.count_max)
         and all(shape.total.get(each, 0) <= left for each, left in room.items())
     ]

@@ -13,34 +13,34 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import islice
 
-from resource_manager.engine.context import Turn
+from resource_manager.engine.context import EventContext
 from resource_manager.engine.fairness.choice import turn_of
 from resource_manager.engine.fairness.flows import Flow
 from resource_manager.engine.fairness.starvation import Mark
-from resource_manager.engine.queue.scheduling_classes import Line, Shape
+from resource_manager.engine.queue.scheduling_classes import JobQueue, SchedulingClass
 from resource_manager.engine.state import State
 
 RIVALS_LOOKED_AT_MAX = 256
 """Jobs that wait with something smaller, of which one may have received more."""
 
 
-def needs_help(turn: Turn, line: Line) -> bool:
+def needs_help(context: EventContext, line: JobQueue) -> bool:
     """True if nothing of a line that is passed over was placed for long, or its job is behind."""
-    state = turn.state
+    state = context.state
     if line.served_ms is None:
         return True
     served = Mark(line.served_ms, line.served_placements, 0)
-    return state.starving.is_long(served, turn.now_ms) or _is_behind(state, line)
+    return state.starving.is_long(served, context.now_ms) or _is_behind(state, line)
 
 
-def since_served(line: Line, mark: Mark) -> Mark:
+def since_served(line: JobQueue, mark: Mark) -> Mark:
     """From when it counts that a line is passed over, whose shape is since a mark."""
     if line.served_ms is None or line.served_ms <= mark.since_ms:
         return mark
     return Mark(line.served_ms, line.served_placements, mark.last_arrival)
 
 
-def _is_behind(state: State, line: Line) -> bool:
+def _is_behind(state: State, line: JobQueue) -> bool:
     """True if a job comes before another one that waits with something smaller, and has slots."""
     flows = state.flows
     if state.settings.fairness.order != "fair":
@@ -50,7 +50,7 @@ def _is_behind(state: State, line: Line) -> bool:
     return any(flow.running and turn_of(flows, flow) > own for flow in rivals)
 
 
-def _waiting_with_less(state: State, shape: Shape) -> Iterator[Flow]:
+def _waiting_with_less(state: State, shape: SchedulingClass) -> Iterator[Flow]:
     """Jobs that wait with something that takes less of anything."""
     for other in state.queue.shapes():
         less = other.pooled_need

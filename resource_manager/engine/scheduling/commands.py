@@ -16,7 +16,7 @@ from __future__ import annotations
 from itertools import islice
 
 from finegrain.errors import InvariantBroken
-from resource_manager.engine.context import Turn
+from resource_manager.engine.context import EventContext
 from resource_manager.engine.executors.epochs import refuse_seen_epoch
 from resource_manager.engine.executors.reachability import command_arrived, find_unreachable
 from resource_manager.engine.executors.refusals import remember_refusal
@@ -39,9 +39,9 @@ from resource_manager.engine.model.state_tables import RegistrationInput
 from resource_manager.engine.model.timers import Timer, backoff_ms
 
 
-def dispatch(turn: Turn) -> None:
+def dispatch(context: EventContext) -> None:
     """Sends what is due to every executor that is not busy with a command."""
-    state = turn.state
+    state = context.state
     executor_ids = sorted(state.outbox)
     state.outbox.clear()
     for executor_id in executor_ids:
@@ -52,16 +52,16 @@ def dispatch(turn: Turn) -> None:
             continue  # likewise whoever can be dialled again
         command = host.in_flight
         if command is None:
-            _send_next(turn, host)
-        elif command.retry_at_ms is not None and command.retry_at_ms <= turn.now_ms:
+            _send_next(context, host)
+        elif command.retry_at_ms is not None and command.retry_at_ms <= context.now_ms:
             command.retry_at_ms = None
-            turn.effects.append(command.effect)
+            context.effects.append(command.effect)
 
 
-def _send_next(turn: Turn, host: Host) -> None:
-    most = turn.state.settings.command_items_max
+def _send_next(context: EventContext, host: Host) -> None:
+    most = context.state.settings.command_items_max
     executor = host.executor
-    if host.to_free and host.hold_frees_until_ms <= turn.now_ms:
+    if host.to_free and host.hold_frees_until_ms <= context.now_ms:
         keys = tuple(islice(host.to_free, most))
         executor.command_number += 1
         free = SendFree(
@@ -72,18 +72,18 @@ def _send_next(turn: Turn, host: Host) -> None:
             slots=tuple((key[0], key[1], host.slots[key].grace_ms) for key in keys),
         )
         host.in_flight = Command(free, keys)
-        turn.effects.append(free)
+        context.effects.append(free)
         for key in keys:
             del host.to_free[key]
     elif host.to_resize and not (host.resized_last and host.to_allocate):
         host.resized_last = True
-        _send_resize(turn, host)
+        _send_resize(context, host)
     elif host.to_allocate:
         host.resized_last = False
-        _send_allocate(turn, host, most)
+        _send_allocate(context, host, most)
 
 
-def _send_allocate(turn: Turn, host: Host, most: int) -> None:
+def _send_allocate(context: EventContext, host: Host, most: int) -> None:
     executor = host.executor
     keys = tuple(islice(host.to_allocate, most))
     executor.command_number += 1
@@ -92,15 +92,15 @@ def _send_allocate(turn: Turn, host: Host, most: int) -> None:
         address=executor.registration.address,
         registration_number=executor.registration_number,
         command_number=executor.command_number,
-        orders=tuple(_order(turn, host.slots[key], executor) for key in keys),
+        orders=tuple(_order(context, host.slots[key], executor) for key in keys),
     )
     host.in_flight = Command(allocate, keys)
-    turn.effects.append(allocate)
+    context.effects.append(allocate)
     for key in keys:
         del host.to_allocate[key]
 
 
-def _send_resize(turn: Turn, host: Host) -> None:
+def _send_resize(context: EventContext, host: Host) -> None:
     executor, key = host.executor, next(iter(host.to_resize))
     del host.to_resize[key]
     ordered = host.slots[key].ordered
@@ -117,10 +117,10 @@ def _send_resize(turn: Turn, host: Host) -> None:
         resize=ordered,
     )
     host.in_flight = Command(resize, (key,))
-    turn.effects.append(resize)
+    context.effects.append(resize)
 
 
-def _order(turn: Turn, slot: Slot, executor: Executor) -> SlotOrder:
+def _order(context: EventContext, slot: Slot, executor: Executor) -> SlotOrder:
     slot.placed_with_command = executor.command_number
     return SlotOrder(
         slot=Slot(
@@ -137,14 +137,14 @@ def _order(turn: Turn, slot: Slot, executor: Executor) -> SlotOrder:
             placed_with_command=slot.placed_with_command,
             assignment=slot.assignment,
         ),
-        job_secret_sha256=turn.state.jobs[slot.job_id].secret_sha256,
-        target_address=turn.state.requests[slot.allocation_id].spec.target_address,
+        job_secret_sha256=context.state.jobs[slot.job_id].secret_sha256,
+        target_address=context.state.requests[slot.allocation_id].spec.target_address,
     )
 
 
-def command_answered(turn: Turn, event: CommandAnswered) -> None:
+def command_answered(context: EventContext, event: CommandAnswered) -> None:
     """Takes in what became of each item, then the true state that came along."""
-    host = _host_of_command(turn, event)
+    host = _host_of_command(context, event)
     if host is None or host.in_flight is None:
         return
     command = host.in_flight
@@ -157,55 +157,57 @@ def command_answered(turn: Turn, event: CommandAnswered) -> None:
         if command.allocates:
             refused.append((slot, outcome))
         else:
-            _free_failed(turn, host, slot)
+            _free_failed(context, host, slot)
     if not any(outcome.reason for outcome in event.outcomes):
         host.frees_failed = 0 if command.frees else host.frees_failed
     for slot, outcome in refused:
-        _refused(turn, slot, outcome)
+        _refused(context, slot, outcome)
     host.in_flight = None
-    turn.state.outbox[host.host_id] = None
-    taken = take_in(turn, host, event.report, at_least_command=event.command_number)
+    context.state.outbox[host.host_id] = None
+    taken = take_in(context, host, event.report, at_least_command=event.command_number)
     if taken.base_missing:
-        _distrust(turn, host, "it answered a command without its full state")
+        _distrust(context, host, "it answered a command without its full state")
         return
     if not taken.taken:  # a newer state was taken in before this answer came, and contains it
         host.contained_command = max(host.contained_command, event.command_number)
-        settle(turn, host)
+        settle(context, host)
     for slot, _ in refused:
-        remember_refusal(turn, host, slot)
+        remember_refusal(context, host, slot)
     if isinstance(command.effect, SendResize):
         outcome = event.outcomes[0] if event.outcomes else ItemOutcome(command.keys[0][0])
-        resize_answered(turn, host, command.keys[0], command.effect.resize.number, outcome)
+        resize_answered(context, host, command.keys[0], command.effect.resize.number, outcome)
 
 
-def command_refused(turn: Turn, event: CommandRefused) -> None:
+def command_refused(context: EventContext, event: CommandRefused) -> None:
     """The executor does not accept our numbers: nothing believed of it holds until it registers
     again.
 
     Raises:
         EpochSeen: the executor knows newer books than these.
     """
-    refuse_seen_epoch(turn.state, event.executor_id, event.known_rm_epoch)
-    host = _host_of_command(turn, event)
+    refuse_seen_epoch(context.state, event.executor_id, event.known_rm_epoch)
+    host = _host_of_command(context, event)
     if host is None:
         return
     why = f"it refused command {event.command_number}"
     host.reach.refused += 1
-    if host.reach.refused >= turn.state.settings.refused_commands_max:
+    if host.reach.refused >= context.state.settings.refused_commands_max:
         host.reach.cause = (
             f"{why} with {event.reason}, and {host.reach.refused - 1} before that; is it another"
             " executor that listens at this address?"
         )
-        find_unreachable(turn, host)
+        find_unreachable(context, host)
         return
-    _distrust(turn, host, why, event.reason)
+    _distrust(context, host, why, event.reason)
 
 
-def _distrust(turn: Turn, host: Host, why: str, reason: str = "") -> None:
+def _distrust(context: EventContext, host: Host, why: str, reason: str = "") -> None:
     host.in_flight = None
-    turn.state.story.move_executor(host.executor, RegistrationInput.DISTRUST)
-    usage.total_changed(turn.state, host)  # whatever is held there moves to where it can be placed
-    turn.cluster_event(
+    context.state.transitions.move_executor(host.executor, RegistrationInput.DISTRUST)
+    usage.total_changed(
+        context.state, host
+    )  # whatever is held there moves to where it can be placed
+    context.cluster_event(
         "executor_distrusted",
         executor_id=host.host_id,
         reason=reason,
@@ -213,36 +215,36 @@ def _distrust(turn: Turn, host: Host, why: str, reason: str = "") -> None:
     )
 
 
-def command_undelivered(turn: Turn, event: CommandUndelivered) -> None:
+def command_undelivered(context: EventContext, event: CommandUndelivered) -> None:
     """Nobody knows what became of the command: it is sent again, with the same number and
     content.
     """
-    host = _host_of_command(turn, event)
+    host = _host_of_command(context, event)
     if host is None or host.in_flight is None:
         return
-    settings = turn.state.settings
+    settings = context.state.settings
     command = host.in_flight
     delay = backoff_ms(
         command.failures, settings.command_retry_min_ms, settings.command_retry_max_ms
     )
     command.failures += 1
     if command.failing_since_ms is None:
-        command.failing_since_ms = turn.now_ms
+        command.failing_since_ms = context.now_ms
     host.reach.cause = event.cause
-    command.retry_at_ms = turn.now_ms + delay
-    turn.state.timers.arm(Timer.COMMAND, host.host_id, command.retry_at_ms)
+    command.retry_at_ms = context.now_ms + delay
+    context.state.timers.arm(Timer.COMMAND, host.host_id, command.retry_at_ms)
 
 
-def command_rang(turn: Turn, executor_id: str) -> None:
+def command_rang(context: EventContext, executor_id: str) -> None:
     """A command may be sent (again)."""
-    turn.state.outbox[executor_id] = None
+    context.state.outbox[executor_id] = None
 
 
 def _host_of_command(
-    turn: Turn, event: CommandAnswered | CommandRefused | CommandUndelivered
+    context: EventContext, event: CommandAnswered | CommandRefused | CommandUndelivered
 ) -> Host | None:
     """The host, if the event is about the command that is in flight there now."""
-    host = turn.state.hosts.get(event.executor_id)
+    host = context.state.hosts.get(event.executor_id)
     if (
         host is None
         or host.in_flight is None
@@ -253,23 +255,23 @@ def _host_of_command(
     return host
 
 
-def _free_failed(turn: Turn, host: Host, slot: Slot) -> None:
-    settings = turn.state.settings
+def _free_failed(context: EventContext, host: Host, slot: Slot) -> None:
+    settings = context.state.settings
     delay = backoff_ms(
         host.frees_failed, settings.command_retry_min_ms, settings.command_retry_max_ms
     )
     host.frees_failed += 1
-    host.hold_frees_until_ms = turn.now_ms + delay
+    host.hold_frees_until_ms = context.now_ms + delay
     host.to_free[slot.allocation_id, slot.generation] = None
-    turn.state.timers.arm(Timer.COMMAND, host.host_id, host.hold_frees_until_ms)
+    context.state.timers.arm(Timer.COMMAND, host.host_id, host.hold_frees_until_ms)
 
 
-def _refused(turn: Turn, slot: Slot, outcome: ItemOutcome) -> None:
+def _refused(context: EventContext, slot: Slot, outcome: ItemOutcome) -> None:
     """The slot does not exist; its request goes back to its old place in line."""
     if slot.state is SlotState.ALLOCATED:
         return  # a report has shown it; the answer is about an older attempt
-    request = turn.state.requests.served_by(slot)
+    request = context.state.requests.served_by(slot)
     if request is not None:
-        requeue(turn, request, slot, outcome.reason, outcome.message)
-    turn.slot_event("allocation_refused", slot, reason=outcome.reason, message=outcome.message)
-    vanish(turn, slot)
+        requeue(context, request, slot, outcome.reason, outcome.message)
+    context.slot_event("allocation_refused", slot, reason=outcome.reason, message=outcome.message)
+    vanish(context, slot)

@@ -3,8 +3,8 @@ is behind one that does not fit is tried all the same.
 
 Each shape of the round is looked at once: where there is no room for it, it sleeps until a host of
 its labels has more room than before; then only hosts that grew are looked at. Then jobs are served
-in the order of `fairness/choice.py`, in runs: `Placing` says how many of them go where, and each
-gets its slot. A host that refused the shape lately, or still holds an older slot of the same
+in the order of `fairness/choice.py`, in runs: `PlacementPass` says how many of them go where, and
+each gets its slot. A host that refused the shape lately, or still holds an older slot of the same
 request, is left out.
 
 So one decision costs what it places, plus the shapes it looks at in vain, of which
@@ -26,16 +26,16 @@ from dataclasses import dataclass
 from itertools import islice
 from math import inf
 
-from resource_manager.engine.context import Turn
+from resource_manager.engine.context import EventContext
 from resource_manager.engine.lifecycle.gangs import try_gang
 from resource_manager.engine.lifecycle.moves import place
 from resource_manager.engine.lifecycle.needs import cost_of
 from resource_manager.engine.lifecycle.quota_checks import admitted, ease, single_stop
 from resource_manager.engine.lifecycle.resizes import try_growth
 from resource_manager.engine.model.entities import Request
-from resource_manager.engine.placement.placement_pass import Placing
-from resource_manager.engine.queue.non_batchable import Kind, Single
-from resource_manager.engine.queue.scheduling_classes import Line, Shape
+from resource_manager.engine.placement.placement_pass import PlacementPass
+from resource_manager.engine.queue.non_batchable import Kind, NonBatchable
+from resource_manager.engine.queue.scheduling_classes import JobQueue, SchedulingClass
 from resource_manager.engine.scheduling.reservations import tried_in_vain
 from resource_manager.engine.state import State
 
@@ -47,7 +47,7 @@ most. No more than half of them may be spent on lines that maxima have stopped.
 LOOKED_AT_AGAIN_MAX = 16
 """Shapes that are looked at again, after something was placed, at most."""
 
-ATTEMPTS: dict[Kind, Callable[[Turn, Placing, Single], bool]] = {
+ATTEMPTS: dict[Kind, Callable[[EventContext, PlacementPass, NonBatchable], bool]] = {
     Kind.GANG: try_gang,
     Kind.RESIZE: try_growth,
 }
@@ -66,26 +66,26 @@ class _Budget:
     moves: int  # see `MOVES_MAX`
 
 
-def place_waiting(turn: Turn) -> None:
+def place_waiting(context: EventContext) -> None:
     """Places waiting requests that fit, those first who are to be served first: all of them, unless
     too much is tried in vain. `State.unfinished` says so then.
     """
-    state, queue = turn.state, turn.state.queue
+    state, queue = context.state, context.state.queue
     state.hosts.refresh(state.queue)
     eased = ease(state, MOVES_MAX // 2)
     if not queue.awake:
         return
-    placing = Placing(state.hosts, state.reservations)
+    placing = PlacementPass(state.hosts, state.reservations)
     set_aside: list[Request] = []
-    unknown: dict[Shape, None] = {}  # whether there is room
+    unknown: dict[SchedulingClass, None] = {}  # whether there is room
     most = state.settings.shapes_tried_max
     budget = _Budget(looks=most, tries=most, moves=MOVES_MAX - eased)
     queue.singles.order()
     goes_on = queue.in_round or queue.begin_round()
     while goes_on:
-        _look(turn, placing, budget, unknown)
+        _look(context, placing, budget, unknown)
         if budget.moves:
-            set_aside += _serve(turn, placing, budget, unknown)
+            set_aside += _serve(context, placing, budget, unknown)
         queue.turns.end_halts()
         goes_on = queue.begin_round()
     placing.finish()
@@ -95,40 +95,53 @@ def place_waiting(turn: Turn) -> None:
         queue.take_back(request)
 
 
-def _look(turn: Turn, placing: Placing, budget: _Budget, unknown: dict[Shape, None]) -> None:
+def _look(
+    context: EventContext,
+    placing: PlacementPass,
+    budget: _Budget,
+    unknown: dict[SchedulingClass, None],
+) -> None:
     """Finds out for which shapes there is room."""
-    queue = turn.state.queue
+    queue = context.state.queue
     while budget.looks and budget.moves and (shape := queue.look()) is not None:
         if placing.has_room(shape):
             budget.moves -= max(1, queue.has_room(shape, budget.moves))
         else:
-            _found_none(turn, placing, shape, unknown)
+            _found_none(context, placing, shape, unknown)
             budget.looks -= min(budget.looks, 1 + placing.asked(shape))
 
 
-def _found_none(turn: Turn, placing: Placing, shape: Shape, unknown: dict[Shape, None]) -> None:
+def _found_none(
+    context: EventContext,
+    placing: PlacementPass,
+    shape: SchedulingClass,
+    unknown: dict[SchedulingClass, None],
+) -> None:
     """Nothing was found for a shape: there is no room, or not all hosts were asked."""
     if placing.stopped(shape):
-        turn.state.queue.roomy.pop(shape, None)
+        context.state.queue.roomy.pop(shape, None)
         unknown[shape] = None
     else:
-        turn.state.queue.sleep(shape)
-        tried_in_vain(turn, shape)
+        context.state.queue.sleep(shape)
+        tried_in_vain(context, shape)
 
 
 def _serve(
-    turn: Turn, placing: Placing, budget: _Budget, unknown: dict[Shape, None]
+    context: EventContext,
+    placing: PlacementPass,
+    budget: _Budget,
+    unknown: dict[SchedulingClass, None],
 ) -> list[Request]:
     """Serves those for whom there is room, as long as there is; answers with whoever has to be set
     aside meanwhile.
     """
-    state, queue = turn.state, turn.state.queue
+    state, queue = context.state, context.state.queue
     set_aside: list[Request] = []
     while budget.tries and budget.moves:
         line = queue.turns.next_line() if queue.roomy else None
         single = queue.turns.next_single(line)
         if single is not None:
-            if not _attempt(turn, placing, single):
+            if not _attempt(context, placing, single):
                 budget.tries -= min(budget.tries, _weight(state, single))
         elif line is None:
             queue.rest()
@@ -137,40 +150,44 @@ def _serve(
             queue.park(line)
             budget.moves -= 1
         else:
-            set_aside += _serve_line(turn, placing, line, budget, unknown)
+            set_aside += _serve_line(context, placing, line, budget, unknown)
     return set_aside
 
 
-def _weight(state: State, single: Single) -> int:
+def _weight(state: State, single: NonBatchable) -> int:
     """As how many shapes something counts that was tried in vain."""
     waiting = state.gangs.waiting.get(single.name) if single.kind is Kind.GANG else None
     return len(waiting.kind.wishes) if waiting is not None else 1
 
 
-def _attempt(turn: Turn, placing: Placing, single: Single) -> bool:
+def _attempt(context: EventContext, placing: PlacementPass, single: NonBatchable) -> bool:
     """Tries what waits by itself; False: in vain."""
-    state, singles = turn.state, turn.state.queue.singles
+    state, singles = context.state, context.state.queue.singles
     if (stop := single_stop(state, single)) is not None:
         if single.kind is Kind.GANG:
             state.gangs.waiting[single.name].tried = True
         singles.stop(single, stop.group_id)
         return False
-    if ATTEMPTS[single.kind](turn, placing, single):
+    if ATTEMPTS[single.kind](context, placing, single):
         singles.remove(single.arrival_number)
-        turn.state.starving.over(single.arrival_number)
+        context.state.starving.over(single.arrival_number)
         return True
     singles.sleep(single)
-    tried_in_vain(turn, single.arrival_number)
+    tried_in_vain(context, single.arrival_number)
     return False
 
 
 def _serve_line(
-    turn: Turn, placing: Placing, line: Line, budget: _Budget, unknown: dict[Shape, None]
+    context: EventContext,
+    placing: PlacementPass,
+    line: JobQueue,
+    budget: _Budget,
+    unknown: dict[SchedulingClass, None],
 ) -> list[Request]:
     """Places the next requests of a line as far as there is room; answers with whoever has to be
     set aside.
     """
-    state, queue, shape = turn.state, turn.state.queue, line.shape
+    state, queue, shape = context.state, context.state.queue, line.shape
     length, more = inf, True
     if not queue.turns.is_alone(line):
         more = placing.has_room_for_more(shape)
@@ -185,13 +202,13 @@ def _serve_line(
     for host_id, share in placing.place(shape, count, elsewhere):
         some = [state.requests.at(number) for number in islice(numbers, placed, placed + share)]
         host = state.hosts[host_id]
-        place(turn, some, host)
+        place(context, some, host)
         placed += share
         if host.exactly(shape):
             placing.follow([host])
     if placed:
         queue.taken(line, placed)
-        line.placed(turn.now_ms, state.starving.placements)
+        line.placed(context.now_ms, state.starving.placements)
     elif elsewhere:  # only this one is held back; others of the shape may fit
         request = state.requests.at(numbers[0])
         queue.set_aside(line, numbers[0])
@@ -199,23 +216,27 @@ def _serve_line(
     if not placed:
         budget.tries -= 1
     if placed < count or not more:
-        _look_again(turn, placing, shape, budget, unknown)
+        _look_again(context, placing, shape, budget, unknown)
     if placed and (shape in queue.roomy or not shape.waiting):
         state.starving.over(shape)  # there is enough for all who ask for this
     return []
 
 
 def _look_again(
-    turn: Turn, placing: Placing, shape: Shape, budget: _Budget, unknown: dict[Shape, None]
+    context: EventContext,
+    placing: PlacementPass,
+    shape: SchedulingClass,
+    budget: _Budget,
+    unknown: dict[SchedulingClass, None],
 ) -> None:
     """Room has become scarce for a shape. Finds out for it, and for others if they are few, whether
     there is any left: to find that out when they have their turns would take longer.
     """
-    queue = turn.state.queue
+    queue = context.state.queue
     few = len(queue.roomy) <= LOOKED_AT_AGAIN_MAX
     for each in list(queue.roomy) if few else [shape]:
         if each in queue.roomy and not placing.has_room(each):
-            _found_none(turn, placing, each, unknown)
+            _found_none(context, placing, each, unknown)
             budget.tries -= min(1, budget.tries)
 
 

@@ -21,8 +21,8 @@ from resource_manager.engine.hosts.host import UNLIMITED, Host
 from resource_manager.engine.lifecycle.resizes import growth
 from resource_manager.engine.model.entities import Slot
 from resource_manager.engine.placement.indexes import carries
-from resource_manager.engine.queue.non_batchable import Kind, Single
-from resource_manager.engine.queue.scheduling_classes import Shape
+from resource_manager.engine.queue.non_batchable import Kind, NonBatchable
+from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 from resource_manager.engine.state import State
 
 LOOKED_AT_MAX = 20_000
@@ -108,7 +108,7 @@ class NextTurn:
         if self._left < 0:
             yield jobs[slot.job_id], {}
 
-    def _need(self, single: Single, there: _There) -> dict[str, int]:
+    def _need(self, single: NonBatchable, there: _There) -> dict[str, int]:
         """What something that waits by itself would take there at the least; empty: it could not
         use it.
         """
@@ -156,7 +156,7 @@ class _There:
         # False: it is held for somebody.
         self.is_left = self.slots > 0 and fits(slot.booked, self.amounts)
 
-    def fits(self, shape: Shape) -> bool:
+    def fits(self, shape: SchedulingClass) -> bool:
         """True if one of this shape would fit."""
         host = self.host
         need = host.booking_for(shape)

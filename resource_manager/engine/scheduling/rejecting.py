@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from resource_manager.engine.context import Turn
+from resource_manager.engine.context import EventContext
 from resource_manager.engine.lifecycle.gangs import reject_gang
 from resource_manager.engine.lifecycle.moves import reject
 from resource_manager.engine.lifecycle.range_ends import Why, reject_waiting
@@ -21,7 +21,7 @@ from resource_manager.engine.model.timers import Timer
 from resource_manager.engine.placement.feasibility import INFEASIBLE, feasibility
 from resource_manager.engine.queue.gangs import WaitingGang, Where, wishes_for
 from resource_manager.engine.queue.ranges import Part
-from resource_manager.engine.queue.scheduling_classes import Shape
+from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 from resource_manager.engine.requests.gang_intake import Verdicts, infeasible_members
 from resource_manager.engine.state import State
 
@@ -32,14 +32,14 @@ _Run = tuple[Part, int, int] | Request
 """Members of a range that wait and were never placed, from one index to another; or a request."""
 
 
-def infeasible_rang(turn: Turn) -> None:
+def infeasible_rang(context: EventContext) -> None:
     """Rejects what is infeasible, if the clock is over and all executors are known."""
-    state = turn.state
+    state = context.state
     clock = state.rejection_clock
     due_ms = clock.due_ms
     if due_ms is None or not _all_known(state):
         return  # the clock restarts with the change that this waits for
-    if turn.now_ms < due_ms:
+    if context.now_ms < due_ms:
         state.timers.arm(Timer.INFEASIBLE, "", due_ms)
         return
     if clock.everything:
@@ -53,12 +53,12 @@ def infeasible_rang(turn: Turn) -> None:
     state.hosts.refresh(state.queue)
     left = STEPS_MAX
     while clock.shapes and left > 0:
-        left -= _look_at_shape(turn, next(iter(clock.shapes)), left)
+        left -= _look_at_shape(context, next(iter(clock.shapes)), left)
     verdicts: Verdicts = {}
     while clock.gangs and left > 0:
-        left -= _look_at_gang(turn, next(iter(clock.gangs)), verdicts)
+        left -= _look_at_gang(context, next(iter(clock.gangs)), verdicts)
     if clock.shapes or clock.gangs:
-        state.timers.arm(Timer.INFEASIBLE, "", turn.now_ms)  # goes on with the next tick
+        state.timers.arm(Timer.INFEASIBLE, "", context.now_ms)  # goes on with the next tick
 
 
 def _all_known(state: State) -> bool:
@@ -71,25 +71,25 @@ def _all_known(state: State) -> bool:
     return ExecutorState.ACTIVE in states and ExecutorState.UNCONFIRMED not in states
 
 
-def _may_reject(shape: Shape) -> bool:
+def _may_reject(shape: SchedulingClass) -> bool:
     return any(line.may_reject for line in shape.lines.values())
 
 
-def _look_at_shape(turn: Turn, shape: Shape, most: int) -> int:
+def _look_at_shape(context: EventContext, shape: SchedulingClass, most: int) -> int:
     """Rejects requests of a scheduling class if it is infeasible, up to `most` of them.
 
     Returns:
         Steps taken, at least 1.
     """
-    clock = turn.state.rejection_clock
+    clock = context.state.rejection_clock
     after = clock.shapes.pop(shape)
     if (
         not _may_reject(shape)
-        or feasibility(turn.state.hosts, turn.state.elastic, shape) not in INFEASIBLE
+        or feasibility(context.state.hosts, context.state.elastic, shape) not in INFEASIBLE
     ):
         return 1
     steps, runs = 1, []
-    for run, following in _runs(turn.state, shape, after):
+    for run, following in _runs(context.state, shape, after):
         runs.append(run)
         steps += 1
         if steps >= most:
@@ -103,17 +103,17 @@ def _look_at_shape(turn: Turn, shape: Shape, most: int) -> int:
         request = run if isinstance(run, Request) else run[0].member(run[1])
         if request.spec.allow_pending:
             continue
-        outcome = outcome or rejection(turn.state, request.spec)
+        outcome = outcome or rejection(context.state, request.spec)
         if outcome is None:
             continue
         if isinstance(run, Request):
-            reject(turn, run, outcome.reason, outcome.message)
+            reject(context, run, outcome.reason, outcome.message)
         else:
-            reject_waiting(turn, *run, Why(outcome.reason, outcome.message))
+            reject_waiting(context, *run, Why(outcome.reason, outcome.message))
     return steps
 
 
-def _runs(state: State, shape: Shape, after: int) -> Iterator[tuple[_Run, int]]:
+def _runs(state: State, shape: SchedulingClass, after: int) -> Iterator[tuple[_Run, int]]:
     """What waits with a shape, in order of arrival from a number on, each with the number behind
     it. Members of a range that were never placed come together.
     """
@@ -132,16 +132,16 @@ def _runs(state: State, shape: Shape, after: int) -> Iterator[tuple[_Run, int]]:
             yield (part, first, last), number
 
 
-def _look_at_gang(turn: Turn, gang_id: str, verdicts: Verdicts) -> int:
+def _look_at_gang(context: EventContext, gang_id: str, verdicts: Verdicts) -> int:
     """Rejects a gang if it is infeasible, or one of its members is. Returns the steps taken."""
-    state = turn.state
+    state = context.state
     del state.rejection_clock.gangs[gang_id]
     waiting = state.gangs.waiting.get(gang_id)
     if waiting is None or not _gang_fails(state, waiting):
         return 1
     outcomes = _gang_outcomes(state, waiting, verdicts)
     if outcomes:
-        reject_gang(turn, waiting, {each.id: (each.reason, each.message) for each in outcomes})
+        reject_gang(context, waiting, {each.id: (each.reason, each.message) for each in outcomes})
     return 1 + len(outcomes)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 
 from finegrain.errors import InvariantBroken
 from finegrain.resources import Amounts, subtract, total_of
-from resource_manager.engine.context import Turn
+from resource_manager.engine.context import EventContext
 from resource_manager.engine.cpus.refusals import CpuRefusal
 from resource_manager.engine.lifecycle.gangs import place_together, wishes_now
 from resource_manager.engine.lifecycle.moves import place
@@ -22,16 +22,16 @@ from resource_manager.engine.model.entities import GangPlacement, Request, Slot
 from resource_manager.engine.placement.gang_exact import Trials, as_if_empty
 from resource_manager.engine.placement.gang_room import Share
 from resource_manager.engine.placement.reserved import Held, Holder, Place, Reservation
-from resource_manager.engine.queue.gangs import WaitingGang, Where, Wish
-from resource_manager.engine.queue.non_batchable import Kind, Single
-from resource_manager.engine.queue.scheduling_classes import Line
+from resource_manager.engine.queue.gangs import MemberRequest, WaitingGang, Where
+from resource_manager.engine.queue.non_batchable import Kind, NonBatchable
+from resource_manager.engine.queue.scheduling_classes import JobQueue
 from resource_manager.engine.scheduling.reservation_search import where_to_hold
 from resource_manager.engine.state import State
 
 _ANYWHERE = Where(GangPlacement.ANYWHERE)
 
 
-class Owner(Holder, ABC):
+class ReservationOwner(Holder, ABC):
     """Somebody who waits, and for whom capacity may be held."""
 
     @abstractmethod
@@ -53,7 +53,7 @@ class Owner(Holder, ABC):
         """True if cpus and NUMA nodes of these hosts suit him now, given that amounts are there."""
 
     @abstractmethod
-    def settle(self, turn: Turn, at: Place) -> None:
+    def settle(self, context: EventContext, at: Place) -> None:
         """Places him there; there is room."""
 
     @abstractmethod
@@ -61,10 +61,10 @@ class Owner(Holder, ABC):
         """What he books in all, wherever he goes."""
 
 
-class RequestOwner(Owner):
+class RequestOwner(ReservationOwner):
     """A request."""
 
-    def __init__(self, request: Request, line: Line) -> None:
+    def __init__(self, request: Request, line: JobQueue) -> None:
         self._request = request  # of a member of a range, perhaps made for the occasion
         self._shape = self.who = line.shape
         self.line = line
@@ -73,40 +73,42 @@ class RequestOwner(Owner):
         self.allocation_id = request.allocation_id
 
     def waits(self, state: State) -> bool:
-        """See `Owner`."""
+        """See `ReservationOwner`."""
         return self._request in state.queue
 
     def choose(self, state: State, taken: Collection[str]) -> Place | None:
-        """See `Owner`."""
+        """See `ReservationOwner`."""
         return _place_for(state, _ANYWHERE, (self._wish(state),), taken)
 
     def suits(self, state: State, at: Place) -> bool:
-        """See `Owner`."""
+        """See `ReservationOwner`."""
         return _suits(state, at, (self._wish(state),))
 
     def is_suited(self, state: State, at: Place) -> bool:
-        """See `Owner`."""
+        """See `ReservationOwner`."""
         return _are_suited(state, at)
 
-    def settle(self, turn: Turn, at: Place) -> None:
-        """See `Owner`."""
-        state = turn.state
+    def settle(self, context: EventContext, at: Place) -> None:
+        """See `ReservationOwner`."""
+        state = context.state
         request = state.requests.at(self.number)
-        place(turn, [request], state.hosts[at.shares[0].host_id])
-        self.line.placed(turn.now_ms, state.starving.placements)
+        place(context, [request], state.hosts[at.shares[0].host_id])
+        self.line.placed(context.now_ms, state.starving.placements)
         state.queue.served(self._shape, [request])
 
     def need_at_most(self, state: State) -> Amounts:
-        """See `Owner`."""
+        """See `ReservationOwner`."""
         return booked_at_most(state, self._shape)
 
-    def _wish(self, state: State) -> Wish:
+    def _wish(self, state: State) -> MemberRequest:
         behind = state.slots.left_behind.get(self.allocation_id, ())
         elsewhere = frozenset(slot.executor_id for slot in behind)
-        return Wish(self._shape.profile, self._shape.labels, 1, elsewhere, self._shape.cpus)
+        return MemberRequest(
+            self._shape.profile, self._shape.labels, 1, elsewhere, self._shape.cpus
+        )
 
 
-class GangOwner(Owner):
+class GangOwner(ReservationOwner):
     """A gang, as a whole."""
 
     def __init__(self, waiting: WaitingGang) -> None:
@@ -116,37 +118,37 @@ class GangOwner(Owner):
         self.allocation_id = waiting.members[0].allocation_id
 
     def waits(self, state: State) -> bool:
-        """See `Owner`."""
+        """See `ReservationOwner`."""
         return self.gang_id in state.gangs.waiting
 
     def choose(self, state: State, taken: Collection[str]) -> Place | None:
-        """See `Owner`."""
+        """See `ReservationOwner`."""
         waiting = state.gangs.waiting[self.gang_id]
         wishes = wishes_now(state, waiting)
         return _place_for(state, waiting.kind.where, wishes, taken)
 
     def suits(self, state: State, at: Place) -> bool:
-        """See `Owner`."""
+        """See `ReservationOwner`."""
         return _suits(state, at, wishes_now(state, state.gangs.waiting[self.gang_id]))
 
     def is_suited(self, state: State, at: Place) -> bool:
-        """See `Owner`."""
+        """See `ReservationOwner`."""
         return _are_suited(state, at)
 
-    def settle(self, turn: Turn, at: Place) -> None:
-        """See `Owner`."""
-        waiting = turn.state.gangs.waiting[self.gang_id]
-        place_together(turn, waiting, at.wishes, at.shares)
+    def settle(self, context: EventContext, at: Place) -> None:
+        """See `ReservationOwner`."""
+        waiting = context.state.gangs.waiting[self.gang_id]
+        place_together(context, waiting, at.wishes, at.shares)
 
     def need_at_most(self, state: State) -> Amounts:
-        """See `Owner`."""
+        """See `ReservationOwner`."""
         return gang_need(state, state.gangs.waiting[self.gang_id])
 
 
-class GrowthOwner(Owner):
+class GrowthOwner(ReservationOwner):
     """A slot that is to grow, which it can only do where it is."""
 
-    def __init__(self, slot: Slot, single: Single) -> None:
+    def __init__(self, slot: Slot, single: NonBatchable) -> None:
         self._slot = slot
         self.number = self.who = single.arrival_number
         self.job_id = slot.job_id
@@ -154,15 +156,15 @@ class GrowthOwner(Owner):
 
     @property
     def title(self) -> str:
-        """See `Owner`."""
+        """See `ReservationOwner`."""
         return f"the growth of {self.allocation_id}"
 
     def waits(self, state: State) -> bool:
-        """See `Owner`."""
+        """See `ReservationOwner`."""
         return self.number in state.queue.singles
 
     def choose(self, state: State, taken: Collection[str]) -> Place | None:
-        """See `Owner`."""
+        """See `ReservationOwner`."""
         host = state.hosts[self._slot.executor_id]
         if not host.eligible or host.host_id in taken:
             return None
@@ -178,40 +180,40 @@ class GrowthOwner(Owner):
         return Place({host.host_id: Held(more, 0)})
 
     def suits(self, state: State, at: Place) -> bool:
-        """See `Owner`."""
+        """See `ReservationOwner`."""
         host = state.hosts[self._slot.executor_id]
         return at.held == {host.host_id: Held(growth(host, self._slot), 0)}
 
     def is_suited(self, state: State, at: Place) -> bool:  # noqa: ARG002 -- there is one place only
-        """See `Owner`."""
+        """See `ReservationOwner`."""
         host = state.hosts[self._slot.executor_id]
         return not isinstance(assignment_for(state, host, self._slot), CpuRefusal)
 
-    def settle(self, turn: Turn, at: Place) -> None:  # noqa: ARG002 -- likewise
-        """See `Owner`."""
-        found = assignment_for(turn.state, turn.host_of(self._slot), self._slot)
+    def settle(self, context: EventContext, at: Place) -> None:  # noqa: ARG002 -- likewise
+        """See `ReservationOwner`."""
+        found = assignment_for(context.state, context.host_of(self._slot), self._slot)
         if isinstance(found, CpuRefusal):
             raise InvariantBroken(f"{self.title} was to be ordered, and {found.text}")
-        order(turn, self._slot, found)
-        turn.state.queue.singles.remove(self.number)
+        order(context, self._slot, found)
+        context.state.queue.singles.remove(self.number)
 
     def need_at_most(self, state: State) -> Amounts:
-        """See `Owner`."""
+        """See `ReservationOwner`."""
         return growth(state.hosts[self._slot.executor_id], self._slot)
 
 
-def owner_of(made: Reservation) -> Owner:
+def owner_of(made: Reservation) -> ReservationOwner:
     """Whom something is held for.
 
     Raises:
         InvariantBroken: it is none of the three kinds.
     """
-    if not isinstance(made.holder, Owner):
+    if not isinstance(made.holder, ReservationOwner):
         raise InvariantBroken(f"something is held for {made.holder.title}, which is no owner")
     return made.holder
 
 
-def owner_waiting_as(state: State, single: Single) -> Owner:
+def owner_waiting_as(state: State, single: NonBatchable) -> ReservationOwner:
     """What waits by itself, as a holder."""
     if single.kind is Kind.GANG:
         return GangOwner(state.gangs.waiting[single.name])
@@ -219,13 +221,15 @@ def owner_waiting_as(state: State, single: Single) -> Owner:
 
 
 def _place_for(
-    state: State, where: Where, wishes: Sequence[Wish], taken: Collection[str]
+    state: State, where: Where, wishes: Sequence[MemberRequest], taken: Collection[str]
 ) -> Place | None:
     shares = where_to_hold(state, where, wishes, taken)
     return None if shares is None else Place(held_for(state, wishes, shares), wishes, shares)
 
 
-def held_for(state: State, wishes: Sequence[Wish], shares: Sequence[Share]) -> dict[str, Held]:
+def held_for(
+    state: State, wishes: Sequence[MemberRequest], shares: Sequence[Share]
+) -> dict[str, Held]:
     """What these shares take on each host."""
     held: dict[str, Held] = {}
     for share in shares:
@@ -249,14 +253,14 @@ def could_suit(state: State, at: Place) -> bool:
     return all(trials.fits_all(wishes, state.hosts[name]) for name, wishes in _by_host(at).items())
 
 
-def _by_host(at: Place) -> dict[str, list[tuple[Wish, int]]]:
-    found: dict[str, list[tuple[Wish, int]]] = {}
+def _by_host(at: Place) -> dict[str, list[tuple[MemberRequest, int]]]:
+    found: dict[str, list[tuple[MemberRequest, int]]] = {}
     for share in at.shares:
         found.setdefault(share.host_id, []).append((at.wishes[share.wish], share.count))
     return found
 
 
-def _suits(state: State, at: Place, wishes: Sequence[Wish]) -> bool:
+def _suits(state: State, at: Place, wishes: Sequence[MemberRequest]) -> bool:
     """True if those who wish for slots are the same, and none of the hosts refuses one, is one
     that he must not have, or has come to count otherwise what he asks for.
     """

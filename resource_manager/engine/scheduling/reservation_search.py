@@ -24,7 +24,7 @@ from collections.abc import Collection, Sequence
 from itertools import islice
 
 from finegrain.resources import Amounts, add
-from resource_manager.engine.cpus.ledger import CpuBooks
+from resource_manager.engine.cpus.ledger import CpuLedger
 from resource_manager.engine.hosts.host import ONLINE, Host
 from resource_manager.engine.model.entities import GangPlacement
 from resource_manager.engine.model.scheduling_key import (
@@ -38,7 +38,7 @@ from resource_manager.engine.placement.gang_room import Ask, Room, Share
 from resource_manager.engine.placement.gang_search import seek, sum_of, wanted
 from resource_manager.engine.placement.indexes import carries
 from resource_manager.engine.placement.reserved import Reservations
-from resource_manager.engine.queue.gangs import Where, Wish
+from resource_manager.engine.queue.gangs import MemberRequest, Where
 from resource_manager.engine.state import State
 
 MILLION = 1_000_000
@@ -57,7 +57,7 @@ Candidate = tuple[int, int, str]
 
 
 def where_to_hold(
-    state: State, where: Where, wishes: Sequence[Wish], taken: Collection[str]
+    state: State, where: Where, wishes: Sequence[MemberRequest], taken: Collection[str]
 ) -> list[Share] | None:
     """Hosts to be kept for as many slots as are wished for; None: no way would ever fit.
 
@@ -191,7 +191,7 @@ class _Field:
         """The most that is missing on any host that was chosen."""
         return max(lack(need, _free(self.room.host(name))) for name, need in self._chosen.items())
 
-    def _if_others_ended(self, host: Host) -> CpuBooks | None:
+    def _if_others_ended(self, host: Host) -> CpuLedger | None:
         """The books of a host's cpus with those slots alone that may never end."""
         if host.cpus is None:
             return None

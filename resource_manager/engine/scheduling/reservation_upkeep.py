@@ -7,14 +7,14 @@ them. Refuses to know who gets a reservation (`reservations.py`).
 
 from __future__ import annotations
 
-from resource_manager.engine.context import Turn
+from resource_manager.engine.context import EventContext
 from resource_manager.engine.fairness.flows import GROUP
 from resource_manager.engine.fairness.quotas import Stop, counted, stopped_by, whole
 from resource_manager.engine.model.entities import SlotState
 from resource_manager.engine.placement.indexes import carries
 from resource_manager.engine.placement.reserved import Place, Reservation
 from resource_manager.engine.scheduling.reservation_owners import (
-    Owner,
+    ReservationOwner,
     could_suit,
     held_for,
     owner_of,
@@ -41,12 +41,12 @@ def void(state: State, each: Reservation) -> str:
     return ""
 
 
-def outlasted(turn: Turn, each: Reservation) -> str:
+def outlasted(context: EventContext, each: Reservation) -> str:
     """Gives up what cannot come true before slots end that have not ended for very long, as
     services do not; they are noted, so that nobody else waits for them. Why, or empty: it stays.
     """
-    state, books = turn.state, turn.state.reservations
-    if turn.now_ms < each.until_ms or has_room(state, each):
+    state, books = context.state, context.state.reservations
+    if context.now_ms < each.until_ms or has_room(state, each):
         return ""
     hosts = [state.hosts[name] for name in each.place.held if not _fits(state, name, each)]
     lasting = [
@@ -59,7 +59,7 @@ def outlasted(turn: Turn, each: Reservation) -> str:
         and key[0] != each.holder.allocation_id  # it grows
     ]
     if not lasting:
-        each.until_ms = turn.now_ms + state.settings.fairness.starvation_timeout_ms
+        each.until_ms = context.now_ms + state.settings.fairness.starvation_timeout_ms
         return ""
     books.outlasted_by = {key for key in books.outlasted_by if key in state.slots}
     books.outlasted_by.update(key for _, key in lasting)
@@ -110,7 +110,7 @@ def _fits(state: State, name: str, each: Reservation) -> bool:
     return not missing and not slots
 
 
-def stop_of(state: State, holder: Owner, place: Place) -> Stop | None:
+def stop_of(state: State, holder: ReservationOwner, place: Place) -> Stop | None:
     """The maximum that does not let a holder be placed."""
     job = state.flows.jobs.get(holder.job_id)
     groups = job.ancestors() if job is not None else ()

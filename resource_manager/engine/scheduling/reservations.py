@@ -38,7 +38,7 @@ from enum import Enum, auto
 
 from finegrain.cpu_policy import QosClass
 from finegrain.resources import BEST_EFFORT_CPU_MILLI, add, total_of
-from resource_manager.engine.context import Turn
+from resource_manager.engine.context import EventContext
 from resource_manager.engine.fairness.starvation import Blocked, Mark, PassedOver
 from resource_manager.engine.hosts.host import ONLINE
 from resource_manager.engine.hosts.notes import Hold
@@ -47,12 +47,12 @@ from resource_manager.engine.model.scheduling_key import in_grains
 from resource_manager.engine.model.settings import SECOND_MS
 from resource_manager.engine.model.timers import Timer
 from resource_manager.engine.placement.reserved import Place, Reservation
-from resource_manager.engine.queue.scheduling_classes import Line, Shape
+from resource_manager.engine.queue.scheduling_classes import JobQueue, SchedulingClass
 from resource_manager.engine.scheduling.behind import needs_help, since_served
 from resource_manager.engine.scheduling.passed_over import Turns
 from resource_manager.engine.scheduling.reservation_owners import (
-    Owner,
     RequestOwner,
+    ReservationOwner,
     owner_of,
     owner_waiting_as,
 )
@@ -89,34 +89,36 @@ class _Help(Enum):
     BLOCKED = auto()  # hosts would do that others have or come before
 
 
-def serve_holders(turn: Turn) -> None:
+def serve_holders(context: EventContext) -> None:
     """Places holders whose hosts have room, ends what is void. To be called before anybody else is
     served.
     """
-    for each in list(turn.state.reservations.all()):
-        why = void(turn.state, each) or outlasted(turn, each)
+    for each in list(context.state.reservations.all()):
+        why = void(context.state, each) or outlasted(context, each)
         if why:
-            _end(turn, each, why)
-        elif has_room(turn.state, each):
-            owner_of(each).settle(turn, each.place)
-            _end(turn, each, "placed there")
+            _end(context, each, why)
+        elif has_room(context.state, each):
+            owner_of(each).settle(context, each.place)
+            _end(context, each, "placed there")
 
 
-def end_served(turn: Turn) -> bool:
+def end_served(context: EventContext) -> bool:
     """Ends what is held for those who were placed elsewhere; True if there was anybody. To be
     called after others were served: what is free now is theirs.
     """
-    over = [each for each in turn.state.reservations.all() if not owner_of(each).waits(turn.state)]
+    over = [
+        each for each in context.state.reservations.all() if not owner_of(each).waits(context.state)
+    ]
     for each in over:
-        _end(turn, each, "placed elsewhere")
+        _end(context, each, "placed elsewhere")
     return bool(over)
 
 
-def hold_for_starving(turn: Turn) -> None:
+def hold_for_starving(context: EventContext) -> None:
     """Makes reservations for those who starve. The indexes must be fresh."""
-    state, starving = turn.state, turn.state.starving
-    if starving.is_due(turn.now_ms):
-        starving.looked(turn.now_ms, stuck=_look(turn))
+    state, starving = context.state, context.state.starving
+    if starving.is_due(context.now_ms):
+        starving.looked(context.now_ms, stuck=_look(context))
     due_ms = [each.until_ms for each in state.reservations.all()]
     if (next_ms := starving.next_due_ms()) is not None:
         due_ms.append(next_ms)
@@ -124,16 +126,16 @@ def hold_for_starving(turn: Turn) -> None:
         state.timers.arm(Timer.STARVING, "", min(due_ms))
 
 
-def _look(turn: Turn) -> bool:
+def _look(context: EventContext) -> bool:
     """Helps those who starve, who were passed over longest first, as far as may be; True: for some
     that may be right later though nothing happens but that time passes.
     """
-    state, starving, books = turn.state, turn.state.starving, turn.state.reservations
+    state, starving, books = context.state, context.state.starving, context.state.reservations
     turns = Turns(state)
     hopeless: list[PassedOver] = []
     stuck, looked, blocked = False, 0, 0
     taken = set(books.on_host)  # and what those blocked come first at
-    those = starving.starving(turn.now_ms, state.numbers.arrival)
+    those = starving.starving(context.now_ms, state.numbers.arrival)
     first, starving.goes_on_at = starving.goes_on_at, 0
     for at, passed in enumerate(those[first:], first):
         if len(books) >= state.settings.fairness.reservations_max:
@@ -141,10 +143,10 @@ def _look(turn: Turn) -> bool:
         if looked >= LOOKED_AT_MAX or len(hopeless) == TRIED_MAX:
             starving.goes_on_at, stuck = at - len(hopeless), True
             break
-        if passed.is_hopeless(state.hosts.version, turn.now_ms):
+        if passed.is_hopeless(state.hosts.version, context.now_ms):
             continue
         looked += _weight(passed)
-        help_ = _help(turn, passed, turns, taken)
+        help_ = _help(context, passed, turns, taken)
         taken.update(books.on_host)
         if help_ is _Help.BLOCKED and passed.blocked is not None:
             taken |= passed.blocked.hosts
@@ -152,7 +154,7 @@ def _look(turn: Turn) -> bool:
             if blocked == TRIED_MAX:
                 break
         if help_ is _Help.HOPELESS:
-            passed.hopeless = state.hosts.version, turn.now_ms + HOPELESS_MS
+            passed.hopeless = state.hosts.version, context.now_ms + HOPELESS_MS
             hopeless.append(passed)
         stuck = stuck or help_ is _Help.NOT_NOW
     starving.put_last(hopeless)
@@ -162,38 +164,38 @@ def _look(turn: Turn) -> bool:
 def _weight(passed: PassedOver) -> int:
     """As how many jobs somebody counts."""
     who = passed.who
-    return min(len(who.lines), HEADS_LOOKED_AT_MAX) if isinstance(who, Shape) else 1
+    return min(len(who.lines), HEADS_LOOKED_AT_MAX) if isinstance(who, SchedulingClass) else 1
 
 
-def tried_in_vain(turn: Turn, who: Shape | int) -> None:
+def tried_in_vain(context: EventContext, who: SchedulingClass | int) -> None:
     """Somebody had a turn and did not fit."""
-    state = turn.state
+    state = context.state
     if who not in state.starving:
-        state.starving.in_vain(who, _since_ms(turn, who), state.numbers.arrival)
+        state.starving.in_vain(who, _since_ms(context, who), state.numbers.arrival)
 
 
-def _help(turn: Turn, passed: PassedOver, turns: Turns, taken: Collection[str]) -> _Help:
+def _help(context: EventContext, passed: PassedOver, turns: Turns, taken: Collection[str]) -> _Help:
     """Holds capacity for the first of those who starve together for whom that is right, on none of
     the hosts `taken`.
     """
-    state, books = turn.state, turn.state.reservations
+    state, books = context.state, context.state.reservations
     found = _Help.DONE
     for holder in _holders(state, passed):
         if holder.job_id in books.by_job:
             continue
         found = _Help.NOT_NOW
         mark = passed.of(holder.number)
-        if mark is None or not state.starving.is_long(mark, turn.now_ms):
+        if mark is None or not state.starving.is_long(mark, context.now_ms):
             continue
         if not turns.is_passed_over(holder.job_id, mark.since_ms):
             continue
         if isinstance(holder, RequestOwner):
-            if not needs_help(turn, holder.line):
+            if not needs_help(context, holder.line):
                 continue
             mark = since_served(holder.line, mark)
         if not _may_be_held(state, holder, mark):
             continue
-        as_of = books.ended, len(taken), turn.now_ms // HOPELESS_MS
+        as_of = books.ended, len(taken), context.now_ms // HOPELESS_MS
         if passed.blocked is not None and passed.blocked.as_of == as_of:
             return _Help.BLOCKED
         place = holder.choose(state, taken)
@@ -201,12 +203,14 @@ def _help(turn: Turn, passed: PassedOver, turns: Turns, taken: Collection[str]) 
             return _blocked(state, passed, holder, as_of) if taken else _Help.HOPELESS
         passed.blocked = None
         if stop_of(state, holder, place) is None:
-            _hold(turn, holder, place, mark, passed.outlasted)
+            _hold(context, holder, place, mark, passed.outlasted)
             return _Help.DONE
     return found
 
 
-def _blocked(state: State, passed: PassedOver, holder: Owner, as_of: tuple[int, int, int]) -> _Help:
+def _blocked(
+    state: State, passed: PassedOver, holder: ReservationOwner, as_of: tuple[int, int, int]
+) -> _Help:
     """Notes which hosts would do for a holder that others have. They stay the same, so that there
     are fewer and fewer of them that others have.
     """
@@ -220,7 +224,7 @@ def _blocked(state: State, passed: PassedOver, holder: Owner, as_of: tuple[int, 
     return _Help.BLOCKED if place is not None else _Help.HOPELESS
 
 
-def _may_be_held(state: State, holder: Owner, mark: Mark) -> bool:
+def _may_be_held(state: State, holder: ReservationOwner, mark: Mark) -> bool:
     """True if a holder was passed over longer than all for whom something is held, or if he may
     have as much beside them.
     """
@@ -237,21 +241,23 @@ def _may_be_held(state: State, holder: Owner, mark: Mark) -> bool:
     return all(amount <= part * sums.get(ONLINE + name, 0) for name, amount in whole.items())
 
 
-def _hold(turn: Turn, holder: Owner, place: Place, mark: Mark, in_vain: int) -> None:
+def _hold(
+    context: EventContext, holder: ReservationOwner, place: Place, mark: Mark, in_vain: int
+) -> None:
     """Makes a reservation; whoever has room at once does not need one."""
-    state = turn.state
+    state = context.state
     patience_ms = PATIENCE * state.settings.fairness.starvation_timeout_ms
     made = Reservation(
         holder=holder,
         place=place,
         passed_over=mark,
-        since_time_ms=turn.at.time_ms,
+        since_time_ms=context.at.time_ms,
         lacking=next(iter(place.held)),
         version=state.hosts.version,
-        until_ms=turn.now_ms + patience_ms * 2 ** min(in_vain, DOUBLED_MAX),
+        until_ms=context.now_ms + patience_ms * 2 ** min(in_vain, DOUBLED_MAX),
     )
     if has_room(state, made):  # an exact search finds more than the usual one
-        holder.settle(turn, place)
+        holder.settle(context, place)
         for name in place.held:
             state.hosts.touch(state.hosts[name])
         return
@@ -265,10 +271,10 @@ def _hold(turn: Turn, holder: Owner, place: Place, mark: Mark, in_vain: int) -> 
         before = {key: slot.booked for key, slot in host.slots.items()}
         host.held = Hold(held.amounts, held.slots, before, barred)
         state.hosts.indexes.follow(host)
-    _tell(turn, "reservation_made", made, _what_is_held(made))
+    _tell(context, "reservation_made", made, _what_is_held(made))
 
 
-def _holders(state: State, passed: PassedOver) -> Iterator[Owner]:
+def _holders(state: State, passed: PassedOver) -> Iterator[ReservationOwner]:
     """Who they are that are passed over, the longest waiting first: of those who wait with the
     same, the first of each job.
     """
@@ -279,7 +285,7 @@ def _holders(state: State, passed: PassedOver) -> Iterator[Owner]:
             state.starving.over(who)
         elif single_stop(state, single) is None:
             yield owner_waiting_as(state, single)
-    if not isinstance(who, Shape):
+    if not isinstance(who, SchedulingClass):
         return
     if not who.waiting:
         state.starving.over(who)
@@ -290,7 +296,7 @@ def _holders(state: State, passed: PassedOver) -> Iterator[Owner]:
         yield RequestOwner(state.requests.at(line.numbers.first), line)
 
 
-def _first_lines(state: State, shape: Shape, most: int) -> list[Line]:
+def _first_lines(state: State, shape: SchedulingClass, most: int) -> list[JobQueue]:
     """The lines of those who wait longest with a shape and whom no maximum stops, so many at most;
     all lines are looked at only where very many of the first are stopped.
     """
@@ -304,8 +310,8 @@ def _first_lines(state: State, shape: Shape, most: int) -> list[Line]:
     return found[:most]
 
 
-def _end(turn: Turn, ended: Reservation, why: str) -> None:
-    state = turn.state
+def _end(context: EventContext, ended: Reservation, why: str) -> None:
+    state = context.state
     state.reservations.remove(ended)
     state.starving.look_at_once()
     for name in ended.place.held:
@@ -315,7 +321,7 @@ def _end(turn: Turn, ended: Reservation, why: str) -> None:
             state.hosts.touch(host)
             # Whom it has to be asked about had no room there, whatever amounts were left over.
             state.hosts.indexes.log_growth(host, state.queue)
-    _tell(turn, "reservation_ended", ended, f"{ended.holder.title}: {why}")
+    _tell(context, "reservation_ended", ended, f"{ended.holder.title}: {why}")
 
 
 def _what_is_held(made: Reservation) -> str:
@@ -327,9 +333,9 @@ def _what_is_held(made: Reservation) -> str:
     return f"{title} was passed over for too long: {amounts} are held for it on {name}"
 
 
-def _tell(turn: Turn, kind: str, about: Reservation, message: str) -> None:
+def _tell(context: EventContext, kind: str, about: Reservation, message: str) -> None:
     held = about.place.held
-    turn.cluster_event(
+    context.cluster_event(
         kind,
         executor_id=next(iter(held)) if len(held) == 1 else "",
         job_id=about.holder.job_id,
@@ -338,13 +344,13 @@ def _tell(turn: Turn, kind: str, about: Reservation, message: str) -> None:
     )
 
 
-def _since_ms(turn: Turn, who: Shape | int) -> int:
+def _since_ms(context: EventContext, who: SchedulingClass | int) -> int:
     """From when it counts that somebody is passed over. Waiting before a restart counts, by wall
     time; that of a slot that is to grow, or of whoever has had a slot before, is not known.
     """
-    state = turn.state
+    state = context.state
     waiting_since_ms: int | None = None
-    if isinstance(who, Shape):
+    if isinstance(who, SchedulingClass):
         head = who.head()
         if head is not None and head <= state.restored_arrival:
             first = state.requests.at(head)
@@ -355,6 +361,6 @@ def _since_ms(turn: Turn, who: Shape | int) -> int:
         if waiting is not None:
             waiting_since_ms = waiting.gang.waiting_since_time_ms
     if waiting_since_ms is None:
-        return turn.now_ms
+        return context.now_ms
     waited_ms = max(0, state.started.time_ms - waiting_since_ms)
     return state.started.monotonic_ms - waited_ms

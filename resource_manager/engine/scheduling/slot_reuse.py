@@ -19,7 +19,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from finegrain.errors import Reason
-from resource_manager.engine.context import Turn
+from resource_manager.engine.context import EventContext
 from resource_manager.engine.fairness import threads
 from resource_manager.engine.lifecycle.gangs import give_up
 from resource_manager.engine.lifecycle.known import known_job
@@ -46,21 +46,21 @@ ENDED = "it has ended before"
 NOT_GRANTED = "it was not granted"
 
 
-def reuse_slots(turn: Turn, event: SlotsReuseAsked) -> list[ItemOutcome]:
+def reuse_slots(context: EventContext, event: SlotsReuseAsked) -> list[ItemOutcome]:
     """Agrees to what is fair, and gives back the other slots.
 
     Raises:
         NotFound: the job is not known.
     """
-    known_job(turn.state, event.job_id)
-    following = NextTurn(turn.state)
-    return [_ask(turn, event, following, each) for each in event.slots]
+    known_job(context.state, event.job_id)
+    following = NextTurn(context.state)
+    return [_ask(context, event, following, each) for each in event.slots]
 
 
 def _ask(
-    turn: Turn, event: SlotsReuseAsked, following: NextTurn, asked: tuple[str, int, str]
+    context: EventContext, event: SlotsReuseAsked, following: NextTurn, asked: tuple[str, int, str]
 ) -> ItemOutcome:
-    state, job_id = turn.state, event.job_id
+    state, job_id = context.state, event.job_id
     allocation_id, generation, for_id = asked
     request, waiting = state.requests.named(allocation_id), state.requests.named(for_id)
     if request is None or request.job_id != job_id:
@@ -83,13 +83,13 @@ def _ask(
             f" {request.generation}",
             (("generation", str(generation)), ("current", str(request.generation))),
         )
-    reason, message = _obstacle(turn, request, waiting, following)
+    reason, message = _obstacle(context, request, waiting, following)
     if not reason and waiting is not None:
-        _hand_on(turn, request, waiting)
+        _hand_on(context, request, waiting)
         following.work_of(job_id)[for_id] = allocation_id
         return ItemOutcome(allocation_id)
-    _end_thread(turn, request)
-    give_up(turn, request, alone=True, reason=reason, message=message, grace_ms=event.grace_ms)
+    _end_thread(context, request)
+    give_up(context, request, alone=True, reason=reason, message=message, grace_ms=event.grace_ms)
     following.gave_back(job_id)
     return ItemOutcome(allocation_id, reason, message)
 
@@ -107,10 +107,10 @@ def _was_agreed(request: Request, waiting: Request, following: NextTurn) -> bool
 
 
 def _obstacle(
-    turn: Turn, request: Request, waiting: Request | None, following: NextTurn
+    context: EventContext, request: Request, waiting: Request | None, following: NextTurn
 ) -> tuple[str, str]:
     """Why a slot may not be handed on: reason and message; empty: it may."""
-    slot = turn.state.slots.of(request)
+    slot = context.state.slots.of(request)
     why = ""
     if slot is None or request.state is not RequestState.GRANTED:
         why = NOT_GRANTED
@@ -124,9 +124,9 @@ def _obstacle(
         why = OF_A_GANG
     elif not _ask_for_the_same(request, waiting):
         why = NOT_THE_SAME
-    elif not _has_its_size(turn, slot, request):
+    elif not _has_its_size(context, slot, request):
         why = RESIZED
-    elif slot.state is not SlotState.ALLOCATED or not turn.host_of(slot).eligible:
+    elif slot.state is not SlotState.ALLOCATED or not context.host_of(slot).eligible:
         why = NOT_HERE
     if why or slot is None:
         return Reason.NOT_REUSABLE, why
@@ -144,38 +144,38 @@ def _ask_for_the_same(request: Request, waiting: Request) -> bool:
     return like == request.spec
 
 
-def _has_its_size(turn: Turn, slot: Slot, request: Request) -> bool:
+def _has_its_size(context: EventContext, slot: Slot, request: Request) -> bool:
     """True if the slot is of the size that its request asked for, and is to stay so."""
     if slot.ordered is not None or slot.wanted is not None:
         return False
-    default = turn.host_of(slot).executor.registration.default_profile
+    default = context.host_of(slot).executor.registration.default_profile
     profile = request.spec.profile or default
     limit_milli = max(request.spec.cpu_limit_milli, profile.cpu_milli)
     return (slot.profile, slot.cpu_limit_milli) == (profile, limit_milli)
 
 
-def _end_thread(turn: Turn, request: Request) -> None:
+def _end_thread(context: EventContext, request: Request) -> None:
     """Counts the thread of a slot that is given back because it may not be reused.
 
     Its job master asked because the thread is done. `give_up` cannot tell: to it, a reason means
     that the slot is taken away.
     """
-    slot = turn.state.slots.of(request)
+    slot = context.state.slots.of(request)
     if slot is not None and request.state is RequestState.GRANTED:
-        threads.end(turn.state.jobs[request.job_id], slot, turn.now_ms)
+        threads.end(context.state.jobs[request.job_id], slot, context.now_ms)
 
 
-def _hand_on(turn: Turn, request: Request, waiting: Request) -> None:
+def _hand_on(context: EventContext, request: Request, waiting: Request) -> None:
     """The slot goes on with the work of a request that waits."""
-    state = turn.state
+    state = context.state
     slot = state.slots.of(request)
     line = state.queue.shape_of(waiting.spec).lines.get(waiting.job_id)
     if line is not None:
-        line.placed(turn.now_ms, state.starving.placements)
-    end_request(turn, waiting, RequestInput.REUSE, reason=Reason.REUSED, message=HANDED_ON)
+        line.placed(context.now_ms, state.starving.placements)
+    end_request(context, waiting, RequestInput.REUSE, reason=Reason.REUSED, message=HANDED_ON)
     if slot is not None:
         slot.works_for = waiting.allocation_id
-        threads.hand_on(state.jobs[request.job_id], slot, turn.now_ms)
-        turn.slot_event("slot_reused", slot, message=f"by {waiting.allocation_id}")
+        threads.hand_on(state.jobs[request.job_id], slot, context.now_ms)
+        context.slot_event("slot_reused", slot, message=f"by {waiting.allocation_id}")
     state.starving.placements += 1
     state.flows.hand_on(request.job_id)

@@ -54,7 +54,7 @@ from resource_manager.engine.model.state_tables import (
     SlotInput,
     StateTable,
 )
-from resource_manager.engine.model.transitions import Story, resize_state
+from resource_manager.engine.model.transitions import Transitions, resize_state
 from tests.support.components import REPOSITORY
 
 # Written a second time, by hand: a slip in one of the two is found.
@@ -125,7 +125,7 @@ class Machine:
     put: Callable[[str], None]
 
 
-def machines(story: Story) -> dict[str, Machine]:
+def machines(story: Transitions) -> dict[str, Machine]:
     """A new thing for each machine."""
     request = Request(RequestSpec("r1", None), "job", 1, 0)
     slot = Slot("r1", 2, "job", "host-a", ResourceProfile(), 0, 0)
@@ -224,7 +224,7 @@ def cells() -> list[tuple[str, str, str, str]]:
 
 @pytest.mark.parametrize(("title", "state", "what", "after"), cells())
 def test_every_input_in_every_state(title: str, state: str, what: str, after: str) -> None:
-    machine = machines(Story())[title]
+    machine = machines(Transitions())[title]
     machine.put(state)
     if after == "-":
         with pytest.raises(IllegalTransition):
@@ -236,7 +236,7 @@ def test_every_input_in_every_state(title: str, state: str, what: str, after: st
 
 
 def test_the_tables_by_hand_name_every_machine_state_and_input() -> None:
-    assert set(BY_HAND) == {table.title for table in TABLES} == set(machines(Story()))
+    assert set(BY_HAND) == {table.title for table in TABLES} == set(machines(Transitions()))
     assert {cell[:3] for cell in cells()} == {
         (table.title, state, what)
         for table in TABLES
@@ -251,7 +251,7 @@ def test_the_tables_by_hand_name_every_machine_state_and_input() -> None:
 @given(st.lists(st.tuples(st.sampled_from(sorted(BY_HAND)), st.integers(0, 9)), max_size=60))
 def test_whatever_happens_in_whatever_order(happenings: list[tuple[str, int]]) -> None:
     """From where they begin, things get nowhere but where the tables lead."""
-    story = Story()
+    story = Transitions()
     all_machines = machines(story)
     gone = set()
     for title, number in happenings:
@@ -274,7 +274,7 @@ def test_whatever_happens_in_whatever_order(happenings: list[tuple[str, int]]) -
 
 
 def test_new_things_stand_where_their_tables_begin() -> None:
-    for machine in machines(Story()).values():
+    for machine in machines(Transitions()).values():
         assert machine.read() == machine.table.initial
 
 
@@ -285,15 +285,15 @@ def test_ended_requests_stay_ended() -> None:
 def test_rows_are_restored_only_where_their_tables_allow() -> None:
     registration = Registration("host-a", "i", "h:1", {}, {}, ResourceProfile())
     executor = Executor(registration, 1)
-    Story().restore_executor(executor, ExecutorState.LOST)
+    Transitions().restore_executor(executor, ExecutorState.LOST)
     assert executor.state is ExecutorState.LOST
     with pytest.raises(IllegalTransition, match="ACTIVE, which does not allow RESTORE"):
-        Story().restore_executor(executor, ExecutorState.ACTIVE)
+        Transitions().restore_executor(executor, ExecutorState.ACTIVE)
 
 
 def test_a_change_of_size_has_to_come_to_what_its_table_says() -> None:
     slot = Slot("r1", 2, "job", "host-a", ResourceProfile(), 0, 0)
-    forgetful = Story().moving_resize(slot, ResizeInput.ASK)
+    forgetful = Transitions().moving_resize(slot, ResizeInput.ASK)
     with pytest.raises(IllegalTransition, match="resize r1/2 is NONE"), forgetful:
         pass  # and nothing waits
 
@@ -301,9 +301,9 @@ def test_a_change_of_size_has_to_come_to_what_its_table_says() -> None:
 def test_lost_follows_from_the_state_that_is_stored() -> None:
     registration = Registration("host-a", "i", "h:1", {}, {}, ResourceProfile())
     executor = Executor(registration, 1)
-    Story().move_executor(executor, RegistrationInput.FALL_SILENT)
+    Transitions().move_executor(executor, RegistrationInput.FALL_SILENT)
     assert executor.lost
-    Story().move_executor(executor, RegistrationInput.REGISTER)
+    Transitions().move_executor(executor, RegistrationInput.REGISTER)
     assert not executor.lost
 
 
@@ -322,7 +322,7 @@ def test_nothing_else_in_the_engine_sets_a_state() -> None:
 
 
 def test_an_illegal_move_tells_the_recent_story_of_its_entity() -> None:
-    story = Story()
+    story = Transitions()
     request = Request(RequestSpec("r1", None), "job", 1, 0)
     other = Request(RequestSpec("r2", None), "job", 2, 0)
     story.move_request(request, RequestInput.PLACE)

@@ -16,10 +16,11 @@ from finegrain.cpu_policy import (
 )
 from finegrain.cpuset import CpuSet
 from finegrain.resources import BEST_EFFORT_CPU_MILLI, CPU_MILLI, GIB, MEMORY_BYTES
-from resource_manager.engine.cpus.assign import Wish, assign, assign_many, fits_empty, score
+from resource_manager.engine.cpus.assign import assign, assign_many, fits_empty, score
 from resource_manager.engine.cpus.layout import CpuLayout, layout_of
-from resource_manager.engine.cpus.ledger import CpuBooks
+from resource_manager.engine.cpus.ledger import CpuLedger
 from resource_manager.engine.cpus.refusals import CpuBlocker, CpuRefusal
+from resource_manager.engine.cpus.request import CpuRequest
 from tests.support.cpu_layouts import RECORDED, as_reported, machine
 from tests.support.cpu_layouts import recorded as recorded_machine
 
@@ -34,16 +35,16 @@ def two_nodes() -> CpuLayout:
     return machine(2, 1, 4, 2, 16 * GIB)
 
 
-def need(policy: CpuPolicy, cpus: float, memory: int = GIB, limit: int = 0) -> Wish:
+def need(policy: CpuPolicy, cpus: float, memory: int = GIB, limit: int = 0) -> CpuRequest:
     name = BEST_EFFORT_CPU_MILLI if policy.best_effort else CPU_MILLI
-    return Wish.of(policy, {name: int(cpus * 1000), MEMORY_BYTES: memory}, limit * 1000)
+    return CpuRequest.of(policy, {name: int(cpus * 1000), MEMORY_BYTES: memory}, limit * 1000)
 
 
 def aligned(policy: CpuPolicy, numa: NumaPolicy, required: bool = True) -> CpuPolicy:
     return replace(policy, numa=numa, numa_required=required)
 
 
-def given_to(books: CpuBooks, wish: Wish) -> CpuAssignment:
+def given_to(books: CpuLedger, wish: CpuRequest) -> CpuAssignment:
     """What a slot gets that stays."""
     found = assign(books, wish)
     assert isinstance(found, CpuAssignment), found
@@ -52,7 +53,7 @@ def given_to(books: CpuBooks, wish: Wish) -> CpuAssignment:
     return found
 
 
-def refused(books: CpuBooks | None, wish: Wish) -> CpuRefusal:
+def refused(books: CpuLedger | None, wish: CpuRequest) -> CpuRefusal:
     found = assign(books, wish)
     assert isinstance(found, CpuRefusal), found
     return found
@@ -62,7 +63,7 @@ def refused(books: CpuBooks | None, wish: Wish) -> CpuRefusal:
 
 
 def test_a_pinned_slot_gets_whole_cores_and_is_bound_to_no_memory() -> None:
-    found = given_to(CpuBooks(two_nodes()), need(LSR, 4))
+    found = given_to(CpuLedger(two_nodes()), need(LSR, 4))
     assert (str(found.cpus), found.bind) == ("0-1,8-9", BindPolicy.FULL_PCPUS)
     assert found.numa == ()
     assert not found.memory_nodes
@@ -70,7 +71,7 @@ def test_a_pinned_slot_gets_whole_cores_and_is_bound_to_no_memory() -> None:
 
 
 def test_when_the_cpus_are_gone_the_refusal_counts_them() -> None:
-    books = CpuBooks(two_nodes())
+    books = CpuLedger(two_nodes())
     given_to(books, need(LSE, 12))
     refusal = refused(books, need(LSE, 6))
     assert refusal.blocker is CpuBlocker.CPU_NOT_ENOUGH
@@ -83,7 +84,7 @@ def test_when_the_cpus_are_gone_the_refusal_counts_them() -> None:
 
 def test_whole_cores_are_required_or_only_preferred() -> None:
     layout = machine(1, 1, 4, 2, GIB)
-    books = CpuBooks(layout)
+    books = CpuLedger(layout)
     spread = replace(LSR, bind=BindPolicy.SPREAD_BY_PCPUS, bind_required=True)
     assert str(given_to(books, need(spread, 3)).cpus) == "0-2"
     full = replace(LSR, bind=BindPolicy.FULL_PCPUS, bind_required=True)
@@ -97,7 +98,7 @@ def test_whole_cores_are_required_or_only_preferred() -> None:
 
 
 def test_a_core_of_ones_own_is_required_or_only_preferred() -> None:
-    books = CpuBooks(machine(1, 1, 4, 2, GIB))
+    books = CpuLedger(machine(1, 1, 4, 2, GIB))
     apart = replace(LSR, bind=BindPolicy.SPREAD_BY_PCPUS, exclusive=ExclusivePolicy.PCPU_LEVEL)
     assert given_to(books, need(apart, 3)).exclusive is ExclusivePolicy.PCPU_LEVEL
     refusal = refused(books, need(replace(apart, exclusive_required=True), 3))
@@ -109,7 +110,7 @@ def test_a_core_of_ones_own_is_required_or_only_preferred() -> None:
 
 
 def test_a_node_of_ones_own_falls_back_to_cores_and_says_so() -> None:
-    books = CpuBooks(machine(1, 1, 4, 2, GIB))
+    books = CpuLedger(machine(1, 1, 4, 2, GIB))
     apart = replace(LSR, bind=BindPolicy.SPREAD_BY_PCPUS, exclusive=ExclusivePolicy.NUMA_NODE_LEVEL)
     assert str(given_to(books, need(apart, 1)).cpus) == "0"
     found = given_to(books, need(apart, 3))
@@ -120,14 +121,14 @@ def test_a_node_of_ones_own_falls_back_to_cores_and_says_so() -> None:
 
 def test_isolated_cpus_go_to_pinned_slots_first() -> None:
     layout = replace(two_nodes(), isolated=CpuSet.parse("3,11").bits)
-    books = CpuBooks(layout)
+    books = CpuLedger(layout)
     assert str(given_to(books, need(LSR, 2)).cpus) == "3,11"
     assert books.shared_cpus == CpuSet.parse("0-2,4-10,12-15").bits
 
 
 def test_reserved_and_lost_cpus_are_given_to_nobody() -> None:
     policy = EffectivePolicy(shared_reserved_cpus=CpuSet.of(0, 4))
-    books = CpuBooks(machine(1, 1, 4, 2, GIB), policy)
+    books = CpuLedger(machine(1, 1, 4, 2, GIB), policy)
     books.set_unavailable(offline=CpuSet.of(7), kubelet=CpuSet.of(1))
     assert str(given_to(books, need(LSR, 4)).cpus) == "2-3,5-6"
     assert refused(books, need(LSR, 1)).number("free") == 0
@@ -139,7 +140,7 @@ def test_reserved_and_lost_cpus_are_given_to_nobody() -> None:
 
 
 def test_pinned_slots_leave_the_shared_pool_a_cpu() -> None:
-    books = CpuBooks(machine(1, 1, 4, 1, GIB))
+    books = CpuLedger(machine(1, 1, 4, 1, GIB))
     books.add(("plain", 1), None)
     refusal = refused(books, need(LSR, 4))
     assert refusal.blocker is CpuBlocker.SHARED_POOL_EMPTY
@@ -151,7 +152,7 @@ def test_pinned_slots_leave_the_shared_pool_a_cpu() -> None:
 
 
 def test_only_lse_slots_shrink_the_best_effort_pool_and_never_empty_it() -> None:
-    books = CpuBooks(machine(1, 1, 4, 1, GIB))
+    books = CpuLedger(machine(1, 1, 4, 1, GIB))
     given_to(books, need(BE, 0.5))
     refusal = refused(books, need(LSE, 4))
     assert refusal.blocker is CpuBlocker.BEST_EFFORT_POOL_EMPTY
@@ -160,14 +161,14 @@ def test_only_lse_slots_shrink_the_best_effort_pool_and_never_empty_it() -> None
 
 
 def test_a_best_effort_slot_needs_a_pool() -> None:
-    books = CpuBooks(machine(1, 1, 4, 1, GIB))
+    books = CpuLedger(machine(1, 1, 4, 1, GIB))
     given_to(books, need(LSE, 4))
     assert refused(books, need(BE, 0.5)).blocker is CpuBlocker.BEST_EFFORT_POOL_EMPTY
     assert fits_empty(books, need(BE, 0.5)) is None
 
 
 def test_what_a_node_has_promised_to_slots_in_its_pool_is_not_pinned() -> None:
-    books = CpuBooks(two_nodes())
+    books = CpuLedger(two_nodes())
     for _ in range(2):
         given_to(books, need(aligned(LS, SINGLE), 2.5))  # of four on each node
     assert sorted(books.used(at, CPU_MILLI) for at in (0, 1)) == [2500, 2500]
@@ -182,7 +183,7 @@ def test_what_a_node_has_promised_to_slots_in_its_pool_is_not_pinned() -> None:
 
 
 def test_a_slot_on_one_node_gets_its_cpus_and_memory_there() -> None:
-    books = CpuBooks(two_nodes())
+    books = CpuLedger(two_nodes())
     first = given_to(books, need(aligned(LSE, SINGLE), 6, 12 * GIB))
     assert first.numa == (NodeShare(0, ((CPU_MILLI, 6000), (MEMORY_BYTES, 12 * GIB))),)
     assert str(first.memory_nodes) == "0"
@@ -195,7 +196,7 @@ def test_a_slot_on_one_node_gets_its_cpus_and_memory_there() -> None:
 
 
 def test_what_the_nodes_together_do_not_have_is_named() -> None:
-    books = CpuBooks(two_nodes())
+    books = CpuLedger(two_nodes())
     given_to(books, need(aligned(LS, SINGLE), 1, 16 * GIB))
     refusal = refused(books, need(aligned(LS, RESTRICTED), 1, 17 * GIB))
     assert refusal.blocker is CpuBlocker.NUMA_NOT_ENOUGH_MEMORY
@@ -204,7 +205,7 @@ def test_what_the_nodes_together_do_not_have_is_named() -> None:
 
 
 def test_restricted_takes_as_few_nodes_as_the_empty_host_would_need() -> None:
-    books = CpuBooks(two_nodes())
+    books = CpuLedger(two_nodes())
     given_to(books, need(aligned(LSR, SINGLE), 6))
     given_to(books, need(aligned(LSR, SINGLE), 6))
     refusal = refused(books, need(aligned(LSR, RESTRICTED), 4))  # two cpus are free on each
@@ -212,19 +213,19 @@ def test_restricted_takes_as_few_nodes_as_the_empty_host_would_need() -> None:
     found = given_to(books, need(aligned(LSR, BEST_EFFORT), 4))
     assert found.nodes == (0, 1)
     assert "2 NUMA nodes" in found.notes[0]
-    books = CpuBooks(two_nodes())
+    books = CpuLedger(two_nodes())
     assert given_to(books, need(aligned(LSR, RESTRICTED), 10)).nodes == (0, 1)
 
 
 def test_a_preferred_node_is_given_up_with_a_note() -> None:
-    books = CpuBooks(two_nodes())
+    books = CpuLedger(two_nodes())
     found = given_to(books, need(aligned(LSR, SINGLE, required=False), 10))
     assert found.nodes == (0, 1)
     assert found.notes[0].startswith("NUMA policy SingleNUMANode was preferred")
 
 
 def test_a_pinned_slot_gets_cpus_where_no_node_has_the_memory_that_was_preferred_there() -> None:
-    books = CpuBooks(two_nodes())
+    books = CpuLedger(two_nodes())
     for _ in range(2):
         given_to(books, need(aligned(LS, SINGLE), 1, 16 * GIB))
     found = given_to(books, need(aligned(LSR, SINGLE, required=False), 2))
@@ -233,7 +234,7 @@ def test_a_pinned_slot_gets_cpus_where_no_node_has_the_memory_that_was_preferred
 
 
 def test_the_hosts_alignment_holds_for_every_slot() -> None:
-    books = CpuBooks(two_nodes(), EffectivePolicy(alignment=SINGLE))
+    books = CpuLedger(two_nodes(), EffectivePolicy(alignment=SINGLE))
     plain = given_to(books, need(LS, 3, 4 * GIB))
     assert plain.numa == (NodeShare(0, ((CPU_MILLI, 3000), (MEMORY_BYTES, 4 * GIB))),)
     assert plain.pools == (PoolName(0, 0),)
@@ -255,7 +256,7 @@ def test_the_hosts_alignment_holds_for_every_slot() -> None:
 def test_the_strategy_says_which_node_comes_first(
     strategy: NumaStrategy, nodes: tuple[int, ...]
 ) -> None:
-    books = CpuBooks(two_nodes(), EffectivePolicy(numa_strategy=strategy))
+    books = CpuLedger(two_nodes(), EffectivePolicy(numa_strategy=strategy))
     taken = CpuAssignment(QosClass.LSR, cpus=CpuSet.of(0, 8))
     books.add(("there", 1), taken)
     for policy in (LSR, LS):
@@ -265,14 +266,14 @@ def test_the_strategy_says_which_node_comes_first(
 
 
 def test_a_node_whose_cores_are_unclaimed_goes_before_the_strategy() -> None:
-    books = CpuBooks(two_nodes(), EffectivePolicy(numa_strategy=NumaStrategy.MOST_ALLOCATED))
+    books = CpuLedger(two_nodes(), EffectivePolicy(numa_strategy=NumaStrategy.MOST_ALLOCATED))
     apart = replace(aligned(LSR, SINGLE), exclusive=ExclusivePolicy.NUMA_NODE_LEVEL)
     assert [given_to(books, need(apart, 2)).nodes for _ in range(2)] == [(0,), (1,)]
 
 
 def test_even_distribution_over_two_nodes_takes_whole_cores() -> None:
     policy = EffectivePolicy(numa_strategy=NumaStrategy.DISTRIBUTE_EVENLY)
-    books = CpuBooks(two_nodes(), policy)
+    books = CpuLedger(two_nodes(), policy)
     found = given_to(books, need(aligned(LSE, RESTRICTED), 12))
     assert [dict(share.amounts)[CPU_MILLI] for share in found.numa] == [6000, 6000]
     assert books.layout.whole(found.cpus.bits) == found.cpus.bits
@@ -281,7 +282,7 @@ def test_even_distribution_over_two_nodes_takes_whole_cores() -> None:
 def test_cpus_without_memory_use_that_of_the_nearest_node() -> None:
     layout = two_nodes()
     nodes = (layout.nodes[0], replace(layout.nodes[1], memory_bytes=0, memory_node=0))
-    books = CpuBooks(replace(layout, nodes=nodes))
+    books = CpuLedger(replace(layout, nodes=nodes))
     given_to(books, need(aligned(LSE, SINGLE), 8))
     found = given_to(books, need(aligned(LSE, SINGLE), 8))
     assert found.numa == (
@@ -294,7 +295,7 @@ def test_cpus_without_memory_use_that_of_the_nearest_node() -> None:
 def test_nodes_without_cpus_are_given_to_nobody() -> None:
     layout = two_nodes()
     fast = replace(layout.nodes[0], id=2, mask=0, packages=(), memory_node=2)
-    books = CpuBooks(replace(layout, nodes=(*layout.nodes, fast)))
+    books = CpuLedger(replace(layout, nodes=(*layout.nodes, fast)))
     found = given_to(books, need(aligned(LS, BEST_EFFORT), 1, 30 * GIB))
     assert found.nodes == (0, 1)
     refusal = refused(books, need(aligned(LS, RESTRICTED), 1, 3 * GIB))
@@ -304,9 +305,11 @@ def test_nodes_without_cpus_are_given_to_nobody() -> None:
 def test_huge_pages_lie_on_nodes() -> None:
     layout = two_nodes()
     nodes = (layout.nodes[0], replace(layout.nodes[1], extended=(("hugepages-1Gi", 4),)))
-    books = CpuBooks(replace(layout, nodes=nodes))
+    books = CpuLedger(replace(layout, nodes=nodes))
     policy = aligned(LSE, SINGLE)
-    wish = Wish.of(policy, {CPU_MILLI: 2000, "extended.hugepages-1Gi": 3, "extended.licence": 1})
+    wish = CpuRequest.of(
+        policy, {CPU_MILLI: 2000, "extended.hugepages-1Gi": 3, "extended.licence": 1}
+    )
     found = given_to(books, wish)
     assert found.numa == (NodeShare(1, ((CPU_MILLI, 2000), ("extended.hugepages-1Gi", 3))),)
     assert refused(books, wish).blocker is CpuBlocker.NUMA_NOT_ENOUGH_RESOURCE
@@ -314,7 +317,7 @@ def test_huge_pages_lie_on_nodes() -> None:
 
 def test_where_memory_is_in_separate_pools_nodes_count_it_as_one() -> None:
     booking = {CPU_MILLI: 1000, "task_heap_memory_bytes": GIB, "managed_memory_bytes": 2 * GIB}
-    found = given_to(CpuBooks(two_nodes()), Wish.of(aligned(LS, SINGLE), booking))
+    found = given_to(CpuLedger(two_nodes()), CpuRequest.of(aligned(LS, SINGLE), booking))
     assert dict(found.numa[0].amounts)[MEMORY_BYTES] == 3 * GIB
 
 
@@ -322,7 +325,7 @@ def test_where_memory_is_in_separate_pools_nodes_count_it_as_one() -> None:
 
 
 def test_a_bursting_slot_is_bound_to_the_pool_that_suits_its_limit_best() -> None:
-    books = CpuBooks(two_nodes())
+    books = CpuLedger(two_nodes())
     books.add(("there", 1), CpuAssignment(QosClass.LSR, cpus=CpuSet.of(0, 8)))
     burst = replace(LS, bind=BindPolicy.CONSTRAINED_BURST, bind_required=True)
     small = given_to(books, need(burst, 1, limit=6))
@@ -339,7 +342,7 @@ def test_a_bursting_slot_is_bound_to_the_pool_that_suits_its_limit_best() -> Non
 
 
 def test_a_bursting_slot_on_an_aligned_host_keeps_to_suitable_nodes() -> None:
-    books = CpuBooks(two_nodes(), EffectivePolicy(alignment=RESTRICTED))
+    books = CpuLedger(two_nodes(), EffectivePolicy(alignment=RESTRICTED))
     given_to(books, need(LSE, 4))
     burst = replace(LS, bind=BindPolicy.CONSTRAINED_BURST, bind_required=True)
     found = given_to(books, need(burst, 1, limit=7))
@@ -356,7 +359,7 @@ def test_every_recorded_machine_serves_every_class(name: str) -> None:
     assert layout is not None
     for policy in (LSE, LSR, LS, BE):
         for numa in NumaPolicy:
-            books = CpuBooks(layout)
+            books = CpuLedger(layout)
             wish = need(aligned(policy, numa), 1, memory=0)
             found = given_to(books, wish)
             assert fits_empty(books, wish) is None
@@ -381,7 +384,7 @@ def test_a_host_without_topology_serves_what_demands_nothing() -> None:
 
 
 def test_several_slots_are_assigned_until_the_first_that_fits_nowhere() -> None:
-    books = CpuBooks(two_nodes())
+    books = CpuLedger(two_nodes())
     wish = need(LSE, 6)
     found = assign_many(books, [wish] * 4)
     assert [isinstance(each, CpuRefusal) for each in found] == [False, False, True]
@@ -392,7 +395,7 @@ def test_hosts_are_ranked_by_what_they_grant_and_then_by_strategy() -> None:
     wish = need(aligned(LSR, SINGLE, required=False), 4)
 
     def rated(taken: int, strategy: NumaStrategy) -> int:
-        books = CpuBooks(two_nodes(), EffectivePolicy(numa_strategy=strategy))
+        books = CpuLedger(two_nodes(), EffectivePolicy(numa_strategy=strategy))
         for _ in range(2):
             given_to(books, need(aligned(LSR, SINGLE), taken))
         found = assign(books, wish)

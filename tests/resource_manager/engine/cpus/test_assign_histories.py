@@ -20,11 +20,12 @@ from finegrain.cpu_policy import (
 )
 from finegrain.cpuset import CpuSet
 from finegrain.resources import BEST_EFFORT_CPU_MILLI, CPU_MILLI, GIB, MEMORY_BYTES
-from resource_manager.engine.cpus.assign import Wish, assign, assign_many, fits_empty, score
+from resource_manager.engine.cpus.assign import assign, assign_many, fits_empty, score
 from resource_manager.engine.cpus.hints import SCORE_MAX
 from resource_manager.engine.cpus.layout import CpuLayout, layout_of_rows
-from resource_manager.engine.cpus.ledger import CpuBooks
+from resource_manager.engine.cpus.ledger import CpuLedger
 from resource_manager.engine.cpus.refusals import CpuBlocker, CpuRefusal
+from resource_manager.engine.cpus.request import CpuRequest
 from resource_manager.engine.cpus.take import holds
 from tests.support.cpu_layouts import machine
 from tests.support.properties import examples
@@ -66,7 +67,7 @@ hosts = st.builds(
 
 
 @st.composite
-def wishes(draw: st.DrawFn) -> Wish:
+def wishes(draw: st.DrawFn) -> CpuRequest:
     qos = draw(st.sampled_from(QosClass))
     binds = [BindPolicy.DEFAULT, BindPolicy.NONE]
     if qos.is_pinned:
@@ -88,15 +89,17 @@ def wishes(draw: st.DrawFn) -> Wish:
         BEST_EFFORT_CPU_MILLI if qos is QosClass.BE else CPU_MILLI: milli,
         MEMORY_BYTES: draw(st.sampled_from([0, GIB, 3 * GIB, 10 * GIB])),
     }
-    return Wish.of(policy, booking, draw(st.sampled_from([0, milli, 3 * milli])))
+    return CpuRequest.of(policy, booking, draw(st.sampled_from([0, milli, 3 * milli])))
 
 
 histories = st.lists(st.one_of(wishes(), st.integers(0, 20)), max_size=12)
 
 
-def lived(books: CpuBooks, history: list[Wish | int]) -> list[tuple[Wish, CpuAssignment]]:
+def lived(
+    books: CpuLedger, history: list[CpuRequest | int]
+) -> list[tuple[CpuRequest, CpuAssignment]]:
     """Slots come where they fit, and others go. Returns who is there."""
-    there: dict[tuple[str, int], tuple[Wish, CpuAssignment]] = {}
+    there: dict[tuple[str, int], tuple[CpuRequest, CpuAssignment]] = {}
     for number, step in enumerate(history):
         if isinstance(step, int):
             if there:
@@ -115,9 +118,9 @@ def lived(books: CpuBooks, history: list[Wish | int]) -> list[tuple[Wish, CpuAss
 @settings(max_examples=examples(60))
 @given(layouts, hosts, histories)
 def test_nothing_is_promised_twice(
-    layout: CpuLayout, policy: EffectivePolicy, history: list[Wish | int]
+    layout: CpuLayout, policy: EffectivePolicy, history: list[CpuRequest | int]
 ) -> None:
-    books = CpuBooks(layout, policy)
+    books = CpuLedger(layout, policy)
     there = lived(books, history)
     own = [found.cpus for _, found in there]
     assert sum(len(cpus) for cpus in own) == books.pinned.bit_count()
@@ -146,9 +149,9 @@ def test_nothing_is_promised_twice(
 @settings(max_examples=examples(60))
 @given(layouts, hosts, histories, wishes())
 def test_what_is_required_holds(
-    layout: CpuLayout, policy: EffectivePolicy, history: list[Wish | int], wish: Wish
+    layout: CpuLayout, policy: EffectivePolicy, history: list[CpuRequest | int], wish: CpuRequest
 ) -> None:
-    books = CpuBooks(layout, policy)
+    books = CpuLedger(layout, policy)
     lived(books, history)
     found = assign(books, wish)
     if isinstance(found, CpuRefusal):
@@ -184,7 +187,7 @@ def _bind_holds(layout: CpuLayout, host: EffectivePolicy, asked: CpuPolicy, cpus
         assert holds(layout, cpus, word)
 
 
-def _exclusive_holds(books: CpuBooks, asked: CpuPolicy, host: EffectivePolicy, cpus: int) -> None:
+def _exclusive_holds(books: CpuLedger, asked: CpuPolicy, host: EffectivePolicy, cpus: int) -> None:
     if not asked.exclusive_required:
         return
     word = asked.exclusive
@@ -199,9 +202,9 @@ def _exclusive_holds(books: CpuBooks, asked: CpuPolicy, host: EffectivePolicy, c
 @settings(max_examples=examples(60))
 @given(layouts, st.sampled_from(NumaStrategy), histories, wishes())
 def test_what_is_only_preferred_refuses_nobody(
-    layout: CpuLayout, strategy: NumaStrategy, history: list[Wish | int], wish: Wish
+    layout: CpuLayout, strategy: NumaStrategy, history: list[CpuRequest | int], wish: CpuRequest
 ) -> None:
-    books = CpuBooks(layout, EffectivePolicy(numa_strategy=strategy))
+    books = CpuLedger(layout, EffectivePolicy(numa_strategy=strategy))
     lived(books, history)
     lenient = replace(
         wish.policy, bind_required=False, exclusive_required=False, numa_required=False
@@ -222,11 +225,14 @@ def test_what_is_only_preferred_refuses_nobody(
 @settings(max_examples=examples(60))
 @given(layouts, hosts, histories, st.lists(wishes(), max_size=4))
 def test_the_same_holdings_give_the_same(
-    layout: CpuLayout, policy: EffectivePolicy, history: list[Wish | int], later: list[Wish]
+    layout: CpuLayout,
+    policy: EffectivePolicy,
+    history: list[CpuRequest | int],
+    later: list[CpuRequest],
 ) -> None:
-    books = CpuBooks(layout, policy)
+    books = CpuLedger(layout, policy)
     lived(books, history)
-    again = CpuBooks(layout, policy)
+    again = CpuLedger(layout, policy)
     for key in sorted(books.holdings, reverse=True):
         again.add(key, books.holdings[key])
     version, holdings = books.version, dict(books.holdings)
@@ -244,9 +250,9 @@ def test_the_same_holdings_give_the_same(
 @settings(max_examples=examples(60))
 @given(layouts, hosts, histories, wishes())
 def test_what_fits_now_would_fit_the_empty_host(
-    layout: CpuLayout, policy: EffectivePolicy, history: list[Wish | int], wish: Wish
+    layout: CpuLayout, policy: EffectivePolicy, history: list[CpuRequest | int], wish: CpuRequest
 ) -> None:
-    books = CpuBooks(layout, policy)
+    books = CpuLedger(layout, policy)
     lived(books, history)
     found = assign(books, wish)
     if isinstance(found, CpuAssignment):

@@ -7,15 +7,15 @@ from finegrain.cpu_policy import EffectivePolicy, ExclusivePolicy, QosClass
 from finegrain.cpuset import CpuSet
 from finegrain.resources import BEST_EFFORT_CPU_MILLI, CPU_MILLI, GIB, MEMORY_BYTES
 from resource_manager.engine.cpus.layout import layout_of_rows
-from resource_manager.engine.cpus.ledger import CpuBooks, PinRoom
+from resource_manager.engine.cpus.ledger import CpuLedger, PinRoom
 from tests.support.cpu_layouts import cpus, machine
 
 FIRST, SECOND, THIRD = ("first", 1), ("second", 1), ("third", 1)
 
 
-def books(policy: EffectivePolicy | None = None) -> CpuBooks:
+def books(policy: EffectivePolicy | None = None) -> CpuLedger:
     """Two nodes of four cores with two threads and 8 GiB: cpus 0-3,8-11 and 4-7,12-15."""
-    return CpuBooks(machine(2, 1, 4, 2, 8 * GIB), policy)
+    return CpuLedger(machine(2, 1, 4, 2, 8 * GIB), policy)
 
 
 def own(
@@ -99,7 +99,7 @@ def test_nodes_count_what_slots_are_promised_there() -> None:
 
 
 def test_best_effort_capacity_lies_where_its_cpus_are() -> None:
-    its = CpuBooks(machine(2, 1, 4, 2, GIB), best_effort_milli=8000)
+    its = CpuLedger(machine(2, 1, 4, 2, GIB), best_effort_milli=8000)
     assert [its.available(at, BEST_EFFORT_CPU_MILLI) for at in (0, 1)] == [4000, 4000]
     its.add(FIRST, own("0-3,8-11", QosClass.LSR))
     assert its.available(0, BEST_EFFORT_CPU_MILLI) == 4000
@@ -185,7 +185,7 @@ def test_the_room_for_cpus_of_ones_own() -> None:
 
 def test_pools_are_named_as_the_host_reports_them() -> None:
     layout = layout_of_rows([(0, 0, 7, 3), (1, 1, 7, 4), (2, 2, 9, 4)])
-    its = CpuBooks(layout)
+    its = CpuLedger(layout)
     assert its.pools(0) == (PoolName(3, 7), PoolName(4, 7))  # a node in two packages
     assert its.pools(1) == (PoolName(4, 9),)
 

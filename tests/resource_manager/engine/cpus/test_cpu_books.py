@@ -6,7 +6,7 @@ from finegrain.cpu_assignment import CpuAssignment, NodeShare
 from finegrain.cpu_policy import EffectivePolicy, QosClass
 from finegrain.cpuset import CpuSet
 from finegrain.resources import BEST_EFFORT_CPU_MILLI
-from resource_manager.engine.cpus.ledger import CpuBooks
+from resource_manager.engine.cpus.ledger import CpuLedger
 from tests.support.cpu_layouts import machine
 
 
@@ -14,12 +14,12 @@ def bound(node: int, milli: int) -> CpuAssignment:
     return CpuAssignment(QosClass.BE, numa=(NodeShare(node, ((BEST_EFFORT_CPU_MILLI, milli),)),))
 
 
-def books() -> CpuBooks:
+def books() -> CpuLedger:
     """Two nodes of 4 cores with 2 threads, and twice as much best-effort cpu as there are cpus."""
-    return CpuBooks(machine(2, 1, 4, 2), best_effort_milli=32_000)
+    return CpuLedger(machine(2, 1, 4, 2), best_effort_milli=32_000)
 
 
-def capacities(host: CpuBooks) -> list[int]:
+def capacities(host: CpuLedger) -> list[int]:
     return [host.capacity(node, BEST_EFFORT_CPU_MILLI) for node in range(2)]
 
 

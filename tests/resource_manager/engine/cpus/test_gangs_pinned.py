@@ -27,7 +27,7 @@ from resource_manager.engine.model.entities import (
 )
 from resource_manager.engine.model.events import HostPolicySet, RequestsSubmitted, SlotsReleased
 from resource_manager.engine.placement.gang_exact import Trials
-from resource_manager.engine.queue.gangs import Wish
+from resource_manager.engine.queue.gangs import MemberRequest
 from tests.support.cpu_hosts import BE, LSE, LSR, PLAIN, CpuStory, host
 
 ONE_NODE = CpuPolicy(QosClass.LSR, numa=NumaPolicy.SINGLE_NUMA_NODE, numa_required=True)
@@ -204,8 +204,8 @@ def test_a_search_that_begins_anew_has_forgotten_what_it_found_on_the_way() -> N
     story = CpuStory(host(nodes=1, cores=4))
     there = story.state.hosts["host-a"]
 
-    def wish(cpus: int) -> Wish:
-        return Wish(ResourceProfile(cpus * 1000, 64 * MIB), (), 1, cpus=(LSE, 0))
+    def wish(cpus: int) -> MemberRequest:
+        return MemberRequest(ResourceProfile(cpus * 1000, 64 * MIB), (), 1, cpus=(LSE, 0))
 
     trials = Trials()
     trials.take(wish(1), there, 1)

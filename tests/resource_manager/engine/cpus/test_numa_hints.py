@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 from finegrain.cpu_assignment import CpuAssignment, NodeShare
 from finegrain.cpu_policy import CpuPolicy, EffectivePolicy, NumaPolicy, NumaStrategy
 from finegrain.resources import CPU_MILLI, GIB, MEMORY_BYTES
-from resource_manager.engine.cpus.assign import Wish, assign
+from resource_manager.engine.cpus.assign import assign
 from resource_manager.engine.cpus.hints import hints, masks_by_size, quantities, remoteness
-from resource_manager.engine.cpus.ledger import CpuBooks
+from resource_manager.engine.cpus.ledger import CpuLedger
 from resource_manager.engine.cpus.numa import positions, split
 from resource_manager.engine.cpus.refusals import CpuRefusal
+from resource_manager.engine.cpus.request import CpuRequest
 from tests.support.cpu_layouts import machine
 
 AMOUNTS = st.lists(st.integers(0, 20), min_size=1, max_size=5)
@@ -72,15 +73,17 @@ def test_closer_nodes_are_less_remote() -> None:
     )
     assert remoteness(told, 0b110) < remoteness(told, 0b011) < remoteness(told, 0b101)
     assert remoteness(layout, 0b101) == 0
-    books = CpuBooks(told)
-    wish = Wish.of(CpuPolicy(numa=NumaPolicy.RESTRICTED, numa_required=True), {CPU_MILLI: 2000})
+    books = CpuLedger(told)
+    wish = CpuRequest.of(
+        CpuPolicy(numa=NumaPolicy.RESTRICTED, numa_required=True), {CPU_MILLI: 2000}
+    )
     found = assign(books, wish)
     assert isinstance(found, CpuAssignment)
     assert found.nodes == (1, 2)
 
 
 def test_a_node_with_nothing_left_is_in_no_mask() -> None:
-    books = CpuBooks(machine(1, 3, 2, 1, 4 * GIB))
+    books = CpuLedger(machine(1, 3, 2, 1, 4 * GIB))
     full = NodeShare(1, ((MEMORY_BYTES, 4 * GIB),))
     books.add(("full", 1), CpuAssignment(numa=(full,)))
     asked = quantities(books, {CPU_MILLI: 3000, MEMORY_BYTES: GIB}, NumaStrategy.LEAST_ALLOCATED)
@@ -92,8 +95,8 @@ def test_a_node_with_nothing_left_is_in_no_mask() -> None:
 
 
 def test_sixteen_nodes_are_still_served_and_refused() -> None:
-    books = CpuBooks(machine(4, 4, 2, 2, GIB), EffectivePolicy(alignment=NumaPolicy.RESTRICTED))
-    found = assign(books, Wish.of(CpuPolicy(), {CPU_MILLI: 13_000, MEMORY_BYTES: 2 * GIB}))
+    books = CpuLedger(machine(4, 4, 2, 2, GIB), EffectivePolicy(alignment=NumaPolicy.RESTRICTED))
+    found = assign(books, CpuRequest.of(CpuPolicy(), {CPU_MILLI: 13_000, MEMORY_BYTES: 2 * GIB}))
     assert isinstance(found, CpuAssignment)
     assert found.nodes == (0, 1, 2, 3)  # a whole package
-    assert isinstance(assign(books, Wish.of(CpuPolicy(), {CPU_MILLI: 65_000})), CpuRefusal)
+    assert isinstance(assign(books, CpuRequest.of(CpuPolicy(), {CPU_MILLI: 65_000})), CpuRefusal)

@@ -26,13 +26,14 @@ from finegrain.cpu_policy import (
 )
 from finegrain.cpuset import CpuSet
 from resource_manager.engine.cpus.alignment import Case
-from resource_manager.engine.cpus.assign import Wish, assign
+from resource_manager.engine.cpus.assign import assign
 from resource_manager.engine.cpus.hints import hints, masks_by_size, quantities
 from resource_manager.engine.cpus.layout import layout_of_rows
-from resource_manager.engine.cpus.ledger import CpuBooks
+from resource_manager.engine.cpus.ledger import CpuLedger
 from resource_manager.engine.cpus.numa import positions
 from resource_manager.engine.cpus.pinning import cpus_for
 from resource_manager.engine.cpus.refusals import CpuBlocker, CpuRefusal
+from resource_manager.engine.cpus.request import CpuRequest
 from resource_manager.engine.cpus.resolve import Resolved, resolve
 
 VECTORS = Path(__file__).parents[3] / "data" / "vectors"
@@ -65,7 +66,7 @@ def amounts(told: dict[str, int]) -> dict[str, int]:
 
 def books_of(
     vectors: dict[str, Any], case: dict[str, Any], policy: EffectivePolicy = NO_POLICY
-) -> CpuBooks:
+) -> CpuLedger:
     """The host of a case with all that is allocated on it.
 
     Where more is allocated of a NUMA node than the cpus of its pod, the rest is a pod in the pool.
@@ -90,7 +91,7 @@ def books_of(
         )
     layout = replace(layout, nodes=tuple(nodes))
     strategy = NumaStrategy(case["numa_strategy"])
-    books = CpuBooks(layout, replace(policy, numa_strategy=strategy))
+    books = CpuLedger(layout, replace(policy, numa_strategy=strategy))
     for at, pod in enumerate(case["allocated"]):
         cpus = CpuSet.from_bits(CpuSet.parse(pod["cpuset"]).bits & layout.cpus)
         rest = []
@@ -122,10 +123,10 @@ def policy_of(request: dict[str, Any]) -> CpuPolicy:
 
 
 def opened(
-    books: CpuBooks, request: dict[str, Any]
-) -> tuple[Wish, Resolved, int | None] | CpuRefusal:
+    books: CpuLedger, request: dict[str, Any]
+) -> tuple[CpuRequest, Resolved, int | None] | CpuRefusal:
     """The request as far as its cpus are its to choose from."""
-    wish = Wish.of(policy_of(request), amounts(request["original_requests"]))
+    wish = CpuRequest.of(policy_of(request), amounts(request["original_requests"]))
     resolved = resolve(wish.policy, wish.cpu_milli, books.policy, books.layout)
     assert isinstance(resolved, Resolved)
     own = cpus_for(books, resolved) if resolved.count else None
@@ -279,7 +280,7 @@ def test_which_hosts_are_passed_by(case: dict[str, Any]) -> None:
         numa=word(state["numa_topology_policy"], NumaPolicy, NumaPolicy.DEFAULT),
     )
     books = books_of(POLICIES, case, policy)
-    found = assign(books, Wish.of(wish, amounts(state["requests"])))
+    found = assign(books, CpuRequest.of(wish, amounts(state["requests"])))
     if case["expect"]["code"] == "ok":
         assert isinstance(found, CpuAssignment)
         return

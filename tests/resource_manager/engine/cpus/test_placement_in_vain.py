@@ -14,8 +14,8 @@ from finegrain.cpu_policy import (
     QosClass,
 )
 from finegrain.errors import Reason
-from resource_manager.engine.cpus.assign import Wish
-from resource_manager.engine.cpus.ledger import CpuBooks
+from resource_manager.engine.cpus.ledger import CpuLedger
+from resource_manager.engine.cpus.request import CpuRequest
 from resource_manager.engine.hosts import cpu_allocator
 from resource_manager.engine.model.events import DrainRequested
 from tests.support.cpu_hosts import PLAIN, CpuStory, host, plain_host
@@ -90,7 +90,7 @@ def counted(monkeypatch: pytest.MonkeyPatch, story: CpuStory, function: str) -> 
     calls: list[str] = []
     real = getattr(cpu_allocator, function)
 
-    def counting(books: CpuBooks, wish: Wish) -> Any:
+    def counting(books: CpuLedger, wish: CpuRequest) -> Any:
         calls.extend(name for name, each in story.state.hosts.items() if each.cpus is books)
         return real(books, wish)
 

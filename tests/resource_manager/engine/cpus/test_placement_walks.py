@@ -34,7 +34,7 @@ from resource_manager.engine.model.events import (
 )
 from resource_manager.engine.model.settings import Fairness
 from resource_manager.engine.placement.indexes import carries
-from resource_manager.engine.queue.scheduling_classes import Shape
+from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 from tests.resource_manager.engine.model import ModelExecutor
 from tests.support.cpu_hosts import BE, LSE, LSR, CpuStory, host
 
@@ -60,7 +60,7 @@ POLICIES = [
 ]
 
 
-def serves(one: Host, shape: Shape) -> bool:
+def serves(one: Host, shape: SchedulingClass) -> bool:
     """Looked at without any index: as if it were the only host."""
     need = one.booking_for(shape)
     if one.held is not None and one.exactly(shape):

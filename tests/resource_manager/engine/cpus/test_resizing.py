@@ -19,9 +19,10 @@ from finegrain.cpu_policy import (
 )
 from finegrain.cpuset import CpuSet
 from finegrain.resources import GIB
-from resource_manager.engine.cpus.assign import Wish, assign
-from resource_manager.engine.cpus.ledger import CpuBooks
+from resource_manager.engine.cpus.assign import assign
+from resource_manager.engine.cpus.ledger import CpuLedger
 from resource_manager.engine.cpus.refusals import CpuBlocker, CpuRefusal
+from resource_manager.engine.cpus.request import CpuRequest
 from resource_manager.engine.cpus.resizing import fits_alone, resized, together
 from tests.support.cpu_layouts import machine
 
@@ -31,23 +32,23 @@ ONE_NODE = CpuPolicy(QosClass.LSR, numa=NumaPolicy.SINGLE_NUMA_NODE, numa_requir
 LS_ONE_NODE = CpuPolicy(numa=NumaPolicy.SINGLE_NUMA_NODE, numa_required=True)
 
 
-def books(policy: EffectivePolicy | None = None) -> CpuBooks:
+def books(policy: EffectivePolicy | None = None) -> CpuLedger:
     """Two nodes of 4 cores with 2 threads: cpus 0-3,8-11 and 4-7,12-15; 16 GiB each."""
-    return CpuBooks(machine(2, 1, 4, 2, 16 * GIB), policy)
+    return CpuLedger(machine(2, 1, 4, 2, 16 * GIB), policy)
 
 
-def wish(policy: CpuPolicy, cpus: float, memory: int = GIB, limit: int = 0) -> Wish:
-    return Wish.of(policy, {"cpu_milli": int(cpus * 1000), "memory_bytes": memory}, limit)
+def wish(policy: CpuPolicy, cpus: float, memory: int = GIB, limit: int = 0) -> CpuRequest:
+    return CpuRequest.of(policy, {"cpu_milli": int(cpus * 1000), "memory_bytes": memory}, limit)
 
 
-def given(host: CpuBooks, asked: Wish, key: tuple[str, int] = KEY) -> CpuAssignment:
+def given(host: CpuLedger, asked: CpuRequest, key: tuple[str, int] = KEY) -> CpuAssignment:
     found = assign(host, asked)
     assert isinstance(found, CpuAssignment), found
     host.add(key, found)
     return found
 
 
-def changed(host: CpuBooks, held: CpuAssignment, asked: Wish) -> CpuAssignment:
+def changed(host: CpuLedger, held: CpuAssignment, asked: CpuRequest) -> CpuAssignment:
     found = resized(host, KEY, held, asked)
     assert isinstance(found, CpuAssignment), found
     host.replace(KEY, found)
@@ -55,7 +56,7 @@ def changed(host: CpuBooks, held: CpuAssignment, asked: Wish) -> CpuAssignment:
     return found
 
 
-def refused(host: CpuBooks, held: CpuAssignment, asked: Wish) -> CpuRefusal:
+def refused(host: CpuLedger, held: CpuAssignment, asked: CpuRequest) -> CpuRefusal:
     version = host.version
     found = resized(host, KEY, held, asked)
     assert isinstance(found, CpuRefusal), found

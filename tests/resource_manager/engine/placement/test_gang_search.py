@@ -15,7 +15,7 @@ from finegrain.resources import MIB, ResourceProfile
 from resource_manager.engine.model.entities import GangPlacement
 from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.engine.placement.gang_search import seek
-from resource_manager.engine.queue.gangs import Where, Wish
+from resource_manager.engine.queue.gangs import MemberRequest, Where
 from tests.resource_manager.engine.model import ModelCluster, ModelExecutor
 from tests.resource_manager.engine.placement.test_placing import POOL_PER_PART, cluster_of
 from tests.support.properties import examples
@@ -78,7 +78,7 @@ def cluster_with(described: Any, strategy: Any = "pack") -> ModelCluster:
 class Everything:
     """All ways to place some members, tried one after the other."""
 
-    def __init__(self, cluster: ModelCluster, asked: list[Wish]) -> None:
+    def __init__(self, cluster: ModelCluster, asked: list[MemberRequest]) -> None:
         self.hosts = dict(sorted(cluster.state.hosts.items()))
         self.members = [wish for wish in asked for _ in range(wish.count)]
 
@@ -104,8 +104,8 @@ class Everything:
         return any(True for _ in self._assignments(names, 0, {name: [] for name in names}))
 
     def _assignments(
-        self, names: list[str], at: int, on: dict[str, list[Wish]]
-    ) -> Iterator[dict[str, list[Wish]]]:
+        self, names: list[str], at: int, on: dict[str, list[MemberRequest]]
+    ) -> Iterator[dict[str, list[MemberRequest]]]:
         if at == len(self.members):
             yield on
             return
@@ -115,7 +115,7 @@ class Everything:
                 yield from self._assignments(names, at + 1, on)
             on[name].pop()
 
-    def fits(self, some: list[Wish], name: str) -> bool:
+    def fits(self, some: list[MemberRequest], name: str) -> bool:
         host = self.hosts[name]
         if any(name in wish.elsewhere for wish in some):
             return False
@@ -132,8 +132,11 @@ class Everything:
         )
 
 
-def asked_for(wished: Any) -> list[Wish]:
-    return [Wish(profile, labels, n, frozenset(barred)) for profile, labels, n, barred in wished]
+def asked_for(wished: Any) -> list[MemberRequest]:
+    return [
+        MemberRequest(profile, labels, n, frozenset(barred))
+        for profile, labels, n, barred in wished
+    ]
 
 
 def index_of(cluster: ModelCluster) -> Any:
@@ -143,10 +146,12 @@ def index_of(cluster: ModelCluster) -> Any:
     )
 
 
-def check_sound(cluster: ModelCluster, asked: list[Wish], found: Any, placement: Any) -> None:
+def check_sound(
+    cluster: ModelCluster, asked: list[MemberRequest], found: Any, placement: Any
+) -> None:
     """What was found really is a way to place them."""
     everything = Everything(cluster, asked)
-    on: dict[str, list[Wish]] = {}
+    on: dict[str, list[MemberRequest]] = {}
     placed: Counter[int] = Counter()
     for share in found:
         on.setdefault(share.host_id, []).extend([asked[share.wish]] * share.count)
@@ -199,9 +204,9 @@ def test_equal_members_are_placed_whenever_they_fit(
 ) -> None:
     """Also if they differ in labels, or in the hosts that they must not have."""
     cluster = cluster_with(described, strategy)
-    merged: dict[Any, Wish] = {}
+    merged: dict[Any, MemberRequest] = {}
     for _, labels, count, barred in wished:
-        merged[labels] = Wish(profile, labels, count, frozenset(barred))
+        merged[labels] = MemberRequest(profile, labels, count, frozenset(barred))
     asked = list(merged.values())
     before = index_of(cluster)
     found = seek(cluster.state.hosts, Where(placement, "rack"), asked, may_build=may_build)
@@ -230,7 +235,10 @@ def test_unequal_members_are_placed_soundly_or_not_at_all(
 def test_largest_members_go_first() -> None:
     """In order of arrival the small ones would take what the large one needs."""
     cluster = cluster_with([(2, 4, 0, "", False, False), (1, 2, 0, "", False, False)])
-    small, large = Wish(SMALL, (), 1), Wish(ResourceProfile(2000, 1024 * MIB), (), 1)
+    small, large = (
+        MemberRequest(SMALL, (), 1),
+        MemberRequest(ResourceProfile(2000, 1024 * MIB), (), 1),
+    )
     found = seek(cluster.state.hosts, Where(ANYWHERE), [small, large])
     assert found is not None
     assert {share.wish: share.host_id for share in found} == {0: "host-1", 1: "host-0"}
@@ -243,13 +251,13 @@ def test_the_value_that_fits_best_is_taken() -> None:
     cluster = cluster_with(
         [(c, 6, 0, rack, False, False) for c, rack in zip(cpus, racks, strict=True)]
     )
-    found = seek(cluster.state.hosts, Where(SAME_LABEL, "rack"), [Wish(SMALL, (), 3)])
+    found = seek(cluster.state.hosts, Where(SAME_LABEL, "rack"), [MemberRequest(SMALL, (), 3)])
     assert found is not None
     assert {share.host_id for share in found} == {"host-2", "host-3"}
     cluster = cluster_with(
         [(c, 6, 0, rack, False, False) for c, rack in zip(cpus, racks, strict=True)], "spread"
     )
-    found = seek(cluster.state.hosts, Where(SAME_LABEL, "rack"), [Wish(SMALL, (), 3)])
+    found = seek(cluster.state.hosts, Where(SAME_LABEL, "rack"), [MemberRequest(SMALL, (), 3)])
     assert found is not None
     assert {share.host_id for share in found} == {"host-0", "host-1"}
 
@@ -260,7 +268,7 @@ def test_whoever_has_a_choice_moves_on_for_whoever_has_none() -> None:
     """
     hosts = [(n + 1, 8 - n, 0, "", False, False) for n in range(5)]
     cluster = cluster_with(hosts)
-    members = [Wish(ResourceProfile(1, 512 * MIB * (8 - n)), (), 1) for n in range(5)]
+    members = [MemberRequest(ResourceProfile(1, 512 * MIB * (8 - n)), (), 1) for n in range(5)]
     for order in ([0, 1, 2, 3, 4], [4, 3, 2, 1, 0], [2, 0, 4, 1, 3]):
         asked = [members[n] for n in order]
         found = seek(cluster.state.hosts, Where(SPREAD), asked)
@@ -273,8 +281,8 @@ def test_whoever_has_a_choice_moves_on_for_whoever_has_none() -> None:
 def test_equal_members_move_on_for_those_that_must_not_go_there() -> None:
     """Three places on each of two hosts, and two members that only one of the hosts is left to."""
     cluster = cluster_with([(3, 6, 0, "", False, False)] * 2)
-    free = Wish(SMALL, (), 3)
-    bound = Wish(SMALL, (), 3, frozenset({"host-0"}))
+    free = MemberRequest(SMALL, (), 3)
+    bound = MemberRequest(SMALL, (), 3, frozenset({"host-0"}))
     for asked in ([free, bound], [bound, free]):
         found = seek(cluster.state.hosts, Where(ANYWHERE), asked)
         assert found is not None
@@ -282,7 +290,7 @@ def test_equal_members_move_on_for_those_that_must_not_go_there() -> None:
 
 
 @st.composite
-def crossed(draw: st.DrawFn) -> tuple[list[Any], list[Wish]]:
+def crossed(draw: st.DrawFn) -> tuple[list[Any], list[MemberRequest]]:
     """Hosts and members of which each has much of one thing and little of the other."""
     sizes = st.tuples(st.integers(1, 6), st.integers(1, 6))
     hosts = [
@@ -290,7 +298,7 @@ def crossed(draw: st.DrawFn) -> tuple[list[Any], list[Wish]]:
         for cpus, memory in draw(st.lists(sizes, min_size=2, max_size=6))
     ]
     asked = draw(st.lists(sizes, min_size=2, max_size=5, unique=True))
-    return hosts, [Wish(ResourceProfile(1000 * c, 512 * MIB * m), (), 1) for c, m in asked]
+    return hosts, [MemberRequest(ResourceProfile(1000 * c, 512 * MIB * m), (), 1) for c, m in asked]
 
 
 @pytest.mark.parametrize("strategy", ["pack", "spread"])
@@ -311,8 +319,8 @@ def test_a_host_each_is_found_whenever_there_is_one(strategy: str, case: Any) ->
 def test_a_large_spread_needs_few_searches() -> None:
     """Whoever fits on one host only is not left over."""
     cluster = cluster_of([(POOL_PER_PART, 0, number == 0) for number in range(36)])
-    ssd = Wish(ResourceProfile(100, 128 * MIB), (("disk", "ssd"),), 1)
-    others = [Wish(ResourceProfile(100 + n, 128 * MIB), (), 1) for n in range(35)]
+    ssd = MemberRequest(ResourceProfile(100, 128 * MIB), (("disk", "ssd"),), 1)
+    others = [MemberRequest(ResourceProfile(100 + n, 128 * MIB), (), 1) for n in range(35)]
     found = seek(cluster.state.hosts, Where(SPREAD), [*others, ssd])
     assert found is not None
     assert len({share.host_id for share in found}) == 36
@@ -326,18 +334,23 @@ def test_large_values_of_a_label_are_searched_like_the_whole() -> None:
     ]
     cluster = cluster_with(described)
     where = Where(SAME_LABEL, "rack")
-    found = seek(cluster.state.hosts, where, [Wish(SMALL, (), 321)])
+    found = seek(cluster.state.hosts, where, [MemberRequest(SMALL, (), 321)])
     assert found is not None
     assert {cluster.state.hosts[share.host_id].labels["rack"] for share in found} == {"r2"}
-    found = seek(cluster.state.hosts, where, [Wish(SMALL, (), 320)], may_build=True)
+    found = seek(cluster.state.hosts, where, [MemberRequest(SMALL, (), 320)], may_build=True)
     assert found is not None
     assert sum(share.count for share in found) == 320
     assert (
         seek(
-            cluster.state.hosts, where, [Wish(SMALL, (), 641), Wish(LARGE, (), 320)], may_build=True
+            cluster.state.hosts,
+            where,
+            [MemberRequest(SMALL, (), 641), MemberRequest(LARGE, (), 320)],
+            may_build=True,
         )
         is None
     )
-    found = seek(cluster.state.hosts, where, [Wish(SMALL, (), 640), Wish(LARGE, (), 320)])
+    found = seek(
+        cluster.state.hosts, where, [MemberRequest(SMALL, (), 640), MemberRequest(LARGE, (), 320)]
+    )
     assert found is not None
-    assert seek(cluster.state.hosts, where, [Wish(SMALL, (), 1281)]) is None
+    assert seek(cluster.state.hosts, where, [MemberRequest(SMALL, (), 1281)]) is None

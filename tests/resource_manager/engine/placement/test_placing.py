@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from finegrain.resources import MIB, ResourceProfile, fits, subtract
 from resource_manager.engine.model.entities import RequestSpec, Slot
 from resource_manager.engine.model.settings import EngineSettings
-from resource_manager.engine.placement.placement_pass import Placing
+from resource_manager.engine.placement.placement_pass import PlacementPass
 from resource_manager.engine.placement.rank import Proportions
-from resource_manager.engine.queue.scheduling_classes import Shape
+from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 from tests.resource_manager.engine.model import ModelCluster, ModelExecutor
 from tests.support.properties import examples
 
@@ -64,7 +64,7 @@ def cluster_of(described: Any, **chosen: Any) -> ModelCluster:
     return cluster
 
 
-def shapes_of(cluster: ModelCluster, wished: Any) -> list[tuple[Shape, int]]:
+def shapes_of(cluster: ModelCluster, wished: Any) -> list[tuple[SchedulingClass, int]]:
     queue = cluster.state.queue
     specs = [(RequestSpec("", profile, required_labels=labels), n) for profile, labels, n in wished]
     return [(queue.shape_of(spec), count) for spec, count in specs]
@@ -78,17 +78,17 @@ class Naive:
         self.free = {name: host.free() for name, host in self.hosts.items()}
         self.slots = {name: host.slots_left() for name, host in self.hosts.items()}
 
-    def has_room(self, name: str, shape: Shape) -> bool:
+    def has_room(self, name: str, shape: SchedulingClass) -> bool:
         host = self.hosts[name]
         labelled = all(host.labels.get(key) == value for key, value in shape.labels)
         return labelled and self.slots[name] > 0 and fits(host.booking_for(shape), self.free[name])
 
-    def take(self, name: str, shape: Shape) -> None:
+    def take(self, name: str, shape: SchedulingClass) -> None:
         assert self.has_room(name, shape)
         self.free[name] = subtract(self.free[name], self.hosts[name].booking_for(shape))
         self.slots[name] -= 1
 
-    def first_fit(self, shape: Shape, count: int) -> list[str]:
+    def first_fit(self, shape: SchedulingClass, count: int) -> list[str]:
         taken: list[str] = []
         for name in self.hosts:
             while len(taken) < count and self.has_room(name, shape):
@@ -101,7 +101,7 @@ def spelled_out(runs: list[tuple[str, int]]) -> list[str]:
     return [name for name, count in runs for _ in range(count)]
 
 
-def book(cluster: ModelCluster, shape: Shape, runs: list[tuple[str, int]]) -> None:
+def book(cluster: ModelCluster, shape: SchedulingClass, runs: list[tuple[str, int]]) -> None:
     """What `matching` does with runs, as far as capacity is concerned."""
     for name, count in runs:
         host = cluster.state.hosts[name]
@@ -117,7 +117,7 @@ def book(cluster: ModelCluster, shape: Shape, runs: list[tuple[str, int]]) -> No
 def test_first_fit_by_count_is_first_fit_slot_by_slot(described: Any, wished: Any) -> None:
     cluster = cluster_of(described, pack_candidates=1)
     naive = Naive(cluster)
-    placing = Placing(cluster.state.hosts, cluster.state.reservations)
+    placing = PlacementPass(cluster.state.hosts, cluster.state.reservations)
     for shape, count in shapes_of(cluster, wished):
         runs = placing.place(shape, count)
         assert spelled_out(runs) == naive.first_fit(shape, count)
@@ -133,7 +133,7 @@ def test_nothing_is_promised_twice_and_nothing_that_fits_is_left(
 ) -> None:
     cluster = cluster_of(described, strategy=strategy, label_indexes_max=own_index)
     naive = Naive(cluster)
-    placing = Placing(cluster.state.hosts, cluster.state.reservations)
+    placing = PlacementPass(cluster.state.hosts, cluster.state.reservations)
     for shape, count in shapes_of(cluster, wished):
         assert placing.has_room(shape) == any(naive.has_room(name, shape) for name in naive.hosts)
         runs = placing.place(shape, count)
@@ -151,7 +151,7 @@ def test_after_a_pass_the_indexes_say_what_the_hosts_have(
     chosen: Any, described: Any, wished: Any
 ) -> None:
     cluster = cluster_of(described, **chosen)
-    placing = Placing(cluster.state.hosts, cluster.state.reservations)
+    placing = PlacementPass(cluster.state.hosts, cluster.state.reservations)
     for shape, count in shapes_of(cluster, wished):
         book(cluster, shape, placing.place(shape, count))
     placing.finish()
@@ -168,7 +168,7 @@ def test_what_hosts_have_left_is_known_to_the_ranking_all_through_a_pass(
     described: Any, wished: Any
 ) -> None:
     cluster = cluster_of(described)
-    placing = Placing(cluster.state.hosts, cluster.state.reservations)
+    placing = PlacementPass(cluster.state.hosts, cluster.state.reservations)
     placed = 0
     for shape, count in shapes_of(cluster, wished):
         placing.has_room(shape)
@@ -190,7 +190,7 @@ def test_the_same_books_give_the_same_answer_whoever_has_an_index_of_its_own(
     answers: list[Any] = []
     for own_index in (64, 64, 0):
         cluster = cluster_of(described, strategy=strategy, label_indexes_max=own_index)
-        placing = Placing(cluster.state.hosts, cluster.state.reservations)
+        placing = PlacementPass(cluster.state.hosts, cluster.state.reservations)
         answers.append([])
         for shape, count in shapes_of(cluster, wished):
             answers[-1].append(runs := placing.place(shape, count))
@@ -201,7 +201,7 @@ def test_the_same_books_give_the_same_answer_whoever_has_an_index_of_its_own(
 def test_a_request_is_not_placed_where_its_older_slot_still_is() -> None:
     cluster = cluster_of([(ONE_POOL, 0, False)] * 2)
     shape = cluster.state.queue.shape_of(RequestSpec("", ResourceProfile(100, 64 * MIB)))
-    placing = Placing(cluster.state.hosts, cluster.state.reservations)
+    placing = PlacementPass(cluster.state.hosts, cluster.state.reservations)
     assert placing.place(shape, 1, elsewhere=["host-00"]) == [("host-01", 1)]
     assert placing.place(shape, 1, elsewhere=["host-00", "host-01"]) == []
     assert placing.place(shape, 1) == [("host-00", 1)]

@@ -14,7 +14,7 @@ from resource_manager.engine.fairness.flows import FlowTree
 from resource_manager.engine.model.entities import Request, RequestSpec
 from resource_manager.engine.model.settings import Fairness
 from resource_manager.engine.queue.queue import WaitingQueue
-from resource_manager.engine.queue.scheduling_classes import PARKED, Line, Shape
+from resource_manager.engine.queue.scheduling_classes import INACTIVE, JobQueue, SchedulingClass
 
 SMALL, LARGE = ResourceProfile(100, 64 * MIB), ResourceProfile(900, 64 * MIB)
 
@@ -166,7 +166,7 @@ def test_of_very_many_who_were_stopped_some_are_eased_at_a_time_whom_the_maximum
     assert queue.ease("group/default", lambda shape: shape is small, 3) == 1
     assert queue.ease("group/default", lambda shape: shape is small, 3) == 0
     assert [line.job_id for line in queue.stopped] == ["j0", "j1"]
-    assert [line.job_id for line in queue.lines() if line.stands != PARKED] == names[2:]
+    assert [line.job_id for line in queue.lines() if line.stands != INACTIVE] == names[2:]
 
 
 def test_those_who_come_and_go_leave_nothing_behind_with_one_who_stays() -> None:
@@ -179,7 +179,7 @@ def test_those_who_come_and_go_leave_nothing_behind_with_one_who_stays() -> None
             queue.add(one := request(number, "new", SMALL))
             queue.remove(one)
         gc.collect()
-        assert sum(isinstance(each, Line) for each in gc.get_objects()) < 200
+        assert sum(isinstance(each, JobQueue) for each in gc.get_objects()) < 200
         queue.add(request(1_003, "new", SMALL))
         queue.add(request(1_004, "old", LARGE))
         assert list(queue.shape_of(request(0, profile=SMALL).spec).numbers()) == [1, 1_003]
@@ -201,7 +201,7 @@ def test_a_line_that_is_emptied_wherever_it_is_leaves_nothing_behind() -> None:
         elif how == "stopped":
             queue.stop(line, "group/default")
         queue.remove(one)
-        assert line.stands == PARKED
+        assert line.stands == INACTIVE
         assert not queue.awake
         assert queue.job_shapes == {}
         assert not queue.stopped
@@ -244,5 +244,5 @@ def test_the_line_is_who_waits_in_order(moves: list[tuple[bool, int, str]]) -> N
         }
 
 
-def _lines(shape: Shape) -> list[Line]:
+def _lines(shape: SchedulingClass) -> list[JobQueue]:
     return list(shape.lines.values())

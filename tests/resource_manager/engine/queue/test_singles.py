@@ -7,14 +7,14 @@ from collections.abc import Callable
 import pytest
 
 from finegrain.resources import GIB, MIB, ResourceProfile
-from resource_manager.engine.context import Turn
+from resource_manager.engine.context import EventContext
 from resource_manager.engine.invariants.all import check_invariants
 from resource_manager.engine.lifecycle.moves import place
 from resource_manager.engine.model.entities import RequestSpec, RequestState
 from resource_manager.engine.model.events import JobRegistered, RequestsSubmitted, SlotsReleased
 from resource_manager.engine.model.settings import EngineSettings
-from resource_manager.engine.placement.placement_pass import Placing
-from resource_manager.engine.queue.non_batchable import Kind, Single, Singles
+from resource_manager.engine.placement.placement_pass import PlacementPass
+from resource_manager.engine.queue.non_batchable import Kind, NonBatchable, NonBatchables
 from resource_manager.engine.scheduling.cycle import ATTEMPTS
 from tests.resource_manager.engine.model import ModelCluster, ModelExecutor
 
@@ -22,11 +22,11 @@ SMALL = ResourceProfile(100, 64 * MIB)
 ZONE_A = (("zone", "a"),)
 
 
-def single(number: int, **more: object) -> Single:
-    return Single(number, Kind.GANG, f"gang{number}", **more)  # type: ignore[arg-type]
+def single(number: int, **more: object) -> NonBatchable:
+    return NonBatchable(number, Kind.GANG, f"gang{number}", **more)  # type: ignore[arg-type]
 
 
-def turns(singles: Singles) -> list[int]:
+def turns(singles: NonBatchables) -> list[int]:
     """Who has a turn in the next round, in order; all are put to sleep."""
     singles.begin_round()
     found = []
@@ -37,7 +37,7 @@ def turns(singles: Singles) -> list[int]:
 
 
 def test_they_have_their_turns_in_order_of_arrival() -> None:
-    singles = Singles()
+    singles = NonBatchables()
     for number in (5, 2, 9):
         singles.add(single(number))
     assert turns(singles) == [2, 5, 9]
@@ -46,7 +46,7 @@ def test_they_have_their_turns_in_order_of_arrival() -> None:
 
 
 def test_nobody_takes_a_turn_before_those_who_came_earlier() -> None:
-    singles = Singles()
+    singles = NonBatchables()
     singles.add(single(5))
     singles.begin_round()
     assert singles.until() == 5
@@ -55,7 +55,7 @@ def test_nobody_takes_a_turn_before_those_who_came_earlier() -> None:
 
 
 def test_one_that_sleeps_wakes_when_an_executor_that_concerns_it_has_grown() -> None:
-    singles = Singles()
+    singles = NonBatchables()
     anywhere, labelled, on_a = single(1), single(2, labels=ZONE_A), single(3, host_id="host-a")
     for one in (anywhere, labelled, on_a):
         singles.add(one)
@@ -70,7 +70,7 @@ def test_one_that_sleeps_wakes_when_an_executor_that_concerns_it_has_grown() -> 
 
 
 def test_what_wakes_or_comes_during_a_round_is_tried_in_the_next_one() -> None:
-    singles = Singles()
+    singles = NonBatchables()
     for number in (1, 2):
         singles.add(single(number))
     singles.begin_round()
@@ -88,7 +88,7 @@ def test_what_wakes_or_comes_during_a_round_is_tried_in_the_next_one() -> None:
 
 
 def test_one_that_was_woken_while_it_was_tried_stays_awake() -> None:
-    singles = Singles()
+    singles = NonBatchables()
     singles.add(single(1))
     singles.begin_round()
     one = singles.next_before(None)
@@ -99,7 +99,7 @@ def test_one_that_was_woken_while_it_was_tried_stays_awake() -> None:
 
 
 def test_one_that_leaves_is_nowhere_any_more() -> None:
-    singles = Singles()
+    singles = NonBatchables()
     for number in (1, 2, 3, 4):
         singles.add(single(number, host_id="host-a" if number % 2 else ""))
     singles.begin_round()
@@ -117,7 +117,7 @@ def test_one_that_leaves_is_nowhere_any_more() -> None:
 
 
 def test_those_whom_a_maximum_stops_are_tried_again_when_it_is_eased() -> None:
-    singles = Singles()
+    singles = NonBatchables()
     for number in range(5):
         singles.add(single(number))
     singles.begin_round()
@@ -133,7 +133,7 @@ def test_those_whom_a_maximum_stops_are_tried_again_when_it_is_eased() -> None:
 
 
 def test_one_can_be_woken_though_nothing_grew() -> None:
-    singles = Singles()
+    singles = NonBatchables()
     for one in (single(1), single(2, labels=ZONE_A), single(3, host_id="host-a")):
         singles.add(one)
     assert turns(singles) == [1, 2, 3]
@@ -145,7 +145,7 @@ def test_one_can_be_woken_though_nothing_grew() -> None:
 # In line with requests.
 
 
-Attempt = Callable[[Turn, Placing, Single], bool]
+Attempt = Callable[[EventContext, PlacementPass, NonBatchable], bool]
 
 
 class Line:
@@ -158,18 +158,18 @@ class Line:
         event = JobRegistered(self.cluster.at, "job", "job", "default", None, "s", "r")
         self.cluster.batch(event)
         self.tried: list[str] = []
-        self.attempt: Attempt = lambda turn, placing, one: False
+        self.attempt: Attempt = lambda context, placing, one: False
         monkeypatch.setitem(ATTEMPTS, Kind.GANG, self._try)
 
-    def _try(self, turn: Turn, placing: Placing, one: Single) -> bool:
+    def _try(self, context: EventContext, placing: PlacementPass, one: NonBatchable) -> bool:
         self.tried.append(one.name)
-        return self.attempt(turn, placing, one)
+        return self.attempt(context, placing, one)
 
     def wait_with(self, name: str) -> int:
         """A single comes; its number."""
         state = self.cluster.state
         number = state.numbers.next_arrival()
-        state.queue.singles.add(Single(number, Kind.GANG, name, "job"))
+        state.queue.singles.add(NonBatchable(number, Kind.GANG, name, "job"))
         return number
 
     def request(self, *names: str, cpu: int = 100) -> None:
@@ -197,7 +197,7 @@ def test_one_that_came_before_a_request_is_tried_before_it(
     line = Line(monkeypatch)
     seen: list[list[str]] = []
 
-    def look(turn: Turn, placing: Placing, one: Single) -> bool:
+    def look(context: EventContext, placing: PlacementPass, one: NonBatchable) -> bool:
         seen.append(line.carved())
         return True
 
@@ -222,7 +222,7 @@ def test_requests_that_are_placed_together_stop_where_a_single_stands(
     line = Line(monkeypatch)
     seen: list[list[str]] = []
 
-    def look(turn: Turn, placing: Placing, one: Single) -> bool:
+    def look(context: EventContext, placing: PlacementPass, one: NonBatchable) -> bool:
         seen.append(line.carved())
         return len(seen) > 1
 
@@ -244,14 +244,14 @@ def test_what_a_single_takes_is_not_given_to_those_behind_it(
     for strategy in ("pack", "spread"):
         line = Line(monkeypatch, strategy=strategy)  # type: ignore[arg-type]
 
-        def take(turn: Turn, placing: Placing, one: Single) -> bool:
+        def take(context: EventContext, placing: PlacementPass, one: NonBatchable) -> bool:
             """All but 200 of the cpus, for a request that was put aside for this."""
-            host = turn.state.hosts["host-a"]
+            host = context.state.hosts["host-a"]
             if host.free().get("cpu_milli", 0) < 800:
                 return False
-            request = turn.state.requests["large"]
-            turn.state.queue.remove(request)
-            place(turn, [request], host)
+            request = context.state.requests["large"]
+            context.state.queue.remove(request)
+            place(context, [request], host)
             placing.follow([host])
             return True
 

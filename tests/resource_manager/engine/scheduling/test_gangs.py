@@ -32,7 +32,7 @@ from resource_manager.engine.model.events import (
     SlotsReleased,
 )
 from resource_manager.engine.model.settings import DAY_MS, EngineSettings
-from resource_manager.engine.queue.gangs import Wish
+from resource_manager.engine.queue.gangs import MemberRequest
 from resource_manager.engine.step import step
 from tests.resource_manager.engine.model import ModelCluster, ModelExecutor
 from tests.resource_manager.engine.placement.test_gang_search import (
@@ -390,7 +390,7 @@ def test_as_many_are_called_placeable_as_could_be_placed(
     possible = [
         some
         for some in range(1, count + 1)
-        if Everything(cluster, [Wish(SMALL, (), some)]).exists(placement)
+        if Everything(cluster, [MemberRequest(SMALL, (), some)]).exists(placement)
     ]
     if cluster.state.requests["g0"].state is RequestState.PENDING:
         found = explain(cluster.state, "g0").gang
