@@ -13,7 +13,7 @@ is a setting of each host, and says nothing about hosts; it decides between equa
 gives as many as it can.
 
 Books nothing, and lowers nothing: until the slots are booked and the pass has followed the hosts
-(`Placing.follow`), nobody may be placed there.
+(`PlacementPass.follow`), nobody may be placed there.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@ is room for all of them.
 
 What is taken is taken in the index of all hosts, so that searches pass by hosts that are full, and
 is put back there to the unit when the search is over, whatever it found: whoever places the members
-books them, and `Placing.follow` takes that in. `prefix` asks about other columns than those of what
-is free: what hosts could give when empty.
+books them, and `PlacementPass.follow` takes that in. `prefix` asks about other columns than those
+of what is free: what hosts could give when empty.
 """
 
 from __future__ import annotations
