@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import threading
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Engine, Select, select, union_all
 
-from finegrain.errors import ConfigurationError, InvariantBroken, StoreError
+from finegrain.errors import ConfigurationError, StoreError
 from resource_manager.engine.model.effects import Changes, Snapshot
 from resource_manager.engine.model.entities import ClusterEvent, JobEvent
 from resource_manager.storage import fair_rows, host_rows, rows, tables
-from resource_manager.storage.codecs import Codec, MoveCodec, Row
+from resource_manager.storage.codecs import Codec
 from resource_manager.storage.location import DatabaseUrl
 from resource_manager.storage.lost_history import leave_lost_history
+from resource_manager.storage.prepared import PreparedChanges
 from resource_manager.storage.statements import Statements
 from resource_manager.storage.store import NotLeader, Store
 
@@ -39,7 +40,7 @@ class SqlStore(Store):
         *,
         writer: Engine | None,
         reader: Engine,
-        statements: Statements,
+        statements: Statements[Connection],
     ) -> None:
         self.location = location
         self._writer = writer
@@ -92,7 +93,7 @@ class SqlStore(Store):
 
     def commit(self, changes: Changes) -> None:
         """See `Store.commit`."""
-        prepared = _PreparedChanges(changes)
+        prepared = PreparedChanges(changes)
         with self._writing() as connection:
             if not self._rm_epoch or not self._fence(connection):
                 raise self._not_leader()
@@ -151,97 +152,7 @@ class SqlStore(Store):
         return None if found is None else str(found)
 
 
-class _PreparedChanges:
-    """A batch as rows: encoded before the transaction begins, so that it is short."""
-
-    def __init__(self, changes: Changes) -> None:
-        alive = {job.job_id for job in changes.jobs}
-        gone = set(changes.deleted_jobs) - alive
-        self._changes = changes
-        # Parents first: requests and events refer to jobs.
-        self._upserts = (
-            (tables.jobs, _encoded(rows.JOBS, changes.jobs)),
-            (
-                tables.requests,
-                _encoded(rows.REQUESTS, [r for r in changes.requests if r.job_id not in gone]),
-            ),
-            (tables.slots, _encoded(rows.SLOTS, changes.slots)),
-            (tables.executors, _encoded(rows.EXECUTORS, changes.executors)),
-            (
-                tables.gangs,
-                _encoded(rows.GANGS, [g for g in changes.gangs if g.job_id not in gone]),
-            ),
-            (tables.provisions, _encoded(rows.PROVISIONS, changes.provisions)),
-            (
-                tables.request_ranges,
-                _encoded(fair_rows.RANGES, [r for r in changes.ranges if r.job_id not in gone]),
-            ),
-            (tables.groups, _encoded(fair_rows.GROUPS, changes.groups)),
-            (tables.tallies, _encoded(fair_rows.TALLIES, changes.tallies)),
-            (tables.host_settings, _encoded(host_rows.HOST_SETTINGS, changes.host_settings)),
-            (
-                tables.job_events,
-                _encoded(rows.JOB_EVENTS, [e for e in changes.job_events if e.job_id not in gone]),
-            ),
-            (tables.cluster_events, _encoded(rows.CLUSTER_EVENTS, changes.cluster_events)),
-            (tables.counters, list(changes.counters.items())),
-        )
-        self._moves = (
-            (
-                rows.REQUEST_MOVES,
-                _encoded(
-                    rows.REQUEST_MOVES, [r for r in changes.moved_requests if r.job_id not in gone]
-                ),
-            ),
-            (rows.SLOT_MOVES, _encoded(rows.SLOT_MOVES, changes.moved_slots)),
-        )
-
-    def apply(self, connection: Connection, statements: Statements) -> None:
-        """Deletions, rows, then what the logs no longer keep."""
-        changes = self._changes
-        jobs = [(job_id,) for job_id in changes.deleted_jobs]
-        executors = [(executor_id,) for executor_id in changes.deleted_executors]
-        statements.delete(connection, tables.jobs, ("job_id",), jobs)
-        requests = [(allocation_id,) for allocation_id in changes.deleted_requests]
-        statements.delete(connection, tables.requests, ("allocation_id",), requests)
-        statements.delete(
-            connection, tables.slots, ("allocation_id", "generation"), changes.deleted_slots
-        )
-        statements.delete(connection, tables.executors, ("executor_id",), executors)
-        gangs = [(gang_id,) for gang_id in changes.deleted_gangs]
-        statements.delete(connection, tables.gangs, ("gang_id",), gangs)
-        provisions = [(executor_id,) for executor_id in changes.deleted_provisions]
-        statements.delete(connection, tables.provisions, ("executor_id",), provisions)
-        ranges = changes.deleted_ranges
-        statements.delete(connection, tables.request_ranges, ("range_id", "first_index"), ranges)
-        groups = [(name,) for name in changes.deleted_groups]
-        statements.delete(connection, tables.groups, ("name",), groups)
-        tallies = [(flow_id,) for flow_id in changes.deleted_tallies]
-        statements.delete(connection, tables.tallies, ("flow_id",), tallies)
-        settings = [(executor_id,) for executor_id in changes.deleted_host_settings]
-        statements.delete(connection, tables.host_settings, ("executor_id",), settings)
-        for table, encoded in self._upserts:
-            statements.upsert(connection, table, encoded)
-        for codec, encoded in self._moves:
-            found = statements.update(connection, codec.table, codec.key, codec.changed, encoded)
-            if found != len(encoded):
-                raise InvariantBroken(
-                    f"{len(encoded)} {codec.table.name} have moved, {found} of them are stored"
-                )
-        statements.trim(
-            connection, tables.job_events, "job_id", "sequence", changes.trimmed_job_events
-        )
-        if changes.trimmed_cluster_events is not None:
-            log = tables.cluster_events
-            connection.execute(log.delete().where(log.c.sequence <= changes.trimmed_cluster_events))
-
-
 _COUNTERS = select(tables.counters.c.name, tables.counters.c.value)
-
-
-def _encoded(codec: Codec[T] | MoveCodec[T], entities: Sequence[T]) -> list[Row]:
-    encode = codec.encode
-    return [encode(entity) for entity in entities]
 
 
 def _decoded(connection: Connection, query: Select[Any], codec: Codec[T]) -> list[T]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from functools import cache, lru_cache
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from sqlalchemy import Connection, Table
 
@@ -26,17 +26,21 @@ transaction, which `idle_in_transaction_session_timeout` watches."""
 _STATEMENTS_KEPT = 1_024  # spellings, by which columns say the same in all rows
 
 
-class Statements(ABC):
-    """What `SqlStore` needs of a database beyond plain SQL."""
+C = TypeVar("C")
+"""What statements run on: a connection with an open transaction, or tables in memory."""
+
+
+class Statements(ABC, Generic[C]):
+    """How many rows at once are written or deleted."""
 
     @abstractmethod
-    def upsert(self, connection: Connection, table: Table, rows: Rows) -> None:
+    def upsert(self, connection: C, table: Table, rows: Rows) -> None:
         """Write rows (all columns in declared order), each key at most once."""
 
     @abstractmethod
     def update(
         self,
-        connection: Connection,
+        connection: C,
         table: Table,
         key: tuple[str, ...],
         changed: tuple[str, ...],
@@ -48,17 +52,25 @@ class Statements(ABC):
         """
 
     @abstractmethod
-    def delete(
-        self, connection: Connection, table: Table, key: tuple[str, ...], keys: Rows
-    ) -> None:
+    def delete(self, connection: C, table: Table, key: tuple[str, ...], keys: Rows) -> None:
         """Delete the rows whose columns `key` equal one of `keys`."""
 
     @abstractmethod
-    def trim(
-        self, connection: Connection, table: Table, owner: str, position: str, upto: Rows
-    ) -> None:
+    def trim(self, connection: C, table: Table, owner: str, position: str, upto: Rows) -> None:
         """For each (owner, position) in `upto`: delete that owner's rows up to and including the
         position."""
+
+    @abstractmethod
+    def trim_all(self, connection: C, table: Table, position: str, upto: int) -> None:
+        """Delete all rows up to and including a position."""
+
+
+class SqlStatements(Statements[Connection]):
+    """What every database spells alike."""
+
+    def trim_all(self, connection: Connection, table: Table, position: str, upto: int) -> None:
+        """See `Statements.trim_all`."""
+        connection.execute(table.delete().where(table.c[position] <= upto))
 
 
 def _conflict_clause(table: Table) -> str:
@@ -87,7 +99,7 @@ def _sqlite_update(table: Table, key: tuple[str, ...], changed: tuple[str, ...])
     return f"UPDATE {table.name} SET {values} WHERE {where}"
 
 
-class SqliteStatements(Statements):
+class SqliteStatements(SqlStatements):
     """One prepared statement run per row: inside SQLite that is a loop, not a round trip."""
 
     def upsert(self, connection: Connection, table: Table, rows: Rows) -> None:
@@ -126,7 +138,7 @@ class SqliteStatements(Statements):
             connection.exec_driver_sql(f"DELETE FROM {table.name} WHERE {where}", list(upto))
 
 
-class PostgresqlStatements(Statements):
+class PostgresqlStatements(SqlStatements):
     """One statement for thousands of rows: an array per column, or, where a column says the same in
     all of them, one value. One round trip and one plan."""
 

@@ -1,7 +1,7 @@
 """The promise of durable state, whatever database keeps it.
 
-Decides what the service may rely on and how a database is named. Refuses to know any database:
-`sqlite_store.py` and `postgresql_store.py` keep the promise, and the same tests run on both.
+What the service may rely on: `sqlite_store.py` and `postgresql_store.py` keep the promise, and
+`memory_store.py` all of it but durability. The same tests run on all three.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from copy import deepcopy
 from dataclasses import fields, replace
 from typing import Any
 
@@ -48,7 +47,7 @@ class Stage(CpuCommands, ElasticCommands, FairnessCommands, HoldingCommands, Ran
     def __init__(self) -> None:
         self.cluster = ModelCluster()
         self.held: dict[str, object] = {}
-        self.copy = self.cluster.store
+        self.copy = self.cluster.store.database.tables
 
     @classmethod
     def commands(cls) -> list[str]:
@@ -87,12 +86,12 @@ class Stage(CpuCommands, ElasticCommands, FairnessCommands, HoldingCommands, Ran
         yield from ()
 
     def do_copy_books(self, words: Words) -> Iterator[str]:
-        self.copy = deepcopy(self.cluster.store)
+        self.copy = self.cluster.store.database.tables.copy()
         yield from ()
 
     def do_put_books_back(self, words: Words) -> Iterator[str]:
         """As copying files does, behind the back of a stopped RM."""
-        self.cluster.store = deepcopy(self.copy)
+        self.cluster.store.database.tables = self.copy.copy()
         yield from ()
 
     def do_wait(self, words: Words) -> Iterator[str]:

@@ -24,6 +24,7 @@ from resource_manager.engine.model.effects import (
 from resource_manager.engine.model.entities import ENDED_REQUEST_STATES, JobEvent, RequestState
 from resource_manager.engine.model.events import RegistrationAnswer, ReportAnswer
 from resource_manager.engine.state import State
+from resource_manager.storage import tables
 from resource_manager.storage.rows import EXECUTORS
 from task_executor.engine.slots import SlotKey, SlotState
 from tests.simulation.cpu_checks import CpuChecks, exclusive
@@ -276,7 +277,7 @@ class Checks:
         self._placed.clear()
         self._lapsed_ms.clear()
         self._kept_alive.clear()
-        self.resizes.restored(self.database.rows.slots)
+        self.resizes.restored(self.database.rows.keyed(tables.slots))
         self.tallies.forget()
         self.fair.older_books()
         self._outlived = {name: set(each.on_host) for name, each in self.executors.items()}
@@ -325,9 +326,9 @@ class Checks:
         epoch = self._admitted.get((executor.name, executor.instance_id), 0)
         if executor.fence.rm_epoch < epoch:
             raise Violation(f"{executor.name} obeyed epoch {epoch}, and has forgotten it")
-        known = self.database.rows.executors.get(executor.executor_id)
+        known = self.database.rows.row(tables.executors, (executor.executor_id,))
         if known and EXECUTORS.decode(known).registration.instance_id == executor.instance_id:
-            table, rows = executor.table, self.database.rows.slots
+            table, rows = executor.table, self.database.rows.keyed(tables.slots)
             self.require(
                 f"{executor.name} has told of slot {key}, and forgot it when it started again"
                 for key in executor.on_host

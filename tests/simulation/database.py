@@ -15,16 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from finegrain.errors import Reason, StoreError
 from resource_manager.engine.model.effects import Changes, Snapshot
-from resource_manager.storage.fair_rows import GROUPS, RANGES, TALLIES
-from resource_manager.storage.host_rows import HOST_SETTINGS
-from resource_manager.storage.rows import (
-    EXECUTORS,
-    GANGS,
-    JOBS,
-    PROVISIONS,
-    REQUESTS,
-    SLOTS,
-)
+from resource_manager.storage.memory_store import snapshot_of
 from resource_manager.storage.store import NotLeader
 from tests.simulation.network import Loop, Node, Reply
 from tests.simulation.rows import Rows
@@ -291,21 +282,7 @@ class Database:
 
     def load(self) -> Snapshot:
         """What the next incarnation begins with."""
-        rows = self.rows
-        return Snapshot(
-            rm_epoch=self.rm_epoch,
-            jobs=[JOBS.decode(row) for row in rows.jobs.values()],
-            requests=[REQUESTS.decode(row) for row in rows.requests.values()],
-            slots=[SLOTS.decode(row) for row in rows.slots.values()],
-            executors=[EXECUTORS.decode(row) for row in rows.executors.values()],
-            gangs=[GANGS.decode(row) for row in rows.gangs.values()],
-            provisions=[PROVISIONS.decode(row) for row in rows.provisions.values()],
-            ranges=[RANGES.decode(row) for row in rows.ranges.values()],
-            groups=[GROUPS.decode(row) for row in rows.groups.values()],
-            tallies=[TALLIES.decode(row) for row in rows.tallies.values()],
-            host_settings=[HOST_SETTINGS.decode(row) for row in rows.host_settings.values()],
-            counters=dict(rows.counters),
-        )
+        return snapshot_of(self.rows, self.rm_epoch)
 
     def restore(self, backup: Rows, above_epoch: int) -> None:
         """Puts older books in place, as `finegrain db restore` does while nobody leads."""

@@ -30,6 +30,7 @@ from resource_manager.engine.model.events import ItemOutcome, SlotsReuseAsked
 from resource_manager.engine.model.scheduling_key import scheduling_key
 from resource_manager.engine.queue.scheduling_classes import JobQueue
 from resource_manager.engine.state import State
+from resource_manager.storage import tables
 from resource_manager.storage.codecs import Row
 from resource_manager.storage.fair_rows import GROUPS, RANGES
 from resource_manager.storage.rows import REQUESTS
@@ -61,7 +62,7 @@ class FairChecks:
     def restored(self, state: State, database: Database) -> Iterator[str]:
         """Somebody has read the books; what is wrong with them."""
         self._booked[state] = _booked(state)
-        for name, row in database.rows.groups.items():
+        for (name,), row in database.rows.keyed(tables.groups).items():
             self._durable.setdefault(name, set()).add(row)
             group = state.groups.get(name)
             if group is None or GROUPS.encode(group) != row:
@@ -338,11 +339,11 @@ def _held_for_nobody(state: State) -> Iterator[str]:
 
 def _is_taken_over(database: Database, name: str) -> bool:
     """True if it is durable that another slot does the work of a request."""
-    row = database.rows.requests.get(name)
+    row = database.rows.row(tables.requests, (name,))
     if row is not None:
         return REQUESTS.decode(row).reason == Reason.REUSED
     range_id, _, index = name.rpartition(".")
-    for (found, _), each in database.rows.ranges.items():
+    for (found, _), each in database.rows.keyed(tables.request_ranges).items():
         if found == range_id:
             part = RANGES.decode(each)
             at = int(index)

@@ -258,6 +258,5 @@ def _read_log(
         raise OutOfRange(
             f"{after} is not within {job.trimmed_sequence} to {job.last_sequence}", details={}
         )
-    log = manager.database.rows.logs.get(job_id)
-    events = [] if log is None else log.after(after)
+    events = manager.database.rows.events_after(job_id, after)
     return [event for event in events if event.sequence <= job.last_sequence]

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from resource_manager.storage import tables
 from task_executor.service.checkpoint import (
     decode_document,
     encode_document,
@@ -32,7 +33,7 @@ def quiet_world(strike: Callable[[World, Executor], None]) -> World:
 
     def wait() -> None:
         (executor,) = world.checks.executors.values()
-        told = any(row[8] == "ALLOCATED" for row in world.database.rows.slots.values())
+        told = any(row[8] == "ALLOCATED" for row in world.database.rows.rows(tables.slots))
         if executor.up and told:
             strike(world, executor)
         else:

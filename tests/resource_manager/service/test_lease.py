@@ -17,8 +17,8 @@ from resource_manager.service.runner import Runner, RunnerLimits
 from resource_manager.service.watchdog import writer_answers
 from resource_manager.storage.store import NotLeader, StoreAway
 from tests.resource_manager.service.test_runner import (
+    GatedStore,
     Heard,
-    MemoryStore,
     committing,
     register,
     started,
@@ -27,7 +27,7 @@ from tests.support.patience import PATIENCE_S
 from tests.support.rm_service import eventually
 
 
-class LeasedStore(MemoryStore):
+class LeasedStore(GatedStore):
     """Leads until a test says that it is unsure, or that another leads."""
 
     def __init__(self) -> None:
@@ -221,7 +221,7 @@ async def test_the_lease_is_renewed_while_the_books_are_read() -> None:
     store = LeasedStore()
     store.loading.clear()
     metrics = ResourceManagerMetrics("test")
-    books = Books(store, EngineSettings(), metrics, holder="test")  # type: ignore[arg-type]
+    books = Books(store, EngineSettings(), metrics, holder="test")
     runner = Runner(books, metrics, limits=RunnerLimits(renew_interval_s=0.01))
     starting = asyncio.create_task(runner.start(Heard()))
     await eventually(lambda: store.renewals >= 3)

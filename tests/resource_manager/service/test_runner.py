@@ -27,7 +27,6 @@ from resource_manager.engine.model.effects import (
     ProbeExecutor,
     PublishClusterEvent,
     SendFree,
-    Snapshot,
     StepResult,
 )
 from resource_manager.engine.model.entities import Instant
@@ -38,6 +37,7 @@ from resource_manager.service.executor_link import ExecutorLinks, LinkOptions
 from resource_manager.service.lanes import LaneLimits
 from resource_manager.service.metrics import ResourceManagerMetrics
 from resource_manager.service.runner import Runner, RunnerLimits
+from resource_manager.storage.memory_store import MemoryStore
 from tests.support.patience import PATIENCE_S
 
 QUIET = RunnerLimits(
@@ -45,43 +45,21 @@ QUIET = RunnerLimits(
 )
 
 
-class MemoryStore:
-    """Keeps nothing but what a test wants to know; `gate` holds a commit under way."""
+class GatedStore(MemoryStore):
+    """Keeps what was committed for the test; `gate` holds a commit under way."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.commits: list[Changes] = []
         self.gate = threading.Event()
         self.gate.set()
         self.committing = threading.Event()
-        self.epoch = 0
-
-    def lead(
-        self,
-        holder: str,
-        *,
-        above_epoch: int = 0,
-        wait_s: float | None = None,
-        address: str = "",
-    ) -> int:
-        self.epoch += 1
-        return self.epoch
-
-    def surely_leads(self) -> bool:
-        return True
-
-    def load(self) -> Snapshot:
-        return Snapshot(rm_epoch=self.epoch)
 
     def commit(self, changes: Changes) -> None:
         self.committing.set()
         assert self.gate.wait(PATIENCE_S)
+        super().commit(changes)
         self.commits.append(changes)
-
-    def renew(self) -> None: ...
-
-    def maintain(self) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class Heard:
@@ -100,10 +78,10 @@ class Heard:
 
 @asynccontextmanager
 async def started(
-    store: MemoryStore, limits: RunnerLimits = QUIET, **parts: Any
+    store: GatedStore, limits: RunnerLimits = QUIET, **parts: Any
 ) -> AsyncIterator[tuple[Runner, Heard]]:
     metrics = ResourceManagerMetrics("test")
-    books = Books(store, EngineSettings(), metrics, holder="test", **parts)  # type: ignore[arg-type]
+    books = Books(store, EngineSettings(), metrics, holder="test", **parts)
     runner, heard = Runner(books, metrics, limits=limits), Heard()
     await runner.start(heard)
     try:
@@ -121,13 +99,13 @@ def register(runner: Runner, job_id: str) -> asyncio.Future[str]:
     return asyncio.ensure_future(runner.submit(job(job_id), lambda known: str(known.job_id)))
 
 
-async def committing(store: MemoryStore) -> None:
+async def committing(store: GatedStore) -> None:
     assert await asyncio.to_thread(store.committing.wait, 30)
     store.committing.clear()
 
 
 async def test_answers_and_effects_come_only_after_the_commit() -> None:
-    store = MemoryStore()
+    store = GatedStore()
     store.gate.clear()
     async with started(store) as (runner, heard):
         answer = register(runner, "job-1")
@@ -141,7 +119,7 @@ async def test_answers_and_effects_come_only_after_the_commit() -> None:
 
 
 async def test_what_arrives_during_a_commit_is_committed_together() -> None:
-    store = MemoryStore()
+    store = GatedStore()
     store.gate.clear()
     async with started(store) as (runner, _):
         first = register(runner, "job-0")
@@ -154,7 +132,7 @@ async def test_what_arrives_during_a_commit_is_committed_together() -> None:
 
 
 async def test_reads_wait_for_the_commit_and_never_show_what_is_not_durable() -> None:
-    store = MemoryStore()
+    store = GatedStore()
     store.gate.clear()
     async with started(store) as (runner, _):
         register(runner, "job-1")
@@ -169,7 +147,7 @@ async def test_reads_wait_for_the_commit_and_never_show_what_is_not_durable() ->
 
 
 async def test_a_refused_event_concerns_its_caller_only() -> None:
-    async with started(MemoryStore()) as (runner, _):
+    async with started(GatedStore()) as (runner, _):
         await register(runner, "job-1")
         refused: Coroutine[Any, Any, Any] = runner.submit(
             lambda at: JobRegistered(at, "job-1", "another", "default", None, "s" * 64, "r" * 64)
@@ -180,7 +158,7 @@ async def test_a_refused_event_concerns_its_caller_only() -> None:
 
 
 async def test_above_the_limit_callers_are_told_when_to_come_back() -> None:
-    store = MemoryStore()
+    store = GatedStore()
     store.gate.clear()
     limits = RunnerLimits(tick_interval_s=3600, lanes=LaneLimits(queue_items_max=3, retry_s=0.7))
     async with started(store, limits) as (runner, _):
@@ -196,7 +174,7 @@ async def test_above_the_limit_callers_are_told_when_to_come_back() -> None:
 
 
 async def test_large_calls_side_by_side_count_with_all_their_parts() -> None:
-    store = MemoryStore()
+    store = GatedStore()
     store.gate.clear()
     limits = RunnerLimits(tick_interval_s=3600, lanes=LaneLimits(owner_items_max=40))
     async with started(store, limits) as (runner, _):
@@ -214,7 +192,7 @@ async def test_large_calls_side_by_side_count_with_all_their_parts() -> None:
 
 
 async def test_large_batches_are_split_and_signs_of_life_go_first() -> None:
-    store = MemoryStore()
+    store = GatedStore()
     store.gate.clear()
     limits = RunnerLimits(tick_interval_s=3600, lanes=LaneLimits(batch_items_max=10))
     order: list[str] = []
@@ -253,7 +231,7 @@ async def test_a_step_that_may_have_half_changed_the_books_drops_them() -> None:
             raise RuntimeError("a bug")
         return step(state, event)
 
-    store = MemoryStore()
+    store = GatedStore()
     async with started(store, step=failing) as (runner, heard):
         with pytest.raises(Exception, match="failed at this call"):
             await runner.submit(job("poison"))
@@ -271,7 +249,7 @@ async def test_who_shares_a_batch_with_a_bug_may_try_again() -> None:
             raise IllegalTransition("a bug")
         return step(state, event)
 
-    store = MemoryStore()
+    store = GatedStore()
     store.gate.clear()
     async with started(store, step=failing) as (runner, heard):
         first = register(runner, "job-0")
@@ -299,7 +277,7 @@ async def test_a_bug_in_a_decision_undoes_its_batch() -> None:
             raise InvariantBroken("a bug")
         return step(state, event)
 
-    store = MemoryStore()
+    store = GatedStore()
     async with started(store, step=failing) as (runner, heard):
         with pytest.raises(StoreError, match="was not made; try again"):
             await register(runner, "job-1")
@@ -318,7 +296,7 @@ async def test_signs_of_life_that_waited_count_before_anybody_is_called_lost() -
         seen.append(type(event).__name__)
         return step(state, event)
 
-    store = MemoryStore()
+    store = GatedStore()
     store.gate.clear()
     limits = RunnerLimits(tick_interval_s=0.01)
     async with started(store, limits, step=noting) as (runner, _):
@@ -334,7 +312,7 @@ async def test_signs_of_life_that_waited_count_before_anybody_is_called_lost() -
 
 async def test_time_that_passes_is_noticed_though_nobody_calls() -> None:
     """Lapsed leases, ended pauses and lost executors have no caller that would wake the writer."""
-    store, ticked = MemoryStore(), asyncio.Event()
+    store, ticked = GatedStore(), asyncio.Event()
     loop = asyncio.get_running_loop()
 
     def noting(_state: Any, event: Any) -> Any:
@@ -351,7 +329,7 @@ async def test_time_that_passes_is_noticed_though_nobody_calls() -> None:
 
 async def test_before_the_start_and_after_the_stop_callers_are_sent_away() -> None:
     metrics = ResourceManagerMetrics("test")
-    books = Books(MemoryStore(), EngineSettings(), metrics, holder="test")  # type: ignore[arg-type]
+    books = Books(GatedStore(), EngineSettings(), metrics, holder="test")
     runner = Runner(books, metrics, limits=QUIET)
     with pytest.raises(Unavailable, match="starting"):
         await runner.read(lambda state: state)
@@ -365,7 +343,7 @@ async def test_before_the_start_and_after_the_stop_callers_are_sent_away() -> No
 async def test_nobody_is_commanded_after_the_links_were_stopped() -> None:
     """The last batch, after callers were sent away, may still decide something."""
     metrics = ResourceManagerMetrics("test")
-    async with started(MemoryStore()) as (runner, _):
+    async with started(GatedStore()) as (runner, _):
         links = ExecutorLinks(runner, metrics, LinkOptions("token"))
         await links.stop()
         before = asyncio.all_tasks()

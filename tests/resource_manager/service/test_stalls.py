@@ -16,7 +16,7 @@ from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.service.books import Books, Item
 from resource_manager.service.metrics import ResourceManagerMetrics
 from tests.resource_manager.engine.model import ModelExecutor
-from tests.resource_manager.service.test_runner import MemoryStore
+from tests.resource_manager.service.test_runner import GatedStore
 
 SETTINGS = EngineSettings(report_interval_ms=1_000, lost_timeout_ms=5_000)
 LEASE_MS = 6_000
@@ -30,7 +30,7 @@ class Standing:
         self.now_ms = 100_000
         self.loop = loop
         metrics = ResourceManagerMetrics("test")
-        store: Any = MemoryStore()
+        store: Any = GatedStore()
         self.books = Books(store, SETTINGS, metrics, holder="test", clock=self.clock)
         self.books.load()
         small = ResourceProfile(100, 64 * MIB)

@@ -31,7 +31,7 @@ from resource_manager.service.metrics import ResourceManagerMetrics
 from resource_manager.service.runner import Runner
 from resource_manager.service.standby import Leadership
 from resource_manager.storage.store import NotLeader
-from tests.resource_manager.service.test_runner import MemoryStore
+from tests.resource_manager.service.test_runner import GatedStore
 from tests.support.patience import PATIENCE_S
 from tests.support.postgresql import PostgresqlServer
 from tests.support.rm_service import (
@@ -173,7 +173,7 @@ async def test_without_standby_a_second_one_is_refused_with_the_way_out(
 async def test_one_that_was_replaced_does_not_call_itself_the_next_leader() -> None:
     """Callers would wait for it, instead of turning elsewhere."""
     metrics = ResourceManagerMetrics("test")
-    books = Books(MemoryStore(), EngineSettings(), metrics, holder="test")  # type: ignore[arg-type]
+    books = Books(GatedStore(), EngineSettings(), metrics, holder="test")
     runner = Runner(books, metrics)
     leadership = Leadership(runner, metrics)
     leadership.address, leadership.standing_by = "rm-a:7170", True

@@ -7,10 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from resource_manager.storage.memory_store import MemoryDatabase, MemoryStore
 from resource_manager.storage.opening import open_store
 from resource_manager.storage.store import Store
 from tests.support.postgresql import PostgresqlServer
 from tests.support.stores import OpenStore
+
+MEMORY = "memory"
+"""Instead of the URL of a database."""
 
 ON_BOTH = ("sqlite", pytest.param("postgresql", marks=pytest.mark.needs("postgresql")))
 
@@ -49,8 +53,13 @@ def opened(url: str) -> Iterator[OpenStore]:
     """Opens stores on the test's database; closes them all in the end."""
     stores: list[Store] = []
 
+    database = MemoryDatabase()
+
     def open_one(**options: object) -> Store:
-        store = open_store(url, **options)  # type: ignore[arg-type]
+        if url == MEMORY:
+            store: Store = MemoryStore(database, read_only=bool(options.get("read_only")))
+        else:
+            store = open_store(url, **options)  # type: ignore[arg-type]
         stores.append(store)
         return store
 

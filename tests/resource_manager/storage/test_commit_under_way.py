@@ -16,7 +16,7 @@ from sqlalchemy import Connection, text
 from resource_manager.engine.model.effects import Changes
 from resource_manager.engine.model.entities import Job
 from resource_manager.storage.opening import open_store
-from resource_manager.storage.sql_store import _PreparedChanges
+from resource_manager.storage.prepared import PreparedChanges
 from resource_manager.storage.statements import Statements
 from resource_manager.storage.store import NotLeader, Store
 from tests.support.books import job
@@ -38,14 +38,16 @@ class SlowCommit:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.fenced, self.go_on = threading.Event(), threading.Event()
-        apply = _PreparedChanges.apply
+        apply = PreparedChanges.apply
 
-        def slowly(prepared: _PreparedChanges, to: Connection, statements: Statements) -> None:
+        def slowly(
+            prepared: PreparedChanges, to: Connection, statements: Statements[Connection]
+        ) -> None:
             self.fenced.set()
             assert self.go_on.wait(PATIENCE_S)
             apply(prepared, to, statements)
 
-        monkeypatch.setattr(_PreparedChanges, "apply", slowly)
+        monkeypatch.setattr(PreparedChanges, "apply", slowly)
 
 
 @pytest.fixture

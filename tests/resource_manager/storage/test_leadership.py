@@ -21,7 +21,7 @@ from resource_manager.storage.location import DatabaseUrl
 from resource_manager.storage.opening import open_store
 from resource_manager.storage.postgresql_server import CONNECTIONS, postgresql_engine
 from resource_manager.storage.postgresql_store import PostgresqlStore
-from resource_manager.storage.sql_store import _PreparedChanges
+from resource_manager.storage.prepared import PreparedChanges
 from resource_manager.storage.sqlite_store import SqliteStore
 from resource_manager.storage.store import NotLeader, Store, StoreAway
 from tests.support.books import job
@@ -418,7 +418,7 @@ def test_a_leader_that_stops_anywhere_in_a_commit_blocks_nobody(
     if place != "before the fence":
         assert inside(frozen)._fence(writer)
     if place == "after the rows":
-        prepared = _PreparedChanges(Changes(jobs=[job()]))
+        prepared = PreparedChanges(Changes(jobs=[job()]))
         prepared.apply(writer, inside(frozen)._statements)
     with open_store(postgresql_url) as second:
         assert second.lead("second", wait_s=20) == 2

@@ -34,6 +34,7 @@ from resource_manager.engine.model.entities import (
     Tally,
 )
 from resource_manager.storage.store import NotLeader, Store
+from tests.resource_manager.storage.conftest import MEMORY, ON_BOTH
 from tests.support.books import (
     books_of,
     cluster_event,
@@ -49,6 +50,15 @@ from tests.support.books import (
     slot,
 )
 from tests.support.stores import OpenStore
+
+
+@pytest.fixture(params=(*ON_BOTH, MEMORY))
+def url(request: pytest.FixtureRequest) -> str:
+    """An empty database of each kind, and one in memory."""
+    if request.param == MEMORY:
+        return MEMORY
+    found: str = request.getfixturevalue(f"{request.param}_url")
+    return found
 
 
 def test_a_new_database_is_empty_and_knows_who_it_is(store: Store) -> None:

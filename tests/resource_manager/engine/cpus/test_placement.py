@@ -18,6 +18,7 @@ from finegrain.errors import Reason
 from finegrain.resources import MIB, ResourceProfile
 from resource_manager.engine.cpus.refusals import CpuBlocker
 from resource_manager.engine.explain.waiting_reasons import pending_by_reason
+from resource_manager.engine.model.effects import Changes
 from resource_manager.engine.model.entities import RequestSpec, RequestState
 from resource_manager.engine.model.events import RequestsSubmitted, SlotsReuseAsked
 from resource_manager.engine.placement.feasibility import Blocker, judge
@@ -344,7 +345,10 @@ def test_older_slots_without_an_assignment_are_in_nobodys_way() -> None:
     story = CpuStory(host(policy=ALIGNED))
     story.ask("old", 6_000, PLAIN)
     key = ("old", 1)
-    story.cluster.store.slots[key].assignment = None  # as a row of an older version has it
+    (row,) = story.cluster.store.load().slots
+    assert (row.allocation_id, row.generation) == key
+    row.assignment = None  # as a row of an older version has it
+    story.cluster.store.commit(Changes(slots=[row]))
     executor = story.cluster.executors["host-a"]
     story.cluster.restart_rm()
     story.cluster.register(executor)
