@@ -143,7 +143,7 @@ def _restore_executor(state: State, executor: Executor) -> None:
         set_for(state.host_settings, CLUSTER),
     )
     state.hosts[executor.executor_id] = host
-    usage.total_changed(state, host)
+    usage.total_changed(state.hosts, state.costs, host)
     state.timers.arm(Timer.SILENCE, executor.executor_id, now + state.settings.lost_timeout_ms)
 
 
@@ -226,7 +226,7 @@ def _restore_slot(state: State, slot: Slot) -> None:
         slot.allocation_id = request.spec.allocation_id
     _match(state.transitions, request, slot)
     if slot.state is SlotState.FREEING:
-        leave_behind(state, slot)
+        leave_behind(state.requests, state.slots, slot)
     slot.executor_id = host.host_id
     key = slot.allocation_id, slot.generation
     state.slots[key] = slot

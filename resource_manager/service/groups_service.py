@@ -56,7 +56,7 @@ class GroupCalls:
 
     async def _group(self, name: str) -> cluster_pb2.GroupStatus:
         def read(state: State) -> cluster_pb2.GroupStatus:
-            known_group(state, name)  # it may have been struck since
+            known_group(state.groups, name)  # it may have been struck since
             return next(group_status(v) for v in views_at(state, now()) if v.group.name == name)
 
         return await self._look(read)

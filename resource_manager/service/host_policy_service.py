@@ -33,7 +33,9 @@ class HostPolicyCalls:
     ) -> cluster_pb2.GetHostPolicyResponse:
         """See the protocol."""
         executor_id = _name(request.executor_id)
-        view = await self._look(lambda state: host_policy_view(state, executor_id))
+        view = await self._look(
+            lambda state: host_policy_view(state.hosts, state.host_settings, executor_id)
+        )
         return cluster_pb2.GetHostPolicyResponse(
             set=host_policy_to_proto(view.set),
             effective=effective_policy_to_proto(view.effective),
@@ -54,7 +56,9 @@ class HostPolicyCalls:
         answer = await self._runner.submit(
             lambda at: HostPolicySet(at, executor_id, policy, clear), _set_response
         )
-        effective = await self._look(lambda state: policy_of(state, executor_id))
+        effective = await self._look(
+            lambda state: policy_of(state.hosts, state.host_settings, executor_id)
+        )
         answer.effective.CopyFrom(effective_policy_to_proto(effective))
         return answer
 

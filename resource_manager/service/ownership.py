@@ -79,7 +79,7 @@ class JobSecrets:
         if known is not None and caller.owns(known):
             return
         known = await self._runner.read(
-            lambda state: known_job(state, job_id).secret_sha256, owner=caller.peer
+            lambda state: known_job(state.jobs, job_id).secret_sha256, owner=caller.peer
         )
         if not caller.owns(known):
             raise PermissionDenied(

@@ -55,7 +55,9 @@ class CpuCommands:
             event = HostPolicySet(self.cluster.at, executor_id, wanted, cleared)
             self.cluster.batch(event)
             yield from self._effects()
-        view = host_policy_view(self.cluster.state, executor_id)
+        view = host_policy_view(
+            self.cluster.state.hosts, self.cluster.state.host_settings, executor_id
+        )
         yield from cpus_render.settings(name, view.effective)
 
     def do_cpu_state(self, words: Words) -> Iterator[str]:

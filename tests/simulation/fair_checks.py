@@ -195,7 +195,7 @@ class Limits:
         if not self._any:
             return False
         shape = self._state.queue.shape_of(spec)
-        return self.stop(job_id, [booked_at_most(self._state, shape)])
+        return self.stop(job_id, [booked_at_most(self._state.hosts, self._state.costs, shape)])
 
 
 def _path(state: State, job_id: str) -> list[Group]:
@@ -270,7 +270,7 @@ def _minimum_passed_over(
         for line in state.queue.lines()
         if line.numbers
         and _may_go(state, line)
-        and not limits.stop(line.job_id, [booked_at_most(state, line.shape)])
+        and not limits.stop(line.job_id, [booked_at_most(state.hosts, state.costs, line.shape)])
     ]
     for slot in placed:
         request = state.requests.get(slot.allocation_id)

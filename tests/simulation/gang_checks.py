@@ -159,7 +159,10 @@ def room_for_gangs(state: State) -> Iterator[str]:
         alike = {scheduling_key(each.spec) for each in members}
         if members[0].job_id in state.endings or len(alike) > 1:
             continue
-        needs = [booked_at_most(state, state.queue.shape_of(each.spec)) for each in members]
+        needs = [
+            booked_at_most(state.hosts, state.costs, state.queue.shape_of(each.spec))
+            for each in members
+        ]
         if limits.stop(members[0].job_id, needs):
             continue
         counts = {

@@ -20,7 +20,8 @@ def idle_capacity(state: State) -> Iterator[str]:
     heads = [
         (line.shape, state.requests.at(line.numbers.first))
         for line in state.queue.lines()
-        if line.numbers and not limits.stop(line.job_id, [booked_at_most(state, line.shape)])
+        if line.numbers
+        and not limits.stop(line.job_id, [booked_at_most(state.hosts, state.costs, line.shape)])
     ]
     if not heads:
         return

@@ -55,7 +55,7 @@ def _settle(context: EventContext, host: Host) -> None:
     state = context.state
     if not host.settle_cpus():
         return
-    usage.total_changed(state, host)
+    usage.total_changed(state.hosts, state.costs, host)
     state.rejection_clock.restart(context.now_ms)
     for refusal in host.refusals.values():
         if refusal.state_seen is not None:

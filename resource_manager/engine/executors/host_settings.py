@@ -33,7 +33,7 @@ from resource_manager.engine.lifecycle.known import known_host
 from resource_manager.engine.model.counter_names import HOST_SETTING_NUMBER
 from resource_manager.engine.model.entities import NO_CPU_STATE, NOTHING_SET, HostSetting
 from resource_manager.engine.model.events import HostPolicySet
-from resource_manager.engine.state import State
+from resource_manager.engine.placement.hosts import Hosts
 
 SETTINGS = tuple(each.name for each in fields(HostPolicy))
 """Names of what can be set."""
@@ -42,15 +42,17 @@ OF_ONE_HOST = ("reserved_cpus", "reserved_strict")
 """Settings that make no sense for all hosts together."""
 
 
-def known_setting(state: State, executor_id: str) -> HostSetting | None:
+def known_setting(
+    hosts: Hosts, host_settings: dict[str, HostSetting], executor_id: str
+) -> HostSetting | None:
     """What was set for an executor, or for the cluster; None: nothing ever was.
 
     Raises:
         NotFound: neither is such an executor known, nor was anything set for it.
     """
-    setting = state.host_settings.get(executor_id)
+    setting = host_settings.get(executor_id)
     if setting is None and executor_id != CLUSTER:
-        known_host(state, executor_id)
+        known_host(hosts, executor_id)
     return setting
 
 
@@ -64,32 +66,36 @@ class HostPolicyView:
     followed_number: int  # by the executor, as it said
 
 
-def host_policy_view(state: State, executor_id: str) -> HostPolicyView:
+def host_policy_view(
+    hosts: Hosts, host_settings: dict[str, HostSetting], executor_id: str
+) -> HostPolicyView:
     """What was set, and what holds.
 
     Raises:
         NotFound: neither is such an executor known, nor was anything set for it.
     """
-    setting = known_setting(state, executor_id)
-    host = state.hosts.get(executor_id)
+    setting = known_setting(hosts, host_settings, executor_id)
+    host = hosts.get(executor_id)
     seen = host.executor.cpu_state if host is not None else NO_CPU_STATE
     return HostPolicyView(
         set=setting.policy if setting is not None else NOTHING_SET,
-        effective=policy_of(state, executor_id),
+        effective=policy_of(hosts, host_settings, executor_id),
         number=setting.number if setting is not None else 0,
         followed_number=seen.host_policy_number,
     )
 
 
-def policy_of(state: State, executor_id: str) -> EffectivePolicy:
+def policy_of(
+    hosts: Hosts, host_settings: dict[str, HostSetting], executor_id: str
+) -> EffectivePolicy:
     """What holds on a host; of one that is not known, or of the cluster, by what operators have
     set alone.
     """
-    host = state.hosts.get(executor_id)
+    host = hosts.get(executor_id)
     if host is not None:
         return host.present.policy
-    own = NOTHING_SET if executor_id == CLUSTER else set_for(state.host_settings, executor_id)
-    return unannounced(own, set_for(state.host_settings, CLUSTER))
+    own = NOTHING_SET if executor_id == CLUSTER else set_for(host_settings, executor_id)
+    return unannounced(own, set_for(host_settings, CLUSTER))
 
 
 def set_host_policy(context: EventContext, event: HostPolicySet) -> HostSetting:
@@ -101,7 +107,7 @@ def set_host_policy(context: EventContext, event: HostPolicySet) -> HostSetting:
             it none.
     """
     state = context.state
-    before = known_setting(state, event.executor_id)
+    before = known_setting(state.hosts, state.host_settings, event.executor_id)
     wanted = _wanted(before.policy if before is not None else NOTHING_SET, event)
     host = state.hosts.get(event.executor_id)
     if event.executor_id == CLUSTER:

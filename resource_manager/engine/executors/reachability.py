@@ -43,7 +43,7 @@ def find_unreachable(context: EventContext, host: Host) -> None:
     reach.failures += 1
     host.in_flight = None
     state.transitions.move_executor(host.executor, RegistrationInput.DISTRUST)
-    usage.total_changed(state, host)
+    usage.total_changed(state.hosts, state.costs, host)
     address = host.executor.registration.address
     context.cluster_event(
         "executor_unreachable",
@@ -96,7 +96,7 @@ def executor_probed(context: EventContext, event: ExecutorProbed) -> None:
     )
     host.reach.cause = ""
     host.reach.refused = 0
-    usage.total_changed(context.state, host)
+    usage.total_changed(context.state.hosts, context.state.costs, host)
     context.state.outbox[host.host_id] = None
     context.cluster_event(
         "executor_reachable",

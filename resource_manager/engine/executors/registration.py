@@ -159,9 +159,9 @@ def _adopt(context: EventContext, host: Host | None, registration: Registration)
         host.adopt_registration()
     if host.cpu_kind is not kind:
         state.hosts.indexes.log_growth(host, state.queue)  # other cpus may suit others
-    usage.total_changed(state, host)
+    usage.total_changed(state.hosts, state.costs, host)
     state.rejection_clock.restart(context.now_ms)
-    usage.rebooked(state, booked)
+    usage.rebooked(state.flows, state.costs, booked)
     state.timers.arm(Timer.SILENCE, host.host_id, context.now_ms + state.settings.lost_timeout_ms)
     return host
 
@@ -194,7 +194,7 @@ def request_drain(context: EventContext, event: DrainRequested) -> Executor:
         NotFound: no such executor.
     """
     state = context.state
-    host = known_host(state, event.executor_id)
+    host = known_host(state.hosts, event.executor_id)
     executor = host.executor
     state.transitions.drain(executor, DrainInput.DRAIN)
     executor.drain_reason = event.reason
@@ -204,7 +204,7 @@ def request_drain(context: EventContext, event: DrainRequested) -> Executor:
         executor.drain_deadline_at_ms = context.now_ms + event.deadline_ms
         state.timers.arm(Timer.DRAIN, host.host_id, executor.drain_deadline_at_ms)
     state.changes.executor(executor)
-    usage.total_changed(state, host)
+    usage.total_changed(state.hosts, state.costs, host)
     context.cluster_event("executor_drained", executor_id=host.host_id, message=event.reason)
     return executor
 
@@ -216,7 +216,7 @@ def request_undrain(context: EventContext, event: UndrainRequested) -> Executor:
         NotFound: no such executor.
         FailedPrecondition: it is being given back.
     """
-    host = known_host(context.state, event.executor_id)
+    host = known_host(context.state.hosts, event.executor_id)
     executor = host.executor
     provision = context.state.provisions.get(host.host_id)
     if provision is not None and provision.state is ProvisionState.STOPPING:
@@ -230,7 +230,7 @@ def request_undrain(context: EventContext, event: UndrainRequested) -> Executor:
         executor.drain_reason = ""
         executor.drain_deadline_time_ms = executor.drain_deadline_at_ms = None
         context.state.changes.executor(executor)
-        usage.total_changed(context.state, host)
+        usage.total_changed(context.state.hosts, context.state.costs, host)
         context.cluster_event("executor_undrained", executor_id=host.host_id)
     return executor
 
@@ -257,7 +257,7 @@ def forget_executor(context: EventContext, event: ForgetRequested) -> None:
         FailedPrecondition: it is not lost.
     """
     state = context.state
-    host = known_host(state, event.executor_id)
+    host = known_host(state.hosts, event.executor_id)
     if host.executor.state is not ExecutorState.LOST:
         raise FailedPrecondition(
             f"executor {host.host_id} is {host.executor.state}; only a lost one can be forgotten:"

@@ -16,7 +16,7 @@ def advise_threads(
     Raises:
         NotFound: no such job.
     """
-    job = known_job(state, job_id)
+    job = known_job(state.jobs, job_id)
     slots = [state.slots[key] for key in job.slot_keys]
     serving = [slot for slot in slots if state.requests.served_by(slot) is not None]
     waiting = max(0, job.live_requests - len(serving))

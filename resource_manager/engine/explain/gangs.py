@@ -30,6 +30,7 @@ from resource_manager.engine.placement.gang_search import (
     together,
     wanted,
 )
+from resource_manager.engine.placement.hosts import Hosts
 from resource_manager.engine.placement.reserved import Reservation
 from resource_manager.engine.queue.gangs import MemberRequest, WaitingGang, Where
 from resource_manager.engine.state import State
@@ -105,7 +106,7 @@ def _explained(state: State, waiting: WaitingGang) -> GangExplanation:
     gang = waiting.gang
     room = Room(state.hosts)
     room.partly = True
-    asks = [room.ask(number, wish) for number, wish in enumerate(wishes_now(state, waiting))]
+    asks = [room.ask(number, wish) for number, wish in enumerate(wishes_now(state.slots, waiting))]
     try:
         spots = _spots(room, asks, gang.spec)
     finally:
@@ -186,12 +187,12 @@ def _summary(state: State, waiting: WaitingGang, asks: list[Ask], spots: Sequenc
     kind = waiting.kind
     if not waiting.tried:
         return "has just arrived and was not considered yet"
-    verdict = kind_feasibility(state, kind)
+    verdict = kind_feasibility(state.hosts, state.provisions, state.elastic, kind)
     if verdict is Feasibility.NEVER:
         return "could not be placed as a whole even if all known executors were empty"
     if verdict is Feasibility.OFFLINE:
         return "only with executors that are lost, draining or unreachable could it be placed"
-    wishes, members = wishes_now(state, waiting), len(waiting.members)
+    wishes, members = wishes_now(state.slots, waiting), len(waiting.members)
     placeable = spots[0].placeable if spots else 0
     where = _where(waiting.gang.spec, spots)
     parts = [f"{placeable} of {members} members fit now{where}" if placeable else "none fits now"]
@@ -200,7 +201,7 @@ def _summary(state: State, waiting: WaitingGang, asks: list[Ask], spots: Sequenc
     if placeable == members:
         parts = [f"all {members} members fit now{where}; it is tried with the next decision"]
     else:
-        parts += _remedies(state, kind.where, asks, wishes, spots)
+        parts += _remedies(state.hosts, kind.where, asks, wishes, spots)
     if any(wish.elsewhere for wish in wishes):
         parts.append("executors that still hold older slots of its members are left out")
     if any(ask.barred - wish.elsewhere for ask, wish in zip(asks, wishes, strict=True)):
@@ -223,7 +224,7 @@ def _where(spec: GangSpec, spots: Sequence[GangSpot]) -> str:
 
 
 def _remedies(
-    state: State,
+    hosts: Hosts,
     where: Where,
     asks: list[Ask],
     wishes: Sequence[MemberRequest],
@@ -236,21 +237,21 @@ def _remedies(
             more = "1 more executor has" if missing == 1 else f"{missing} more executors have"
             found.append(f"fits if {more} room for one")
         case GangPlacement.SAME_EXECUTOR:
-            found += _lack(state, wishes, spots)
+            found += _lack(hosts, wishes, spots)
         case _:
             found.append(f"fits if there is room for {missing} more{_there(where, spots)}")
     if where.placement is not GangPlacement.ANYWHERE:
         anywhere = Where(GangPlacement.ANYWHERE)
-        if seek(state.hosts, anywhere, wishes) is not None:
+        if seek(hosts, anywhere, wishes) is not None:
             found.append("fits now if its members may go anywhere")
-    return found + _with_looser_policies(state, where, wishes)
+    return found + _with_looser_policies(hosts, where, wishes)
 
 
-def _with_looser_policies(state: State, where: Where, wishes: Sequence[MemberRequest]) -> list[str]:
+def _with_looser_policies(hosts: Hosts, where: Where, wishes: Sequence[MemberRequest]) -> list[str]:
     """A policy that would have to be preferred by all members instead of required."""
     required = [required_policies(wish.cpus[0]) for wish in wishes if wish.cpus is not None]
     for name in dict.fromkeys(name for names in required for name in names):
-        if seek(state.hosts, where, [_loosened(wish, name) for wish in wishes]) is not None:
+        if seek(hosts, where, [_loosened(wish, name) for wish in wishes]) is not None:
             return [f"fits now if {name} were preferred instead of required"]
     return []
 
@@ -266,11 +267,11 @@ def _there(where: Where, spots: Sequence[GangSpot]) -> str:
     return f" with {where.label}={spots[0].name}" if where.label and spots else ""
 
 
-def _lack(state: State, wishes: Sequence[MemberRequest], spots: Sequence[GangSpot]) -> list[str]:
+def _lack(hosts: Hosts, wishes: Sequence[MemberRequest], spots: Sequence[GangSpot]) -> list[str]:
     """What the best executor lacks for all of them."""
     if not spots:
         return []
-    host = state.hosts[spots[0].name]
+    host = hosts[spots[0].name]
     asked: dict[str, int] = {}
     for wish in wishes:
         booked = host.booking_for(wish)

@@ -148,7 +148,7 @@ def executor_view(state: State, executor_id: str) -> ExecutorView:
     Raises:
         NotFound: no such executor.
     """
-    return _view_of(known_host(state, executor_id))
+    return _view_of(known_host(state.hosts, executor_id))
 
 
 def list_executors(state: State, *, after: str = "", limit: int) -> Page[ExecutorView, str]:
@@ -173,7 +173,7 @@ def list_slots(
         NotFound: no such executor, or no such job.
     """
     if executor_id:
-        known_host(state, executor_id)
+        known_host(state.hosts, executor_id)
     found = islice(_slots_after(state, executor_id, job_id, after), limit + 1)
     views = [slot_view(state, slot) for slot in found]
     more = len(views) > limit
@@ -208,7 +208,7 @@ def list_requests(
     if allocation_ids:
         named = [state.requests.named(each) for each in allocation_ids]
         if all(named):
-            candidates = _exactly(state, job_id, after, filter(None, named))
+            candidates = _exactly(state.jobs, job_id, after, filter(None, named))
         else:
             beginnings = Beginnings(allocation_ids)
             candidates = _cut(state, candidates, beginnings)
@@ -225,10 +225,10 @@ def list_requests(
 
 
 def _exactly(
-    state: State, job_id: str, after: int, requests: Iterable[Request]
+    jobs: dict[str, Job], job_id: str, after: int, requests: Iterable[Request]
 ) -> Iterator[Stretch]:
     if job_id:
-        known_job(state, job_id)
+        known_job(jobs, job_id)
     found = {request.arrival_number: request for request in requests}
     for number in sorted(found):
         if number > after and job_id in ("", found[number].job_id):
@@ -251,7 +251,7 @@ def get_request(state: State, allocation_id: str) -> RequestView:
     Raises:
         NotFound: there is none of that id (any more).
     """
-    return request_view(state, known_request(state, allocation_id))
+    return request_view(state, known_request(state.requests, allocation_id))
 
 
 def list_jobs(
@@ -320,7 +320,7 @@ def _slots_after(
     state: State, executor_id: str, job_id: str, after: tuple[str, str, int]
 ) -> Iterator[Slot]:
     if job_id:
-        slots = [state.slots[key] for key in known_job(state, job_id).slot_keys]
+        slots = [state.slots[key] for key in known_job(state.jobs, job_id).slot_keys]
         slots.sort(key=lambda slot: (slot.executor_id, slot.allocation_id, slot.generation))
         for slot in slots:
             key = (slot.executor_id, slot.allocation_id, slot.generation)
@@ -337,6 +337,6 @@ def _slots_after(
 
 def _requests_after(state: State, job_id: str, after: int) -> Iterator[Stretch]:
     if job_id:
-        yield from stretches_of(state, known_job(state, job_id), after)
+        yield from stretches_of(state, known_job(state.jobs, job_id), after)
     else:
         yield from stretches(state, after)

@@ -13,7 +13,15 @@ from resource_manager.engine.cpus.refusals import CpuRefusal
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.model.entities import Instant, Provision, Request
 from resource_manager.engine.model.settings import ExecutorShape
-from resource_manager.engine.placement.elastic import PENDING, Content, could_serve, of_shape
+from resource_manager.engine.placement.elastic import (
+    PENDING,
+    Content,
+    Elastic,
+    could_serve,
+    of_shape,
+)
+from resource_manager.engine.queue.gangs import GangLedger
+from resource_manager.engine.queue.queue import WaitingQueue
 from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 from resource_manager.engine.scaling.texts import counted, gang_text, shape_text
 from resource_manager.engine.scaling.totals import counted as counted_totals
@@ -63,9 +71,9 @@ class ProvidersView:
 def providers_view(state: State) -> ProvidersView:
     """Everything about executors that are asked for."""
     settings = state.settings.provisioning
-    planned = _still_planned(state)
+    planned = _still_planned(state.gangs, state.elastic)
     return ProvidersView(
-        shapes=[_shape_view(state, shape) for shape in settings.shapes],
+        shapes=[_shape_view(state.provisions, state.elastic, shape) for shape in settings.shapes],
         executors=[
             _provided_view(state, each, planned.get(each.executor_id, Content()))
             for each in state.provisions.values()
@@ -78,7 +86,7 @@ def providers_view(state: State) -> ProvidersView:
     )
 
 
-def _still_planned(state: State) -> dict[str, Content]:
+def _still_planned(gangs: GangLedger, elastic: Elastic) -> dict[str, Content]:
     """Returns what the last plan puts on each executor, without requests that no longer wait.
 
     The plan is up to a second old, and covers the requests of a shape that wait longest. So those
@@ -86,7 +94,7 @@ def _still_planned(state: State) -> dict[str, Content]:
     """
     left: dict[SchedulingClass, int] = {}
     still: dict[str, Content] = {}
-    for name, content in state.elastic.plan.on.items():
+    for name, content in elastic.plan.on.items():
         found = still[name] = Content()
         for shape, count in content.shapes.items():
             waiting = left.get(shape, shape.waiting)
@@ -94,7 +102,7 @@ def _still_planned(state: State) -> dict[str, Content]:
             if waiting:
                 found.shapes[shape] = min(count, waiting)
         found.members.update(
-            (key, count) for key, count in content.members.items() if key[0] in state.gangs.waiting
+            (key, count) for key, count in content.members.items() if key[0] in gangs.waiting
         )
     return still
 
@@ -103,7 +111,7 @@ def _provided_view(state: State, provision: Provision, content: Content) -> Prov
     """Describes one executor that was asked for; `content` is what is planned on it."""
     planned = counted(content.shapes)
     planned += [
-        f"{count} of {gang_text(state, gang_id)}" for gang_id, count in content.gangs.items()
+        f"{count} of {gang_text(state.gangs, gang_id)}" for gang_id, count in content.gangs.items()
     ]
     deadline_ms = provision.deadline_at_ms if provision.state in PENDING else None
     return ProvidedView(
@@ -124,14 +132,14 @@ def planned_on(state: State, request: Request) -> str:
     if gang_id := request.spec.gang_id:
         return next(iter(elastic.plan.planned_gang(gang_id)), "")
     shape = state.queue.shape_of(request.spec)
-    return _places(state, shape).get(request.arrival_number, "")
+    return _places(state.queue, state.elastic, shape).get(request.arrival_number, "")
 
 
 def planned_count(state: State, shape: SchedulingClass) -> int:
     """How many of those who wait with a shape are planned: the first ones."""
     if not state.elastic.plan.on:
         return 0
-    return len(_places(state, shape))
+    return len(_places(state.queue, state.elastic, shape))
 
 
 def waits_for(state: State, executor_id: str) -> str:
@@ -154,9 +162,9 @@ def _clock(time_ms: int) -> str:
     return datetime.fromtimestamp(time_ms // 1_000, UTC).strftime("%H:%M:%S UTC")
 
 
-def _places(state: State, shape: SchedulingClass) -> dict[int, str]:
+def _places(queue: WaitingQueue, elastic: Elastic, shape: SchedulingClass) -> dict[int, str]:
     """Where the first of those are planned who wait with a shape, by arrival number."""
-    plan, moves = state.elastic.plan, state.queue.moves
+    plan, moves = elastic.plan, queue.moves
     known = plan.places.get(shape)
     if known is None or known[0] != moves:
         planned = plan.planned(shape)
@@ -166,10 +174,12 @@ def _places(state: State, shape: SchedulingClass) -> dict[int, str]:
     return known[1]
 
 
-def _shape_view(state: State, shape: ExecutorShape) -> ShapeView:
-    backoff = state.elastic.backoffs[shape.name]
+def _shape_view(
+    provisions: dict[str, Provision], elastic: Elastic, shape: ExecutorShape
+) -> ShapeView:
+    backoff = elastic.backoffs[shape.name]
     counts: dict[str, int] = {}
-    for provision in state.provisions.values():
+    for provision in provisions.values():
         if provision.shape == shape.name:
             name = provision.state.value.lower()
             counts[name] = counts.get(name, 0) + 1
@@ -190,7 +200,8 @@ def _unplanned(state: State) -> list[str]:
     for shape, count in plan.left.items():
         number = min(count, shape.waiting)
         if number and len(found) < _UNPLANNED_MAX:
-            found.append(f"{counted({shape: number})[0]}: {_why_not(state, shape, room)}")
+            why = _why_not(state.provisions, state.elastic, shape, room)
+            found.append(f"{counted({shape: number})[0]}: {why}")
         else:
             more += number
     if more:
@@ -199,13 +210,13 @@ def _unplanned(state: State) -> list[str]:
         if number := min(count, shape.waiting):
             found.append(f"{counted({shape: number})[0]}: {_STOPPED}")
     found += [
-        f"{gang_text(state, gang_id)}: {_STOPPED}"
+        f"{gang_text(state.gangs, gang_id)}: {_STOPPED}"
         for gang_id in plan.gangs_stopped[:_UNPLANNED_MAX]
         if gang_id in state.gangs.waiting
     ]
     gangs = [gang_id for gang_id in plan.gangs_left if gang_id in state.gangs.waiting]
     found += [
-        f"{gang_text(state, gang_id)}: it cannot be whole with what may be asked for now"
+        f"{gang_text(state.gangs, gang_id)}: it cannot be whole with what may be asked for now"
         for gang_id in gangs[:_UNPLANNED_MAX]
     ]
     if len(gangs) > _UNPLANNED_MAX:
@@ -213,8 +224,9 @@ def _unplanned(state: State) -> list[str]:
     return found
 
 
-def _why_not(state: State, wanted: SchedulingClass, room: Amounts) -> str:
-    elastic = state.elastic
+def _why_not(
+    provisions: dict[str, Provision], elastic: Elastic, wanted: SchedulingClass, room: Amounts
+) -> str:
     reasons: dict[str, None] = {}
     for name, shape in elastic.shapes.items():
         if not could_serve(elastic.capacities[name], wanted):
@@ -227,7 +239,7 @@ def _why_not(state: State, wanted: SchedulingClass, room: Amounts) -> str:
             reasons[f"one of shape {name} alone would be above the maximum"] = None
         elif backoff.failures:
             reasons[f"shape {name} failed lately: {backoff.last_failure}"] = None
-        elif shape.count_max and of_shape(state.provisions, name) >= shape.count_max:
+        elif shape.count_max and of_shape(provisions, name) >= shape.count_max:
             reasons[f"there are as many of shape {name} as may be"] = None
         elif any(shape.total.get(each, 0) > left for each, left in room.items()):
             reasons["the maximum is reached"] = None

@@ -31,6 +31,8 @@ from resource_manager.engine.lifecycle.known import known_host, known_request
 from resource_manager.engine.model.entities import Request, RequestState, Slot, SlotState
 from resource_manager.engine.placement.feasibility import Blocker, Judgement
 from resource_manager.engine.placement.survey import Survey
+from resource_manager.engine.queue.gangs import GangLedger
+from resource_manager.engine.queue.queue import WaitingQueue
 from resource_manager.engine.state import State
 
 EXECUTORS_DEFAULT = 20
@@ -84,10 +86,10 @@ def explain(
     Raises:
         NotFound: no such request, or no such executor.
     """
-    request = known_request(state, allocation_id)
+    request = known_request(state.requests, allocation_id)
     hosts: Iterable[Host] = state.hosts.values()
     if executor_id:
-        hosts = [known_host(state, executor_id)]
+        hosts = [known_host(state.hosts, executor_id)]
     view = request_view(state, request)
     if request.state is not RequestState.PENDING:
         slot = state.slots.of(request)
@@ -101,7 +103,7 @@ def explain(
     own = {one.executor_id for one in held.executors} if held is not None else frozenset[str]()
     survey = Survey.of(hosts, shape, own)
     reason = pending_reason(state, request)
-    ahead = _requests_ahead(state, request)
+    ahead = _requests_ahead(state.gangs, state.queue, request)
     planned = planned_on(state, request)
     stop, others = waiting_stop(state, request), held_for_others(state, shape)
     known = {
@@ -181,13 +183,13 @@ def _verdict_message(one: Judgement) -> str:
     return "; ".join(parts)
 
 
-def _requests_ahead(state: State, request: Request) -> int:
-    gang = state.gangs.of(request)
+def _requests_ahead(gangs: GangLedger, queue: WaitingQueue, request: Request) -> int:
+    gang = gangs.of(request)
     number = request.arrival_number if gang is None else gang.arrival_number
-    ahead = sum(shape.count_before(number) for shape in state.queue.shapes())
+    ahead = sum(shape.count_before(number) for shape in queue.shapes())
     return ahead + sum(
         len(waiting.members)
-        for waiting in state.gangs.waiting.values()
+        for waiting in gangs.waiting.values()
         if waiting.gang.arrival_number < number
     )
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from finegrain.resources import Amounts
-from resource_manager.engine.model.entities import Request, Slot
+from resource_manager.engine.model.entities import Instant, Job, Request, Slot
+from resource_manager.engine.placement.hosts import Hosts
 from resource_manager.engine.placement.reserved import Reservation
 from resource_manager.engine.placement.reserved_for_others import held_from
 from resource_manager.engine.queue.scheduling_classes import SchedulingClass
@@ -42,7 +43,9 @@ class ReservationView:
 
 def reservation_views(state: State) -> list[ReservationView]:
     """All of them, in the order of making."""
-    return [_view(state, each) for each in state.reservations.all()]
+    return [
+        _view(state.jobs, state.hosts, state.started, each) for each in state.reservations.all()
+    ]
 
 
 def held_for(state: State, request: Request, slot: Slot | None) -> ReservationView | None:
@@ -52,22 +55,26 @@ def held_for(state: State, request: Request, slot: Slot | None) -> ReservationVi
     if slot is not None:
         number = slot.wanted.arrival_number if slot.wanted is not None else 0
     each = state.reservations.by_number.get(number)
-    return _view(state, each) if each is not None else None
+    return _view(state.jobs, state.hosts, state.started, each) if each is not None else None
 
 
 def held_for_others(state: State, shape: SchedulingClass) -> list[ReservationView]:
     """What is held where one of a shape would fit otherwise."""
-    return [_view(state, each) for each in held_from(state.hosts, state.reservations, shape)]
+    return [
+        _view(state.jobs, state.hosts, state.started, each)
+        for each in held_from(state.hosts, state.reservations, shape)
+    ]
 
 
-def _view(state: State, each: Reservation) -> ReservationView:
+def _view(
+    jobs: dict[str, Job], hosts: Hosts, started: Instant, each: Reservation
+) -> ReservationView:
     holder = each.holder
     executors = tuple(
-        HeldView(name, kept.amounts, *kept.missing(state.hosts[name]))
+        HeldView(name, kept.amounts, *kept.missing(hosts[name]))
         for name, kept in each.place.held.items()
-        if name in state.hosts
+        if name in hosts
     )
-    started = state.started
     passed_ms = started.time_ms + each.passed_over.since_ms - started.monotonic_ms
     return ReservationView(
         allocation_id=holder.allocation_id,
@@ -76,7 +83,7 @@ def _view(state: State, each: Reservation) -> ReservationView:
         executors=executors,
         since_time_ms=each.since_time_ms,
         passed_over_since_time_ms=passed_ms,
-        summary=_summary(each, state.jobs[holder.job_id].name, executors, passed_ms),
+        summary=_summary(each, jobs[holder.job_id].name, executors, passed_ms),
     )
 
 

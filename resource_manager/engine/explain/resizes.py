@@ -82,7 +82,7 @@ def _waiting(state: State, host: Host, slot: Slot, asked: Amounts) -> str:
             f"group {group} has {name} {stop.used} of at most {stop.maximum}, and it grows by"
             f" {stop.need}"
         )
-    found = assignment_for(state, host, slot)
+    found = assignment_for(state.requests, host, slot)
     if isinstance(found, CpuRefusal):
         return f"{Reason.WAITING_TOPOLOGY}: {host.host_id} has the amounts, but {found.text}"
     if not fits(asked, host.spare()) or (asked and is_kept_from(host, slot)):

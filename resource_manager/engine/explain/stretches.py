@@ -8,7 +8,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from resource_manager.engine.model.entities import ENDED_REQUEST_STATES, Job, Request
-from resource_manager.engine.queue.ranges import Part
+from resource_manager.engine.model.numbers import Numbers
+from resource_manager.engine.queue.ranges import Part, RangeLedger
+from resource_manager.engine.queue.requests import Requests
 from resource_manager.engine.state import State
 
 _DENSE = 4
@@ -36,12 +38,17 @@ class Stretch:
 def stretches_of(state: State, job: Job, after: int = 0) -> Iterator[Stretch]:
     """All requests of a job that are kept, from behind an arrival number on."""
     parts = state.ranges.parts_of(job.job_id, after)
-    return _merged(state, state.requests.of_job(job, after), parts, after)
+    return _merged(state.requests, state.requests.of_job(job, after), parts, after)
 
 
 def stretches(state: State, after: int = 0) -> Iterator[Stretch]:
     """Likewise of all jobs."""
-    return _merged(state, _others(state, after), state.ranges.parts(after), after)
+    return _merged(
+        state.requests,
+        _others(state.requests, state.ranges, state.numbers, after),
+        state.ranges.parts(after),
+        after,
+    )
 
 
 def members_of(state: State, stretch: Stretch) -> Iterator[Stretch]:
@@ -55,7 +62,7 @@ def members_of(state: State, stretch: Stretch) -> Iterator[Stretch]:
 
 
 def _merged(
-    state: State, others: Iterator[Request], parts: Iterable[Part], after: int
+    requests: Requests, others: Iterator[Request], parts: Iterable[Part], after: int
 ) -> Iterator[Stretch]:
     other = next(others, None)
     for part in parts:
@@ -63,31 +70,33 @@ def _merged(
             yield Stretch(other)
             other = next(others, None)
         for _, (start, end) in part.stretches(after):
-            yield Stretch(state.requests.at(part.arrival_of(start)), end - start)
+            yield Stretch(requests.at(part.arrival_of(start)), end - start)
     while other is not None:
         yield Stretch(other)
         other = next(others, None)
 
 
-def _others(state: State, after: int) -> Iterator[Request]:
+def _others(
+    requests: Requests, ranges: RangeLedger, numbers: Numbers, after: int
+) -> Iterator[Request]:
     """Requests that are no members of ranges."""
-    spans = list(_spans_between(state, after))
-    if sum(map(len, spans)) <= _DENSE * len(state.requests.by_arrival):
+    spans = list(_spans_between(ranges, numbers, after))
+    if sum(map(len, spans)) <= _DENSE * len(requests.by_arrival):
         for span in spans:  # numbers are dense: go to the place directly
             for number in span:
-                if (request := state.requests.by_arrival.get(number)) is not None:
+                if (request := requests.by_arrival.get(number)) is not None:
                     yield request
         return
-    for number, request in state.requests.by_arrival.items():
+    for number, request in requests.by_arrival.items():
         if number > after:
             yield request
 
 
-def _spans_between(state: State, after: int) -> Iterator[range]:
+def _spans_between(ranges: RangeLedger, numbers: Numbers, after: int) -> Iterator[range]:
     """Arrival numbers that belong to no range."""
     first = after + 1
-    for part in state.ranges.parts(after):
+    for part in ranges.parts(after):
         if part.row.arrival_number > first:
             yield range(first, part.row.arrival_number)
         first = part.last_arrival + 1
-    yield range(first, state.numbers.arrival + 1)
+    yield range(first, numbers.arrival + 1)

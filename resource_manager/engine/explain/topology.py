@@ -63,7 +63,7 @@ def topology_view(state: State, executor_id: str) -> TopologyView:
     Raises:
         NotFound: no such executor.
     """
-    host = known_host(state, executor_id)
+    host = known_host(state.hosts, executor_id)
     return TopologyView(
         executor=host.executor,
         policy=host.present.policy,

@@ -12,6 +12,7 @@ from itertools import chain
 
 from finegrain.resources import total_of
 from resource_manager.engine.hosts.host import Host
+from resource_manager.engine.hosts.slots import Slots
 from resource_manager.engine.invariants import resizes
 from resource_manager.engine.invariants.cpus import cpu_problems
 from resource_manager.engine.invariants.fairness import flow_problems
@@ -30,8 +31,11 @@ from resource_manager.engine.model.entities import (
     SlotKey,
     SlotState,
 )
+from resource_manager.engine.model.settings import EngineSettings
+from resource_manager.engine.placement.hosts import Hosts
 from resource_manager.engine.placement.indexes import carries
 from resource_manager.engine.queue.ranges import live
+from resource_manager.engine.queue.requests import Requests
 from resource_manager.engine.state import State
 
 
@@ -46,15 +50,15 @@ def check_invariants(state: State, *, ended: bool = True) -> list[str]:
     return [
         *_requests(state, ended=ended),
         *_jobs(state),
-        *_slots(state),
+        *_slots(state.requests, state.slots, state.hosts),
         *queue_problems(state),
         *flow_problems(state),
         *gang_problems(state),
         *range_problems(state),
         *(finding for host in state.hosts.values() for finding in _host(host)),
-        *_indexes(state),
+        *_indexes(state.settings, state.hosts),
         *provisions(state),
-        *_sums(state),
+        *_sums(state.hosts),
         *resizes.line(state),
         *reservations(state),
     ]
@@ -151,24 +155,24 @@ def _jobs(state: State) -> Iterator[str]:
         yield f"{state.live_jobs} live jobs counted, there are {active}"
 
 
-def _slots(state: State) -> Iterator[str]:
-    for key, slot in state.slots.items():
-        host = state.hosts.get(slot.executor_id)
+def _slots(requests: Requests, slots: Slots, hosts: Hosts) -> Iterator[str]:
+    for key, slot in slots.items():
+        host = hosts.get(slot.executor_id)
         if host is None or host.slots.get(key) is not slot:
             yield f"slot {key} is not in the books of its executor {slot.executor_id}"
-        if slot.state is not SlotState.FREEING and state.requests.served_by(slot) is None:
+        if slot.state is not SlotState.FREEING and requests.served_by(slot) is None:
             yield f"slot {key} is {slot.state} without a living request"
-        request = state.requests.get(slot.allocation_id)
+        request = requests.get(slot.allocation_id)
         lives = request is not None and request.state not in ENDED_REQUEST_STATES
-        behind = state.slots.left_behind.get(slot.allocation_id, [])
+        behind = slots.left_behind.get(slot.allocation_id, [])
         if lives and (slot.state is SlotState.FREEING) != (slot in behind):
             yield f"slot {key} is {slot.state}, counted as left behind: {slot in behind}"
-    for slot in chain.from_iterable(state.slots.left_behind.values()):
-        if (slot.allocation_id, slot.generation) not in state.slots:
+    for slot in chain.from_iterable(slots.left_behind.values()):
+        if (slot.allocation_id, slot.generation) not in slots:
             yield f"slot {slot.allocation_id}/{slot.generation} was left behind, and is gone"
-    on_hosts = sum(len(host.slots) for host in state.hosts.values())
-    if on_hosts != len(state.slots):
-        yield f"executors hold {on_hosts} slots, the books {len(state.slots)}"
+    on_hosts = sum(len(host.slots) for host in hosts.values())
+    if on_hosts != len(slots):
+        yield f"executors hold {on_hosts} slots, the books {len(slots)}"
 
 
 def _host(host: Host) -> Iterator[str]:
@@ -200,10 +204,10 @@ def _host(host: Host) -> Iterator[str]:
         )
 
 
-def _sums(state: State) -> Iterator[str]:
-    in_use = sum(bool(host.slots) for host in state.hosts.values())
-    if state.hosts.in_use != in_use:
-        yield f"{state.hosts.in_use} hosts in use counted, there are {in_use}"
+def _sums(hosts: Hosts) -> Iterator[str]:
+    in_use = sum(bool(host.slots) for host in hosts.values())
+    if hosts.in_use != in_use:
+        yield f"{hosts.in_use} hosts in use counted, there are {in_use}"
 
 
 def _order(host: Host, slot: Slot) -> Iterator[str]:
@@ -230,17 +234,17 @@ def _order(host: Host, slot: Slot) -> Iterator[str]:
         yield f"slot {key} is {slot.state}, but to be freed"
 
 
-def _indexes(state: State) -> Iterator[str]:
-    for labels, index in state.hosts.indexes.all().items():
+def _indexes(settings: EngineSettings, hosts: Hosts) -> Iterator[str]:
+    for labels, index in hosts.indexes.all().items():
         yield from index.problems()
-        for host_id, host in state.hosts.items():
-            if host_id in state.hosts.touched:
+        for host_id, host in hosts.items():
+            if host_id in hosts.touched:
                 continue
             if index.knows(host_id) != carries(host, labels):
                 yield f"index {labels}: holds {host_id} against its labels, or lacks it"
                 continue
             if not index.knows(host_id):
                 continue
-            vector = {k: v for k, v in host.vector(state.settings.strategy).items() if v}
+            vector = {k: v for k, v in host.vector(settings.strategy).items() if v}
             if index.vector(host_id) != vector:
                 yield f"index {labels}: {host_id} is {index.vector(host_id)}, should be {vector}"

@@ -8,10 +8,12 @@ from collections import Counter
 from collections.abc import Iterator
 from math import isclose
 
-from resource_manager.engine.fairness.flows import Flow
+from resource_manager.engine.fairness.flows import Flow, FlowTree
 from resource_manager.engine.fairness.groups import lives
 from resource_manager.engine.fairness.quotas import counted, fulfilment
+from resource_manager.engine.hosts.slots import Slots
 from resource_manager.engine.model.entities import SlotState
+from resource_manager.engine.queue.queue import WaitingQueue
 from resource_manager.engine.state import State
 
 CLOSE = 1e-9
@@ -40,28 +42,28 @@ def flow_problems(state: State) -> Iterator[str]:
         have = (flow.weight, flow.maximum, flow.minimum)
         if have != (group.weight, group.maximum, group.minimum):
             yield f"{flow.id} has {have}, its group says otherwise"
-    yield from _jobs(state)
+    yield from _jobs(state.slots, state.queue, state.flows)
     for flow in (flows.root, *flows.groups.values()):
         yield from _sums(flow)
-        yield from _least(state, flow)
+        yield from _least(state.flows, flow)
 
 
-def _jobs(state: State) -> Iterator[str]:
+def _jobs(slots: Slots, queue: WaitingQueue, flows: FlowTree) -> Iterator[str]:
     """What each job has, from its slots and requests."""
     used: dict[str, Counter[str]] = {}
     running: Counter[str] = Counter()
     rates: dict[str, float] = {}
-    for slot in state.slots.values():
+    for slot in slots.values():
         running[slot.job_id] += 1
         used.setdefault(slot.job_id, Counter()).update(counted(slot.booked))
         if slot.state is not SlotState.FREEING:
             rates[slot.job_id] = rates.get(slot.job_id, 0.0) + slot.cost
     waiting: Counter[str] = Counter()
-    for line in state.queue.lines():
+    for line in queue.lines():
         waiting[line.job_id] += len(line.numbers)
-    for single in state.queue.singles.all():
+    for single in queue.singles.all():
         waiting[single.job_id] += single.count
-    for job_id, flow in state.flows.jobs.items():
+    for job_id, flow in flows.jobs.items():
         have = (flow.running, flow.waiting, flow.rate, flow.used)
         expected = (
             running[job_id],
@@ -91,11 +93,11 @@ def _sums(flow: Flow) -> Iterator[str]:
         yield f"{flow.id} counts (running, waiting, rate, active, used) {have}, it is {expected}"
 
 
-def _least(state: State, flow: Flow) -> Iterator[str]:
+def _least(flows: FlowTree, flow: Flow) -> Iterator[str]:
     """Who comes first below a group really does, and who has no turn takes no part."""
     if flow.children is None:
         return
-    found = state.flows.first_below(flow)
+    found = flows.first_below(flow)
     active = [child for child in flow.children.by_id.values() if child.active]
     if (found is None) != (not active):
         yield f"{flow.id} has {found} first, of {len(active)} that are active"
@@ -104,10 +106,10 @@ def _least(state: State, flow: Flow) -> Iterator[str]:
     seated = flow.children.fair.entries() + flow.children.needy.entries()
     if len(seated) != len(active) or {each.id for each in seated} != {each.id for each in active}:
         yield f"{flow.id}: {seated} take part, {active} are active"
-    expected = min(active, key=state.flows.standing)
+    expected = min(active, key=flows.standing)
     needy = fulfilment(expected.used, expected.minimum) < 1
     if found.needy != needy:
         yield f"{flow.id} has {found} first, and {expected} lacks its minimum: {needy}"
-    one, other = state.flows.standing(found)[1], state.flows.standing(expected)[1]
+    one, other = flows.standing(found)[1], flows.standing(expected)[1]
     if not isclose(one, other, rel_tol=CLOSE, abs_tol=CLOSE):
         yield f"{flow.id} has {found} first ({one}), least is {expected} ({other})"

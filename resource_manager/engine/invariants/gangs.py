@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from resource_manager.engine.hosts.slots import Slots
 from resource_manager.engine.model.entities import Gang, Request, RequestState, SlotState
 from resource_manager.engine.queue.gangs import living, wishes_of
 from resource_manager.engine.queue.non_batchable import Kind
@@ -58,7 +59,7 @@ def _gang(state: State, gang: Gang) -> Iterator[str]:
         waiting.members != members or waiting.kind.wishes != wishes_of(members)
     ):
         yield f"{title} waits with other members than it has"
-    missing = sum(_is_unconfirmed(state, each) for each in members)
+    missing = sum(_is_unconfirmed(state.slots, each) for each in members)
     if books.unconfirmed.get(gang.gang_id, 0) != missing or (
         states == {RequestState.ALLOCATING} and not missing
     ):
@@ -68,6 +69,6 @@ def _gang(state: State, gang: Gang) -> Iterator[str]:
         )
 
 
-def _is_unconfirmed(state: State, request: Request) -> bool:
-    slot = state.slots.of(request)
+def _is_unconfirmed(slots: Slots, request: Request) -> bool:
+    slot = slots.of(request)
     return slot is not None and slot.state is SlotState.PENDING

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from resource_manager.engine.model.entities import ExecutorState, Provision, ProvisionState
 from resource_manager.engine.model.scheduling_key import DEFAULT_SLOTS, SLOTS
-from resource_manager.engine.placement.elastic import PENDING, Capacity, Content
+from resource_manager.engine.placement.elastic import PENDING, Capacity, Content, Elastic
+from resource_manager.engine.placement.hosts import Hosts
 from resource_manager.engine.state import State
 
 
@@ -15,19 +16,19 @@ def provisions(state: State) -> Iterator[str]:
     for name, provision in state.provisions.items():
         if name != provision.executor_id:
             yield f"provision {provision.executor_id} stands under {name}"
-        yield from _provision(state, provision)
+        yield from _provision(state.hosts, state.elastic, provision)
     limits = state.settings.provisioning.total_max
     for name, amount in state.elastic.asked_up_to.items():
         if amount > limits.get(name, amount):
             yield f"{amount} of {name} were asked for, at most {limits[name]} may be"
-    yield from _plan(state)
+    yield from _plan(state.provisions, state.elastic)
 
 
-def _provision(state: State, provision: Provision) -> Iterator[str]:
+def _provision(hosts: Hosts, elastic: Elastic, provision: Provision) -> Iterator[str]:
     title = f"provision {provision.executor_id}"
-    host = state.hosts.get(provision.executor_id)
-    if provision.number > state.elastic.number:
-        yield f"{title} has number {provision.number}, the last one was {state.elastic.number}"
+    host = hosts.get(provision.executor_id)
+    if provision.number > elastic.number:
+        yield f"{title} has number {provision.number}, the last one was {elastic.number}"
     if provision.state in PENDING and host is not None:
         yield f"{title} is {provision.state}, but its executor has registered"
     if (
@@ -39,10 +40,9 @@ def _provision(state: State, provision: Provision) -> Iterator[str]:
         yield f"{title} is STOPPING, but its executor may get slots"
 
 
-def _plan(state: State) -> Iterator[str]:
-    elastic = state.elastic
+def _plan(provisions: dict[str, Provision], elastic: Elastic) -> Iterator[str]:
     for name, content in elastic.plan.on.items():
-        provision = state.provisions.get(name)
+        provision = provisions.get(name)
         if provision is None or provision.state not in PENDING:
             yield f"something is planned on {name}, which is not to come"
             continue

@@ -7,8 +7,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from finegrain.intervals import IntervalSet
-from resource_manager.engine.model.entities import ENDED_REQUEST_STATES, JobState, RequestState
-from resource_manager.engine.queue.ranges import Part
+from resource_manager.engine.model.endings import Ending
+from resource_manager.engine.model.entities import ENDED_REQUEST_STATES, Job, JobState, RequestState
+from resource_manager.engine.queue.ranges import Part, RangeLedger
+from resource_manager.engine.queue.requests import Requests
 from resource_manager.engine.state import State
 
 
@@ -17,22 +19,25 @@ def range_problems(state: State) -> Iterator[str]:
     singled = 0
     for part in state.ranges.parts():
         singled += len(part.singled)
-        for problem in (*_members(state, part), *_names(state, part)):
+        for problem in (
+            *_members(state.requests, state.ranges, part),
+            *_names(state.jobs, state.ranges, state.endings, part),
+        ):
             yield f"part {part.id_of(part.first)} of a range {problem}"
     if singled != len(state.ranges.members):
         yield f"{len(state.ranges.members)} members are requests, {singled} are singled out"
 
 
-def in_line(state: State) -> Iterator[Part]:
+def in_line(ranges: RangeLedger, endings: dict[str, Ending]) -> Iterator[Part]:
     """Parts whose members stand in line as long as they wait; of jobs that end, those that have not
     been taken out.
     """
-    for job_id, parts in state.ranges.by_job.items():
-        ending = state.endings.get(job_id)
+    for job_id, parts in ranges.by_job.items():
+        ending = endings.get(job_id)
         yield from parts if ending is None else parts[ending.parts :]
 
 
-def _members(state: State, part: Part) -> Iterator[str]:
+def _members(requests: Requests, ranges: RangeLedger, part: Part) -> Iterator[str]:
     places = [part.waiting, part.singled, *part.row.ended.values()]
     everywhere = IntervalSet(run for place in places for run in place.runs())
     if everywhere != IntervalSet([(part.first, part.end)]):
@@ -40,8 +45,8 @@ def _members(state: State, part: Part) -> Iterator[str]:
     if len(everywhere) != sum(map(len, places)):
         yield "has members who stand in several places"
     for index in part.singled:
-        request = state.ranges.members.get(part.arrival_of(index))
-        if request is None or state.requests.get(part.id_of(index)) is not request:
+        request = ranges.members.get(part.arrival_of(index))
+        if request is None or requests.get(part.id_of(index)) is not request:
             yield f"has singled {index} out, who is no request"
         elif request.state in ENDED_REQUEST_STATES:
             yield f"has singled {index} out, who is {request.state}"
@@ -53,15 +58,15 @@ def _members(state: State, part: Part) -> Iterator[str]:
         yield "has members who ended alive"
 
 
-def _names(state: State, part: Part) -> Iterator[str]:
-    job = state.jobs.get(part.row.job_id)
-    if job is None or part not in state.ranges.by_job.get(job.job_id, ()):
+def _names(
+    jobs: dict[str, Job], ranges: RangeLedger, endings: dict[str, Ending], part: Part
+) -> Iterator[str]:
+    job = jobs.get(part.row.job_id)
+    if job is None or part not in ranges.by_job.get(job.job_id, ()):
         yield f"is not known to its job {part.row.job_id}"
-    elif job.state is JobState.ENDED and part.live and job.job_id not in state.endings:
+    elif job.state is JobState.ENDED and part.live and job.job_id not in endings:
         yield f"lives, but its job {job.job_id} has ended"
-    if state.ranges.at(part.row.arrival_number) is not part or (
-        state.ranges.at(part.last_arrival) is not part
-    ):
+    if ranges.at(part.row.arrival_number) is not part or (ranges.at(part.last_arrival) is not part):
         yield "is not at its arrival numbers"
-    if state.ranges.overlapping(part.spec.range_id, part.first, part.end) != [part]:
+    if ranges.overlapping(part.spec.range_id, part.first, part.end) != [part]:
         yield "is not found by its name, or not alone"

@@ -27,7 +27,6 @@ from resource_manager.engine.fairness.quotas import unlimited_dimension
 from resource_manager.engine.model.entities import Group, Job
 from resource_manager.engine.model.events import GroupDeleted, GroupSet
 from resource_manager.engine.model.texts import amounts_text
-from resource_manager.engine.state import State
 
 NAME_PATTERN = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 
@@ -44,15 +43,15 @@ _NAMED_MAX = 20
 """So many groups are named when one is not known."""
 
 
-def known_group(state: State, name: str) -> Group:
+def known_group(groups: dict[str, Group], name: str) -> Group:
     """The group.
 
     Raises:
         NotFound: there is none of that name.
     """
-    group = state.groups.get(name)
+    group = groups.get(name)
     if group is None:
-        names = sorted(state.groups)
+        names = sorted(groups)
         more = f" and {len(names) - _NAMED_MAX} more" if len(names) > _NAMED_MAX else ""
         raise NotFound(
             f"there is no resource group {name!r}; there are {', '.join(names[:_NAMED_MAX])}{more};"
@@ -76,12 +75,15 @@ def set_group(context: EventContext, event: GroupSet) -> Group:
     state = context.state
     known = state.groups.get(event.name)
     if known is None:
-        _check_new(state, event.name)
+        _check_new(state.groups, event.name)
     wanted = _wanted(event, known or Group(event.name, create_time_ms=context.at.time_ms))
     _check_minimum(wanted)
     if known is None or wanted.parent != known.parent:
-        _check_parent(state, wanted)
-        if known is not None and (job := _somebody(state, known.name)) is not None:
+        _check_parent(state.groups, wanted)
+        if (
+            known is not None
+            and (job := _somebody(state.jobs, state.groups, known.name)) is not None
+        ):
             raise _in_use(
                 known,
                 f"parent of group {known.name} cannot change: {_lives(job)} now;"
@@ -108,13 +110,13 @@ def delete_group(context: EventContext, event: GroupDeleted) -> None:
         FailedPrecondition: it is "default", jobs live in it, or groups are part of it.
     """
     state = context.state
-    group = known_group(state, event.name)
+    group = known_group(state.groups, event.name)
     why = ""
     if group.name == DEFAULT_GROUP:
         why = "jobs that name no group are in it; give it less weight, or a maximum, instead"
     elif parts := below(state.groups, group.name) - {group.name}:
         why = f"group {min(parts)} is part of it; delete that one first, or give it another parent"
-    elif (job := _somebody(state, group.name)) is not None:
+    elif (job := _somebody(state.jobs, state.groups, group.name)) is not None:
         why = f"{_lives(job)}; end its jobs first"
     if why:
         raise _in_use(group, f"group {group.name} cannot be deleted: {why}")
@@ -125,15 +127,14 @@ def delete_group(context: EventContext, event: GroupDeleted) -> None:
     context.cluster_event("group_deleted", message=group.name)
 
 
-def _check_new(state: State, name: str) -> None:
+def _check_new(groups: dict[str, Group], name: str) -> None:
     if not NAME_PATTERN.fullmatch(name):
         expected = "1 to 63 characters out of a-z 0-9 . _ - that start with a letter or digit"
         raise InvalidArgument("name", name, expected)
-    if len(state.groups) >= GROUPS_MAX:
+    if len(groups) >= GROUPS_MAX:
         raise ResourceExhausted(
-            f"there are {len(state.groups)} resource groups, at most {GROUPS_MAX} may be;"
-            " delete some",
-            details={"groups": len(state.groups), "groups_max": GROUPS_MAX},
+            f"there are {len(groups)} resource groups, at most {GROUPS_MAX} may be; delete some",
+            details={"groups": len(groups), "groups_max": GROUPS_MAX},
         )
 
 
@@ -184,30 +185,29 @@ def _check_minimum(group: Group) -> None:
             raise InvalidArgument(f"minimum.{name}", least, expected)
 
 
-def _check_parent(state: State, group: Group) -> None:
+def _check_parent(groups: dict[str, Group], group: Group) -> None:
     if not group.parent:
         return
-    known_group(state, group.parent)
-    levels = [each.name for each in above(state.groups, group.parent)]
+    known_group(groups, group.parent)
+    levels = [each.name for each in above(groups, group.parent)]
     if group.name in levels:
         expected = f"a group that is neither {group.name} nor part of it"
         raise InvalidArgument("parent", group.parent, expected)
-    if len(levels) + _height(state, group.name) > DEPTH_MAX:
+    if len(levels) + _height(groups, group.name) > DEPTH_MAX:
         expected = f"a group with which there are at most {DEPTH_MAX} levels"
         raise InvalidArgument("parent", group.parent, expected)
 
 
-def _height(state: State, name: str) -> int:
+def _height(groups: dict[str, Group], name: str) -> int:
     """Levels from a group to the lowest of its parts; 1: it has none, or is to be made."""
-    groups = state.groups
     own = sum(1 for _ in above(groups, name))
     return max(1, *(1 + sum(1 for _ in above(groups, each)) - own for each in below(groups, name)))
 
 
-def _somebody(state: State, name: str) -> Job | None:
+def _somebody(jobs: dict[str, Job], groups: dict[str, Group], name: str) -> Job | None:
     """A job that lives in the group or below it; None: nobody does."""
-    names = below(state.groups, name)
-    return next((job for job in state.jobs.values() if job.group in names and lives(job)), None)
+    names = below(groups, name)
+    return next((job for job in jobs.values() if job.group in names and lives(job)), None)
 
 
 def _lives(job: Job) -> str:

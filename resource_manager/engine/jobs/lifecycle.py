@@ -56,7 +56,7 @@ def register_job(context: EventContext, event: JobRegistered) -> Job:
             raise AlreadyExists(f"job {event.job_id} exists with other content or another owner")
         _renew(context, known)
         return known
-    known_group(state, event.group)
+    known_group(state.groups, event.group)
     if state.live_jobs >= state.settings.jobs_max:
         raise ResourceExhausted(
             f"{state.live_jobs} jobs live, at most {state.settings.jobs_max} may;"
@@ -89,7 +89,7 @@ def keep_alive(context: EventContext, event: JobKeptAlive) -> Job:
     Raises:
         NotFound, FailedPrecondition: see `active_job`.
     """
-    job = active_job(context.state, event.job_id)
+    job = active_job(context.state.jobs, event.job_id)
     _renew(context, job)
     context.acknowledge(job, event.acknowledged_sequence)
     return job
@@ -101,7 +101,7 @@ def request_job_end(context: EventContext, event: JobEndRequested) -> Job:
     Raises:
         NotFound: there is none of that id.
     """
-    job = known_job(context.state, event.job_id)
+    job = known_job(context.state.jobs, event.job_id)
     end_job(context, job, event.reason, event.grace_ms)
     return job
 
@@ -161,7 +161,7 @@ def _go_on_ending(context: EventContext, job: Job, most: int) -> int:
         return ended
     del state.endings[job.job_id]
     keep_ended(context, job.job_id)
-    retire(state, job.job_id)
+    retire(state.jobs, state.flows, job.job_id)
     state.timers.arm(
         Timer.RETENTION, job.job_id, context.now_ms + state.settings.ended_retention_ms
     )
@@ -194,12 +194,12 @@ def _take_out(state: State, job: Job, ending: Ending, most: int) -> int:
     for at in range(first, ending.taken_out):
         request = state.requests.by_arrival[job.arrivals[at]]
         if request.state is RequestState.PENDING:
-            take_out(state, request)
+            take_out(state.gangs, state.queue, request)
     looked_at = ending.taken_out - first
     parts = state.ranges.by_job.get(job.job_id, ())
     while looked_at < most and ending.taken_out == len(job.arrivals) and ending.parts < len(parts):
         part = parts[ending.parts]
-        take_out_part(state, part)
+        take_out_part(state.ranges, state.queue, part)
         ending.parts += 1
         looked_at += part.waiting.run_count + len(part.singled) + 1
     return looked_at

@@ -12,9 +12,9 @@ from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.lifecycle import usage
 from resource_manager.engine.lifecycle.gangs import lose
 from resource_manager.engine.lifecycle.moves import free, key_of, vanish
-from resource_manager.engine.model.entities import ExecutorState, Slot, SlotState
+from resource_manager.engine.model.changes import ChangeTracker
+from resource_manager.engine.model.entities import ExecutorState, HostSetting, Slot, SlotState
 from resource_manager.engine.model.state_tables import RegistrationInput
-from resource_manager.engine.state import State
 
 
 def lose_executor(context: EventContext, host: Host, message: str) -> None:
@@ -27,7 +27,7 @@ def lose_executor(context: EventContext, host: Host, message: str) -> None:
     take_all_away(context, host, Reason.EXECUTOR_LOST, message)
     host.start_conversation()
     state.changes.executor(executor)
-    usage.total_changed(state, host)
+    usage.total_changed(state.hosts, state.costs, host)
 
 
 def strike(context: EventContext, host: Host) -> None:
@@ -56,7 +56,9 @@ def take_all_away(context: EventContext, host: Host, reason: Reason, message: st
         free(context, slot)
 
 
-def forget_settings(state: State, executor_id: str) -> None:
+def forget_settings(
+    host_settings: dict[str, HostSetting], changes: ChangeTracker, executor_id: str
+) -> None:
     """An executor is gone for good: nobody will ever have its id again."""
-    if state.host_settings.pop(executor_id, None) is not None:
-        state.changes.delete_host_setting(executor_id)
+    if host_settings.pop(executor_id, None) is not None:
+        changes.delete_host_setting(executor_id)

@@ -20,6 +20,7 @@ from itertools import islice
 
 from finegrain.errors import Reason
 from resource_manager.engine.context import EventContext
+from resource_manager.engine.hosts.slots import Slots
 from resource_manager.engine.lifecycle import moves
 from resource_manager.engine.lifecycle.lines import queue_gang
 from resource_manager.engine.model.entities import Gang, Request, RequestState, Slot
@@ -29,23 +30,24 @@ from resource_manager.engine.model.timers import Timer
 from resource_manager.engine.placement.gang_room import Share
 from resource_manager.engine.placement.gang_search import find_together, passed_by
 from resource_manager.engine.placement.placement_pass import PlacementPass
-from resource_manager.engine.queue.gangs import MemberRequest, WaitingGang, living
+from resource_manager.engine.queue.gangs import GangLedger, MemberRequest, WaitingGang, living
 from resource_manager.engine.queue.non_batchable import NonBatchable
+from resource_manager.engine.queue.queue import WaitingQueue
 from resource_manager.engine.state import State
 
 
-def waiting_gangs(state: State) -> Iterator[tuple[Gang, list[Request]]]:
+def waiting_gangs(gangs: GangLedger) -> Iterator[tuple[Gang, list[Request]]]:
     """Gangs that wait, in the order of their places in line, with their living members in order of
     arrival.
     """
-    for waiting in state.gangs.in_line():
+    for waiting in gangs.in_line():
         yield waiting.gang, waiting.members
 
 
-def wishes_now(state: State, waiting: WaitingGang) -> tuple[MemberRequest, ...]:
+def wishes_now(slots: Slots, waiting: WaitingGang) -> tuple[MemberRequest, ...]:
     """What a gang that waits asks for, with the hosts that its members must not have now."""
-    if any(each.allocation_id in state.slots.left_behind for each in waiting.members):
-        return tuple(_by_wish(state, waiting))
+    if any(each.allocation_id in slots.left_behind for each in waiting.members):
+        return tuple(_by_wish(slots, waiting))
     return waiting.kind.wishes
 
 
@@ -63,7 +65,7 @@ def try_gang(context: EventContext, placing: PlacementPass, single: NonBatchable
     waiting.tried = True
     if passed_by(state.hosts, waiting.kind):
         return False
-    wishes = wishes_now(state, waiting)
+    wishes = wishes_now(state.slots, waiting)
     found = find_together(state.hosts, waiting, wishes)
     if found is None:
         return False
@@ -82,7 +84,7 @@ def place_together(
     are `wishes_now`.
     """
     state = context.state
-    groups = _by_wish(state, waiting)
+    groups = _by_wish(state.slots, waiting)
     members = [iter(groups[wish]) for wish in wishes]
     for share in found:
         some = list(islice(members[share.wish], share.count))
@@ -182,13 +184,13 @@ def give_up(
         moves.give_up(context, member, reason=reason, message=message, grace_ms=grace_ms)
 
 
-def take_out(state: State, request: Request) -> None:
+def take_out(gangs: GangLedger, queue: WaitingQueue, request: Request) -> None:
     """A request that waits shall not be placed any more: it is about to end."""
-    gang = state.gangs.of(request)
+    gang = gangs.of(request)
     if gang is None:
-        state.queue.remove(request)
+        queue.remove(request)
     else:
-        state.gangs.stop_waiting(gang, state.queue.singles)
+        gangs.stop_waiting(gang, queue.singles)
 
 
 def gang_rang(context: EventContext, gang_id: str) -> int:
@@ -230,11 +232,11 @@ def _leave(state: State, gang: Gang, what: GangInput) -> None:
     state.gangs.unconfirmed.pop(gang.gang_id, None)
 
 
-def _by_wish(state: State, waiting: WaitingGang) -> dict[MemberRequest, list[Request]]:
+def _by_wish(slots: Slots, waiting: WaitingGang) -> dict[MemberRequest, list[Request]]:
     """The members, by what they ask for and which hosts they must not have."""
     alike: dict[tuple[SchedulingKey, frozenset[str]], list[Request]] = {}
     for request in waiting.members:
-        holders = state.slots.left_behind.get(request.allocation_id, ())
+        holders = slots.left_behind.get(request.allocation_id, ())
         elsewhere = frozenset(slot.executor_id for slot in holders)
         alike.setdefault((scheduling_key(request.spec), elsewhere), []).append(request)
     return {

@@ -5,16 +5,17 @@ from __future__ import annotations
 from finegrain.errors import FailedPrecondition, NotFound, Reason
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.model.entities import Job, JobState, Request
-from resource_manager.engine.state import State
+from resource_manager.engine.placement.hosts import Hosts
+from resource_manager.engine.queue.requests import Requests
 
 
-def known_host(state: State, executor_id: str) -> Host:
+def known_host(hosts: Hosts, executor_id: str) -> Host:
     """The books of an executor.
 
     Raises:
         NotFound: there is none of that id.
     """
-    host = state.hosts.get(executor_id)
+    host = hosts.get(executor_id)
     if host is None:
         raise NotFound(
             f"executor {executor_id} is not known",
@@ -24,13 +25,13 @@ def known_host(state: State, executor_id: str) -> Host:
     return host
 
 
-def known_job(state: State, job_id: str) -> Job:
+def known_job(jobs: dict[str, Job], job_id: str) -> Job:
     """The job.
 
     Raises:
         NotFound: there is none of that id (any more).
     """
-    job = state.jobs.get(job_id)
+    job = jobs.get(job_id)
     if job is None:
         raise NotFound(
             f"job {job_id} is not known; register it first",
@@ -40,14 +41,14 @@ def known_job(state: State, job_id: str) -> Job:
     return job
 
 
-def active_job(state: State, job_id: str) -> Job:
+def active_job(jobs: dict[str, Job], job_id: str) -> Job:
     """The job, which has not ended.
 
     Raises:
         NotFound: there is none of that id.
         FailedPrecondition: it has ended.
     """
-    job = known_job(state, job_id)
+    job = known_job(jobs, job_id)
     if job.state is JobState.ENDED:
         raise FailedPrecondition(
             f"job {job_id} has ended ({job.end_reason}); register a new one",
@@ -57,13 +58,13 @@ def active_job(state: State, job_id: str) -> Job:
     return job
 
 
-def known_request(state: State, allocation_id: str) -> Request:
+def known_request(requests: Requests, allocation_id: str) -> Request:
     """The request.
 
     Raises:
         NotFound: there is none of that id (any more).
     """
-    request = state.requests.named(allocation_id)
+    request = requests.named(allocation_id)
     if request is None:
         raise NotFound(
             f"allocation {allocation_id} is not known; it was never acknowledged, or is forgotten",

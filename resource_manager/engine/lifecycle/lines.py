@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from resource_manager.engine.hosts.slots import Slots
 from resource_manager.engine.model.entities import ENDED_REQUEST_STATES, Gang, Slot
 from resource_manager.engine.model.timers import Timer
 from resource_manager.engine.queue.gangs import living
+from resource_manager.engine.queue.requests import Requests
 from resource_manager.engine.state import State
 
 
@@ -16,11 +18,11 @@ def queue_gang(state: State, gang: Gang, *, tried: bool = False) -> None:
         state.timers.arm(Timer.GANG, gang.gang_id, gang.waiting_until_ms)
 
 
-def leave_behind(state: State, slot: Slot) -> None:
+def leave_behind(requests: Requests, slots: Slots, slot: Slot) -> None:
     """A slot is being taken down; its request, if it lives on, is to have another one."""
-    request = state.requests.get(slot.allocation_id)
+    request = requests.get(slot.allocation_id)
     if request is not None and request.state not in ENDED_REQUEST_STATES:
-        state.slots.leave_behind(slot)
+        slots.leave_behind(slot)
 
 
 def no_longer_behind(state: State, slot: Slot) -> None:

@@ -6,8 +6,9 @@ For requests that belong to no range these do what is done for every request.
 
 from __future__ import annotations
 
+from resource_manager.engine.model.changes import ChangeTracker
 from resource_manager.engine.model.entities import Ended, Request
-from resource_manager.engine.queue.ranges import Part
+from resource_manager.engine.queue.ranges import Part, RangeLedger
 from resource_manager.engine.state import State
 
 KINDS_OF_ENDS_MAX = 64
@@ -23,16 +24,16 @@ def single_out(state: State, request: Request) -> None:
         state.requests[request.spec.allocation_id] = request
 
 
-def keep_move(state: State, request: Request) -> None:
+def keep_move(ranges: RangeLedger, changes: ChangeTracker, request: Request) -> None:
     """A request stands elsewhere than before, and lives. A member has a row of its own from now on,
     so that its generation rises over restarts, too.
     """
-    part = state.ranges.at(request.arrival_number)
+    part = ranges.at(request.arrival_number)
     if part is None:
-        state.changes.request_moved(request)
+        changes.request_moved(request)
         return
     part.stored.add(part.index_of(request.arrival_number))
-    state.changes.request(request)
+    changes.request(request)
 
 
 def keep_end(state: State, request: Request) -> None:

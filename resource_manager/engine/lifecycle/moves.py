@@ -132,7 +132,7 @@ def reclaim(
     state.queue.remove(request)
     no_longer_behind(state, slot)
     state.transitions.move_slot(slot, SlotInput.RECLAIM)
-    usage.taken_back(state, slot)
+    usage.taken_back(state.flows, slot)
     state.transitions.move_request(request, RequestInput.RECLAIM)
     slot.allocated_time_ms = slot.allocated_time_ms or context.at.time_ms
     slot.grace_ms = None
@@ -140,7 +140,7 @@ def reclaim(
     context.host_of(slot).to_free.pop(key_of(slot), None)
     resume(context, slot)
     state.changes.slot_moved(slot)
-    keep_move(state, request)
+    keep_move(state.ranges, state.changes, request)
     context.job_event(request, slot=slot)
     context.slot_event("slot_reclaimed", slot)
 
@@ -160,7 +160,7 @@ def free(context: EventContext, slot: Slot, grace_ms: int | None = None) -> None
     if slot.state is not SlotState.FREEING:
         usage.stopped(state, slot)
     state.transitions.move_slot(slot, SlotInput.FREE)
-    leave_behind(state, slot)
+    leave_behind(state.requests, state.slots, slot)
     stop(context, slot)
     slot.thread_since_ms = None
     slot.grace_ms = grace_ms
@@ -208,7 +208,7 @@ def requeue(context: EventContext, request: Request, slot: Slot, reason: str, me
         if not request.spec.allow_pending:
             shape = state.queue.shape_of(request.spec)
             state.rejection_clock.requeued(shape, context.now_ms)
-    keep_move(state, request)
+    keep_move(state.ranges, state.changes, request)
     if was_granted:
         context.job_event(request, reason=reason, message=message, slot=slot)
 

@@ -3,32 +3,33 @@
 from __future__ import annotations
 
 from finegrain.resources import Amounts
+from resource_manager.engine.fairness.costs import Costs
 from resource_manager.engine.fairness.quotas import counted
 from resource_manager.engine.hosts.bookings import shared_booking
+from resource_manager.engine.placement.hosts import Hosts
 from resource_manager.engine.queue.scheduling_classes import SchedulingClass
-from resource_manager.engine.state import State
 
 
-def booked_at_most(state: State, shape: SchedulingClass) -> Amounts:
+def booked_at_most(hosts: Hosts, costs: Costs, shape: SchedulingClass) -> Amounts:
     """What one slot books, wherever it goes, as limits count it; of default slots, what the largest
     one books on any executor. Empty: no executor is known.
     """
-    version = state.hosts.version
+    version = hosts.version
     if shape.need is None or shape.need[0] != version:
-        shape.need = version, _booked_at_most(state, shape)
+        shape.need = version, _booked_at_most(hosts, costs, shape)
     return shape.need[1]
 
 
-def cost_of(state: State, shape: SchedulingClass) -> float:
+def cost_of(hosts: Hosts, costs: Costs, shape: SchedulingClass) -> float:
     """What one slot costs per second, at most."""
-    return state.costs.of(booked_at_most(state, shape))
+    return costs.of(booked_at_most(hosts, costs, shape))
 
 
-def _booked_at_most(state: State, shape: SchedulingClass) -> dict[str, int]:
+def _booked_at_most(hosts: Hosts, costs: Costs, shape: SchedulingClass) -> dict[str, int]:
     if shape.profile is not None:
-        return counted(shared_booking(shape.profile, state.costs.in_parts, shape.best_effort))
+        return counted(shared_booking(shape.profile, costs.in_parts, shape.best_effort))
     most: dict[str, int] = {}
-    for host in state.hosts.values():
+    for host in hosts.values():
         for name, amount in counted(host.booking_for(shape)).items():
             most[name] = max(most.get(name, 0), amount)
     return most

@@ -11,12 +11,15 @@ from __future__ import annotations
 from functools import partial
 
 from finegrain.resources import Amounts
-from resource_manager.engine.fairness.flows import GROUP, Flow
+from resource_manager.engine.fairness.costs import Costs
+from resource_manager.engine.fairness.flows import GROUP, Flow, FlowTree
 from resource_manager.engine.fairness.quotas import Stop, counted, room, stopped_by, whole
 from resource_manager.engine.lifecycle.needs import booked_at_most
 from resource_manager.engine.lifecycle.resizes import growth
+from resource_manager.engine.placement.hosts import Hosts
 from resource_manager.engine.queue.gangs import WaitingGang
 from resource_manager.engine.queue.non_batchable import Kind, NonBatchable
+from resource_manager.engine.queue.queue import WaitingQueue
 from resource_manager.engine.queue.scheduling_classes import JobQueue, SchedulingClass
 from resource_manager.engine.state import State
 
@@ -30,13 +33,13 @@ def limited(state: State, job_id: str) -> list[Flow]:
     return [] if flow is None else [group for group in flow.ancestors() if group.maximum]
 
 
-def maxima(state: State) -> tuple[tuple[str, tuple[int, ...]], ...]:
+def maxima(flows: FlowTree) -> tuple[tuple[str, tuple[int, ...]], ...]:
     """All groups that have a maximum, with what they may have more of each dimension of it: as long
     as that stays the same, so does what they admit.
     """
     return tuple(
         (flow.id, tuple(limit - flow.used.get(name, 0) for name, limit in flow.maximum.items()))
-        for flow in state.flows.groups.values()
+        for flow in flows.groups.values()
         if flow.maximum
     )
 
@@ -48,47 +51,54 @@ def admitted(state: State, line: JobQueue, most: int) -> int:
     groups = limited(state, line.job_id)
     if not groups:
         return most
-    need = booked_at_most(state, line.shape)
+    need = booked_at_most(state.hosts, state.costs, line.shape)
     found = room(groups, need, most)
     stop = stopped_by(groups, need) if not found else None
     if stop is not None and not (
-        _is_full(state, groups, stop.group_id) and state.queue.turns.halt(stop.group_id)
+        _is_full(state.hosts, state.queue, state.costs, groups, stop.group_id)
+        and state.queue.turns.halt(stop.group_id)
     ):
         state.queue.stop(line, stop.group_id)
     return found
 
 
-def _is_full(state: State, groups: list[Flow], group_id: str) -> bool:
+def _is_full(
+    hosts: Hosts, queue: WaitingQueue, costs: Costs, groups: list[Flow], group_id: str
+) -> bool:
     """True if a group admits none of the shapes that there is room for."""
     group = [each for each in groups if each.id == group_id]
-    roomy = state.queue.roomy
+    roomy = queue.roomy
     return len(roomy) <= SHAPES_ASKED_MAX and not any(
-        room(group, booked_at_most(state, shape), 1) for shape in roomy
+        room(group, booked_at_most(hosts, costs, shape), 1) for shape in roomy
     )
 
 
 def admitted_of(state: State, shape: SchedulingClass, job_id: str, most: int) -> int:
     """Likewise of a job's requests of a shape; nobody is stopped for it."""
     groups = limited(state, job_id)
-    return room(groups, booked_at_most(state, shape), most) if groups else most
+    return room(groups, booked_at_most(state.hosts, state.costs, shape), most) if groups else most
 
 
 def request_stop(state: State, shape: SchedulingClass, job_id: str) -> Stop | None:
     """The maximum that one request of a job does not get past."""
     groups = limited(state, job_id)
-    return stopped_by(groups, booked_at_most(state, shape)) if groups else None
+    return stopped_by(groups, booked_at_most(state.hosts, state.costs, shape)) if groups else None
 
 
 def gang_stop(state: State, waiting: WaitingGang) -> Stop | None:
     """The maximum that a gang does not get past as a whole."""
     groups = limited(state, waiting.gang.job_id)
-    return stopped_by(groups, gang_need(state, waiting)) if groups else None
+    return (
+        stopped_by(groups, gang_need(state.hosts, state.queue, state.costs, waiting))
+        if groups
+        else None
+    )
 
 
-def gang_need(state: State, waiting: WaitingGang) -> Amounts:
+def gang_need(hosts: Hosts, queue: WaitingQueue, costs: Costs, waiting: WaitingGang) -> Amounts:
     """What the members of a gang book at most together."""
-    shapes = [state.queue.shape_of(member.spec) for member in waiting.members]
-    return whole((booked_at_most(state, shape), 1) for shape in shapes)
+    shapes = [queue.shape_of(member.spec) for member in waiting.members]
+    return whole((booked_at_most(hosts, costs, shape), 1) for shape in shapes)
 
 
 def growth_stop(state: State, job_id: str, more: Amounts) -> Stop | None:
@@ -132,4 +142,4 @@ def ease(state: State, most: int) -> int:
 def _admits(state: State, group_id: str, shape: SchedulingClass) -> bool:
     """True if the maximum of a group lets one more of a shape be placed."""
     group = state.flows.groups.get(group_id.removeprefix(GROUP))
-    return group is None or bool(room([group], booked_at_most(state, shape), 1))
+    return group is None or bool(room([group], booked_at_most(state.hosts, state.costs, shape), 1))

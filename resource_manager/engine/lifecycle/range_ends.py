@@ -18,8 +18,8 @@ from resource_manager.engine.lifecycle.moves import give_up
 from resource_manager.engine.model.entities import RequestState
 from resource_manager.engine.model.events import ItemOutcome, Members
 from resource_manager.engine.model.state_tables import RequestInput
-from resource_manager.engine.queue.ranges import INDEX_END, Part, leave_line
-from resource_manager.engine.state import State
+from resource_manager.engine.queue.queue import WaitingQueue
+from resource_manager.engine.queue.ranges import INDEX_END, Part, RangeLedger, leave_line
 
 ENTRIES_AT_ONCE = 1_000
 """Entries of a job's log that one step of taking members back may write."""
@@ -50,7 +50,7 @@ def give_up_members(
     state = context.state
     range_id, first, count = members
     parts = state.ranges.overlapping(range_id, first, first + count)
-    if range_id not in state.ranges or not _is_of(state, range_id, job_id):
+    if range_id not in state.ranges or not _is_of(state.ranges, range_id, job_id):
         owner = "" if job_id is None else f" in job {job_id}"
         return ItemOutcome(
             range_id, Reason.ALLOCATION_UNKNOWN, f"range {range_id} is not known{owner}"
@@ -81,14 +81,14 @@ def end_members(
     return most - left
 
 
-def take_out_part(state: State, part: Part) -> None:
+def take_out_part(ranges: RangeLedger, queue: WaitingQueue, part: Part) -> None:
     """Lets no member of a part wait any more: its job has ended, and they are about to."""
     for start, end in part.waiting.runs():
-        leave_line(state.queue, part, start, end)
+        leave_line(queue, part, start, end)
     for index in part.singled:
-        request = state.ranges.members[part.arrival_of(index)]
+        request = ranges.members[part.arrival_of(index)]
         if request.state is RequestState.PENDING:
-            state.queue.remove(request)
+            queue.remove(request)
 
 
 def reject_waiting(context: EventContext, part: Part, start: int, end: int, why: Why) -> None:
@@ -123,8 +123,8 @@ def _end_waiting(
     )
 
 
-def _is_of(state: State, range_id: str, job_id: str | None) -> bool:
-    return job_id is None or state.ranges.named_parts(range_id)[0].row.job_id == job_id
+def _is_of(ranges: RangeLedger, range_id: str, job_id: str | None) -> bool:
+    return job_id is None or ranges.named_parts(range_id)[0].row.job_id == job_id
 
 
 def _any_live(parts: Iterable[Part], first: int, end: int) -> bool:

@@ -31,6 +31,8 @@ from resource_manager.engine.context import EventContext
 from resource_manager.engine.cpus.refusals import CpuRefusal
 from resource_manager.engine.cpus.request import CpuRequest
 from resource_manager.engine.cpus.resizing import fits_alone, resized
+from resource_manager.engine.fairness.costs import Costs
+from resource_manager.engine.fairness.flows import FlowTree
 from resource_manager.engine.hosts.cpu_allocator import NO_TOPOLOGY
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.hosts.notes import ResizeHold
@@ -47,11 +49,13 @@ from resource_manager.engine.model.events import ItemOutcome
 from resource_manager.engine.model.reported import ReportedSlot
 from resource_manager.engine.model.state_tables import ResizeInput
 from resource_manager.engine.model.timers import Timer, backoff_ms
+from resource_manager.engine.model.transitions import Transitions
 from resource_manager.engine.queue.non_batchable import NonBatchable
+from resource_manager.engine.queue.queue import WaitingQueue
+from resource_manager.engine.queue.requests import Requests
 
 if TYPE_CHECKING:
     from resource_manager.engine.placement.placement_pass import PlacementPass
-    from resource_manager.engine.state import State
 
 
 def try_growth(context: EventContext, placing: PlacementPass, single: NonBatchable) -> bool:
@@ -64,7 +68,7 @@ def try_growth(context: EventContext, placing: PlacementPass, single: NonBatchab
         return False
     if asked and is_kept_from(host, slot):
         return False
-    found = assignment_for(state, host, slot)
+    found = assignment_for(state.requests, host, slot)
     if isinstance(found, CpuRefusal):
         return False
     order(context, slot, found)
@@ -89,7 +93,7 @@ def is_kept_from(host: Host, slot: Slot) -> bool:
     return host.held is not None and held is not None and bool(held.cpus or held.numa)
 
 
-def assignment_for(state: State, host: Host, slot: Slot) -> CpuAssignment | CpuRefusal | None:
+def assignment_for(requests: Requests, host: Host, slot: Slot) -> CpuAssignment | CpuRefusal | None:
     """The cpus and NUMA nodes that a slot has with the change that waits, or why there are none
     now; None: it runs in the whole shared pool, and goes on to.
     """
@@ -99,11 +103,14 @@ def assignment_for(state: State, host: Host, slot: Slot) -> CpuAssignment | CpuR
     if host.cpus is None:
         return NO_TOPOLOGY if held.cpus or held.numa else held
     return resized(
-        host.cpus, (slot.allocation_id, slot.generation), held, wish_of(state, host, slot, wanted)
+        host.cpus,
+        (slot.allocation_id, slot.generation),
+        held,
+        wish_of(requests, host, slot, wanted),
     )
 
 
-def unsuited(state: State, host: Host, slot: Slot, size: Resize) -> CpuRefusal | None:
+def unsuited(requests: Requests, host: Host, slot: Slot, size: Resize) -> CpuRefusal | None:
     """Why a host's cpus and NUMA nodes could not suit a slot of this size, even if it were the only
     one there; None: they could.
     """
@@ -113,12 +120,12 @@ def unsuited(state: State, host: Host, slot: Slot, size: Resize) -> CpuRefusal |
     if held is None or host.cpus is None:
         return None
     key = (slot.allocation_id, slot.generation)
-    return fits_alone(host.cpus, key, held, wish_of(state, host, slot, size))
+    return fits_alone(host.cpus, key, held, wish_of(requests, host, slot, size))
 
 
-def wish_of(state: State, host: Host, slot: Slot, size: Resize) -> CpuRequest:
+def wish_of(requests: Requests, host: Host, slot: Slot, size: Resize) -> CpuRequest:
     """What a slot of this size needs of its host's cpus and NUMA nodes."""
-    request = state.requests.get(slot.allocation_id)
+    request = requests.get(slot.allocation_id)
     policy = request.spec.cpu_policy if request is not None else PLAIN
     booked = host.booking_of(size.profile, best_effort=slot.best_effort)
     return CpuRequest.of(policy, booked, size.cpu_limit_milli)
@@ -137,11 +144,11 @@ def go_on(context: EventContext, slot: Slot) -> None:
     if hold is not None and hold.active:
         return
     if has_size(slot, wanted):  # since what was ordered before it was refused
-        withdraw(state, host, slot)
+        withdraw(state.queue, state.transitions, host, slot)
         state.changes.slot(slot)
         _tell(context, slot, wanted.number)
         return
-    found = assignment_for(state, host, slot)
+    found = assignment_for(state.requests, host, slot)
     if not (growth(host, slot) or isinstance(found, CpuRefusal)):
         state.queue.singles.remove(wanted.arrival_number)
         order(context, slot, found)
@@ -199,7 +206,7 @@ def take_in_size(context: EventContext, slot: Slot, seen: ReportedSlot) -> None:
         return
     slot.resize_number = max(slot.resize_number, number)
     if wanted is not None and wanted.number <= number:
-        withdraw(context.state, context.host_of(slot), slot)
+        withdraw(context.state.queue, context.state.transitions, context.host_of(slot), slot)
     _adopt(context, slot, seen)
     context.host_of(slot).notice_shrinking()
 
@@ -216,7 +223,7 @@ def _adopt(context: EventContext, slot: Slot, seen: ReportedSlot) -> None:
     slot.assignment = _assignment_seen(slot, seen)
     confirmed = slot.ordered is not None and ordered is None
     with state.transitions.moving_resize(slot, ResizeInput.CONFIRM) if confirmed else nullcontext():
-        _set_size(state, host, slot, seen.profile, ordered)
+        _set_size(state.flows, state.costs, host, slot, profile=seen.profile, ordered=ordered)
     _, slot.cpu_limit_milli = _size(seen)
     slot.cpus = seen.cpus  # of another size it may have others
     if seen.isolation is not None:
@@ -224,7 +231,7 @@ def _adopt(context: EventContext, slot: Slot, seen: ReportedSlot) -> None:
     state.changes.slot(slot)
     if slot.wanted is not None and ordered is None and has_size(slot, slot.wanted):
         number = slot.wanted.number
-        withdraw(state, host, slot)
+        withdraw(state.queue, state.transitions, host, slot)
     _tell(context, slot, number)
     go_on(context, slot)
 
@@ -241,7 +248,7 @@ def _assignment_seen(slot: Slot, seen: ReportedSlot) -> CpuAssignment | None:
 
 def _tell(context: EventContext, slot: Slot, number: int) -> None:
     """The job master hears that a change is done, if it still has the slot."""
-    request = _granted(context.state, slot)
+    request = _granted(context.state.requests, slot)
     if request is not None:
         message = f"change {number}: {size_text(slot)}"
         context.slot_event("slot_resized", slot, message=message)
@@ -260,10 +267,10 @@ def resize_answered(
         return
     state, ordered = context.state, slot.ordered
     with state.transitions.moving_resize(slot, ResizeInput.REFUSE):
-        _set_size(state, host, slot, slot.profile, None)
+        _set_size(state.flows, state.costs, host, slot, profile=slot.profile, ordered=None)
     state.hosts.touch(host)
     state.changes.slot(slot)
-    request = _granted(state, slot)
+    request = _granted(state.requests, slot)
     if request is None:
         return
     message = outcome.message or f"executor {host.host_id} did not do what it said"
@@ -351,32 +358,45 @@ def order(context: EventContext, slot: Slot, assignment: CpuAssignment | None) -
     context.state.starving.placements += 1
     with context.state.transitions.moving_resize(slot, ResizeInput.ORDER):
         slot.wanted = None
-        _set_size(context.state, host, slot, slot.profile, ordered)
+        _set_size(
+            context.state.flows,
+            context.state.costs,
+            host,
+            slot,
+            profile=slot.profile,
+            ordered=ordered,
+        )
     host.to_resize[slot.allocation_id, slot.generation] = None
     context.state.outbox[host.host_id] = None
     context.state.changes.slot(slot)
 
 
 def _set_size(
-    state: State, host: Host, slot: Slot, profile: ResourceProfile, ordered: Resize | None
+    flows: FlowTree,
+    costs: Costs,
+    host: Host,
+    slot: Slot,
+    *,
+    profile: ResourceProfile,
+    ordered: Resize | None,
 ) -> None:
     before = slot.booked
     host.set_size(slot, profile, ordered)
-    usage.rebooked(state, [(slot, before)])
+    usage.rebooked(flows, costs, [(slot, before)])
 
 
-def withdraw(state: State, host: Host, slot: Slot) -> None:
+def withdraw(queue: WaitingQueue, transitions: Transitions, host: Host, slot: Slot) -> None:
     """Strikes the change that a slot waits with, if any."""
     if slot.wanted is not None:
-        state.queue.singles.remove(slot.wanted.arrival_number)
+        queue.singles.remove(slot.wanted.arrival_number)
         host.resize_holds.pop((slot.allocation_id, slot.generation), None)
-        with state.transitions.moving_resize(slot, ResizeInput.WITHDRAW):
+        with transitions.moving_resize(slot, ResizeInput.WITHDRAW):
             slot.wanted = None
 
 
-def _granted(state: State, slot: Slot) -> Request | None:
+def _granted(requests: Requests, slot: Slot) -> Request | None:
     """The request that has been granted this slot; None: it was given up or replaced."""
-    request = state.requests.served_by(slot)
+    request = requests.served_by(slot)
     return request if request is not None and request.state is RequestState.GRANTED else None
 
 

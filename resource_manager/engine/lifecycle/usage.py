@@ -12,9 +12,12 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from finegrain.resources import Amounts
+from resource_manager.engine.fairness.costs import Costs
+from resource_manager.engine.fairness.flows import FlowTree
 from resource_manager.engine.fairness.groups import lives
 from resource_manager.engine.hosts.host import Host
-from resource_manager.engine.model.entities import ExecutorState, Slot, SlotState
+from resource_manager.engine.model.entities import ExecutorState, Job, Slot, SlotState
+from resource_manager.engine.placement.hosts import Hosts
 
 if TYPE_CHECKING:
     from resource_manager.engine.state import State
@@ -24,7 +27,7 @@ def register(state: State) -> None:
     """Tells the tree of flows of everybody in books that were read anew."""
     flows = state.flows
     for host in state.hosts.values():
-        count_total(state, host)
+        count_total(state.costs, host)
     for group in state.groups.values():  # parents first
         flows.put_group(
             group.name, group.parent, weight=group.weight, limits=(group.maximum, group.minimum)
@@ -43,18 +46,18 @@ def adopt(state: State) -> None:
             state.flows.adopt(slot.job_id, slot.booked, slot.cost if accrues else 0.0)
 
 
-def count_total(state: State, host: Host) -> None:
+def count_total(costs: Costs, host: Host) -> None:
     """Notes what an executor has in all, as costs are shares of that."""
     executor = host.executor
     lost = executor.state is ExecutorState.LOST
-    state.costs.count(host.host_id, {} if lost else host.total)
+    costs.count(host.host_id, {} if lost else host.total)
 
 
-def total_changed(state: State, host: Host) -> None:
+def total_changed(hosts: Hosts, costs: Costs, host: Host) -> None:
     """What a host could give when empty has changed, or whether it may."""
-    state.hosts.version += 1
-    count_total(state, host)
-    state.hosts.touch(host)
+    hosts.version += 1
+    count_total(costs, host)
+    hosts.touch(host)
 
 
 def stopped(state: State, slot: Slot) -> None:
@@ -63,32 +66,32 @@ def stopped(state: State, slot: Slot) -> None:
         state.flows.stop(slot.job_id, slot.cost)
 
 
-def taken_back(state: State, slot: Slot) -> None:
+def taken_back(flows: FlowTree, slot: Slot) -> None:
     """A slot that was to be taken down serves its request again."""
-    state.flows.go_on(slot.job_id, slot.cost)
+    flows.go_on(slot.job_id, slot.cost)
 
 
 def gone(state: State, slot: Slot) -> None:
     """Nothing is left of the slot, which had been stopped; nor of its job, perhaps."""
     if slot.job_id in state.flows.jobs:
         state.flows.vanish(slot.job_id, slot.booked)
-        retire(state, slot.job_id)
+        retire(state.jobs, state.flows, slot.job_id)
 
 
-def rebooked(state: State, slots: Iterable[tuple[Slot, Amounts]]) -> None:
+def rebooked(flows: FlowTree, costs: Costs, slots: Iterable[tuple[Slot, Amounts]]) -> None:
     """These slots had booked something else before."""
     for slot, before in slots:
-        if slot.booked is before or slot.job_id not in state.flows.jobs:
+        if slot.booked is before or slot.job_id not in flows.jobs:
             continue
-        state.flows.rebook(slot.job_id, before, slot.booked)
-        cost = state.costs.of(slot.booked)
+        flows.rebook(slot.job_id, before, slot.booked)
+        cost = costs.of(slot.booked)
         if slot.state is not SlotState.FREEING:
-            state.flows.recost(slot.job_id, slot.cost, cost)
+            flows.recost(slot.job_id, slot.cost, cost)
         slot.cost = cost
 
 
-def retire(state: State, job_id: str) -> None:
+def retire(jobs: dict[str, Job], flows: FlowTree, job_id: str) -> None:
     """Forgets the flow of a job of which nothing waits or runs any more, and never will."""
-    job = state.jobs.get(job_id)
-    if job_id in state.flows.jobs and (job is None or not lives(job)):
-        state.flows.remove_job(job_id)
+    job = jobs.get(job_id)
+    if job_id in flows.jobs and (job is None or not lives(job)):
+        flows.remove_job(job_id)

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING
 
 from resource_manager.engine.fairness.checkpoints import Running, restore_tallies
 from resource_manager.engine.fairness.flows import JOB, Flow
-from resource_manager.engine.model.entities import Instant, SlotState, Tally
+from resource_manager.engine.hosts.slots import Slots
+from resource_manager.engine.model.changes import ChangeTracker
+from resource_manager.engine.model.entities import Instant, Job, SlotState, Tally
 from resource_manager.engine.model.timers import Timer
 
 if TYPE_CHECKING:
@@ -27,7 +29,7 @@ def restore(state: State, tallies: Iterable[Tally], at: Instant) -> None:
     nobody is raised for it.
     """
     state.tallies_begun_anew = restore_tallies(
-        state.flows, tallies, _running(state), state.settings.fairness, at.time_ms
+        state.flows, tallies, _running(state.slots), state.settings.fairness, at.time_ms
     )
     state.flows.urgent.clear()
     state.flows.behind = {flow.id: flow for flow in state.flows.changed.values() if flow.rate}
@@ -38,7 +40,7 @@ def tally_rang(context: EventContext) -> None:
     """Keeps what has changed."""
     due, again_ms = context.state.checkpoints.due(context.now_ms, context.at.time_ms)
     for tally in due:
-        _keep(context.state, tally)
+        _keep(context.state.jobs, context.state.changes, tally)
     context.state.timers.arm(Timer.TALLY, "", again_ms)
 
 
@@ -59,18 +61,22 @@ def keep_ended(context: EventContext, job_id: str) -> None:
 
 
 def _keep_flow(context: EventContext, flow: Flow) -> None:
-    _keep(context.state, context.state.checkpoints.written(flow, context.at.time_ms))
+    _keep(
+        context.state.jobs,
+        context.state.changes,
+        context.state.checkpoints.written(flow, context.at.time_ms),
+    )
 
 
-def _keep(state: State, tally: Tally) -> None:
-    job = state.jobs.get(tally.flow_id.removeprefix(JOB)) if tally.flow_id[:4] == JOB else None
+def _keep(jobs: dict[str, Job], changes: ChangeTracker, tally: Tally) -> None:
+    job = jobs.get(tally.flow_id.removeprefix(JOB)) if tally.flow_id[:4] == JOB else None
     if job is not None and job.durations is not None:
         tally = replace(tally, durations=job.durations.to_text())
-    state.changes.tally(tally)
+    changes.tally(tally)
 
 
-def _running(state: State) -> Iterator[Running]:
+def _running(slots: Slots) -> Iterator[Running]:
     """Slots that accrue."""
-    for slot in state.slots.values():
+    for slot in slots.values():
         if slot.state is not SlotState.FREEING:
             yield Running(slot.job_id, slot.cost)

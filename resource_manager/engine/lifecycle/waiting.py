@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from finegrain.errors import Reason
 from finegrain.resources import Amounts
 from resource_manager.engine.hosts.bookings import shared_booking
-from resource_manager.engine.model.entities import Request, RequestSpec
+from resource_manager.engine.model.entities import Provision, Request, RequestSpec
 from resource_manager.engine.model.events import ItemOutcome
 from resource_manager.engine.model.scheduling_key import SchedulingKey, scheduling_key
+from resource_manager.engine.placement.elastic import Elastic
 from resource_manager.engine.placement.feasibility import (
     INFEASIBLE,
     Feasibility,
@@ -22,10 +23,13 @@ from resource_manager.engine.placement.feasibility import (
     large_and_unsuited,
     some_host_covers,
 )
+from resource_manager.engine.placement.hosts import Hosts
 from resource_manager.engine.placement.index import Need
+from resource_manager.engine.placement.reserved import Reservations
 from resource_manager.engine.placement.reserved_for_others import held_from
 from resource_manager.engine.planning.gang_feasibility import gang_feasibility
 from resource_manager.engine.queue.gangs import GangKind, WaitingGang
+from resource_manager.engine.queue.queue import WaitingQueue
 from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 from resource_manager.engine.state import State
 
@@ -46,44 +50,47 @@ def waiting_reason(state: State, shape: SchedulingClass) -> Reason:
         return Reason.NOT_YET_CONSIDERED
     number = state.snapshot_number
     if shape.reason is None or shape.reason[0] != number:
-        shape.reason = (number, _waiting_reason(state, shape))
+        shape.reason = (
+            number,
+            _waiting_reason(state.hosts, state.elastic, state.reservations, shape),
+        )
     return Reason(shape.reason[1])
 
 
-def _waiting_reason(state: State, shape: SchedulingClass) -> Reason:
-    match feasibility(state.hosts, state.elastic, shape):
+def _waiting_reason(
+    hosts: Hosts, elastic: Elastic, reservations: Reservations, shape: SchedulingClass
+) -> Reason:
+    match feasibility(hosts, elastic, shape):
         case Feasibility.NEVER:
             return Reason.INFEASIBLE_NEVER
         case Feasibility.OFFLINE:
             return Reason.INFEASIBLE_NOW_OFFLINE
         case Feasibility.LABELS:
             return Reason.WAITING_LABELS
-        case Feasibility.POSSIBLE if any(
-            True for _ in held_from(state.hosts, state.reservations, shape)
-        ):
+        case Feasibility.POSSIBLE if any(True for _ in held_from(hosts, reservations, shape)):
             return Reason.WAITING_RESERVATION
         case Feasibility.POSSIBLE:
             pass
-    sums = free_sums(state.hosts, shape)
+    sums = free_sums(hosts, shape)
     amounts = list[Need](shape.amounts)
     if not any(all(sums.get(name, 0) >= amount for name, amount in n.items()) for n in amounts):
         return Reason.WAITING_CAPACITY
-    if has_room(state.hosts, shape):
+    if has_room(hosts, shape):
         return Reason.WAITING_CAPACITY
-    if is_exact_somewhere(state.hosts, shape) and some_host_covers(
-        state.hosts, shape.labels, amounts
-    ):
+    if is_exact_somewhere(hosts, shape) and some_host_covers(hosts, shape.labels, amounts):
         return Reason.WAITING_TOPOLOGY
     return Reason.WAITING_FRAGMENTED
 
 
-def kind_feasibility(state: State, kind: GangKind) -> Feasibility:
+def kind_feasibility(
+    hosts: Hosts, provisions: dict[str, Provision], elastic: Elastic, kind: GangKind
+) -> Feasibility:
     """The same, remembered until some host's size, labels or availability changes."""
-    version = state.hosts.version
+    version = hosts.version
     if kind.verdict is None or kind.verdict[0] != version:
         kind.verdict = (
             version,
-            gang_feasibility(state.hosts, state.elastic, state.provisions, kind.where, kind.wishes),
+            gang_feasibility(hosts, elastic, provisions, kind.where, kind.wishes),
         )
     return Feasibility(kind.verdict[1])
 
@@ -113,15 +120,17 @@ def _member_reason(state: State, waiting: WaitingGang, key: SchedulingKey) -> Re
         shape = state.queue.shape_at(key)
         reason = waiting_reason(state, shape)
         if reason not in _OF_THE_MEMBER:
-            whole = _of_the_gang(state, waiting.kind)
+            whole = _of_the_gang(state.hosts, state.provisions, state.elastic, waiting.kind)
             if whole is not Reason.WAITING_GANG or has_room(state.hosts, shape):
                 reason = whole
         known[key] = reason
     return Reason(known[key])
 
 
-def _of_the_gang(state: State, kind: GangKind) -> Reason:
-    match kind_feasibility(state, kind):
+def _of_the_gang(
+    hosts: Hosts, provisions: dict[str, Provision], elastic: Elastic, kind: GangKind
+) -> Reason:
+    match kind_feasibility(hosts, provisions, elastic, kind):
         case Feasibility.NEVER:
             return Reason.INFEASIBLE_NEVER
         case Feasibility.OFFLINE:
@@ -130,7 +139,9 @@ def _of_the_gang(state: State, kind: GangKind) -> Reason:
             return Reason.WAITING_GANG
 
 
-def rejection(state: State, spec: RequestSpec) -> ItemOutcome | None:
+def rejection(
+    hosts: Hosts, queue: WaitingQueue, elastic: Elastic, spec: RequestSpec
+) -> ItemOutcome | None:
     """Why a request cannot be taken in; None if it can. The indexes must be fresh.
 
     A request that no known executor could ever serve, nor one that can be asked for, is refused at
@@ -138,8 +149,8 @@ def rejection(state: State, spec: RequestSpec) -> ItemOutcome | None:
     none can be asked for, nothing can be said, and everything waits; `scheduling/rejecting.py`
     looks at it later.
     """
-    shape = state.queue.shape_of(spec)
-    verdict = feasibility(state.hosts, state.elastic, shape)
+    shape = queue.shape_of(spec)
+    verdict = feasibility(hosts, elastic, shape)
     if spec.allow_pending or verdict not in INFEASIBLE:
         return None
     amounts = shared_booking(spec.profile, False, shape.best_effort) if spec.profile else {}
@@ -149,10 +160,10 @@ def rejection(state: State, spec: RequestSpec) -> ItemOutcome | None:
         lack = f"no executor that could host {asked} carries the labels {labels}"
     else:
         lack = f"no executor could host {asked}, even when empty"
-    if unsuited := large_and_unsuited(state.hosts, shape):
+    if unsuited := large_and_unsuited(hosts, shape):
         host, refusal = unsuited
         lack += f" ({host.host_id} has that much, but {refusal.text})"
-    if verdict is Feasibility.NEVER and state.elastic.provisioning:
+    if verdict is Feasibility.NEVER and elastic.provisioning:
         lack += ", nor one that could be asked for"
     return ItemOutcome(
         spec.allocation_id,

@@ -18,13 +18,17 @@ from resource_manager.engine.model.entities import (
     GangPlacement,
     GangSpec,
     Job,
+    Provision,
     Request,
     RequestSpec,
 )
 from resource_manager.engine.model.events import ItemOutcome
+from resource_manager.engine.placement.elastic import Elastic
 from resource_manager.engine.placement.feasibility import Feasibility
+from resource_manager.engine.placement.hosts import Hosts
 from resource_manager.engine.planning.gang_feasibility import gang_feasibility
 from resource_manager.engine.queue.gangs import MemberRequest, Where, wishes_for
+from resource_manager.engine.queue.requests import Requests
 from resource_manager.engine.requests.soundness import taken, unsound
 from resource_manager.engine.state import State
 
@@ -79,12 +83,18 @@ def infeasible_members(
     Returns:
         An outcome for each member, those that are to blame first; or none.
     """
-    problems = [each for spec in members if (each := rejection(state, spec)) is not None]
+    problems = [
+        each
+        for spec in members
+        if (each := rejection(state.hosts, state.queue, state.elastic, spec)) is not None
+    ]
     if problems:
         return problems + _others(gang, members, problems)
     if all(spec.allow_pending for spec in members):
         return []
-    return _impossible(state, gang, members, verdicts)
+    return _impossible(
+        state.hosts, state.provisions, state.elastic, gang, members, verdicts=verdicts
+    )
 
 
 def join(context: EventContext, request: Request, gangs: Iterable[GangSpec]) -> None:
@@ -121,7 +131,7 @@ def _refused(
 ) -> list[ItemOutcome]:
     known = state.gangs.by_id.get(gang.gang_id)
     if known is not None:
-        return [] if _same(state, job, known, gang, members) else _exists(gang, members)
+        return [] if _same(state.requests, job, known, gang, members) else _exists(gang, members)
     most = state.settings.gang_members_max
     if len(members) > most:
         message = f"gang {gang.gang_id} has {len(members)} members; expected at most {most}"
@@ -135,16 +145,20 @@ def _refused(
         return problems + _others(gang, members, problems)
     if all(spec.allow_pending for spec in members):
         return []
-    return _impossible(state, gang, members, verdicts)
+    return _impossible(
+        state.hosts, state.provisions, state.elastic, gang, members, verdicts=verdicts
+    )
 
 
-def _same(state: State, job: Job, known: Gang, gang: GangSpec, members: list[RequestSpec]) -> bool:
+def _same(
+    requests: Requests, job: Job, known: Gang, gang: GangSpec, members: list[RequestSpec]
+) -> bool:
     names = {spec.allocation_id for spec in members}
     return (
         known.job_id == job.job_id
         and known.spec == gang
         and names == set(known.members)
-        and all(state.requests[spec.allocation_id].spec == spec for spec in members)
+        and all(requests[spec.allocation_id].spec == spec for spec in members)
     )
 
 
@@ -171,7 +185,7 @@ def _problem(
             f" {first.allocation_id} of the same gang; expected the same for all of them"
         )
         return _invalid(name, "restart_on_loss", str(spec.restart_on_loss), message)
-    return unsound(state.settings, spec) or rejection(state, spec)
+    return unsound(state.settings, spec) or rejection(state.hosts, state.queue, state.elastic, spec)
 
 
 def _others(
@@ -192,11 +206,17 @@ def _others(
 
 
 def _impossible(
-    state: State, gang: GangSpec, members: list[RequestSpec], verdicts: Verdicts
+    hosts: Hosts,
+    provisions: dict[str, Provision],
+    elastic: Elastic,
+    gang: GangSpec,
+    members: list[RequestSpec],
+    *,
+    verdicts: Verdicts,
 ) -> list[ItemOutcome]:
     key = Where.of(gang), wishes_for(members)
     if key not in verdicts:
-        verdicts[key] = gang_feasibility(state.hosts, state.elastic, state.provisions, *key)
+        verdicts[key] = gang_feasibility(hosts, elastic, provisions, *key)
     if verdicts[key] is not Feasibility.NEVER:
         return []
     where = {

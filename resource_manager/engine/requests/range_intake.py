@@ -12,26 +12,29 @@ from resource_manager.engine.context import EventContext
 from resource_manager.engine.lifecycle.waiting import rejection, waiting_reason
 from resource_manager.engine.model.entities import Job, RangeSpec, RequestRange
 from resource_manager.engine.model.events import ItemOutcome
-from resource_manager.engine.queue.ranges import Part, line_up_members, parts_of
+from resource_manager.engine.queue.ranges import Part, RangeLedger, line_up_members, parts_of
+from resource_manager.engine.queue.requests import Requests
 from resource_manager.engine.requests.soundness import taken, unsound
-from resource_manager.engine.state import State
 
 
-def new_members(state: State, spec: RangeSpec) -> int:
+def new_members(ranges: RangeLedger, spec: RangeSpec) -> int:
     """How many requests more there would be."""
     end = spec.first_index + spec.count
-    known = state.ranges.overlapping(spec.range_id, spec.first_index, end)
+    known = ranges.overlapping(spec.range_id, spec.first_index, end)
     return 0 if known else spec.count
 
 
 def submit_range(context: EventContext, job: Job, spec: RangeSpec) -> ItemOutcome:
     """Takes a range in, if it is new and sound."""
     state = context.state
-    known = _known(state, job, spec)
+    known = _known(state.requests, state.ranges, job, spec)
     if known is not None:
         return known
     request = spec.request
-    if (problem := unsound(state.settings, request) or rejection(state, request)) is not None:
+    if (
+        problem := unsound(state.settings, request)
+        or rejection(state.hosts, state.queue, state.elastic, request)
+    ) is not None:
         context.cluster_event(
             "request_rejected",
             job_id=job.job_id,
@@ -62,17 +65,19 @@ def submit_range(context: EventContext, job: Job, spec: RangeSpec) -> ItemOutcom
     return ItemOutcome(spec.range_id)
 
 
-def _known(state: State, job: Job, spec: RangeSpec) -> ItemOutcome | None:
+def _known(
+    requests: Requests, ranges: RangeLedger, job: Job, spec: RangeSpec
+) -> ItemOutcome | None:
     """The outcome of a range that is known, or whose names are other requests'; None: it is new."""
     range_id, first, end = spec.range_id, spec.first_index, spec.first_index + spec.count
-    for part in state.ranges.named_parts(range_id)[:1]:  # all are of one job and ask for the same
+    for part in ranges.named_parts(range_id)[:1]:  # all are of one job and ask for the same
         if part.row.job_id != job.job_id or part.spec.request != spec.request:
             return taken(range_id)
-    parts = state.ranges.overlapping(range_id, first, end)
+    parts = ranges.overlapping(range_id, first, end)
     if parts:
         has = sum(min(end, part.end) - max(first, part.first) for part in parts)
         return ItemOutcome(range_id) if has == spec.count else _overlaps(spec, parts)
-    if state.requests.named(range_id) is not None or not state.ranges.is_free(range_id, first, end):
+    if requests.named(range_id) is not None or not ranges.is_free(range_id, first, end):
         return taken(range_id)
     return None
 

@@ -21,7 +21,7 @@ from resource_manager.engine.lifecycle.resizes import (
 from resource_manager.engine.model.entities import Request, RequestState, Resize, Slot
 from resource_manager.engine.model.events import ResizeRequested
 from resource_manager.engine.model.state_tables import ResizeInput
-from resource_manager.engine.state import State
+from resource_manager.engine.queue.requests import Requests
 
 
 def request_resize(context: EventContext, event: ResizeRequested) -> Slot:
@@ -41,10 +41,10 @@ def request_resize(context: EventContext, event: ResizeRequested) -> Slot:
     _refuse_number(slot, event.resize_number)
     host = context.host_of(slot)
     _refuse_too_large(host, slot, target)
-    _refuse_unsuited(state, host, slot, target)
+    _refuse_unsuited(state.requests, host, slot, target)
     number = slot.resize_number + 1
     replaced = slot.wanted
-    withdraw(state, host, slot)
+    withdraw(state.queue, state.transitions, host, slot)
     slot.resize_number = number
     if slot.ordered is not None or not has_size(slot, target):
         with state.transitions.moving_resize(slot, ResizeInput.ASK):
@@ -85,7 +85,7 @@ def _slot_to_resize(context: EventContext, event: ResizeRequested) -> tuple[Requ
     """
     state, allocation_id = context.state, event.allocation_id
     if event.job_id is not None:
-        active_job(state, event.job_id)
+        active_job(state.jobs, event.job_id)
     request = state.requests.named(allocation_id)
     if request is None or event.job_id not in (None, request.job_id):
         owner = "" if event.job_id is None else f" in job {event.job_id}"
@@ -182,13 +182,13 @@ def _refuse_number(slot: Slot, number: int) -> None:
     )
 
 
-def _refuse_unsuited(state: State, host: Host, slot: Slot, target: Resize) -> None:
+def _refuse_unsuited(requests: Requests, host: Host, slot: Slot, target: Resize) -> None:
     """Lets only sizes pass that the slot's cpus and NUMA nodes could have, were it alone there.
 
     Raises:
         FailedPrecondition: they could not.
     """
-    refusal = unsuited(state, host, slot, target)
+    refusal = unsuited(requests, host, slot, target)
     if refusal is not None:
         raise FailedPrecondition(
             f"slot {slot.allocation_id} could not have that size on executor {host.host_id} even if"

@@ -32,6 +32,9 @@ from resource_manager.engine.model.events import (
     SlotsReleased,
 )
 from resource_manager.engine.model.scheduling_key import scheduling_key
+from resource_manager.engine.model.settings import EngineSettings
+from resource_manager.engine.queue.gangs import GangLedger
+from resource_manager.engine.queue.queue import WaitingQueue
 from resource_manager.engine.requests.gang_intake import join, refused_members, take_in
 from resource_manager.engine.requests.range_intake import new_members, submit_range
 from resource_manager.engine.requests.soundness import taken, unsound
@@ -49,7 +52,7 @@ def submit_requests(context: EventContext, event: RequestsSubmitted) -> list[Ite
             job would wait with more shapes.
     """
     state = context.state
-    job = active_job(state, event.job_id)
+    job = active_job(state.jobs, event.job_id)
     _refuse_mix(job, chain(event.requests, (each.request for each in event.ranges)))
     if not event.admitted:
         new = {
@@ -57,10 +60,14 @@ def submit_requests(context: EventContext, event: RequestsSubmitted) -> list[Ite
             for spec in chain(event.requests, event.following)
             if state.requests.named(spec.allocation_id) is None
         }
-        ranges = {each: new_members(state, each) for each in event.ranges + event.following_ranges}
+        ranges = {
+            each: new_members(state.ranges, each) for each in event.ranges + event.following_ranges
+        }
         _refuse_too_many(state, job, len(new) + sum(ranges.values()))
         shapes = [each.request for each, members in ranges.items() if members]
-        _refuse_too_many_shapes(state, job, [*new.values(), *shapes])
+        _refuse_too_many_shapes(
+            state.settings, state.gangs, state.queue, job, [*new.values(), *shapes]
+        )
     state.hosts.refresh(state.queue)
     refused = refused_members(state, job, event.gangs, event.requests)
     gangs = [gang.gang_id for gang in event.gangs if gang.gang_id not in state.gangs.by_id]
@@ -90,17 +97,23 @@ def _refuse_too_many(state: State, job: Job, new: int) -> None:
         )
 
 
-def _refuse_too_many_shapes(state: State, job: Job, specs: Collection[RequestSpec]) -> None:
+def _refuse_too_many_shapes(
+    settings: EngineSettings,
+    gangs: GangLedger,
+    queue: WaitingQueue,
+    job: Job,
+    specs: Collection[RequestSpec],
+) -> None:
     """Shapes take turns at being tried: one job's must not keep those of others waiting for long.
 
     A gang counts with each of its different members. Those that would be served at once are counted
     too: whether they would be is not known yet.
     """
-    waiting = state.queue.job_shapes.get(job.job_id, 0) + state.gangs.by_job[job.job_id]
-    most = state.settings.job_shapes_max
+    waiting = queue.job_shapes.get(job.job_id, 0) + gangs.by_job[job.job_id]
+    most = settings.job_shapes_max
     if waiting + len(specs) <= most:
         return
-    new = state.queue.new_shapes(job.job_id, [spec for spec in specs if not spec.gang_id])
+    new = queue.new_shapes(job.job_id, [spec for spec in specs if not spec.gang_id])
     new += len({(s.gang_id, *scheduling_key(s)) for s in specs if s.gang_id})
     if waiting + new > most:
         raise ResourceExhausted(
@@ -127,7 +140,9 @@ def _submit(
             return ItemOutcome(spec.allocation_id)
         return problem or taken(spec.allocation_id)
     if not spec.gang_id:
-        problem = unsound(state.settings, spec) or rejection(state, spec)
+        problem = unsound(state.settings, spec) or rejection(
+            state.hosts, state.queue, state.elastic, spec
+        )
     if problem is None and spec.allocation_id in state.ranges:
         problem = taken(spec.allocation_id)
     if problem is not None:
@@ -172,7 +187,7 @@ def cancel_requests(context: EventContext, event: RequestsCancelled) -> list[Ite
         NotFound: the job is not known.
     """
     if event.job_id is not None:
-        known_job(context.state, event.job_id)
+        known_job(context.state.jobs, event.job_id)
     by = _Caller.of(event.job_id)
     outcomes = [
         _give_up(context, by, allocation_id, 0, None) for allocation_id in event.allocation_ids
@@ -187,7 +202,7 @@ def release_slots(context: EventContext, event: SlotsReleased) -> list[ItemOutco
         NotFound: the job is not known.
     """
     if event.job_id is not None:
-        known_job(context.state, event.job_id)
+        known_job(context.state.jobs, event.job_id)
     by = _Caller.of(event.job_id)
     outcomes = [
         _give_up(context, by, allocation_id, generation, event.grace_ms)

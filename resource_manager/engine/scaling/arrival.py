@@ -16,16 +16,18 @@ from itertools import groupby, islice
 from finegrain.resources import shortfall
 from resource_manager.engine.context import EventContext
 from resource_manager.engine.hosts.host import Host
+from resource_manager.engine.hosts.slots import Slots
 from resource_manager.engine.lifecycle.gangs import try_gang
 from resource_manager.engine.lifecycle.moves import place
 from resource_manager.engine.lifecycle.quota_checks import admitted_of, gang_stop
 from resource_manager.engine.model.entities import Provision, ProvisionState, Request
 from resource_manager.engine.model.texts import amounts_text
-from resource_manager.engine.placement.elastic import PENDING, Content
+from resource_manager.engine.placement.elastic import PENDING, Content, Elastic
 from resource_manager.engine.placement.gang_exact import Trials, as_if_empty
 from resource_manager.engine.placement.indexes import carries
 from resource_manager.engine.placement.placement_pass import PlacementPass
 from resource_manager.engine.planning.exactness import empty_like
+from resource_manager.engine.queue.gangs import GangLedger
 from resource_manager.engine.queue.non_batchable import Kind, NonBatchable
 from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 from resource_manager.engine.scaling import provisions
@@ -48,7 +50,7 @@ def executor_came(context: EventContext, executor_id: str, *, new: bool) -> None
     if not elastic.provisioning:
         return
     if new:
-        elastic.arrived[host.host_id] = _nearest(state, host)
+        elastic.arrived[host.host_id] = _nearest(state.provisions, state.elastic, host)
     shape = host.executor.registration.provided_as
     if shape in elastic.shapes:
         _adopt(context, host, shape)
@@ -59,7 +61,7 @@ def _adopt(context: EventContext, host: Host, shape: str) -> None:
     provision = Provision(
         executor_id=host.host_id,
         shape=shape,
-        number=provisions.next_number(context.state),
+        number=provisions.next_number(context.state.elastic, context.state.changes),
         cause=message,
         ask_time_ms=context.at.time_ms,
         state=ProvisionState.REGISTERED,
@@ -71,12 +73,12 @@ def _adopt(context: EventContext, host: Host, shape: str) -> None:
     context.cluster_event("provision_adopted", executor_id=host.host_id, message=message)
 
 
-def _nearest(state: State, host: Host) -> str:
+def _nearest(provisions: dict[str, Provision], elastic: Elastic, host: Host) -> str:
     """The executor that has not come and is most like this one; empty: none has its labels."""
     total = host.executor.registration.total
     best: tuple[float, int, str] | None = None
-    for provision in state.provisions.values():
-        shape = state.elastic.shapes.get(provision.shape)
+    for provision in provisions.values():
+        shape = elastic.shapes.get(provision.shape)
         if provision.state not in PENDING or shape is None:
             continue
         if not carries(host, shape.labels):
@@ -117,7 +119,7 @@ def _judge(context: EventContext, host: Host, content: Content) -> None:
     shape = elastic.shapes.get(provision.shape)
     if shape is None:
         return
-    lack = next(_lacks(context.state, host, content), "")
+    lack = next(_lacks(context.state.gangs, host, content), "")
     if lack:
         elastic.verdicts[host.host_id] = True  # whatever use it may be to others
         message = (
@@ -131,7 +133,7 @@ def _judge(context: EventContext, host: Host, content: Content) -> None:
         provisions.proved(context, provision)
 
 
-def _lacks(state: State, host: Host, content: Content) -> Iterator[str]:
+def _lacks(gangs: GangLedger, host: Host, content: Content) -> Iterator[str]:
     """Why an executor could not serve, when empty, who was planned on it."""
     total = host.total
     for shape in content.shapes:
@@ -144,21 +146,21 @@ def _lacks(state: State, host: Host, content: Content) -> Iterator[str]:
     together: dict[str, dict[str, int]] = {}
     trials = Trials(as_if_empty)
     for (gang_id, number), count in content.members.items():
-        if (waiting := state.gangs.waiting.get(gang_id)) is None:
+        if (waiting := gangs.waiting.get(gang_id)) is None:
             continue
         wish = waiting.kind.wishes[number]
         if not carries(host, wish.labels):
-            yield f"without the labels of members of {gang_text(state, gang_id)}"
+            yield f"without the labels of members of {gang_text(gangs, gang_id)}"
         need = host.booking_for(wish)
         sums = together.setdefault(gang_id, {})
         for name, amount in need.items():
             sums[name] = sums.get(name, 0) + amount * count
         if trials.fit(wish, host, count) < count:
-            who = gang_text(state, gang_id)
+            who = gang_text(gangs, gang_id)
             yield f"its cpus and NUMA nodes do not suit what was planned of {who}"
     for gang_id, sums in together.items():
         if shortfall(sums, total):
-            yield f"that is too little for what was planned of {gang_text(state, gang_id)}"
+            yield f"that is too little for what was planned of {gang_text(gangs, gang_id)}"
 
 
 def _place_gangs(context: EventContext, content: Content) -> None:
@@ -188,7 +190,9 @@ def _place(context: EventContext, host: Host, content: Content) -> None:
         line += [(number, shape, state.requests.at(number)) for number in numbers]
     line.sort(key=lambda each: each[0])
     for (shape, job_id), run in groupby(line, key=lambda each: (each[1], each[2].job_id)):
-        requests = [request for _, _, request in run if not _has_been_there(state, request, host)]
+        requests = [
+            request for _, _, request in run if not _has_been_there(state.slots, request, host)
+        ]
         most = min(len(requests), left[shape], _room_for(host, shape))
         if fitting := requests[: admitted_of(state, shape, job_id, most)]:
             place(context, fitting, host)
@@ -220,7 +224,7 @@ def _room_for(host: Host, shape: SchedulingClass) -> int:
     return len(host.assign_many(shape, room)) if host.exactly(shape) else room
 
 
-def _has_been_there(state: State, request: Request, host: Host) -> bool:
+def _has_been_there(slots: Slots, request: Request, host: Host) -> bool:
     """True if the executor still holds an older slot of the request."""
-    behind = state.slots.left_behind.get(request.allocation_id, ())
+    behind = slots.left_behind.get(request.allocation_id, ())
     return any(slot.executor_id == host.host_id for slot in behind)

@@ -31,13 +31,15 @@ from resource_manager.engine.placement.elastic import (
     could_serve,
     of_shape,
 )
+from resource_manager.engine.placement.hosts import Hosts
 from resource_manager.engine.placement.indexes import carries
 from resource_manager.engine.planning.exactness import amounts_of, counted, offering, together
 from resource_manager.engine.planning.gang_planning import GangWish
 from resource_manager.engine.planning.packing import Counts, Wish
 from resource_manager.engine.planning.planning import Backlog, Plan, Supply, make_plan
 from resource_manager.engine.planning.possible import wish_of
-from resource_manager.engine.queue.gangs import WaitingGang
+from resource_manager.engine.queue.gangs import GangLedger, WaitingGang
+from resource_manager.engine.queue.queue import WaitingQueue
 from resource_manager.engine.queue.scheduling_classes import JobQueue, SchedulingClass
 from resource_manager.engine.scaling import provisions
 from resource_manager.engine.scaling.texts import cause_of
@@ -60,7 +62,7 @@ def plan_waiting(context: EventContext) -> None:
         state.hosts.version,
         elastic.version,
         tuple(shape.name for shape in shapes),
-        maxima(state),
+        maxima(state.flows),
     )
     if now == elastic.looked_at and not state.gangs.waiting and not state.hosts.refusing:
         return
@@ -70,16 +72,16 @@ def plan_waiting(context: EventContext) -> None:
         elastic.plan = reading.last_plan(plan)
         for new in plan.new:
             content = reading.content(new.content)
-            provision = provisions.ask(context, shapes[new.supply], cause_of(state, content))
+            provision = provisions.ask(context, shapes[new.supply], cause_of(state.gangs, content))
             elastic.plan.on[provision.executor_id] = content
     else:
-        elastic.plan = _nothing_may_be_asked(state)
+        elastic.plan = _nothing_may_be_asked(state.gangs, state.queue)
     elastic.looked_at = (*now[:2], elastic.version, *now[3:])
 
 
-def _nothing_may_be_asked(state: State) -> LastPlan:
-    left = {shape: shape.waiting for shape in state.queue.shapes()}
-    return LastPlan(left=left, gangs_left=sorted(state.gangs.waiting))
+def _nothing_may_be_asked(gangs: GangLedger, queue: WaitingQueue) -> LastPlan:
+    left = {shape: shape.waiting for shape in queue.shapes()}
+    return LastPlan(left=left, gangs_left=sorted(gangs.waiting))
 
 
 class _Reading:
@@ -119,7 +121,7 @@ class _Reading:
             supplies=[self._supply(shape) for shape in shapes],
             pending={each.executor_id: self._capacity(each.shape) for each in self.pending},
             gangs=gangs,
-            hosts=_free_hosts(state, self._wishes, gangs, self._exact),
+            hosts=_free_hosts(state.hosts, self._wishes, gangs, self._exact),
             limits=room_below_maximum(state),
             kept=self._kept(),
         )
@@ -157,7 +159,7 @@ class _Reading:
     def _line(self) -> list[tuple[int, int]]:
         """(arrival number, kind) of the first in line."""
         most = self._state.settings.provisioning.planned_requests_max
-        refused = _refused_lately(self._state)
+        refused = _refused_lately(self._state.hosts)
         found: list[tuple[SchedulingClass, int]] = []
         for shape in self._state.queue.shapes():
             if shape.key in refused:
@@ -178,12 +180,12 @@ class _Reading:
         them; only of shapes of which they do not admit everybody.
         """
         state = self._state
-        if not maxima(state):
+        if not maxima(state.flows):
             return {}
         found: dict[SchedulingClass, dict[JobQueue, int]] = {}
         lines = [line for shape in shapes for line in shape.lines.values()]
         for line in sorted(lines, key=lambda line: line.numbers.first):
-            need, count = booked_at_most(state, line.shape), len(line.numbers)
+            need, count = booked_at_most(state.hosts, state.costs, line.shape), len(line.numbers)
             here = self._ledger.admit(limited(state, line.job_id), need, count)
             found.setdefault(line.shape, {})[line] = here
             if here < count:
@@ -217,11 +219,15 @@ class _Reading:
         wished: list[GangWish] = []
         at, left = 0, self._state.settings.provisioning.planned_requests_max
         for waiting in self._state.gangs.in_line():
-            if not any(self._is_served(shape) for shape in _shapes_of(self._state, waiting)):
+            if not any(self._is_served(shape) for shape in _shapes_of(self._state.queue, waiting)):
                 self._hopeless_gangs.append(waiting.gang.gang_id)
                 continue
             groups = limited(self._state, waiting.gang.job_id)
-            if groups and not self._ledger.admit(groups, gang_need(self._state, waiting), 1):
+            if groups and not self._ledger.admit(
+                groups,
+                gang_need(self._state.hosts, self._state.queue, self._state.costs, waiting),
+                1,
+            ):
                 self._stopped_gangs.append(waiting.gang.gang_id)
                 continue
             left -= len(waiting.members)
@@ -260,9 +266,9 @@ class _Reading:
         return kept
 
 
-def _shapes_of(state: State, waiting: WaitingGang) -> Iterator[SchedulingClass]:
+def _shapes_of(queue: WaitingQueue, waiting: WaitingGang) -> Iterator[SchedulingClass]:
     for wish in waiting.kind.wishes:
-        yield state.queue.shape_at(wish.key)
+        yield queue.shape_at(wish.key)
 
 
 def _arrivals(
@@ -301,13 +307,13 @@ def _runs(line: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _free_hosts(
-    state: State, wishes: list[Wish], gangs: list[GangWish], exact: Mapping[int, ResourceRequest]
+    hosts: Hosts, wishes: list[Wish], gangs: list[GangWish], exact: Mapping[int, ResourceRequest]
 ) -> dict[str, Capacity]:
     """What executors that are there have to spare, as far as members of gangs could use it: of
     those with room for one, as many as there are members are enough, unless they have to share a
     label.
     """
-    index = state.hosts.indexes.main
+    index = hosts.indexes.main
     members = sum(sum(gang.members.values()) for gang in gangs)
     found: set[str] = set()
     for gang in gangs:
@@ -317,13 +323,13 @@ def _free_hosts(
             with_room = (
                 index.ids[at]
                 for at in index.covering([amounts_of(wish.pooled), amounts_of(wish.separate)])
-                if carries(state.hosts[index.ids[at]], wish.labels)
-                and (kind not in exact or state.hosts[index.ids[at]].suits(exact[kind]))
+                if carries(hosts[index.ids[at]], wish.labels)
+                and (kind not in exact or hosts[index.ids[at]].suits(exact[kind]))
             )
             found.update(islice(with_room, most))
     free: dict[str, Capacity] = {}
     for host_id in sorted(found):
-        host = state.hosts[host_id]
+        host = hosts[host_id]
         if host.eligible and (slots := host.spare_slots()):
             counted_together = [gang.members for gang in gangs]
             free[host_id] = offering(_free_of(host, slots), host, exact, counted_together)
@@ -339,12 +345,12 @@ def _free_of(host: Host, slots: int) -> Capacity:
     )
 
 
-def _refused_lately(state: State) -> set[SchedulingKey]:
+def _refused_lately(hosts: Hosts) -> set[SchedulingKey]:
     """What executors with room refused, and are to be asked for again soon."""
     return {
         key
-        for name in state.hosts.refusing
-        if (host := state.hosts.get(name)) is not None
+        for name in hosts.refusing
+        if (host := hosts.get(name)) is not None
         for key, refusal in host.refusals.items()
         if refusal.active and refusal.failures <= PATIENCE
     }

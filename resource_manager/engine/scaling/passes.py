@@ -23,7 +23,7 @@ from resource_manager.engine.model.entities import (
 )
 from resource_manager.engine.model.settings import ExecutorShape
 from resource_manager.engine.model.timers import Timer
-from resource_manager.engine.placement.elastic import PENDING, UNBOUNDED, of_shape
+from resource_manager.engine.placement.elastic import PENDING, UNBOUNDED, Elastic, of_shape
 from resource_manager.engine.planning.exact import Offer, equal_cover
 from resource_manager.engine.planning.planning import COST_UNIT
 from resource_manager.engine.scaling import provisions
@@ -166,7 +166,7 @@ def _ask_for_minimum(context: EventContext) -> None:
             continue
         shapes = [each for each in may_ask(context) if each.total.get(name, 0)]
         room = room_below_maximum(state)
-        for shape, count in _cheapest(state, shapes, name, lack):
+        for shape, count in _cheapest(state.provisions, shapes, name, lack):
             for _ in range(count):
                 if any(shape.total.get(each, 0) > left for each, left in room.items()):
                     break
@@ -175,7 +175,7 @@ def _ask_for_minimum(context: EventContext) -> None:
 
 
 def _cheapest(
-    state: State, shapes: list[ExecutorShape], name: str, lack: int
+    provisions: dict[str, Provision], shapes: list[ExecutorShape], name: str, lack: int
 ) -> list[tuple[ExecutorShape, int]]:
     if not shapes:
         return []
@@ -184,7 +184,7 @@ def _cheapest(
         unit = max(unit, min(lack // _PARTS_MAX, *[shape.total[name] for shape in shapes]))
     served = [shape.total[name] // unit for shape in shapes]
     offers = [
-        Offer((), (), max(1, round(shape.cost * COST_UNIT)), _more_of(state, shape))
+        Offer((), (), max(1, round(shape.cost * COST_UNIT)), _more_of(provisions, shape))
         for shape in shapes
     ]
     wanted = -(-lack // unit)
@@ -195,11 +195,11 @@ def _cheapest(
     return list(zip(shapes, chosen or [0] * len(shapes), strict=True))
 
 
-def _more_of(state: State, shape: ExecutorShape) -> int:
+def _more_of(provisions: dict[str, Provision], shape: ExecutorShape) -> int:
     """How many more of a shape there may be, whatever their size."""
     if not shape.count_max:
         return UNBOUNDED
-    return max(0, shape.count_max - of_shape(state.provisions, shape.name))
+    return max(0, shape.count_max - of_shape(provisions, shape.name))
 
 
 def _give_back_surplus(context: EventContext) -> None:
@@ -207,7 +207,7 @@ def _give_back_surplus(context: EventContext) -> None:
     state, elastic = context.state, context.state.elastic
     before, elastic.surplus = elastic.surplus, set()
     spare = _Spare(state)
-    for provision in _dearest_first(state):
+    for provision in _dearest_first(state.provisions, state.elastic):
         name = provision.executor_id
         if provision.state not in PENDING or elastic.plan.on.get(name):
             continue
@@ -226,7 +226,7 @@ def _give_back_idle(context: EventContext) -> None:
     state, elastic = context.state, context.state.elastic
     timeout_ms = elastic.provisioning.idle_timeout_ms
     spare = _Spare(state)
-    for provision in _dearest_first(state):
+    for provision in _dearest_first(state.provisions, state.elastic):
         host = state.hosts.get(provision.executor_id)
         if provision.state is not ProvisionState.REGISTERED or host is None:
             continue
@@ -248,15 +248,15 @@ def _give_back_idle(context: EventContext) -> None:
             spare.give(total)
 
 
-def _dearest_first(state: State) -> list[Provision]:
+def _dearest_first(provisions: dict[str, Provision], elastic: Elastic) -> list[Provision]:
     """What costs most first; of equal ones the latest first."""
-    shapes = state.elastic.shapes
+    shapes = elastic.shapes
 
     def rank(each: Provision) -> tuple[float, int]:
         shape = shapes.get(each.shape)
         return (-shape.cost if shape is not None else 0.0, -each.number)
 
-    return sorted(state.provisions.values(), key=rank)
+    return sorted(provisions.values(), key=rank)
 
 
 class _Spare:

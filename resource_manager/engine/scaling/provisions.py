@@ -14,6 +14,7 @@ from resource_manager.engine.context import EventContext
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.lifecycle import usage
 from resource_manager.engine.lifecycle.departures import forget_settings, lose_executor, strike
+from resource_manager.engine.model.changes import ChangeTracker
 from resource_manager.engine.model.effects import StartExecutor, StopExecutor
 from resource_manager.engine.model.entities import ExecutorState, Provision, ProvisionState
 from resource_manager.engine.model.events import (
@@ -25,8 +26,7 @@ from resource_manager.engine.model.events import (
 from resource_manager.engine.model.settings import ExecutorShape
 from resource_manager.engine.model.state_tables import DrainInput
 from resource_manager.engine.model.timers import Timer, backoff_ms
-from resource_manager.engine.placement.elastic import NUMBER, PENDING
-from resource_manager.engine.state import State
+from resource_manager.engine.placement.elastic import NUMBER, PENDING, Elastic
 
 _P = ProvisionState
 PROVISION_MOVES = frozenset(
@@ -45,7 +45,7 @@ PROVISION_MOVES = frozenset(
 def ask(context: EventContext, shape: ExecutorShape, cause: str) -> Provision:
     """Asks for one more executor of a shape."""
     state = context.state
-    number = next_number(state)
+    number = next_number(state.elastic, state.changes)
     provision = Provision(
         executor_id=f"{shape.name}-{state.rm_epoch}-{number}",
         shape=shape.name,
@@ -61,11 +61,11 @@ def ask(context: EventContext, shape: ExecutorShape, cause: str) -> Provision:
     return provision
 
 
-def next_number(state: State) -> int:
+def next_number(elastic: Elastic, changes: ChangeTracker) -> int:
     """Number of the next executor that is asked for."""
-    state.elastic.number += 1
-    state.changes.counter(NUMBER, state.elastic.number)
-    return state.elastic.number
+    elastic.number += 1
+    changes.counter(NUMBER, elastic.number)
+    return elastic.number
 
 
 def resume(context: EventContext) -> None:
@@ -140,8 +140,8 @@ def provision_ended(context: EventContext, event: ProvisionEnded) -> None:
             context, provision.shape, f"{provision.executor_id}: ended before it came: {message}"
         )
     state.changes.delete_provision(provision)
-    _forget(state, provision.executor_id)
-    forget_settings(state, provision.executor_id)
+    _forget(state.elastic, provision.executor_id)
+    forget_settings(state.host_settings, state.changes, provision.executor_id)
     _event(context, "provision_ended", provision, message)
     host = state.hosts.get(provision.executor_id)
     if host is not None:
@@ -174,7 +174,7 @@ def stop(context: EventContext, provision: Provision, message: str) -> None:
     """Gives an executor back, whatever it has; nothing more is placed on it."""
     move(context, provision, ProvisionState.STOPPING, message)
     provision.deadline_at_ms = None
-    _forget(context.state, provision.executor_id)
+    _forget(context.state.elastic, provision.executor_id)
     host = context.state.hosts.get(provision.executor_id)
     if host is not None:
         drain(context, host, message)
@@ -190,7 +190,7 @@ def drain(context: EventContext, host: Host, message: str) -> None:
     context.state.transitions.drain(executor, DrainInput.DRAIN)
     executor.drain_reason = f"is given back: {message}"
     context.state.changes.executor(executor)
-    usage.total_changed(context.state, host)
+    usage.total_changed(context.state.hosts, context.state.costs, host)
 
 
 def registered(context: EventContext, provision: Provision, host: Host) -> None:
@@ -239,13 +239,13 @@ def _tell_to_stop(context: EventContext, provision: Provision) -> None:
     context.state.timers.arm(Timer.PROVISION, provision.executor_id, context.now_ms + patience_ms)
 
 
-def _forget(state: State, executor_id: str) -> None:
+def _forget(elastic: Elastic, executor_id: str) -> None:
     """Nothing is planned on it any more."""
-    state.elastic.plan.drop(executor_id)
-    state.elastic.surplus.discard(executor_id)
-    state.elastic.lost_since_ms.pop(executor_id, None)
-    state.elastic.idle_marks.pop(executor_id, None)
-    state.elastic.verdicts.pop(executor_id, None)
+    elastic.plan.drop(executor_id)
+    elastic.surplus.discard(executor_id)
+    elastic.lost_since_ms.pop(executor_id, None)
+    elastic.idle_marks.pop(executor_id, None)
+    elastic.verdicts.pop(executor_id, None)
 
 
 def _changed(context: EventContext, provision: Provision) -> None:

@@ -6,16 +6,16 @@ from collections.abc import Mapping
 
 from resource_manager.engine.model.texts import profile_text
 from resource_manager.engine.placement.elastic import Content
+from resource_manager.engine.queue.gangs import GangLedger
 from resource_manager.engine.queue.scheduling_classes import SchedulingClass
-from resource_manager.engine.state import State
 
 _TOLD_MAX = 3
 """So many different requests are spelled out."""
 
 
-def cause_of(state: State, content: Content) -> str:
+def cause_of(gangs: GangLedger, content: Content) -> str:
     """Why an executor is asked for: "3 requests of 1 cpu, 1Gi fit no executor"."""
-    told = [*counted(content.shapes), *(gang_text(state, name) for name in content.gangs)]
+    told = [*counted(content.shapes), *(gang_text(gangs, name) for name in content.gangs)]
     more = len(told) - _TOLD_MAX
     told = [*told[:_TOLD_MAX], *([f"{more} more"] if more > 0 else [])]
     one = len(told) == 1 and (content.requests == 1 or not content.shapes)
@@ -31,9 +31,9 @@ def counted(shapes: Mapping[SchedulingClass, int]) -> list[str]:
     ]
 
 
-def gang_text(state: State, gang_id: str) -> str:
+def gang_text(gangs: GangLedger, gang_id: str) -> str:
     """A gang and its size."""
-    waiting = state.gangs.waiting.get(gang_id)
+    waiting = gangs.waiting.get(gang_id)
     return f"gang {gang_id}" + (f" of {len(waiting.members)}" if waiting is not None else "")
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from finegrain.resources import Amounts, add, total_of
 from resource_manager.engine.context import EventContext
-from resource_manager.engine.model.entities import ExecutorState, ProvisionState
+from resource_manager.engine.model.entities import ExecutorState, Provision, ProvisionState
 from resource_manager.engine.model.settings import ExecutorShape
-from resource_manager.engine.placement.elastic import PENDING, of_shape
+from resource_manager.engine.placement.elastic import PENDING, Elastic, of_shape
+from resource_manager.engine.placement.hosts import Hosts
 from resource_manager.engine.state import State
 
 
@@ -25,7 +26,10 @@ def present(state: State) -> dict[str, int]:
 
 def counted(state: State) -> dict[str, int]:
     """Together with all that was asked for and is not known to be gone."""
-    return add(present(state), _to_come(state, (*PENDING, ProvisionState.STOPPING)))
+    return add(
+        present(state),
+        _to_come(state.hosts, state.provisions, state.elastic, (*PENDING, ProvisionState.STOPPING)),
+    )
 
 
 def staying(state: State) -> dict[str, int]:
@@ -37,7 +41,7 @@ def staying(state: State) -> dict[str, int]:
         and (host := state.hosts.get(provision.executor_id)) is not None
         and host.executor.state is not ExecutorState.LOST
     )
-    there = add(present(state), _to_come(state, PENDING))
+    there = add(present(state), _to_come(state.hosts, state.provisions, state.elastic, PENDING))
     return {name: amount - leaving.get(name, 0) for name, amount in there.items()}
 
 
@@ -63,12 +67,17 @@ def may_ask(context: EventContext) -> list[ExecutorShape]:
     ]
 
 
-def _to_come(state: State, states: tuple[ProvisionState, ...]) -> Amounts:
-    shapes = state.elastic.shapes
+def _to_come(
+    hosts: Hosts,
+    provisions: dict[str, Provision],
+    elastic: Elastic,
+    states: tuple[ProvisionState, ...],
+) -> Amounts:
+    shapes = elastic.shapes
     return total_of(
         shapes[provision.shape].total
-        for provision in state.provisions.values()
+        for provision in provisions.values()
         if provision.state in states
-        and provision.executor_id not in state.hosts
+        and provision.executor_id not in hosts
         and provision.shape in shapes
     )

@@ -15,10 +15,11 @@ from itertools import islice
 
 from resource_manager.engine.context import EventContext
 from resource_manager.engine.fairness.choice import turn_of
-from resource_manager.engine.fairness.flows import Flow
+from resource_manager.engine.fairness.flows import Flow, FlowTree
 from resource_manager.engine.fairness.starvation import Mark
+from resource_manager.engine.model.settings import EngineSettings
+from resource_manager.engine.queue.queue import WaitingQueue
 from resource_manager.engine.queue.scheduling_classes import JobQueue, SchedulingClass
-from resource_manager.engine.state import State
 
 RIVALS_LOOKED_AT_MAX = 256
 """Jobs that wait with something smaller, of which one may have received more."""
@@ -30,7 +31,9 @@ def needs_help(context: EventContext, line: JobQueue) -> bool:
     if line.served_ms is None:
         return True
     served = Mark(line.served_ms, line.served_placements, 0)
-    return state.starving.is_long(served, context.now_ms) or _is_behind(state, line)
+    return state.starving.is_long(served, context.now_ms) or _is_behind(
+        state.settings, state.queue, state.flows, line
+    )
 
 
 def since_served(line: JobQueue, mark: Mark) -> Mark:
@@ -40,20 +43,23 @@ def since_served(line: JobQueue, mark: Mark) -> Mark:
     return Mark(line.served_ms, line.served_placements, mark.last_arrival)
 
 
-def _is_behind(state: State, line: JobQueue) -> bool:
+def _is_behind(
+    settings: EngineSettings, queue: WaitingQueue, flows: FlowTree, line: JobQueue
+) -> bool:
     """True if a job comes before another one that waits with something smaller, and has slots."""
-    flows = state.flows
-    if state.settings.fairness.order != "fair":
+    if settings.fairness.order != "fair":
         return False
     own = turn_of(flows, flows.jobs[line.job_id])
-    rivals = islice(_waiting_with_less(state, line.shape), RIVALS_LOOKED_AT_MAX)
+    rivals = islice(_waiting_with_less(queue, flows, line.shape), RIVALS_LOOKED_AT_MAX)
     return any(flow.running and turn_of(flows, flow) > own for flow in rivals)
 
 
-def _waiting_with_less(state: State, shape: SchedulingClass) -> Iterator[Flow]:
+def _waiting_with_less(
+    queue: WaitingQueue, flows: FlowTree, shape: SchedulingClass
+) -> Iterator[Flow]:
     """Jobs that wait with something that takes less of anything."""
-    for other in state.queue.shapes():
+    for other in queue.shapes():
         less = other.pooled_need
         if any(less.get(name, 0) < amount for name, amount in shape.pooled_need.items()):
             for job_id in other.lines:
-                yield state.flows.jobs[job_id]
+                yield flows.jobs[job_id]

@@ -205,7 +205,7 @@ def _distrust(context: EventContext, host: Host, why: str, reason: str = "") -> 
     host.in_flight = None
     context.state.transitions.move_executor(host.executor, RegistrationInput.DISTRUST)
     usage.total_changed(
-        context.state, host
+        context.state.hosts, context.state.costs, host
     )  # whatever is held there moves to where it can be placed
     context.cluster_event(
         "executor_distrusted",

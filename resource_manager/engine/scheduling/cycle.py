@@ -27,6 +27,7 @@ from itertools import islice
 from math import inf
 
 from resource_manager.engine.context import EventContext
+from resource_manager.engine.hosts.slots import Slots
 from resource_manager.engine.lifecycle.gangs import try_gang
 from resource_manager.engine.lifecycle.moves import place
 from resource_manager.engine.lifecycle.needs import cost_of
@@ -34,10 +35,11 @@ from resource_manager.engine.lifecycle.quota_checks import admitted, ease, singl
 from resource_manager.engine.lifecycle.resizes import try_growth
 from resource_manager.engine.model.entities import Request
 from resource_manager.engine.placement.placement_pass import PlacementPass
+from resource_manager.engine.queue.gangs import GangLedger
 from resource_manager.engine.queue.non_batchable import Kind, NonBatchable
+from resource_manager.engine.queue.requests import Requests
 from resource_manager.engine.queue.scheduling_classes import JobQueue, SchedulingClass
 from resource_manager.engine.scheduling.reservations import tried_in_vain
-from resource_manager.engine.state import State
 
 MOVES_MAX = 10_000
 """Lines that are parked or stand in line again, and shapes found to have room, in one decision at
@@ -142,7 +144,7 @@ def _serve(
         single = queue.turns.next_single(line)
         if single is not None:
             if not _attempt(context, placing, single):
-                budget.tries -= min(budget.tries, _weight(state, single))
+                budget.tries -= min(budget.tries, _weight(state.gangs, single))
         elif line is None:
             queue.rest()
             break
@@ -154,9 +156,9 @@ def _serve(
     return set_aside
 
 
-def _weight(state: State, single: NonBatchable) -> int:
+def _weight(gangs: GangLedger, single: NonBatchable) -> int:
     """As how many shapes something counts that was tried in vain."""
-    waiting = state.gangs.waiting.get(single.name) if single.kind is Kind.GANG else None
+    waiting = gangs.waiting.get(single.name) if single.kind is Kind.GANG else None
     return len(waiting.kind.wishes) if waiting is not None else 1
 
 
@@ -191,13 +193,15 @@ def _serve_line(
     length, more = inf, True
     if not queue.turns.is_alone(line):
         more = placing.has_room_for_more(shape)
-        length = queue.turns.run_length(line, cost_of(state, shape)) if more else 1
+        length = (
+            queue.turns.run_length(line, cost_of(state.hosts, state.costs, shape)) if more else 1
+        )
     numbers = queue.turns.next_of(line, length)
     if not (most := admitted(state, line, len(numbers))):
         budget.moves -= 1
         return []
     del numbers[most:]
-    count, elsewhere = _together(state, numbers)
+    count, elsewhere = _together(state.requests, state.slots, numbers)
     placed = 0
     for host_id, share in placing.place(shape, count, elsewhere):
         some = [state.requests.at(number) for number in islice(numbers, placed, placed + share)]
@@ -240,20 +244,18 @@ def _look_again(
             budget.tries -= min(1, budget.tries)
 
 
-def _together(state: State, numbers: list[int]) -> tuple[int, list[str]]:
+def _together(requests: Requests, slots: Slots, numbers: list[int]) -> tuple[int, list[str]]:
     """How many of these are placed together, and the hosts that they must not have: one that still
     has an older slot somewhere comes alone.
     """
-    if not state.slots.left_behind:
+    if not slots.left_behind:
         return len(numbers), []
     for at, number in enumerate(numbers):
-        if elsewhere := _holders(state, state.requests.at(number)):
+        if elsewhere := _holders(slots, requests.at(number)):
             return (at, []) if at else (1, elsewhere)
     return len(numbers), []
 
 
-def _holders(state: State, request: Request) -> list[str]:
+def _holders(slots: Slots, request: Request) -> list[str]:
     """Hosts that hold an older slot of a request."""
-    return [
-        slot.executor_id for slot in state.slots.left_behind.get(request.spec.allocation_id, ())
-    ]
+    return [slot.executor_id for slot in slots.left_behind.get(request.spec.allocation_id, ())]

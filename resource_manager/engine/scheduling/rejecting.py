@@ -19,8 +19,10 @@ from resource_manager.engine.model.entities import ExecutorState, Request
 from resource_manager.engine.model.events import ItemOutcome
 from resource_manager.engine.model.timers import Timer
 from resource_manager.engine.placement.feasibility import INFEASIBLE, feasibility
+from resource_manager.engine.placement.hosts import Hosts
 from resource_manager.engine.queue.gangs import WaitingGang, Where, wishes_for
-from resource_manager.engine.queue.ranges import Part
+from resource_manager.engine.queue.ranges import Part, RangeLedger
+from resource_manager.engine.queue.requests import Requests
 from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 from resource_manager.engine.requests.gang_intake import Verdicts, infeasible_members
 from resource_manager.engine.state import State
@@ -37,7 +39,7 @@ def infeasible_rang(context: EventContext) -> None:
     state = context.state
     clock = state.rejection_clock
     due_ms = clock.due_ms
-    if due_ms is None or not _all_known(state):
+    if due_ms is None or not _all_known(state.hosts):
         return  # the clock restarts with the change that this waits for
     if context.now_ms < due_ms:
         state.timers.arm(Timer.INFEASIBLE, "", due_ms)
@@ -61,13 +63,13 @@ def infeasible_rang(context: EventContext) -> None:
         state.timers.arm(Timer.INFEASIBLE, "", context.now_ms)  # goes on with the next tick
 
 
-def _all_known(state: State) -> bool:
+def _all_known(hosts: Hosts) -> bool:
     """True if an executor is registered, and none has yet to register with this incarnation.
 
     Holds since the clock restarted if it holds now: an executor that registers restarts it, and so
     does an unconfirmed one that is lost.
     """
-    states = {host.executor.state for host in state.hosts.values()}
+    states = {host.executor.state for host in hosts.values()}
     return ExecutorState.ACTIVE in states and ExecutorState.UNCONFIRMED not in states
 
 
@@ -89,7 +91,7 @@ def _look_at_shape(context: EventContext, shape: SchedulingClass, most: int) -> 
     ):
         return 1
     steps, runs = 1, []
-    for run, following in _runs(context.state, shape, after):
+    for run, following in _runs(context.state.requests, context.state.ranges, shape, after):
         runs.append(run)
         steps += 1
         if steps >= most:
@@ -103,7 +105,9 @@ def _look_at_shape(context: EventContext, shape: SchedulingClass, most: int) -> 
         request = run if isinstance(run, Request) else run[0].member(run[1])
         if request.spec.allow_pending:
             continue
-        outcome = outcome or rejection(context.state, request.spec)
+        outcome = outcome or rejection(
+            context.state.hosts, context.state.queue, context.state.elastic, request.spec
+        )
         if outcome is None:
             continue
         if isinstance(run, Request):
@@ -113,16 +117,18 @@ def _look_at_shape(context: EventContext, shape: SchedulingClass, most: int) -> 
     return steps
 
 
-def _runs(state: State, shape: SchedulingClass, after: int) -> Iterator[tuple[_Run, int]]:
+def _runs(
+    requests: Requests, ranges: RangeLedger, shape: SchedulingClass, after: int
+) -> Iterator[tuple[_Run, int]]:
     """What waits with a shape, in order of arrival from a number on, each with the number behind
     it. Members of a range that were never placed come together.
     """
     for start, end in shape.runs():
         number = max(start, after)
         while number < end:
-            part = state.ranges.at(number)
+            part = ranges.at(number)
             if part is None or part.index_of(number) not in part.waiting:
-                yield state.requests.at(number), number + 1
+                yield requests.at(number), number + 1
                 number += 1
                 continue
             first = part.index_of(number)
@@ -154,13 +160,17 @@ def _gang_fails(state: State, waiting: WaitingGang) -> bool:
     shapes = (state.queue.shape_at(wish.key) for wish in waiting.kind.wishes)
     if any(feasibility(state.hosts, state.elastic, shape) in INFEASIBLE for shape in shapes):
         return True
-    return kind_feasibility(state, waiting.kind) in INFEASIBLE
+    return (
+        kind_feasibility(state.hosts, state.provisions, state.elastic, waiting.kind) in INFEASIBLE
+    )
 
 
 def _gang_outcomes(state: State, waiting: WaitingGang, verdicts: Verdicts) -> list[ItemOutcome]:
     """Why the members of a gang are rejected, those that are to blame first; none: they are not."""
     spec, specs = waiting.gang.spec, [member.spec for member in waiting.members]
-    verdicts[Where.of(spec), wishes_for(specs)] = kind_feasibility(state, waiting.kind)
+    verdicts[Where.of(spec), wishes_for(specs)] = kind_feasibility(
+        state.hosts, state.provisions, state.elastic, waiting.kind
+    )
     return infeasible_members(state, spec, specs, verdicts)
 
 

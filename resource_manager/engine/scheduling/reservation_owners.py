@@ -13,6 +13,7 @@ from finegrain.errors import InvariantBroken
 from finegrain.resources import Amounts, subtract, total_of
 from resource_manager.engine.context import EventContext
 from resource_manager.engine.cpus.refusals import CpuRefusal
+from resource_manager.engine.hosts.slots import Slots
 from resource_manager.engine.lifecycle.gangs import place_together, wishes_now
 from resource_manager.engine.lifecycle.moves import place
 from resource_manager.engine.lifecycle.needs import booked_at_most
@@ -21,9 +22,11 @@ from resource_manager.engine.lifecycle.resizes import assignment_for, growth, or
 from resource_manager.engine.model.entities import GangPlacement, Request, Slot
 from resource_manager.engine.placement.gang_exact import Trials, as_if_empty
 from resource_manager.engine.placement.gang_room import Share
+from resource_manager.engine.placement.hosts import Hosts
 from resource_manager.engine.placement.reserved import Held, Holder, Place, Reservation
-from resource_manager.engine.queue.gangs import MemberRequest, WaitingGang, Where
+from resource_manager.engine.queue.gangs import GangLedger, MemberRequest, WaitingGang, Where
 from resource_manager.engine.queue.non_batchable import Kind, NonBatchable
+from resource_manager.engine.queue.queue import WaitingQueue
 from resource_manager.engine.queue.scheduling_classes import JobQueue
 from resource_manager.engine.scheduling.reservation_search import where_to_hold
 from resource_manager.engine.state import State
@@ -82,11 +85,11 @@ class RequestOwner(ReservationOwner):
 
     def suits(self, state: State, at: Place) -> bool:
         """See `ReservationOwner`."""
-        return _suits(state, at, (self._wish(state),))
+        return _suits(state.hosts, state.queue, at, (self._wish(state),))
 
     def is_suited(self, state: State, at: Place) -> bool:
         """See `ReservationOwner`."""
-        return _are_suited(state, at)
+        return _are_suited(state.hosts, at)
 
     def settle(self, context: EventContext, at: Place) -> None:
         """See `ReservationOwner`."""
@@ -98,7 +101,7 @@ class RequestOwner(ReservationOwner):
 
     def need_at_most(self, state: State) -> Amounts:
         """See `ReservationOwner`."""
-        return booked_at_most(state, self._shape)
+        return booked_at_most(state.hosts, state.costs, self._shape)
 
     def _wish(self, state: State) -> MemberRequest:
         behind = state.slots.left_behind.get(self.allocation_id, ())
@@ -124,16 +127,18 @@ class GangOwner(ReservationOwner):
     def choose(self, state: State, taken: Collection[str]) -> Place | None:
         """See `ReservationOwner`."""
         waiting = state.gangs.waiting[self.gang_id]
-        wishes = wishes_now(state, waiting)
+        wishes = wishes_now(state.slots, waiting)
         return _place_for(state, waiting.kind.where, wishes, taken)
 
     def suits(self, state: State, at: Place) -> bool:
         """See `ReservationOwner`."""
-        return _suits(state, at, wishes_now(state, state.gangs.waiting[self.gang_id]))
+        return _suits(
+            state.hosts, state.queue, at, wishes_now(state.slots, state.gangs.waiting[self.gang_id])
+        )
 
     def is_suited(self, state: State, at: Place) -> bool:
         """See `ReservationOwner`."""
-        return _are_suited(state, at)
+        return _are_suited(state.hosts, at)
 
     def settle(self, context: EventContext, at: Place) -> None:
         """See `ReservationOwner`."""
@@ -142,7 +147,7 @@ class GangOwner(ReservationOwner):
 
     def need_at_most(self, state: State) -> Amounts:
         """See `ReservationOwner`."""
-        return gang_need(state, state.gangs.waiting[self.gang_id])
+        return gang_need(state.hosts, state.queue, state.costs, state.gangs.waiting[self.gang_id])
 
 
 class GrowthOwner(ReservationOwner):
@@ -175,7 +180,9 @@ class GrowthOwner(ReservationOwner):
         whole = total_of((self._slot.booked, more, stays))
         if any(amount > total.get(name, 0) for name, amount in whole.items()):
             return None
-        if self._slot.wanted is not None and unsuited(state, host, self._slot, self._slot.wanted):
+        if self._slot.wanted is not None and unsuited(
+            state.requests, host, self._slot, self._slot.wanted
+        ):
             return None
         return Place({host.host_id: Held(more, 0)})
 
@@ -187,11 +194,11 @@ class GrowthOwner(ReservationOwner):
     def is_suited(self, state: State, at: Place) -> bool:  # noqa: ARG002 -- there is one place only
         """See `ReservationOwner`."""
         host = state.hosts[self._slot.executor_id]
-        return not isinstance(assignment_for(state, host, self._slot), CpuRefusal)
+        return not isinstance(assignment_for(state.requests, host, self._slot), CpuRefusal)
 
     def settle(self, context: EventContext, at: Place) -> None:  # noqa: ARG002 -- likewise
         """See `ReservationOwner`."""
-        found = assignment_for(context.state, context.host_of(self._slot), self._slot)
+        found = assignment_for(context.state.requests, context.host_of(self._slot), self._slot)
         if isinstance(found, CpuRefusal):
             raise InvariantBroken(f"{self.title} was to be ordered, and {found.text}")
         order(context, self._slot, found)
@@ -213,27 +220,27 @@ def owner_of(made: Reservation) -> ReservationOwner:
     return made.holder
 
 
-def owner_waiting_as(state: State, single: NonBatchable) -> ReservationOwner:
+def owner_waiting_as(slots: Slots, gangs: GangLedger, single: NonBatchable) -> ReservationOwner:
     """What waits by itself, as a holder."""
     if single.kind is Kind.GANG:
-        return GangOwner(state.gangs.waiting[single.name])
-    return GrowthOwner(state.slots[single.name, single.generation], single)
+        return GangOwner(gangs.waiting[single.name])
+    return GrowthOwner(slots[single.name, single.generation], single)
 
 
 def _place_for(
     state: State, where: Where, wishes: Sequence[MemberRequest], taken: Collection[str]
 ) -> Place | None:
     shares = where_to_hold(state, where, wishes, taken)
-    return None if shares is None else Place(held_for(state, wishes, shares), wishes, shares)
+    return None if shares is None else Place(held_for(state.hosts, wishes, shares), wishes, shares)
 
 
 def held_for(
-    state: State, wishes: Sequence[MemberRequest], shares: Sequence[Share]
+    hosts: Hosts, wishes: Sequence[MemberRequest], shares: Sequence[Share]
 ) -> dict[str, Held]:
     """What these shares take on each host."""
     held: dict[str, Held] = {}
     for share in shares:
-        wish, host = wishes[share.wish], state.hosts[share.host_id]
+        wish, host = wishes[share.wish], hosts[share.host_id]
         booked = host.booking_for(wish)
         more = {name: amount * share.count for name, amount in booked.items()}
         before = held.get(share.host_id, Held({}, 0))
@@ -241,16 +248,16 @@ def held_for(
     return held
 
 
-def _are_suited(state: State, at: Place) -> bool:
+def _are_suited(hosts: Hosts, at: Place) -> bool:
     """True if on each host those that are to go there can go there now, in the order of shares."""
     trials = Trials()
-    return all(trials.fits_all(wishes, state.hosts[name]) for name, wishes in _by_host(at).items())
+    return all(trials.fits_all(wishes, hosts[name]) for name, wishes in _by_host(at).items())
 
 
-def could_suit(state: State, at: Place) -> bool:
+def could_suit(hosts: Hosts, at: Place) -> bool:
     """True if they could if all else on these hosts ended."""
     trials = Trials(as_if_empty)
-    return all(trials.fits_all(wishes, state.hosts[name]) for name, wishes in _by_host(at).items())
+    return all(trials.fits_all(wishes, hosts[name]) for name, wishes in _by_host(at).items())
 
 
 def _by_host(at: Place) -> dict[str, list[tuple[MemberRequest, int]]]:
@@ -260,15 +267,15 @@ def _by_host(at: Place) -> dict[str, list[tuple[MemberRequest, int]]]:
     return found
 
 
-def _suits(state: State, at: Place, wishes: Sequence[MemberRequest]) -> bool:
+def _suits(hosts: Hosts, queue: WaitingQueue, at: Place, wishes: Sequence[MemberRequest]) -> bool:
     """True if those who wish for slots are the same, and none of the hosts refuses one, is one
     that he must not have, or has come to count otherwise what he asks for.
     """
     if tuple(wishes) != tuple(at.wishes):
         return False
-    refusing = [state.hosts[name] for name in state.hosts.refusing if name in at.held]
+    refusing = [hosts[name] for name in hosts.refusing if name in at.held]
     for wish in wishes if refusing else ():
-        shape = state.queue.shape_at(wish.key)
+        shape = queue.shape_at(wish.key)
         if any(host.refuses(shape) for host in refusing):
             return False
     return True

@@ -8,9 +8,10 @@ them. Refuses to know who gets a reservation (`reservations.py`).
 from __future__ import annotations
 
 from resource_manager.engine.context import EventContext
-from resource_manager.engine.fairness.flows import GROUP
+from resource_manager.engine.fairness.flows import GROUP, FlowTree
 from resource_manager.engine.fairness.quotas import Stop, counted, stopped_by, whole
 from resource_manager.engine.model.entities import SlotState
+from resource_manager.engine.placement.hosts import Hosts
 from resource_manager.engine.placement.indexes import carries
 from resource_manager.engine.placement.reserved import Place, Reservation
 from resource_manager.engine.scheduling.reservation_owners import (
@@ -27,16 +28,16 @@ def void(state: State, each: Reservation) -> str:
     if not owner_of(each).waits(state):
         return "it waits no more"
     if each.version != state.hosts.version:
-        if unfit := _unfit(state, each):
+        if unfit := _unfit(state.hosts, each):
             return unfit
         each.version = state.hosts.version
     if not owner_of(each).suits(state, each.place):
         return "it cannot be placed there any more"
-    stop = stop_of(state, owner_of(each), each.place)
+    stop = stop_of(state.flows, owner_of(each), each.place)
     if stop is not None:
         return f"a maximum of group {stop.group_id.removeprefix(GROUP)} stops it"
     host = state.hosts[each.lacking]
-    if not host.slots and not host.unowned and not _fits(state, each.lacking, each):
+    if not host.slots and not host.unowned and not _fits(state.hosts, each.lacking, each):
         return f"executor {each.lacking} has less than it says, even when empty"
     return ""
 
@@ -48,7 +49,7 @@ def outlasted(context: EventContext, each: Reservation) -> str:
     state, books = context.state, context.state.reservations
     if context.now_ms < each.until_ms or has_room(state, each):
         return ""
-    hosts = [state.hosts[name] for name in each.place.held if not _fits(state, name, each)]
+    hosts = [state.hosts[name] for name in each.place.held if not _fits(state.hosts, name, each)]
     lasting = [
         (host.host_id, key)
         for host in hosts
@@ -71,11 +72,11 @@ def outlasted(context: EventContext, each: Reservation) -> str:
     return f"slot {allocation_id}{more} on executor {where} did not end for too long"
 
 
-def _unfit(state: State, each: Reservation) -> str:
+def _unfit(hosts: Hosts, each: Reservation) -> str:
     """Why one of the hosts cannot take the holder in; empty: all can, when empty."""
     place = each.place
     for name, held in place.held.items():
-        host = state.hosts.get(name)
+        host = hosts.get(name)
         if host is None:
             return f"executor {name} is not known any more"
         if not host.eligible:
@@ -85,33 +86,33 @@ def _unfit(state: State, each: Reservation) -> str:
         if too_small or (slots_max and held.slots > slots_max):
             return f"executor {name} has become too small"
     for share in place.shares:
-        if not carries(state.hosts[share.host_id], place.wishes[share.wish].labels):
+        if not carries(hosts[share.host_id], place.wishes[share.wish].labels):
             return f"executor {share.host_id} does not carry its labels any more"
-    if place.shares and held_for(state, place.wishes, place.shares) != place.held:
+    if place.shares and held_for(hosts, place.wishes, place.shares) != place.held:
         return "what it asks for is counted otherwise there now"
-    if not could_suit(state, place):
+    if not could_suit(hosts, place):
         return "cpus and NUMA nodes there do not suit it any more"
     return ""
 
 
 def has_room(state: State, each: Reservation) -> bool:
     """True if the holder fits where his share is kept."""
-    if not _fits(state, each.lacking, each):
+    if not _fits(state.hosts, each.lacking, each):
         return False
     for name in each.place.held:
-        if not _fits(state, name, each):
+        if not _fits(state.hosts, name, each):
             each.lacking = name
             return False
     return owner_of(each).is_suited(state, each.place)
 
 
-def _fits(state: State, name: str, each: Reservation) -> bool:
-    missing, slots = each.place.held[name].missing(state.hosts[name])
+def _fits(hosts: Hosts, name: str, each: Reservation) -> bool:
+    missing, slots = each.place.held[name].missing(hosts[name])
     return not missing and not slots
 
 
-def stop_of(state: State, holder: ReservationOwner, place: Place) -> Stop | None:
+def stop_of(flows: FlowTree, holder: ReservationOwner, place: Place) -> Stop | None:
     """The maximum that does not let a holder be placed."""
-    job = state.flows.jobs.get(holder.job_id)
+    job = flows.jobs.get(holder.job_id)
     groups = job.ancestors() if job is not None else ()
     return stopped_by(groups, whole((counted(held.amounts), 1) for held in place.held.values()))

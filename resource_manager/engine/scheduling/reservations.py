@@ -202,7 +202,7 @@ def _help(context: EventContext, passed: PassedOver, turns: Turns, taken: Collec
         if place is None:  # nor is there one for others who wait with the same
             return _blocked(state, passed, holder, as_of) if taken else _Help.HOPELESS
         passed.blocked = None
-        if stop_of(state, holder, place) is None:
+        if stop_of(state.flows, holder, place) is None:
             _hold(context, holder, place, mark, passed.outlasted)
             return _Help.DONE
     return found
@@ -284,7 +284,7 @@ def _holders(state: State, passed: PassedOver) -> Iterator[ReservationOwner]:
         if single is None:
             state.starving.over(who)
         elif single_stop(state, single) is None:
-            yield owner_waiting_as(state, single)
+            yield owner_waiting_as(state.slots, state.gangs, single)
     if not isinstance(who, SchedulingClass):
         return
     if not who.waiting:

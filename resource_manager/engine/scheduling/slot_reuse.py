@@ -52,7 +52,7 @@ def reuse_slots(context: EventContext, event: SlotsReuseAsked) -> list[ItemOutco
     Raises:
         NotFound: the job is not known.
     """
-    known_job(context.state, event.job_id)
+    known_job(context.state.jobs, event.job_id)
     following = NextTurn(context.state)
     return [_ask(context, event, following, each) for each in event.slots]
 

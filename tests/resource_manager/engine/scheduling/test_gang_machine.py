@@ -160,7 +160,7 @@ class GangsStayWhole(BooksStaySound):
         outcome with what is remembered as without.
         """
         self.state.hosts.refresh(self.state.queue)
-        for gang, _ in waiting_gangs(self.state):
+        for gang, _ in waiting_gangs(self.state.gangs):
             waiting = self.state.gangs.waiting[gang.gang_id]
             kind = waiting.kind
             room = seek(self.state.hosts, kind.where, kind.wishes)
@@ -174,7 +174,7 @@ class GangsStayWhole(BooksStaySound):
 
     def _nothing_that_fits_waits(self) -> None:
         super()._nothing_that_fits_waits()
-        for gang, members in waiting_gangs(self.state):
+        for gang, members in waiting_gangs(self.state.gangs):
             assert seek(self.state.hosts, Where.of(gang.spec), wishes_of(members)) is None
 
     def _both_sides_agree(self) -> None:

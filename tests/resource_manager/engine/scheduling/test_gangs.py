@@ -218,7 +218,7 @@ def test_gangs_that_wait_are_iterated_in_line_with_their_living_members() -> Non
     submit(cluster, (RequestSpec("full", ResourceProfile(4_000, GIB)),))
     call = (*members(1, "h"), *members(3, "g"), *members(2, "i"))
     submit(cluster, call, GangSpec("g"), GangSpec("h"), GangSpec("i"))
-    found = [(gang.gang_id, len(some)) for gang, some in waiting_gangs(cluster.state)]
+    found = [(gang.gang_id, len(some)) for gang, some in waiting_gangs(cluster.state.gangs)]
     assert found == [("h", 1), ("g", 3), ("i", 2)]
     assert cluster_view(cluster.state).pending_requests == {"WAITING_CAPACITY": 6}
 
