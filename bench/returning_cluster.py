@@ -96,7 +96,8 @@ async def come_back(
     began_s = time.monotonic()
     tasks = [asyncio.create_task(each.live()) for each in executors]
     everybody = asyncio.gather(*registered)
-    await asyncio.wait([everybody, *tasks], return_when=asyncio.FIRST_COMPLETED)
+    waited_for: list[asyncio.Future[Any]] = [everybody, *tasks]
+    await asyncio.wait(waited_for, return_when=asyncio.FIRST_COMPLETED)
     registered_s = time.monotonic() - began_s
     await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
     for task in tasks:

@@ -82,7 +82,7 @@ class Figure:
 
 def serve_blocking(ready: Connection) -> None:
     server = grpc.server(ThreadPoolExecutor(64), options=list(SERVER_OPTIONS))
-    add_ResourceManagerServiceServicer_to_server(BlockingServicer(), server)
+    add_ResourceManagerServiceServicer_to_server(BlockingServicer(), server)  # type: ignore[abstract]
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     ready.send(f"127.0.0.1:{port}")
@@ -95,13 +95,13 @@ def serve_asyncio(ready: Connection, *, guarded: bool) -> None:
         if guarded:
             hashes = TokenHashes(sha256_hex(TOKEN))
             mine = GuardedServer(ListenOptions("127.0.0.1:0"), RESOURCE_MANAGER_ACCESS, hashes)
-            mine.add(add_ResourceManagerServiceServicer_to_server, AsyncServicer())
+            mine.add(add_ResourceManagerServiceServicer_to_server, AsyncServicer())  # type: ignore[abstract]
             ready.send(await mine.start())
             await asyncio.to_thread(answer_cpu, ready)
             await mine.stop(0)
         else:
             server = grpc.aio.server(options=list(SERVER_OPTIONS))
-            add_ResourceManagerServiceServicer_to_server(AsyncServicer(), server)
+            add_ResourceManagerServiceServicer_to_server(AsyncServicer(), server)  # type: ignore[abstract]
             port = server.add_insecure_port("127.0.0.1:0")
             await server.start()
             ready.send(f"127.0.0.1:{port}")

@@ -28,7 +28,7 @@ def serve(given: dict[str, str]) -> int:
     """Runs a resource manager; where the file `stop_file` names a place, it stops itself there."""
     from resource_manager.main import run
     from resource_manager.options import ResourceManagerOptions
-    from resource_manager.storage import postgresql_store, sql_store
+    from resource_manager.storage import postgresql_store, prepared
 
     stop_file = Path(given["stop_file"])
 
@@ -39,7 +39,7 @@ def serve(given: dict[str, str]) -> int:
                 os.kill(os.getpid(), signal.SIGSTOP)
 
     fence: Any = postgresql_store.PostgresqlStore._fence
-    apply: Any = sql_store._PreparedChanges.apply
+    apply: Any = prepared.PreparedChanges.apply
 
     def stopping_fence(store: Any, connection: Any) -> bool:
         connection.exec_driver_sql("SELECT 1")  # the transaction has begun
@@ -54,7 +54,7 @@ def serve(given: dict[str, str]) -> int:
 
     patched: Any = postgresql_store.PostgresqlStore
     patched._fence = stopping_fence
-    patched = sql_store._PreparedChanges
+    patched = prepared.PreparedChanges
     patched.apply = stopping_apply
     folder = Path(given["folder"])
     return run(

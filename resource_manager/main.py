@@ -29,14 +29,6 @@ from finegrain.rpc.server import GuardedServer
 from finegrain.systemd import notify
 from resource_manager.engine.executors.epochs import EpochSeen
 from resource_manager.options import ResourceManagerOptions
-from resource_manager.parts import (
-    Parts,
-    advertised,
-    database_url,
-    make_parts,
-    make_server,
-    serve_metrics,
-)
 from resource_manager.service.dispatch import Dispatcher
 from resource_manager.service.executor_link import ExecutorLinks, LinkOptions
 from resource_manager.service.messages import out_of_the_past
@@ -47,6 +39,14 @@ from resource_manager.service.watch import WatchHub
 from resource_manager.service.watchdog import feed_watchdog
 from resource_manager.storage.location import DatabaseUrl
 from resource_manager.storage.store import NotLeader
+from resource_manager.wiring import (
+    Components,
+    advertised,
+    database_url,
+    make_components,
+    make_server,
+    serve_metrics,
+)
 
 EXIT_OK, EXIT_FAILED, EXIT_STEPPED_DOWN = 0, 1, 4
 EXIT_REPLACED = 5
@@ -66,7 +66,7 @@ _log = get_logger("finegrain.rm")
 class _Running:
     """A resource manager whose ports are bound; `lead` makes it serve."""
 
-    parts: Parts
+    parts: Components
     server: GuardedServer
     dispatcher: Dispatcher
     provisioning: Provisioning
@@ -186,7 +186,7 @@ async def _resource_manager(options: ResourceManagerOptions) -> AsyncIterator[_R
         state_dir = stack.enter_context(
             locked_state_dir(options.state_dir, options.user_token_group)
         )
-        parts = await make_parts(options, state_dir, stack)
+        parts = await make_components(options, state_dir, stack)
         runner, metrics = parts.runner, parts.metrics
         links = ExecutorLinks(
             runner,

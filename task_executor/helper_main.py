@@ -15,7 +15,7 @@ from pathlib import Path
 from finegrain.errors import ConfigurationError, FinegrainError
 from finegrain.ids import ID_PATTERN
 from task_executor.helper.launch import become_helper
-from task_executor.joining import take_join_token
+from task_executor.join_environment import take_join_token
 from task_executor.options import TaskExecutorOptions
 from task_executor.service.checkpoint import STATE_FILE
 from task_executor.service.prepared import check_ours, helper_config, host_name

@@ -18,24 +18,24 @@ from finegrain_cli.batch.progress import display
 from finegrain_cli.text.output import say
 
 if TYPE_CHECKING:
-    from finegrain_client.batch.look import BatchLook
+    from finegrain_client.batch.status import BatchStatus
 
 LOOK_EVERY_S = 0.5
 STOP_PATIENCE_S = 60.0
 
 
-def follow(path: Path, *, quiet: bool) -> BatchLook:
+def follow(path: Path, *, quiet: bool) -> BatchStatus:
     """Shows how a batch gets on until nobody works on it any more.
 
     Raises:
         KeyboardInterrupt: Ctrl-C; nothing but this looking ends.
     """
-    from finegrain_client.batch.look import look
+    from finegrain_client.batch.status import read_status
 
-    spec = look(path).spec
+    spec = read_status(path).spec
     try:
         with display(spec.name, spec.threads, quiet=quiet) as shown:
-            while (batch := look(path)).is_worked_on:
+            while (batch := read_status(path)).is_worked_on:
                 shown.show(batch.progress)
                 time.sleep(LOOK_EVERY_S)
             shown.show(batch.progress)
@@ -48,18 +48,18 @@ def follow(path: Path, *, quiet: bool) -> BatchLook:
     return batch
 
 
-def stop(path: Path) -> BatchLook:
+def stop(path: Path) -> BatchStatus:
     """Tells whoever works on a batch to stop, and waits until nobody does.
 
     Raises:
         FailedPrecondition: somebody works on it on another host.
         ConfigurationError: its runner does not end, or is not ours.
     """
-    from finegrain_client.batch.look import look
+    from finegrain_client.batch.status import read_status
 
     told = 0
     until_s = time.monotonic() + STOP_PATIENCE_S
-    while (batch := look(path)).is_worked_on:
+    while (batch := read_status(path)).is_worked_on:
         if time.monotonic() > until_s:
             raise ConfigurationError(
                 f"pid {batch.runner_pid} still works on it after {STOP_PATIENCE_S:.0f} s; kill it,"

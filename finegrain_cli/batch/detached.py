@@ -21,7 +21,7 @@ from finegrain_cli.context import current
 from finegrain_cli.exit_codes import ExitCode
 
 if TYPE_CHECKING:
-    from finegrain_client.batch.look import BatchLook
+    from finegrain_client.batch.status import BatchStatus
 
 BEGIN_PATIENCE_S = 30.0
 LOOK_EVERY_S = 0.05
@@ -54,13 +54,13 @@ def log_file_of(state_file: Path) -> Path:
     return state_file.with_name(state_file.name + LOG)
 
 
-def start_detached(state_file: Path) -> BatchLook:
+def start_detached(state_file: Path) -> BatchStatus:
     """Starts a runner that outlives this process and its terminal; returns when it has begun.
 
     Raises:
         NotBegunError: it could not.
     """
-    from finegrain_client.batch.look import look
+    from finegrain_client.batch.status import read_status
 
     log = log_file_of(state_file)
     begins_at = log.stat().st_size if log.exists() else 0
@@ -68,7 +68,7 @@ def start_detached(state_file: Path) -> BatchLook:
     process = _start(state_file, log)
     while True:
         exit_code = process.poll()  # before the look: what has ended has left what it had to
-        batch = look(state_file)
+        batch = read_status(state_file)
         if exit_code not in (None, ExitCode.OK, ExitCode.THREADS_FAILED):
             raise NotBegunError(exit_code or 0, log, _said(log, begins_at))
         told = batch.progress.update_time

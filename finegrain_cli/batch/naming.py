@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING
 from finegrain.errors import FinegrainError, NotFound
 
 if TYPE_CHECKING:
-    from finegrain_client.batch.look import BatchLook
+    from finegrain_client.batch.status import BatchStatus
 
 
-def found_batches() -> list[BatchLook]:
+def found_batches() -> list[BatchStatus]:
     """All batches of this user whose state files lie where they lie by default, newest last. Files
     that are no batches, or are just being made, are passed over.
     """
-    from finegrain_client.batch.look import look, state_files
+    from finegrain_client.batch.status import read_status, state_files
 
     found = []
     for path in state_files():
         try:
-            found.append(look(path))
+            found.append(read_status(path))
         except FinegrainError:
             continue
     return sorted(found, key=lambda each: (each.create_time, each.state_file))
@@ -38,7 +38,7 @@ def state_file_of(text: str) -> Path:
     Raises:
         NotFound: there is none.
     """
-    from finegrain_client.batch.look import default_folder
+    from finegrain_client.batch.status import default_folder
 
     path = Path(text).expanduser()
     if path.is_file():
@@ -59,14 +59,14 @@ def state_file_of(text: str) -> Path:
     )
 
 
-def short_name(batch: BatchLook) -> str:
+def short_name(batch: BatchStatus) -> str:
     """What it is called on the command line, unambiguously."""
     return Path(batch.state_file).stem
 
 
 def command_for(state_file: Path, option: str = "--attach") -> str:
     """The command that goes on with a batch."""
-    from finegrain_client.batch.look import default_folder
+    from finegrain_client.batch.status import default_folder
 
     known = state_file.parent == default_folder().absolute()
     return f"finegrain batch {option} {shlex.quote(state_file.stem if known else str(state_file))}"

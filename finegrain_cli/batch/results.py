@@ -20,7 +20,7 @@ from finegrain_cli.batch.naming import short_name
 from finegrain_cli.text.output import API_VERSION, OutputFormat, print_json_line, print_object
 
 if TYPE_CHECKING:
-    from finegrain_client.batch.look import BatchLook
+    from finegrain_client.batch.status import BatchStatus
     from finegrain_client.batch.values import ThreadResult
 
 FAILURES_SHOWN = 10
@@ -28,9 +28,9 @@ JSON_FILE, CSV_FILE = "results.json", "results.csv"
 TAILS = ("stdout_tail", "stderr_tail")
 
 
-def print_outcome(batch: BatchLook, form: OutputFormat) -> None:
+def print_outcome(batch: BatchStatus, form: OutputFormat) -> None:
     """The summary of a batch; as JSON lines the results themselves, one per line."""
-    from finegrain_client.batch.look import read_thread_results
+    from finegrain_client.batch.status import read_thread_results
 
     if form is OutputFormat.JSONL:
         for result in read_thread_results(batch.state_file):
@@ -44,21 +44,21 @@ def print_outcome(batch: BatchLook, form: OutputFormat) -> None:
     print_object("Batch", shown, form, _text(batch, failures))
 
 
-def batch_dict(batch: BatchLook) -> dict[str, Any]:
+def batch_dict(batch: BatchStatus) -> dict[str, Any]:
     """JSON-able form of a batch. Of the environment only the names are shown."""
     shown = {"batch": short_name(batch), **batch.to_dict()}
     shown["spec"]["env"] = sorted(shown["spec"]["env"])
     return shown
 
 
-def write_results(batch: BatchLook) -> None:
+def write_results(batch: BatchStatus) -> None:
     """Writes results.json (everything) and results.csv (a row per thread) into the directory for
     results, each whole or not at all. Nothing where the batch has no such directory.
 
     Raises:
         OSError: they cannot be written.
     """
-    from finegrain_client.batch.look import read_thread_results
+    from finegrain_client.batch.status import read_thread_results
 
     if not batch.results_dir:
         return
@@ -72,7 +72,7 @@ def write_results(batch: BatchLook) -> None:
     _whole(directory / CSV_FILE, lambda file: _write_csv(file, results()))
 
 
-def _write_json(file: TextIO, batch: BatchLook, results: Iterable[dict[str, Any]]) -> None:
+def _write_json(file: TextIO, batch: BatchStatus, results: Iterable[dict[str, Any]]) -> None:
     head = {"api_version": API_VERSION, "kind": "BatchResults", **batch_dict(batch)}
     text = json.dumps(head, indent=2, ensure_ascii=False)
     file.write(text.removesuffix("\n}") + ',\n  "results": [')
@@ -102,7 +102,7 @@ def _whole(path: Path, write: Callable[[TextIO], None]) -> None:
             fresh.unlink()
 
 
-def _text(batch: BatchLook, failures: list[ThreadResult]) -> str:
+def _text(batch: BatchStatus, failures: list[ThreadResult]) -> str:
     progress = batch.progress
     left = progress.threads - progress.ended
     counts = f"{progress.done} done, {progress.failed} failed" + (f", {left} left" if left else "")

@@ -25,8 +25,8 @@ from finegrain_cli.connection import PATIENCE_S, open_cluster_async
 from finegrain_cli.exit_codes import ExitCode
 from finegrain_cli.text.output import OutputFormat, print_error, print_object, say
 from finegrain_client.batch.job import BatchJob
-from finegrain_client.batch.look import BatchLook, default_state_file, look
 from finegrain_client.batch.state_file import StateFile
+from finegrain_client.batch.status import BatchStatus, default_state_file, read_status
 from finegrain_client.batch.values import BatchState
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def attach(name: str, how: How) -> int:
         FinegrainError: there is no such batch, or it could not be gone on with.
     """
     path = state_file_of(name)
-    if how.detach and (batch := look(path)).is_worked_on:
+    if how.detach and (batch := read_status(path)).is_worked_on:
         return _goes_on(batch, how, f"pid {batch.runner_pid} works on it already")
     while True:
         try:
@@ -114,13 +114,13 @@ def work_on(path: Path, how: How) -> int:
     Raises:
         FinegrainError: it could not be gone on with.
     """
-    spec = look(path).spec
+    spec = read_status(path).spec
     try:
         with display(spec.name, spec.threads, quiet=how.quiet) as shown:
             interrupted = asyncio.run(_work(path, shown, retry_failed=how.retry_failed))
     except OSError as error:
         raise _cannot_be_written(error, path) from None
-    batch = look(path)
+    batch = read_status(path)
     if interrupted and batch.progress.state is not BatchState.ENDED:
         _keep_results(batch)
         print_outcome(batch, how.form)
@@ -189,7 +189,7 @@ def _detached(path: Path, how: How, *, begins: bool = False) -> int:
     return _goes_on(batch, how, f"its log is {detached.log_file_of(path)}")
 
 
-def _goes_on(batch: BatchLook, how: How, where: str) -> int:
+def _goes_on(batch: BatchStatus, how: How, where: str) -> int:
     path = Path(batch.state_file)
     shown = {**batch_dict(batch), "log_file": str(detached.log_file_of(path))}
     print_object("BatchBegun", shown, how.form, short_name(batch))
@@ -200,13 +200,13 @@ def _goes_on(batch: BatchLook, how: How, where: str) -> int:
 def _forget_unless_begun(path: Path) -> None:
     """Removes the state file of a batch that never had a job: nobody will want to go on with it."""
     with suppress(FinegrainError):
-        batch = look(path)
+        batch = read_status(path)
         if not (batch.job_id or batch.is_worked_on):
             for left in ("", *BESIDE):
                 path.with_name(path.name + left).unlink(missing_ok=True)
 
 
-def _keep_results(batch: BatchLook) -> None:
+def _keep_results(batch: BatchStatus) -> None:
     try:
         write_results(batch)
     except OSError as error:
@@ -222,7 +222,7 @@ def _cannot_be_written(error: OSError, path: Path) -> ConfigurationError:
     )
 
 
-def _told(batch: BatchLook, how: How) -> int:
+def _told(batch: BatchStatus, how: How) -> int:
     """Says how a batch came out; the exit code that says the same."""
     _keep_results(batch)
     print_outcome(batch, how.form)

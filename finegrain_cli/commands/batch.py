@@ -54,7 +54,7 @@ class OnFailure(StrEnum):
 
 def _names(incomplete: str) -> list[str]:
     """Batches whose names begin so, for the completion of shells."""
-    from finegrain_client.batch.look import state_files
+    from finegrain_client.batch.status import state_files
 
     return [path.stem for path in state_files() if path.stem.startswith(incomplete)]
 
@@ -204,7 +204,7 @@ def batch(
         raise typer.Exit(running.attach(attach, how))
     if not command or threads is None:
         raise InvalidArgument("batch", " ".join(command or ()), ONE_OF)
-    from finegrain_cli.run.parts import environment_of
+    from finegrain_cli.run.options import environment_of
     from finegrain_client.batch.spec import BatchSpec
 
     spec = BatchSpec(

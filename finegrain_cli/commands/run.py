@@ -36,7 +36,7 @@ from finegrain_cli.slot_options import (
 from finegrain_cli.text.output import OutputFormat, print_error
 
 if TYPE_CHECKING:
-    from finegrain_cli.run.parts import GangOptions
+    from finegrain_cli.run.options import GangOptions
 
 PLACEMENTS = ("anywhere", "same-executor", "same-label", "spread")
 
@@ -111,7 +111,7 @@ def run(
     """
     enter_command(OutputFormat.TABLE, manager, token_file, config)
     try:
-        from finegrain_cli.run.parts import RunOptions
+        from finegrain_cli.run.options import RunOptions
         from finegrain_cli.run.running import run_command
 
         options = RunOptions(
@@ -148,7 +148,7 @@ def run(
 
 
 def _gang(members: int | None, placement: str, timeout: str) -> GangOptions | None:
-    from finegrain_cli.run.parts import GangOptions
+    from finegrain_cli.run.options import GangOptions
 
     if members is None:
         for option, text in (("--gang-placement", placement), ("--gang-timeout", timeout)):

@@ -13,7 +13,7 @@ from dataclasses import replace
 import finegrain_client as fg
 from finegrain.errors import FinegrainError
 from finegrain.ids import new_id
-from finegrain_cli.run.parts import (
+from finegrain_cli.run.options import (
     GangOptions,
     RunOptions,
     exit_code_of_task,

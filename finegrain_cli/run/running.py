@@ -12,7 +12,7 @@ import finegrain_client as fg
 from finegrain_cli.connection import PATIENCE_S, open_cluster_async
 from finegrain_cli.exit_codes import ExitCode
 from finegrain_cli.run.gangs import run_gang
-from finegrain_cli.run.parts import (
+from finegrain_cli.run.options import (
     RunOptions,
     environment_of,
     exit_code_of_task,

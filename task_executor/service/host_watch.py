@@ -20,7 +20,7 @@ from task_executor.engine.slots import Slot
 from task_executor.host.detection import allowed_cpus
 from task_executor.host.helper_messages import KubeletFiles
 from task_executor.host.kubelet import KubeletState, KubeletTexts, read_kubelet
-from task_executor.host.kubelet.reading import KubeletReading
+from task_executor.host.kubelet.parsing import KubeletReading
 
 NAMED_MAX = 8  # slots in notes; the RM names all of them
 

@@ -24,7 +24,7 @@ from task_executor.helper.launch import (
 )
 from task_executor.host.detection import detect
 from task_executor.host.nvml import PynvmlSource
-from task_executor.joining import cluster_token, provided_as, take_join_token
+from task_executor.join_environment import cluster_token, provided_as, take_join_token
 from task_executor.options import TaskExecutorOptions
 from task_executor.service.checkpoint import HELPER_FOLDER, SavedState, StateDirectory
 from task_executor.service.host_plan import HostPlan, plan_host

@@ -55,7 +55,7 @@ class Batch:
         if not self.state_file.exists():
             return 0
         try:
-            return fg.batch.look(self.state_file).progress.done
+            return fg.batch.read_status(self.state_file).progress.done
         except fg.FinegrainError:
             return 0  # it is just being made
 
@@ -70,7 +70,7 @@ class Batch:
         for index in range(self.threads):
             text = (self.results_dir / f"{index}.stdout").read_text()
             assert text == f"{index} is done\n"
-        look = fg.batch.look(self.state_file)
+        look = fg.batch.read_status(self.state_file)
         assert (look.progress.state, look.is_worked_on) == (fg.BatchState.ENDED, False)
         ran = Counter(map(int, self.notes.read_text().split()))
         assert set(ran) == set(range(self.threads))

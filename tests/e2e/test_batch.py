@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from finegrain.errors import ConfigurationError
-from finegrain_client.batch import BatchLook, BatchState, look, state_files
+from finegrain_client.batch import BatchState, BatchStatus, read_status, state_files
 from tests.e2e.driving import Cli, Outcome, Small, eventually
 from tests.support.patience import PATIENCE_S
 
@@ -33,7 +33,7 @@ def cli(small: Small, folder: Path) -> Iterator[Cli]:
     own = replace(small.cli, extra=dict(small.cli.extra) | {"FINEGRAIN_BATCH_DIR": str(folder)})
     yield own
     for path in state_files(folder):
-        if look(path).progress.ended < look(path).spec.threads:
+        if read_status(path).progress.ended < read_status(path).spec.threads:
             own("batch", "--stop", str(path))
 
 
@@ -41,10 +41,10 @@ def batch(cli: Cli, threads: int, *command: str, flags: tuple[str, ...] = ()) ->
     return cli("batch", "--threads", str(threads), *SMALL, *flags, "--", *command)
 
 
-def only(folder: Path) -> BatchLook:
+def only(folder: Path) -> BatchStatus:
     """The one batch there is."""
     (path,) = state_files(folder)
-    return look(path)
+    return read_status(path)
 
 
 def done(folder: Path) -> int:

@@ -82,7 +82,9 @@ async def test_slots_go_on_to_the_next_thread(small: Small, tmp_path: Path) -> N
         batch = fg.BatchJob(cluster, spec, state_file=tmp_path / "state")
         (await batch.run()).check()
         jobs = await cluster.jobs(include_ended=True)
-        ours = [each for each in jobs if each.job_id == fg.batch.look(batch.state_file).job_id]
+        ours = [
+            each for each in jobs if each.job_id == fg.batch.read_status(batch.state_file).job_id
+        ]
         requests = await cluster.requests(job_id=ours[0].job_id, states=[fg.RequestState.RELEASED])
     reused = sum(each.count for each in requests if each.reason == fg.Reason.REUSED)
     assert reused >= 15
@@ -118,7 +120,7 @@ async def test_a_command_that_nobody_has_is_not_tried_for_every_thread(
         (job,) = [
             each
             for each in await cluster.jobs(include_ended=True)
-            if each.job_id == fg.batch.look(batch.state_file).job_id
+            if each.job_id == fg.batch.read_status(batch.state_file).job_id
         ]
         assert job.ended
 
@@ -156,7 +158,7 @@ async def test_a_batch_that_is_cancelled_leaves_nothing_and_goes_on_later(
         outcome = await running
         assert (outcome.state, outcome.done, outcome.left) == (fg.BatchState.CANCELLED, 5, 15)
     small.cli.settle()
-    look = fg.batch.look(tmp_path / "state")
+    look = fg.batch.read_status(tmp_path / "state")
     assert (look.progress.state, look.progress.queued) == (fg.BatchState.CANCELLED, 15)
 
 
@@ -179,7 +181,7 @@ async def test_a_batch_that_outlived_its_lease_is_gone_on_with_under_a_new_job(
         await enough.wait()
         await batch.leave()
         assert (await running).state is fg.BatchState.OPEN
-        first = fg.batch.look(batch.state_file).job_id
+        first = fg.batch.read_status(batch.state_file).job_id
 
         async for event in cluster.events(subject_id=first, follow=True):
             if event.kind == "job_ended":
@@ -187,7 +189,7 @@ async def test_a_batch_that_outlived_its_lease_is_gone_on_with_under_a_new_job(
         again = fg.BatchJob(cluster, state_file=batch.state_file)
         (await again.run()).check()
     assert [each.attempts for each in again.results()] == [1] * 4 + [2] * 4
-    assert fg.batch.look(batch.state_file).job_id != first
+    assert fg.batch.read_status(batch.state_file).job_id != first
 
 
 async def test_an_operator_who_ends_the_job_stops_the_batch(small: Small, tmp_path: Path) -> None:
@@ -202,7 +204,7 @@ async def test_an_operator_who_ends_the_job_stops_the_batch(small: Small, tmp_pa
 
         running = asyncio.create_task(batch.run(look_whether_begun))
         await begun.wait()
-        await cluster.terminate_job(fg.batch.look(batch.state_file).job_id)
+        await cluster.terminate_job(fg.batch.read_status(batch.state_file).job_id)
         outcome = await running
     assert (outcome.state, outcome.left) == (fg.BatchState.STOPPED, 3)
     assert "TERMINATED" in outcome.message

@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 import finegrain_client as fg
 from finegrain_client.jsonable import jsonable
-from resource_manager import parts
+from resource_manager import wiring as parts
 from resource_manager.service import books
 from tests.resource_manager.engine.model import START_TIME_MS
 from tests.support.rm_service import RunningRm, running_rm

@@ -10,15 +10,15 @@ whatever is killed and whatever runs twice. See docs/batch.md.
 """
 
 from finegrain_client.batch.job import LEASE_DEFAULT_S, BatchJob
-from finegrain_client.batch.look import (
-    BatchLook,
+from finegrain_client.batch.spec import BatchSpec
+from finegrain_client.batch.status import (
+    BatchStatus,
     default_folder,
     default_state_file,
-    look,
+    read_status,
     read_thread_results,
     state_files,
 )
-from finegrain_client.batch.spec import BatchSpec
 from finegrain_client.batch.values import (
     BatchFailed,
     BatchOutcome,
@@ -33,17 +33,17 @@ __all__ = [
     "LEASE_DEFAULT_S",
     "BatchFailed",
     "BatchJob",
-    "BatchLook",
     "BatchOutcome",
     "BatchSpec",
     "BatchState",
+    "BatchStatus",
     "Estimate",
     "Progress",
     "ThreadResult",
     "ThreadState",
     "default_folder",
     "default_state_file",
-    "look",
+    "read_status",
     "read_thread_results",
     "state_files",
 ]

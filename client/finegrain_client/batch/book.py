@@ -25,7 +25,7 @@ from finegrain_client.batch.holding import (
     Start,
     take_last,
 )
-from finegrain_client.batch.pace import Pace
+from finegrain_client.batch.rate import Rate
 from finegrain_client.batch.rows import AskedRow, AttemptRow, Known
 from finegrain_client.batch.spec import BatchSpec
 from finegrain_client.batch.threads import DELAYED, DONE, ENDED, FAILED, RUNNING, TODO, Threads
@@ -57,7 +57,7 @@ class Book:
     def __init__(self, spec: BatchSpec, known: Known, job: int = 0) -> None:
         self.spec = spec
         self.stopping = ""
-        self.pace = Pace(known.durations_s)
+        self.pace = Rate(known.durations_s)
         self.waiting = IntervalSet()
         self.holds: dict[str, Hold] = {}
         self.runs: dict[AttemptKey, Run] = {}

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from finegrain.errors import FailedPrecondition, FinegrainError, InvalidArgument, Reason
-from finegrain_client.batch.look import default_state_file, read_thread_results
 from finegrain_client.batch.runner import Runner
 from finegrain_client.batch.spec import BatchSpec
 from finegrain_client.batch.state_file import StateFile, reading
+from finegrain_client.batch.status import default_state_file, read_thread_results
 from finegrain_client.batch.values import BatchOutcome, BatchState, Progress, ThreadResult
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from resource_manager.engine.cpus.numa import split
 from resource_manager.engine.cpus.refusals import CpuBlocker, CpuRefusal
 from resource_manager.engine.cpus.resolve import Resolved
 from resource_manager.engine.cpus.take import (
-    CpuRequest,
+    CpuDemand,
     Holders,
     Short,
     ShortOf,
@@ -127,9 +127,9 @@ def holders(books: CpuLedger) -> Holders:
     return Holders(books.claimed_cores, books.claimed_nodes)
 
 
-def wish_of(resolved: Resolved, need: int, *, preferred: int = 0) -> CpuRequest:
+def wish_of(resolved: Resolved, need: int, *, preferred: int = 0) -> CpuDemand:
     """The wish for so many cpus."""
-    return CpuRequest(
+    return CpuDemand(
         need,
         resolved.bind,
         resolved.bind_required,

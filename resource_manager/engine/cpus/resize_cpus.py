@@ -15,7 +15,7 @@ from resource_manager.engine.cpus.accumulator import whole_cores_of
 from resource_manager.engine.cpus.layout import CpuLayout
 from resource_manager.engine.cpus.packed import bits_of
 from resource_manager.engine.cpus.take import (
-    CpuRequest,
+    CpuDemand,
     Holders,
     Short,
     ShortOf,
@@ -32,7 +32,7 @@ def grow(
     held: int,
     available: int,
     holders: Holders,
-    wish: CpuRequest,
+    wish: CpuDemand,
     *,
     same_nodes: bool = False,
 ) -> Taken | Short:
@@ -79,7 +79,7 @@ def grow(
     return Taken(cpus, reached(layout, cpus, holders, wish.exclusive))
 
 
-def shrink(layout: CpuLayout, held: int, holders: Holders, wish: CpuRequest) -> Taken | Short:
+def shrink(layout: CpuLayout, held: int, holders: Holders, wish: CpuDemand) -> Taken | Short:
     """`wish.need` of the cpus held: whole cores are given back first, then single threads.
 
     Under SpreadByPCPUs second threads of a core go first. A slot leaves the NUMA node where it has
@@ -122,7 +122,7 @@ def _rest_of_held_cores(layout: CpuLayout, held: int, free: int, more: int) -> i
 
 
 def _near(
-    layout: CpuLayout, held: int, free: int, holders: Holders, wish: CpuRequest
+    layout: CpuLayout, held: int, free: int, holders: Holders, wish: CpuDemand
 ) -> int | Short:
     """So many more cpus: of the slot's nodes, else of its packages, else of any."""
     if not wish.need:
@@ -147,7 +147,7 @@ def _near(
 
 
 def _where_least_is_held(
-    layout: CpuLayout, held: int, free: int, holders: Holders, wish: CpuRequest
+    layout: CpuLayout, held: int, free: int, holders: Holders, wish: CpuDemand
 ) -> int | None:
     """Group by group from the slot's node that gave least; None if its nodes have too few."""
     group = layout.per_core if wish.whole_cores else 1
@@ -172,7 +172,7 @@ def _where_least_is_held(
     return None
 
 
-def _order_of_return(layout: CpuLayout, held: int, wish: CpuRequest) -> Iterator[int]:
+def _order_of_return(layout: CpuLayout, held: int, wish: CpuDemand) -> Iterator[int]:
     """Cores with cpus of the slot, those to be given back first at the front, last core first."""
     cores_of = {
         at: [core for core in layout.cores_of_node[at] if core & held]
@@ -204,7 +204,7 @@ def _without_second_threads(layout: CpuLayout, held: int, surplus: int) -> int:
     return kept
 
 
-def _without_whole_cores(layout: CpuLayout, held: int, surplus: int, wish: CpuRequest) -> int:
+def _without_whole_cores(layout: CpuLayout, held: int, surplus: int, wish: CpuDemand) -> int:
     for core in list(_order_of_return(layout, held, wish)):
         if not core & ~held and core.bit_count() <= surplus:
             held &= ~core
@@ -212,7 +212,7 @@ def _without_whole_cores(layout: CpuLayout, held: int, surplus: int, wish: CpuRe
     return held
 
 
-def _without_threads(layout: CpuLayout, held: int, surplus: int, wish: CpuRequest) -> int:
+def _without_threads(layout: CpuLayout, held: int, surplus: int, wish: CpuDemand) -> int:
     """Single threads, of cores first that the slot has only in part."""
     cores = list(_order_of_return(layout, held, wish))
     for core in sorted(cores, key=lambda core: not core & ~held):

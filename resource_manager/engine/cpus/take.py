@@ -41,7 +41,7 @@ NOBODY = Holders()
 
 
 @dataclass(frozen=True, slots=True)
-class CpuRequest:
+class CpuDemand:
     """How many cpus are wanted, and how they are to lie. `DEFAULT` means no preference here."""
 
     need: int
@@ -86,7 +86,7 @@ class Short:
     suitable: int
 
 
-def take(layout: CpuLayout, available: int, holders: Holders, wish: CpuRequest) -> Taken | Short:
+def take(layout: CpuLayout, available: int, holders: Holders, wish: CpuDemand) -> Taken | Short:
     """Cpus of `available` that serve the wish.
 
     Args:
@@ -109,7 +109,7 @@ def take(layout: CpuLayout, available: int, holders: Holders, wish: CpuRequest) 
     return Taken(cpus, reached(layout, cpus, holders, wish.exclusive))
 
 
-def suitable(layout: CpuLayout, available: int, holders: Holders, wish: CpuRequest) -> int | Short:
+def suitable(layout: CpuLayout, available: int, holders: Holders, wish: CpuDemand) -> int | Short:
     """Those of the available cpus that what is required leaves, if they are enough."""
     need = wish.need
     free = available & layout.pinnable
@@ -211,9 +211,7 @@ def spread_order(layout: CpuLayout, available: int, strategy: NumaStrategy) -> l
     return [cpu.bit_length() - 1 for cpu in accumulator.spread_anywhere()]
 
 
-def _preferred_first(
-    layout: CpuLayout, free: int, holders: Holders, wish: CpuRequest
-) -> int | None:
+def _preferred_first(layout: CpuLayout, free: int, holders: Holders, wish: CpuDemand) -> int | None:
     """As many as possible out of the preferred cpus, then the rest; all at once if that breaks
     what is required. None: not even then."""
     preferred = wish.preferred & free
@@ -229,7 +227,7 @@ def _preferred_first(
     return _of_one_kind(layout, free, holders, wish)
 
 
-def _of_one_kind(layout: CpuLayout, free: int, holders: Holders, wish: CpuRequest) -> int | None:
+def _of_one_kind(layout: CpuLayout, free: int, holders: Holders, wish: CpuDemand) -> int | None:
     """Cpus of cores of one kind, unless a mixture does better by what is preferred."""
     if layout.kinds == 1:
         return _by_strategy(layout, free, holders, wish)
@@ -247,7 +245,7 @@ def _of_one_kind(layout: CpuLayout, free: int, holders: Holders, wish: CpuReques
 _LEVELS = (ExclusivePolicy.NONE, ExclusivePolicy.PCPU_LEVEL, ExclusivePolicy.NUMA_NODE_LEVEL)
 
 
-def _by_strategy(layout: CpuLayout, free: int, holders: Holders, wish: CpuRequest) -> int | None:
+def _by_strategy(layout: CpuLayout, free: int, holders: Holders, wish: CpuDemand) -> int | None:
     """None only if there are too few cpus, or required whole cores do not add up."""
     if wish.need < 1:
         return 0
@@ -263,7 +261,7 @@ def _by_strategy(layout: CpuLayout, free: int, holders: Holders, wish: CpuReques
     return cpus
 
 
-def _accumulator(layout: CpuLayout, free: int, holders: Holders, wish: CpuRequest) -> Accumulator:
+def _accumulator(layout: CpuLayout, free: int, holders: Holders, wish: CpuDemand) -> Accumulator:
     return Accumulator(
         layout,
         free,
@@ -274,11 +272,11 @@ def _accumulator(layout: CpuLayout, free: int, holders: Holders, wish: CpuReques
     )
 
 
-def _keeps_required(layout: CpuLayout, cpus: int, wish: CpuRequest) -> bool:
+def _keeps_required(layout: CpuLayout, cpus: int, wish: CpuDemand) -> bool:
     return not wish.bind_required or holds(layout, cpus, wish.bind)
 
 
-def _evenly(layout: CpuLayout, free: int, holders: Holders, wish: CpuRequest) -> int | None:
+def _evenly(layout: CpuLayout, free: int, holders: Holders, wish: CpuDemand) -> int | None:
     """Even shares of as few nodes as can give them, else packed; first of what the policies
     prefer. None: spread without even shares."""
     group = layout.per_core if wish.whole_cores else 1
@@ -300,7 +298,7 @@ def _evenly(layout: CpuLayout, free: int, holders: Holders, wish: CpuRequest) ->
     )
 
 
-def offers(layout: CpuLayout, free: int, holders: Holders, wish: CpuRequest) -> Iterator[int]:
+def offers(layout: CpuLayout, free: int, holders: Holders, wish: CpuDemand) -> Iterator[int]:
     """The free cpus, cut down to what is preferred, then less and less so."""
     levels = [0]
     if wish.exclusive is ExclusivePolicy.PCPU_LEVEL:
@@ -329,7 +327,7 @@ def _widest(layout: CpuLayout, cpus: int) -> int:
 
 
 def _within_node(
-    layout: CpuLayout, free: int, holders: Holders, wish: CpuRequest, share: NodeShare
+    layout: CpuLayout, free: int, holders: Holders, wish: CpuDemand, share: NodeShare
 ) -> int:
     if wish.bind is BindPolicy.SPREAD_BY_PCPUS:
         accumulator = _accumulator(layout, free & share.node, holders, wish)

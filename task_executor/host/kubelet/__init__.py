@@ -4,7 +4,7 @@
 configuration each have a module; none of them touches a file.
 """
 
-from task_executor.host.kubelet.reading import KubeletTexts, read_kubelet
+from task_executor.host.kubelet.parsing import KubeletTexts, read_kubelet
 from task_executor.host.kubelet.state import KubeletContainer, KubeletState
 
 __all__ = ["KubeletContainer", "KubeletState", "KubeletTexts", "read_kubelet"]

@@ -66,5 +66,5 @@ async def test_every_block_of_the_guide_runs_in_order(
     said = capsys.readouterr().out
     assert "50 0 0" in said
     assert "3 of 3, 0 running" in said
-    look = fg.batch.look("my.batch")
+    look = fg.batch.read_status("my.batch")
     assert (look.progress.state, look.progress.done) == (fg.BatchState.ENDED, 3)

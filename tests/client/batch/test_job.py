@@ -35,7 +35,7 @@ async def test_cancelling_the_run_gives_everything_back(
     with pytest.raises(asyncio.CancelledError):
         await running
     assert len(endless.calls["EndJob"]) == 1
-    look = fg.batch.look(batch.state_file)
+    look = fg.batch.read_status(batch.state_file)
     assert (look.progress.state, look.is_worked_on) == (fg.BatchState.CANCELLED, False)
 
 
@@ -108,7 +108,7 @@ async def test_what_another_runner_left_is_cancelled_too(
     await running
     await fg.BatchJob(cluster, state_file=batch.state_file).cancel()
     assert len(endless.calls["EndJob"]) == 1
-    assert fg.batch.look(batch.state_file).progress.state is fg.BatchState.CANCELLED
+    assert fg.batch.read_status(batch.state_file).progress.state is fg.BatchState.CANCELLED
 
 
 async def test_cancelling_before_the_job_of_the_last_runner_is_taken_up_ends_it(
@@ -250,7 +250,7 @@ async def test_a_full_disk_ends_the_runner_and_nothing_else(
             await batch.run()
     assert failed.value.reason == fg.Reason.DISK_FULL
     assert not servant.calls["EndJob"]
-    assert not fg.batch.look(batch.state_file).is_worked_on
+    assert not fg.batch.read_status(batch.state_file).is_worked_on
 
 
 async def test_a_results_folder_that_cannot_be_is_named(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import finegrain_client as fg
-from finegrain_client.batch.pace import Pace
+from finegrain_client.batch.rate import Rate
 
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
 
@@ -61,7 +61,7 @@ def test_a_batch_needs_a_spec_or_a_state_file() -> None:
 
 
 def test_what_is_left_is_divided_by_what_runs_at_one_time() -> None:
-    pace = Pace([10.0] * 20)
+    pace = Rate([10.0] * 20)
     estimate = pace.estimate(NOON, to_run=30, running_s=[0.0] * 10, at_once=10)
     assert estimate is not None
     assert estimate.remaining_s == pytest.approx(40)
@@ -70,18 +70,18 @@ def test_what_is_left_is_divided_by_what_runs_at_one_time() -> None:
 
 
 def test_one_that_has_just_begun_takes_as_long_as_others_did() -> None:
-    estimate = Pace([10.0]).estimate(NOON, to_run=0, running_s=[1.0, 9.9], at_once=2)
+    estimate = Rate([10.0]).estimate(NOON, to_run=0, running_s=[1.0, 9.9], at_once=2)
     assert estimate is not None
     assert estimate.remaining_s == pytest.approx(9)
 
 
 def test_nothing_is_estimated_from_nothing() -> None:
-    assert Pace().estimate(NOON, to_run=5, running_s=[1.0], at_once=1) is None
-    assert Pace([1.0]).estimate(NOON, to_run=5, running_s=[], at_once=0) is None
+    assert Rate().estimate(NOON, to_run=5, running_s=[1.0], at_once=1) is None
+    assert Rate([1.0]).estimate(NOON, to_run=5, running_s=[], at_once=0) is None
 
 
 def test_stragglers_are_known_when_half_is_done() -> None:
-    pace = Pace([1.0] * 19 + [3.0])
+    pace = Rate([1.0] * 19 + [3.0])
     assert pace.straggler_after_s(2, 41) is None
     assert pace.straggler_after_s(2, 40) == 2.0
-    assert Pace([1.0] * 4).straggler_after_s(2, 4) is None
+    assert Rate([1.0] * 4).straggler_after_s(2, 4) is None

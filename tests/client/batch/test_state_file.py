@@ -17,9 +17,9 @@ import pytest
 
 import finegrain_client as fg
 from finegrain_client.batch.lock import lock_path
-from finegrain_client.batch.look import look, read_thread_results, state_files
 from finegrain_client.batch.rows import AskedRow, AttemptRow, Changes
 from finegrain_client.batch.state_file import StateFile
+from finegrain_client.batch.status import read_status, read_thread_results, state_files
 from finegrain_client.batch.values import nothing_known
 
 SPEC = fg.BatchSpec(
@@ -94,9 +94,9 @@ def test_two_runners_never_work_on_one_batch(path: Path) -> None:
     with pytest.raises(fg.AlreadyExists, match=f"pid {os.getpid()}") as refused:
         StateFile.open(path)
     assert refused.value.reason == fg.Reason.STORE_IN_USE
-    assert look(path).runner_pid == os.getpid()
+    assert read_status(path).runner_pid == os.getpid()
     state.close()
-    assert not look(path).is_worked_on
+    assert not read_status(path).is_worked_on
     StateFile.open(path).close()
 
 
@@ -107,7 +107,7 @@ def test_whoever_has_just_taken_the_lock_is_not_taken_for_the_last_one(path: Pat
     lock_path(path).write_text(json.dumps(left | {"began": "12"}))
     with lock_path(path).open("rb") as locked:
         fcntl.flock(locked, fcntl.LOCK_EX)
-        batch = look(path)
+        batch = read_status(path)
         with pytest.raises(fg.AlreadyExists, match=r"works on .*state; wait"):
             StateFile.open(path)
     assert (batch.is_worked_on, batch.runner_pid, batch.runner_host) == (True, 0, "?")
@@ -118,7 +118,7 @@ def test_a_database_of_others_stays_as_it_is(path: Path) -> None:
     with sqlite3.connect(path) as connection:
         connection.execute("create table theirs (key)")
     before = path.read_bytes()
-    for open_it in (StateFile.open, look):
+    for open_it in (StateFile.open, read_status):
         with pytest.raises(fg.ConfigurationError, match="not the state file"):
             open_it(path)
     assert path.read_bytes() == before
@@ -163,7 +163,7 @@ def test_other_files_are_refused(path: Path, content: bytes) -> None:
         StateFile.open(path)
     assert refused.value.reason == fg.Reason.STORE_CORRUPT
     with pytest.raises(fg.ConfigurationError):
-        look(path)
+        read_status(path)
 
 
 def test_a_file_of_another_version_is_refused(path: Path) -> None:
@@ -176,7 +176,7 @@ def test_a_file_of_another_version_is_refused(path: Path) -> None:
 
 
 def test_a_file_that_is_not_there_is_not_made(path: Path) -> None:
-    for open_it in (StateFile.open, look):
+    for open_it in (StateFile.open, read_status):
         with pytest.raises(fg.NotFound):
             open_it(path)
     assert not path.parent.exists()

@@ -17,10 +17,10 @@ import pytest
 
 import finegrain_client as fg
 from finegrain.errors import Reason, Unavailable
-from finegrain_client.batch.look import default_folder, look
 from finegrain_client.batch.rows import Changes
 from finegrain_client.batch.spec import BatchSpec
 from finegrain_client.batch.state_file import StateFile
+from finegrain_client.batch.status import default_folder, read_status
 from finegrain_client.batch.values import BatchState, Progress, ThreadResult, ThreadState
 
 MakeBatch = Callable[..., Path]
@@ -128,7 +128,7 @@ def runners(monkeypatch: pytest.MonkeyPatch) -> Runners:
             if script.signals:
                 state = BatchState.CANCELLED
             file.write(job.number, Changes(results=results, meta={"state": state.value}))
-            progress = look(self.path).progress
+            progress = read_status(self.path).progress
             progress = replace(progress, state=state, message=script.message)
             kept = {"progress": json.dumps(progress.to_dict())}
             file.write(job.number, Changes(meta=kept))

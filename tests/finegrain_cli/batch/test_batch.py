@@ -16,7 +16,7 @@ import pytest
 
 import finegrain_client as fg
 from finegrain.errors import NotFound, Reason
-from finegrain_client.batch.look import default_folder, look
+from finegrain_client.batch.status import default_folder, read_status
 from finegrain_client.batch.values import BatchState
 from tests.finegrain_cli.batch.conftest import MakeBatch, Runners, result
 from tests.support.cli import Finegrain
@@ -24,7 +24,7 @@ from tests.support.cli import Finegrain
 
 def only_batch() -> Any:
     (path,) = default_folder().glob("*.batch")
-    return look(path)
+    return read_status(path)
 
 
 def test_as_in_the_manual(finegrain: Finegrain, runners: Runners) -> None:

@@ -10,7 +10,7 @@ import pytest
 from finegrain.errors import NotFound
 from finegrain_cli.batch.naming import command_for, found_batches, short_name, state_file_of
 from finegrain_client.batch.lock import take_lock
-from finegrain_client.batch.look import look
+from finegrain_client.batch.status import read_status
 from tests.finegrain_cli.batch.conftest import MakeBatch
 
 
@@ -61,9 +61,9 @@ def test_nobody_is_given_a_pid_that_means_everybody(make_batch: MakeBatch) -> No
     path = make_batch("nightly")
     descriptor = take_lock(path)
     os.ftruncate(descriptor, 0)
-    batch = look(path)
+    batch = read_status(path)
     os.close(descriptor)
 
     assert batch.is_worked_on
     assert (batch.runner_pid, batch.runner_host) == (0, "?")
-    assert not look(path).is_worked_on
+    assert not read_status(path).is_worked_on

@@ -10,7 +10,7 @@ import pytest
 
 from finegrain_cli.batch.results import print_outcome, write_results
 from finegrain_cli.text.output import OutputFormat
-from finegrain_client.batch.look import look
+from finegrain_client.batch.status import read_status
 from finegrain_client.batch.values import BatchState
 from tests.finegrain_cli.batch.conftest import MakeBatch, result
 
@@ -20,7 +20,7 @@ def test_the_summary_says_what_failed_and_why(
 ) -> None:
     failed = result(2, ok=False, message="ended with exit code 7; it said: no\nsuch file")
     path = make_batch("nightly", result(0), result(1), failed, state=BatchState.STOPPED)
-    print_outcome(look(path), OutputFormat.TABLE)
+    print_outcome(read_status(path), OutputFormat.TABLE)
 
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "batch    nightly"
@@ -34,7 +34,7 @@ def test_many_failures_are_counted_not_listed(
     make_batch: MakeBatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     failed = [result(number, ok=False) for number in range(30)]
-    print_outcome(look(make_batch("nightly", *failed, threads=30)), OutputFormat.TABLE)
+    print_outcome(read_status(make_batch("nightly", *failed, threads=30)), OutputFormat.TABLE)
 
     lines = capsys.readouterr().out.splitlines()
     assert sum(line.startswith("failed") for line in lines) == 10
@@ -43,7 +43,7 @@ def test_many_failures_are_counted_not_listed(
 
 def test_as_json_for_programs(make_batch: MakeBatch, capsys: pytest.CaptureFixture[str]) -> None:
     path = make_batch("nightly", result(0), result(1, ok=False), env={"KEY": "secret"})
-    print_outcome(look(path), OutputFormat.JSON)
+    print_outcome(read_status(path), OutputFormat.JSON)
 
     text = capsys.readouterr().out
     shown = json.loads(text)
@@ -57,7 +57,7 @@ def test_as_json_for_programs(make_batch: MakeBatch, capsys: pytest.CaptureFixtu
 def test_as_json_lines_every_result(
     make_batch: MakeBatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    print_outcome(look(make_batch("nightly", result(0), result(3))), OutputFormat.JSONL)
+    print_outcome(read_status(make_batch("nightly", result(0), result(3))), OutputFormat.JSONL)
 
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [(row["index"], row["state"], row["stdout_tail"]) for row in rows] == [
@@ -70,8 +70,8 @@ def test_files_for_spreadsheets_and_programs(make_batch: MakeBatch, tmp_path: Pa
     directory = tmp_path / "out"
     awkward = result(1, ok=False, message='said "a, b"\nand more')
     path = make_batch("nightly", result(0), awkward, results_dir=directory)
-    write_results(look(path))
-    write_results(look(path))  # again: the same
+    write_results(read_status(path))
+    write_results(read_status(path))  # again: the same
 
     shown = json.loads((directory / "results.json").read_text(encoding="utf-8"))
     assert shown["kind"] == "BatchResults"
@@ -88,7 +88,7 @@ def test_files_for_spreadsheets_and_programs(make_batch: MakeBatch, tmp_path: Pa
 
 
 def test_without_results_the_files_are_sound_too(make_batch: MakeBatch, tmp_path: Path) -> None:
-    write_results(look(make_batch("nightly", results_dir=tmp_path / "out")))
+    write_results(read_status(make_batch("nightly", results_dir=tmp_path / "out")))
 
     assert json.loads((tmp_path / "out/results.json").read_text(encoding="utf-8"))["results"] == []
     assert (tmp_path / "out/results.csv").read_text(encoding="utf-8") == ""
@@ -97,6 +97,6 @@ def test_without_results_the_files_are_sound_too(make_batch: MakeBatch, tmp_path
 def test_without_a_directory_nothing_is_written(make_batch: MakeBatch, tmp_path: Path) -> None:
     before = sorted(tmp_path.rglob("*"))
     path = make_batch("nightly", result(0))
-    write_results(look(path))
+    write_results(read_status(path))
 
     assert not [each for each in tmp_path.rglob("results.*") if each not in before]

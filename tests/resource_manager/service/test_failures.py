@@ -22,7 +22,7 @@ from finegrain.errors import (
 from finegrain.options import ListenOptions
 from finegrain.v1 import cluster_pb2, slots_pb2
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
-from resource_manager import parts
+from resource_manager import wiring as parts
 from resource_manager.engine.model.effects import Changes
 from resource_manager.engine.model.events import JobRegistered
 from resource_manager.engine.step import step

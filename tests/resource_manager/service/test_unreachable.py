@@ -11,7 +11,7 @@ import pytest
 from finegrain.errors import Reason
 from finegrain.v1 import cluster_pb2, slots_pb2
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
-from resource_manager import parts
+from resource_manager import wiring as parts
 from resource_manager.service import preparation
 from tests.support.rm_service import (
     RunningRm,

@@ -16,7 +16,7 @@ from sqlalchemy.exc import OperationalError, SQLAlchemyError
 from finegrain.errors import Reason, StoreError
 from resource_manager.engine.model.effects import Changes
 from resource_manager.storage import schema
-from resource_manager.storage.late_store import LateStore
+from resource_manager.storage.lazy_store import LazyStore
 from resource_manager.storage.location import DatabaseUrl
 from resource_manager.storage.opening import open_store
 from resource_manager.storage.postgresql_server import CONNECTIONS, postgresql_engine
@@ -466,7 +466,7 @@ def test_who_is_refused_learns_where_the_leader_is(opened: OpenStore) -> None:
 
 
 def test_a_store_that_waits_is_opened_when_nobody_leads(url: str) -> None:
-    late = LateStore(url, lambda: open_store(url, lease_ms=60_000))
+    late = LazyStore(url, lambda: open_store(url, lease_ms=60_000))
     with open_store(url, lease_ms=60_000) as first:
         first.lead("first", address="rm-a:7170")
         with pytest.raises(StoreError) as caught:
@@ -491,7 +491,7 @@ def test_a_file_that_somebody_leads_is_not_even_looked_at(tmp_path: Path, sqlite
         opened.append(sqlite_url)
         return open_store(sqlite_url)
 
-    late = LateStore(sqlite_url, opener)
+    late = LazyStore(sqlite_url, opener)
     with open_store(sqlite_url) as first:
         first.lead("first")
         for _ in range(3):
@@ -517,7 +517,7 @@ def test_newer_software_waits_for_the_lease_of_a_dead_leader_and_upgrades(
 def test_a_standby_of_newer_software_upgrades_when_it_is_its_turn(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    late = LateStore(url, lambda: open_store(url))
+    late = LazyStore(url, lambda: open_store(url))
     with open_store(url) as first:
         first.lead("first", address="rm-a:7170")
         know_next_version(monkeypatch, tmp_path / "migrations")

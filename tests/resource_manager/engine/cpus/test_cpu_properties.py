@@ -13,7 +13,7 @@ from resource_manager.engine.cpus.distributed import even_shares
 from resource_manager.engine.cpus.layout import CpuLayout, layout_of
 from resource_manager.engine.cpus.resize_cpus import grow, shrink
 from resource_manager.engine.cpus.take import (
-    CpuRequest,
+    CpuDemand,
     Holders,
     Short,
     ShortOf,
@@ -69,12 +69,12 @@ def some_of(draw: st.DrawFn, cpus: int) -> int:
 
 
 @st.composite
-def situations(draw: st.DrawFn) -> tuple[CpuLayout, int, Holders, CpuRequest]:
+def situations(draw: st.DrawFn) -> tuple[CpuLayout, int, Holders, CpuDemand]:
     """A host, its free cpus, who else is there, and a wish for no more cpus than are free."""
     layout = draw(layouts())
     free = some_of(draw, layout.cpus)
     held = layout.cpus & ~free
-    wish = CpuRequest(
+    wish = CpuDemand(
         need=draw(st.integers(0, free.bit_count())),
         bind=draw(st.sampled_from([FULL, SPREAD, BindPolicy.NONE])),
         bind_required=draw(st.booleans()),
@@ -90,7 +90,7 @@ def situations(draw: st.DrawFn) -> tuple[CpuLayout, int, Holders, CpuRequest]:
     return layout, free, Holders(held & 0x33333333, held & 0xCCCCCCCC), wish
 
 
-def unsuitable(layout: CpuLayout, free: int, holders: Holders, wish: CpuRequest) -> bool:
+def unsuitable(layout: CpuLayout, free: int, holders: Holders, wish: CpuDemand) -> bool:
     """Whether what is required rules the wish out, said in another way than the code does."""
     if wish.exclusive_required:
         cores = [core.mask for core in layout.cores]
@@ -113,7 +113,7 @@ def unsuitable(layout: CpuLayout, free: int, holders: Holders, wish: CpuRequest)
 @settings(max_examples=EXAMPLES)
 @given(situations())
 def test_a_wish_is_met_exactly_unless_what_is_required_rules_it_out(
-    situation: tuple[CpuLayout, int, Holders, CpuRequest],
+    situation: tuple[CpuLayout, int, Holders, CpuDemand],
 ) -> None:
     layout, free, holders, wish = situation
     taken = take(layout, free, holders, wish)
@@ -130,7 +130,7 @@ def test_a_wish_is_met_exactly_unless_what_is_required_rules_it_out(
 @settings(max_examples=EXAMPLES)
 @given(situations(), st.integers(0, 2**96))
 def test_what_fits_fits_with_more_free_cpus_too(
-    situation: tuple[CpuLayout, int, Holders, CpuRequest], more: int
+    situation: tuple[CpuLayout, int, Holders, CpuDemand], more: int
 ) -> None:
     layout, free, holders, wish = situation
     if isinstance(take(layout, free, holders, wish), Taken):
@@ -142,7 +142,7 @@ def test_what_fits_fits_with_more_free_cpus_too(
 @settings(max_examples=EXAMPLES)
 @given(situations())
 def test_a_preference_never_refuses(
-    situation: tuple[CpuLayout, int, Holders, CpuRequest],
+    situation: tuple[CpuLayout, int, Holders, CpuDemand],
 ) -> None:
     layout, free, holders, wish = situation
     soft = replace(wish, bind_required=False, exclusive_required=False)
@@ -156,7 +156,7 @@ def test_an_empty_regular_host_is_shared_evenly_by_as_few_nodes_as_can_hold_it(
 ) -> None:
     layout = machine(packages, nodes, cores, threads)
     need = data.draw(st.integers(1, len(layout.cores))) * threads
-    taken = take(layout, layout.cpus, Holders(), CpuRequest(need, FULL, True, strategy=EVENLY))
+    taken = take(layout, layout.cpus, Holders(), CpuDemand(need, FULL, True, strategy=EVENLY))
     assert isinstance(taken, Taken)
     counts = [count for node in layout.nodes if (count := (taken.cpus & node.mask).bit_count())]
     assert max(counts) - min(counts) <= threads
@@ -166,7 +166,7 @@ def test_an_empty_regular_host_is_shared_evenly_by_as_few_nodes_as_can_hold_it(
 @settings(max_examples=EXAMPLES)
 @given(situations(), st.sampled_from([1, 2, 4]))
 def test_even_shares_differ_by_at_most_one_group(
-    situation: tuple[CpuLayout, int, Holders, CpuRequest], group: int
+    situation: tuple[CpuLayout, int, Holders, CpuDemand], group: int
 ) -> None:
     layout, free, _holders, wish = situation
     shares = even_shares(layout, free, wish.need, group)
@@ -201,7 +201,7 @@ def has_even_shares(layout: CpuLayout, free: int, need: int, group: int) -> bool
 @settings(max_examples=EXAMPLES)
 @given(situations(), st.data())
 def test_a_slot_that_grows_keeps_its_cpus_and_what_is_required(
-    situation: tuple[CpuLayout, int, Holders, CpuRequest], data: st.DataObject
+    situation: tuple[CpuLayout, int, Holders, CpuDemand], data: st.DataObject
 ) -> None:
     layout, free, holders, wish = situation
     taken = take(layout, free, holders, wish)
@@ -231,7 +231,7 @@ def test_a_slot_that_grows_keeps_its_cpus_and_what_is_required(
 @settings(max_examples=EXAMPLES)
 @given(situations(), st.data())
 def test_a_slot_that_shrinks_keeps_some_of_its_cpus_and_what_is_required(
-    situation: tuple[CpuLayout, int, Holders, CpuRequest], data: st.DataObject
+    situation: tuple[CpuLayout, int, Holders, CpuDemand], data: st.DataObject
 ) -> None:
     layout, free, holders, wish = situation
     taken = take(layout, free, holders, wish)

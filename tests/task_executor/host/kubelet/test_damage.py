@@ -19,8 +19,8 @@ from task_executor.host.kubelet.checkpoints import (
     parse_memory_checkpoint,
 )
 from task_executor.host.kubelet.configuration import read_configuration
+from task_executor.host.kubelet.parsing import packed
 from task_executor.host.kubelet.quantities import cpu_milli, size_bytes
-from task_executor.host.kubelet.reading import packed
 from tests.task_executor.host.kubelet.conftest import kubelet
 
 STATE = "cpu_manager_state"

@@ -45,7 +45,7 @@ from resource_manager.service.provider_setup import read_providers
 from resource_manager.service.runner import Runner, RunnerLimits
 from resource_manager.service.standby import Leadership
 from resource_manager.service.watch import WatchHub
-from resource_manager.storage.late_store import LateStore
+from resource_manager.storage.lazy_store import LazyStore
 from resource_manager.storage.location import sqlite_url
 from resource_manager.storage.opening import open_store
 from resource_manager.storage.store import Store
@@ -54,7 +54,7 @@ DATABASE_FILE = "finegrain.db"
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class Components:
     """What most parts of a resource manager are made with."""
 
     options: ResourceManagerOptions
@@ -77,7 +77,7 @@ class Parts:
 class Servicer(JobCalls, ExecutorCalls, ResourceManagerServiceServicer):
     """ResourceManagerService: what job masters and what executors use of it."""
 
-    def __init__(self, parts: Parts, hub: WatchHub, terms: ExecutorTerms) -> None:
+    def __init__(self, parts: Components, hub: WatchHub, terms: ExecutorTerms) -> None:
         limits = JobLimits(parts.options.job_calls_max, streams=parts.options.job_streams_max)
         JobCalls.__init__(
             self, parts.runner, hub, parts.secrets, parts.settings, parts.metrics, limits=limits
@@ -105,9 +105,9 @@ def advertised(options: ResourceManagerOptions, bound: str) -> str:
     )
 
 
-async def make_parts(
+async def make_components(
     options: ResourceManagerOptions, state_dir: Path, stack: AsyncExitStack
-) -> Parts:
+) -> Components:
     """Reads what there is to read and opens the database, as far as others do not lead on it.
 
     Raises:
@@ -120,7 +120,7 @@ async def make_parts(
     store: Store
     if options.standby:
         url = database_url(options, state_dir)
-        store = LateStore(url, lambda: _open_store(options, state_dir))
+        store = LazyStore(url, lambda: _open_store(options, state_dir))
     else:
         store = await asyncio.to_thread(_open_store, options, state_dir)
     stack.push_async_callback(asyncio.to_thread, store.close)
@@ -131,7 +131,7 @@ async def make_parts(
     runner = Runner(books, metrics, limits=limits)
     leadership = Leadership(runner, metrics)
     secrets = JobSecrets(runner)
-    return Parts(
+    return Components(
         options=options,
         settings=settings,
         prepared_tokens=tokens,
@@ -154,7 +154,7 @@ def database_url(options: ResourceManagerOptions, state_dir: Path) -> str:
     return options.database_url or sqlite_url((state_dir / DATABASE_FILE).resolve())
 
 
-def make_server(parts: Parts, hub: WatchHub) -> GuardedServer:
+def make_server(parts: Components, hub: WatchHub) -> GuardedServer:
     """The port for calls, with all that is served there; not bound yet."""
     listen, tokens, metrics = parts.options.listen, parts.tokens, parts.metrics
     server = GuardedServer(
@@ -178,7 +178,7 @@ def make_server(parts: Parts, hub: WatchHub) -> GuardedServer:
     return server
 
 
-async def serve_metrics(parts: Parts, stack: AsyncExitStack) -> str:
+async def serve_metrics(parts: Components, stack: AsyncExitStack) -> str:
     """Begins to serve metrics and health; the address, empty where none is wanted."""
     options, runner, metrics = parts.options, parts.runner, parts.metrics
     if not options.listen.metrics_address:

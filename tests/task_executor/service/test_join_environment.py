@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from finegrain.errors import ConfigurationError, InvalidArgument
-from task_executor.joining import cluster_token, provided_as, take_join_token
+from task_executor.join_environment import cluster_token, provided_as, take_join_token
 from tests.task_executor.service.executor_process import ExecutorProcess
 from tests.task_executor.service.scripted_rm import (
     CLUSTER_TOKEN,

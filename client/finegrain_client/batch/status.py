@@ -27,7 +27,7 @@ SUFFIX = ".batch"
 
 
 @dataclass(frozen=True, slots=True)
-class BatchLook(Value):
+class BatchStatus(Value):
     """A batch as its state file shows it.
 
     `runner_pid` and `runner_host` say who works on it; 0 and "" where nobody does, 0 and "?" where
@@ -87,7 +87,7 @@ def state_files(folder: Path | None = None) -> list[Path]:
     return [path for *_, path in sorted(found)]
 
 
-def look(state_file: str | os.PathLike[str]) -> BatchLook:
+def read_status(state_file: str | os.PathLike[str]) -> BatchStatus:
     """How a batch stands.
 
     Raises:
@@ -105,7 +105,7 @@ def look(state_file: str | os.PathLike[str]) -> BatchLook:
     spec = BatchSpec.from_json(meta["spec"])
     created = datetime.fromtimestamp(float(meta["create_time"]), UTC)
     progress = _progress(spec, meta, counts, is_worked_on=runner is not None)
-    return BatchLook(
+    return BatchStatus(
         state_file=str(path),
         batch_id=meta["batch_id"],
         job_id=job[0] if job else "",
@@ -125,7 +125,7 @@ def read_thread_results(
     """The results so far, by index.
 
     Raises:
-        NotFound, ConfigurationError: see `look`.
+        NotFound, ConfigurationError: see `read_status`.
     """
     with reading(Path(state_file)) as connection:
         yield from read_results(connection, failed_only=failed_only)

@@ -15,7 +15,7 @@ from resource_manager.storage.location import DatabaseUrl
 from resource_manager.storage.store import Store
 
 
-class LateStore(Store):
+class LazyStore(Store):
     """The store of a resource manager that may have to wait for its turn.
 
     Args:

@@ -20,7 +20,7 @@ STRAGGLERS_MIN_S = 0.5
 """Nobody is called a straggler before that: a second run costs more."""
 
 
-class Pace:
+class Rate:
     """Durations of the threads that are done, in seconds."""
 
     def __init__(self, durations_s: Iterable[float] = ()) -> None:
