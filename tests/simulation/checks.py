@@ -78,6 +78,7 @@ class Checks:
         self._led_at_ms = 0
         self._restored_at_ms: int | None = None
         self._admitted: dict[tuple[str, str], int] = {}
+        self.identities: Counter[str] = Counter()  # that hosts of a name have had
         self._contact_ms: dict[str, int] = {}  # when an answer came last
         self._here_since_ms: dict[str, dict[SlotKey, int]] = {}  # slots, as seen by `alone`
         self._reported_ms: dict[str, int] = {}  # when a report was sent that was taken in

@@ -151,7 +151,9 @@ class SlotHost(Node):
         except DamagedError as error:
             self.log(f"{self.name} has a damaged checkpoint: {error}")
         self.identities += 1
-        return SavedState(self.executor_id, f"instance-{self.identities}-of-{self.name}")
+        self.checks.identities[self.name] += 1  # a host may come again under a name, as another one
+        number = self.checks.identities[self.name]
+        return SavedState(self.executor_id, f"instance-{number}-of-{self.name}")
 
     def _snapshot(self) -> SavedState:
         return SavedState(
