@@ -1,0 +1,46 @@
+"""How much of the engine a reader has to hold in the head: these numbers may only go down."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.support.components import REPOSITORY
+
+ENGINE = REPOSITORY / "resource_manager/engine"
+
+WHOLE_STATE_MAX = 328
+"""Functions that take the whole state, or the context of an event with it. Handlers, the stages of
+the cycle, restoring, and the entry points of explain and invariants have to; others should take the
+ledgers that they look at."""
+
+ROOT_MODULES_MAX = 10
+ROOMS_MAX = 19
+
+
+def _functions() -> Iterator[ast.FunctionDef]:
+    for path in ENGINE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef):
+                yield node
+
+
+def _takes_all(function: ast.FunctionDef) -> bool:
+    arguments = [*function.args.args, *function.args.kwonlyargs]
+    return any(
+        argument.annotation is not None
+        and ast.unparse(argument.annotation) in {"State", "EventContext"}
+        for argument in arguments
+    )
+
+
+def test_few_functions_take_the_whole_state() -> None:
+    assert sum(map(_takes_all, _functions())) <= WHOLE_STATE_MAX
+
+
+def test_the_engine_has_few_rooms() -> None:
+    def is_room(path: Path) -> bool:
+        return path.is_dir() and any(path.glob("*.py"))
+
+    modules = [path for path in ENGINE.glob("*.py") if path.name != "__init__.py"]
+    assert len(modules) <= ROOT_MODULES_MAX
+    assert len(modules) + sum(map(is_room, ENGINE.iterdir())) <= ROOMS_MAX
