@@ -124,7 +124,12 @@ async def test_a_resource_manager_without_room_acknowledges_nothing_and_says_why
         disk_of_manager.fill()
 
         patient = asyncio.create_task(much(job))
-        told = [await hasty_error(daemons) for _ in range(4)]
+        told: list[FinegrainError] = []
+        async with asyncio.timeout(PATIENCE_S):
+            while len(told) < 4:
+                error = await hasty_error(daemons)
+                if error.reason is not Reason.UNREACHABLE:  # a busy machine answers too late
+                    told.append(error)
         assert {(type(each), each.reason) for each in told} == {(StoreError, Reason.DISK_FULL)}
         assert f"free space on the disk that holds {disk_of_manager.folder}" in told[-1].message
         assert not patient.done()
