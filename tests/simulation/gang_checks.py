@@ -23,7 +23,7 @@ from resource_manager.engine.model.entities import (
     Slot,
 )
 from resource_manager.engine.model.scheduling_key import scheduling_key
-from resource_manager.engine.queue.gangs import living
+from resource_manager.engine.queue.gangs import WaitingGang, living
 from resource_manager.engine.state import State
 from tests.simulation.fair_checks import Limits
 
@@ -40,7 +40,7 @@ class GangChecks:
 
     _gangs: dict[str, dict[str, tuple[GangSpec, list[str]]]] = field(default_factory=dict)
     _placed: dict[str, frozenset[tuple[str, int]]] = field(default_factory=dict)
-    _overdue: set[str] = field(default_factory=set)  # at the last tick
+    _overdue: set[WaitingGang] = field(default_factory=set)  # at the last tick
     granted: int = 0  # gangs
 
     def asked(self, job_id: str, gang: GangSpec, members: list[str]) -> None:
@@ -69,17 +69,18 @@ class GangChecks:
     def late(self, state: State, now_ms: int) -> Iterator[str]:
         """After a tick, by the clock of the books: gangs that wait for longer than they want.
 
-        One that is broken up by a tick, after its time, is ended by the next one.
+        One that is broken up by a tick, after its time, is ended by the next one, unless it was
+        placed in between: then it waits once more.
         """
         overdue = {
-            gang_id
-            for gang_id, waiting in state.gangs.waiting.items()
+            waiting
+            for waiting in state.gangs.waiting.values()
             if waiting.gang.spec.timeout_ms is not None
             and (waiting.gang.waiting_until_ms or 0) < now_ms
         }
-        for gang_id in sorted(overdue & self._overdue):
-            until_ms = state.gangs.by_id[gang_id].waiting_until_ms
-            yield f"gang {gang_id} still waits, and was to do so until {until_ms}"
+        for waiting in overdue & self._overdue:
+            gang = waiting.gang
+            yield f"gang {gang.gang_id} still waits, and was to do so until {gang.waiting_until_ms}"
         self._overdue = overdue
 
     def books(self) -> None:
