@@ -27,7 +27,7 @@ from finegrain.logs import configure_logging, get_logger
 from finegrain.rpc.addresses import check_dialable
 from finegrain.rpc.server import GuardedServer
 from finegrain.systemd import notify
-from resource_manager.engine.executors.epochs import EpochSeen
+from resource_manager.engine.executors.reports import EpochSeen
 from resource_manager.options import ResourceManagerOptions
 from resource_manager.service.dispatch import Dispatcher
 from resource_manager.service.executor_link import ExecutorLinks, LinkOptions

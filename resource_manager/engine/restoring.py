@@ -11,13 +11,8 @@ from resource_manager.engine.fairness.groups import adopt_groups
 from resource_manager.engine.hosts.allowed_cpus import CLUSTER, set_for
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.lifecycle import usage, usage_checkpoints
-from resource_manager.engine.lifecycle.lines import leave_behind, queue_gang
-from resource_manager.engine.model.counter_names import (
-    FORGOTTEN,
-    GENERATION_FLOOR,
-    HOST_SETTING_NUMBER,
-    REGISTERED_WITH,
-)
+from resource_manager.engine.lifecycle.gangs import queue_gang
+from resource_manager.engine.lifecycle.moves import leave_behind
 from resource_manager.engine.model.effects import Snapshot
 from resource_manager.engine.model.endings import Ending
 from resource_manager.engine.model.entities import (
@@ -32,6 +27,12 @@ from resource_manager.engine.model.entities import (
     RequestState,
     Slot,
     SlotState,
+)
+from resource_manager.engine.model.numbers import (
+    FORGOTTEN,
+    GENERATION_FLOOR,
+    HOST_SETTING_NUMBER,
+    REGISTERED_WITH,
 )
 from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.engine.model.timers import Timer

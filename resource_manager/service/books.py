@@ -21,7 +21,7 @@ from finegrain.errors import (
     Unavailable,
 )
 from finegrain.logs import get_logger
-from resource_manager.engine.executors.epochs import EpochSeen
+from resource_manager.engine.executors.reports import EpochSeen
 from resource_manager.engine.model.effects import Effect, PublishJobEvent, StepResult
 from resource_manager.engine.model.entities import Instant, RequestState
 from resource_manager.engine.model.events import Decide, Event, Ticked

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shlex
 
-from resource_manager.engine.executors.epochs import EpochSeen
+from resource_manager.engine.executors.reports import EpochSeen
 from resource_manager.storage.location import DatabaseUrl, sqlite_url
 
 

@@ -22,7 +22,7 @@ from typing import Any, Protocol, TypeVar
 
 from finegrain.errors import FinegrainError, Reason, StoreError, Unavailable
 from finegrain.logs import get_logger
-from resource_manager.engine.executors.epochs import EpochSeen
+from resource_manager.engine.executors.reports import EpochSeen
 from resource_manager.engine.model.effects import Effect
 from resource_manager.service.books import Books, BooksSuspect, Item
 from resource_manager.service.intake import Intake, fail

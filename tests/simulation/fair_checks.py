@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 from finegrain.errors import Reason
 from finegrain.resources import Amounts
 from resource_manager.engine.fairness.quotas import counted, fulfilment
-from resource_manager.engine.lifecycle.needs import booked_at_most
+from resource_manager.engine.lifecycle.quota_checks import booked_at_most
 from resource_manager.engine.model.effects import Changes, Effect, PublishClusterEvent
 from resource_manager.engine.model.entities import (
     Group,

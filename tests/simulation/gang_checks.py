@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from finegrain.errors import Reason
 from finegrain.resources import fits
 from resource_manager.engine.hosts.host import Host
-from resource_manager.engine.lifecycle.needs import booked_at_most
+from resource_manager.engine.lifecycle.quota_checks import booked_at_most
 from resource_manager.engine.model.effects import Changes, Effect, PublishJobEvent
 from resource_manager.engine.model.entities import (
     ENDED_REQUEST_STATES,

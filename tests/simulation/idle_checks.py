@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from resource_manager.engine.hosts.host import Host
-from resource_manager.engine.lifecycle.needs import booked_at_most
+from resource_manager.engine.lifecycle.quota_checks import booked_at_most
 from resource_manager.engine.model.scheduling_key import DEFAULT_SLOTS, SLOTS
 from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 from resource_manager.engine.state import State

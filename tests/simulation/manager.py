@@ -22,7 +22,7 @@ from finegrain.errors import (
     StoreError,
     Unavailable,
 )
-from resource_manager.engine.executors.epochs import EpochSeen
+from resource_manager.engine.executors.reports import EpochSeen
 from resource_manager.engine.model.effects import (
     Changes,
     Effect,

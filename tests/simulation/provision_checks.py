@@ -15,7 +15,7 @@ from finegrain.resources import (
     subtract,
     total_of,
 )
-from resource_manager.engine.lifecycle.needs import booked_at_most
+from resource_manager.engine.lifecycle.quota_checks import booked_at_most
 from resource_manager.engine.model.effects import Changes
 from resource_manager.engine.model.entities import (
     ExecutorState,

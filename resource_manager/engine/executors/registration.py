@@ -12,9 +12,8 @@ from finegrain.errors import (
 )
 from resource_manager.engine.context import EventContext
 from resource_manager.engine.executors.cpu_states import name_lost
-from resource_manager.engine.executors.epochs import refuse_seen_epoch
 from resource_manager.engine.executors.reachability import unreachable_registered
-from resource_manager.engine.executors.reports import take_in
+from resource_manager.engine.executors.reports import refuse_seen_epoch, take_in
 from resource_manager.engine.hosts.allowed_cpus import CLUSTER, set_for
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.lifecycle import usage
@@ -22,7 +21,6 @@ from resource_manager.engine.lifecycle.departures import lose_executor, strike, 
 from resource_manager.engine.lifecycle.known import known_host
 from resource_manager.engine.lifecycle.moves import key_of
 from resource_manager.engine.lifecycle.resizes import resume
-from resource_manager.engine.model.counter_names import REGISTERED_WITH
 from resource_manager.engine.model.entities import (
     NO_CPU_STATE,
     Executor,
@@ -38,6 +36,7 @@ from resource_manager.engine.model.events import (
     RegistrationAnswer,
     UndrainRequested,
 )
+from resource_manager.engine.model.numbers import REGISTERED_WITH
 from resource_manager.engine.model.state_tables import DrainInput, RegistrationInput
 from resource_manager.engine.model.timers import Timer
 

@@ -19,10 +19,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from finegrain.errors import Reason
+from finegrain.errors import FailedPrecondition, Reason
 from resource_manager.engine.context import EventContext
 from resource_manager.engine.executors.cpu_states import not_followed, take_in_cpu_state
-from resource_manager.engine.executors.epochs import refuse_seen_epoch
 from resource_manager.engine.executors.reachability import (
     delivery_overdue,
     find_unreachable,
@@ -42,6 +41,7 @@ from resource_manager.engine.model.entities import (
 )
 from resource_manager.engine.model.events import ReportAnswer, SlotsReported
 from resource_manager.engine.model.reported import EndedSlot, Report, ReportedSlot
+from resource_manager.engine.state import State
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,3 +217,35 @@ def _ended(context: EventContext, host: Host, ended: EndedSlot) -> Slot | None:
         lose(context, slot, ended.reason, message)
     vanish(context, slot)
     return slot if ended.reason == Reason.SLOT_BROKEN else None
+
+
+class EpochSeen(FailedPrecondition):
+    """These books are not the newest: whoever drives the engine commands nothing any more, stores
+    nothing of this batch, and ends."""
+
+    default_reason = Reason.STALE_EPOCH
+
+    def __init__(self, executor_id: str, seen: int, own: int) -> None:
+        super().__init__(
+            f"executor {executor_id} has seen rm_epoch {seen}, these books have {own}:"
+            " this resource manager is not the newest one and commands nothing",
+            details={"executor_id": executor_id, "seen": seen, "own": own},
+        )
+        self.executor_id, self.seen, self.own = executor_id, seen, own
+
+
+def refuse_seen_epoch(state: State, executor_id: str, rm_epoch: int) -> None:
+    """Stops books that are not the newest.
+
+    Args:
+        state: the books.
+        executor_id: who reports.
+        rm_epoch: the highest epoch that it has seen; 0: none.
+
+    Raises:
+        EpochSeen: it has the epoch from other books.
+    """
+    own = state.rm_epoch
+    known = own if executor_id in state.answered_executors else own - 1
+    if rm_epoch > known:
+        raise EpochSeen(executor_id, rm_epoch, own)

@@ -13,10 +13,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
+from resource_manager.engine.fairness import threads
+from resource_manager.engine.fairness.advice import Advice, advise
 from resource_manager.engine.fairness.flows import Flow, FlowTree
 from resource_manager.engine.fairness.quotas import fulfilment
+from resource_manager.engine.lifecycle.known import known_job
 from resource_manager.engine.model.entities import Job
 from resource_manager.engine.model.settings import Measure
+from resource_manager.engine.state import State
 
 AHEAD_MAX = 5
 """Flows that are named as coming before, at each step."""
@@ -218,3 +222,18 @@ def _percent(millionths: int) -> str:
 
 def _slots(count: int) -> str:
     return f"{count} slot that runs" if count == 1 else f"{count} slots that run"
+
+
+def advise_threads(
+    state: State, job_id: str, target_ms: int, quantile: float, now_ms: int
+) -> Advice:
+    """See `fairness/advice.py`; an ended job is advised as long as it is kept.
+
+    Raises:
+        NotFound: no such job.
+    """
+    job = known_job(state.jobs, job_id)
+    slots = [state.slots[key] for key in job.slot_keys]
+    serving = [slot for slot in slots if state.requests.served_by(slot) is not None]
+    waiting = max(0, job.live_requests - len(serving))
+    return advise(threads.observed(job, serving, waiting, now_ms), target_ms, quantile)

@@ -14,7 +14,6 @@ from itertools import islice
 from typing import Generic, TypeVar
 
 from finegrain.resources import total_of
-from resource_manager.engine.explain.prefixes import Beginnings
 from resource_manager.engine.explain.resizes import explain_resizes
 from resource_manager.engine.explain.stretches import Stretch, members_of, stretches, stretches_of
 from resource_manager.engine.explain.waiting_reasons import pending_by_reason, pending_reason
@@ -340,3 +339,22 @@ def _requests_after(state: State, job_id: str, after: int) -> Iterator[Stretch]:
         yield from stretches_of(state, known_job(state.jobs, job_id), after)
     else:
         yield from stretches(state, after)
+
+
+class Beginnings:
+    """Whether a text begins with one of many, found in the logarithm of how many there are."""
+
+    def __init__(self, beginnings: Iterable[str]) -> None:
+        self._sorted: list[str] = []
+        for each in sorted(beginnings):  # those that begin with another one add nothing
+            if not self._sorted or not each.startswith(self._sorted[-1]):
+                self._sorted.append(each)
+
+    def __call__(self, text: str) -> bool:
+        at = bisect_right(self._sorted, text)
+        return at > 0 and text.startswith(self._sorted[at - 1])
+
+    def tell_apart(self, prefix: str) -> bool:
+        """True if of the texts with this prefix they may be the beginnings of some only."""
+        at = bisect_right(self._sorted, prefix)
+        return at < len(self._sorted) and self._sorted[at].startswith(prefix)

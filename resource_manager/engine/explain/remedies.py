@@ -31,7 +31,6 @@ from resource_manager.engine.explain.cpus import (
     fits_smaller,
     relaxations,
 )
-from resource_manager.engine.explain.dimensions import DimensionStatus
 from resource_manager.engine.model.entities import Request, Slot, SlotState
 from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.engine.placement.feasibility import Judgement
@@ -221,3 +220,14 @@ def _needed(one: Judgement, chosen: Sequence[Slot], ends: EndsOfSlots) -> list[S
             free = without
             slots_left -= 1
     return [chosen[at] for at in needed]
+
+
+@dataclass(frozen=True, slots=True)
+class DimensionStatus:
+    """One resource dimension: asked, free, largest hole on one executor, total."""
+
+    dimension: str
+    asked: int
+    free: int
+    largest_hole: int
+    total: int

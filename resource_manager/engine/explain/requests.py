@@ -11,12 +11,16 @@ from dataclasses import dataclass, field
 
 from finegrain.errors import Reason
 from resource_manager.engine.cpus.refusals import CpuBlocker, CpuRefusal
-from resource_manager.engine.explain.dimensions import DimensionStatus
 from resource_manager.engine.explain.fairness import Step, steps
 from resource_manager.engine.explain.gangs import GangExplanation, explain_gang
 from resource_manager.engine.explain.lists import RequestView, request_view
 from resource_manager.engine.explain.provisions import planned_on, waits_for
-from resource_manager.engine.explain.remedies import Counterfactual, blocking_slots, counterfactuals
+from resource_manager.engine.explain.remedies import (
+    Counterfactual,
+    DimensionStatus,
+    blocking_slots,
+    counterfactuals,
+)
 from resource_manager.engine.explain.reservations import ReservationView, held_for, held_for_others
 from resource_manager.engine.explain.resizes import ResizeExplanation, explain_resizes
 from resource_manager.engine.explain.waiting_reasons import (

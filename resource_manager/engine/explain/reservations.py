@@ -10,8 +10,7 @@ from datetime import UTC, datetime
 from finegrain.resources import Amounts
 from resource_manager.engine.model.entities import Instant, Job, Request, Slot
 from resource_manager.engine.placement.hosts import Hosts
-from resource_manager.engine.placement.reserved import Reservation
-from resource_manager.engine.placement.reserved_for_others import held_from
+from resource_manager.engine.placement.reserved import Reservation, held_from
 from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 from resource_manager.engine.state import State
 

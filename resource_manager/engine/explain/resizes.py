@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from finegrain.errors import Reason
 from finegrain.resources import Amounts, add, fits, shortfall, subtract
 from resource_manager.engine.cpus.refusals import CpuRefusal
-from resource_manager.engine.explain.dimensions import DimensionStatus
+from resource_manager.engine.explain.remedies import DimensionStatus
 from resource_manager.engine.fairness.flows import GROUP
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.hosts.notes import ResizeHold

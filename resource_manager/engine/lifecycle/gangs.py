@@ -22,7 +22,6 @@ from finegrain.errors import Reason
 from resource_manager.engine.context import EventContext
 from resource_manager.engine.hosts.slots import Slots
 from resource_manager.engine.lifecycle import moves
-from resource_manager.engine.lifecycle.lines import queue_gang
 from resource_manager.engine.model.entities import Gang, Request, RequestState, Slot
 from resource_manager.engine.model.scheduling_key import SchedulingKey, scheduling_key
 from resource_manager.engine.model.state_tables import GangInput
@@ -56,6 +55,14 @@ def begin_to_wait(context: EventContext, gang: Gang) -> None:
     if gang.spec.timeout_ms is not None:
         gang.waiting_until_ms = context.now_ms + gang.spec.timeout_ms
     queue_gang(context.state, gang)
+
+
+def queue_gang(state: State, gang: Gang, *, tried: bool = False) -> None:
+    """Puts a gang into the line, at its place."""
+    members = list(living(state.requests, gang))
+    state.gangs.begin_to_wait(gang, members, state.queue.singles, tried=tried)
+    if gang.waiting_until_ms is not None:
+        state.timers.arm(Timer.GANG, gang.gang_id, gang.waiting_until_ms)
 
 
 def try_gang(context: EventContext, placing: PlacementPass, single: NonBatchable) -> bool:

@@ -16,8 +16,8 @@ from finegrain.errors import Reason
 from resource_manager.engine.context import EventContext
 from resource_manager.engine.fairness import threads
 from resource_manager.engine.hosts.host import Host
+from resource_manager.engine.hosts.slots import Slots
 from resource_manager.engine.lifecycle import usage
-from resource_manager.engine.lifecycle.lines import leave_behind, no_longer_behind
 from resource_manager.engine.lifecycle.members import keep_end, keep_move, single_out
 from resource_manager.engine.lifecycle.resizes import resume, stop
 from resource_manager.engine.model.entities import (
@@ -30,6 +30,8 @@ from resource_manager.engine.model.entities import (
 )
 from resource_manager.engine.model.scheduling_key import scheduling_key
 from resource_manager.engine.model.state_tables import RequestInput, SlotInput
+from resource_manager.engine.queue.requests import Requests
+from resource_manager.engine.state import State
 
 
 def key_of(slot: Slot) -> SlotKey:
@@ -311,3 +313,20 @@ def _describe(slot: Slot, isolation: dict[str, object] | None, cpus: str) -> Non
         slot.isolation = isolation
     if cpus:
         slot.cpus = cpus
+
+
+def leave_behind(requests: Requests, slots: Slots, slot: Slot) -> None:
+    """A slot is being taken down; its request, if it lives on, is to have another one."""
+    request = requests.get(slot.allocation_id)
+    if request is not None and request.state not in ENDED_REQUEST_STATES:
+        slots.leave_behind(slot)
+
+
+def no_longer_behind(state: State, slot: Slot) -> None:
+    """A slot that may have been left behind is gone, or its request's again."""
+    if not state.slots.no_longer_behind(slot):
+        return
+    request = state.requests.get(slot.allocation_id)  # none: a member that has ended
+    gang = state.gangs.of(request) if request is not None else None
+    if gang is not None:
+        state.queue.singles.wake(gang.arrival_number)  # it may go there now

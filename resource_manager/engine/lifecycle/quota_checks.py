@@ -14,7 +14,7 @@ from finegrain.resources import Amounts
 from resource_manager.engine.fairness.costs import Costs
 from resource_manager.engine.fairness.flows import GROUP, Flow, FlowTree
 from resource_manager.engine.fairness.quotas import Stop, counted, room, stopped_by, whole
-from resource_manager.engine.lifecycle.needs import booked_at_most
+from resource_manager.engine.hosts.bookings import shared_booking
 from resource_manager.engine.lifecycle.resizes import growth
 from resource_manager.engine.placement.hosts import Hosts
 from resource_manager.engine.queue.gangs import WaitingGang
@@ -143,3 +143,28 @@ def _admits(state: State, group_id: str, shape: SchedulingClass) -> bool:
     """True if the maximum of a group lets one more of a shape be placed."""
     group = state.flows.groups.get(group_id.removeprefix(GROUP))
     return group is None or bool(room([group], booked_at_most(state.hosts, state.costs, shape), 1))
+
+
+def booked_at_most(hosts: Hosts, costs: Costs, shape: SchedulingClass) -> Amounts:
+    """What one slot books, wherever it goes, as limits count it; of default slots, what the largest
+    one books on any executor. Empty: no executor is known.
+    """
+    version = hosts.version
+    if shape.need is None or shape.need[0] != version:
+        shape.need = version, _booked_at_most(hosts, costs, shape)
+    return shape.need[1]
+
+
+def cost_of(hosts: Hosts, costs: Costs, shape: SchedulingClass) -> float:
+    """What one slot costs per second, at most."""
+    return costs.of(booked_at_most(hosts, costs, shape))
+
+
+def _booked_at_most(hosts: Hosts, costs: Costs, shape: SchedulingClass) -> dict[str, int]:
+    if shape.profile is not None:
+        return counted(shared_booking(shape.profile, costs.in_parts, shape.best_effort))
+    most: dict[str, int] = {}
+    for host in hosts.values():
+        for name, amount in counted(host.booking_for(shape)).items():
+            most[name] = max(most.get(name, 0), amount)
+    return most

@@ -25,8 +25,7 @@ from resource_manager.engine.placement.feasibility import (
 )
 from resource_manager.engine.placement.hosts import Hosts
 from resource_manager.engine.placement.index import Need
-from resource_manager.engine.placement.reserved import Reservations
-from resource_manager.engine.placement.reserved_for_others import held_from
+from resource_manager.engine.placement.reserved import Reservations, held_from
 from resource_manager.engine.planning.gang_feasibility import gang_feasibility
 from resource_manager.engine.queue.gangs import GangKind, WaitingGang
 from resource_manager.engine.queue.queue import WaitingQueue

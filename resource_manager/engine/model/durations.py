@@ -1,7 +1,7 @@
 """How long the threads of one job took: a histogram of bounded size that tells quantiles to 5 %.
 
 Knows durations in milliseconds and their text in the books. Refuses to know what a thread is, when
-one begins or ends, and what anybody concludes from it (`advice.py`).
+one begins or ends, and what anybody concludes from it (`fairness.py`).
 
 Source: Masson, Rim, Lee, "DDSketch: a fast and fully-mergeable quantile sketch with
 relative-error guarantees", VLDB 2019: buckets whose bounds grow by a constant factor, each

@@ -21,7 +21,7 @@ from resource_manager.engine.placement.elastic import Elastic
 from resource_manager.engine.placement.hosts import Hosts
 from resource_manager.engine.placement.index import Need
 from resource_manager.engine.placement.indexes import carries
-from resource_manager.engine.placement.reserved_for_others import is_held_from
+from resource_manager.engine.placement.reserved import is_held_from
 from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 
 ASKED_MAX = 64

@@ -8,8 +8,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from finegrain.resources import Amounts, shortfall, total_of
+from finegrain.resources import Amounts, fits, shortfall, total_of
+from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.model.entities import SlotKey
+from resource_manager.engine.placement.hosts import Hosts
+from resource_manager.engine.placement.indexes import carries
+from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 
 if TYPE_CHECKING:
     from resource_manager.engine.fairness.starvation import Mark, Waiter
@@ -132,3 +136,32 @@ class Reservations:
         del self.by_job[ended.holder.job_id]
         for name in ended.place.held:
             del self.on_host[name]
+
+
+def is_held_from(host: Host, shape: SchedulingClass) -> bool:
+    """True if one of a shape would fit on a host but for what is held there."""
+    if host.held is None:
+        return False
+    need = host.booking_for(shape)
+    if not need or host.slots_left() < 1 or not fits(need, host.free()):
+        return False
+    if host.exactly(shape):  # there for nobody else, as long as anything is held
+        return host.suits(shape)
+    return host.spare_slots() < 1 or not fits(need, host.spare())
+
+
+def held_from(
+    hosts: Hosts, reservations: Reservations, shape: SchedulingClass
+) -> Iterator[Reservation]:
+    """Reservations without which one of a shape would fit somewhere."""
+    for each in reservations.all():
+        holding = (hosts.get(name) for name in each.place.held)
+        if any(
+            host is not None
+            and host.eligible
+            and carries(host, shape.labels)
+            and not host.refuses(shape)
+            and is_held_from(host, shape)
+            for host in holding
+        ):
+            yield each

@@ -19,7 +19,7 @@ from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.model.entities import ExecutorState
 from resource_manager.engine.placement.feasibility import Judgement, judge
 from resource_manager.engine.placement.indexes import carries
-from resource_manager.engine.placement.reserved_for_others import is_held_from
+from resource_manager.engine.placement.reserved import is_held_from
 from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 
 MILLION = 1_000_000

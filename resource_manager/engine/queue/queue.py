@@ -27,10 +27,14 @@ from resource_manager.engine.model.scheduling_key import (
 )
 from resource_manager.engine.queue.blocked import QuotaBlocked
 from resource_manager.engine.queue.candidates import Round
-from resource_manager.engine.queue.known_classes import KnownClasses
 from resource_manager.engine.queue.non_batchable import Kind, NonBatchable
 from resource_manager.engine.queue.order import ServiceOrder
-from resource_manager.engine.queue.scheduling_classes import INACTIVE, JobQueue, SchedulingClass
+from resource_manager.engine.queue.scheduling_classes import (
+    INACTIVE,
+    JobQueue,
+    KnownClasses,
+    SchedulingClass,
+)
 
 
 class WaitingQueue:

@@ -17,8 +17,12 @@ from resource_manager.engine.context import EventContext
 from resource_manager.engine.fairness.quotas import Ledger
 from resource_manager.engine.hosts.cpu_allocator import ResourceRequest
 from resource_manager.engine.hosts.host import Host
-from resource_manager.engine.lifecycle.needs import booked_at_most
-from resource_manager.engine.lifecycle.quota_checks import gang_need, limited, maxima
+from resource_manager.engine.lifecycle.quota_checks import (
+    booked_at_most,
+    gang_need,
+    limited,
+    maxima,
+)
 from resource_manager.engine.model.entities import GangPlacement
 from resource_manager.engine.model.scheduling_key import SLOTS, SchedulingKey, in_grains
 from resource_manager.engine.model.settings import ExecutorShape
@@ -34,10 +38,10 @@ from resource_manager.engine.placement.elastic import (
 from resource_manager.engine.placement.hosts import Hosts
 from resource_manager.engine.placement.indexes import carries
 from resource_manager.engine.planning.exactness import amounts_of, counted, offering, together
+from resource_manager.engine.planning.gang_feasibility import wish_of
 from resource_manager.engine.planning.gang_planning import GangWish
 from resource_manager.engine.planning.packing import Counts, Wish
 from resource_manager.engine.planning.planning import Backlog, Plan, Supply, make_plan
-from resource_manager.engine.planning.possible import wish_of
 from resource_manager.engine.queue.gangs import GangLedger, WaitingGang
 from resource_manager.engine.queue.queue import WaitingQueue
 from resource_manager.engine.queue.scheduling_classes import JobQueue, SchedulingClass

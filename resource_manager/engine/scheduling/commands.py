@@ -17,10 +17,9 @@ from itertools import islice
 
 from finegrain.errors import InvariantBroken
 from resource_manager.engine.context import EventContext
-from resource_manager.engine.executors.epochs import refuse_seen_epoch
 from resource_manager.engine.executors.reachability import command_arrived, find_unreachable
 from resource_manager.engine.executors.refusals import remember_refusal
-from resource_manager.engine.executors.reports import settle, take_in
+from resource_manager.engine.executors.reports import refuse_seen_epoch, settle, take_in
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.hosts.notes import Command
 from resource_manager.engine.lifecycle import usage

@@ -30,8 +30,7 @@ from resource_manager.engine.context import EventContext
 from resource_manager.engine.hosts.slots import Slots
 from resource_manager.engine.lifecycle.gangs import try_gang
 from resource_manager.engine.lifecycle.moves import place
-from resource_manager.engine.lifecycle.needs import cost_of
-from resource_manager.engine.lifecycle.quota_checks import admitted, ease, single_stop
+from resource_manager.engine.lifecycle.quota_checks import admitted, cost_of, ease, single_stop
 from resource_manager.engine.lifecycle.resizes import try_growth
 from resource_manager.engine.model.entities import Request
 from resource_manager.engine.placement.placement_pass import PlacementPass

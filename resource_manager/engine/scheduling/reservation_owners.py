@@ -16,8 +16,7 @@ from resource_manager.engine.cpus.refusals import CpuRefusal
 from resource_manager.engine.hosts.slots import Slots
 from resource_manager.engine.lifecycle.gangs import place_together, wishes_now
 from resource_manager.engine.lifecycle.moves import place
-from resource_manager.engine.lifecycle.needs import booked_at_most
-from resource_manager.engine.lifecycle.quota_checks import gang_need
+from resource_manager.engine.lifecycle.quota_checks import booked_at_most, gang_need
 from resource_manager.engine.lifecycle.resizes import assignment_for, growth, order, unsuited
 from resource_manager.engine.model.entities import GangPlacement, Request, Slot
 from resource_manager.engine.placement.gang_exact import Trials, as_if_empty

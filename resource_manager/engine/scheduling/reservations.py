@@ -48,8 +48,7 @@ from resource_manager.engine.model.settings import SECOND_MS
 from resource_manager.engine.model.timers import Timer
 from resource_manager.engine.placement.reserved import Place, Reservation
 from resource_manager.engine.queue.scheduling_classes import JobQueue, SchedulingClass
-from resource_manager.engine.scheduling.behind import needs_help, since_served
-from resource_manager.engine.scheduling.passed_over import Turns
+from resource_manager.engine.scheduling.passed_over import Turns, needs_help, since_served
 from resource_manager.engine.scheduling.reservation_owners import (
     RequestOwner,
     ReservationOwner,

@@ -8,7 +8,7 @@ from finegrain.errors import InvalidArgument
 from finegrain.ids import check_id
 from finegrain.rpc.wire import duration_ms_from_proto, duration_ms_to_proto
 from finegrain.v1 import cluster_pb2
-from resource_manager.engine.explain.advice import advise_threads
+from resource_manager.engine.explain.fairness import advise_threads
 from resource_manager.engine.fairness.advice import QUANTILE, TARGET_MS, Advice
 from resource_manager.engine.state import State
 

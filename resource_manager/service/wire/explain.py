@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from finegrain.rpc.wire import amounts_to_proto, timestamp_ms_to_proto
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
 from resource_manager.engine.cpus.refusals import CpuRefusal
-from resource_manager.engine.explain.dimensions import DimensionStatus
 from resource_manager.engine.explain.fairness import Step, Tally
 from resource_manager.engine.explain.gangs import GangExplanation
 from resource_manager.engine.explain.lists import slot_view
+from resource_manager.engine.explain.remedies import DimensionStatus
 from resource_manager.engine.explain.requests import Explanation
 from resource_manager.engine.explain.reservations import ReservationView
 from resource_manager.engine.fairness.flows import GROUP

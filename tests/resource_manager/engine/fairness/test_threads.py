@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from finegrain.resources import GIB, MIB, ResourceProfile
-from resource_manager.engine.explain.advice import advise_threads
+from resource_manager.engine.explain.fairness import advise_threads
 from resource_manager.engine.fairness import threads
 from resource_manager.engine.model.durations import Durations
 from resource_manager.engine.model.entities import Instant, RequestSpec, Tally

@@ -20,7 +20,7 @@ from resource_manager.engine.model.events import (
     SlotsReleased,
 )
 from resource_manager.engine.model.settings import EngineSettings, ExecutorShape, Provisioning
-from resource_manager.engine.planning import possible
+from resource_manager.engine.planning import gang_feasibility as possible
 from resource_manager.engine.planning.planning import make_plan
 from resource_manager.engine.scaling import backlog
 from tests.resource_manager.engine.model import ModelCluster, ModelExecutor
