@@ -354,7 +354,8 @@ class Checks:
     def alone(self) -> None:
         """Now and then: whoever is alone for long gives up its slots, late ones a little later."""
         for executor in self.executors.values():
-            if executor.orphan_ms is None or not executor.up or executor.is_stopped:
+            went_on_ms = self.now_ms - executor.stopped_until_ms  # below zero: it is stopped
+            if executor.orphan_ms is None or not executor.up or went_on_ms < ALONE_SLACK_MS:
                 continue
             here = {s.key for s in executor.table if s.state is SlotState.ALLOCATED}
             before = self._here_since_ms.get(executor.name, {})
