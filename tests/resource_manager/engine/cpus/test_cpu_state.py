@@ -9,6 +9,7 @@ from finegrain.cpuset import CpuSet
 from finegrain.resources import GIB
 from resource_manager.engine.model.entities import NO_CPU_STATE
 from resource_manager.engine.model.events import SlotsReleased
+from tests.resource_manager.engine.infeasible import AFTER_MS, rejected_after
 from tests.support.cpu_hosts import NODE_MEMORY, PLAIN, CpuStory, host
 
 
@@ -135,3 +136,13 @@ def test_what_a_host_refused_is_asked_for_again_when_its_cpus_are_others() -> No
     story.settle()
     assert story.state.requests["pinned"].state == "GRANTED"
     assert 0 not in story.has("pinned").cpus
+
+
+def test_what_executors_see_of_their_cpus_restarts_the_clock_of_late_rejection() -> None:
+    story = CpuStory(lost_timeout_ms=10**9)
+    story.ask("early", 64_000, PLAIN)
+    executor = host()
+    story.cluster.register(executor)
+    story.cluster.wait(AFTER_MS - 1)
+    story.see("host-a", offline_cpus="3")
+    assert rejected_after(story.cluster, AFTER_MS)
