@@ -129,7 +129,7 @@ class MemoryStore(Store):
             if each.sequence >= from_sequence
             and subject_id in ("", each.executor_id, each.job_id, each.allocation_id)
         ]
-        return found[:limit] if from_sequence else found[-limit:]
+        return found[:limit] if from_sequence else found[max(0, len(found) - limit) :]
 
     def meta(self, key: str) -> str | None:
         """See `Store.meta`."""

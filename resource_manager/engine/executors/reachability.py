@@ -37,7 +37,7 @@ def delivery_overdue(context: EventContext, host: Host) -> bool:
 def find_unreachable(context: EventContext, host: Host) -> None:
     """Nothing more is placed here, and nothing believed of it holds until it registers again."""
     state, reach = context.state, host.reach
-    reach.unreachable = state.transitions.reach(
+    reach.unreachable = state.transitions.move_reach(
         host.host_id, unreachable=reach.unreachable, what=ReachInput.FAIL
     )
     reach.failures += 1
@@ -91,7 +91,7 @@ def executor_probed(context: EventContext, event: ExecutorProbed) -> None:
     if event.cause:
         host.reach.cause = event.cause
         return
-    host.reach.unreachable = context.state.transitions.reach(
+    host.reach.unreachable = context.state.transitions.move_reach(
         host.host_id, unreachable=host.reach.unreachable, what=ReachInput.ANSWER
     )
     host.reach.cause = ""

@@ -195,7 +195,7 @@ def request_drain(context: EventContext, event: DrainRequested) -> Executor:
     state = context.state
     host = known_host(state.hosts, event.executor_id)
     executor = host.executor
-    state.transitions.drain(executor, DrainInput.DRAIN)
+    state.transitions.move_drain(executor, DrainInput.DRAIN)
     executor.drain_reason = event.reason
     executor.drain_deadline_time_ms = executor.drain_deadline_at_ms = None
     if event.deadline_ms is not None:
@@ -225,7 +225,7 @@ def request_undrain(context: EventContext, event: UndrainRequested) -> Executor:
             details={"executor_id": host.host_id},
         )
     if executor.draining:
-        context.state.transitions.drain(executor, DrainInput.UNDRAIN)
+        context.state.transitions.move_drain(executor, DrainInput.UNDRAIN)
         executor.drain_reason = ""
         executor.drain_deadline_time_ms = executor.drain_deadline_at_ms = None
         context.state.changes.executor(executor)

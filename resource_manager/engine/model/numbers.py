@@ -4,6 +4,23 @@ from __future__ import annotations
 
 from resource_manager.engine.model.changes import ChangeTracker
 
+GENERATION_FLOOR = "generation_floor"
+"""Counter that a restore of older books raises, so that no placement of theirs is taken for one of
+those they have lost."""
+
+REGISTERED_WITH = "registered_with/"
+"""Prefix of counters: the report that an executor registered with last. A late copy of an earlier
+registration may reach whoever takes over, and is no news there either."""
+
+HOST_SETTING_NUMBER = "host_setting_number"
+"""Number of the last change that an operator has made to the settings of any host."""
+
+FORGOTTEN = "forgotten_registration_number"
+"""Highest registration number of all executors that were forgotten."""
+
+ARRIVAL_NUMBER = "arrival_number"
+"""The last place in line that was given out, to jobs and requests alike."""
+
 
 class Numbers:
     """What was given out last.
@@ -34,21 +51,3 @@ class Numbers:
         """
         self.forgotten_registration = max(self.forgotten_registration, number)
         self._changes.counter(FORGOTTEN, self.forgotten_registration)
-
-
-GENERATION_FLOOR = "generation_floor"
-"""Counter that a restore of older books raises, so that no placement of theirs is taken for one of
-those they have lost."""
-
-REGISTERED_WITH = "registered_with/"
-"""Prefix of counters: the report that an executor registered with last. A late copy of an earlier
-registration may reach whoever takes over, and is no news there either."""
-
-HOST_SETTING_NUMBER = "host_setting_number"
-"""Number of the last change that an operator has made to the settings of any host."""
-
-FORGOTTEN = "forgotten_registration_number"
-"""Highest registration number of all executors that were forgotten."""
-
-ARRIVAL_NUMBER = "arrival_number"
-"""The last place in line that was given out, to jobs and requests alike."""

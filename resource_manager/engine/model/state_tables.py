@@ -34,12 +34,12 @@ from resource_manager.engine.model.entities import (
     SlotState,
 )
 
-S = TypeVar("S", bound=StrEnum)
-I = TypeVar("I", bound=StrEnum)  # noqa: E741 -- of inputs
+StateT = TypeVar("StateT", bound=StrEnum)
+InputT = TypeVar("InputT", bound=StrEnum)
 
 
 @dataclass(frozen=True, slots=True)
-class StateTable(Generic[S, I]):
+class StateTable(Generic[StateT, InputT]):
     """One machine.
 
     Attributes:
@@ -52,11 +52,11 @@ class StateTable(Generic[S, I]):
     """
 
     title: str
-    states: type[S]
-    inputs: type[I]
-    initial: S
-    moves: Mapping[tuple[S, I], S | None]
-    restored: frozenset[S]
+    states: type[StateT]
+    inputs: type[InputT]
+    initial: StateT
+    moves: Mapping[tuple[StateT, InputT], StateT | None]
+    restored: frozenset[StateT]
 
 
 class RequestInput(StrEnum):
@@ -138,7 +138,7 @@ class ResizeState(StrEnum):
 class ResizeInput(StrEnum):
     """What can happen to the changes of a slot's size."""
 
-    ASK = "ASK"  # somebody wants another size
+    ASK = "ASK"  # another size is asked for
     WITHDRAW = "WITHDRAW"  # the one that waits is wanted no more, or replaced
     ORDER = "ORDER"  # it takes no more room, or its growth has been booked
     CONFIRM = "CONFIRM"  # the executor enforces the ordered size, or a later one

@@ -22,7 +22,7 @@ from resource_manager.engine.model.state_tables import (
     DrainInput,
     DrainState,
     GangInput,
-    I,
+    InputT,
     JobInput,
     Reachability,
     ReachInput,
@@ -30,8 +30,8 @@ from resource_manager.engine.model.state_tables import (
     RequestInput,
     ResizeInput,
     ResizeState,
-    S,
     SlotInput,
+    StateT,
     StateTable,
 )
 
@@ -111,13 +111,13 @@ class Transitions:
         executor.state = self._moved(REGISTRATION, executor.executor_id, executor.state, what)
         executor.lost = executor.state is REGISTRATION.states.LOST
 
-    def drain(self, executor: Executor, what: DrainInput) -> None:
+    def move_drain(self, executor: Executor, what: DrainInput) -> None:
         """Moves an executor, as far as its drain goes."""
         before = DrainState.DRAINING if executor.draining else DrainState.OPEN
         after = self._moved(DRAIN, executor.executor_id, before, what)
         executor.draining = after is DrainState.DRAINING
 
-    def reach(self, executor_id: str, *, unreachable: bool, what: ReachInput) -> bool:
+    def move_reach(self, executor_id: str, *, unreachable: bool, what: ReachInput) -> bool:
         """Moves an executor, as far as dialling it goes; True: it is unreachable then."""
         before = Reachability.UNREACHABLE if unreachable else Reachability.REACHABLE
         return self._moved(REACH, executor_id, before, what) is Reachability.UNREACHABLE
@@ -138,13 +138,17 @@ class Transitions:
         """An executor of the store stands so."""
         executor.state = self._restored(REGISTRATION, executor.executor_id, state)
 
-    def _moved(self, table: StateTable[S, I], entity: str, before: S, what: I) -> S:
+    def _moved(
+        self, table: StateTable[StateT, InputT], entity: str, before: StateT, what: InputT
+    ) -> StateT:
         after = self._after(table, entity, before, what)
         if after is None:
             raise self._illegal(table.title, entity, before, what)
         return after
 
-    def _after(self, table: StateTable[S, I], entity: str, before: S, what: I) -> S | None:
+    def _after(
+        self, table: StateTable[StateT, InputT], entity: str, before: StateT, what: InputT
+    ) -> StateT | None:
         move = before, what
         if move not in table.moves:
             raise self._illegal(table.title, entity, before, what)
@@ -152,7 +156,7 @@ class Transitions:
         self._moves.append((entity, before, what, after or "gone"))
         return after
 
-    def _restored(self, table: StateTable[S, I], entity: str, state: S) -> S:
+    def _restored(self, table: StateTable[StateT, InputT], entity: str, state: StateT) -> StateT:
         if state not in table.restored:
             raise self._illegal(table.title, entity, state, "RESTORE")
         return state

@@ -65,10 +65,10 @@ class Hosts(dict[str, Host]):
         }
 
     def remember(self, heard: Heard) -> None:
-        """What this very process heard before it read its books anew is still on its way to
-        nobody else: a registration that was overtaken then is refused now as well.
+        """Carries report numbers across a reload, so that a registration superseded before the
+        reload is still rejected.
 
-        Without this a late copy of one, taken for news, would strike slots that were made since.
+        Without this a late copy of one, taken for a new one, would delete slots made since.
         """
         for name, (instance_id, report_number) in heard.items():
             host = self.get(name)

@@ -36,7 +36,7 @@ class Requests(dict[str, Request]):
         `queue/ranges.py`) becomes one of the books when it is placed.
 
         Raises:
-            InvariantBroken: nobody has that place.
+            InvariantBroken: no request has it.
         """
         request = self.by_arrival.get(arrival_number) or self.ranges.request_at(arrival_number)
         if request is None:

@@ -38,6 +38,10 @@ STALE_MAX = 64
 """Places at which nobody stands any more that a heap may have beside as many as are of use."""
 
 
+IDLE_SHAPES_MAX = 1_024
+"""Shapes remembered although nobody waits with them."""
+
+
 @dataclass(slots=True, eq=False)
 class Cursor:
     """How far a shape's search has come in its index: no host before `frontier` fits, but perhaps
@@ -290,10 +294,6 @@ def make_scheduling_class(number: int, key: SchedulingKey) -> SchedulingClass:
         separate_need=need_of(profile, cpus, separate_pools=True),
         cpus=cpus,
     )
-
-
-IDLE_SHAPES_MAX = 1_024
-"""Shapes remembered although nobody waits with them."""
 
 
 class KnownClasses:

@@ -187,7 +187,7 @@ def drain(context: EventContext, host: Host, message: str) -> None:
     executor = host.executor
     if executor.draining:
         return
-    context.state.transitions.drain(executor, DrainInput.DRAIN)
+    context.state.transitions.move_drain(executor, DrainInput.DRAIN)
     executor.drain_reason = f"is given back: {message}"
     context.state.changes.executor(executor)
     usage.total_changed(context.state.hosts, context.state.costs, host)

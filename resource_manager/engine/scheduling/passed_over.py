@@ -27,6 +27,10 @@ from resource_manager.engine.state import State
 _ROUNDED = 1e-9
 
 
+RIVALS_LOOKED_AT_MAX = 256
+"""Jobs that wait with something smaller, of which one may have received more."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Served:
     """The flows below a group that were served and want more: who was served last comes first,
@@ -93,10 +97,6 @@ class Turns:
 
 def _is_among(flow: Flow, since_ms: int) -> bool:
     return bool(flow.waiting) and flow.served_ms is not None and flow.served_ms >= since_ms
-
-
-RIVALS_LOOKED_AT_MAX = 256
-"""Jobs that wait with something smaller, of which one may have received more."""
 
 
 def needs_help(context: EventContext, line: JobQueue) -> bool:

@@ -147,7 +147,7 @@ def machines(story: Transitions) -> dict[str, Machine]:
             put_size(after or "")
 
     def move_reach(what: str) -> None:
-        reach["unreachable"] = story.reach(
+        reach["unreachable"] = story.move_reach(
             "host-a", unreachable=reach["unreachable"], what=ReachInput(what)
         )
 
@@ -197,7 +197,7 @@ def machines(story: Transitions) -> dict[str, Machine]:
             Machine(
                 DRAIN,
                 lambda: "DRAINING" if drained.draining else "OPEN",
-                lambda what: story.drain(drained, DrainInput(what)),
+                lambda what: story.move_drain(drained, DrainInput(what)),
                 put_drain,
             ),
             Machine(
