@@ -73,7 +73,7 @@ async def test_leaving_the_output_early_leaves_no_stream(servant: Scripted, slot
     task = await slot.run(["say"], output="stream")
     output = task.output()
     await anext(output)
-    assert servant.live["WatchTask"] == 2
+    await eventually(lambda: servant.live["WatchTask"] == 2)
     await output.aclose()  # type: ignore[attr-defined]
     await eventually(lambda: servant.live["WatchTask"] == 1)
     await servant.end_program("say")
