@@ -10,9 +10,6 @@ from resource_manager.engine.fairness import threads
 from resource_manager.engine.fairness.groups import adopt_groups
 from resource_manager.engine.hosts.allowed_cpus import CLUSTER, set_for
 from resource_manager.engine.hosts.host import Host
-from resource_manager.engine.lifecycle import usage, usage_checkpoints
-from resource_manager.engine.lifecycle.gangs import queue_gang
-from resource_manager.engine.lifecycle.moves import leave_behind
 from resource_manager.engine.model.effects import Snapshot
 from resource_manager.engine.model.endings import Ending
 from resource_manager.engine.model.entities import (
@@ -53,7 +50,7 @@ def restore(snapshot: Snapshot, settings: EngineSettings, at: Instant) -> State:
     """
     state = State(settings, snapshot.rm_epoch, at)
     _read_counters(state, snapshot)
-    state.host_settings = {each.executor_id: each for each in snapshot.host_settings}
+    state.host_settings.update({each.executor_id: each for each in snapshot.host_settings})
     for executor in snapshot.executors:
         _restore_executor(state, executor)
         executor.report_number = snapshot.counters.get(REGISTERED_WITH + executor.executor_id, 0)
@@ -67,20 +64,22 @@ def restore(snapshot: Snapshot, settings: EngineSettings, at: Instant) -> State:
     for slot in sorted(snapshot.slots, key=lambda slot: (slot.allocation_id, slot.generation)):
         _restore_slot(state, slot)
     threads.restore(state.jobs, state.slots.values(), snapshot.tallies, at)
-    state.groups = adopt_groups(
-        snapshot.groups,
-        state.jobs.values(),
-        snapshot.counters,
-        state.changes,
-        time_ms=at.time_ms,
+    state.groups.update(
+        adopt_groups(
+            snapshot.groups,
+            state.jobs.values(),
+            snapshot.counters,
+            state.changes,
+            time_ms=at.time_ms,
+        )
     )
-    usage.register(state)
+    state.usage.register()
     for host in state.hosts.values():
         host.adopt_registration()
         state.hosts.in_use += bool(host.slots)
-    usage.adopt(state)
+    state.usage.adopt()
     _line_up(state, at)
-    usage_checkpoints.restore(state, snapshot.tallies, at)
+    state.usage_checkpoints.restore(snapshot.tallies, at)
     if state.settings.provisioning or state.provisions:
         state.timers.arm(Timer.PLAN, "", at.monotonic_ms)
     state.timers.arm(Timer.HISTORY, "", at.monotonic_ms + state.history.mark_interval_ms)
@@ -101,10 +100,10 @@ def _read_counters(state: State, snapshot: Snapshot) -> None:
     state.elastic.number = snapshot.counters.get(NUMBER, 0)
     state.numbers.host_setting = snapshot.counters.get(HOST_SETTING_NUMBER, 0)
     state.elastic.resumes = bool(snapshot.provisions)
-    state.provisions = {
-        each.executor_id: each
+    state.provisions.update(
+        (each.executor_id, each)
         for each in sorted(snapshot.provisions, key=lambda each: (each.ask_time_ms, each.number))
-    }
+    )
     state.history.restore(snapshot.counters)
 
 
@@ -115,7 +114,7 @@ def _line_up(state: State, at: Instant) -> None:
             state.queue.add_resize(slot)
     for gang in state.gangs.sort_out(state.requests, state.transitions, at):
         if gang.job_id not in state.endings:
-            queue_gang(state, gang, tried=True)
+            state.gang_moves.queue_gang(gang, tried=True)
     for request in state.requests.values():
         waits = request.state is RequestState.PENDING and request.job_id not in state.endings
         if waits and not request.spec.gang_id:
@@ -144,7 +143,7 @@ def _restore_executor(state: State, executor: Executor) -> None:
         set_for(state.host_settings, CLUSTER),
     )
     state.hosts[executor.executor_id] = host
-    usage.total_changed(state.hosts, state.costs, host)
+    state.usage.total_changed(host)
     state.timers.arm(Timer.SILENCE, executor.executor_id, now + state.settings.lost_timeout_ms)
 
 
@@ -197,7 +196,7 @@ def _restore_range(state: State, row: RequestRange) -> None:
 
 def _count_live(state: State, job: Job, count: int) -> None:
     job.live_requests += count
-    state.live_requests += count
+    state.requests.live += count
     if count and job.state is JobState.ENDED:
         state.endings.setdefault(job.job_id, Ending())
 
@@ -227,7 +226,7 @@ def _restore_slot(state: State, slot: Slot) -> None:
         slot.allocation_id = request.spec.allocation_id
     _match(state.transitions, request, slot)
     if slot.state is SlotState.FREEING:
-        leave_behind(state.requests, state.slots, slot)
+        state.moves.leave_behind(slot)
     slot.executor_id = host.host_id
     key = slot.allocation_id, slot.generation
     state.slots[key] = slot

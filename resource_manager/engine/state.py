@@ -11,6 +11,18 @@ from resource_manager.engine.fairness.costs import Costs
 from resource_manager.engine.fairness.flows import FlowTree
 from resource_manager.engine.fairness.starvation import Starving
 from resource_manager.engine.hosts.slots import Slots
+from resource_manager.engine.lifecycle.departures import Departures
+from resource_manager.engine.lifecycle.gangs import GangMoves
+from resource_manager.engine.lifecycle.journal import Journal
+from resource_manager.engine.lifecycle.members import MemberRows
+from resource_manager.engine.lifecycle.moves import RequestMoves
+from resource_manager.engine.lifecycle.provisions import ProvisionMoves
+from resource_manager.engine.lifecycle.quota_checks import QuotaChecks
+from resource_manager.engine.lifecycle.range_ends import RangeMoves
+from resource_manager.engine.lifecycle.resizes import ResizeMoves
+from resource_manager.engine.lifecycle.usage import UsageAccounting
+from resource_manager.engine.lifecycle.usage_checkpoints import UsageCheckpoints
+from resource_manager.engine.lifecycle.waiting import WaitingReasons
 from resource_manager.engine.model.changes import ChangeTracker
 from resource_manager.engine.model.endings import Ending
 from resource_manager.engine.model.entities import (
@@ -43,7 +55,6 @@ class State:
         self.settings = settings
         self.rm_epoch = rm_epoch
         self.started = at
-        self.snapshot_number = 0  # events taken in; names a state of the books
         # durable
         self.jobs: dict[str, Job] = {}
         self.ranges = RangeLedger()
@@ -59,13 +70,11 @@ class State:
         self.history = History(settings)
         # derived
         self.live_jobs = 0
-        self.live_requests = 0  # of all jobs
         self.endings: dict[str, Ending] = {}  # jobs that have ended and still have live requests
         fairness = settings.fairness
         self.flows = FlowTree(fairness, at.monotonic_ms)
         self.costs = Costs(fairness.service)
         self.checkpoints = Checkpoints(self.flows, fairness)
-        self.tallies_begun_anew = 0  # that were counted in another measure
         self.queue = WaitingQueue(self.flows, fair=fairness.order == "fair")
         self.timers = Timers()
         self.rejection_clock = RejectionClock(self.timers, settings.infeasible_after_ms)
@@ -79,6 +88,137 @@ class State:
         self.restored_arrival = 0  # last place in line that was given out before this incarnation
         self.considered_arrival = 0  # last place in line that a decision has looked at
         self.answered_executors: set[str] = set()  # by us: they may know our epoch from us
+        # what moves entities through their states, and accounts for it
+        self.journal = Journal(
+            settings,
+            at,
+            jobs=self.jobs,
+            hosts=self.hosts,
+            history=self.history,
+            changes=self.changes,
+        )
+        self.usage = UsageAccounting(
+            costs=self.costs,
+            flows=self.flows,
+            groups=self.groups,
+            hosts=self.hosts,
+            jobs=self.jobs,
+            slots=self.slots,
+        )
+        self.usage_checkpoints = UsageCheckpoints(
+            journal=self.journal,
+            changes=self.changes,
+            checkpoints=self.checkpoints,
+            flows=self.flows,
+            jobs=self.jobs,
+            settings=self.settings,
+            slots=self.slots,
+            timers=self.timers,
+        )
+        self.members = MemberRows(
+            changes=self.changes, jobs=self.jobs, ranges=self.ranges, requests=self.requests
+        )
+        self.resizes = ResizeMoves(
+            journal=self.journal,
+            changes=self.changes,
+            hosts=self.hosts,
+            outbox=self.outbox,
+            queue=self.queue,
+            requests=self.requests,
+            settings=self.settings,
+            slots=self.slots,
+            starving=self.starving,
+            timers=self.timers,
+            transitions=self.transitions,
+            usage=self.usage,
+        )
+        self.quotas = QuotaChecks(
+            costs=self.costs,
+            flows=self.flows,
+            gangs=self.gangs,
+            hosts=self.hosts,
+            queue=self.queue,
+            slots=self.slots,
+        )
+        self.waiting_reasons = WaitingReasons(
+            journal=self.journal,
+            elastic=self.elastic,
+            gangs=self.gangs,
+            hosts=self.hosts,
+            provisions=self.provisions,
+            queue=self.queue,
+            reservations=self.reservations,
+        )
+        self.moves = RequestMoves(
+            journal=self.journal,
+            changes=self.changes,
+            costs=self.costs,
+            endings=self.endings,
+            flows=self.flows,
+            gangs=self.gangs,
+            hosts=self.hosts,
+            jobs=self.jobs,
+            numbers=self.numbers,
+            outbox=self.outbox,
+            queue=self.queue,
+            ranges=self.ranges,
+            rejection_clock=self.rejection_clock,
+            requests=self.requests,
+            slots=self.slots,
+            starving=self.starving,
+            transitions=self.transitions,
+            members=self.members,
+            resizes=self.resizes,
+            usage=self.usage,
+        )
+        self.gang_moves = GangMoves(
+            journal=self.journal,
+            changes=self.changes,
+            endings=self.endings,
+            gangs=self.gangs,
+            hosts=self.hosts,
+            queue=self.queue,
+            rejection_clock=self.rejection_clock,
+            requests=self.requests,
+            slots=self.slots,
+            timers=self.timers,
+            transitions=self.transitions,
+            moves=self.moves,
+        )
+        self.range_moves = RangeMoves(
+            journal=self.journal,
+            queue=self.queue,
+            ranges=self.ranges,
+            transitions=self.transitions,
+            members=self.members,
+            moves=self.moves,
+        )
+        self.provision_moves = ProvisionMoves(
+            journal=self.journal,
+            changes=self.changes,
+            elastic=self.elastic,
+            hosts=self.hosts,
+            provisions=self.provisions,
+            rm_epoch=self.rm_epoch,
+            settings=self.settings,
+            timers=self.timers,
+            transitions=self.transitions,
+            usage=self.usage,
+        )
+        self.departures = Departures(
+            journal=self.journal,
+            changes=self.changes,
+            costs=self.costs,
+            host_settings=self.host_settings,
+            hosts=self.hosts,
+            numbers=self.numbers,
+            outbox=self.outbox,
+            rejection_clock=self.rejection_clock,
+            transitions=self.transitions,
+            gang_moves=self.gang_moves,
+            moves=self.moves,
+            usage=self.usage,
+        )
 
     @property
     def unfinished(self) -> bool:

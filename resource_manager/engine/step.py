@@ -36,10 +36,6 @@ from resource_manager.engine.jobs.lifecycle import (
     request_job_end,
     retention_rang,
 )
-from resource_manager.engine.lifecycle.gangs import gang_rang
-from resource_manager.engine.lifecycle.resizes import resize_rang
-from resource_manager.engine.lifecycle.usage_checkpoints import keep_urgent, tally_rang
-from resource_manager.engine.lifecycle.waiting import member_reason, waiting_reason
 from resource_manager.engine.model.effects import StepResult
 from resource_manager.engine.model.entities import Request, RequestState
 from resource_manager.engine.model.events import (
@@ -81,10 +77,9 @@ from resource_manager.engine.requests.submission import (
 )
 from resource_manager.engine.scaling.arrival import executor_came, hand_over
 from resource_manager.engine.scaling.passes import provide
-from resource_manager.engine.scaling.provisions import (
+from resource_manager.engine.scaling.provider_answers import (
     provision_ended,
     provision_failed,
-    provision_rang,
     provision_started,
     provision_stop_failed,
 )
@@ -112,11 +107,11 @@ def step(state: State, event: Event) -> StepResult:
     Raises:
         FinegrainError: the event is refused as a whole; see the handler for which.
     """
-    context = EventContext(state, event.at)
-    state.snapshot_number += 1
+    context = EventContext(state)
+    effects = state.journal.begin(event.at)
     state.flows.advance(event.at.monotonic_ms)
     answer = _handle(context, event)
-    return StepResult(answer, context.effects)
+    return StepResult(answer, effects)
 
 
 def _handle(context: EventContext, event: Event) -> object:  # noqa: C901, PLR0912 -- one case per event
@@ -195,22 +190,22 @@ def _decide(context: EventContext) -> None:
     state = context.state
     for request in state.newcomers:
         if request.state is RequestState.PENDING:
-            context.cluster_event(
+            context.journal.cluster_event(
                 "request_pending",
                 job_id=request.job_id,
                 allocation_id=request.allocation_id,
                 reason=_waiting_reason(state, request),
             )
     state.newcomers.clear()
-    keep_urgent(context)
+    context.state.usage_checkpoints.keep_urgent()
     tell_who_waits(context)
     state.considered_arrival = state.numbers.arrival
 
 
 def _waiting_reason(state: State, request: Request) -> str:
     if request.spec.gang_id:
-        return member_reason(state, request)
-    return waiting_reason(state, state.queue.shape_of(request.spec))
+        return state.waiting_reasons.member_reason(request)
+    return state.waiting_reasons.waiting_reason(state.queue.shape_of(request.spec))
 
 
 def _tick(context: EventContext, event: Ticked) -> None:  # noqa: C901, PLR0912 -- one case per timer
@@ -236,17 +231,17 @@ def _tick(context: EventContext, event: Ticked) -> None:  # noqa: C901, PLR0912 
             case Timer.GANG if timed_out >= ENDED_AT_ONCE:
                 context.state.timers.arm(timer, entity_id, context.now_ms)  # with the next tick
             case Timer.GANG:
-                timed_out += gang_rang(context, entity_id)
+                timed_out += context.state.gang_moves.gang_rang(entity_id)
             case Timer.INFEASIBLE:
                 infeasible_rang(context)
             case Timer.RESIZE:
-                resize_rang(context, entity_id)
+                context.state.resizes.resize_rang(entity_id)
             case Timer.PLAN | Timer.STARVING:
                 pass  # the decision that follows looks
             case Timer.PROVISION:
-                provision_rang(context, entity_id)
+                context.state.provision_moves.provision_rang(entity_id)
             case Timer.TALLY:
-                tally_rang(context)
+                context.state.usage_checkpoints.tally_rang()
             case Timer.HISTORY:
                 _history_rang(context)
             case _:

@@ -145,7 +145,7 @@ class Books:
             self._state = restore(snapshot, self._settings, self._clock())
             self._state.hosts.remember(self._heard)
             del snapshot
-        if others := self._state.tallies_begun_anew:
+        if others := self._state.usage_checkpoints.begun_anew:
             _log.warning(
                 "tallies_begun_anew", tallies=others, service=self._settings.fairness.service
             )

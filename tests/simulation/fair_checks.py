@@ -15,7 +15,6 @@ from weakref import WeakKeyDictionary
 from finegrain.errors import Reason
 from finegrain.resources import Amounts
 from resource_manager.engine.fairness.quotas import counted, fulfilment
-from resource_manager.engine.lifecycle.quota_checks import booked_at_most
 from resource_manager.engine.model.effects import Changes, Effect, PublishClusterEvent
 from resource_manager.engine.model.entities import (
     Group,
@@ -195,7 +194,7 @@ class Limits:
         if not self._any:
             return False
         shape = self._state.queue.shape_of(spec)
-        return self.stop(job_id, [booked_at_most(self._state.hosts, self._state.costs, shape)])
+        return self.stop(job_id, [self._state.quotas.booked_at_most(shape)])
 
 
 def _path(state: State, job_id: str) -> list[Group]:
@@ -270,7 +269,7 @@ def _minimum_passed_over(
         for line in state.queue.lines()
         if line.numbers
         and _may_go(state, line)
-        and not limits.stop(line.job_id, [booked_at_most(state.hosts, state.costs, line.shape)])
+        and not limits.stop(line.job_id, [state.quotas.booked_at_most(line.shape)])
     ]
     for slot in placed:
         request = state.requests.get(slot.allocation_id)

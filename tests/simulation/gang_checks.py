@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from finegrain.errors import Reason
 from finegrain.resources import fits
 from resource_manager.engine.hosts.host import Host
-from resource_manager.engine.lifecycle.quota_checks import booked_at_most
 from resource_manager.engine.model.effects import Changes, Effect, PublishJobEvent
 from resource_manager.engine.model.entities import (
     ENDED_REQUEST_STATES,
@@ -160,10 +159,7 @@ def room_for_gangs(state: State) -> Iterator[str]:
         alike = {scheduling_key(each.spec) for each in members}
         if members[0].job_id in state.endings or len(alike) > 1:
             continue
-        needs = [
-            booked_at_most(state.hosts, state.costs, state.queue.shape_of(each.spec))
-            for each in members
-        ]
+        needs = [state.quotas.booked_at_most(state.queue.shape_of(each.spec)) for each in members]
         if limits.stop(members[0].job_id, needs):
             continue
         counts = {

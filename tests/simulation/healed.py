@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from finegrain.resources import BEST_EFFORT_CPU_MILLI, booking, fits, has_separate_pools
-from resource_manager.engine.lifecycle.waiting import waiting_reason
 from resource_manager.engine.model.entities import (
     ENDED_REQUEST_STATES,
     ExecutorState,
@@ -132,7 +131,7 @@ def _must_wait(checks: Checks, state: State, request: Request) -> None:
             and set(spec.required_labels) <= set(executor.labels)
             and left > 0
         ):
-            why = waiting_reason(state, state.queue.shape_of(spec))
+            why = state.waiting_reasons.waiting_reason(state.queue.shape_of(spec))
             raise Violation(
                 f"{request.allocation_id} waits ({why}), but {executor.name} has room for it"
             )

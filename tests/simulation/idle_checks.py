@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from resource_manager.engine.hosts.host import Host
-from resource_manager.engine.lifecycle.quota_checks import booked_at_most
 from resource_manager.engine.model.scheduling_key import DEFAULT_SLOTS, SLOTS
 from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 from resource_manager.engine.state import State
@@ -20,8 +19,7 @@ def idle_capacity(state: State) -> Iterator[str]:
     heads = [
         (line.shape, state.requests.at(line.numbers.first))
         for line in state.queue.lines()
-        if line.numbers
-        and not limits.stop(line.job_id, [booked_at_most(state.hosts, state.costs, line.shape)])
+        if line.numbers and not limits.stop(line.job_id, [state.quotas.booked_at_most(line.shape)])
     ]
     if not heads:
         return

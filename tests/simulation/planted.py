@@ -18,8 +18,8 @@ from resource_manager.engine.context import EventContext
 from resource_manager.engine.executors import registration as executors
 from resource_manager.engine.executors import reports
 from resource_manager.engine.hosts.host import Host
-from resource_manager.engine.jobs import lifecycle
-from resource_manager.engine.lifecycle import moves
+from resource_manager.engine.lifecycle.gangs import GangMoves
+from resource_manager.engine.lifecycle.moves import RequestMoves, key_of
 from resource_manager.engine.model.changes import ChangeTracker
 from resource_manager.engine.model.entities import Job, Request, RequestState, Slot
 from resource_manager.engine.model.events import CommandUndelivered
@@ -50,8 +50,8 @@ def capacity_not_booked_while_outcome_unknown(patch: Patch) -> None:
         host.in_flight = None
         context.state.outbox[host.host_id] = None
         for slot in slots:
-            moves.lose(context, slot, Reason.UNREACHABLE, "")
-            moves.vanish(context, slot)
+            context.state.moves.lose(slot, Reason.UNREACHABLE, "")
+            context.state.moves.vanish(slot)
         return None
 
     patch.setattr(step, "command_undelivered", undelivered)
@@ -69,29 +69,31 @@ def generation_ignored_in_release(patch: Patch) -> None:
 
 def refused_request_goes_to_the_end_of_the_line(patch: Patch) -> None:
     """It gets a new place instead of its old one."""
-    real = moves.requeue
+    real = RequestMoves.requeue
 
     def requeue(
-        context: EventContext, request: Request, slot: Slot, reason: str, message: str
+        moves: RequestMoves, request: Request, slot: Slot, reason: str, message: str
     ) -> None:
-        del context.state.requests.by_arrival[request.arrival_number]
-        request.arrival_number = context.state.numbers.next_arrival()
-        context.state.requests.by_arrival[request.arrival_number] = request
-        real(context, request, slot, reason, message)
+        del moves.requests.by_arrival[request.arrival_number]
+        request.arrival_number = moves.numbers.next_arrival()
+        moves.requests.by_arrival[request.arrival_number] = request
+        real(moves, request, slot, reason, message)
 
-    patch.setattr(commands, "requeue", requeue)
+    patch.setattr(RequestMoves, "requeue", requeue)
 
 
 def slots_of_an_ended_job_are_kept(patch: Patch) -> None:
     """Its requests end, and nobody frees what was carved for them."""
 
-    def give_up(context: EventContext, request: Request, **said: Any) -> None:
-        slot = context.state.slots.of(request)
-        moves.give_up(context, request, **said)
-        if slot is not None:
-            context.host_of(slot).to_free.pop(moves.key_of(slot), None)
+    real = GangMoves.give_up
 
-    patch.setattr(lifecycle, "give_up", give_up)
+    def give_up(moves: GangMoves, request: Request, **said: Any) -> None:
+        slot = moves.slots.of(request)
+        real(moves, request, **said)
+        if slot is not None and request.job_id in moves.endings:
+            moves.hosts.of(slot).to_free.pop(key_of(slot), None)
+
+    patch.setattr(GangMoves, "give_up", give_up)
 
 
 def requests_are_durable_only_when_placed(patch: Patch) -> None:

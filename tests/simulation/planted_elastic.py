@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from finegrain.resources import Amounts
 from resource_manager.engine import restoring, step
 from resource_manager.engine.context import EventContext
-from resource_manager.engine.executors import reports
 from resource_manager.engine.hosts.host import Host
-from resource_manager.engine.lifecycle import moves as plain_moves
-from resource_manager.engine.lifecycle import resizes
+from resource_manager.engine.lifecycle.gangs import GangMoves
+from resource_manager.engine.lifecycle.provisions import ProvisionMoves
+from resource_manager.engine.lifecycle.resizes import ResizeMoves
 from resource_manager.engine.model.changes import ChangeTracker
+from resource_manager.engine.model.effects import StopExecutor
 from resource_manager.engine.model.entities import (
     GangPlacement,
     GangSpec,
@@ -23,16 +25,14 @@ from resource_manager.engine.model.entities import (
     Request,
     Slot,
 )
-from resource_manager.engine.model.events import ProvisionEnded, ProvisionStopFailed
+from resource_manager.engine.model.events import Event, ProvisionEnded, ProvisionStopFailed
 from resource_manager.engine.model.reported import ReportedSlot
 from resource_manager.engine.model.settings import ExecutorShape
 from resource_manager.engine.planning import planning
 from resource_manager.engine.planning.planning import Backlog, Plan
 from resource_manager.engine.queue.gangs import GangKind, GangLedger
 from resource_manager.engine.queue.non_batchable import NonBatchables
-from resource_manager.engine.requests import resize_intake
-from resource_manager.engine.scaling import arrival, backlog, passes, provisions, totals
-from resource_manager.engine.scheduling import commands
+from resource_manager.engine.scaling import arrival, backlog, passes, provider_answers
 from resource_manager.engine.state import State
 from task_executor.engine.slot_table import SlotTable
 from task_executor.engine.slots import Slot as TableSlot
@@ -65,9 +65,9 @@ def what_shrinks_is_free_when_it_is_ordered(patch: Patch) -> None:
 
 def any_report_confirms_a_change(patch: Patch) -> None:
     """Also one that left before the executor had heard of it."""
-    real = resizes.take_in_size
+    real = ResizeMoves.take_in_size
 
-    def take_in_size(context: EventContext, slot: Slot, seen: ReportedSlot) -> None:
+    def take_in_size(moves: ResizeMoves, slot: Slot, seen: ReportedSlot) -> None:
         if (ordered := slot.ordered) is not None:
             seen = replace(
                 seen,
@@ -75,21 +75,21 @@ def any_report_confirms_a_change(patch: Patch) -> None:
                 cpu_limit_milli=ordered.cpu_limit_milli,
                 resize_number=ordered.number,
             )
-        real(context, slot, seen)
+        real(moves, slot, seen)
 
-    patch.setattr(reports, "take_in_size", take_in_size)
+    patch.setattr(ResizeMoves, "take_in_size", take_in_size)
 
 
 def next_change_replaces_one_whose_outcome_is_unknown(patch: Patch) -> None:
     """Two changes of a slot are under way, and the first one's growth is booked no longer."""
-    real = resizes.go_on
+    real = ResizeMoves.go_on
 
-    def go_on(context: EventContext, slot: Slot) -> None:
+    def go_on(moves: ResizeMoves, slot: Slot) -> None:
         if slot.wanted is not None and slot.ordered is not None:
-            context.host_of(slot).set_size(slot, slot.profile, None)
-        real(context, slot)
+            moves.hosts.of(slot).set_size(slot, slot.profile, None)
+        real(moves, slot)
 
-    patch.setattr(resize_intake, "go_on", go_on)
+    patch.setattr(ResizeMoves, "go_on", go_on)
 
 
 def change_that_waits_is_forgotten_at_a_restart(patch: Patch) -> None:
@@ -105,12 +105,12 @@ def change_that_waits_is_forgotten_at_a_restart(patch: Patch) -> None:
 
 def change_that_waits_for_use_is_never_tried_again(patch: Patch) -> None:
     """It waits for ever, whatever is in use."""
-    patch.setattr(step, "resize_rang", lambda _turn, _name: None)
+    patch.setattr(ResizeMoves, "resize_rang", lambda _moves, _name: None)
 
 
 def job_master_is_not_told_of_its_new_size(patch: Patch) -> None:
     """It goes on with the old one."""
-    patch.setattr(resizes, "_tell", lambda _turn, _slot, _number: None)
+    patch.setattr(ResizeMoves, "_tell", lambda _moves, _slot, _number: None)
 
 
 def intent_is_not_rolled_forward(patch: Patch) -> None:
@@ -143,17 +143,21 @@ def size_is_told_before_it_is_enforced(patch: Patch) -> None:
 
 def gang_is_granted_one_by_one(patch: Patch) -> None:
     """Each member as soon as its executor has confirmed it."""
-    patch.setattr(reports, "confirm", plain_moves.confirm)
+
+    def confirm(moves: GangMoves, slot: Slot, **seen: Any) -> None:
+        moves.moves.confirm(slot, **seen)
+
+    patch.setattr(GangMoves, "confirm", confirm)
 
 
 def refusal_of_one_member_leaves_the_others_what_they_have(patch: Patch) -> None:
     """Half a gang is held."""
-    patch.setattr(commands, "requeue", plain_moves.requeue)
+    patch.setattr(GangMoves, "requeue", lambda moves, *what: moves.moves.requeue(*what))
 
 
 def loss_of_one_member_leaves_the_others_what_they_have(patch: Patch) -> None:
     """Likewise."""
-    patch.setattr(reports, "lose", plain_moves.lose)
+    patch.setattr(GangMoves, "lose", lambda moves, *what: moves.moves.lose(*what))
 
 
 def gang_goes_anywhere(patch: Patch) -> None:
@@ -173,7 +177,7 @@ def gang_in_vain_is_never_tried_again(patch: Patch) -> None:
 
 def gang_never_times_out(patch: Patch) -> None:
     """Whatever its job master said."""
-    patch.setattr(step, "gang_rang", lambda _turn, _gang_id: 0)
+    patch.setattr(GangMoves, "gang_rang", lambda _moves, _gang_id: 0)
 
 
 # -- executors that come and go ----------------------------------------------------------------
@@ -192,25 +196,29 @@ def what_is_asked_for_is_not_durable_first(patch: Patch) -> None:
 
 def stops_are_forgotten_at_a_restart(patch: Patch) -> None:
     """Nobody tells the provider again."""
-    patch.setattr(provisions, "resume", lambda _turn: None)
+    patch.setattr(ProvisionMoves, "resume", lambda _moves: None)
 
 
 def executor_is_struck_before_its_provider_said_that_it_is_gone(patch: Patch) -> None:
     """Being told to stop is taken for being gone."""
-    real = provisions.stop
+    real = step._handle
 
-    def stop(context: EventContext, provision: Provision, message: str) -> None:
-        real(context, provision, message)
-        provisions.provision_ended(context, ProvisionEnded(context.at, provision.executor_id))
+    def handle(context: EventContext, event: Event) -> object:
+        answer = real(context, event)
+        for effect in list(context.journal.effects):
+            if isinstance(effect, StopExecutor):
+                ended = ProvisionEnded(context.at, effect.executor_id)
+                provider_answers.provision_ended(context, ended)
+        return answer
 
-    patch.setattr(provisions, "stop", stop)
+    patch.setattr(step, "_handle", handle)
 
 
 def stop_that_failed_is_taken_for_done(patch: Patch) -> None:
     """Something of it runs on."""
 
     def stop_failed(context: EventContext, event: ProvisionStopFailed) -> None:
-        provisions.provision_ended(context, ProvisionEnded(event.at, event.executor_id))
+        provider_answers.provision_ended(context, ProvisionEnded(event.at, event.executor_id))
 
     patch.setattr(step, "provision_stop_failed", stop_failed)
 
@@ -226,7 +234,7 @@ def what_was_asked_for_is_not_planned_on(patch: Patch) -> None:
 
 def maximum_is_about_those_who_are_there(patch: Patch) -> None:
     """What was asked for may come on top."""
-    patch.setattr(totals, "counted", totals.present)
+    patch.setattr(ProvisionMoves, "counted", ProvisionMoves.present)
 
 
 def latecomers_are_nobodys(patch: Patch) -> None:
@@ -251,12 +259,12 @@ def who_was_planned_waits_like_everybody(patch: Patch) -> None:
 
 def shape_is_asked_for_beyond_its_count(patch: Patch) -> None:
     """As often as somebody waits."""
-    real = totals.may_ask
+    real = ProvisionMoves.may_ask
 
-    def may_ask(context: EventContext) -> list[ExecutorShape]:
-        return [replace(shape, count_max=0) for shape in real(context)]
+    def may_ask(moves: ProvisionMoves) -> list[ExecutorShape]:
+        return [replace(shape, count_max=0) for shape in real(moves)]
 
-    patch.setattr(backlog, "may_ask", may_ask)
+    patch.setattr(ProvisionMoves, "may_ask", may_ask)
 
 
 ELASTIC: tuple[Callable[[Patch], None], ...] = (

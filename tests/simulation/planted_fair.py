@@ -18,7 +18,7 @@ from resource_manager.engine.fairness import flows
 from resource_manager.engine.fairness import groups as group_books
 from resource_manager.engine.fairness.flows import Flow, FlowTree
 from resource_manager.engine.fairness.quotas import UNBOUNDED, counted
-from resource_manager.engine.lifecycle import quota_checks
+from resource_manager.engine.lifecycle.quota_checks import QuotaChecks
 from resource_manager.engine.model.effects import Effect
 from resource_manager.engine.model.entities import Group, Request, Slot, SlotState
 from resource_manager.engine.model.events import Event, GroupSet, SlotsReuseAsked
@@ -92,18 +92,18 @@ class _WithoutFreeing:
 
 def maximum_forgets_what_is_being_freed(patch: Patch) -> None:
     """A slot counts no more although processes of it may live."""
-    real = quota_checks.limited
+    real = QuotaChecks.limited
 
-    def limited(state: State, job_id: str) -> list[Any]:
-        return [_without_freeing(state, group) for group in real(state, job_id)]
+    def limited(quotas: QuotaChecks, job_id: str) -> list[Any]:
+        return [_without_freeing(quotas, group) for group in real(quotas, job_id)]
 
-    patch.setattr(quota_checks, "limited", limited)
+    patch.setattr(QuotaChecks, "limited", limited)
 
 
-def _without_freeing(state: State, group: Flow) -> _WithoutFreeing:
+def _without_freeing(quotas: QuotaChecks, group: Flow) -> _WithoutFreeing:
     used = dict(group.used)
-    for slot in state.slots.values():
-        if slot.state is SlotState.FREEING and group in state.flows.jobs[slot.job_id].ancestors():
+    for slot in quotas.slots.values():
+        if slot.state is SlotState.FREEING and group in quotas.flows.jobs[slot.job_id].ancestors():
             for name, amount in counted(slot.booked).items():
                 used[name] -= amount
     return _WithoutFreeing(group.id, used, group.maximum)

@@ -11,7 +11,8 @@ from resource_manager.engine import restoring, step
 from resource_manager.engine.context import EventContext
 from resource_manager.engine.executors import registration, reports
 from resource_manager.engine.hosts.host import Host
-from resource_manager.engine.lifecycle import moves, usage_checkpoints
+from resource_manager.engine.lifecycle import usage_checkpoints
+from resource_manager.engine.lifecycle.moves import RequestMoves
 from resource_manager.engine.model.entities import Executor as BookedExecutor
 from resource_manager.engine.model.entities import Job, JobState, Request, Slot
 from resource_manager.engine.model.events import CommandUndelivered
@@ -221,17 +222,17 @@ def orphans_are_kept(patch: Patch) -> None:
 
 def request_that_lost_its_slot_goes_to_the_end_of_the_line(patch: Patch) -> None:
     """It waits again, behind those who came later."""
-    real = moves.requeue
+    real = RequestMoves.requeue
 
     def requeue(
-        context: EventContext, request: Request, slot: Slot, reason: str, message: str
+        moves: RequestMoves, request: Request, slot: Slot, reason: str, message: str
     ) -> None:
-        del context.state.requests.by_arrival[request.arrival_number]
-        request.arrival_number = context.state.numbers.next_arrival()
-        context.state.requests.by_arrival[request.arrival_number] = request
-        real(context, request, slot, reason, message)
+        del moves.requests.by_arrival[request.arrival_number]
+        request.arrival_number = moves.numbers.next_arrival()
+        moves.requests.by_arrival[request.arrival_number] = request
+        real(moves, request, slot, reason, message)
 
-    patch.setattr(moves, "requeue", requeue)
+    patch.setattr(RequestMoves, "requeue", requeue)
 
 
 def what_flows_have_received_is_forgotten_at_a_start(patch: Patch) -> None:

@@ -15,7 +15,6 @@ from finegrain.resources import (
     subtract,
     total_of,
 )
-from resource_manager.engine.lifecycle.quota_checks import booked_at_most
 from resource_manager.engine.model.effects import Changes
 from resource_manager.engine.model.entities import (
     ExecutorState,
@@ -206,7 +205,7 @@ def served_first(state: State, planned: Planned) -> Iterator[str]:
 
 def _somebody_may(state: State, wish: SchedulingClass) -> bool:
     """True if anybody waits with this whom no maximum stops."""
-    limits, need = Limits(state), [booked_at_most(state.hosts, state.costs, wish)]
+    limits, need = Limits(state), [state.quotas.booked_at_most(wish)]
     return any(
         line.numbers and not limits.stop(job_id, need) for job_id, line in wish.lines.items()
     )

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from finegrain.cpu_policy import HostPolicy
 from finegrain.cpuset import CpuSet
 from resource_manager.engine.hosts.allowed_cpus import CLUSTER, announced_by, set_for
-from resource_manager.engine.lifecycle import usage
 from resource_manager.engine.model.entities import NO_CPU_STATE, CpuState, SlotState
 
 if TYPE_CHECKING:
@@ -55,7 +54,7 @@ def _settle(context: EventContext, host: Host) -> None:
     state = context.state
     if not host.settle_cpus():
         return
-    usage.total_changed(state.hosts, state.costs, host)
+    state.usage.total_changed(host)
     state.rejection_clock.restart(context.now_ms)
     for refusal in host.refusals.values():
         if refusal.state_seen is not None:
@@ -70,11 +69,13 @@ def name_lost(context: EventContext, host: Host) -> None:
     for key, cpus in host.lost_cpus.items():
         if before.get(key) != cpus:
             message = f"cpus {cpus} of the slot's own do not run any more, or are a kubelet's"
-            context.slot_event("cpus_lost", host.slots[key], message=message)
+            context.journal.slot_event("cpus_lost", host.slots[key], message=message)
     for key, cpus in before.items():
         slot = host.slots.get(key)
         if slot is not None and key not in host.lost_cpus and slot.state is not SlotState.FREEING:
-            context.slot_event("cpus_returned", slot, message=f"cpus {cpus} are the slot's again")
+            context.journal.slot_event(
+                "cpus_returned", slot, message=f"cpus {cpus} are the slot's again"
+            )
 
 
 def lost_cpus(host: Host) -> dict[SlotKey, CpuSet]:

@@ -126,7 +126,7 @@ def set_host_policy(context: EventContext, event: HostPolicySet) -> HostSetting:
     else:
         state.host_settings[event.executor_id] = setting
         state.changes.host_setting(setting)
-    context.cluster_event(
+    context.journal.cluster_event(
         "host_policy_set", executor_id=event.executor_id, message=_described(event, wanted)
     )
     for each in state.hosts.values() if event.executor_id == CLUSTER else (host,):

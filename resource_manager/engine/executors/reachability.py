@@ -14,7 +14,6 @@ from finegrain.errors import Reason
 from resource_manager.engine.context import EventContext
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.hosts.notes import Reach
-from resource_manager.engine.lifecycle import usage
 from resource_manager.engine.model.effects import ProbeExecutor
 from resource_manager.engine.model.entities import ExecutorState, SlotKey, SlotState
 from resource_manager.engine.model.events import ExecutorProbed
@@ -43,9 +42,9 @@ def find_unreachable(context: EventContext, host: Host) -> None:
     reach.failures += 1
     host.in_flight = None
     state.transitions.move_executor(host.executor, RegistrationInput.DISTRUST)
-    usage.total_changed(state.hosts, state.costs, host)
+    state.usage.total_changed(host)
     address = host.executor.registration.address
-    context.cluster_event(
+    context.journal.cluster_event(
         "executor_unreachable",
         executor_id=host.host_id,
         reason=Reason.UNREACHABLE,
@@ -75,7 +74,7 @@ def probe_rang(context: EventContext, executor_id: str) -> None:
         context.state.timers.arm(Timer.PROBE, executor_id, reach.probe_at_ms)
         return
     reach.failures += 1
-    context.effects.append(ProbeExecutor(executor_id, host.executor.registration.address))
+    context.journal.effects.append(ProbeExecutor(executor_id, host.executor.registration.address))
     _plan_probe(context, host, context.now_ms + _pause_ms(context, reach))
 
 
@@ -96,9 +95,9 @@ def executor_probed(context: EventContext, event: ExecutorProbed) -> None:
     )
     host.reach.cause = ""
     host.reach.refused = 0
-    usage.total_changed(context.state.hosts, context.state.costs, host)
+    context.state.usage.total_changed(host)
     context.state.outbox[host.host_id] = None
-    context.cluster_event(
+    context.journal.cluster_event(
         "executor_reachable",
         executor_id=host.host_id,
         message=f"it answers at {event.address} again",

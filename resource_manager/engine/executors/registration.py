@@ -16,11 +16,8 @@ from resource_manager.engine.executors.reachability import unreachable_registere
 from resource_manager.engine.executors.reports import refuse_seen_epoch, take_in
 from resource_manager.engine.hosts.allowed_cpus import CLUSTER, set_for
 from resource_manager.engine.hosts.host import Host
-from resource_manager.engine.lifecycle import usage
-from resource_manager.engine.lifecycle.departures import lose_executor, strike, take_all_away
 from resource_manager.engine.lifecycle.known import known_host
 from resource_manager.engine.lifecycle.moves import key_of
-from resource_manager.engine.lifecycle.resizes import resume
 from resource_manager.engine.model.entities import (
     NO_CPU_STATE,
     Executor,
@@ -77,10 +74,10 @@ def register_executor(context: EventContext, event: ExecutorRegistered) -> Regis
             host.to_free[key_of(slot)] = None
             state.outbox[host.host_id] = None
         elif slot.ordered is not None:
-            resume(context, slot)
+            context.state.resizes.resume(slot)
     state.changes.executor(host.executor)
     state.changes.counter(REGISTERED_WITH + host.host_id, event.report.report_number)
-    context.cluster_event(
+    context.journal.cluster_event(
         "executor_returned" if was_lost else "executor_registered",
         executor_id=host.host_id,
         message=f"registration {host.executor.registration_number} at {registration.address}",
@@ -158,9 +155,9 @@ def _adopt(context: EventContext, host: Host | None, registration: Registration)
         host.adopt_registration()
     if host.cpu_kind is not kind:
         state.hosts.indexes.log_growth(host, state.queue)  # other cpus may suit others
-    usage.total_changed(state.hosts, state.costs, host)
+    state.usage.total_changed(host)
     state.rejection_clock.restart(context.now_ms)
-    usage.rebooked(state.flows, state.costs, booked)
+    state.usage.rebooked(booked)
     state.timers.arm(Timer.SILENCE, host.host_id, context.now_ms + state.settings.lost_timeout_ms)
     return host
 
@@ -183,7 +180,7 @@ def silence_rang(context: EventContext, executor_id: str) -> None:
         state.timers.arm(Timer.SILENCE, executor_id, due_ms)
         return
     message = f"executor {executor_id} was silent for {context.now_ms - executor.report_at_ms} ms"
-    lose_executor(context, host, message)
+    context.state.departures.lose_executor(host, message)
 
 
 def request_drain(context: EventContext, event: DrainRequested) -> Executor:
@@ -203,8 +200,10 @@ def request_drain(context: EventContext, event: DrainRequested) -> Executor:
         executor.drain_deadline_at_ms = context.now_ms + event.deadline_ms
         state.timers.arm(Timer.DRAIN, host.host_id, executor.drain_deadline_at_ms)
     state.changes.executor(executor)
-    usage.total_changed(state.hosts, state.costs, host)
-    context.cluster_event("executor_drained", executor_id=host.host_id, message=event.reason)
+    state.usage.total_changed(host)
+    context.journal.cluster_event(
+        "executor_drained", executor_id=host.host_id, message=event.reason
+    )
     return executor
 
 
@@ -229,8 +228,8 @@ def request_undrain(context: EventContext, event: UndrainRequested) -> Executor:
         executor.drain_reason = ""
         executor.drain_deadline_time_ms = executor.drain_deadline_at_ms = None
         context.state.changes.executor(executor)
-        usage.total_changed(context.state.hosts, context.state.costs, host)
-        context.cluster_event("executor_undrained", executor_id=host.host_id)
+        context.state.usage.total_changed(host)
+        context.journal.cluster_event("executor_undrained", executor_id=host.host_id)
     return executor
 
 
@@ -245,7 +244,7 @@ def drain_rang(context: EventContext, executor_id: str) -> None:
     message = (
         f"executor {executor_id} was drained: {host.executor.drain_reason or 'no reason given'}"
     )
-    take_all_away(context, host, Reason.EXECUTOR_DRAINED, message)
+    context.state.departures.take_all_away(host, Reason.EXECUTOR_DRAINED, message)
 
 
 def forget_executor(context: EventContext, event: ForgetRequested) -> None:
@@ -264,4 +263,4 @@ def forget_executor(context: EventContext, event: ForgetRequested) -> None:
             reason=Reason.EXECUTOR_NOT_LOST,
             details={"executor_id": host.host_id, "state": host.executor.state},
         )
-    strike(context, host)
+    context.state.departures.strike(host)

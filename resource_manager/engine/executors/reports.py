@@ -29,9 +29,7 @@ from resource_manager.engine.executors.reachability import (
 )
 from resource_manager.engine.executors.refusals import remember_refusal
 from resource_manager.engine.hosts.host import Host
-from resource_manager.engine.lifecycle.gangs import confirm, decline, lose
-from resource_manager.engine.lifecycle.moves import key_of, reclaim, vanish
-from resource_manager.engine.lifecycle.resizes import end_holds, take_in_size
+from resource_manager.engine.lifecycle.moves import key_of
 from resource_manager.engine.model.entities import (
     ExecutorState,
     RequestState,
@@ -133,7 +131,7 @@ def take_in(
     if host.refusals and host.end_refusals(context.now_ms):
         context.state.hosts.indexes.log_growth(host, context.state.queue)
     if host.resize_holds:
-        end_holds(context, host)
+        context.state.resizes.end_holds(host)
     for slot in broken:
         remember_refusal(context, host, slot)
     host.unowned = tuple(
@@ -154,8 +152,8 @@ def settle(context: EventContext, host: Host) -> None:
     for slot in missing:
         if slot.state is not SlotState.FREEING:
             message = f"executor {host.host_id} no longer has the slot"
-            lose(context, slot, Reason.SLOT_MISSING, message)
-        vanish(context, slot)
+            context.state.gang_moves.lose(slot, Reason.SLOT_MISSING, message)
+        context.state.moves.vanish(slot)
 
 
 def _seen(
@@ -163,14 +161,14 @@ def _seen(
 ) -> None:
     ends = seen.state is SlotState.FREEING
     if slot.state is SlotState.PENDING and not ends:
-        confirm(context, slot, isolation=seen.isolation, cpus=seen.cpus)
+        context.state.gang_moves.confirm(slot, isolation=seen.isolation, cpus=seen.cpus)
     if seen.resize_number:
-        take_in_size(context, slot, seen)
+        context.state.resizes.take_in_size(slot, seen)
     if ends:
         return  # a later state, or its list of ended slots, will say so
     if slot.state is SlotState.FREEING:
         if returning and _is_waited_for(context, host, slot):
-            reclaim(context, slot, isolation=seen.isolation, cpus=seen.cpus)
+            context.state.moves.reclaim(slot, isolation=seen.isolation, cpus=seen.cpus)
         else:
             _free_again(context, host, slot)
     elif seen.isolation is not None and seen.isolation != slot.isolation:
@@ -210,12 +208,12 @@ def _ended(context: EventContext, host: Host, ended: EndedSlot) -> Slot | None:
     if slot is None:
         return None
     if ended.reason == Reason.OFFER_NOT_ACCEPTED:
-        decline(context, slot)
+        context.state.gang_moves.decline(slot)
         return None
     if slot.state is not SlotState.FREEING:
         message = f"the slot ended on executor {host.host_id}: {ended.reason}"
-        lose(context, slot, ended.reason, message)
-    vanish(context, slot)
+        context.state.gang_moves.lose(slot, ended.reason, message)
+    context.state.moves.vanish(slot)
     return slot if ended.reason == Reason.SLOT_BROKEN else None
 
 

@@ -15,9 +15,6 @@ from dataclasses import dataclass, field, replace
 
 from finegrain.resources import shortfall
 from resource_manager.engine.explain.cpus import loosened, required_policies
-from resource_manager.engine.lifecycle.gangs import wishes_now
-from resource_manager.engine.lifecycle.quota_checks import gang_stop
-from resource_manager.engine.lifecycle.waiting import kind_feasibility
 from resource_manager.engine.model.entities import GangPlacement, GangSpec, Request
 from resource_manager.engine.model.scheduling_key import cpu_key
 from resource_manager.engine.placement.feasibility import Feasibility
@@ -106,7 +103,9 @@ def _explained(state: State, waiting: WaitingGang) -> GangExplanation:
     gang = waiting.gang
     room = Room(state.hosts)
     room.partly = True
-    asks = [room.ask(number, wish) for number, wish in enumerate(wishes_now(state.slots, waiting))]
+    asks = [
+        room.ask(number, wish) for number, wish in enumerate(state.gang_moves.wishes_now(waiting))
+    ]
     try:
         spots = _spots(room, asks, gang.spec)
     finally:
@@ -187,16 +186,16 @@ def _summary(state: State, waiting: WaitingGang, asks: list[Ask], spots: Sequenc
     kind = waiting.kind
     if not waiting.tried:
         return "has just arrived and was not considered yet"
-    verdict = kind_feasibility(state.hosts, state.provisions, state.elastic, kind)
+    verdict = state.waiting_reasons.kind_feasibility(kind)
     if verdict is Feasibility.NEVER:
         return "could not be placed as a whole even if all known executors were empty"
     if verdict is Feasibility.OFFLINE:
         return "only with executors that are lost, draining or unreachable could it be placed"
-    wishes, members = wishes_now(state.slots, waiting), len(waiting.members)
+    wishes, members = state.gang_moves.wishes_now(waiting), len(waiting.members)
     placeable = spots[0].placeable if spots else 0
     where = _where(waiting.gang.spec, spots)
     parts = [f"{placeable} of {members} members fit now{where}" if placeable else "none fits now"]
-    if placeable == members and gang_stop(state, waiting) is not None:
+    if placeable == members and state.quotas.gang_stop(waiting) is not None:
         return f"all {members} members fit now{where}; the maximum of a resource group stops them"
     if placeable == members:
         parts = [f"all {members} members fit now{where}; it is tried with the next decision"]

@@ -24,8 +24,6 @@ from resource_manager.engine.queue.gangs import GangLedger
 from resource_manager.engine.queue.queue import WaitingQueue
 from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 from resource_manager.engine.scaling.texts import counted, gang_text, shape_text
-from resource_manager.engine.scaling.totals import counted as counted_totals
-from resource_manager.engine.scaling.totals import room_below_maximum
 from resource_manager.engine.state import State
 
 _UNPLANNED_MAX = 100
@@ -80,7 +78,7 @@ def providers_view(state: State) -> ProvidersView:
         ],
         minimum=settings.total_min,
         maximum=settings.total_max,
-        present=counted_totals(state) if settings or state.provisions else {},
+        present=state.provision_moves.counted() if settings or state.provisions else {},
         idle_timeout_ms=settings.idle_timeout_ms if settings else 0,
         unplanned=list(_unplanned(state)) if settings else [],
     )
@@ -194,7 +192,7 @@ def _shape_view(
 
 def _unplanned(state: State) -> list[str]:
     plan = state.elastic.plan
-    room = room_below_maximum(state)
+    room = state.provision_moves.room_below_maximum()
     found: list[str] = []
     more = 0
     for shape, count in plan.left.items():

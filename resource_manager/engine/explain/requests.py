@@ -98,7 +98,7 @@ def explain(
     if request.state is not RequestState.PENDING:
         slot = state.slots.of(request)
         resizes = explain_resizes(state, slot) if slot is not None else []
-        number = state.snapshot_number
+        number = state.journal.snapshot_number
         settled = _settled(view, state.gangs.unconfirmed.get(request.spec.gang_id, 0))
         held = held_for(state, request, slot)
         return Explanation(view, view.reason, settled, number, resizes=resizes, reservation=held)
@@ -123,7 +123,7 @@ def explain(
         view=view,
         primary_reason=reason,
         summary="; ".join(filter(None, (_waiting(reason, survey, ahead, known), notice))),
-        snapshot_number=state.snapshot_number,
+        snapshot_number=state.journal.snapshot_number,
         requests_ahead=ahead,
         executors_considered=len(survey.hosts),
         executors_fitting=survey.fitting,

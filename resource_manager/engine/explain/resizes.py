@@ -15,8 +15,7 @@ from resource_manager.engine.explain.remedies import DimensionStatus
 from resource_manager.engine.fairness.flows import GROUP
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.hosts.notes import ResizeHold
-from resource_manager.engine.lifecycle.quota_checks import growth_stop
-from resource_manager.engine.lifecycle.resizes import assignment_for, growth, is_kept_from
+from resource_manager.engine.lifecycle.resizes import growth, is_kept_from
 from resource_manager.engine.model.entities import ExecutorState, Resize, Slot, SlotState
 from resource_manager.engine.state import State
 
@@ -75,14 +74,14 @@ def _waiting(state: State, host: Host, slot: Slot, asked: Amounts) -> str:
     missing = shortfall(asked, host.free())
     if missing:
         return _lacking(host, slot, asked, missing)
-    stop = growth_stop(state, slot.job_id, asked)
+    stop = state.quotas.growth_stop(slot.job_id, asked)
     if stop is not None:
         group, name = stop.group_id.removeprefix(GROUP), stop.dimension
         return (
             f"group {group} has {name} {stop.used} of at most {stop.maximum}, and it grows by"
             f" {stop.need}"
         )
-    found = assignment_for(state.requests, host, slot)
+    found = state.resizes.assignment_for(host, slot)
     if isinstance(found, CpuRefusal):
         return f"{Reason.WAITING_TOPOLOGY}: {host.host_id} has the amounts, but {found.text}"
     if not fits(asked, host.spare()) or (asked and is_kept_from(host, slot)):

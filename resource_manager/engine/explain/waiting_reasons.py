@@ -8,8 +8,6 @@ from finegrain.errors import Reason
 from resource_manager.engine.explain.provisions import clock_at, planned_count, planned_on
 from resource_manager.engine.fairness.flows import Flow
 from resource_manager.engine.fairness.quotas import Stop
-from resource_manager.engine.lifecycle.quota_checks import gang_stop, request_stop
-from resource_manager.engine.lifecycle.waiting import member_reason, reasons, waiting_reason
 from resource_manager.engine.model.entities import ExecutorState, Request, RequestState
 from resource_manager.engine.queue.gangs import WaitingGang
 from resource_manager.engine.queue.scheduling_classes import SchedulingClass
@@ -37,7 +35,7 @@ def pending_by_reason(state: State) -> dict[str, int]:
             counts[reason] = counts.get(reason, 0) + planned
             considered -= planned
         if considered:
-            reason = str(waiting_reason(state, shape))
+            reason = str(state.waiting_reasons.waiting_reason(shape))
             counts[reason] = counts.get(reason, 0) + considered
     for waiting in state.gangs.waiting.values():
         for reason, count in _gang_reasons(state, waiting):
@@ -56,16 +54,16 @@ def pending_reason(state: State, request: Request) -> str:
     if planned_on(state, request):
         return Reason.WAITING_EXECUTOR
     if request.spec.gang_id:
-        return member_reason(state, request)
-    return waiting_reason(state, state.queue.shape_of(request.spec))
+        return state.waiting_reasons.member_reason(request)
+    return state.waiting_reasons.waiting_reason(state.queue.shape_of(request.spec))
 
 
 def waiting_stop(state: State, request: Request) -> Stop | None:
     """The maximum that stops a request that waits, or its gang; None: none does."""
     waiting = state.gangs.waiting.get(request.spec.gang_id)
     if waiting is not None:
-        return gang_stop(state, waiting)
-    return request_stop(state, state.queue.shape_of(request.spec), request.job_id)
+        return state.quotas.gang_stop(waiting)
+    return state.quotas.request_stop(state.queue.shape_of(request.spec), request.job_id)
 
 
 def _stopped_by_limits(state: State, shape: SchedulingClass) -> int:
@@ -77,7 +75,7 @@ def _stopped_by_limits(state: State, shape: SchedulingClass) -> int:
     for line in shape.lines.values():
         group = state.flows.jobs[line.job_id].parent
         if group not in stopped:
-            stopped[group] = request_stop(state, shape, line.job_id) is not None
+            stopped[group] = state.quotas.request_stop(shape, line.job_id) is not None
         if stopped[group]:
             count += line.numbers.count_within(0, state.considered_arrival + 1)
     return count
@@ -86,11 +84,11 @@ def _stopped_by_limits(state: State, shape: SchedulingClass) -> int:
 def _gang_reasons(state: State, waiting: WaitingGang) -> Iterable[tuple[str, int]]:
     if waiting.gang.arrival_number > state.considered_arrival:
         return [(Reason.NOT_YET_CONSIDERED, len(waiting.members))]
-    if gang_stop(state, waiting) is not None:
+    if state.quotas.gang_stop(waiting) is not None:
         return [(Reason.WAITING_GROUP_LIMIT, len(waiting.members))]
     if planned_on(state, waiting.members[0]):
         return [(Reason.WAITING_EXECUTOR, len(waiting.members))]
-    return reasons(state, waiting)
+    return state.waiting_reasons.reasons(waiting)
 
 
 def rejection_notice(state: State, request: Request) -> str:

@@ -148,8 +148,8 @@ def _jobs(state: State) -> Iterator[str]:
         if not job.trimmed_sequence <= job.last_sequence:
             yield f"job {job.job_id} forgot events that never were"
     live_requests = sum(job.live_requests for job in state.jobs.values())
-    if live_requests != state.live_requests:
-        yield f"{state.live_requests} live requests counted, there are {live_requests}"
+    if live_requests != state.requests.live:
+        yield f"{state.requests.live} live requests counted, there are {live_requests}"
     active = sum(job.state is JobState.ACTIVE for job in state.jobs.values())
     if active != state.live_jobs:
         yield f"{state.live_jobs} live jobs counted, there are {active}"

@@ -98,7 +98,7 @@ def set_group(context: EventContext, event: GroupSet) -> Group:
             limits=(wanted.maximum, wanted.minimum),
         )
         state.changes.group(wanted)
-        context.cluster_event("group_set", message=_described(wanted))
+        context.journal.cluster_event("group_set", message=_described(wanted))
     return wanted
 
 
@@ -124,7 +124,7 @@ def delete_group(context: EventContext, event: GroupDeleted) -> None:
     state.flows.remove_group(group.name)
     state.changes.delete_group(group)
     state.changes.delete_tally(GROUP + group.name)
-    context.cluster_event("group_deleted", message=group.name)
+    context.journal.cluster_event("group_deleted", message=group.name)
 
 
 def _check_new(groups: dict[str, Group], name: str) -> None:

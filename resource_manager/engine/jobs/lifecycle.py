@@ -12,11 +12,8 @@ from finegrain.errors import (
 from resource_manager.engine.context import EventContext
 from resource_manager.engine.fairness.flows import JOB
 from resource_manager.engine.jobs.groups import known_group
-from resource_manager.engine.lifecycle.gangs import give_up, take_out
 from resource_manager.engine.lifecycle.known import active_job, known_job
-from resource_manager.engine.lifecycle.range_ends import Why, end_members, take_out_part
-from resource_manager.engine.lifecycle.usage import retire
-from resource_manager.engine.lifecycle.usage_checkpoints import keep_ended
+from resource_manager.engine.lifecycle.range_ends import Why
 from resource_manager.engine.model.endings import Ending
 from resource_manager.engine.model.entities import ENDED_REQUEST_STATES, Job, JobState, RequestState
 from resource_manager.engine.model.events import JobEndRequested, JobKeptAlive, JobRegistered
@@ -79,7 +76,7 @@ def register_job(context: EventContext, event: JobRegistered) -> Job:
     state.live_jobs += 1
     _renew(context, job)
     state.changes.job(job)
-    context.cluster_event("job_registered", job_id=job.job_id, message=job.name)
+    context.journal.cluster_event("job_registered", job_id=job.job_id, message=job.name)
     return job
 
 
@@ -91,7 +88,7 @@ def keep_alive(context: EventContext, event: JobKeptAlive) -> Job:
     """
     job = active_job(context.state.jobs, event.job_id)
     _renew(context, job)
-    context.acknowledge(job, event.acknowledged_sequence)
+    context.journal.acknowledge(job, event.acknowledged_sequence)
     return job
 
 
@@ -152,7 +149,9 @@ def _go_on_ending(context: EventContext, job: Job, most: int) -> int:
         ending.given_up += 1
         if request.state not in ENDED_REQUEST_STATES:
             reason, grace_ms = Reason.JOB_OVER, ending.grace_ms
-            give_up(context, request, reason=reason, message=message, grace_ms=grace_ms)
+            context.state.gang_moves.give_up(
+                request, reason=reason, message=message, grace_ms=grace_ms
+            )
     ended = live - job.live_requests
     if ended < most and ending.given_up == len(job.arrivals):
         why = Why(Reason.JOB_OVER, message, ending.grace_ms)
@@ -160,12 +159,14 @@ def _go_on_ending(context: EventContext, job: Job, most: int) -> int:
     if job.live_requests:
         return ended
     del state.endings[job.job_id]
-    keep_ended(context, job.job_id)
-    retire(state.jobs, state.flows, job.job_id)
+    context.state.usage_checkpoints.keep_ended(job.job_id)
+    state.usage.retire(job.job_id)
     state.timers.arm(
         Timer.RETENTION, job.job_id, context.now_ms + state.settings.ended_retention_ms
     )
-    context.cluster_event("job_ended", job_id=job.job_id, reason=job.end_reason, message=job.name)
+    context.journal.cluster_event(
+        "job_ended", job_id=job.job_id, reason=job.end_reason, message=job.name
+    )
     return ended
 
 
@@ -178,7 +179,7 @@ def _end_parts(context: EventContext, job: Job, why: Why, most: int) -> int:
     left = most
     while ending.parts_ended < len(parts):
         part = parts[ending.parts_ended]
-        left -= end_members(context, (part,), why, left)
+        left -= context.state.range_moves.end_members((part,), why, left)
         if part.live:
             break
         ending.parts_ended += 1
@@ -194,12 +195,12 @@ def _take_out(state: State, job: Job, ending: Ending, most: int) -> int:
     for at in range(first, ending.taken_out):
         request = state.requests.by_arrival[job.arrivals[at]]
         if request.state is RequestState.PENDING:
-            take_out(state.gangs, state.queue, request)
+            state.gang_moves.take_out(request)
     looked_at = ending.taken_out - first
     parts = state.ranges.by_job.get(job.job_id, ())
     while looked_at < most and ending.taken_out == len(job.arrivals) and ending.parts < len(parts):
         part = parts[ending.parts]
-        take_out_part(state.ranges, state.queue, part)
+        state.range_moves.take_out_part(part)
         ending.parts += 1
         looked_at += part.waiting.run_count + len(part.singled) + 1
     return looked_at

@@ -6,59 +6,79 @@ the books. When that may be, others decide.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from finegrain.errors import Reason
-from resource_manager.engine.context import EventContext
+from resource_manager.engine.fairness.costs import Costs
 from resource_manager.engine.hosts.host import Host
-from resource_manager.engine.lifecycle import usage
-from resource_manager.engine.lifecycle.gangs import lose
-from resource_manager.engine.lifecycle.moves import free, key_of, vanish
+from resource_manager.engine.lifecycle.gangs import GangMoves
+from resource_manager.engine.lifecycle.journal import Journal
+from resource_manager.engine.lifecycle.moves import RequestMoves, key_of
+from resource_manager.engine.lifecycle.usage import UsageAccounting
 from resource_manager.engine.model.changes import ChangeTracker
 from resource_manager.engine.model.entities import ExecutorState, HostSetting, Slot, SlotState
+from resource_manager.engine.model.numbers import Numbers
 from resource_manager.engine.model.state_tables import RegistrationInput
+from resource_manager.engine.model.transitions import Transitions
+from resource_manager.engine.placement.hosts import Hosts
+from resource_manager.engine.queue.rejection_clock import RejectionClock
 
 
-def lose_executor(context: EventContext, host: Host, message: str) -> None:
-    """An executor is lost, and so are its slots, as far as anybody knows."""
-    executor, state = host.executor, context.state
-    if executor.state is ExecutorState.UNCONFIRMED:
-        state.rejection_clock.restart(context.now_ms)  # which does not run while one is unconfirmed
-    state.transitions.move_executor(executor, RegistrationInput.FALL_SILENT)
-    context.cluster_event("executor_lost", executor_id=host.host_id, message=message)
-    take_all_away(context, host, Reason.EXECUTOR_LOST, message)
-    host.start_conversation()
-    state.changes.executor(executor)
-    usage.total_changed(state.hosts, state.costs, host)
+@dataclass(slots=True, eq=False)
+class Departures:
+    """Takes executors out: lost, or forgotten."""
 
+    journal: Journal
+    changes: ChangeTracker
+    costs: Costs
+    host_settings: dict[str, HostSetting]
+    hosts: Hosts
+    numbers: Numbers
+    outbox: dict[str, None]
+    rejection_clock: RejectionClock
+    transitions: Transitions
+    gang_moves: GangMoves
+    moves: RequestMoves
+    usage: UsageAccounting
 
-def strike(context: EventContext, host: Host) -> None:
-    """Forgets an executor with all its slots: nothing of them is left, or ever will be."""
-    state = context.state
-    for slot in list(host.slots.values()):
-        vanish(context, slot)
-    state.numbers.keep_registration(host.executor.registration_number)
-    state.hosts.forget(host)
-    state.outbox.pop(host.host_id, None)
-    state.rejection_clock.restart(context.now_ms)
-    state.costs.count(host.host_id, {})
-    state.changes.delete_executor(host.host_id)
-    context.cluster_event("executor_forgotten", executor_id=host.host_id)
+    def lose_executor(self, host: Host, message: str) -> None:
+        """An executor is lost, and so are its slots, as far as anybody knows."""
+        executor = host.executor
+        if executor.state is ExecutorState.UNCONFIRMED:
+            self.rejection_clock.restart(
+                self.journal.now_ms
+            )  # which does not run while one is unconfirmed
+        self.transitions.move_executor(executor, RegistrationInput.FALL_SILENT)
+        self.journal.cluster_event("executor_lost", executor_id=host.host_id, message=message)
+        self.take_all_away(host, Reason.EXECUTOR_LOST, message)
+        host.start_conversation()
+        self.changes.executor(executor)
+        self.usage.total_changed(host)
 
+    def strike(self, host: Host) -> None:
+        """Forgets an executor with all its slots: nothing of them is left, or ever will be."""
+        for slot in list(host.slots.values()):
+            self.moves.vanish(slot)
+        self.numbers.keep_registration(host.executor.registration_number)
+        self.hosts.forget(host)
+        self.outbox.pop(host.host_id, None)
+        self.rejection_clock.restart(self.journal.now_ms)
+        self.costs.count(host.host_id, {})
+        self.changes.delete_executor(host.host_id)
+        self.journal.cluster_event("executor_forgotten", executor_id=host.host_id)
 
-def take_all_away(context: EventContext, host: Host, reason: Reason, message: str) -> None:
-    """Takes down whatever slots an executor has."""
-    slots: list[Slot] = [
-        slot for slot in host.slots.values() if slot.state is not SlotState.FREEING
-    ]
-    for slot in slots:
-        if host.slots.get(key_of(slot)) is not slot or slot.state is SlotState.FREEING:
-            continue  # it went with another one of its gang
-        lose(context, slot, reason, message)
-        free(context, slot)
+    def take_all_away(self, host: Host, reason: Reason, message: str) -> None:
+        """Takes down whatever slots an executor has."""
+        slots: list[Slot] = [
+            slot for slot in host.slots.values() if slot.state is not SlotState.FREEING
+        ]
+        for slot in slots:
+            if host.slots.get(key_of(slot)) is not slot or slot.state is SlotState.FREEING:
+                continue  # it went with another one of its gang
+            self.gang_moves.lose(slot, reason, message)
+            self.moves.free(slot)
 
-
-def forget_settings(
-    host_settings: dict[str, HostSetting], changes: ChangeTracker, executor_id: str
-) -> None:
-    """An executor is gone for good: nobody will ever have its id again."""
-    if host_settings.pop(executor_id, None) is not None:
-        changes.delete_host_setting(executor_id)
+    def forget_settings(self, executor_id: str) -> None:
+        """An executor is gone for good: nobody will ever have its id again."""
+        if self.host_settings.pop(executor_id, None) is not None:
+            self.changes.delete_host_setting(executor_id)

@@ -6,62 +6,70 @@ For requests that belong to no range these do what is done for every request.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from resource_manager.engine.model.changes import ChangeTracker
-from resource_manager.engine.model.entities import Ended, Request
+from resource_manager.engine.model.entities import Ended, Job, Request
 from resource_manager.engine.queue.ranges import Part, RangeLedger
-from resource_manager.engine.state import State
+from resource_manager.engine.queue.requests import Requests
 
 KINDS_OF_ENDS_MAX = 64
 """Different ways in which members of one part ended that are kept with their messages; further ones
 are kept without."""
 
 
-def single_out(state: State, request: Request) -> None:
-    """A request is placed: a member of a range is one like any other from now on."""
-    part = state.ranges.at(request.arrival_number)
-    if part is not None and request.arrival_number not in state.ranges.members:
-        state.ranges.single_out(part, request)
-        state.requests[request.spec.allocation_id] = request
+@dataclass(slots=True, eq=False)
+class MemberRows:
+    """Keeps the rows of requests, members of ranges among them."""
 
+    changes: ChangeTracker
+    jobs: dict[str, Job]
+    ranges: RangeLedger
+    requests: Requests
 
-def keep_move(ranges: RangeLedger, changes: ChangeTracker, request: Request) -> None:
-    """A request stands elsewhere than before, and lives. A member has a row of its own from now on,
-    so that its generation rises over restarts, too.
-    """
-    part = ranges.at(request.arrival_number)
-    if part is None:
-        changes.request_moved(request)
-        return
-    part.stored.add(part.index_of(request.arrival_number))
-    changes.request(request)
+    def single_out(self, request: Request) -> None:
+        """A request is placed: a member of a range is one like any other from now on."""
+        part = self.ranges.at(request.arrival_number)
+        if part is not None and request.arrival_number not in self.ranges.members:
+            self.ranges.single_out(part, request)
+            self.requests[request.spec.allocation_id] = request
 
+    def keep_move(self, request: Request) -> None:
+        """A request stands elsewhere than before, and lives. A member has a row of its own from now
+        on, so that its generation rises over restarts, too.
+        """
+        part = self.ranges.at(request.arrival_number)
+        if part is None:
+            self.changes.request_moved(request)
+            return
+        part.stored.add(part.index_of(request.arrival_number))
+        self.changes.request(request)
 
-def keep_end(state: State, request: Request) -> None:
-    """A request has ended, and is no longer among the living. Nothing is left of a member but its
-    index.
-    """
-    state.jobs[request.job_id].live_requests -= 1
-    state.live_requests -= 1
-    part = state.ranges.at(request.arrival_number)
-    if part is None:
-        state.changes.request_moved(request)
-        return
-    index = part.index_of(request.arrival_number)
-    if index in part.stored:
-        state.changes.delete_request(request)
-    part.end_run(index, index + 1, _how(part, request))
-    state.ranges.members.pop(request.arrival_number, None)
-    state.requests.pop(request.spec.allocation_id, None)
-    state.changes.request_range(part.row)
+    def keep_end(self, request: Request) -> None:
+        """A request has ended, and is no longer among the living. Nothing is left of a member but
+        its index.
+        """
+        self.jobs[request.job_id].live_requests -= 1
+        self.requests.live -= 1
+        part = self.ranges.at(request.arrival_number)
+        if part is None:
+            self.changes.request_moved(request)
+            return
+        index = part.index_of(request.arrival_number)
+        if index in part.stored:
+            self.changes.delete_request(request)
+        part.end_run(index, index + 1, _how(part, request))
+        self.ranges.members.pop(request.arrival_number, None)
+        self.requests.pop(request.spec.allocation_id, None)
+        self.changes.request_range(part.row)
 
-
-def keep_end_of_many(state: State, part: Part, first: Request, count: int) -> None:
-    """Likewise of so many members who waited and were never placed, the first of whom is this."""
-    state.jobs[first.job_id].live_requests -= count
-    state.live_requests -= count
-    index = part.index_of(first.arrival_number)
-    part.end_run(index, index + count, _how(part, first))
-    state.changes.request_range(part.row)
+    def keep_end_of_many(self, part: Part, first: Request, count: int) -> None:
+        """Likewise of `count` members that waited and were never placed, `first` the first."""
+        self.jobs[first.job_id].live_requests -= count
+        self.requests.live -= count
+        index = part.index_of(first.arrival_number)
+        part.end_run(index, index + count, _how(part, first))
+        self.changes.request_range(part.row)
 
 
 def _how(part: Part, request: Request) -> Ended:

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 
 from finegrain.errors import Reason
 from finegrain.intervals import Run
-from resource_manager.engine.context import EventContext
-from resource_manager.engine.lifecycle.members import keep_end_of_many
-from resource_manager.engine.lifecycle.moves import give_up
+from resource_manager.engine.lifecycle.journal import Journal
+from resource_manager.engine.lifecycle.members import MemberRows
+from resource_manager.engine.lifecycle.moves import RequestMoves
 from resource_manager.engine.model.entities import RequestState
 from resource_manager.engine.model.events import ItemOutcome, Members
 from resource_manager.engine.model.state_tables import RequestInput
+from resource_manager.engine.model.transitions import Transitions
 from resource_manager.engine.queue.queue import WaitingQueue
 from resource_manager.engine.queue.ranges import INDEX_END, Part, RangeLedger, leave_line
 
@@ -34,97 +35,110 @@ class Why:
     grace_ms: int | None = None
 
 
-def give_up_members(
-    context: EventContext,
-    members: Members,
-    why: Why,
-    *,
-    job_id: str | None,
-    most: int = ENTRIES_AT_ONCE,
-) -> ItemOutcome:
-    """Ends those of these members who live: first who waits, then who has a slot.
+@dataclass(slots=True, eq=False)
+class RangeMoves:
+    """Ends members of ranges, many at once where they only wait."""
 
-    The outcome is `unfinished` where that is too much for one step; the same again goes on.
-    `job_id` None: whosever they are.
-    """
-    state = context.state
-    range_id, first, count = members
-    parts = state.ranges.overlapping(range_id, first, first + count)
-    if range_id not in state.ranges or not _is_of(state.ranges, range_id, job_id):
-        owner = "" if job_id is None else f" in job {job_id}"
+    journal: Journal
+    queue: WaitingQueue
+    ranges: RangeLedger
+    transitions: Transitions
+    members: MemberRows
+    moves: RequestMoves
+
+    def give_up_members(
+        self,
+        members: Members,
+        why: Why,
+        *,
+        job_id: str | None,
+        most: int = ENTRIES_AT_ONCE,
+    ) -> ItemOutcome:
+        """Ends those of these members who live: first who waits, then who has a slot.
+
+        The outcome is `unfinished` where that is too much for one step; the same again goes on.
+        `job_id` None: whosever they are.
+        """
+        range_id, first, count = members
+        parts = self.ranges.overlapping(range_id, first, first + count)
+        if range_id not in self.ranges or not self._is_of(range_id, job_id):
+            owner = "" if job_id is None else f" in job {job_id}"
+            return ItemOutcome(
+                range_id, Reason.ALLOCATION_UNKNOWN, f"range {range_id} is not known{owner}"
+            )
+        left = most - self.end_members(parts, why, most, (first, first + count))
         return ItemOutcome(
-            range_id, Reason.ALLOCATION_UNKNOWN, f"range {range_id} is not known{owner}"
+            range_id, unfinished=left <= 0 and _any_live(parts, first, first + count)
         )
-    left = most - end_members(context, parts, why, most, (first, first + count))
-    return ItemOutcome(range_id, unfinished=left <= 0 and _any_live(parts, first, first + count))
 
+    def end_members(
+        self, parts: Sequence[Part], why: Why, most: int, indexes: Run = (0, INDEX_END)
+    ) -> int:
+        """Ends members of these parts that have such indexes, so many entries of the log at most;
+        answers with how many that were.
+        """
+        first, end = indexes
+        left = most
+        for part in parts:
+            until = min(end, part.end)
+            while (
+                left > 0 and (run := next(part.waiting.runs_within(first, until), None)) is not None
+            ):
+                self._end_waiting(part, *run, why)
+                left -= 1
+        for part in parts:
+            until = min(end, part.end)
+            while (
+                left > 0 and (index := part.singled.next_from(first)) is not None and index < until
+            ):
+                request = self.ranges.members[part.arrival_of(index)]
+                self.moves.give_up(
+                    request, reason=why.reason, message=why.message, grace_ms=why.grace_ms
+                )
+                left -= 1
+        return most - left
 
-def end_members(
-    context: EventContext, parts: Sequence[Part], why: Why, most: int, indexes: Run = (0, INDEX_END)
-) -> int:
-    """Ends members of these parts that have such indexes, so many entries of the log at most;
-    answers with how many that were.
-    """
-    first, end = indexes
-    left = most
-    for part in parts:
-        until = min(end, part.end)
-        while left > 0 and (run := next(part.waiting.runs_within(first, until), None)) is not None:
-            _end_waiting(context, part, *run, why)
-            left -= 1
-    for part in parts:
-        until = min(end, part.end)
-        while left > 0 and (index := part.singled.next_from(first)) is not None and index < until:
-            request = context.state.ranges.members[part.arrival_of(index)]
-            give_up(context, request, reason=why.reason, message=why.message, grace_ms=why.grace_ms)
-            left -= 1
-    return most - left
+    def take_out_part(self, part: Part) -> None:
+        """Lets no member of a part wait any more: its job has ended, and they are about to."""
+        for start, end in part.waiting.runs():
+            leave_line(self.queue, part, start, end)
+        for index in part.singled:
+            request = self.ranges.members[part.arrival_of(index)]
+            if request.state is RequestState.PENDING:
+                self.queue.remove(request)
 
+    def reject_waiting(self, part: Part, start: int, end: int, why: Why) -> None:
+        """Rejects members who follow one another and were never placed: one entry in either log."""
+        self._end_waiting(part, start, end, why, how=RequestInput.REJECT)
 
-def take_out_part(ranges: RangeLedger, queue: WaitingQueue, part: Part) -> None:
-    """Lets no member of a part wait any more: its job has ended, and they are about to."""
-    for start, end in part.waiting.runs():
-        leave_line(queue, part, start, end)
-    for index in part.singled:
-        request = ranges.members[part.arrival_of(index)]
-        if request.state is RequestState.PENDING:
-            queue.remove(request)
+    def _end_waiting(
+        self,
+        part: Part,
+        start: int,
+        end: int,
+        why: Why,
+        *,
+        how: RequestInput = RequestInput.CANCEL,
+    ) -> None:
+        """Ends members who follow one another and were never placed: one entry in either log."""
+        count = end - start
+        first = part.member(start)
+        leave_line(self.queue, part, start, end)
+        self.transitions.move_request(first, how)
+        first.reason, first.message = why.reason, why.message
+        self.members.keep_end_of_many(part, first, count)
+        self.journal.job_event(first, reason=why.reason, message=why.message, count=count)
+        more = f"{count} members of range {part.spec.range_id}" if count > 1 else ""
+        self.journal.cluster_event(
+            "request_cancelled" if how is RequestInput.CANCEL else "request_rejected",
+            job_id=first.job_id,
+            allocation_id=first.allocation_id,
+            reason=why.reason,
+            message=": ".join(filter(None, (more, why.message))),
+        )
 
-
-def reject_waiting(context: EventContext, part: Part, start: int, end: int, why: Why) -> None:
-    """Rejects members who follow one another and were never placed: one entry in either log."""
-    _end_waiting(context, part, start, end, why, how=RequestInput.REJECT)
-
-
-def _end_waiting(
-    context: EventContext,
-    part: Part,
-    start: int,
-    end: int,
-    why: Why,
-    *,
-    how: RequestInput = RequestInput.CANCEL,
-) -> None:
-    """Ends members who follow one another and were never placed: one entry in either log."""
-    state, count = context.state, end - start
-    first = part.member(start)
-    leave_line(state.queue, part, start, end)
-    state.transitions.move_request(first, how)
-    first.reason, first.message = why.reason, why.message
-    keep_end_of_many(state, part, first, count)
-    context.job_event(first, reason=why.reason, message=why.message, count=count)
-    more = f"{count} members of range {part.spec.range_id}" if count > 1 else ""
-    context.cluster_event(
-        "request_cancelled" if how is RequestInput.CANCEL else "request_rejected",
-        job_id=first.job_id,
-        allocation_id=first.allocation_id,
-        reason=why.reason,
-        message=": ".join(filter(None, (more, why.message))),
-    )
-
-
-def _is_of(ranges: RangeLedger, range_id: str, job_id: str | None) -> bool:
-    return job_id is None or ranges.named_parts(range_id)[0].row.job_id == job_id
+    def _is_of(self, range_id: str, job_id: str | None) -> bool:
+        return job_id is None or self.ranges.named_parts(range_id)[0].row.job_id == job_id
 
 
 def _any_live(parts: Iterable[Part], first: int, end: int) -> bool:

@@ -20,23 +20,24 @@ Knows one slot and its executor; which one of those in line is tried when, the q
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from finegrain.cpu_assignment import CpuAssignment
 from finegrain.cpu_policy import PLAIN
 from finegrain.errors import InvariantBroken, Reason
 from finegrain.resources import Amounts, ResourceProfile, fits, shortfall
-from resource_manager.engine.context import EventContext
 from resource_manager.engine.cpus.refusals import CpuRefusal
 from resource_manager.engine.cpus.request import CpuRequest
 from resource_manager.engine.cpus.resizing import fits_alone, resized
-from resource_manager.engine.fairness.costs import Costs
-from resource_manager.engine.fairness.flows import FlowTree
+from resource_manager.engine.fairness.starvation import Starving
 from resource_manager.engine.hosts.cpu_allocator import NO_TOPOLOGY
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.hosts.notes import ResizeHold
-from resource_manager.engine.lifecycle import usage
+from resource_manager.engine.hosts.slots import Slots
+from resource_manager.engine.lifecycle.journal import Journal
+from resource_manager.engine.lifecycle.usage import UsageAccounting
+from resource_manager.engine.model.changes import ChangeTracker
 from resource_manager.engine.model.entities import (
     Request,
     RequestState,
@@ -47,9 +48,11 @@ from resource_manager.engine.model.entities import (
 )
 from resource_manager.engine.model.events import ItemOutcome
 from resource_manager.engine.model.reported import ReportedSlot
+from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.engine.model.state_tables import ResizeInput
-from resource_manager.engine.model.timers import Timer, backoff_ms
+from resource_manager.engine.model.timers import Timer, Timers, backoff_ms
 from resource_manager.engine.model.transitions import Transitions
+from resource_manager.engine.placement.hosts import Hosts
 from resource_manager.engine.queue.non_batchable import NonBatchable
 from resource_manager.engine.queue.queue import WaitingQueue
 from resource_manager.engine.queue.requests import Requests
@@ -58,23 +61,304 @@ if TYPE_CHECKING:
     from resource_manager.engine.placement.placement_pass import PlacementPass
 
 
-def try_growth(context: EventContext, placing: PlacementPass, single: NonBatchable) -> bool:
-    """Orders a change that waits in line if its growth fits now; False: it does not."""
-    state = context.state
-    slot = state.slots[single.name, single.generation]
-    host = state.hosts[slot.executor_id]
-    asked = growth(host, slot)
-    if asked and not (host.eligible and fits(asked, host.spare())):
-        return False
-    if asked and is_kept_from(host, slot):
-        return False
-    found = assignment_for(state.requests, host, slot)
-    if isinstance(found, CpuRefusal):
-        return False
-    order(context, slot, found)
-    if asked or found is not None:
-        placing.follow([host])
-    return True
+@dataclass(slots=True, eq=False)
+class ResizeMoves:
+    """Moves changes of size through their states."""
+
+    journal: Journal
+    changes: ChangeTracker
+    hosts: Hosts
+    outbox: dict[str, None]
+    queue: WaitingQueue
+    requests: Requests
+    settings: EngineSettings
+    slots: Slots
+    starving: Starving
+    timers: Timers
+    transitions: Transitions
+    usage: UsageAccounting
+
+    def try_growth(self, placing: PlacementPass, single: NonBatchable) -> bool:
+        """Orders a change that waits in line if its growth fits now; False: it does not."""
+        slot = self.slots[single.name, single.generation]
+        host = self.hosts[slot.executor_id]
+        asked = growth(host, slot)
+        if asked and not (host.eligible and fits(asked, host.spare())):
+            return False
+        if asked and is_kept_from(host, slot):
+            return False
+        found = self.assignment_for(host, slot)
+        if isinstance(found, CpuRefusal):
+            return False
+        self.order(slot, found)
+        if asked or found is not None:
+            placing.follow([host])
+        return True
+
+    def assignment_for(self, host: Host, slot: Slot) -> CpuAssignment | CpuRefusal | None:
+        """The cpus and NUMA nodes that a slot has with the change that waits, or why there are none
+        now; None: it runs in the whole shared pool, and goes on to.
+        """
+        held, wanted = slot.assignment, slot.wanted
+        if held is None or wanted is None:
+            return held
+        if host.cpus is None:
+            return NO_TOPOLOGY if held.cpus or held.numa else held
+        return resized(
+            host.cpus,
+            (slot.allocation_id, slot.generation),
+            held,
+            self.wish_of(host, slot, wanted),
+        )
+
+    def unsuited(self, host: Host, slot: Slot, size: Resize) -> CpuRefusal | None:
+        """Why a host's cpus and NUMA nodes could not suit a slot of this size, even if it were the
+        only one there; None: they could.
+        """
+        held = slot.assignment
+        if slot.ordered is not None:
+            held = slot.ordered.assignment or held
+        if held is None or host.cpus is None:
+            return None
+        key = (slot.allocation_id, slot.generation)
+        return fits_alone(host.cpus, key, held, self.wish_of(host, slot, size))
+
+    def wish_of(self, host: Host, slot: Slot, size: Resize) -> CpuRequest:
+        """What a slot of this size needs of its host's cpus and NUMA nodes."""
+        request = self.requests.get(slot.allocation_id)
+        policy = request.spec.cpu_policy if request is not None else PLAIN
+        booked = host.booking_of(size.profile, best_effort=slot.best_effort)
+        return CpuRequest.of(policy, booked, size.cpu_limit_milli)
+
+    def go_on(self, slot: Slot) -> None:
+        """Lets the change that a slot waits with, if any, take its next step: it is ordered, or
+        stands in line.
+        """
+        wanted = slot.wanted
+        if wanted is None or slot.ordered is not None or slot.state is not SlotState.ALLOCATED:
+            return
+        host = self.hosts.of(slot)
+        hold = host.resize_holds.get((slot.allocation_id, slot.generation))
+        if hold is not None and hold.active:
+            return
+        if has_size(slot, wanted):  # since what was ordered before it was refused
+            self.withdraw(host, slot)
+            self.changes.slot(slot)
+            self._tell(slot, wanted.number)
+            return
+        found = self.assignment_for(host, slot)
+        if not (growth(host, slot) or isinstance(found, CpuRefusal)):
+            self.queue.singles.remove(wanted.arrival_number)
+            self.order(slot, found)
+        elif wanted.arrival_number not in self.queue.singles:
+            self.queue.add_resize(slot)
+        else:
+            self.queue.singles.wake(wanted.arrival_number)  # it may grow by less than it was to
+
+    def stop(self, slot: Slot) -> None:
+        """A slot is being taken down: its size is changed no more.
+
+        What it wants is kept, for the case that it is taken back; and what was ordered, since the
+        executor may have done it.
+        """
+        host = self.hosts.of(slot)
+        key = (slot.allocation_id, slot.generation)
+        host.to_resize.pop(key, None)
+        host.resize_holds.pop(key, None)
+        if slot.wanted is not None:
+            self.queue.singles.remove(slot.wanted.arrival_number)
+
+    def resume(self, slot: Slot) -> None:
+        """A conversation with an executor began anew, or it came back with the slot: what was
+        ordered and is not enforced is ordered again, and what waits stands in line.
+        """
+        if slot.state is not SlotState.ALLOCATED:
+            return
+        if slot.ordered is None:
+            self.go_on(slot)
+            return
+        host = self.hosts.of(slot)
+        host.to_resize[slot.allocation_id, slot.generation] = None
+        self.outbox[host.host_id] = None
+
+    def take_in_size(self, slot: Slot, seen: ReportedSlot) -> None:
+        """Makes the books follow the size that an executor enforces, as a newer state shows it.
+
+        If that is not what was ordered, it is the truth all the same. A number above the one that
+        was ordered, or that waits, or that was ever given out here, is of a change that later books
+        than these ordered before they were lost; so is one with another content. And an executor
+        that crashed when its disk was full may do what it had refused, or take back what it had
+        confirmed.
+        """
+        ordered, wanted, number = slot.ordered, slot.wanted, seen.resize_number
+        if ordered is not None and number == ordered.number and _size(seen) == _size(ordered):
+            self._adopt(slot, seen)
+            return
+        if ordered is not None:
+            unknown_from = ordered.number
+        else:
+            unknown_from = wanted.number if wanted is not None else slot.resize_number + 1
+        if number < unknown_from and _size(seen) == _size(slot):
+            return
+        slot.resize_number = max(slot.resize_number, number)
+        if wanted is not None and wanted.number <= number:
+            self.withdraw(self.hosts.of(slot), slot)
+        self._adopt(slot, seen)
+        self.hosts.of(slot).notice_shrinking()
+
+    def _adopt(self, slot: Slot, seen: ReportedSlot) -> None:
+        """The slot has this size. What is ordered stays so if it is newer."""
+        host = self.hosts.of(slot)
+        key = (slot.allocation_id, slot.generation)
+        ordered, number = slot.ordered, seen.resize_number
+        if ordered is not None and ordered.number <= number:
+            ordered = None
+            host.to_resize.pop(key, None)
+        host.resize_holds.pop(key, None)
+        slot.assignment = _assignment_seen(slot, seen)
+        confirmed = slot.ordered is not None and ordered is None
+        with (
+            self.transitions.moving_resize(slot, ResizeInput.CONFIRM)
+            if confirmed
+            else nullcontext()
+        ):
+            self._set_size(host, slot, profile=seen.profile, ordered=ordered)
+        _, slot.cpu_limit_milli = _size(seen)
+        slot.cpus = seen.cpus  # of another size it may have others
+        if seen.isolation is not None:
+            slot.isolation = seen.isolation
+        self.changes.slot(slot)
+        if slot.wanted is not None and ordered is None and has_size(slot, slot.wanted):
+            number = slot.wanted.number
+            self.withdraw(host, slot)
+        self._tell(slot, number)
+        self.go_on(slot)
+
+    def _tell(self, slot: Slot, number: int) -> None:
+        """The job master hears that a change is done, if it still has the slot."""
+        request = self._granted(slot)
+        if request is not None:
+            message = f"change {number}: {size_text(slot)}"
+            self.journal.slot_event("slot_resized", slot, message=message)
+            self.journal.job_event(request, reason=Reason.RESIZED, message=message, slot=slot)
+
+    def resize_answered(self, host: Host, key: SlotKey, number: int, outcome: ItemOutcome) -> None:
+        """The executor has answered the order of a change, and the state that came along was taken
+        in.
+
+        If that has not confirmed the change, the executor has refused it.
+        """
+        slot = host.slots.get(key)
+        if slot is None or slot.ordered is None or slot.ordered.number != number:
+            return
+        ordered = slot.ordered
+        with self.transitions.moving_resize(slot, ResizeInput.REFUSE):
+            self._set_size(host, slot, profile=slot.profile, ordered=None)
+        self.hosts.touch(host)
+        self.changes.slot(slot)
+        request = self._granted(slot)
+        if request is None:
+            return
+        message = outcome.message or f"executor {host.host_id} did not do what it said"
+        reason = outcome.reason or Reason.RESIZE_REFUSED
+        ends = _ends(outcome, ordered)
+        if slot.wanted is None and not ends:
+            with self.transitions.moving_resize(slot, ResizeInput.RETRY):
+                slot.wanted = replace(ordered, assignment=None)  # others may be there by then
+            self._hold(host, slot, outcome, message)
+            return
+        text = f"change {number} to {size_text(ordered)}: {message}"
+        self.journal.slot_event("slot_resize_refused", slot, reason=reason, message=text)
+        host.resize_holds.pop(key, None)
+        self.journal.job_event(request, reason=Reason.RESIZE_REFUSED, message=text, slot=slot)
+        self.go_on(slot)
+
+    def _hold(self, host: Host, slot: Slot, outcome: ItemOutcome, message: str) -> None:
+        """Lets a change that could not be carried out pause; it keeps its place in the queue."""
+        settings, key = self.settings, (slot.allocation_id, slot.generation)
+        before = host.resize_holds.get(key)
+        failures = before.failures if before is not None else 0
+        delay = backoff_ms(failures, settings.resize_retry_min_ms, settings.resize_retry_max_ms)
+        until_ms = self.journal.now_ms + delay
+        below_use = outcome.reason == Reason.BELOW_USE  # which the state does not tell
+        host.resize_holds[key] = ResizeHold(
+            number=slot.wanted.number if slot.wanted is not None else 0,
+            failures=failures + 1,
+            until_ms=until_ms,
+            reason=outcome.reason,
+            message=message,
+            state_seen=None if below_use else host.state_seen(),
+        )
+        self.timers.arm(Timer.RESIZE, slot.allocation_id, until_ms)
+
+    def resize_rang(self, allocation_id: str) -> None:
+        """A change that could not be carried out may be tried again."""
+        request = self.requests.get(allocation_id)
+        slot = self.slots.of(request) if request is not None else None
+        if slot is None:
+            return
+        hold = self.hosts.of(slot).resize_holds.get((allocation_id, slot.generation))
+        if hold is None or not hold.active:
+            return
+        if self.journal.now_ms < hold.until_ms:
+            self.timers.arm(Timer.RESIZE, allocation_id, hold.until_ms)
+            return
+        hold.active = False
+        self.go_on(slot)
+
+    def end_holds(self, host: Host) -> None:
+        """A new state of the host was taken in: who was refused on another one may try again."""
+        present = host.state_seen()
+        for key, hold in list(host.resize_holds.items()):
+            if hold.active and hold.state_seen is not None and hold.state_seen != present:
+                hold.active = False
+                self.go_on(host.slots[key])
+
+    def order(self, slot: Slot, assignment: CpuAssignment | None) -> None:
+        """The change that waits is the executor's to carry out; its growth must fit there, and the
+        slot has these cpus and NUMA nodes then (`assignment_for`).
+        """
+        host = self.hosts.of(slot)
+        if slot.wanted is None:
+            raise InvariantBroken(f"slot {slot.allocation_id} waits for no other size")
+        ordered = replace(slot.wanted, assignment=assignment)
+        self.starving.placements += 1
+        with self.transitions.moving_resize(slot, ResizeInput.ORDER):
+            slot.wanted = None
+            self._set_size(
+                host,
+                slot,
+                profile=slot.profile,
+                ordered=ordered,
+            )
+        host.to_resize[slot.allocation_id, slot.generation] = None
+        self.outbox[host.host_id] = None
+        self.changes.slot(slot)
+
+    def _set_size(
+        self,
+        host: Host,
+        slot: Slot,
+        *,
+        profile: ResourceProfile,
+        ordered: Resize | None,
+    ) -> None:
+        before = slot.booked
+        host.set_size(slot, profile, ordered)
+        self.usage.rebooked([(slot, before)])
+
+    def withdraw(self, host: Host, slot: Slot) -> None:
+        """Strikes the change that a slot waits with, if any."""
+        if slot.wanted is not None:
+            self.queue.singles.remove(slot.wanted.arrival_number)
+            host.resize_holds.pop((slot.allocation_id, slot.generation), None)
+            with self.transitions.moving_resize(slot, ResizeInput.WITHDRAW):
+                slot.wanted = None
+
+    def _granted(self, slot: Slot) -> Request | None:
+        """The request that has been granted this slot; None: it was given up or replaced."""
+        request = self.requests.served_by(slot)
+        return request if request is not None and request.state is RequestState.GRANTED else None
 
 
 def growth(host: Host, slot: Slot) -> Amounts:
@@ -93,149 +377,6 @@ def is_kept_from(host: Host, slot: Slot) -> bool:
     return host.held is not None and held is not None and bool(held.cpus or held.numa)
 
 
-def assignment_for(requests: Requests, host: Host, slot: Slot) -> CpuAssignment | CpuRefusal | None:
-    """The cpus and NUMA nodes that a slot has with the change that waits, or why there are none
-    now; None: it runs in the whole shared pool, and goes on to.
-    """
-    held, wanted = slot.assignment, slot.wanted
-    if held is None or wanted is None:
-        return held
-    if host.cpus is None:
-        return NO_TOPOLOGY if held.cpus or held.numa else held
-    return resized(
-        host.cpus,
-        (slot.allocation_id, slot.generation),
-        held,
-        wish_of(requests, host, slot, wanted),
-    )
-
-
-def unsuited(requests: Requests, host: Host, slot: Slot, size: Resize) -> CpuRefusal | None:
-    """Why a host's cpus and NUMA nodes could not suit a slot of this size, even if it were the only
-    one there; None: they could.
-    """
-    held = slot.assignment
-    if slot.ordered is not None:
-        held = slot.ordered.assignment or held
-    if held is None or host.cpus is None:
-        return None
-    key = (slot.allocation_id, slot.generation)
-    return fits_alone(host.cpus, key, held, wish_of(requests, host, slot, size))
-
-
-def wish_of(requests: Requests, host: Host, slot: Slot, size: Resize) -> CpuRequest:
-    """What a slot of this size needs of its host's cpus and NUMA nodes."""
-    request = requests.get(slot.allocation_id)
-    policy = request.spec.cpu_policy if request is not None else PLAIN
-    booked = host.booking_of(size.profile, best_effort=slot.best_effort)
-    return CpuRequest.of(policy, booked, size.cpu_limit_milli)
-
-
-def go_on(context: EventContext, slot: Slot) -> None:
-    """Lets the change that a slot waits with, if any, take its next step: it is ordered, or stands
-    in line.
-    """
-    state = context.state
-    wanted = slot.wanted
-    if wanted is None or slot.ordered is not None or slot.state is not SlotState.ALLOCATED:
-        return
-    host = context.host_of(slot)
-    hold = host.resize_holds.get((slot.allocation_id, slot.generation))
-    if hold is not None and hold.active:
-        return
-    if has_size(slot, wanted):  # since what was ordered before it was refused
-        withdraw(state.queue, state.transitions, host, slot)
-        state.changes.slot(slot)
-        _tell(context, slot, wanted.number)
-        return
-    found = assignment_for(state.requests, host, slot)
-    if not (growth(host, slot) or isinstance(found, CpuRefusal)):
-        state.queue.singles.remove(wanted.arrival_number)
-        order(context, slot, found)
-    elif wanted.arrival_number not in state.queue.singles:
-        state.queue.add_resize(slot)
-    else:
-        state.queue.singles.wake(wanted.arrival_number)  # it may grow by less than it was to
-
-
-def stop(context: EventContext, slot: Slot) -> None:
-    """A slot is being taken down: its size is changed no more.
-
-    What it wants is kept, for the case that it is taken back; and what was ordered, since the
-    executor may have done it.
-    """
-    host = context.host_of(slot)
-    key = (slot.allocation_id, slot.generation)
-    host.to_resize.pop(key, None)
-    host.resize_holds.pop(key, None)
-    if slot.wanted is not None:
-        context.state.queue.singles.remove(slot.wanted.arrival_number)
-
-
-def resume(context: EventContext, slot: Slot) -> None:
-    """A conversation with an executor began anew, or it came back with the slot: what was ordered
-    and is not enforced is ordered again, and what waits stands in line.
-    """
-    if slot.state is not SlotState.ALLOCATED:
-        return
-    if slot.ordered is None:
-        go_on(context, slot)
-        return
-    host = context.host_of(slot)
-    host.to_resize[slot.allocation_id, slot.generation] = None
-    context.state.outbox[host.host_id] = None
-
-
-def take_in_size(context: EventContext, slot: Slot, seen: ReportedSlot) -> None:
-    """Makes the books follow the size that an executor enforces, as a newer state shows it.
-
-    If that is not what was ordered, it is the truth all the same. A number above the one that was
-    ordered, or that waits, or that was ever given out here, is of a change that later books than
-    these ordered before they were lost; so is one with another content. And an executor that
-    crashed when its disk was full may do what it had refused, or take back what it had confirmed.
-    """
-    ordered, wanted, number = slot.ordered, slot.wanted, seen.resize_number
-    if ordered is not None and number == ordered.number and _size(seen) == _size(ordered):
-        _adopt(context, slot, seen)
-        return
-    if ordered is not None:
-        unknown_from = ordered.number
-    else:
-        unknown_from = wanted.number if wanted is not None else slot.resize_number + 1
-    if number < unknown_from and _size(seen) == _size(slot):
-        return
-    slot.resize_number = max(slot.resize_number, number)
-    if wanted is not None and wanted.number <= number:
-        withdraw(context.state.queue, context.state.transitions, context.host_of(slot), slot)
-    _adopt(context, slot, seen)
-    context.host_of(slot).notice_shrinking()
-
-
-def _adopt(context: EventContext, slot: Slot, seen: ReportedSlot) -> None:
-    """The slot has this size. What is ordered stays so if it is newer."""
-    state, host = context.state, context.host_of(slot)
-    key = (slot.allocation_id, slot.generation)
-    ordered, number = slot.ordered, seen.resize_number
-    if ordered is not None and ordered.number <= number:
-        ordered = None
-        host.to_resize.pop(key, None)
-    host.resize_holds.pop(key, None)
-    slot.assignment = _assignment_seen(slot, seen)
-    confirmed = slot.ordered is not None and ordered is None
-    with state.transitions.moving_resize(slot, ResizeInput.CONFIRM) if confirmed else nullcontext():
-        _set_size(state.flows, state.costs, host, slot, profile=seen.profile, ordered=ordered)
-    _, slot.cpu_limit_milli = _size(seen)
-    slot.cpus = seen.cpus  # of another size it may have others
-    if seen.isolation is not None:
-        slot.isolation = seen.isolation
-    state.changes.slot(slot)
-    if slot.wanted is not None and ordered is None and has_size(slot, slot.wanted):
-        number = slot.wanted.number
-        withdraw(state.queue, state.transitions, host, slot)
-    _tell(context, slot, number)
-    go_on(context, slot)
-
-
 def _assignment_seen(slot: Slot, seen: ReportedSlot) -> CpuAssignment | None:
     """What a slot has of its host's cpus with the change that was confirmed."""
     if seen.assignment is not None:
@@ -244,48 +385,6 @@ def _assignment_seen(slot: Slot, seen: ReportedSlot) -> CpuAssignment | None:
     if ordered is not None and ordered.number == seen.resize_number and ordered.assignment:
         return ordered.assignment
     return slot.assignment
-
-
-def _tell(context: EventContext, slot: Slot, number: int) -> None:
-    """The job master hears that a change is done, if it still has the slot."""
-    request = _granted(context.state.requests, slot)
-    if request is not None:
-        message = f"change {number}: {size_text(slot)}"
-        context.slot_event("slot_resized", slot, message=message)
-        context.job_event(request, reason=Reason.RESIZED, message=message, slot=slot)
-
-
-def resize_answered(
-    context: EventContext, host: Host, key: SlotKey, number: int, outcome: ItemOutcome
-) -> None:
-    """The executor has answered the order of a change, and the state that came along was taken in.
-
-    If that has not confirmed the change, the executor has refused it.
-    """
-    slot = host.slots.get(key)
-    if slot is None or slot.ordered is None or slot.ordered.number != number:
-        return
-    state, ordered = context.state, slot.ordered
-    with state.transitions.moving_resize(slot, ResizeInput.REFUSE):
-        _set_size(state.flows, state.costs, host, slot, profile=slot.profile, ordered=None)
-    state.hosts.touch(host)
-    state.changes.slot(slot)
-    request = _granted(state.requests, slot)
-    if request is None:
-        return
-    message = outcome.message or f"executor {host.host_id} did not do what it said"
-    reason = outcome.reason or Reason.RESIZE_REFUSED
-    ends = _ends(outcome, ordered)
-    if slot.wanted is None and not ends:
-        with state.transitions.moving_resize(slot, ResizeInput.RETRY):
-            slot.wanted = replace(ordered, assignment=None)  # others may be there by then
-        _hold(context, host, slot, outcome, message)
-        return
-    text = f"change {number} to {size_text(ordered)}: {message}"
-    context.slot_event("slot_resize_refused", slot, reason=reason, message=text)
-    host.resize_holds.pop(key, None)
-    context.job_event(request, reason=Reason.RESIZE_REFUSED, message=text, slot=slot)
-    go_on(context, slot)
 
 
 def _ends(outcome: ItemOutcome, ordered: Resize) -> bool:
@@ -298,106 +397,6 @@ def _ends(outcome: ItemOutcome, ordered: Resize) -> bool:
         Reason.CARVE_FAILED,
         Reason.INVALID_ARGUMENT,
     )
-
-
-def _hold(
-    context: EventContext, host: Host, slot: Slot, outcome: ItemOutcome, message: str
-) -> None:
-    """Lets a change that could not be carried out pause; its place in line stays what it was."""
-    settings, key = context.state.settings, (slot.allocation_id, slot.generation)
-    before = host.resize_holds.get(key)
-    failures = before.failures if before is not None else 0
-    delay = backoff_ms(failures, settings.resize_retry_min_ms, settings.resize_retry_max_ms)
-    until_ms = context.now_ms + delay
-    below_use = outcome.reason == Reason.BELOW_USE  # which the state does not tell
-    host.resize_holds[key] = ResizeHold(
-        number=slot.wanted.number if slot.wanted is not None else 0,
-        failures=failures + 1,
-        until_ms=until_ms,
-        reason=outcome.reason,
-        message=message,
-        state_seen=None if below_use else host.state_seen(),
-    )
-    context.state.timers.arm(Timer.RESIZE, slot.allocation_id, until_ms)
-
-
-def resize_rang(context: EventContext, allocation_id: str) -> None:
-    """A change that could not be carried out may be tried again."""
-    state = context.state
-    request = state.requests.get(allocation_id)
-    slot = state.slots.of(request) if request is not None else None
-    if slot is None:
-        return
-    hold = context.host_of(slot).resize_holds.get((allocation_id, slot.generation))
-    if hold is None or not hold.active:
-        return
-    if context.now_ms < hold.until_ms:
-        state.timers.arm(Timer.RESIZE, allocation_id, hold.until_ms)
-        return
-    hold.active = False
-    go_on(context, slot)
-
-
-def end_holds(context: EventContext, host: Host) -> None:
-    """A new state of the host was taken in: who was refused on another one may try again."""
-    present = host.state_seen()
-    for key, hold in list(host.resize_holds.items()):
-        if hold.active and hold.state_seen is not None and hold.state_seen != present:
-            hold.active = False
-            go_on(context, host.slots[key])
-
-
-def order(context: EventContext, slot: Slot, assignment: CpuAssignment | None) -> None:
-    """The change that waits is the executor's to carry out; its growth must fit there, and the
-    slot has these cpus and NUMA nodes then (`assignment_for`).
-    """
-    host = context.host_of(slot)
-    if slot.wanted is None:
-        raise InvariantBroken(f"slot {slot.allocation_id} waits for no other size")
-    ordered = replace(slot.wanted, assignment=assignment)
-    context.state.starving.placements += 1
-    with context.state.transitions.moving_resize(slot, ResizeInput.ORDER):
-        slot.wanted = None
-        _set_size(
-            context.state.flows,
-            context.state.costs,
-            host,
-            slot,
-            profile=slot.profile,
-            ordered=ordered,
-        )
-    host.to_resize[slot.allocation_id, slot.generation] = None
-    context.state.outbox[host.host_id] = None
-    context.state.changes.slot(slot)
-
-
-def _set_size(
-    flows: FlowTree,
-    costs: Costs,
-    host: Host,
-    slot: Slot,
-    *,
-    profile: ResourceProfile,
-    ordered: Resize | None,
-) -> None:
-    before = slot.booked
-    host.set_size(slot, profile, ordered)
-    usage.rebooked(flows, costs, [(slot, before)])
-
-
-def withdraw(queue: WaitingQueue, transitions: Transitions, host: Host, slot: Slot) -> None:
-    """Strikes the change that a slot waits with, if any."""
-    if slot.wanted is not None:
-        queue.singles.remove(slot.wanted.arrival_number)
-        host.resize_holds.pop((slot.allocation_id, slot.generation), None)
-        with transitions.moving_resize(slot, ResizeInput.WITHDRAW):
-            slot.wanted = None
-
-
-def _granted(requests: Requests, slot: Slot) -> Request | None:
-    """The request that has been granted this slot; None: it was given up or replaced."""
-    request = requests.served_by(slot)
-    return request if request is not None and request.state is RequestState.GRANTED else None
 
 
 def _size(of: ReportedSlot | Slot | Resize) -> tuple[ResourceProfile, int]:

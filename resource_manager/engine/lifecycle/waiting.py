@@ -5,10 +5,12 @@ known without looking at each host. The indexes must be fresh.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from finegrain.errors import Reason
 from finegrain.resources import Amounts
 from resource_manager.engine.hosts.bookings import shared_booking
+from resource_manager.engine.lifecycle.journal import Journal
 from resource_manager.engine.model.entities import Provision, Request, RequestSpec
 from resource_manager.engine.model.events import ItemOutcome
 from resource_manager.engine.model.scheduling_key import SchedulingKey, scheduling_key
@@ -27,10 +29,9 @@ from resource_manager.engine.placement.hosts import Hosts
 from resource_manager.engine.placement.index import Need
 from resource_manager.engine.placement.reserved import Reservations, held_from
 from resource_manager.engine.planning.gang_feasibility import gang_feasibility
-from resource_manager.engine.queue.gangs import GangKind, WaitingGang
+from resource_manager.engine.queue.gangs import GangKind, GangLedger, WaitingGang
 from resource_manager.engine.queue.queue import WaitingQueue
 from resource_manager.engine.queue.scheduling_classes import SchedulingClass
-from resource_manager.engine.state import State
 
 _OF_THE_MEMBER = frozenset(
     {
@@ -43,133 +44,136 @@ _OF_THE_MEMBER = frozenset(
 """Reasons for which a member would wait on its own as well, whatever is free."""
 
 
-def waiting_reason(state: State, shape: SchedulingClass) -> Reason:
-    """Why a shape has to wait that does not fit, as far as is known; the indexes must be fresh."""
-    if not shape.tried:
-        return Reason.NOT_YET_CONSIDERED
-    number = state.snapshot_number
-    if shape.reason is None or shape.reason[0] != number:
-        shape.reason = (
-            number,
-            _waiting_reason(state.hosts, state.elastic, state.reservations, shape),
+@dataclass(slots=True, eq=False)
+class WaitingReasons:
+    """Why requests wait, and which are rejected at once."""
+
+    journal: Journal
+    elastic: Elastic
+    gangs: GangLedger
+    hosts: Hosts
+    provisions: dict[str, Provision]
+    queue: WaitingQueue
+    reservations: Reservations
+
+    def waiting_reason(self, shape: SchedulingClass) -> Reason:
+        """Why a shape waits that does not fit, as far as is known; the indexes must be fresh."""
+        if not shape.tried:
+            return Reason.NOT_YET_CONSIDERED
+        number = self.journal.snapshot_number
+        if shape.reason is None or shape.reason[0] != number:
+            shape.reason = (
+                number,
+                self._waiting_reason(shape),
+            )
+        return Reason(shape.reason[1])
+
+    def _waiting_reason(self, shape: SchedulingClass) -> Reason:
+        match feasibility(self.hosts, self.elastic, shape):
+            case Feasibility.NEVER:
+                return Reason.INFEASIBLE_NEVER
+            case Feasibility.OFFLINE:
+                return Reason.INFEASIBLE_NOW_OFFLINE
+            case Feasibility.LABELS:
+                return Reason.WAITING_LABELS
+            case Feasibility.POSSIBLE if any(
+                True for _ in held_from(self.hosts, self.reservations, shape)
+            ):
+                return Reason.WAITING_RESERVATION
+            case Feasibility.POSSIBLE:
+                pass
+        sums = free_sums(self.hosts, shape)
+        amounts = list[Need](shape.amounts)
+        if not any(all(sums.get(name, 0) >= amount for name, amount in n.items()) for n in amounts):
+            return Reason.WAITING_CAPACITY
+        if has_room(self.hosts, shape):
+            return Reason.WAITING_CAPACITY
+        if is_exact_somewhere(self.hosts, shape) and some_host_covers(
+            self.hosts, shape.labels, amounts
+        ):
+            return Reason.WAITING_TOPOLOGY
+        return Reason.WAITING_FRAGMENTED
+
+    def kind_feasibility(self, kind: GangKind) -> Feasibility:
+        """The same, remembered until some host's size, labels or availability changes."""
+        version = self.hosts.version
+        if kind.verdict is None or kind.verdict[0] != version:
+            kind.verdict = (
+                version,
+                gang_feasibility(
+                    self.hosts, self.elastic, self.provisions, kind.where, kind.wishes
+                ),
+            )
+        return Feasibility(kind.verdict[1])
+
+    def member_reason(self, request: Request) -> Reason:
+        """Why a member of a gang waits, as far as is known; the indexes must be fresh."""
+        spec = request.spec
+        waiting = self.gangs.waiting.get(spec.gang_id)
+        if waiting is None:  # its job has ended
+            return self.waiting_reason(self.queue.shape_of(spec))
+        return self._member_reason(waiting, scheduling_key(spec))
+
+    def reasons(self, waiting: WaitingGang) -> Iterator[tuple[Reason, int]]:
+        """The same for all members of a gang, counted."""
+        for wish in waiting.kind.wishes:
+            yield self._member_reason(waiting, wish.key), wish.count
+
+    def _member_reason(self, waiting: WaitingGang, key: SchedulingKey) -> Reason:
+        if not waiting.tried:
+            return Reason.NOT_YET_CONSIDERED
+        if waiting.reasons[0] != self.journal.snapshot_number:
+            waiting.reasons = (self.journal.snapshot_number, {})
+        known = waiting.reasons[1]
+        if key not in known:
+            shape = self.queue.shape_at(key)
+            reason = self.waiting_reason(shape)
+            if reason not in _OF_THE_MEMBER:
+                whole = self._of_the_gang(waiting.kind)
+                if whole is not Reason.WAITING_GANG or has_room(self.hosts, shape):
+                    reason = whole
+            known[key] = reason
+        return Reason(known[key])
+
+    def _of_the_gang(self, kind: GangKind) -> Reason:
+        match self.kind_feasibility(kind):
+            case Feasibility.NEVER:
+                return Reason.INFEASIBLE_NEVER
+            case Feasibility.OFFLINE:
+                return Reason.INFEASIBLE_NOW_OFFLINE
+            case _:
+                return Reason.WAITING_GANG
+
+    def rejection(self, spec: RequestSpec) -> ItemOutcome | None:
+        """Why a request cannot be taken in; None if it can. The indexes must be fresh.
+
+        A request that no known executor could ever serve, nor one that can be asked for, is refused
+        at once, unless it asked to wait for one that may come. While no executor is known at all,
+        and none can be asked for, nothing can be said, and everything waits;
+        `scheduling/rejecting.py` looks at it later.
+        """
+        shape = self.queue.shape_of(spec)
+        verdict = feasibility(self.hosts, self.elastic, shape)
+        if spec.allow_pending or verdict not in INFEASIBLE:
+            return None
+        amounts = shared_booking(spec.profile, False, shape.best_effort) if spec.profile else {}
+        asked = _amounts_text(amounts) if amounts else "a default slot"
+        if verdict is Feasibility.LABELS:
+            labels = ", ".join(f"{name}={value}" for name, value in spec.required_labels)
+            lack = f"no executor that could host {asked} carries the labels {labels}"
+        else:
+            lack = f"no executor could host {asked}, even when empty"
+        if unsuited := large_and_unsuited(self.hosts, shape):
+            host, refusal = unsuited
+            lack += f" ({host.host_id} has that much, but {refusal.text})"
+        if verdict is Feasibility.NEVER and self.elastic.provisioning:
+            lack += ", nor one that could be asked for"
+        return ItemOutcome(
+            spec.allocation_id,
+            Reason.INFEASIBLE_NEVER,
+            f"{lack}; ask for less, or set allow_pending to wait for one that may come",
+            tuple((name, str(amount)) for name, amount in amounts.items()),
         )
-    return Reason(shape.reason[1])
-
-
-def _waiting_reason(
-    hosts: Hosts, elastic: Elastic, reservations: Reservations, shape: SchedulingClass
-) -> Reason:
-    match feasibility(hosts, elastic, shape):
-        case Feasibility.NEVER:
-            return Reason.INFEASIBLE_NEVER
-        case Feasibility.OFFLINE:
-            return Reason.INFEASIBLE_NOW_OFFLINE
-        case Feasibility.LABELS:
-            return Reason.WAITING_LABELS
-        case Feasibility.POSSIBLE if any(True for _ in held_from(hosts, reservations, shape)):
-            return Reason.WAITING_RESERVATION
-        case Feasibility.POSSIBLE:
-            pass
-    sums = free_sums(hosts, shape)
-    amounts = list[Need](shape.amounts)
-    if not any(all(sums.get(name, 0) >= amount for name, amount in n.items()) for n in amounts):
-        return Reason.WAITING_CAPACITY
-    if has_room(hosts, shape):
-        return Reason.WAITING_CAPACITY
-    if is_exact_somewhere(hosts, shape) and some_host_covers(hosts, shape.labels, amounts):
-        return Reason.WAITING_TOPOLOGY
-    return Reason.WAITING_FRAGMENTED
-
-
-def kind_feasibility(
-    hosts: Hosts, provisions: dict[str, Provision], elastic: Elastic, kind: GangKind
-) -> Feasibility:
-    """The same, remembered until some host's size, labels or availability changes."""
-    version = hosts.version
-    if kind.verdict is None or kind.verdict[0] != version:
-        kind.verdict = (
-            version,
-            gang_feasibility(hosts, elastic, provisions, kind.where, kind.wishes),
-        )
-    return Feasibility(kind.verdict[1])
-
-
-def member_reason(state: State, request: Request) -> Reason:
-    """Why a member of a gang waits, as far as is known; the indexes must be fresh."""
-    spec = request.spec
-    waiting = state.gangs.waiting.get(spec.gang_id)
-    if waiting is None:  # its job has ended
-        return waiting_reason(state, state.queue.shape_of(spec))
-    return _member_reason(state, waiting, scheduling_key(spec))
-
-
-def reasons(state: State, waiting: WaitingGang) -> Iterator[tuple[Reason, int]]:
-    """The same for all members of a gang, counted."""
-    for wish in waiting.kind.wishes:
-        yield _member_reason(state, waiting, wish.key), wish.count
-
-
-def _member_reason(state: State, waiting: WaitingGang, key: SchedulingKey) -> Reason:
-    if not waiting.tried:
-        return Reason.NOT_YET_CONSIDERED
-    if waiting.reasons[0] != state.snapshot_number:
-        waiting.reasons = (state.snapshot_number, {})
-    known = waiting.reasons[1]
-    if key not in known:
-        shape = state.queue.shape_at(key)
-        reason = waiting_reason(state, shape)
-        if reason not in _OF_THE_MEMBER:
-            whole = _of_the_gang(state.hosts, state.provisions, state.elastic, waiting.kind)
-            if whole is not Reason.WAITING_GANG or has_room(state.hosts, shape):
-                reason = whole
-        known[key] = reason
-    return Reason(known[key])
-
-
-def _of_the_gang(
-    hosts: Hosts, provisions: dict[str, Provision], elastic: Elastic, kind: GangKind
-) -> Reason:
-    match kind_feasibility(hosts, provisions, elastic, kind):
-        case Feasibility.NEVER:
-            return Reason.INFEASIBLE_NEVER
-        case Feasibility.OFFLINE:
-            return Reason.INFEASIBLE_NOW_OFFLINE
-        case _:
-            return Reason.WAITING_GANG
-
-
-def rejection(
-    hosts: Hosts, queue: WaitingQueue, elastic: Elastic, spec: RequestSpec
-) -> ItemOutcome | None:
-    """Why a request cannot be taken in; None if it can. The indexes must be fresh.
-
-    A request that no known executor could ever serve, nor one that can be asked for, is refused at
-    once, unless it asked to wait for one that may come. While no executor is known at all, and
-    none can be asked for, nothing can be said, and everything waits; `scheduling/rejecting.py`
-    looks at it later.
-    """
-    shape = queue.shape_of(spec)
-    verdict = feasibility(hosts, elastic, shape)
-    if spec.allow_pending or verdict not in INFEASIBLE:
-        return None
-    amounts = shared_booking(spec.profile, False, shape.best_effort) if spec.profile else {}
-    asked = _amounts_text(amounts) if amounts else "a default slot"
-    if verdict is Feasibility.LABELS:
-        labels = ", ".join(f"{name}={value}" for name, value in spec.required_labels)
-        lack = f"no executor that could host {asked} carries the labels {labels}"
-    else:
-        lack = f"no executor could host {asked}, even when empty"
-    if unsuited := large_and_unsuited(hosts, shape):
-        host, refusal = unsuited
-        lack += f" ({host.host_id} has that much, but {refusal.text})"
-    if verdict is Feasibility.NEVER and elastic.provisioning:
-        lack += ", nor one that could be asked for"
-    return ItemOutcome(
-        spec.allocation_id,
-        Reason.INFEASIBLE_NEVER,
-        f"{lack}; ask for less, or set allow_pending to wait for one that may come",
-        tuple((name, str(amount)) for name, amount in amounts.items()),
-    )
 
 
 def _amounts_text(amounts: Amounts) -> str:

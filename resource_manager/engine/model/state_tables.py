@@ -16,7 +16,7 @@ Everything not listed is a bug and raises `IllegalTransition`.
 Every table says as well in which states a row may be restored. What the tables cannot express,
 `invariants/all.py` checks: that request and slot move together, and that a request which waits
 stands in the queue. Reservations have no states, and those of executors that were asked for stand
-in `scaling/provisions.py`.
+in `lifecycle/provisions.py`.
 """
 
 from __future__ import annotations

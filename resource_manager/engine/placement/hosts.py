@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from resource_manager.engine.hosts.host import Host
+from resource_manager.engine.model.entities import Slot
 from resource_manager.engine.placement.indexes import Indexes
 
 if TYPE_CHECKING:
@@ -36,6 +37,10 @@ class Hosts(dict[str, Host]):
         self.in_use = 0
         self.refusing: dict[str, None] = {}
         self.touched: dict[str, None] = {}
+
+    def of(self, slot: Slot) -> Host:
+        """The host that a slot is on."""
+        return self[slot.executor_id]
 
     def touch(self, host: Host) -> None:
         """A host's free capacity may have changed."""

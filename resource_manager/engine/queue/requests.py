@@ -16,12 +16,14 @@ class Requests(dict[str, Request]):
     Attributes:
         by_arrival: in order of arrival; without members of ranges.
         ranges: where members of ranges stand.
+        live: how many have not ended, members of ranges included.
     """
 
     def __init__(self, ranges: RangeLedger) -> None:
         super().__init__()
         self.by_arrival: dict[int, Request] = {}
         self.ranges = ranges
+        self.live = 0
 
     def of_job(self, job: Job, after: int = 0) -> Iterator[Request]:
         """All requests of a job that are kept, in order of arrival, from behind `after` on; without

@@ -11,8 +11,6 @@ from collections.abc import Iterable, Sequence
 
 from finegrain.errors import InvalidArgument, Reason
 from resource_manager.engine.context import EventContext
-from resource_manager.engine.lifecycle.gangs import begin_to_wait
-from resource_manager.engine.lifecycle.waiting import rejection
 from resource_manager.engine.model.entities import (
     Gang,
     GangPlacement,
@@ -84,9 +82,7 @@ def infeasible_members(
         An outcome for each member, those that are to blame first; or none.
     """
     problems = [
-        each
-        for spec in members
-        if (each := rejection(state.hosts, state.queue, state.elastic, spec)) is not None
+        each for spec in members if (each := state.waiting_reasons.rejection(spec)) is not None
     ]
     if problems:
         return problems + _others(gang, members, problems)
@@ -111,8 +107,8 @@ def join(context: EventContext, request: Request, gangs: Iterable[GangSpec]) -> 
 def take_in(context: EventContext, gang: Gang) -> None:
     """Lets a gang wait whose members have all been taken in."""
     context.state.changes.gang(gang)
-    begin_to_wait(context, gang)
-    context.cluster_event(
+    context.state.gang_moves.begin_to_wait(gang)
+    context.journal.cluster_event(
         "gang_pending",
         job_id=gang.job_id,
         allocation_id=gang.members[0],
@@ -185,7 +181,7 @@ def _problem(
             f" {first.allocation_id} of the same gang; expected the same for all of them"
         )
         return _invalid(name, "restart_on_loss", str(spec.restart_on_loss), message)
-    return unsound(state.settings, spec) or rejection(state.hosts, state.queue, state.elastic, spec)
+    return unsound(state.settings, spec) or state.waiting_reasons.rejection(spec)
 
 
 def _others(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from finegrain.errors import Reason
 from resource_manager.engine.context import EventContext
-from resource_manager.engine.lifecycle.waiting import rejection, waiting_reason
 from resource_manager.engine.model.entities import Job, RangeSpec, RequestRange
 from resource_manager.engine.model.events import ItemOutcome
 from resource_manager.engine.queue.ranges import Part, RangeLedger, line_up_members, parts_of
@@ -32,10 +31,9 @@ def submit_range(context: EventContext, job: Job, spec: RangeSpec) -> ItemOutcom
         return known
     request = spec.request
     if (
-        problem := unsound(state.settings, request)
-        or rejection(state.hosts, state.queue, state.elastic, request)
+        problem := unsound(state.settings, request) or state.waiting_reasons.rejection(request)
     ) is not None:
-        context.cluster_event(
+        context.journal.cluster_event(
             "request_rejected",
             job_id=job.job_id,
             allocation_id=spec.range_id,
@@ -57,7 +55,7 @@ def submit_range(context: EventContext, job: Job, spec: RangeSpec) -> ItemOutcom
         state.changes.request_range(row)
         line_up_members(state.queue, part, part.first, part.end)
     job.live_requests += spec.count
-    state.live_requests += spec.count
+    state.requests.live += spec.count
     if job.specified is None:
         job.specified = request.profile is not None
         job.witness_allocation_id = f"{spec.range_id}.{spec.first_index}"
@@ -102,11 +100,13 @@ def tell_who_waits(context: EventContext) -> None:
     for part in state.new_parts:
         waiting = len(part.waiting)
         if waiting:
-            context.cluster_event(
+            context.journal.cluster_event(
                 "request_pending",
                 job_id=part.row.job_id,
                 allocation_id=part.id_of(part.waiting.first),
-                reason=waiting_reason(state, state.queue.shape_of(part.spec.request)),
+                reason=state.waiting_reasons.waiting_reason(
+                    state.queue.shape_of(part.spec.request)
+                ),
                 message=f"{waiting} members of range {part.spec.range_id}",
             )
     state.new_parts.clear()

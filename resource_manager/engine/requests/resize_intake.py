@@ -12,16 +12,13 @@ from resource_manager.engine.hosts.allowed_cpus import MILLI_PER_CPU
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.lifecycle.known import active_job
 from resource_manager.engine.lifecycle.resizes import (
-    go_on,
+    ResizeMoves,
     has_size,
     size_text,
-    unsuited,
-    withdraw,
 )
 from resource_manager.engine.model.entities import Request, RequestState, Resize, Slot
 from resource_manager.engine.model.events import ResizeRequested
 from resource_manager.engine.model.state_tables import ResizeInput
-from resource_manager.engine.queue.requests import Requests
 
 
 def request_resize(context: EventContext, event: ResizeRequested) -> Slot:
@@ -39,12 +36,12 @@ def request_resize(context: EventContext, event: ResizeRequested) -> Slot:
     if _is_same_call(slot, event.resize_number, target):
         return slot
     _refuse_number(slot, event.resize_number)
-    host = context.host_of(slot)
+    host = context.state.hosts.of(slot)
     _refuse_too_large(host, slot, target)
-    _refuse_unsuited(state.requests, host, slot, target)
+    _refuse_unsuited(state.resizes, host, slot, target)
     number = slot.resize_number + 1
     replaced = slot.wanted
-    withdraw(state.queue, state.transitions, host, slot)
+    state.resizes.withdraw(host, slot)
     slot.resize_number = number
     if slot.ordered is not None or not has_size(slot, target):
         with state.transitions.moving_resize(slot, ResizeInput.ASK):
@@ -58,13 +55,13 @@ def request_resize(context: EventContext, event: ResizeRequested) -> Slot:
     instead = f", instead of change {replaced.number} which waited" if replaced is not None else ""
     nothing = "" if slot.wanted is not None else ": the size that it has"
     who = "an operator" if event.job_id is None else f"job {request.job_id}"
-    context.slot_event(
+    context.journal.slot_event(
         "slot_resize_asked",
         slot,
         message=f"change {number} by {who}, to {size_text(target)}{nothing}{instead}",
     )
     state.changes.slot(slot)
-    go_on(context, slot)
+    context.state.resizes.go_on(slot)
     if replaced is not None:  # whoever waits for it may be somebody else
         what = (
             f"{who} asked for change {number} instead"
@@ -72,7 +69,7 @@ def request_resize(context: EventContext, event: ResizeRequested) -> Slot:
             else (f"withdrawn by {who}")
         )
         message = f"change {replaced.number} to {size_text(replaced)}: {what}"
-        context.job_event(request, reason=Reason.RESIZE_REFUSED, message=message, slot=slot)
+        context.journal.job_event(request, reason=Reason.RESIZE_REFUSED, message=message, slot=slot)
     return slot
 
 
@@ -182,13 +179,13 @@ def _refuse_number(slot: Slot, number: int) -> None:
     )
 
 
-def _refuse_unsuited(requests: Requests, host: Host, slot: Slot, target: Resize) -> None:
+def _refuse_unsuited(resizes: ResizeMoves, host: Host, slot: Slot, target: Resize) -> None:
     """Lets only sizes pass that the slot's cpus and NUMA nodes could have, were it alone there.
 
     Raises:
         FailedPrecondition: they could not.
     """
-    refusal = unsuited(requests, host, slot, target)
+    refusal = resizes.unsuited(host, slot, target)
     if refusal is not None:
         raise FailedPrecondition(
             f"slot {slot.allocation_id} could not have that size on executor {host.host_id} even if"

@@ -13,10 +13,8 @@ from itertools import chain
 
 from finegrain.errors import InvalidArgument, Reason, ResourceExhausted
 from resource_manager.engine.context import EventContext
-from resource_manager.engine.lifecycle.gangs import give_up
 from resource_manager.engine.lifecycle.known import active_job, known_job
-from resource_manager.engine.lifecycle.range_ends import Why, give_up_members
-from resource_manager.engine.lifecycle.waiting import rejection
+from resource_manager.engine.lifecycle.range_ends import Why
 from resource_manager.engine.model.entities import (
     ENDED_REQUEST_STATES,
     GangSpec,
@@ -87,7 +85,7 @@ def _refuse_too_many(state: State, job: Job, new: int) -> None:
             details={"live": live, "asked": new, "job_requests_max": most},
             retry_after_s=5.0,
         )
-    live, most = state.live_requests, state.settings.requests_max
+    live, most = state.requests.live, state.settings.requests_max
     if live + new > most:
         raise ResourceExhausted(
             f"all jobs together have {live} live requests, and {new} more are asked for; {most} may"
@@ -140,13 +138,11 @@ def _submit(
             return ItemOutcome(spec.allocation_id)
         return problem or taken(spec.allocation_id)
     if not spec.gang_id:
-        problem = unsound(state.settings, spec) or rejection(
-            state.hosts, state.queue, state.elastic, spec
-        )
+        problem = unsound(state.settings, spec) or state.waiting_reasons.rejection(spec)
     if problem is None and spec.allocation_id in state.ranges:
         problem = taken(spec.allocation_id)
     if problem is not None:
-        context.cluster_event(
+        context.journal.cluster_event(
             "request_rejected",
             job_id=job.job_id,
             allocation_id=spec.allocation_id,
@@ -170,7 +166,7 @@ def _submit(
     state.newcomers.append(request)
     job.arrivals.append(request.arrival_number)
     job.live_requests += 1
-    state.live_requests += 1
+    state.requests.live += 1
     if job.specified is None:
         job.specified = spec.profile is not None
         job.witness_allocation_id = spec.allocation_id
@@ -244,8 +240,7 @@ def _give_up(
             (("generation", str(generation)), ("current", str(request.generation))),
         )
     if generation in (0, request.generation) and request.state not in ENDED_REQUEST_STATES:
-        give_up(
-            context,
+        context.state.gang_moves.give_up(
             request,
             alone=generation > 0,
             reason=by.reason,
@@ -259,7 +254,10 @@ def _give_up_members(
     context: EventContext, by: _Caller, ranges: Iterable[Members], grace_ms: int | None
 ) -> list[ItemOutcome]:
     why = Why(by.reason, by.message, grace_ms)
-    return [give_up_members(context, members, why, job_id=by.job_id) for members in ranges]
+    return [
+        context.state.range_moves.give_up_members(members, why, job_id=by.job_id)
+        for members in ranges
+    ]
 
 
 def _refuse_mix(job: Job, specs: Iterable[RequestSpec]) -> None:

@@ -17,9 +17,6 @@ from finegrain.resources import shortfall
 from resource_manager.engine.context import EventContext
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.hosts.slots import Slots
-from resource_manager.engine.lifecycle.gangs import try_gang
-from resource_manager.engine.lifecycle.moves import place
-from resource_manager.engine.lifecycle.quota_checks import admitted_of, gang_stop
 from resource_manager.engine.model.entities import Provision, ProvisionState, Request
 from resource_manager.engine.model.texts import amounts_text
 from resource_manager.engine.placement.elastic import PENDING, Content, Elastic
@@ -30,7 +27,6 @@ from resource_manager.engine.planning.exactness import empty_like
 from resource_manager.engine.queue.gangs import GangLedger
 from resource_manager.engine.queue.non_batchable import Kind, NonBatchable
 from resource_manager.engine.queue.scheduling_classes import SchedulingClass
-from resource_manager.engine.scaling import provisions
 from resource_manager.engine.scaling.texts import gang_text, shape_text
 from resource_manager.engine.state import State
 
@@ -45,7 +41,7 @@ def executor_came(context: EventContext, executor_id: str, *, new: bool) -> None
     if provision is not None:
         if provision.state in PENDING:
             elastic.arrived[host.host_id] = host.host_id
-        provisions.registered(context, provision, host)
+        context.state.provision_moves.registered(provision, host)
         return
     if not elastic.provisioning:
         return
@@ -61,7 +57,7 @@ def _adopt(context: EventContext, host: Host, shape: str) -> None:
     provision = Provision(
         executor_id=host.host_id,
         shape=shape,
-        number=provisions.next_number(context.state.elastic, context.state.changes),
+        number=context.state.provision_moves.next_number(),
         cause=message,
         ask_time_ms=context.at.time_ms,
         state=ProvisionState.REGISTERED,
@@ -70,7 +66,7 @@ def _adopt(context: EventContext, host: Host, shape: str) -> None:
     context.state.provisions[host.host_id] = provision
     context.state.changes.provision(provision)
     context.state.elastic.version += 1
-    context.cluster_event("provision_adopted", executor_id=host.host_id, message=message)
+    context.journal.cluster_event("provision_adopted", executor_id=host.host_id, message=message)
 
 
 def _nearest(provisions: dict[str, Provision], elastic: Elastic, host: Host) -> str:
@@ -126,11 +122,11 @@ def _judge(context: EventContext, host: Host, content: Content) -> None:
             f"{host.host_id}: registered with {amounts_text(host.executor.registration.total)}"
         )
         message += f" ({amounts_text(shape.total)} were promised), and {lack}"
-        provisions.back_off(context, shape.name, message)
+        context.state.provision_moves.back_off(shape.name, message)
     elif content:
         elastic.backoffs[shape.name].until_ms = 0  # the rest is seen when somebody has a slot there
     else:
-        provisions.proved(context, provision)
+        context.state.provision_moves.proved(provision)
 
 
 def _lacks(gangs: GangLedger, host: Host, content: Content) -> Iterator[str]:
@@ -172,11 +168,13 @@ def _place_gangs(context: EventContext, content: Content) -> None:
         waiting = state.gangs.waiting.get(gang_id)
         if waiting is None:
             continue
-        if gang_stop(state, waiting) is not None:
+        if state.quotas.gang_stop(waiting) is not None:
             continue
         state.hosts.refresh(state.queue)
         placing = PlacementPass(state.hosts, state.reservations)
-        try_gang(context, placing, NonBatchable(waiting.gang.arrival_number, Kind.GANG, gang_id))
+        context.state.gang_moves.try_gang(
+            placing, NonBatchable(waiting.gang.arrival_number, Kind.GANG, gang_id)
+        )
         placing.finish()
 
 
@@ -194,8 +192,8 @@ def _place(context: EventContext, host: Host, content: Content) -> None:
             request for _, _, request in run if not _has_been_there(state.slots, request, host)
         ]
         most = min(len(requests), left[shape], _room_for(host, shape))
-        if fitting := requests[: admitted_of(state, shape, job_id, most)]:
-            place(context, fitting, host)
+        if fitting := requests[: state.quotas.admitted_of(shape, job_id, most)]:
+            context.state.moves.place(fitting, host)
             state.queue.served(shape, fitting)
             left[shape] -= len(fitting)
 
@@ -210,7 +208,7 @@ def _first_admitted(state: State, shape: SchedulingClass, count: int) -> Iterabl
     return [
         number
         for job_id, line in shape.lines.items()
-        for start, end in line.numbers.peek(admitted_of(state, shape, job_id, count))
+        for start, end in line.numbers.peek(state.quotas.admitted_of(shape, job_id, count))
         for number in range(start, end)
     ]
 

@@ -18,9 +18,6 @@ from resource_manager.engine.fairness.quotas import Ledger
 from resource_manager.engine.hosts.cpu_allocator import ResourceRequest
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.lifecycle.quota_checks import (
-    booked_at_most,
-    gang_need,
-    limited,
     maxima,
 )
 from resource_manager.engine.model.entities import GangPlacement
@@ -45,9 +42,7 @@ from resource_manager.engine.planning.planning import Backlog, Plan, Supply, mak
 from resource_manager.engine.queue.gangs import GangLedger, WaitingGang
 from resource_manager.engine.queue.queue import WaitingQueue
 from resource_manager.engine.queue.scheduling_classes import JobQueue, SchedulingClass
-from resource_manager.engine.scaling import provisions
 from resource_manager.engine.scaling.texts import cause_of
-from resource_manager.engine.scaling.totals import may_ask, room_below_maximum
 from resource_manager.engine.state import State
 
 _Member = tuple[str, int]
@@ -60,7 +55,7 @@ PATIENCE = 3
 def plan_waiting(context: EventContext) -> None:
     """Plans for those who wait, if anything has changed, and asks for what is missing."""
     state, elastic = context.state, context.state.elastic
-    shapes = may_ask(context)
+    shapes = context.state.provision_moves.may_ask()
     now = (
         state.queue.moves + state.gangs.moves,
         state.hosts.version,
@@ -76,7 +71,9 @@ def plan_waiting(context: EventContext) -> None:
         elastic.plan = reading.last_plan(plan)
         for new in plan.new:
             content = reading.content(new.content)
-            provision = provisions.ask(context, shapes[new.supply], cause_of(state.gangs, content))
+            provision = context.state.provision_moves.ask(
+                shapes[new.supply], cause_of(state.gangs, content)
+            )
             elastic.plan.on[provision.executor_id] = content
     else:
         elastic.plan = _nothing_may_be_asked(state.gangs, state.queue)
@@ -126,7 +123,7 @@ class _Reading:
             pending={each.executor_id: self._capacity(each.shape) for each in self.pending},
             gangs=gangs,
             hosts=_free_hosts(state.hosts, self._wishes, gangs, self._exact),
-            limits=room_below_maximum(state),
+            limits=state.provision_moves.room_below_maximum(),
             kept=self._kept(),
         )
 
@@ -189,8 +186,8 @@ class _Reading:
         found: dict[SchedulingClass, dict[JobQueue, int]] = {}
         lines = [line for shape in shapes for line in shape.lines.values()]
         for line in sorted(lines, key=lambda line: line.numbers.first):
-            need, count = booked_at_most(state.hosts, state.costs, line.shape), len(line.numbers)
-            here = self._ledger.admit(limited(state, line.job_id), need, count)
+            need, count = state.quotas.booked_at_most(line.shape), len(line.numbers)
+            here = self._ledger.admit(state.quotas.limited(line.job_id), need, count)
             found.setdefault(line.shape, {})[line] = here
             if here < count:
                 left = self._stopped.get(line.shape, 0) + count - here
@@ -226,10 +223,10 @@ class _Reading:
             if not any(self._is_served(shape) for shape in _shapes_of(self._state.queue, waiting)):
                 self._hopeless_gangs.append(waiting.gang.gang_id)
                 continue
-            groups = limited(self._state, waiting.gang.job_id)
+            groups = self._state.quotas.limited(waiting.gang.job_id)
             if groups and not self._ledger.admit(
                 groups,
-                gang_need(self._state.hosts, self._state.queue, self._state.costs, waiting),
+                self._state.quotas.gang_need(waiting),
                 1,
             ):
                 self._stopped_gangs.append(waiting.gang.gang_id)

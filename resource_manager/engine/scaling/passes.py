@@ -15,6 +15,7 @@ from math import gcd
 from finegrain.resources import Amounts
 from resource_manager.engine.context import EventContext
 from resource_manager.engine.hosts.host import Host
+from resource_manager.engine.lifecycle.provisions import is_lost
 from resource_manager.engine.model.entities import (
     ExecutorState,
     Provision,
@@ -26,9 +27,7 @@ from resource_manager.engine.model.timers import Timer
 from resource_manager.engine.placement.elastic import PENDING, UNBOUNDED, Elastic, of_shape
 from resource_manager.engine.planning.exact import Offer, equal_cover
 from resource_manager.engine.planning.planning import COST_UNIT
-from resource_manager.engine.scaling import provisions
 from resource_manager.engine.scaling.backlog import PATIENCE, plan_waiting
-from resource_manager.engine.scaling.totals import counted, may_ask, room_below_maximum, staying
 from resource_manager.engine.state import State
 
 _PARTS_MAX = 5_000
@@ -45,7 +44,7 @@ def provide(context: EventContext) -> None:
         return
     if elastic.resumes:
         elastic.resumes = False
-        provisions.resume(context)
+        context.state.provision_moves.resume()
     interval_ms = elastic.provisioning.plan_interval_ms
     if elastic.next_pass_ms is None:
         elastic.next_pass_ms = context.now_ms + interval_ms
@@ -80,7 +79,7 @@ def _look(context: EventContext) -> None:
 
 def _asked_up_to(state: State, number: int) -> dict[str, int]:
     """What there is of all that was just asked for, those with a higher number than this."""
-    there = counted(state)
+    there = state.provision_moves.counted()
     names = {
         name
         for each in state.provisions.values()
@@ -98,16 +97,16 @@ def _look_at(context: EventContext, provision: Provision) -> None:
         heard_ms = state.timers.listening_since_ms + shape.start_timeout_ms
         if context.now_ms >= max(provision.deadline_at_ms or 0, heard_ms):
             seconds = shape.start_timeout_ms // 1_000
-            provisions.fail(context, provision, f"did not register within {seconds} s")
+            context.state.provision_moves.fail(provision, f"did not register within {seconds} s")
     elif provision.state is ProvisionState.REGISTERED:
         host = state.hosts.get(provision.executor_id)
         if host is None:
-            provisions.stop(context, provision, "an operator had it forgotten")
-        elif provisions.is_lost(host):
+            context.state.provision_moves.stop(provision, "an operator had it forgotten")
+        elif is_lost(host):
             since_ms = elastic.lost_since_ms.setdefault(provision.executor_id, context.now_ms)
             if context.now_ms - since_ms >= elastic.provisioning.provided_lost_timeout_ms:
                 seconds = elastic.provisioning.provided_lost_timeout_ms // 1_000
-                provisions.stop(context, provision, f"was lost for {seconds} s")
+                context.state.provision_moves.stop(provision, f"was lost for {seconds} s")
         else:
             elastic.lost_since_ms.pop(provision.executor_id, None)
             _judge_by_use(context, provision, host)
@@ -121,7 +120,7 @@ def _judge_by_use(context: EventContext, provision: Provision, host: Host) -> No
     if verdicts.get(host.host_id):
         return
     if any(slot.state is SlotState.ALLOCATED for slot in host.slots.values()):
-        provisions.proved(context, provision)
+        context.state.provision_moves.proved(provision)
         return
     lack = ""
     if host.reach.unreachable:
@@ -130,7 +129,9 @@ def _judge_by_use(context: EventContext, provision: Provision, host: Host) -> No
         lack = f"refused {refused} times what it was asked for"
     if lack and host.host_id not in verdicts:
         verdicts[host.host_id] = False
-        provisions.back_off(context, provision.shape, f"{host.host_id}: registered, and {lack}")
+        context.state.provision_moves.back_off(
+            provision.shape, f"{host.host_id}: registered, and {lack}"
+        )
 
 
 def _are_expected_back(context: EventContext) -> bool:
@@ -149,7 +150,7 @@ def _missing(state: State) -> dict[str, int]:
     least = state.settings.provisioning.total_min
     if not least:
         return {}
-    there = staying(state)
+    there = state.provision_moves.staying()
     return {
         name: amount - there.get(name, 0)
         for name, amount in least.items()
@@ -164,13 +165,15 @@ def _ask_for_minimum(context: EventContext) -> None:
         lack = _missing(state).get(name, 0)
         if lack <= 0:
             continue
-        shapes = [each for each in may_ask(context) if each.total.get(name, 0)]
-        room = room_below_maximum(state)
+        shapes = [
+            each for each in context.state.provision_moves.may_ask() if each.total.get(name, 0)
+        ]
+        room = state.provision_moves.room_below_maximum()
         for shape, count in _cheapest(state.provisions, shapes, name, lack):
             for _ in range(count):
                 if any(shape.total.get(each, 0) > left for each, left in room.items()):
                     break
-                provisions.ask(context, shape, MINIMUM)
+                context.state.provision_moves.ask(shape, MINIMUM)
                 room = {each: left - shape.total.get(each, 0) for each, left in room.items()}
 
 
@@ -215,7 +218,7 @@ def _give_back_surplus(context: EventContext) -> None:
         if not spare.has(total):
             continue
         if name in before:
-            provisions.stop(context, provision, "nobody needs it any more")
+            context.state.provision_moves.stop(provision, "nobody needs it any more")
             spare.give(total)
         else:
             elastic.surplus.add(name)
@@ -244,7 +247,7 @@ def _give_back_idle(context: EventContext) -> None:
             continue
         total = host.executor.registration.total
         if spare.has(total):
-            provisions.stop(context, provision, f"had no slots for {idle_ms // 1_000} s")
+            context.state.provision_moves.stop(provision, f"had no slots for {idle_ms // 1_000} s")
             spare.give(total)
 
 
@@ -264,7 +267,7 @@ class _Spare:
 
     def __init__(self, state: State) -> None:
         self._least = state.settings.provisioning.total_min
-        self._rest = staying(state) if self._least else {}
+        self._rest = state.provision_moves.staying() if self._least else {}
 
     def has(self, total: Amounts) -> bool:
         """True if the rest is not below the minimum without this, or not further than with it."""

@@ -22,10 +22,6 @@ from resource_manager.engine.executors.refusals import remember_refusal
 from resource_manager.engine.executors.reports import refuse_seen_epoch, settle, take_in
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.hosts.notes import Command
-from resource_manager.engine.lifecycle import usage
-from resource_manager.engine.lifecycle.gangs import requeue
-from resource_manager.engine.lifecycle.moves import vanish
-from resource_manager.engine.lifecycle.resizes import resize_answered
 from resource_manager.engine.model.effects import SendAllocate, SendFree, SendResize, SlotOrder
 from resource_manager.engine.model.entities import Executor, ExecutorState, Slot, SlotState
 from resource_manager.engine.model.events import (
@@ -54,7 +50,7 @@ def dispatch(context: EventContext) -> None:
             _send_next(context, host)
         elif command.retry_at_ms is not None and command.retry_at_ms <= context.now_ms:
             command.retry_at_ms = None
-            context.effects.append(command.effect)
+            context.journal.effects.append(command.effect)
 
 
 def _send_next(context: EventContext, host: Host) -> None:
@@ -71,7 +67,7 @@ def _send_next(context: EventContext, host: Host) -> None:
             slots=tuple((key[0], key[1], host.slots[key].grace_ms) for key in keys),
         )
         host.in_flight = Command(free, keys)
-        context.effects.append(free)
+        context.journal.effects.append(free)
         for key in keys:
             del host.to_free[key]
     elif host.to_resize and not (host.resized_last and host.to_allocate):
@@ -94,7 +90,7 @@ def _send_allocate(context: EventContext, host: Host, most: int) -> None:
         orders=tuple(_order(context, host.slots[key], executor) for key in keys),
     )
     host.in_flight = Command(allocate, keys)
-    context.effects.append(allocate)
+    context.journal.effects.append(allocate)
     for key in keys:
         del host.to_allocate[key]
 
@@ -116,7 +112,7 @@ def _send_resize(context: EventContext, host: Host) -> None:
         resize=ordered,
     )
     host.in_flight = Command(resize, (key,))
-    context.effects.append(resize)
+    context.journal.effects.append(resize)
 
 
 def _order(context: EventContext, slot: Slot, executor: Executor) -> SlotOrder:
@@ -174,7 +170,9 @@ def command_answered(context: EventContext, event: CommandAnswered) -> None:
         remember_refusal(context, host, slot)
     if isinstance(command.effect, SendResize):
         outcome = event.outcomes[0] if event.outcomes else ItemOutcome(command.keys[0][0])
-        resize_answered(context, host, command.keys[0], command.effect.resize.number, outcome)
+        context.state.resizes.resize_answered(
+            host, command.keys[0], command.effect.resize.number, outcome
+        )
 
 
 def command_refused(context: EventContext, event: CommandRefused) -> None:
@@ -203,10 +201,10 @@ def command_refused(context: EventContext, event: CommandRefused) -> None:
 def _distrust(context: EventContext, host: Host, why: str, reason: str = "") -> None:
     host.in_flight = None
     context.state.transitions.move_executor(host.executor, RegistrationInput.DISTRUST)
-    usage.total_changed(
-        context.state.hosts, context.state.costs, host
+    context.state.usage.total_changed(
+        host
     )  # whatever is held there moves to where it can be placed
-    context.cluster_event(
+    context.journal.cluster_event(
         "executor_distrusted",
         executor_id=host.host_id,
         reason=reason,
@@ -271,6 +269,8 @@ def _refused(context: EventContext, slot: Slot, outcome: ItemOutcome) -> None:
         return  # a report has shown it; the answer is about an older attempt
     request = context.state.requests.served_by(slot)
     if request is not None:
-        requeue(context, request, slot, outcome.reason, outcome.message)
-    context.slot_event("allocation_refused", slot, reason=outcome.reason, message=outcome.message)
-    vanish(context, slot)
+        context.state.gang_moves.requeue(request, slot, outcome.reason, outcome.message)
+    context.journal.slot_event(
+        "allocation_refused", slot, reason=outcome.reason, message=outcome.message
+    )
+    context.state.moves.vanish(slot)

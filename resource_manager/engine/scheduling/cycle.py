@@ -28,10 +28,6 @@ from math import inf
 
 from resource_manager.engine.context import EventContext
 from resource_manager.engine.hosts.slots import Slots
-from resource_manager.engine.lifecycle.gangs import try_gang
-from resource_manager.engine.lifecycle.moves import place
-from resource_manager.engine.lifecycle.quota_checks import admitted, cost_of, ease, single_stop
-from resource_manager.engine.lifecycle.resizes import try_growth
 from resource_manager.engine.model.entities import Request
 from resource_manager.engine.placement.placement_pass import PlacementPass
 from resource_manager.engine.queue.gangs import GangLedger
@@ -39,6 +35,7 @@ from resource_manager.engine.queue.non_batchable import Kind, NonBatchable
 from resource_manager.engine.queue.requests import Requests
 from resource_manager.engine.queue.scheduling_classes import JobQueue, SchedulingClass
 from resource_manager.engine.scheduling.reservations import tried_in_vain
+from resource_manager.engine.state import State
 
 MOVES_MAX = 10_000
 """Lines that are parked or stand in line again, and shapes found to have room, in one decision at
@@ -48,9 +45,9 @@ most. No more than half of them may be spent on lines that maxima have stopped.
 LOOKED_AT_AGAIN_MAX = 16
 """Shapes that are looked at again, after something was placed, at most."""
 
-ATTEMPTS: dict[Kind, Callable[[EventContext, PlacementPass, NonBatchable], bool]] = {
-    Kind.GANG: try_gang,
-    Kind.RESIZE: try_growth,
+ATTEMPTS: dict[Kind, Callable[[State, PlacementPass, NonBatchable], bool]] = {
+    Kind.GANG: lambda state, placing, item: state.gang_moves.try_gang(placing, item),
+    Kind.RESIZE: lambda state, placing, item: state.resizes.try_growth(placing, item),
 }
 """How what waits one by one is tried, by what it is. True: it waits no more; False: nothing fits.
 
@@ -73,7 +70,7 @@ def place_waiting(context: EventContext) -> None:
     """
     state, queue = context.state, context.state.queue
     state.hosts.refresh(state.queue)
-    eased = ease(state, MOVES_MAX // 2)
+    eased = state.quotas.ease(MOVES_MAX // 2)
     if not queue.awake:
         return
     placing = PlacementPass(state.hosts, state.reservations)
@@ -164,12 +161,12 @@ def _weight(gangs: GangLedger, single: NonBatchable) -> int:
 def _attempt(context: EventContext, placing: PlacementPass, single: NonBatchable) -> bool:
     """Tries what waits by itself; False: in vain."""
     state, singles = context.state, context.state.queue.singles
-    if (stop := single_stop(state, single)) is not None:
+    if (stop := state.quotas.single_stop(single)) is not None:
         if single.kind is Kind.GANG:
             state.gangs.waiting[single.name].tried = True
         singles.stop(single, stop.group_id)
         return False
-    if ATTEMPTS[single.kind](context, placing, single):
+    if ATTEMPTS[single.kind](context.state, placing, single):
         singles.remove(single.arrival_number)
         context.state.starving.over(single.arrival_number)
         return True
@@ -192,11 +189,9 @@ def _serve_line(
     length, more = inf, True
     if not queue.turns.is_alone(line):
         more = placing.has_room_for_more(shape)
-        length = (
-            queue.turns.run_length(line, cost_of(state.hosts, state.costs, shape)) if more else 1
-        )
+        length = queue.turns.run_length(line, state.quotas.cost_of(shape)) if more else 1
     numbers = queue.turns.next_of(line, length)
-    if not (most := admitted(state, line, len(numbers))):
+    if not (most := state.quotas.admitted(line, len(numbers))):
         budget.moves -= 1
         return []
     del numbers[most:]
@@ -205,7 +200,7 @@ def _serve_line(
     for host_id, share in placing.place(shape, count, elsewhere):
         some = [state.requests.at(number) for number in islice(numbers, placed, placed + share)]
         host = state.hosts[host_id]
-        place(context, some, host)
+        context.state.moves.place(some, host)
         placed += share
         if host.exactly(shape):
             placing.follow([host])

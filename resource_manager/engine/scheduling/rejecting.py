@@ -11,10 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from resource_manager.engine.context import EventContext
-from resource_manager.engine.lifecycle.gangs import reject_gang
-from resource_manager.engine.lifecycle.moves import reject
-from resource_manager.engine.lifecycle.range_ends import Why, reject_waiting
-from resource_manager.engine.lifecycle.waiting import kind_feasibility, rejection
+from resource_manager.engine.lifecycle.range_ends import Why
 from resource_manager.engine.model.entities import ExecutorState, Request
 from resource_manager.engine.model.events import ItemOutcome
 from resource_manager.engine.model.timers import Timer
@@ -105,15 +102,13 @@ def _look_at_shape(context: EventContext, shape: SchedulingClass, most: int) -> 
         request = run if isinstance(run, Request) else run[0].member(run[1])
         if request.spec.allow_pending:
             continue
-        outcome = outcome or rejection(
-            context.state.hosts, context.state.queue, context.state.elastic, request.spec
-        )
+        outcome = outcome or context.state.waiting_reasons.rejection(request.spec)
         if outcome is None:
             continue
         if isinstance(run, Request):
-            reject(context, run, outcome.reason, outcome.message)
+            context.state.moves.reject(run, outcome.reason, outcome.message)
         else:
-            reject_waiting(context, *run, Why(outcome.reason, outcome.message))
+            context.state.range_moves.reject_waiting(*run, Why(outcome.reason, outcome.message))
     return steps
 
 
@@ -147,7 +142,9 @@ def _look_at_gang(context: EventContext, gang_id: str, verdicts: Verdicts) -> in
         return 1
     outcomes = _gang_outcomes(state, waiting, verdicts)
     if outcomes:
-        reject_gang(context, waiting, {each.id: (each.reason, each.message) for each in outcomes})
+        context.state.gang_moves.reject_gang(
+            waiting, {each.id: (each.reason, each.message) for each in outcomes}
+        )
     return 1 + len(outcomes)
 
 
@@ -160,16 +157,14 @@ def _gang_fails(state: State, waiting: WaitingGang) -> bool:
     shapes = (state.queue.shape_at(wish.key) for wish in waiting.kind.wishes)
     if any(feasibility(state.hosts, state.elastic, shape) in INFEASIBLE for shape in shapes):
         return True
-    return (
-        kind_feasibility(state.hosts, state.provisions, state.elastic, waiting.kind) in INFEASIBLE
-    )
+    return state.waiting_reasons.kind_feasibility(waiting.kind) in INFEASIBLE
 
 
 def _gang_outcomes(state: State, waiting: WaitingGang, verdicts: Verdicts) -> list[ItemOutcome]:
     """Why the members of a gang are rejected, those that are to blame first; none: they are not."""
     spec, specs = waiting.gang.spec, [member.spec for member in waiting.members]
-    verdicts[Where.of(spec), wishes_for(specs)] = kind_feasibility(
-        state.hosts, state.provisions, state.elastic, waiting.kind
+    verdicts[Where.of(spec), wishes_for(specs)] = state.waiting_reasons.kind_feasibility(
+        waiting.kind
     )
     return infeasible_members(state, spec, specs, verdicts)
 

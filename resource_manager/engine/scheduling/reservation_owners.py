@@ -14,10 +14,7 @@ from finegrain.resources import Amounts, subtract, total_of
 from resource_manager.engine.context import EventContext
 from resource_manager.engine.cpus.refusals import CpuRefusal
 from resource_manager.engine.hosts.slots import Slots
-from resource_manager.engine.lifecycle.gangs import place_together, wishes_now
-from resource_manager.engine.lifecycle.moves import place
-from resource_manager.engine.lifecycle.quota_checks import booked_at_most, gang_need
-from resource_manager.engine.lifecycle.resizes import assignment_for, growth, order, unsuited
+from resource_manager.engine.lifecycle.resizes import growth
 from resource_manager.engine.model.entities import GangPlacement, Request, Slot
 from resource_manager.engine.placement.gang_exact import Trials, as_if_empty
 from resource_manager.engine.placement.gang_room import Share
@@ -94,13 +91,13 @@ class RequestOwner(ReservationOwner):
         """See `ReservationOwner`."""
         state = context.state
         request = state.requests.at(self.number)
-        place(context, [request], state.hosts[at.shares[0].host_id])
+        context.state.moves.place([request], state.hosts[at.shares[0].host_id])
         self.line.placed(context.now_ms, state.starving.placements)
         state.queue.served(self._shape, [request])
 
     def need_at_most(self, state: State) -> Amounts:
         """See `ReservationOwner`."""
-        return booked_at_most(state.hosts, state.costs, self._shape)
+        return state.quotas.booked_at_most(self._shape)
 
     def _wish(self, state: State) -> MemberRequest:
         behind = state.slots.left_behind.get(self.allocation_id, ())
@@ -126,13 +123,16 @@ class GangOwner(ReservationOwner):
     def choose(self, state: State, taken: Collection[str]) -> Place | None:
         """See `ReservationOwner`."""
         waiting = state.gangs.waiting[self.gang_id]
-        wishes = wishes_now(state.slots, waiting)
+        wishes = state.gang_moves.wishes_now(waiting)
         return _place_for(state, waiting.kind.where, wishes, taken)
 
     def suits(self, state: State, at: Place) -> bool:
         """See `ReservationOwner`."""
         return _suits(
-            state.hosts, state.queue, at, wishes_now(state.slots, state.gangs.waiting[self.gang_id])
+            state.hosts,
+            state.queue,
+            at,
+            state.gang_moves.wishes_now(state.gangs.waiting[self.gang_id]),
         )
 
     def is_suited(self, state: State, at: Place) -> bool:
@@ -142,11 +142,11 @@ class GangOwner(ReservationOwner):
     def settle(self, context: EventContext, at: Place) -> None:
         """See `ReservationOwner`."""
         waiting = context.state.gangs.waiting[self.gang_id]
-        place_together(context, waiting, at.wishes, at.shares)
+        context.state.gang_moves.place_together(waiting, at.wishes, at.shares)
 
     def need_at_most(self, state: State) -> Amounts:
         """See `ReservationOwner`."""
-        return gang_need(state.hosts, state.queue, state.costs, state.gangs.waiting[self.gang_id])
+        return state.quotas.gang_need(state.gangs.waiting[self.gang_id])
 
 
 class GrowthOwner(ReservationOwner):
@@ -179,8 +179,8 @@ class GrowthOwner(ReservationOwner):
         whole = total_of((self._slot.booked, more, stays))
         if any(amount > total.get(name, 0) for name, amount in whole.items()):
             return None
-        if self._slot.wanted is not None and unsuited(
-            state.requests, host, self._slot, self._slot.wanted
+        if self._slot.wanted is not None and state.resizes.unsuited(
+            host, self._slot, self._slot.wanted
         ):
             return None
         return Place({host.host_id: Held(more, 0)})
@@ -193,14 +193,14 @@ class GrowthOwner(ReservationOwner):
     def is_suited(self, state: State, at: Place) -> bool:  # noqa: ARG002 -- there is one place only
         """See `ReservationOwner`."""
         host = state.hosts[self._slot.executor_id]
-        return not isinstance(assignment_for(state.requests, host, self._slot), CpuRefusal)
+        return not isinstance(state.resizes.assignment_for(host, self._slot), CpuRefusal)
 
     def settle(self, context: EventContext, at: Place) -> None:  # noqa: ARG002 -- likewise
         """See `ReservationOwner`."""
-        found = assignment_for(context.state.requests, context.host_of(self._slot), self._slot)
+        found = context.state.resizes.assignment_for(context.state.hosts.of(self._slot), self._slot)
         if isinstance(found, CpuRefusal):
             raise InvariantBroken(f"{self.title} was to be ordered, and {found.text}")
-        order(context, self._slot, found)
+        context.state.resizes.order(self._slot, found)
         context.state.queue.singles.remove(self.number)
 
     def need_at_most(self, state: State) -> Amounts:

@@ -42,7 +42,6 @@ from resource_manager.engine.context import EventContext
 from resource_manager.engine.fairness.starvation import Blocked, Mark, PassedOver
 from resource_manager.engine.hosts.host import ONLINE
 from resource_manager.engine.hosts.notes import Hold
-from resource_manager.engine.lifecycle.quota_checks import request_stop, single_stop
 from resource_manager.engine.model.scheduling_key import in_grains
 from resource_manager.engine.model.settings import SECOND_MS
 from resource_manager.engine.model.timers import Timer
@@ -282,7 +281,7 @@ def _holders(state: State, passed: PassedOver) -> Iterator[ReservationOwner]:
         single = state.queue.singles.get(who)
         if single is None:
             state.starving.over(who)
-        elif single_stop(state, single) is None:
+        elif state.quotas.single_stop(single) is None:
             yield owner_waiting_as(state.slots, state.gangs, single)
     if not isinstance(who, SchedulingClass):
         return
@@ -300,10 +299,12 @@ def _first_lines(state: State, shape: SchedulingClass, most: int) -> list[JobQue
     all lines are looked at only where very many of the first are stopped.
     """
     near = shape.first_lines(2 * most)
-    found = [line for line in near if request_stop(state, shape, line.job_id) is None]
+    found = [line for line in near if state.quotas.request_stop(shape, line.job_id) is None]
     if len(found) < most and len(near) == 2 * most:
         every = (
-            line for line in shape.lines.values() if request_stop(state, shape, line.job_id) is None
+            line
+            for line in shape.lines.values()
+            if state.quotas.request_stop(shape, line.job_id) is None
         )
         return heapq.nsmallest(most, every, key=lambda line: line.numbers.first)
     return found[:most]
@@ -334,7 +335,7 @@ def _what_is_held(made: Reservation) -> str:
 
 def _tell(context: EventContext, kind: str, about: Reservation, message: str) -> None:
     held = about.place.held
-    context.cluster_event(
+    context.journal.cluster_event(
         kind,
         executor_id=next(iter(held)) if len(held) == 1 else "",
         job_id=about.holder.job_id,

@@ -21,9 +21,7 @@ from dataclasses import replace
 from finegrain.errors import Reason
 from resource_manager.engine.context import EventContext
 from resource_manager.engine.fairness import threads
-from resource_manager.engine.lifecycle.gangs import give_up
 from resource_manager.engine.lifecycle.known import known_job
-from resource_manager.engine.lifecycle.moves import end_request
 from resource_manager.engine.model.entities import (
     ENDED_REQUEST_STATES,
     Request,
@@ -89,7 +87,9 @@ def _ask(
         following.work_of(job_id)[for_id] = allocation_id
         return ItemOutcome(allocation_id)
     _end_thread(context, request)
-    give_up(context, request, alone=True, reason=reason, message=message, grace_ms=event.grace_ms)
+    context.state.gang_moves.give_up(
+        request, alone=True, reason=reason, message=message, grace_ms=event.grace_ms
+    )
     following.gave_back(job_id)
     return ItemOutcome(allocation_id, reason, message)
 
@@ -126,7 +126,7 @@ def _obstacle(
         why = NOT_THE_SAME
     elif not _has_its_size(context, slot, request):
         why = RESIZED
-    elif slot.state is not SlotState.ALLOCATED or not context.host_of(slot).eligible:
+    elif slot.state is not SlotState.ALLOCATED or not context.state.hosts.of(slot).eligible:
         why = NOT_HERE
     if why or slot is None:
         return Reason.NOT_REUSABLE, why
@@ -148,7 +148,7 @@ def _has_its_size(context: EventContext, slot: Slot, request: Request) -> bool:
     """True if the slot is of the size that its request asked for, and is to stay so."""
     if slot.ordered is not None or slot.wanted is not None:
         return False
-    default = context.host_of(slot).executor.registration.default_profile
+    default = context.state.hosts.of(slot).executor.registration.default_profile
     profile = request.spec.profile or default
     limit_milli = max(request.spec.cpu_limit_milli, profile.cpu_milli)
     return (slot.profile, slot.cpu_limit_milli) == (profile, limit_milli)
@@ -172,10 +172,12 @@ def _hand_on(context: EventContext, request: Request, waiting: Request) -> None:
     line = state.queue.shape_of(waiting.spec).lines.get(waiting.job_id)
     if line is not None:
         line.placed(context.now_ms, state.starving.placements)
-    end_request(context, waiting, RequestInput.REUSE, reason=Reason.REUSED, message=HANDED_ON)
+    context.state.moves.end_request(
+        waiting, RequestInput.REUSE, reason=Reason.REUSED, message=HANDED_ON
+    )
     if slot is not None:
         slot.works_for = waiting.allocation_id
         threads.hand_on(state.jobs[request.job_id], slot, context.now_ms)
-        context.slot_event("slot_reused", slot, message=f"by {waiting.allocation_id}")
+        context.journal.slot_event("slot_reused", slot, message=f"by {waiting.allocation_id}")
     state.starving.placements += 1
     state.flows.hand_on(request.job_id)

@@ -15,7 +15,7 @@ import finegrain_client as fg
 from finegrain.resources import GIB
 from finegrain.v1 import cluster_pb2, slots_pb2
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
-from resource_manager.engine.lifecycle import range_ends
+from resource_manager.engine.lifecycle.range_ends import RangeMoves
 from tests.support.patience import PATIENCE_S
 from tests.support.rm_service import (
     RunningRm,
@@ -198,7 +198,7 @@ async def test_a_member_is_explained_resized_and_released_like_any_request(rm: R
 async def test_members_with_slots_are_taken_back_some_at_a_time(
     rm: RunningRm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(range_ends.give_up_members, "__kwdefaults__", {"most": 3})
+    monkeypatch.setattr(RangeMoves.give_up_members, "__kwdefaults__", {"most": 3})
     job = await ScriptedJob(rm).register()
     stream = job.watch()
     async with ScriptedExecutor(rm, cpu_milli=4_000) as executor:

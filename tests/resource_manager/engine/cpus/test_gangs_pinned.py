@@ -18,7 +18,6 @@ from finegrain.cpu_policy import (
 from finegrain.cpuset import CpuSet
 from finegrain.errors import Reason
 from finegrain.resources import MIB, ResourceProfile
-from resource_manager.engine.lifecycle.waiting import member_reason
 from resource_manager.engine.model.entities import (
     GangPlacement,
     GangSpec,
@@ -170,7 +169,10 @@ def test_members_wait_for_want_of_suitable_cpus() -> None:
     story.ask("two", 3_000, ONE_NODE)
     gang(story, "g", [(6_000, ONE_NODE), (1_000, LSE)])
     assert not placed(story, "g")
-    assert member_reason(story.state, story.state.requests["g-0"]) is Reason.WAITING_TOPOLOGY
+    assert (
+        story.state.waiting_reasons.member_reason(story.state.requests["g-0"])
+        is Reason.WAITING_TOPOLOGY
+    )
     story.cluster.restart_rm()
     story.cluster.register(story.cluster.executors["host-a"])
     story.settle()

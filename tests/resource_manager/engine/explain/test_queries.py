@@ -173,7 +173,7 @@ def test_explain_counts_who_is_ahead_and_lists_no_more_than_asked(cluster: Model
     assert (found.executors_considered, found.executors_fitting) == (2, 0)
     assert [verdict.executor_id for verdict in found.executors] == ["host-a"]
     assert len(found.blocked_by) == 1
-    assert found.snapshot_number == cluster.state.snapshot_number
+    assert found.snapshot_number == cluster.state.journal.snapshot_number
 
 
 def test_unknown_things_are_said_to_be_unknown(cluster: ModelCluster) -> None:

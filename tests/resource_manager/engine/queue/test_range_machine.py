@@ -236,7 +236,7 @@ class AsManyPlainRequests(RuleBasedStateMachine):
             assert (left.state, left.reason) == (right.state, right.reason), name
             if right.state not in ENDED_REQUEST_STATES:
                 assert left.generation == right.generation
-        assert self.ranges.state.live_requests == self.plain.state.live_requests
+        assert self.ranges.state.requests.live == self.plain.state.requests.live
 
     @invariant()
     def the_same_slots_exist(self) -> None:

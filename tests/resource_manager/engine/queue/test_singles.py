@@ -7,15 +7,14 @@ from collections.abc import Callable
 import pytest
 
 from finegrain.resources import GIB, MIB, ResourceProfile
-from resource_manager.engine.context import EventContext
 from resource_manager.engine.invariants.all import check_invariants
-from resource_manager.engine.lifecycle.moves import place
 from resource_manager.engine.model.entities import RequestSpec, RequestState
 from resource_manager.engine.model.events import JobRegistered, RequestsSubmitted, SlotsReleased
 from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.engine.placement.placement_pass import PlacementPass
 from resource_manager.engine.queue.non_batchable import Kind, NonBatchable, NonBatchables
 from resource_manager.engine.scheduling.cycle import ATTEMPTS
+from resource_manager.engine.state import State
 from tests.resource_manager.engine.model import ModelCluster, ModelExecutor
 
 SMALL = ResourceProfile(100, 64 * MIB)
@@ -145,7 +144,7 @@ def test_one_can_be_woken_though_nothing_grew() -> None:
 # In line with requests.
 
 
-Attempt = Callable[[EventContext, PlacementPass, NonBatchable], bool]
+Attempt = Callable[[State, PlacementPass, NonBatchable], bool]
 
 
 class Line:
@@ -158,12 +157,12 @@ class Line:
         event = JobRegistered(self.cluster.at, "job", "job", "default", None, "s", "r")
         self.cluster.batch(event)
         self.tried: list[str] = []
-        self.attempt: Attempt = lambda context, placing, one: False
+        self.attempt: Attempt = lambda state, placing, one: False
         monkeypatch.setitem(ATTEMPTS, Kind.GANG, self._try)
 
-    def _try(self, context: EventContext, placing: PlacementPass, one: NonBatchable) -> bool:
+    def _try(self, state: State, placing: PlacementPass, one: NonBatchable) -> bool:
         self.tried.append(one.name)
-        return self.attempt(context, placing, one)
+        return self.attempt(state, placing, one)
 
     def wait_with(self, name: str) -> int:
         """A single comes; its number."""
@@ -197,7 +196,7 @@ def test_one_that_came_before_a_request_is_tried_before_it(
     line = Line(monkeypatch)
     seen: list[list[str]] = []
 
-    def look(context: EventContext, placing: PlacementPass, one: NonBatchable) -> bool:
+    def look(state: State, placing: PlacementPass, one: NonBatchable) -> bool:
         seen.append(line.carved())
         return True
 
@@ -222,7 +221,7 @@ def test_requests_that_are_placed_together_stop_where_a_single_stands(
     line = Line(monkeypatch)
     seen: list[list[str]] = []
 
-    def look(context: EventContext, placing: PlacementPass, one: NonBatchable) -> bool:
+    def look(state: State, placing: PlacementPass, one: NonBatchable) -> bool:
         seen.append(line.carved())
         return len(seen) > 1
 
@@ -244,14 +243,14 @@ def test_what_a_single_takes_is_not_given_to_those_behind_it(
     for strategy in ("pack", "spread"):
         line = Line(monkeypatch, strategy=strategy)  # type: ignore[arg-type]
 
-        def take(context: EventContext, placing: PlacementPass, one: NonBatchable) -> bool:
+        def take(state: State, placing: PlacementPass, one: NonBatchable) -> bool:
             """All but 200 of the cpus, for a request that was put aside for this."""
-            host = context.state.hosts["host-a"]
+            host = state.hosts["host-a"]
             if host.free().get("cpu_milli", 0) < 800:
                 return False
-            request = context.state.requests["large"]
-            context.state.queue.remove(request)
-            place(context, [request], host)
+            request = state.requests["large"]
+            state.queue.remove(request)
+            state.moves.place([request], host)
             placing.follow([host])
             return True
 

@@ -7,7 +7,7 @@ import pytest
 from finegrain.resources import GIB, MIB, ResourceProfile
 from resource_manager.engine.invariants.all import check_invariants
 from resource_manager.engine.jobs import lifecycle
-from resource_manager.engine.lifecycle.members import KINDS_OF_ENDS_MAX, keep_end_of_many
+from resource_manager.engine.lifecycle.members import KINDS_OF_ENDS_MAX
 from resource_manager.engine.model.effects import SendAllocate
 from resource_manager.engine.model.entities import RangeSpec, RequestSpec, RequestState
 from resource_manager.engine.model.events import JobEndRequested, JobRegistered, RequestsSubmitted
@@ -45,7 +45,7 @@ def test_no_member_is_placed_whose_job_is_ending(
         ordered += [sent for sent in cluster.wire if isinstance(sent.command, SendAllocate)]
         cluster.settle()
     assert ordered == []
-    assert cluster.state.live_requests == 0
+    assert cluster.state.requests.live == 0
     (row,) = cluster.store.ranges.values()
     assert [(how[0], list(some.runs())) for how, some in row.ended.items()] == [
         (RequestState.CANCELLED, [(0, 50)])
@@ -60,7 +60,7 @@ def test_ways_of_ending_are_told_apart_only_so_far(cluster: ModelCluster) -> Non
         request = part.member(index)
         request.state, request.message = RequestState.CANCELLED, f"because of {index}"
         cluster.state.queue.remove(request)
-        keep_end_of_many(cluster.state, part, request, 1)
+        cluster.state.members.keep_end_of_many(part, request, 1)
     assert len(part.row.ended) == KINDS_OF_ENDS_MAX + 1
     assert sum(map(len, part.row.ended.values())) == 300
     assert check_invariants(cluster.state) == []

@@ -31,7 +31,6 @@ from resource_manager.engine.model.events import (
 )
 from resource_manager.engine.model.settings import ExecutorShape, Provisioning
 from resource_manager.engine.placement.elastic import PENDING
-from resource_manager.engine.scaling.totals import counted, staying
 from tests.resource_manager.engine.model import ModelExecutor
 from tests.resource_manager.engine.scheduling.test_gang_machine import GangsStayWhole
 from tests.resource_manager.engine.test_machine import HOSTS, JOBS, MACHINE
@@ -211,7 +210,7 @@ class NothingStrays(GangsStayWhole):
     def _those_who_could_be_served_are(self) -> None:
         """Nobody waits for whom a shape could be had."""
         elastic = self.state.elastic
-        there = counted(self.state)["cpu_milli"]
+        there = self.state.provision_moves.counted()["cpu_milli"]
         for shape in self.state.queue.shapes():
             for name, capacity in elastic.capacities.items():
                 one = elastic.shapes[name]
@@ -227,7 +226,7 @@ class NothingStrays(GangsStayWhole):
         provisions = self.state.provisions
         assert {each.state for each in provisions.values()} <= {ProvisionState.REGISTERED}
         assert set(self.machines) == set(provisions)
-        there = staying(self.state)["cpu_milli"]
+        there = self.state.provision_moves.staying()["cpu_milli"]
         assert there >= 3_000
         for name in provisions:
             total = self.state.hosts[name].executor.registration.total["cpu_milli"]

@@ -297,10 +297,10 @@ def test_many_gangs_end_with_their_job_some_at_a_time(monkeypatch: pytest.Monkey
     monkeypatch.setattr(lifecycle, "ENDED_AT_ONCE", 5)
     cluster = waiting_in_vain(6, timeout_ms=None)
     step(cluster.state, JobEndRequested(cluster.at, "job", "ENDED"))
-    left = [cluster.state.live_requests]
+    left = [cluster.state.requests.live]
     while cluster.state.unfinished:
         cluster.batch()
-        left.append(cluster.state.live_requests)
+        left.append(cluster.state.requests.live)
     assert left == [12, 6, 0]  # what was begun ends whole: no gang is ever half ended
     assert check_invariants(cluster.state) == []
 
@@ -310,12 +310,12 @@ def test_many_gangs_whose_time_is_over_end_some_at_a_time(monkeypatch: pytest.Mo
     cluster = waiting_in_vain(6, timeout_ms=1_000)
     left: list[int] = []
     cluster.now_ms += 1_000
-    while cluster.state.live_requests and len(left) < 10:
+    while cluster.state.requests.live and len(left) < 10:
         due_ms = cluster.state.timers.next_due_ms()
         assert due_ms is not None
         assert due_ms <= cluster.at.monotonic_ms
         cluster.wait(0)
-        left.append(cluster.state.live_requests)
+        left.append(cluster.state.requests.live)
     assert left == [12, 6, 0]
     assert {each.reason for each in cluster.state.requests.values()} == {"GANG_TIMEOUT"}
     assert check_invariants(cluster.state) == []

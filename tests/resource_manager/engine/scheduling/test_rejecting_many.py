@@ -38,7 +38,7 @@ def test_a_range_is_rejected_whole_in_one_event() -> None:
     assert len(events) <= 3  # one for each of its rows
     assert not waits(cluster, "range.24999")
     cluster.restart_rm()
-    assert not cluster.state.live_requests
+    assert not cluster.state.requests.live
     assert not len(cluster.state.queue)
 
 

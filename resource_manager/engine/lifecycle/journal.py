@@ -1,0 +1,143 @@
+"""The journal: the moment of the event that is handled, its effects, and both logs.
+
+Numbering, trimming and publishing of log entries stand in one place.
+"""
+
+from __future__ import annotations
+
+from resource_manager.engine.model.changes import ChangeTracker
+from resource_manager.engine.model.effects import Effect, PublishClusterEvent, PublishJobEvent
+from resource_manager.engine.model.entities import (
+    ClusterEvent,
+    Instant,
+    Job,
+    JobEvent,
+    Request,
+    Slot,
+)
+from resource_manager.engine.model.history import History
+from resource_manager.engine.model.offers import slot_to_dict
+from resource_manager.engine.model.settings import EngineSettings
+from resource_manager.engine.placement.hosts import Hosts
+
+ACKNOWLEDGED_TRIM_STEP = 1_000
+"""Acknowledged events are forgotten this many at a time, so that a keep-alive rarely writes."""
+
+
+class Journal:
+    """What the event at hand leads to: effects, and entries of the logs of jobs and the cluster.
+
+    Attributes:
+        at: the moment of the event.
+        effects: what is to be done once the changes are durable.
+        snapshot_number: events that were begun; names a state of the ledgers.
+    """
+
+    def __init__(
+        self,
+        settings: EngineSettings,
+        at: Instant,
+        *,
+        jobs: dict[str, Job],
+        hosts: Hosts,
+        history: History,
+        changes: ChangeTracker,
+    ) -> None:
+        self._settings = settings
+        self._jobs = jobs
+        self._hosts = hosts
+        self._history = history
+        self._changes = changes
+        self.at = at
+        self.effects: list[Effect] = []
+        self.snapshot_number = 0
+
+    @property
+    def now_ms(self) -> int:
+        """Monotonic time of the event."""
+        return self.at.monotonic_ms
+
+    def begin(self, at: Instant) -> list[Effect]:
+        """Begins the next event; returns the list that its effects will be in."""
+        self.at, self.effects = at, []
+        self.snapshot_number += 1
+        return self.effects
+
+    def job_event(
+        self,
+        request: Request,
+        *,
+        reason: str = "",
+        message: str = "",
+        slot: Slot | None = None,
+        count: int = 1,
+    ) -> None:
+        """Writes into the log of the request's job where the request stands now, and with it the
+        next members of its range, `count` in all.
+        """
+        job = self._jobs[request.job_id]
+        job.last_sequence += 1
+        address = self._hosts.of(slot).executor.registration.address if slot is not None else ""
+        event = JobEvent(
+            job_id=job.job_id,
+            sequence=job.last_sequence,
+            time_ms=self.at.time_ms,
+            allocation_id=request.spec.allocation_id,
+            state=request.state,
+            reason=reason,
+            message=message,
+            slot=slot_to_dict(slot, address) if slot is not None else None,
+            count=count,
+        )
+        self._changes.job(job)
+        self._changes.job_event(event)
+        self.effects.append(PublishJobEvent(event))
+        most = self._settings.job_events_max
+        if job.last_sequence - job.trimmed_sequence > most:
+            self._trim(job, job.last_sequence - most + most // 10)
+
+    def acknowledge(self, job: Job, sequence: int) -> None:
+        """The job master has taken in its events up to this one."""
+        job.acknowledged_sequence = max(job.acknowledged_sequence, min(sequence, job.last_sequence))
+        if job.acknowledged_sequence - job.trimmed_sequence >= ACKNOWLEDGED_TRIM_STEP:
+            self._trim(job, job.acknowledged_sequence)
+
+    def cluster_event(
+        self,
+        kind: str,
+        *,
+        executor_id: str = "",
+        job_id: str = "",
+        allocation_id: str = "",
+        reason: str = "",
+        message: str = "",
+    ) -> None:
+        """Writes into the cluster's history."""
+        event = ClusterEvent(
+            sequence=self._history.next_sequence(self._changes),
+            time_ms=self.at.time_ms,
+            kind=kind,
+            executor_id=executor_id,
+            job_id=job_id,
+            allocation_id=allocation_id,
+            reason=reason,
+            message=message,
+        )
+        self._changes.cluster_event(event)
+        self.effects.append(PublishClusterEvent(event))
+
+    def slot_event(self, kind: str, slot: Slot, *, reason: str = "", message: str = "") -> None:
+        """Writes into the cluster's history what became of a slot."""
+        self.cluster_event(
+            kind,
+            executor_id=slot.executor_id,
+            job_id=slot.job_id,
+            allocation_id=slot.allocation_id,
+            reason=reason,
+            message=message,
+        )
+
+    def _trim(self, job: Job, sequence: int) -> None:
+        job.trimmed_sequence = sequence
+        self._changes.job(job)
+        self._changes.trim_job_events(job.job_id, sequence)

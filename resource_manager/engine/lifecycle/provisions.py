@@ -1,0 +1,277 @@
+"""The life of an executor that was asked for: from the wish until its provider says that nothing is
+left of it.
+
+ASKED is durable before any provider is told, so that a resource manager that is killed knows of
+everything that it may have started. What fails, is late, idle, surplus or lost for too long is
+STOPPING: its provider is told until it confirms, and only then it is struck from the books, without
+waiting for it to be lost. Why one is asked for or given back, `passes.py` decides.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from finegrain.errors import IllegalTransition
+from finegrain.resources import Amounts, add, total_of
+from resource_manager.engine.hosts.host import Host
+from resource_manager.engine.lifecycle.journal import Journal
+from resource_manager.engine.lifecycle.usage import UsageAccounting
+from resource_manager.engine.model.changes import ChangeTracker
+from resource_manager.engine.model.effects import StartExecutor, StopExecutor
+from resource_manager.engine.model.entities import ExecutorState, Provision, ProvisionState
+from resource_manager.engine.model.settings import EngineSettings, ExecutorShape
+from resource_manager.engine.model.state_tables import DrainInput
+from resource_manager.engine.model.timers import Timer, Timers, backoff_ms
+from resource_manager.engine.model.transitions import Transitions
+from resource_manager.engine.placement.elastic import NUMBER, PENDING, Elastic, of_shape
+from resource_manager.engine.placement.hosts import Hosts
+
+_P = ProvisionState
+PROVISION_MOVES = frozenset(
+    {
+        (_P.ASKED, _P.STARTED),
+        (_P.ASKED, _P.REGISTERED),
+        (_P.ASKED, _P.STOPPING),
+        (_P.STARTED, _P.REGISTERED),
+        (_P.STARTED, _P.STOPPING),
+        (_P.REGISTERED, _P.STOPPING),
+    }
+)
+"""Everything else is a bug. From every state it may be known to have ended; then it is gone."""
+
+
+@dataclass(slots=True, eq=False)
+class ProvisionMoves:
+    """Moves executors that were asked for through their states, and counts them."""
+
+    journal: Journal
+    changes: ChangeTracker
+    elastic: Elastic
+    hosts: Hosts
+    provisions: dict[str, Provision]
+    rm_epoch: int
+    settings: EngineSettings
+    timers: Timers
+    transitions: Transitions
+    usage: UsageAccounting
+
+    def ask(self, shape: ExecutorShape, cause: str) -> Provision:
+        """Asks for one more executor of a shape."""
+        number = self.next_number()
+        provision = Provision(
+            executor_id=f"{shape.name}-{self.rm_epoch}-{number}",
+            shape=shape.name,
+            number=number,
+            cause=cause,
+            ask_time_ms=self.journal.at.time_ms,
+            deadline_at_ms=self.journal.now_ms + shape.start_timeout_ms,
+        )
+        self.provisions[provision.executor_id] = provision
+        self.keep(provision)
+        self.journal.effects.append(StartExecutor(provision.executor_id, shape.name))
+        self.record("provision_asked", provision, cause)
+        return provision
+
+    def next_number(
+        self,
+    ) -> int:
+        """Number of the next executor that is asked for."""
+        self.elastic.number += 1
+        self.changes.counter(NUMBER, self.elastic.number)
+        return self.elastic.number
+
+    def resume(
+        self,
+    ) -> None:
+        """After a restart: nobody knows what became of what was under way, so it is said again."""
+        for provision in self.provisions.values():
+            shape = self.elastic.shapes.get(provision.shape)
+            if provision.state in PENDING:
+                if shape is None:
+                    self.stop(provision, f"no shape {provision.shape} is configured any more")
+                    continue
+                provision.deadline_at_ms = self.journal.now_ms + shape.start_timeout_ms
+            if provision.state is ProvisionState.ASKED:
+                again = StartExecutor(provision.executor_id, provision.shape, again=True)
+                self.journal.effects.append(again)
+            elif provision.state is ProvisionState.STOPPING:
+                self._tell_to_stop(provision)
+
+    def fail(self, provision: Provision, message: str) -> None:
+        """One that was asked for does not come."""
+        self.back_off(provision.shape, f"{provision.executor_id}: {message}")
+        self.record("provision_failed", provision, message)
+        self.stop(provision, message)
+
+    def back_off(self, shape: str, message: str) -> None:
+        """Does not ask for a shape for a while; failures of the same interval count once."""
+        backoff = self.elastic.backoffs.get(shape)
+        if backoff is None:
+            return
+        backoff.last_failure = message
+        if self.journal.now_ms < backoff.until_ms:
+            return
+        settings = self.settings.provisioning
+        pause = backoff_ms(backoff.failures, settings.backoff_min_ms, settings.backoff_max_ms)
+        backoff.failures += 1
+        backoff.until_ms = self.journal.now_ms + pause
+        backoff.until_time_ms = self.journal.at.time_ms + pause
+
+    def provision_rang(self, executor_id: str) -> None:
+        """Tells a provider once more to stop an executor."""
+        provision = self.provisions.get(executor_id)
+        if provision is not None and provision.state is ProvisionState.STOPPING:
+            self._tell_to_stop(provision)
+
+    def stop(self, provision: Provision, message: str) -> None:
+        """Gives an executor back, whatever it has; nothing more is placed on it."""
+        self.move(provision, ProvisionState.STOPPING, message)
+        provision.deadline_at_ms = None
+        self.unplan(provision.executor_id)
+        host = self.hosts.get(provision.executor_id)
+        if host is not None:
+            self.drain(host, message)
+        self.record("provision_stopping", provision, message)
+        self._tell_to_stop(provision)
+
+    def drain(self, host: Host, message: str) -> None:
+        """Nothing more is placed on an executor that is given back."""
+        executor = host.executor
+        if executor.draining:
+            return
+        self.transitions.move_drain(executor, DrainInput.DRAIN)
+        executor.drain_reason = f"is given back: {message}"
+        self.changes.executor(executor)
+        self.usage.total_changed(host)
+
+    def registered(self, provision: Provision, host: Host) -> None:
+        """It came. One that is given back already is not used."""
+        if provision.state is ProvisionState.STOPPING:
+            self.drain(host, provision.message)
+        elif provision.state in PENDING:
+            self.move(provision, ProvisionState.REGISTERED, "registered")
+            provision.deadline_at_ms = provision.idle_since_ms = None
+
+    def proved(self, provision: Provision) -> None:
+        """It came and is of use: that ends the back-off of its shape."""
+        self.elastic.verdicts[provision.executor_id] = True
+        backoff = self.elastic.backoffs.get(provision.shape)
+        if backoff is not None:
+            backoff.failures = backoff.until_ms = 0
+
+    def move(self, provision: Provision, to: ProvisionState, message: str) -> None:
+        """Moves a provision.
+
+        Raises:
+            IllegalTransition: the table does not list the move.
+        """
+        if (provision.state, to) not in PROVISION_MOVES:
+            raise IllegalTransition(
+                f"provision {provision.executor_id} is {provision.state}, which does not"
+                f" allow {to}",
+                details={"entity": provision.executor_id, "state": provision.state, "input": to},
+            )
+        provision.state = to
+        provision.message = message
+        self.keep(provision)
+
+    def _tell_to_stop(self, provision: Provision) -> None:
+        """Tells its provider, and once more if no answer comes for long."""
+        told = StopExecutor(provision.executor_id, provision.shape, provision.handle)
+        self.journal.effects.append(told)
+        patience_ms = self.settings.provisioning.backoff_max_ms
+        self.timers.arm(Timer.PROVISION, provision.executor_id, self.journal.now_ms + patience_ms)
+
+    def unplan(self, executor_id: str) -> None:
+        """Nothing is planned on it any more."""
+        self.elastic.plan.drop(executor_id)
+        self.elastic.surplus.discard(executor_id)
+        self.elastic.lost_since_ms.pop(executor_id, None)
+        self.elastic.idle_marks.pop(executor_id, None)
+        self.elastic.verdicts.pop(executor_id, None)
+
+    def keep(self, provision: Provision) -> None:
+        self.elastic.version += 1
+        self.changes.provision(provision)
+
+    def record(self, kind: str, provision: Provision, message: str) -> None:
+        self.journal.cluster_event(kind, executor_id=provision.executor_id, message=message)
+
+    def present(
+        self,
+    ) -> dict[str, int]:
+        """What all executors have that are not lost."""
+        elastic = self.elastic
+        if elastic.present is None or elastic.present[0] != self.hosts.version:
+            here = total_of(
+                host.executor.registration.total
+                for host in self.hosts.values()
+                if host.executor.state is not ExecutorState.LOST
+            )
+            elastic.present = (self.hosts.version, here)
+        return elastic.present[1]
+
+    def counted(
+        self,
+    ) -> dict[str, int]:
+        """Together with all that was asked for and is not known to be gone."""
+        return add(
+            self.present(),
+            self._to_come((*PENDING, ProvisionState.STOPPING)),
+        )
+
+    def staying(
+        self,
+    ) -> dict[str, int]:
+        """What there is and will be, without what is being given back."""
+        leaving = total_of(
+            host.executor.registration.total
+            for provision in self.provisions.values()
+            if provision.state is ProvisionState.STOPPING
+            and (host := self.hosts.get(provision.executor_id)) is not None
+            and host.executor.state is not ExecutorState.LOST
+        )
+        there = add(self.present(), self._to_come(PENDING))
+        return {name: amount - leaving.get(name, 0) for name, amount in there.items()}
+
+    def room_below_maximum(
+        self,
+    ) -> dict[str, int]:
+        """What may still be asked for, by dimension that has a limit."""
+        there = self.counted()
+        return {
+            name: max(0, most - there.get(name, 0))
+            for name, most in self.settings.provisioning.total_max.items()
+        }
+
+    def may_ask(
+        self,
+    ) -> list[ExecutorShape]:
+        """Shapes that may be asked for now: not in back-off, nor above count or maximum."""
+        elastic = self.elastic
+        room = self.room_below_maximum()
+        return [
+            shape
+            for name, shape in elastic.shapes.items()
+            if elastic.backoffs[name].until_ms <= self.journal.now_ms
+            and (not shape.count_max or of_shape(self.provisions, name) < shape.count_max)
+            and all(shape.total.get(each, 0) <= left for each, left in room.items())
+        ]
+
+    def _to_come(
+        self,
+        states: tuple[ProvisionState, ...],
+    ) -> Amounts:
+        shapes = self.elastic.shapes
+        return total_of(
+            shapes[provision.shape].total
+            for provision in self.provisions.values()
+            if provision.state in states
+            and provision.executor_id not in self.hosts
+            and provision.shape in shapes
+        )
+
+
+def is_lost(host: Host | None) -> bool:
+    """True if an executor is out of sight."""
+    return host is not None and host.executor.state is ExecutorState.LOST

@@ -1,0 +1,71 @@
+"""Handlers of what providers report of executors that were asked for."""
+
+from __future__ import annotations
+
+from resource_manager.engine.context import EventContext
+from resource_manager.engine.model.entities import ExecutorState, ProvisionState
+from resource_manager.engine.model.events import (
+    ProvisionEnded,
+    ProvisionFailed,
+    ProvisionStarted,
+    ProvisionStopFailed,
+)
+from resource_manager.engine.model.timers import Timer, backoff_ms
+from resource_manager.engine.placement.elastic import PENDING
+
+
+def provision_started(context: EventContext, event: ProvisionStarted) -> None:
+    """Its provider has started it; it may have registered before that was known."""
+    provision = context.state.provisions.get(event.executor_id)
+    if provision is None:
+        return
+    provision.handle = event.handle or provision.handle
+    if provision.state is ProvisionState.ASKED:
+        context.state.provision_moves.move(provision, ProvisionState.STARTED, event.message)
+        context.state.provision_moves.record("provision_started", provision, event.message)
+    else:
+        context.state.provision_moves.keep(provision)
+
+
+def provision_failed(context: EventContext, event: ProvisionFailed) -> None:
+    """Its provider could not start it. Whatever came of the attempt is stopped."""
+    provision = context.state.provisions.get(event.executor_id)
+    if provision is not None and provision.state in PENDING:
+        context.state.provision_moves.fail(provision, event.message)
+
+
+def provision_ended(context: EventContext, event: ProvisionEnded) -> None:
+    """Nothing is left of it: it is struck from the books, with its slots if it had any."""
+    state = context.state
+    provision = state.provisions.pop(event.executor_id, None)
+    if provision is None:
+        return
+    message = event.message or "its provider says that nothing is left of it"
+    if provision.state in PENDING:
+        context.state.provision_moves.back_off(
+            provision.shape, f"{provision.executor_id}: ended before it came: {message}"
+        )
+    state.changes.delete_provision(provision)
+    state.provision_moves.unplan(provision.executor_id)
+    state.departures.forget_settings(provision.executor_id)
+    context.state.provision_moves.record("provision_ended", provision, message)
+    host = state.hosts.get(provision.executor_id)
+    if host is not None:
+        if host.executor.state is not ExecutorState.LOST:
+            context.state.departures.lose_executor(
+                host, f"executor {host.host_id} has ended: {message}"
+            )
+        context.state.departures.strike(host)
+
+
+def provision_stop_failed(context: EventContext, event: ProvisionStopFailed) -> None:
+    """It is told again later."""
+    provision = context.state.provisions.get(event.executor_id)
+    if provision is None or provision.state is not ProvisionState.STOPPING:
+        return
+    settings = context.state.settings.provisioning
+    pause = backoff_ms(provision.stop_failures, settings.backoff_min_ms, settings.backoff_max_ms)
+    provision.stop_failures += 1
+    provision.message = f"could not be stopped: {event.message}"
+    context.state.provision_moves.keep(provision)
+    context.state.timers.arm(Timer.PROVISION, provision.executor_id, context.now_ms + pause)
