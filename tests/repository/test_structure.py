@@ -1,24 +1,26 @@
 """How much of the engine a reader has to hold in the head: these numbers may only go down."""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from tests.support.components import REPOSITORY
 
 ENGINE = REPOSITORY / "resource_manager/engine"
 
-WHOLE_STATE_MAX = 328
-"""Functions that take the whole state, or the context of an event with it. Handlers, the stages of
-the cycle, restoring, and the entry points of explain and invariants have to; others should take the
-ledgers that they look at."""
+WHOLE_STATE_MAX = 120
+"""Functions that take the whole state, or the context of an event with it. Handlers, restoring, and
+the entry points of explain and invariants have to; others take the ledgers that they look at."""
+
+WHOLE_STATE_MAX_SCHEDULING = 67
+"""The same in the stages of the scheduling cycle."""
 
 ROOT_MODULES_MAX = 10
 ROOMS_MAX = 19
 
 
-def _functions() -> Iterator[ast.FunctionDef]:
-    for path in ENGINE.rglob("*.py"):
+def _functions(paths: Iterable[Path]) -> Iterator[ast.FunctionDef]:
+    for path in paths:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.FunctionDef):
                 yield node
@@ -34,7 +36,10 @@ def _takes_all(function: ast.FunctionDef) -> bool:
 
 
 def test_few_functions_take_the_whole_state() -> None:
-    assert sum(map(_takes_all, _functions())) <= WHOLE_STATE_MAX
+    scheduling = set((ENGINE / "scheduling").rglob("*.py"))
+    assert sum(map(_takes_all, _functions(scheduling))) <= WHOLE_STATE_MAX_SCHEDULING
+    others = set(ENGINE.rglob("*.py")) - scheduling
+    assert sum(map(_takes_all, _functions(others))) <= WHOLE_STATE_MAX
 
 
 def test_the_engine_has_few_rooms() -> None:

@@ -8,18 +8,19 @@ layers add up (`hosts/allowed_cpus.py`).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from finegrain.cpu_policy import HostPolicy
 from finegrain.cpuset import CpuSet
 from resource_manager.engine.hosts.allowed_cpus import CLUSTER, announced_by, set_for
-from resource_manager.engine.model.entities import NO_CPU_STATE, CpuState, SlotState
+from resource_manager.engine.lifecycle.journal import Journal
+from resource_manager.engine.model.entities import NO_CPU_STATE, CpuState, HostSetting, SlotState
 
 if TYPE_CHECKING:
     from resource_manager.engine.context import EventContext
     from resource_manager.engine.hosts.host import Host
     from resource_manager.engine.model.entities import SlotKey
-    from resource_manager.engine.state import State
 
 
 def take_in_settings(context: EventContext, host: Host) -> None:
@@ -37,14 +38,16 @@ def take_in_cpu_state(context: EventContext, host: Host, seen: CpuState | None) 
         return  # as with most states
     host.executor.cpu_state = seen
     _settle(context, host)
-    name_lost(context, host)
+    name_lost(context.journal, host)
 
 
-def not_followed(state: State, host: Host) -> tuple[HostPolicy | None, int]:
+def not_followed(
+    host_settings: Mapping[str, HostSetting], host: Host
+) -> tuple[HostPolicy | None, int]:
     """What the executor is to be told that operators have set for it, with its number; (None, 0):
     it follows that.
     """
-    setting = state.host_settings.get(host.host_id)
+    setting = host_settings.get(host.host_id)
     if setting is None or host.executor.cpu_state.host_policy_number == setting.number:
         return None, 0
     return setting.policy, setting.number
@@ -63,19 +66,17 @@ def _settle(context: EventContext, host: Host) -> None:
     state.hosts.indexes.log_growth(host, state.queue)
 
 
-def name_lost(context: EventContext, host: Host) -> None:
+def name_lost(journal: Journal, host: Host) -> None:
     """Tells of slots that lack cpus of their own, unless it was told already."""
     before, host.lost_cpus = host.lost_cpus, lost_cpus(host)
     for key, cpus in host.lost_cpus.items():
         if before.get(key) != cpus:
             message = f"cpus {cpus} of the slot's own do not run any more, or are a kubelet's"
-            context.journal.slot_event("cpus_lost", host.slots[key], message=message)
+            journal.slot_event("cpus_lost", host.slots[key], message=message)
     for key, cpus in before.items():
         slot = host.slots.get(key)
         if slot is not None and key not in host.lost_cpus and slot.state is not SlotState.FREEING:
-            context.journal.slot_event(
-                "cpus_returned", slot, message=f"cpus {cpus} are the slot's again"
-            )
+            journal.slot_event("cpus_returned", slot, message=f"cpus {cpus} are the slot's again")
 
 
 def lost_cpus(host: Host) -> dict[SlotKey, CpuSet]:

@@ -14,14 +14,18 @@ from finegrain.errors import Reason
 from resource_manager.engine.context import EventContext
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.hosts.notes import Reach
+from resource_manager.engine.lifecycle.journal import Journal
+from resource_manager.engine.lifecycle.usage import UsageAccounting
 from resource_manager.engine.model.effects import ProbeExecutor
 from resource_manager.engine.model.entities import ExecutorState, SlotKey, SlotState
 from resource_manager.engine.model.events import ExecutorProbed
+from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.engine.model.state_tables import ReachInput, RegistrationInput
-from resource_manager.engine.model.timers import Timer, backoff_ms
+from resource_manager.engine.model.timers import Timer, Timers, backoff_ms
+from resource_manager.engine.model.transitions import Transitions
 
 
-def delivery_overdue(context: EventContext, host: Host) -> bool:
+def delivery_overdue(journal: Journal, settings: EngineSettings, host: Host) -> bool:
     """True if the command in flight has failed to arrive for too long.
 
     To be asked when the executor has reported: one that is silent as well is a matter of the lost
@@ -30,21 +34,23 @@ def delivery_overdue(context: EventContext, host: Host) -> bool:
     command = host.in_flight
     if command is None or command.failing_since_ms is None:
         return False
-    return context.now_ms - command.failing_since_ms >= context.state.settings.unreachable_after_ms
+    return journal.now_ms - command.failing_since_ms >= settings.unreachable_after_ms
 
 
-def find_unreachable(context: EventContext, host: Host) -> None:
+def find_unreachable(
+    journal: Journal, transitions: Transitions, usage: UsageAccounting, host: Host
+) -> None:
     """Nothing more is placed here, and nothing believed of it holds until it registers again."""
-    state, reach = context.state, host.reach
-    reach.unreachable = state.transitions.move_reach(
+    reach = host.reach
+    reach.unreachable = transitions.move_reach(
         host.host_id, unreachable=reach.unreachable, what=ReachInput.FAIL
     )
     reach.failures += 1
     host.in_flight = None
-    state.transitions.move_executor(host.executor, RegistrationInput.DISTRUST)
-    state.usage.total_changed(host)
+    transitions.move_executor(host.executor, RegistrationInput.DISTRUST)
+    usage.total_changed(host)
     address = host.executor.registration.address
-    context.journal.cluster_event(
+    journal.cluster_event(
         "executor_unreachable",
         executor_id=host.host_id,
         reason=Reason.UNREACHABLE,
@@ -52,13 +58,15 @@ def find_unreachable(context: EventContext, host: Host) -> None:
     )
 
 
-def unreachable_registered(context: EventContext, host: Host, *, changed: bool) -> None:
+def unreachable_registered(
+    journal: Journal, settings: EngineSettings, timers: Timers, host: Host, *, changed: bool
+) -> None:
     """Plans the next probe; at once if something `changed` that may have been the obstacle."""
     reach = host.reach
     if changed:
         reach.failures = 0
     _plan_probe(
-        context, host, context.now_ms if changed else context.now_ms + _pause_ms(context, reach)
+        timers, host, journal.now_ms if changed else journal.now_ms + _pause_ms(settings, reach)
     )
 
 
@@ -75,7 +83,9 @@ def probe_rang(context: EventContext, executor_id: str) -> None:
         return
     reach.failures += 1
     context.journal.effects.append(ProbeExecutor(executor_id, host.executor.registration.address))
-    _plan_probe(context, host, context.now_ms + _pause_ms(context, reach))
+    _plan_probe(
+        context.state.timers, host, context.now_ms + _pause_ms(context.state.settings, reach)
+    )
 
 
 def executor_probed(context: EventContext, event: ExecutorProbed) -> None:
@@ -119,11 +129,10 @@ def frees_to_tell(host: Host) -> tuple[SlotKey, ...]:
     return tuple(key for key in host.to_free if host.reported.get(key) is SlotState.ALLOCATED)
 
 
-def _plan_probe(context: EventContext, host: Host, at_ms: int) -> None:
+def _plan_probe(timers: Timers, host: Host, at_ms: int) -> None:
     host.reach.probe_at_ms = at_ms
-    context.state.timers.arm(Timer.PROBE, host.host_id, at_ms)
+    timers.arm(Timer.PROBE, host.host_id, at_ms)
 
 
-def _pause_ms(context: EventContext, reach: Reach) -> int:
-    settings = context.state.settings
+def _pause_ms(settings: EngineSettings, reach: Reach) -> int:
     return backoff_ms(max(0, reach.failures - 1), settings.probe_min_ms, settings.probe_max_ms)

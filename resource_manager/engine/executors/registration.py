@@ -68,7 +68,7 @@ def register_executor(context: EventContext, event: ExecutorRegistered) -> Regis
     was_lost = host is not None and host.executor.lost
     host = _adopt(context, host, registration)
     taken = take_in(context, host, event.report, returning=was_lost)
-    name_lost(context, host)  # it may have announced others than before
+    name_lost(context.journal, host)  # it may have announced others than before
     for slot in list(host.slots.values()):
         if slot.state is SlotState.FREEING:
             host.to_free[key_of(slot)] = None
@@ -135,7 +135,13 @@ def _adopt(context: EventContext, host: Host | None, registration: Registration)
             # Unless it only did what it was told, whoever runs it may have mended something.
             told_to = executor.state is ExecutorState.UNCONFIRMED
             moved = executor.registration.address != registration.address
-            unreachable_registered(context, host, changed=moved or not told_to)
+            unreachable_registered(
+                context.journal,
+                context.state.settings,
+                context.state.timers,
+                host,
+                changed=moved or not told_to,
+            )
         if executor.registration.instance_id != registration.instance_id:
             executor.report_number = 0
         executor.registration = registration

@@ -29,7 +29,9 @@ from resource_manager.engine.executors.reachability import (
 )
 from resource_manager.engine.executors.refusals import remember_refusal
 from resource_manager.engine.hosts.host import Host
-from resource_manager.engine.lifecycle.moves import key_of
+from resource_manager.engine.lifecycle.gangs import GangMoves
+from resource_manager.engine.lifecycle.journal import Journal
+from resource_manager.engine.lifecycle.moves import RequestMoves, key_of
 from resource_manager.engine.model.entities import (
     ExecutorState,
     RequestState,
@@ -39,6 +41,7 @@ from resource_manager.engine.model.entities import (
 )
 from resource_manager.engine.model.events import ReportAnswer, SlotsReported
 from resource_manager.engine.model.reported import EndedSlot, Report, ReportedSlot
+from resource_manager.engine.queue.requests import Requests
 from resource_manager.engine.state import State
 
 
@@ -74,10 +77,10 @@ def slots_reported(context: EventContext, event: SlotsReported) -> ReportAnswer:
     taken = take_in(context, host, event.report)
     if taken.taken:
         executor.used = event.used
-    if delivery_overdue(context, host):
-        find_unreachable(context, host)
+    if delivery_overdue(context.journal, context.state.settings, host):
+        find_unreachable(context.journal, context.state.transitions, context.state.usage, host)
         return ReportAnswer(register_again=True)
-    host_policy, host_policy_number = not_followed(context.state, host)
+    host_policy, host_policy_number = not_followed(context.state.host_settings, host)
     return ReportAnswer(
         send_full_report=taken.base_missing,
         unowned=(*taken.unowned, *frees_to_tell(host)),
@@ -108,7 +111,11 @@ def take_in(
     executor.report_number = report.report_number
     executor.report_at_ms = context.now_ms
     executor.report_time_ms = context.at.time_ms
-    broken = [slot for ended in report.ended if (slot := _ended(context, host, ended)) is not None]
+    broken = [
+        slot
+        for ended in report.ended
+        if (slot := _ended(context.state.moves, context.state.gang_moves, host, ended)) is not None
+    ]
     contained = report.command_number if report.rm_epoch == context.state.rm_epoch else 0
     contained = max(contained, at_least_command)
     news = contained > host.contained_command
@@ -167,28 +174,28 @@ def _seen(
     if ends:
         return  # a later state, or its list of ended slots, will say so
     if slot.state is SlotState.FREEING:
-        if returning and _is_waited_for(context, host, slot):
+        if returning and _is_waited_for(context.journal, context.state.requests, host, slot):
             context.state.moves.reclaim(slot, isolation=seen.isolation, cpus=seen.cpus)
         else:
-            _free_again(context, host, slot)
+            _free_again(context.state.outbox, host, slot)
     elif seen.isolation is not None and seen.isolation != slot.isolation:
         slot.isolation = seen.isolation
         context.state.changes.slot_moved(slot)
 
 
-def _is_waited_for(context: EventContext, host: Host, slot: Slot) -> bool:
-    request = context.state.requests.get(slot.allocation_id)
+def _is_waited_for(journal: Journal, requests: Requests, host: Host, slot: Slot) -> bool:
+    request = requests.get(slot.allocation_id)
     deadline_ms = host.executor.drain_deadline_at_ms
     return (
         request is not None
         and request.state is RequestState.PENDING
         and request.generation == slot.generation
         and not request.spec.gang_id  # whose members would not be taken back together
-        and not (deadline_ms is not None and deadline_ms <= context.now_ms)
+        and not (deadline_ms is not None and deadline_ms <= journal.now_ms)
     )
 
 
-def _free_again(context: EventContext, host: Host, slot: Slot) -> None:
+def _free_again(outbox: dict[str, None], host: Host, slot: Slot) -> None:
     """The executor does not (or no longer) free a slot that it should: the order is given once
     more.
     """
@@ -196,10 +203,10 @@ def _free_again(context: EventContext, host: Host, slot: Slot) -> None:
     command = host.in_flight
     if command is None or key not in command.keys:
         host.to_free[key] = None
-        context.state.outbox[host.host_id] = None
+        outbox[host.host_id] = None
 
 
-def _ended(context: EventContext, host: Host, ended: EndedSlot) -> Slot | None:
+def _ended(moves: RequestMoves, gang_moves: GangMoves, host: Host, ended: EndedSlot) -> Slot | None:
     """A slot that ended at its executor by itself; the slot, if it broke there.
 
     The executor repeats this until it is acknowledged.
@@ -208,12 +215,12 @@ def _ended(context: EventContext, host: Host, ended: EndedSlot) -> Slot | None:
     if slot is None:
         return None
     if ended.reason == Reason.OFFER_NOT_ACCEPTED:
-        context.state.gang_moves.decline(slot)
+        gang_moves.decline(slot)
         return None
     if slot.state is not SlotState.FREEING:
         message = f"the slot ended on executor {host.host_id}: {ended.reason}"
-        context.state.gang_moves.lose(slot, ended.reason, message)
-    context.state.moves.vanish(slot)
+        gang_moves.lose(slot, ended.reason, message)
+    moves.vanish(slot)
     return slot if ended.reason == Reason.SLOT_BROKEN else None
 
 

@@ -75,37 +75,35 @@ def explain_gang(state: State, request: Request) -> GangExplanation | None:
     waiting = state.gangs.waiting.get(request.spec.gang_id)
     if waiting is None:
         return None
-    gang = waiting.gang
-    with _given(state, state.reservations.by_number.get(gang.arrival_number)):
+    held = state.reservations.by_number.get(waiting.gang.arrival_number)
+    with _given(state.hosts, held):
         return _explained(state, waiting)
 
 
 @contextmanager
-def _given(state: State, held: Reservation | None) -> Iterator[None]:
+def _given(all_hosts: Hosts, held: Reservation | None) -> Iterator[None]:
     """What is held for somebody counts as free meanwhile. Hosts whose books have changed since the
     indexes were fresh are left as they are: nobody may miss that they have grown.
     """
     names = held.place.held if held is not None else ()
-    hosts = [state.hosts[name] for name in names if name not in state.hosts.touched]
+    hosts = [all_hosts[name] for name in names if name not in all_hosts.touched]
     holds = [host.held for host in hosts]
     try:
         for host in hosts:
             host.held = None
-            state.hosts.indexes.follow(host)
+            all_hosts.indexes.follow(host)
         yield
     finally:
         for host, hold in zip(hosts, holds, strict=True):
             host.held = hold
-            state.hosts.indexes.follow(host)
+            all_hosts.indexes.follow(host)
 
 
 def _explained(state: State, waiting: WaitingGang) -> GangExplanation:
-    gang = waiting.gang
+    gang, wishes = waiting.gang, state.gang_moves.wishes_now(waiting)
     room = Room(state.hosts)
     room.partly = True
-    asks = [
-        room.ask(number, wish) for number, wish in enumerate(state.gang_moves.wishes_now(waiting))
-    ]
+    asks = [room.ask(number, wish) for number, wish in enumerate(wishes)]
     try:
         spots = _spots(room, asks, gang.spec)
     finally:
@@ -119,7 +117,8 @@ def _explained(state: State, waiting: WaitingGang) -> GangExplanation:
         members=len(waiting.members),
         placeable=placeable,
         spots=spots,
-        summary=_summary(state, waiting, asks, spots),
+        summary=_standing(state, waiting, spots)
+        or _summary(state.hosts, waiting.kind.where, asks, wishes, spots),
         deadline_time_ms=deadline_time_ms,
     )
 
@@ -182,25 +181,37 @@ def _looked_at(asks: list[Ask]) -> int:
     return max(2, min(SPOTS_LOOKED_AT_MAX, SEARCHES_MAX // len(asks)))
 
 
-def _summary(state: State, waiting: WaitingGang, asks: list[Ask], spots: Sequence[GangSpot]) -> str:
-    kind = waiting.kind
+def _standing(state: State, waiting: WaitingGang, spots: Sequence[GangSpot]) -> str:
+    """How a gang stands where hosts with room are not what it lacks; empty: they are."""
     if not waiting.tried:
         return "has just arrived and was not considered yet"
-    verdict = state.waiting_reasons.kind_feasibility(kind)
+    verdict = state.waiting_reasons.kind_feasibility(waiting.kind)
     if verdict is Feasibility.NEVER:
         return "could not be placed as a whole even if all known executors were empty"
     if verdict is Feasibility.OFFLINE:
         return "only with executors that are lost, draining or unreachable could it be placed"
-    wishes, members = state.gang_moves.wishes_now(waiting), len(waiting.members)
-    placeable = spots[0].placeable if spots else 0
-    where = _where(waiting.gang.spec, spots)
-    parts = [f"{placeable} of {members} members fit now{where}" if placeable else "none fits now"]
-    if placeable == members and state.quotas.gang_stop(waiting) is not None:
+    members = len(waiting.members)
+    if spots and spots[0].placeable == members and state.quotas.gang_stop(waiting) is not None:
+        where = _where(waiting.kind.where, spots)
         return f"all {members} members fit now{where}; the maximum of a resource group stops them"
+    return ""
+
+
+def _summary(
+    hosts: Hosts,
+    where: Where,
+    asks: list[Ask],
+    wishes: Sequence[MemberRequest],
+    spots: Sequence[GangSpot],
+) -> str:
+    """How many members fit now, and what would make all of them fit."""
+    members, placeable = wanted(asks), spots[0].placeable if spots else 0
+    at = _where(where, spots)
+    parts = [f"{placeable} of {members} members fit now{at}" if placeable else "none fits now"]
     if placeable == members:
-        parts = [f"all {members} members fit now{where}; it is tried with the next decision"]
+        parts = [f"all {members} members fit now{at}; it is tried with the next decision"]
     else:
-        parts += _remedies(state.hosts, kind.where, asks, wishes, spots)
+        parts += _remedies(hosts, where, asks, wishes, spots)
     if any(wish.elsewhere for wish in wishes):
         parts.append("executors that still hold older slots of its members are left out")
     if any(ask.barred - wish.elsewhere for ask, wish in zip(asks, wishes, strict=True)):
@@ -208,14 +219,14 @@ def _summary(state: State, waiting: WaitingGang, asks: list[Ask], spots: Sequenc
     return "; ".join(parts)
 
 
-def _where(spec: GangSpec, spots: Sequence[GangSpot]) -> str:
+def _where(where: Where, spots: Sequence[GangSpot]) -> str:
     if not spots:
         return ""
-    match spec.placement:
+    match where.placement:
         case GangPlacement.SAME_EXECUTOR:
             return f" on {spots[0].name}, the best executor"
         case GangPlacement.SAME_LABEL:
-            return f" with {spec.label}={spots[0].name}, the best value"
+            return f" with {where.label}={spots[0].name}, the best value"
         case GangPlacement.SPREAD:
             return ", each on an executor of its own"
         case GangPlacement.ANYWHERE:

@@ -32,6 +32,7 @@ from resource_manager.engine.model.entities import (
     SlotKey,
     Usage,
 )
+from resource_manager.engine.queue.requests import Requests
 from resource_manager.engine.state import State
 
 LOOKED_AT_MAX = 50_000
@@ -210,7 +211,7 @@ def list_requests(
             candidates = _exactly(state.jobs, job_id, after, filter(None, named))
         else:
             beginnings = Beginnings(allocation_ids)
-            candidates = _cut(state, candidates, beginnings)
+            candidates = _cut(state.requests, candidates, beginnings)
     views: list[RequestView] = []
     last = after
     for looked_at, stretch in enumerate(candidates):
@@ -234,12 +235,12 @@ def _exactly(
             yield Stretch(found[number])
 
 
-def _cut(state: State, found: Iterable[Stretch], beginnings: Beginnings) -> Iterator[Stretch]:
+def _cut(requests: Requests, found: Iterable[Stretch], beginnings: Beginnings) -> Iterator[Stretch]:
     """Members one by one where not all names of a stretch may begin as they are asked for."""
     for stretch in found:
         name = stretch.request.allocation_id
         if stretch.count > 1 and beginnings.tell_apart(name[: name.rfind(".") + 1]):
-            yield from members_of(state, stretch)
+            yield from members_of(requests, stretch)
         else:
             yield stretch
 
@@ -338,7 +339,7 @@ def _requests_after(state: State, job_id: str, after: int) -> Iterator[Stretch]:
     if job_id:
         yield from stretches_of(state, known_job(state.jobs, job_id), after)
     else:
-        yield from stretches(state, after)
+        yield from stretches(state.requests, state.ranges, state.numbers, after)
 
 
 class Beginnings:

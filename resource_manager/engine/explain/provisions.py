@@ -4,6 +4,7 @@ and who is planned nowhere. Changes nothing.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
@@ -73,7 +74,9 @@ def providers_view(state: State) -> ProvidersView:
     return ProvidersView(
         shapes=[_shape_view(state.provisions, state.elastic, shape) for shape in settings.shapes],
         executors=[
-            _provided_view(state, each, planned.get(each.executor_id, Content()))
+            _provided_view(
+                state.gangs, state.started, each, planned.get(each.executor_id, Content())
+            )
             for each in state.provisions.values()
         ],
         minimum=settings.total_min,
@@ -105,55 +108,56 @@ def _still_planned(gangs: GangLedger, elastic: Elastic) -> dict[str, Content]:
     return still
 
 
-def _provided_view(state: State, provision: Provision, content: Content) -> ProvidedView:
+def _provided_view(
+    gangs: GangLedger, started: Instant, provision: Provision, content: Content
+) -> ProvidedView:
     """Describes one executor that was asked for; `content` is what is planned on it."""
     planned = counted(content.shapes)
     planned += [
-        f"{count} of {gang_text(state.gangs, gang_id)}" for gang_id, count in content.gangs.items()
+        f"{count} of {gang_text(gangs, gang_id)}" for gang_id, count in content.gangs.items()
     ]
     deadline_ms = provision.deadline_at_ms if provision.state in PENDING else None
     return ProvidedView(
         provision=provision,
-        deadline_time_ms=None if deadline_ms is None else _time_ms(state, deadline_ms),
+        deadline_time_ms=None if deadline_ms is None else _time_ms(started, deadline_ms),
         planned=tuple(planned),
         planned_requests=content.requests,
     )
 
 
-def planned_on(state: State, request: Request) -> str:
+def planned_on(queue: WaitingQueue, elastic: Elastic, request: Request) -> str:
     """The executor that was asked for and has not come, on which a waiting request is planned;
     empty: none. Of a gang, the first one that it waits for.
     """
-    elastic = state.elastic
     if not elastic.plan.on:
         return ""
     if gang_id := request.spec.gang_id:
         return next(iter(elastic.plan.planned_gang(gang_id)), "")
-    shape = state.queue.shape_of(request.spec)
-    return _places(state.queue, state.elastic, shape).get(request.arrival_number, "")
+    shape = queue.shape_of(request.spec)
+    return _places(queue, elastic, shape).get(request.arrival_number, "")
 
 
-def planned_count(state: State, shape: SchedulingClass) -> int:
+def planned_count(queue: WaitingQueue, elastic: Elastic, shape: SchedulingClass) -> int:
     """How many of those who wait with a shape are planned: the first ones."""
-    if not state.elastic.plan.on:
+    if not elastic.plan.on:
         return 0
-    return len(_places(state.queue, state.elastic, shape))
+    return len(_places(queue, elastic, shape))
 
 
-def waits_for(state: State, executor_id: str) -> str:
+def waits_for(provisions: Mapping[str, Provision], started: Instant, executor_id: str) -> str:
     """What a request waits for that is planned on an executor, for people."""
-    provision = state.provisions[executor_id]
+    provision = provisions[executor_id]
     text = f"planned on executor {executor_id}, which was asked for at"
     text += f" {_clock(provision.ask_time_ms)} and has not registered yet"
     if provision.deadline_at_ms is None:
         return text
-    at = clock_at(state, provision.deadline_at_ms)
+    at = clock_at(started, provision.deadline_at_ms)
     return f"{text}; if it has not by {at}, it is given up and planned anew"
 
 
-def clock_at(state: State, at_ms: int) -> str:
+def clock_at(started: Instant, at_ms: int) -> str:
     """Writes a monotonic moment as a time of day, for people."""
-    return _clock(_time_ms(state, at_ms))
+    return _clock(_time_ms(started, at_ms))
 
 
 def _clock(time_ms: int) -> str:
@@ -251,7 +255,6 @@ def _lack(seen: Host, wanted: SchedulingClass) -> str:
     return given.text if isinstance(given, CpuRefusal) else ""
 
 
-def _time_ms(state: State, at_ms: int) -> int:
+def _time_ms(started: Instant, at_ms: int) -> int:
     """Wall clock of a monotonic moment, as far as anybody can say."""
-    started: Instant = state.started
     return started.time_ms + at_ms - started.monotonic_ms

@@ -108,10 +108,15 @@ def explain(
     survey = Survey.of(hosts, shape, own)
     reason = pending_reason(state, request)
     ahead = _requests_ahead(state.gangs, state.queue, request)
-    planned = planned_on(state, request)
-    stop, others = waiting_stop(state, request), held_for_others(state, shape)
+    planned = planned_on(state.queue, state.elastic, request)
+    stop, others = (
+        waiting_stop(state.queue, state.gangs, state.quotas, request),
+        held_for_others(state, shape),
+    )
     known = {
-        Reason.WAITING_EXECUTOR: waits_for(state, planned) if planned else "",
+        Reason.WAITING_EXECUTOR: waits_for(state.provisions, state.started, planned)
+        if planned
+        else "",
         Reason.WAITING_GROUP_LIMIT: _stopped(stop) if stop is not None else "",
         Reason.WAITING_RESERVATION: _kept(others),
         Reason.WAITING_TOPOLOGY: _misfit(survey),

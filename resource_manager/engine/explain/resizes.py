@@ -15,8 +15,10 @@ from resource_manager.engine.explain.remedies import DimensionStatus
 from resource_manager.engine.fairness.flows import GROUP
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.hosts.notes import ResizeHold
-from resource_manager.engine.lifecycle.resizes import growth, is_kept_from
+from resource_manager.engine.lifecycle.quota_checks import QuotaChecks
+from resource_manager.engine.lifecycle.resizes import ResizeMoves, growth, is_kept_from
 from resource_manager.engine.model.entities import ExecutorState, Resize, Slot, SlotState
+from resource_manager.engine.placement.reserved import Reservations
 from resource_manager.engine.state import State
 
 MILLION = 1_000_000
@@ -48,7 +50,7 @@ def explain_resizes(state: State, slot: Slot) -> list[ResizeExplanation]:
             DimensionStatus(name, more, free.get(name, 0), free.get(name, 0), total.get(name, 0))
             for name, more in asked.items()
         )
-        summary = _waiting(state, host, slot, asked)
+        summary = _waiting(state.reservations, state.quotas, state.resizes, host, slot, asked=asked)
         found.append(ResizeExplanation(slot.wanted, False, dimensions, summary))
     return found
 
@@ -57,7 +59,15 @@ def _ordered(host: Host) -> str:
     return f"ordered at {host.host_id}, which has not confirmed yet{_absence(host)}"
 
 
-def _waiting(state: State, host: Host, slot: Slot, asked: Amounts) -> str:
+def _waiting(
+    reservations: Reservations,
+    quotas: QuotaChecks,
+    resizes: ResizeMoves,
+    host: Host,
+    slot: Slot,
+    *,
+    asked: Amounts,
+) -> str:
     if slot.state is not SlotState.ALLOCATED:
         return "the slot is being taken down, or its executor is out of sight"
     if slot.ordered is not None:
@@ -74,18 +84,18 @@ def _waiting(state: State, host: Host, slot: Slot, asked: Amounts) -> str:
     missing = shortfall(asked, host.free())
     if missing:
         return _lacking(host, slot, asked, missing)
-    stop = state.quotas.growth_stop(slot.job_id, asked)
+    stop = quotas.growth_stop(slot.job_id, asked)
     if stop is not None:
         group, name = stop.group_id.removeprefix(GROUP), stop.dimension
         return (
             f"group {group} has {name} {stop.used} of at most {stop.maximum}, and it grows by"
             f" {stop.need}"
         )
-    found = state.resizes.assignment_for(host, slot)
+    found = resizes.assignment_for(host, slot)
     if isinstance(found, CpuRefusal):
         return f"{Reason.WAITING_TOPOLOGY}: {host.host_id} has the amounts, but {found.text}"
     if not fits(asked, host.spare()) or (asked and is_kept_from(host, slot)):
-        whose = state.reservations.on_host[host.host_id].holder.title
+        whose = reservations.on_host[host.host_id].holder.title
         return f"there is room on {host.host_id}, which is held for {whose}"
     return "has not been considered yet"
 

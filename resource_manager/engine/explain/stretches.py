@@ -41,24 +41,26 @@ def stretches_of(state: State, job: Job, after: int = 0) -> Iterator[Stretch]:
     return _merged(state.requests, state.requests.of_job(job, after), parts, after)
 
 
-def stretches(state: State, after: int = 0) -> Iterator[Stretch]:
+def stretches(
+    requests: Requests, ranges: RangeLedger, numbers: Numbers, after: int = 0
+) -> Iterator[Stretch]:
     """Likewise of all jobs."""
     return _merged(
-        state.requests,
-        _others(state.requests, state.ranges, state.numbers, after),
-        state.ranges.parts(after),
+        requests,
+        _others(requests, ranges, numbers, after),
+        ranges.parts(after),
         after,
     )
 
 
-def members_of(state: State, stretch: Stretch) -> Iterator[Stretch]:
+def members_of(requests: Requests, stretch: Stretch) -> Iterator[Stretch]:
     """A stretch, one by one."""
     if stretch.count == 1:
         yield stretch
         return
     first = stretch.request.arrival_number
     for number in range(first, first + stretch.count):
-        yield Stretch(state.requests.at(number))
+        yield Stretch(requests.at(number))
 
 
 def _merged(

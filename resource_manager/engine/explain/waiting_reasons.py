@@ -8,8 +8,10 @@ from finegrain.errors import Reason
 from resource_manager.engine.explain.provisions import clock_at, planned_count, planned_on
 from resource_manager.engine.fairness.flows import Flow
 from resource_manager.engine.fairness.quotas import Stop
+from resource_manager.engine.lifecycle.quota_checks import QuotaChecks
 from resource_manager.engine.model.entities import ExecutorState, Request, RequestState
-from resource_manager.engine.queue.gangs import WaitingGang
+from resource_manager.engine.queue.gangs import GangLedger, WaitingGang
+from resource_manager.engine.queue.queue import WaitingQueue
 from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 from resource_manager.engine.scheduling.rejecting import is_infeasible
 from resource_manager.engine.state import State
@@ -30,7 +32,7 @@ def pending_by_reason(state: State) -> dict[str, int]:
             reason = str(Reason.WAITING_GROUP_LIMIT)
             counts[reason] = counts.get(reason, 0) + stopped
         considered = max(0, shape.waiting - new - stopped)
-        if planned := min(considered, planned_count(state, shape)):
+        if planned := min(considered, planned_count(state.queue, state.elastic, shape)):
             reason = str(Reason.WAITING_EXECUTOR)
             counts[reason] = counts.get(reason, 0) + planned
             considered -= planned
@@ -49,21 +51,23 @@ def pending_reason(state: State, request: Request) -> str:
         return ""
     if request.arrival_number > state.considered_arrival:
         return Reason.NOT_YET_CONSIDERED
-    if waiting_stop(state, request) is not None:
+    if waiting_stop(state.queue, state.gangs, state.quotas, request) is not None:
         return Reason.WAITING_GROUP_LIMIT
-    if planned_on(state, request):
+    if planned_on(state.queue, state.elastic, request):
         return Reason.WAITING_EXECUTOR
     if request.spec.gang_id:
         return state.waiting_reasons.member_reason(request)
     return state.waiting_reasons.waiting_reason(state.queue.shape_of(request.spec))
 
 
-def waiting_stop(state: State, request: Request) -> Stop | None:
+def waiting_stop(
+    queue: WaitingQueue, gangs: GangLedger, quotas: QuotaChecks, request: Request
+) -> Stop | None:
     """The maximum that stops a request that waits, or its gang; None: none does."""
-    waiting = state.gangs.waiting.get(request.spec.gang_id)
+    waiting = gangs.waiting.get(request.spec.gang_id)
     if waiting is not None:
-        return state.quotas.gang_stop(waiting)
-    return state.quotas.request_stop(state.queue.shape_of(request.spec), request.job_id)
+        return quotas.gang_stop(waiting)
+    return quotas.request_stop(queue.shape_of(request.spec), request.job_id)
 
 
 def _stopped_by_limits(state: State, shape: SchedulingClass) -> int:
@@ -86,7 +90,7 @@ def _gang_reasons(state: State, waiting: WaitingGang) -> Iterable[tuple[str, int
         return [(Reason.NOT_YET_CONSIDERED, len(waiting.members))]
     if state.quotas.gang_stop(waiting) is not None:
         return [(Reason.WAITING_GROUP_LIMIT, len(waiting.members))]
-    if planned_on(state, waiting.members[0]):
+    if planned_on(state.queue, state.elastic, waiting.members[0]):
         return [(Reason.WAITING_EXECUTOR, len(waiting.members))]
     return state.waiting_reasons.reasons(waiting)
 
@@ -107,4 +111,4 @@ def rejection_notice(state: State, request: Request) -> str:
     if ExecutorState.UNCONFIRMED in states:
         known = "after every known executor has registered again or is lost"
         return f"it is rejected {seconds} {known}, {unless}"
-    return f"it is rejected at {clock_at(state, clock.due_ms)}, {unless}"
+    return f"it is rejected at {clock_at(state.started, clock.due_ms)}, {unless}"

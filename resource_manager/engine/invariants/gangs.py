@@ -6,9 +6,11 @@ from collections import Counter
 from collections.abc import Iterator
 
 from resource_manager.engine.hosts.slots import Slots
+from resource_manager.engine.model.endings import Ending
 from resource_manager.engine.model.entities import Gang, Request, RequestState, SlotState
-from resource_manager.engine.queue.gangs import living, wishes_of
+from resource_manager.engine.queue.gangs import GangLedger, living, wishes_of
 from resource_manager.engine.queue.non_batchable import Kind
+from resource_manager.engine.queue.requests import Requests
 from resource_manager.engine.state import State
 
 
@@ -19,7 +21,7 @@ def gang_problems(state: State) -> Iterator[str]:
     if members != Counter({name: len(gang.members) for name, gang in books.by_id.items()}):
         yield f"gangs have members {books.by_id.keys()}, requests belong to {dict(members)}"
     for gang in books.by_id.values():
-        yield from _gang(state, gang)
+        yield from _gang(state.requests, state.slots, state.gangs, state.endings, gang)
     for name in books.waiting.keys() | books.unconfirmed.keys():
         if name not in books.by_id:
             yield f"gang {name} is not known, and waits or is being confirmed"
@@ -38,16 +40,18 @@ def gang_problems(state: State) -> Iterator[str]:
         yield f"what gangs of a job wait with is counted as {books.by_job}, there is {by_job}"
 
 
-def _gang(state: State, gang: Gang) -> Iterator[str]:
-    title, books = f"gang {gang.gang_id}", state.gangs
-    first = state.requests.get(gang.members[0])
+def _gang(
+    requests: Requests, slots: Slots, gangs: GangLedger, endings: dict[str, Ending], gang: Gang
+) -> Iterator[str]:
+    title, books = f"gang {gang.gang_id}", gangs
+    first = requests.get(gang.members[0])
     if first is None or first.arrival_number != gang.arrival_number:
         yield f"{title} does not stand at the place of its first member"
-    members = list(living(state.requests, gang))
+    members = list(living(requests, gang))
     if any(each.job_id != gang.job_id or each.spec.gang_id != gang.gang_id for each in members):
         yield f"{title} has members that are not its own"
     states = {each.state for each in members}
-    over = gang.job_id in state.endings  # some of its members have been taken out already
+    over = gang.job_id in endings  # some of its members have been taken out already
     if len(states) > 1:
         yield f"{title} has members that are {sorted(states)}; expected all alike"
     waiting = books.waiting.get(gang.gang_id)
@@ -59,7 +63,7 @@ def _gang(state: State, gang: Gang) -> Iterator[str]:
         waiting.members != members or waiting.kind.wishes != wishes_of(members)
     ):
         yield f"{title} waits with other members than it has"
-    missing = sum(_is_unconfirmed(state.slots, each) for each in members)
+    missing = sum(_is_unconfirmed(slots, each) for each in members)
     if books.unconfirmed.get(gang.gang_id, 0) != missing or (
         states == {RequestState.ALLOCATING} and not missing
     ):

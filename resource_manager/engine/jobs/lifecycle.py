@@ -18,7 +18,7 @@ from resource_manager.engine.model.endings import Ending
 from resource_manager.engine.model.entities import ENDED_REQUEST_STATES, Job, JobState, RequestState
 from resource_manager.engine.model.events import JobEndRequested, JobKeptAlive, JobRegistered
 from resource_manager.engine.model.state_tables import JobInput
-from resource_manager.engine.model.timers import Timer
+from resource_manager.engine.model.timers import Timer, Timers
 from resource_manager.engine.state import State
 
 ENDED_AT_ONCE = 500
@@ -51,7 +51,7 @@ def register_job(context: EventContext, event: JobRegistered) -> Job:
     if known is not None:
         if not _same(known, event):
             raise AlreadyExists(f"job {event.job_id} exists with other content or another owner")
-        _renew(context, known)
+        _renew(state.timers, known, context.now_ms)
         return known
     known_group(state.groups, event.group)
     if state.live_jobs >= state.settings.jobs_max:
@@ -74,7 +74,7 @@ def register_job(context: EventContext, event: JobRegistered) -> Job:
     state.jobs[job.job_id] = job
     state.flows.add_job(job.job_id, job.group)
     state.live_jobs += 1
-    _renew(context, job)
+    _renew(state.timers, job, context.now_ms)
     state.changes.job(job)
     context.journal.cluster_event("job_registered", job_id=job.job_id, message=job.name)
     return job
@@ -87,7 +87,7 @@ def keep_alive(context: EventContext, event: JobKeptAlive) -> Job:
         NotFound, FailedPrecondition: see `active_job`.
     """
     job = active_job(context.state.jobs, event.job_id)
-    _renew(context, job)
+    _renew(context.state.timers, job, context.now_ms)
     context.journal.acknowledge(job, event.acknowledged_sequence)
     return job
 
@@ -149,17 +149,16 @@ def _go_on_ending(context: EventContext, job: Job, most: int) -> int:
         ending.given_up += 1
         if request.state not in ENDED_REQUEST_STATES:
             reason, grace_ms = Reason.JOB_OVER, ending.grace_ms
-            context.state.gang_moves.give_up(
-                request, reason=reason, message=message, grace_ms=grace_ms
-            )
+            state.gang_moves.give_up(request, reason=reason, message=message, grace_ms=grace_ms)
     ended = live - job.live_requests
     if ended < most and ending.given_up == len(job.arrivals):
         why = Why(Reason.JOB_OVER, message, ending.grace_ms)
-        ended += _end_parts(context, job, why, most - ended)
+        parts = state.ranges.by_job.get(job.job_id, ())
+        ended += state.range_moves.end_parts(parts, ending, why, most - ended)
     if job.live_requests:
         return ended
     del state.endings[job.job_id]
-    context.state.usage_checkpoints.keep_ended(job.job_id)
+    state.usage_checkpoints.keep_ended(job.job_id)
     state.usage.retire(job.job_id)
     state.timers.arm(
         Timer.RETENTION, job.job_id, context.now_ms + state.settings.ended_retention_ms
@@ -168,22 +167,6 @@ def _go_on_ending(context: EventContext, job: Job, most: int) -> int:
         "job_ended", job_id=job.job_id, reason=job.end_reason, message=job.name
     )
     return ended
-
-
-def _end_parts(context: EventContext, job: Job, why: Why, most: int) -> int:
-    """Ends members of a job's ranges, part by part: there may be very many parts."""
-    ending, parts = (
-        context.state.endings[job.job_id],
-        context.state.ranges.by_job.get(job.job_id, ()),
-    )
-    left = most
-    while ending.parts_ended < len(parts):
-        part = parts[ending.parts_ended]
-        left -= context.state.range_moves.end_members((part,), why, left)
-        if part.live:
-            break
-        ending.parts_ended += 1
-    return most - left
 
 
 def _take_out(state: State, job: Job, ending: Ending, most: int) -> int:
@@ -249,10 +232,10 @@ def retention_rang(context: EventContext, job_id: str) -> None:
     state.changes.delete_tally(JOB + job_id)
 
 
-def _renew(context: EventContext, job: Job) -> None:
+def _renew(timers: Timers, job: Job, now_ms: int) -> None:
     if job.lease_ms is not None and job.state is JobState.ACTIVE:
-        job.lease_until_ms = context.now_ms + job.lease_ms
-        context.state.timers.arm(Timer.LEASE, job.job_id, job.lease_until_ms)
+        job.lease_until_ms = now_ms + job.lease_ms
+        timers.arm(Timer.LEASE, job.job_id, job.lease_until_ms)
 
 
 def _same(job: Job, event: JobRegistered) -> bool:

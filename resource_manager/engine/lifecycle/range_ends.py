@@ -15,6 +15,7 @@ from finegrain.intervals import Run
 from resource_manager.engine.lifecycle.journal import Journal
 from resource_manager.engine.lifecycle.members import MemberRows
 from resource_manager.engine.lifecycle.moves import RequestMoves
+from resource_manager.engine.model.endings import Ending
 from resource_manager.engine.model.entities import RequestState
 from resource_manager.engine.model.events import ItemOutcome, Members
 from resource_manager.engine.model.state_tables import RequestInput
@@ -96,6 +97,27 @@ class RangeMoves:
                     request, reason=why.reason, message=why.message, grace_ms=why.grace_ms
                 )
                 left -= 1
+        return most - left
+
+    def end_parts(self, parts: Sequence[Part], ending: Ending, why: Why, most: int) -> int:
+        """Ends members of an ended job's ranges, part by part, since there may be very many parts.
+
+        Args:
+            parts: all of the job.
+            ending: how far this has got; it is moved on.
+            why: the members end.
+            most: entries of the job's log that may be written.
+
+        Returns:
+            How many were written.
+        """
+        left = most
+        while ending.parts_ended < len(parts):
+            part = parts[ending.parts_ended]
+            left -= self.end_members((part,), why, left)
+            if part.live:
+                break
+            ending.parts_ended += 1
         return most - left
 
     def take_out_part(self, part: Part) -> None:

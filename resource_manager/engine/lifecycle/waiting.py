@@ -29,7 +29,13 @@ from resource_manager.engine.placement.hosts import Hosts
 from resource_manager.engine.placement.index import Need
 from resource_manager.engine.placement.reserved import Reservations, held_from
 from resource_manager.engine.planning.gang_feasibility import gang_feasibility
-from resource_manager.engine.queue.gangs import GangKind, GangLedger, WaitingGang
+from resource_manager.engine.queue.gangs import (
+    GangKind,
+    GangLedger,
+    MemberRequest,
+    WaitingGang,
+    Where,
+)
 from resource_manager.engine.queue.queue import WaitingQueue
 from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 
@@ -94,16 +100,15 @@ class WaitingReasons:
             return Reason.WAITING_TOPOLOGY
         return Reason.WAITING_FRAGMENTED
 
+    def gang_feasibility(self, where: Where, wishes: tuple[MemberRequest, ...]) -> Feasibility:
+        """Whether a gang could be placed as a whole if all executors were empty."""
+        return gang_feasibility(self.hosts, self.elastic, self.provisions, where, wishes)
+
     def kind_feasibility(self, kind: GangKind) -> Feasibility:
         """The same, remembered until some host's size, labels or availability changes."""
         version = self.hosts.version
         if kind.verdict is None or kind.verdict[0] != version:
-            kind.verdict = (
-                version,
-                gang_feasibility(
-                    self.hosts, self.elastic, self.provisions, kind.where, kind.wishes
-                ),
-            )
+            kind.verdict = version, self.gang_feasibility(kind.where, kind.wishes)
         return Feasibility(kind.verdict[1])
 
     def member_reason(self, request: Request) -> Reason:

@@ -11,21 +11,19 @@ from collections.abc import Iterable, Sequence
 
 from finegrain.errors import InvalidArgument, Reason
 from resource_manager.engine.context import EventContext
+from resource_manager.engine.lifecycle.waiting import WaitingReasons
 from resource_manager.engine.model.entities import (
     Gang,
     GangPlacement,
     GangSpec,
     Job,
-    Provision,
     Request,
     RequestSpec,
 )
 from resource_manager.engine.model.events import ItemOutcome
-from resource_manager.engine.placement.elastic import Elastic
+from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.engine.placement.feasibility import Feasibility
-from resource_manager.engine.placement.hosts import Hosts
-from resource_manager.engine.planning.gang_feasibility import gang_feasibility
-from resource_manager.engine.queue.gangs import MemberRequest, Where, wishes_for
+from resource_manager.engine.queue.gangs import GangLedger, MemberRequest, Where, wishes_for
 from resource_manager.engine.queue.requests import Requests
 from resource_manager.engine.requests.soundness import taken, unsound
 from resource_manager.engine.state import State
@@ -72,7 +70,7 @@ def refused_members(
 
 
 def infeasible_members(
-    state: State, gang: GangSpec, members: list[RequestSpec], verdicts: Verdicts
+    waiting_reasons: WaitingReasons, gang: GangSpec, members: list[RequestSpec], verdicts: Verdicts
 ) -> list[ItemOutcome]:
     """Why a gang whose members wait cannot be placed, now or ever; none: it may wait.
 
@@ -81,25 +79,21 @@ def infeasible_members(
     Returns:
         An outcome for each member, those that are to blame first; or none.
     """
-    problems = [
-        each for spec in members if (each := state.waiting_reasons.rejection(spec)) is not None
-    ]
+    problems = [each for spec in members if (each := waiting_reasons.rejection(spec)) is not None]
     if problems:
         return problems + _others(gang, members, problems)
     if all(spec.allow_pending for spec in members):
         return []
-    return _impossible(
-        state.hosts, state.provisions, state.elastic, gang, members, verdicts=verdicts
-    )
+    return _impossible(waiting_reasons, gang, members, verdicts)
 
 
-def join(context: EventContext, request: Request, gangs: Iterable[GangSpec]) -> None:
+def join(ledger: GangLedger, request: Request, gangs: Iterable[GangSpec], *, time_ms: int) -> None:
     """Notes a member that was taken in; the first one makes its gang known."""
-    by_id = context.state.gangs.by_id
+    by_id = ledger.by_id
     gang = by_id.get(request.spec.gang_id)
     if gang is None:
         spec = next(each for each in gangs if each.gang_id == request.spec.gang_id)
-        gang = Gang(spec, request.job_id, request.arrival_number, context.at.time_ms)
+        gang = Gang(spec, request.job_id, request.arrival_number, time_ms)
         by_id[gang.gang_id] = gang
     gang.members.append(request.allocation_id)
 
@@ -135,15 +129,23 @@ def _refused(
     problems = [
         problem
         for spec in members
-        if (problem := _problem(state, members[0], spec, shared)) is not None
+        if (
+            problem := _problem(
+                state.requests,
+                state.settings,
+                state.waiting_reasons,
+                members[0],
+                spec,
+                shared=shared,
+            )
+        )
+        is not None
     ]
     if problems:
         return problems + _others(gang, members, problems)
     if all(spec.allow_pending for spec in members):
         return []
-    return _impossible(
-        state.hosts, state.provisions, state.elastic, gang, members, verdicts=verdicts
-    )
+    return _impossible(state.waiting_reasons, gang, members, verdicts)
 
 
 def _same(
@@ -167,10 +169,16 @@ def _exists(gang: GangSpec, members: list[RequestSpec]) -> list[ItemOutcome]:
 
 
 def _problem(
-    state: State, first: RequestSpec, spec: RequestSpec, shared: set[str]
+    requests: Requests,
+    settings: EngineSettings,
+    waiting_reasons: WaitingReasons,
+    first: RequestSpec,
+    spec: RequestSpec,
+    *,
+    shared: set[str],
 ) -> ItemOutcome | None:
     name = spec.allocation_id
-    if state.requests.is_taken(name) or name in shared:
+    if requests.is_taken(name) or name in shared:
         return taken(name)
     if spec.target_address:
         message = "a member of a gang has no target_address: nobody is offered half a gang"
@@ -181,7 +189,7 @@ def _problem(
             f" {first.allocation_id} of the same gang; expected the same for all of them"
         )
         return _invalid(name, "restart_on_loss", str(spec.restart_on_loss), message)
-    return unsound(state.settings, spec) or state.waiting_reasons.rejection(spec)
+    return unsound(settings, spec) or waiting_reasons.rejection(spec)
 
 
 def _others(
@@ -202,17 +210,11 @@ def _others(
 
 
 def _impossible(
-    hosts: Hosts,
-    provisions: dict[str, Provision],
-    elastic: Elastic,
-    gang: GangSpec,
-    members: list[RequestSpec],
-    *,
-    verdicts: Verdicts,
+    waiting_reasons: WaitingReasons, gang: GangSpec, members: list[RequestSpec], verdicts: Verdicts
 ) -> list[ItemOutcome]:
     key = Where.of(gang), wishes_for(members)
     if key not in verdicts:
-        verdicts[key] = gang_feasibility(hosts, elastic, provisions, *key)
+        verdicts[key] = waiting_reasons.gang_feasibility(*key)
     if verdicts[key] is not Feasibility.NEVER:
         return []
     where = {

@@ -10,15 +10,18 @@ from finegrain.resources import shortfall
 from resource_manager.engine.context import EventContext
 from resource_manager.engine.hosts.allowed_cpus import MILLI_PER_CPU
 from resource_manager.engine.hosts.host import Host
+from resource_manager.engine.hosts.slots import Slots
 from resource_manager.engine.lifecycle.known import active_job
 from resource_manager.engine.lifecycle.resizes import (
     ResizeMoves,
     has_size,
     size_text,
 )
-from resource_manager.engine.model.entities import Request, RequestState, Resize, Slot
+from resource_manager.engine.model.entities import Job, Request, RequestState, Resize, Slot
 from resource_manager.engine.model.events import ResizeRequested
+from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.engine.model.state_tables import ResizeInput
+from resource_manager.engine.queue.requests import Requests
 
 
 def request_resize(context: EventContext, event: ResizeRequested) -> Slot:
@@ -31,8 +34,10 @@ def request_resize(context: EventContext, event: ResizeRequested) -> Slot:
         InvalidArgument: the size is below what a slot must have.
     """
     state = context.state
-    request, slot = _slot_to_resize(context, event)
-    target = _target_of(context, event, request.spec.cpu_policy)
+    request, slot = _slot_to_resize(
+        context.state.requests, context.state.slots, context.state.jobs, event
+    )
+    target = _target_of(context.state.settings, event, request.spec.cpu_policy)
     if _is_same_call(slot, event.resize_number, target):
         return slot
     _refuse_number(slot, event.resize_number)
@@ -73,17 +78,19 @@ def request_resize(context: EventContext, event: ResizeRequested) -> Slot:
     return slot
 
 
-def _slot_to_resize(context: EventContext, event: ResizeRequested) -> tuple[Request, Slot]:
+def _slot_to_resize(
+    requests: Requests, slots: Slots, jobs: dict[str, Job], event: ResizeRequested
+) -> tuple[Request, Slot]:
     """The granted slot that is meant, with its request.
 
     Raises:
         NotFound: no such job, or no such allocation of that job.
         FailedPrecondition: the job has ended, or the slot is of another generation or not granted.
     """
-    state, allocation_id = context.state, event.allocation_id
+    allocation_id = event.allocation_id
     if event.job_id is not None:
-        active_job(state.jobs, event.job_id)
-    request = state.requests.named(allocation_id)
+        active_job(jobs, event.job_id)
+    request = requests.named(allocation_id)
     if request is None or event.job_id not in (None, request.job_id):
         owner = "" if event.job_id is None else f" in job {event.job_id}"
         raise NotFound(
@@ -98,7 +105,7 @@ def _slot_to_resize(context: EventContext, event: ResizeRequested) -> tuple[Requ
             reason=Reason.STALE_GENERATION,
             details={"generation": event.generation, "current": request.generation},
         )
-    slot = state.slots.of(request)
+    slot = slots.of(request)
     if slot is None or request.state is not RequestState.GRANTED:
         raise FailedPrecondition(
             f"allocation {allocation_id} is {request.state}; only a granted slot has a size that"
@@ -109,13 +116,13 @@ def _slot_to_resize(context: EventContext, event: ResizeRequested) -> tuple[Requ
     return request, slot
 
 
-def _target_of(context: EventContext, event: ResizeRequested, policy: CpuPolicy) -> Resize:
+def _target_of(settings: EngineSettings, event: ResizeRequested, policy: CpuPolicy) -> Resize:
     """The size that is asked for, without number and place in line.
 
     Raises:
         InvalidArgument: it is below what a slot must have, or none that the slot's class has.
     """
-    profile, settings = event.profile, context.state.settings
+    profile = event.profile
     for field, value, least in (
         ("profile.cpu_milli", profile.cpu_milli, settings.cpu_milli_min),
         ("profile.memory_bytes", profile.memory_bytes, settings.memory_bytes_min),

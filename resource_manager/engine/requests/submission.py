@@ -14,7 +14,7 @@ from itertools import chain
 from finegrain.errors import InvalidArgument, Reason, ResourceExhausted
 from resource_manager.engine.context import EventContext
 from resource_manager.engine.lifecycle.known import active_job, known_job
-from resource_manager.engine.lifecycle.range_ends import Why
+from resource_manager.engine.lifecycle.range_ends import RangeMoves, Why
 from resource_manager.engine.model.entities import (
     ENDED_REQUEST_STATES,
     GangSpec,
@@ -33,10 +33,10 @@ from resource_manager.engine.model.scheduling_key import scheduling_key
 from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.engine.queue.gangs import GangLedger
 from resource_manager.engine.queue.queue import WaitingQueue
+from resource_manager.engine.queue.requests import Requests
 from resource_manager.engine.requests.gang_intake import join, refused_members, take_in
 from resource_manager.engine.requests.range_intake import new_members, submit_range
 from resource_manager.engine.requests.soundness import taken, unsound
-from resource_manager.engine.state import State
 
 
 def submit_requests(context: EventContext, event: RequestsSubmitted) -> list[ItemOutcome]:
@@ -61,7 +61,7 @@ def submit_requests(context: EventContext, event: RequestsSubmitted) -> list[Ite
         ranges = {
             each: new_members(state.ranges, each) for each in event.ranges + event.following_ranges
         }
-        _refuse_too_many(state, job, len(new) + sum(ranges.values()))
+        _refuse_too_many(state.requests, state.settings, job, len(new) + sum(ranges.values()))
         shapes = [each.request for each, members in ranges.items() if members]
         _refuse_too_many_shapes(
             state.settings, state.gangs, state.queue, job, [*new.values(), *shapes]
@@ -76,8 +76,8 @@ def submit_requests(context: EventContext, event: RequestsSubmitted) -> list[Ite
     return outcomes + [submit_range(context, job, spec) for spec in event.ranges]
 
 
-def _refuse_too_many(state: State, job: Job, new: int) -> None:
-    live, most = job.live_requests, state.settings.job_requests_max
+def _refuse_too_many(requests: Requests, settings: EngineSettings, job: Job, new: int) -> None:
+    live, most = job.live_requests, settings.job_requests_max
     if live + new > most:
         raise ResourceExhausted(
             f"job {job.job_id} has {live} live requests and asks for {new} more;"
@@ -85,7 +85,7 @@ def _refuse_too_many(state: State, job: Job, new: int) -> None:
             details={"live": live, "asked": new, "job_requests_max": most},
             retry_after_s=5.0,
         )
-    live, most = state.requests.live, state.settings.requests_max
+    live, most = requests.live, settings.requests_max
     if live + new > most:
         raise ResourceExhausted(
             f"all jobs together have {live} live requests, and {new} more are asked for; {most} may"
@@ -160,7 +160,7 @@ def _submit(
     state.requests.by_arrival[request.arrival_number] = request
     state.ranges.reserve(spec.allocation_id)
     if spec.gang_id:
-        join(context, request, gangs)
+        join(state.gangs, request, gangs, time_ms=context.at.time_ms)
     else:
         state.queue.add(request)
     state.newcomers.append(request)
@@ -188,7 +188,7 @@ def cancel_requests(context: EventContext, event: RequestsCancelled) -> list[Ite
     outcomes = [
         _give_up(context, by, allocation_id, 0, None) for allocation_id in event.allocation_ids
     ]
-    return outcomes + _give_up_members(context, by, event.ranges, None)
+    return outcomes + _give_up_members(context.state.range_moves, by, event.ranges, None)
 
 
 def release_slots(context: EventContext, event: SlotsReleased) -> list[ItemOutcome]:
@@ -204,7 +204,7 @@ def release_slots(context: EventContext, event: SlotsReleased) -> list[ItemOutco
         _give_up(context, by, allocation_id, generation, event.grace_ms)
         for allocation_id, generation in event.slots
     ]
-    return outcomes + _give_up_members(context, by, event.ranges, event.grace_ms)
+    return outcomes + _give_up_members(context.state.range_moves, by, event.ranges, event.grace_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,13 +251,10 @@ def _give_up(
 
 
 def _give_up_members(
-    context: EventContext, by: _Caller, ranges: Iterable[Members], grace_ms: int | None
+    range_moves: RangeMoves, by: _Caller, ranges: Iterable[Members], grace_ms: int | None
 ) -> list[ItemOutcome]:
     why = Why(by.reason, by.message, grace_ms)
-    return [
-        context.state.range_moves.give_up_members(members, why, job_id=by.job_id)
-        for members in ranges
-    ]
+    return [range_moves.give_up_members(members, why, job_id=by.job_id) for members in ranges]
 
 
 def _refuse_mix(job: Job, specs: Iterable[RequestSpec]) -> None:

@@ -15,8 +15,11 @@ from itertools import groupby, islice
 
 from finegrain.resources import shortfall
 from resource_manager.engine.context import EventContext
+from resource_manager.engine.fairness.flows import FlowTree
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.hosts.slots import Slots
+from resource_manager.engine.lifecycle.provisions import ProvisionMoves
+from resource_manager.engine.lifecycle.quota_checks import QuotaChecks
 from resource_manager.engine.model.entities import Provision, ProvisionState, Request
 from resource_manager.engine.model.texts import amounts_text
 from resource_manager.engine.placement.elastic import PENDING, Content, Elastic
@@ -28,7 +31,6 @@ from resource_manager.engine.queue.gangs import GangLedger
 from resource_manager.engine.queue.non_batchable import Kind, NonBatchable
 from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 from resource_manager.engine.scaling.texts import gang_text, shape_text
-from resource_manager.engine.state import State
 
 
 def executor_came(context: EventContext, executor_id: str, *, new: bool) -> None:
@@ -98,7 +100,7 @@ def hand_over(context: EventContext) -> None:
         if promised == host_id:
             elastic.plan.drop(promised)
             if host is not None:
-                _judge(context, host, content or Content())
+                _judge(state.gangs, state.provision_moves, host, content or Content())
         if host is not None and content is not None and host.eligible:
             _place(context, host, content)
             state.hosts.touch(host)
@@ -106,27 +108,29 @@ def hand_over(context: EventContext) -> None:
     elastic.arrived.clear()
 
 
-def _judge(context: EventContext, host: Host, content: Content) -> None:
+def _judge(
+    gangs: GangLedger, provision_moves: ProvisionMoves, host: Host, content: Content
+) -> None:
     """Whether it is what was promised, as far as anybody was promised something. An executor that
     could not serve, even when empty, whom it was asked for is a failure of its shape; or one after
     the other would be asked for, and given back, without end.
     """
-    elastic, provision = context.state.elastic, context.state.provisions[host.host_id]
+    elastic, provision = provision_moves.elastic, provision_moves.provisions[host.host_id]
     shape = elastic.shapes.get(provision.shape)
     if shape is None:
         return
-    lack = next(_lacks(context.state.gangs, host, content), "")
+    lack = next(_lacks(gangs, host, content), "")
     if lack:
         elastic.verdicts[host.host_id] = True  # whatever use it may be to others
         message = (
             f"{host.host_id}: registered with {amounts_text(host.executor.registration.total)}"
         )
         message += f" ({amounts_text(shape.total)} were promised), and {lack}"
-        context.state.provision_moves.back_off(shape.name, message)
+        provision_moves.back_off(shape.name, message)
     elif content:
         elastic.backoffs[shape.name].until_ms = 0  # the rest is seen when somebody has a slot there
     else:
-        context.state.provision_moves.proved(provision)
+        provision_moves.proved(provision)
 
 
 def _lacks(gangs: GangLedger, host: Host, content: Content) -> Iterator[str]:
@@ -184,7 +188,7 @@ def _place(context: EventContext, host: Host, content: Content) -> None:
     line: list[tuple[int, SchedulingClass, Request]] = []
     left = {shape: count for shape, count in content.shapes.items() if carries(host, shape.labels)}
     for shape, count in left.items():
-        numbers = _first_admitted(state, shape, count)
+        numbers = _first_admitted(state.flows, state.quotas, shape, count)
         line += [(number, shape, state.requests.at(number)) for number in numbers]
     line.sort(key=lambda each: each[0])
     for (shape, job_id), run in groupby(line, key=lambda each: (each[1], each[2].job_id)):
@@ -198,17 +202,19 @@ def _place(context: EventContext, host: Host, content: Content) -> None:
             left[shape] -= len(fitting)
 
 
-def _first_admitted(state: State, shape: SchedulingClass, count: int) -> Iterable[int]:
+def _first_admitted(
+    flows: FlowTree, quotas: QuotaChecks, shape: SchedulingClass, count: int
+) -> Iterable[int]:
     """Arrival numbers of those with a shape, who wait longest first, without those whom a maximum
     stops: nothing was planned for them. With maxima so many of each job, since some of them may
     stop others.
     """
-    if not any(group.maximum for group in state.flows.groups.values()):
+    if not any(group.maximum for group in flows.groups.values()):
         return islice(shape.numbers(), count)
     return [
         number
         for job_id, line in shape.lines.items()
-        for start, end in line.numbers.peek(state.quotas.admitted_of(shape, job_id, count))
+        for start, end in line.numbers.peek(quotas.admitted_of(shape, job_id, count))
         for number in range(start, end)
     ]
 

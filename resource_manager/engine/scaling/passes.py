@@ -15,16 +15,19 @@ from math import gcd
 from finegrain.resources import Amounts
 from resource_manager.engine.context import EventContext
 from resource_manager.engine.hosts.host import Host
-from resource_manager.engine.lifecycle.provisions import is_lost
+from resource_manager.engine.lifecycle.journal import Journal
+from resource_manager.engine.lifecycle.provisions import ProvisionMoves, is_lost
 from resource_manager.engine.model.entities import (
     ExecutorState,
+    Instant,
     Provision,
     ProvisionState,
     SlotState,
 )
-from resource_manager.engine.model.settings import ExecutorShape
+from resource_manager.engine.model.settings import EngineSettings, ExecutorShape
 from resource_manager.engine.model.timers import Timer
 from resource_manager.engine.placement.elastic import PENDING, UNBOUNDED, Elastic, of_shape
+from resource_manager.engine.placement.hosts import Hosts
 from resource_manager.engine.planning.exact import Offer, equal_cover
 from resource_manager.engine.planning.planning import COST_UNIT
 from resource_manager.engine.scaling.backlog import PATIENCE, plan_waiting
@@ -59,32 +62,42 @@ def provide(context: EventContext) -> None:
 def _is_restless(state: State) -> bool:
     """True if time alone may change something."""
     waiting = bool(state.queue.job_shapes) or bool(state.gangs.waiting)
-    return waiting or bool(state.provisions) or bool(_missing(state))
+    return (
+        waiting or bool(state.provisions) or bool(_missing(state.settings, state.provision_moves))
+    )
 
 
 def _look(context: EventContext) -> None:
     state = context.state
     for provision in list(state.provisions.values()):
         _look_at(context, provision)
-    if _are_expected_back(context):
+    if _are_expected_back(
+        context.journal, context.state.hosts, context.state.settings, context.state.started
+    ):
         return
     number = state.elastic.number
     plan_waiting(context)
-    _ask_for_minimum(context)
+    _ask_for_minimum(
+        context.state.provisions, context.state.settings, context.state.provision_moves
+    )
     if state.elastic.number > number:
-        state.elastic.asked_up_to = _asked_up_to(state, number)
+        state.elastic.asked_up_to = _asked_up_to(
+            state.provisions, state.elastic, state.provision_moves, number
+        )
     _give_back_surplus(context)
     _give_back_idle(context)
 
 
-def _asked_up_to(state: State, number: int) -> dict[str, int]:
+def _asked_up_to(
+    provisions: dict[str, Provision], elastic: Elastic, provision_moves: ProvisionMoves, number: int
+) -> dict[str, int]:
     """What there is of all that was just asked for, those with a higher number than this."""
-    there = state.provision_moves.counted()
+    there = provision_moves.counted()
     names = {
         name
-        for each in state.provisions.values()
+        for each in provisions.values()
         if each.number > number
-        for name in state.elastic.shapes[each.shape].total
+        for name in elastic.shapes[each.shape].total
     }
     return {name: there[name] for name in names}
 
@@ -109,18 +122,20 @@ def _look_at(context: EventContext, provision: Provision) -> None:
                 context.state.provision_moves.stop(provision, f"was lost for {seconds} s")
         else:
             elastic.lost_since_ms.pop(provision.executor_id, None)
-            _judge_by_use(context, provision, host)
+            _judge_by_use(context.state.elastic, context.state.provision_moves, provision, host)
 
 
-def _judge_by_use(context: EventContext, provision: Provision, host: Host) -> None:
+def _judge_by_use(
+    elastic: Elastic, provision_moves: ProvisionMoves, provision: Provision, host: Host
+) -> None:
     """One that came is a failure of its shape all the same if it cannot be reached, or takes nobody
     in; or one after the other would be asked for, and given back, without end.
     """
-    verdicts = context.state.elastic.verdicts
+    verdicts = elastic.verdicts
     if verdicts.get(host.host_id):
         return
     if any(slot.state is SlotState.ALLOCATED for slot in host.slots.values()):
-        context.state.provision_moves.proved(provision)
+        provision_moves.proved(provision)
         return
     lack = ""
     if host.reach.unreachable:
@@ -129,28 +144,27 @@ def _judge_by_use(context: EventContext, provision: Provision, host: Host) -> No
         lack = f"refused {refused} times what it was asked for"
     if lack and host.host_id not in verdicts:
         verdicts[host.host_id] = False
-        context.state.provision_moves.back_off(
-            provision.shape, f"{host.host_id}: registered, and {lack}"
-        )
+        provision_moves.back_off(provision.shape, f"{host.host_id}: registered, and {lack}")
 
 
-def _are_expected_back(context: EventContext) -> bool:
+def _are_expected_back(
+    journal: Journal, hosts: Hosts, settings: EngineSettings, started: Instant
+) -> bool:
     """True while executors may yet register with this incarnation of the RM."""
-    state = context.state
-    if context.now_ms >= state.started.monotonic_ms + state.settings.lost_timeout_ms:
+    if journal.now_ms >= started.monotonic_ms + settings.lost_timeout_ms:
         return False
     return any(
         host.executor.state is ExecutorState.UNCONFIRMED and not host.reach.unreachable
-        for host in state.hosts.values()
+        for host in hosts.values()
     )
 
 
-def _missing(state: State) -> dict[str, int]:
+def _missing(settings: EngineSettings, provision_moves: ProvisionMoves) -> dict[str, int]:
     """What lacks to the minimum, by dimension."""
-    least = state.settings.provisioning.total_min
+    least = settings.provisioning.total_min
     if not least:
         return {}
-    there = state.provision_moves.staying()
+    there = provision_moves.staying()
     return {
         name: amount - there.get(name, 0)
         for name, amount in least.items()
@@ -158,22 +172,21 @@ def _missing(state: State) -> dict[str, int]:
     }
 
 
-def _ask_for_minimum(context: EventContext) -> None:
+def _ask_for_minimum(
+    provisions: dict[str, Provision], settings: EngineSettings, provision_moves: ProvisionMoves
+) -> None:
     """The cheapest set for what lacks in one dimension, then for what still lacks in the next."""
-    state = context.state
-    for name in sorted(_missing(state)):
-        lack = _missing(state).get(name, 0)
+    for name in sorted(_missing(settings, provision_moves)):
+        lack = _missing(settings, provision_moves).get(name, 0)
         if lack <= 0:
             continue
-        shapes = [
-            each for each in context.state.provision_moves.may_ask() if each.total.get(name, 0)
-        ]
-        room = state.provision_moves.room_below_maximum()
-        for shape, count in _cheapest(state.provisions, shapes, name, lack):
+        shapes = [each for each in provision_moves.may_ask() if each.total.get(name, 0)]
+        room = provision_moves.room_below_maximum()
+        for shape, count in _cheapest(provisions, shapes, name, lack):
             for _ in range(count):
                 if any(shape.total.get(each, 0) > left for each, left in room.items()):
                     break
-                context.state.provision_moves.ask(shape, MINIMUM)
+                provision_moves.ask(shape, MINIMUM)
                 room = {each: left - shape.total.get(each, 0) for each, left in room.items()}
 
 

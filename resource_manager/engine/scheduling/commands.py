@@ -22,16 +22,22 @@ from resource_manager.engine.executors.refusals import remember_refusal
 from resource_manager.engine.executors.reports import refuse_seen_epoch, settle, take_in
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.hosts.notes import Command
+from resource_manager.engine.lifecycle.journal import Journal
+from resource_manager.engine.lifecycle.usage import UsageAccounting
 from resource_manager.engine.model.effects import SendAllocate, SendFree, SendResize, SlotOrder
-from resource_manager.engine.model.entities import Executor, ExecutorState, Slot, SlotState
+from resource_manager.engine.model.entities import Executor, ExecutorState, Job, Slot, SlotState
 from resource_manager.engine.model.events import (
     CommandAnswered,
     CommandRefused,
     CommandUndelivered,
     ItemOutcome,
 )
+from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.engine.model.state_tables import RegistrationInput
-from resource_manager.engine.model.timers import Timer, backoff_ms
+from resource_manager.engine.model.timers import Timer, Timers, backoff_ms
+from resource_manager.engine.model.transitions import Transitions
+from resource_manager.engine.placement.hosts import Hosts
+from resource_manager.engine.queue.requests import Requests
 
 
 def dispatch(context: EventContext) -> None:
@@ -72,13 +78,15 @@ def _send_next(context: EventContext, host: Host) -> None:
             del host.to_free[key]
     elif host.to_resize and not (host.resized_last and host.to_allocate):
         host.resized_last = True
-        _send_resize(context, host)
+        _send_resize(context.journal, host)
     elif host.to_allocate:
         host.resized_last = False
-        _send_allocate(context, host, most)
+        _send_allocate(context.journal, context.state.requests, context.state.jobs, host, most)
 
 
-def _send_allocate(context: EventContext, host: Host, most: int) -> None:
+def _send_allocate(
+    journal: Journal, requests: Requests, jobs: dict[str, Job], host: Host, most: int
+) -> None:
     executor = host.executor
     keys = tuple(islice(host.to_allocate, most))
     executor.command_number += 1
@@ -87,15 +95,15 @@ def _send_allocate(context: EventContext, host: Host, most: int) -> None:
         address=executor.registration.address,
         registration_number=executor.registration_number,
         command_number=executor.command_number,
-        orders=tuple(_order(context, host.slots[key], executor) for key in keys),
+        orders=tuple(_order(requests, jobs, host.slots[key], executor) for key in keys),
     )
     host.in_flight = Command(allocate, keys)
-    context.journal.effects.append(allocate)
+    journal.effects.append(allocate)
     for key in keys:
         del host.to_allocate[key]
 
 
-def _send_resize(context: EventContext, host: Host) -> None:
+def _send_resize(journal: Journal, host: Host) -> None:
     executor, key = host.executor, next(iter(host.to_resize))
     del host.to_resize[key]
     ordered = host.slots[key].ordered
@@ -112,10 +120,10 @@ def _send_resize(context: EventContext, host: Host) -> None:
         resize=ordered,
     )
     host.in_flight = Command(resize, (key,))
-    context.journal.effects.append(resize)
+    journal.effects.append(resize)
 
 
-def _order(context: EventContext, slot: Slot, executor: Executor) -> SlotOrder:
+def _order(requests: Requests, jobs: dict[str, Job], slot: Slot, executor: Executor) -> SlotOrder:
     slot.placed_with_command = executor.command_number
     return SlotOrder(
         slot=Slot(
@@ -132,14 +140,14 @@ def _order(context: EventContext, slot: Slot, executor: Executor) -> SlotOrder:
             placed_with_command=slot.placed_with_command,
             assignment=slot.assignment,
         ),
-        job_secret_sha256=context.state.jobs[slot.job_id].secret_sha256,
-        target_address=context.state.requests[slot.allocation_id].spec.target_address,
+        job_secret_sha256=jobs[slot.job_id].secret_sha256,
+        target_address=requests[slot.allocation_id].spec.target_address,
     )
 
 
 def command_answered(context: EventContext, event: CommandAnswered) -> None:
     """Takes in what became of each item, then the true state that came along."""
-    host = _host_of_command(context, event)
+    host = _host_of_command(context.state.hosts, event)
     if host is None or host.in_flight is None:
         return
     command = host.in_flight
@@ -152,7 +160,7 @@ def command_answered(context: EventContext, event: CommandAnswered) -> None:
         if command.allocates:
             refused.append((slot, outcome))
         else:
-            _free_failed(context, host, slot)
+            _free_failed(context.journal, context.state.settings, context.state.timers, host, slot)
     if not any(outcome.reason for outcome in event.outcomes):
         host.frees_failed = 0 if command.frees else host.frees_failed
     for slot, outcome in refused:
@@ -161,7 +169,13 @@ def command_answered(context: EventContext, event: CommandAnswered) -> None:
     context.state.outbox[host.host_id] = None
     taken = take_in(context, host, event.report, at_least_command=event.command_number)
     if taken.base_missing:
-        _distrust(context, host, "it answered a command without its full state")
+        _distrust(
+            context.journal,
+            context.state.transitions,
+            context.state.usage,
+            host,
+            "it answered a command without its full state",
+        )
         return
     if not taken.taken:  # a newer state was taken in before this answer came, and contains it
         host.contained_command = max(host.contained_command, event.command_number)
@@ -183,7 +197,7 @@ def command_refused(context: EventContext, event: CommandRefused) -> None:
         EpochSeen: the executor knows newer books than these.
     """
     refuse_seen_epoch(context.state, event.executor_id, event.known_rm_epoch)
-    host = _host_of_command(context, event)
+    host = _host_of_command(context.state.hosts, event)
     if host is None:
         return
     why = f"it refused command {event.command_number}"
@@ -193,18 +207,31 @@ def command_refused(context: EventContext, event: CommandRefused) -> None:
             f"{why} with {event.reason}, and {host.reach.refused - 1} before that; is it another"
             " executor that listens at this address?"
         )
-        find_unreachable(context, host)
+        find_unreachable(context.journal, context.state.transitions, context.state.usage, host)
         return
-    _distrust(context, host, why, event.reason)
+    _distrust(
+        context.journal,
+        context.state.transitions,
+        context.state.usage,
+        host,
+        why,
+        reason=event.reason,
+    )
 
 
-def _distrust(context: EventContext, host: Host, why: str, reason: str = "") -> None:
+def _distrust(
+    journal: Journal,
+    transitions: Transitions,
+    usage: UsageAccounting,
+    host: Host,
+    why: str,
+    *,
+    reason: str = "",
+) -> None:
     host.in_flight = None
-    context.state.transitions.move_executor(host.executor, RegistrationInput.DISTRUST)
-    context.state.usage.total_changed(
-        host
-    )  # whatever is held there moves to where it can be placed
-    context.journal.cluster_event(
+    transitions.move_executor(host.executor, RegistrationInput.DISTRUST)
+    usage.total_changed(host)  # whatever is held there moves to where it can be placed
+    journal.cluster_event(
         "executor_distrusted",
         executor_id=host.host_id,
         reason=reason,
@@ -216,7 +243,7 @@ def command_undelivered(context: EventContext, event: CommandUndelivered) -> Non
     """Nobody knows what became of the command: it is sent again, with the same number and
     content.
     """
-    host = _host_of_command(context, event)
+    host = _host_of_command(context.state.hosts, event)
     if host is None or host.in_flight is None:
         return
     settings = context.state.settings
@@ -238,10 +265,10 @@ def command_rang(context: EventContext, executor_id: str) -> None:
 
 
 def _host_of_command(
-    context: EventContext, event: CommandAnswered | CommandRefused | CommandUndelivered
+    hosts: Hosts, event: CommandAnswered | CommandRefused | CommandUndelivered
 ) -> Host | None:
     """The host, if the event is about the command that is in flight there now."""
-    host = context.state.hosts.get(event.executor_id)
+    host = hosts.get(event.executor_id)
     if (
         host is None
         or host.in_flight is None
@@ -252,15 +279,16 @@ def _host_of_command(
     return host
 
 
-def _free_failed(context: EventContext, host: Host, slot: Slot) -> None:
-    settings = context.state.settings
+def _free_failed(
+    journal: Journal, settings: EngineSettings, timers: Timers, host: Host, slot: Slot
+) -> None:
     delay = backoff_ms(
         host.frees_failed, settings.command_retry_min_ms, settings.command_retry_max_ms
     )
     host.frees_failed += 1
-    host.hold_frees_until_ms = context.now_ms + delay
+    host.hold_frees_until_ms = journal.now_ms + delay
     host.to_free[slot.allocation_id, slot.generation] = None
-    context.state.timers.arm(Timer.COMMAND, host.host_id, host.hold_frees_until_ms)
+    timers.arm(Timer.COMMAND, host.host_id, host.hold_frees_until_ms)
 
 
 def _refused(context: EventContext, slot: Slot, outcome: ItemOutcome) -> None:

@@ -166,7 +166,7 @@ def _gang_outcomes(state: State, waiting: WaitingGang, verdicts: Verdicts) -> li
     verdicts[Where.of(spec), wishes_for(specs)] = state.waiting_reasons.kind_feasibility(
         waiting.kind
     )
-    return infeasible_members(state, spec, specs, verdicts)
+    return infeasible_members(state.waiting_reasons, spec, specs, verdicts)
 
 
 def is_infeasible(state: State, request: Request) -> bool:

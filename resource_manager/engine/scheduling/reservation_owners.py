@@ -19,7 +19,13 @@ from resource_manager.engine.model.entities import GangPlacement, Request, Slot
 from resource_manager.engine.placement.gang_exact import Trials, as_if_empty
 from resource_manager.engine.placement.gang_room import Share
 from resource_manager.engine.placement.hosts import Hosts
-from resource_manager.engine.placement.reserved import Held, Holder, Place, Reservation
+from resource_manager.engine.placement.reserved import (
+    Held,
+    Holder,
+    Place,
+    Reservation,
+    Reservations,
+)
 from resource_manager.engine.queue.gangs import GangLedger, MemberRequest, WaitingGang, Where
 from resource_manager.engine.queue.non_batchable import Kind, NonBatchable
 from resource_manager.engine.queue.queue import WaitingQueue
@@ -77,7 +83,14 @@ class RequestOwner(ReservationOwner):
 
     def choose(self, state: State, taken: Collection[str]) -> Place | None:
         """See `ReservationOwner`."""
-        return _place_for(state, _ANYWHERE, (self._wish(state),), taken)
+        return _place_for(
+            state.hosts,
+            state.slots,
+            state.reservations,
+            _ANYWHERE,
+            (self._wish(state),),
+            taken=taken,
+        )
 
     def suits(self, state: State, at: Place) -> bool:
         """See `ReservationOwner`."""
@@ -124,7 +137,9 @@ class GangOwner(ReservationOwner):
         """See `ReservationOwner`."""
         waiting = state.gangs.waiting[self.gang_id]
         wishes = state.gang_moves.wishes_now(waiting)
-        return _place_for(state, waiting.kind.where, wishes, taken)
+        return _place_for(
+            state.hosts, state.slots, state.reservations, waiting.kind.where, wishes, taken=taken
+        )
 
     def suits(self, state: State, at: Place) -> bool:
         """See `ReservationOwner`."""
@@ -227,10 +242,16 @@ def owner_waiting_as(slots: Slots, gangs: GangLedger, single: NonBatchable) -> R
 
 
 def _place_for(
-    state: State, where: Where, wishes: Sequence[MemberRequest], taken: Collection[str]
+    hosts: Hosts,
+    slots: Slots,
+    reservations: Reservations,
+    where: Where,
+    wishes: Sequence[MemberRequest],
+    *,
+    taken: Collection[str],
 ) -> Place | None:
-    shares = where_to_hold(state, where, wishes, taken)
-    return None if shares is None else Place(held_for(state.hosts, wishes, shares), wishes, shares)
+    shares = where_to_hold(hosts, slots, reservations, where, wishes, taken=taken)
+    return None if shares is None else Place(held_for(hosts, wishes, shares), wishes, shares)
 
 
 def held_for(

@@ -26,6 +26,7 @@ from itertools import islice
 from finegrain.resources import Amounts, add
 from resource_manager.engine.cpus.ledger import CpuLedger
 from resource_manager.engine.hosts.host import ONLINE, Host
+from resource_manager.engine.hosts.slots import Slots
 from resource_manager.engine.model.entities import GangPlacement
 from resource_manager.engine.model.scheduling_key import (
     DEFAULT_SLOTS,
@@ -36,10 +37,10 @@ from resource_manager.engine.model.scheduling_key import (
 from resource_manager.engine.placement.gang_exact import Trials
 from resource_manager.engine.placement.gang_room import Ask, Room, Share
 from resource_manager.engine.placement.gang_search import seek, sum_of, wanted
+from resource_manager.engine.placement.hosts import Hosts
 from resource_manager.engine.placement.indexes import carries
 from resource_manager.engine.placement.reserved import Reservations
 from resource_manager.engine.queue.gangs import MemberRequest, Where
-from resource_manager.engine.state import State
 
 MILLION = 1_000_000
 
@@ -57,7 +58,13 @@ Candidate = tuple[int, int, str]
 
 
 def where_to_hold(
-    state: State, where: Where, wishes: Sequence[MemberRequest], taken: Collection[str]
+    hosts: Hosts,
+    slots: Slots,
+    reservations: Reservations,
+    where: Where,
+    wishes: Sequence[MemberRequest],
+    *,
+    taken: Collection[str],
 ) -> list[Share] | None:
     """Hosts to be kept for as many slots as are wished for; None: no way would ever fit.
 
@@ -67,9 +74,9 @@ def where_to_hold(
         wishes: what is asked for, with the hosts that must not be chosen.
         taken: hosts that hold something for others already.
     """
-    room = Room(state.hosts)
+    room = Room(hosts)
     asks = [room.ask(number, wish) for number, wish in enumerate(wishes)]
-    field = _Field(room, state.reservations, taken, LOOKED_AT_MAX // len(asks))
+    field = _Field(room, reservations, taken, LOOKED_AT_MAX // len(asks))
     match where.placement:
         case GangPlacement.SAME_EXECUTOR:
             return _on_one_host(field, asks)
@@ -80,11 +87,11 @@ def where_to_hold(
         case GangPlacement.ANYWHERE:
             found = field.filled(asks)
     if found is None and wanted(asks) > 1:
-        away = {name for name, host in state.hosts.items() if not host.eligible}.union(taken)
-        lasting = (state.slots.get(key) for key in state.reservations.outlasted_by)
+        away = {name for name, host in hosts.items() if not host.eligible}.union(taken)
+        lasting = (slots.get(key) for key in reservations.outlasted_by)
         away.update(slot.executor_id for slot in lasting if slot is not None)
         barred = [ask.barred.union(away) for ask in asks]
-        found = seek(state.hosts, where, wishes, prefix=ONLINE, barred=barred)
+        found = seek(hosts, where, wishes, prefix=ONLINE, barred=barred)
     return found
 
 

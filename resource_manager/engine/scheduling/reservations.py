@@ -42,6 +42,7 @@ from resource_manager.engine.context import EventContext
 from resource_manager.engine.fairness.starvation import Blocked, Mark, PassedOver
 from resource_manager.engine.hosts.host import ONLINE
 from resource_manager.engine.hosts.notes import Hold
+from resource_manager.engine.lifecycle.quota_checks import QuotaChecks
 from resource_manager.engine.model.scheduling_key import in_grains
 from resource_manager.engine.model.settings import SECOND_MS
 from resource_manager.engine.model.timers import Timer
@@ -290,21 +291,19 @@ def _holders(state: State, passed: PassedOver) -> Iterator[ReservationOwner]:
         return
     # In order of arrival nobody is passed over by those who came earlier and ask for the same.
     most = HEADS_LOOKED_AT_MAX if state.settings.fairness.order == "fair" else 1
-    for line in _first_lines(state, who, most):
+    for line in _first_lines(state.quotas, who, most):
         yield RequestOwner(state.requests.at(line.numbers.first), line)
 
 
-def _first_lines(state: State, shape: SchedulingClass, most: int) -> list[JobQueue]:
+def _first_lines(quotas: QuotaChecks, shape: SchedulingClass, most: int) -> list[JobQueue]:
     """The lines of those who wait longest with a shape and whom no maximum stops, so many at most;
     all lines are looked at only where very many of the first are stopped.
     """
     near = shape.first_lines(2 * most)
-    found = [line for line in near if state.quotas.request_stop(shape, line.job_id) is None]
+    found = [line for line in near if quotas.request_stop(shape, line.job_id) is None]
     if len(found) < most and len(near) == 2 * most:
         every = (
-            line
-            for line in shape.lines.values()
-            if state.quotas.request_stop(shape, line.job_id) is None
+            line for line in shape.lines.values() if quotas.request_stop(shape, line.job_id) is None
         )
         return heapq.nsmallest(most, every, key=lambda line: line.numbers.first)
     return found[:most]

@@ -21,9 +21,12 @@ from dataclasses import replace
 from finegrain.errors import Reason
 from resource_manager.engine.context import EventContext
 from resource_manager.engine.fairness import threads
+from resource_manager.engine.hosts.slots import Slots
+from resource_manager.engine.lifecycle.journal import Journal
 from resource_manager.engine.lifecycle.known import known_job
 from resource_manager.engine.model.entities import (
     ENDED_REQUEST_STATES,
+    Job,
     Request,
     RequestState,
     Slot,
@@ -31,6 +34,7 @@ from resource_manager.engine.model.entities import (
 )
 from resource_manager.engine.model.events import ItemOutcome, SlotsReuseAsked
 from resource_manager.engine.model.state_tables import RequestInput
+from resource_manager.engine.placement.hosts import Hosts
 from resource_manager.engine.scheduling.next_in_order import NextTurn
 
 HANDED_ON = "a slot that its job has already does its work"
@@ -81,12 +85,14 @@ def _ask(
             f" {request.generation}",
             (("generation", str(generation)), ("current", str(request.generation))),
         )
-    reason, message = _obstacle(context, request, waiting, following)
+    reason, message = _obstacle(
+        context.state.hosts, context.state.slots, request, waiting, following
+    )
     if not reason and waiting is not None:
         _hand_on(context, request, waiting)
         following.work_of(job_id)[for_id] = allocation_id
         return ItemOutcome(allocation_id)
-    _end_thread(context, request)
+    _end_thread(context.journal, context.state.slots, context.state.jobs, request)
     context.state.gang_moves.give_up(
         request, alone=True, reason=reason, message=message, grace_ms=event.grace_ms
     )
@@ -107,10 +113,10 @@ def _was_agreed(request: Request, waiting: Request, following: NextTurn) -> bool
 
 
 def _obstacle(
-    context: EventContext, request: Request, waiting: Request | None, following: NextTurn
+    hosts: Hosts, slots: Slots, request: Request, waiting: Request | None, following: NextTurn
 ) -> tuple[str, str]:
     """Why a slot may not be handed on: reason and message; empty: it may."""
-    slot = context.state.slots.of(request)
+    slot = slots.of(request)
     why = ""
     if slot is None or request.state is not RequestState.GRANTED:
         why = NOT_GRANTED
@@ -124,9 +130,9 @@ def _obstacle(
         why = OF_A_GANG
     elif not _ask_for_the_same(request, waiting):
         why = NOT_THE_SAME
-    elif not _has_its_size(context, slot, request):
+    elif not _has_its_size(hosts, slot, request):
         why = RESIZED
-    elif slot.state is not SlotState.ALLOCATED or not context.state.hosts.of(slot).eligible:
+    elif slot.state is not SlotState.ALLOCATED or not hosts.of(slot).eligible:
         why = NOT_HERE
     if why or slot is None:
         return Reason.NOT_REUSABLE, why
@@ -144,25 +150,25 @@ def _ask_for_the_same(request: Request, waiting: Request) -> bool:
     return like == request.spec
 
 
-def _has_its_size(context: EventContext, slot: Slot, request: Request) -> bool:
+def _has_its_size(hosts: Hosts, slot: Slot, request: Request) -> bool:
     """True if the slot is of the size that its request asked for, and is to stay so."""
     if slot.ordered is not None or slot.wanted is not None:
         return False
-    default = context.state.hosts.of(slot).executor.registration.default_profile
+    default = hosts.of(slot).executor.registration.default_profile
     profile = request.spec.profile or default
     limit_milli = max(request.spec.cpu_limit_milli, profile.cpu_milli)
     return (slot.profile, slot.cpu_limit_milli) == (profile, limit_milli)
 
 
-def _end_thread(context: EventContext, request: Request) -> None:
+def _end_thread(journal: Journal, slots: Slots, jobs: dict[str, Job], request: Request) -> None:
     """Counts the thread of a slot that is given back because it may not be reused.
 
     Its job master asked because the thread is done. `give_up` cannot tell: to it, a reason means
     that the slot is taken away.
     """
-    slot = context.state.slots.of(request)
+    slot = slots.of(request)
     if slot is not None and request.state is RequestState.GRANTED:
-        threads.end(context.state.jobs[request.job_id], slot, context.now_ms)
+        threads.end(jobs[request.job_id], slot, journal.now_ms)
 
 
 def _hand_on(context: EventContext, request: Request, waiting: Request) -> None:

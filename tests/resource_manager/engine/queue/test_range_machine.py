@@ -275,7 +275,7 @@ class AsManyPlainRequests(RuleBasedStateMachine):
         seen = [
             (one.request.allocation_id, one.request.state)
             for stretch in stretches_of(state, job)
-            for one in members_of(state, stretch)
+            for one in members_of(state.requests, stretch)
         ]
         plain = self.plain.state
         assert seen == [(r.allocation_id, r.state) for r in plain.requests.of_job(plain.jobs[JOB])]

@@ -171,7 +171,9 @@ class NothingStrays(GangsStayWhole):
         view = providers_view(self.state)
         assert len(view.executors) == len(self.state.provisions)
         for request in self.state.requests.values():
-            if request.state is RequestState.PENDING and (on := planned_on(self.state, request)):
+            if request.state is RequestState.PENDING and (
+                on := planned_on(self.state.queue, self.state.elastic, request)
+            ):
                 assert self.state.provisions[on].state in PENDING
 
     @invariant()

@@ -220,7 +220,11 @@ def test_everybody_is_told_which_executor_it_is_planned_on() -> None:
 
     def planned() -> set[str]:
         live = cluster.state.requests.values()
-        return {planned_on(cluster.state, each) for each in live if each.state == "PENDING"}
+        return {
+            planned_on(cluster.state.queue, cluster.state.elastic, each)
+            for each in live
+            if each.state == "PENDING"
+        }
 
     assert planned() == {"small-1-1", "small-1-2", "small-1-3"}
     cluster.batch(ProvisionFailed(cluster.at, "small-1-2", "no"))
